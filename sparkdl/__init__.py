@@ -1,0 +1,38 @@
+"""Deep learning on plain Apache Spark: training as a series of short Spark jobs.
+
+Importing this package loads neither torch nor pyspark; the public names load what they need when
+they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from sparkdl import session as session
+    from sparkdl.data.dataset import Column as Column
+    from sparkdl.data.dataset import Dataset as Dataset
+    from sparkdl.train.trainer import Trainer as Trainer
+
+_HOME = {
+    "Column": "sparkdl.data",
+    "Dataset": "sparkdl.data",
+    "Trainer": "sparkdl.train",
+}
+
+__all__ = ["Column", "Dataset", "Trainer", "__version__", "session"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "session":
+        return import_module("sparkdl.session")
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'sparkdl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

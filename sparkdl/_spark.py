@@ -1,0 +1,246 @@
+"""The only place that touches PySpark's private JVM API.
+
+Everything that moves during training is an RDD of raw byte arrays. PySpark's public RDD API would
+pickle each record, build every RDD with a dozen round trips to the JVM and add a Python stage per
+shuffle; these few functions build the same Spark RDDs (``PythonRDD``, ``PairwiseRDD``,
+``ShuffledRDD``) directly.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, BinaryIO
+
+import cloudpickle
+from pyspark.serializers import FramedSerializer, NoOpSerializer, pack_long, write_int
+
+from sparkdl.exceptions import SparkdlError, TaskError
+from sparkdl.frame import Parts, size
+
+JavaObject = Any
+"""A py4j handle of a JVM object."""
+
+Task = Callable[[int, Iterator[bytes]], Iterable[bytes | Parts]]
+"""What runs in a task: (partition, frames in) -> frames out, whole or in parts."""
+
+# Keys above 32 bits reach the JVM as Long through py4j, which the key type of the frames needs;
+# PythonPartitioner takes their low 32 bits.
+_KEY = 1 << 40
+
+
+def key(n: int) -> bytes:
+    """Return the frame that keys the frame after it with ``n``, in a stream of keyed frames."""
+    packed: bytes = pack_long(_KEY + n)  # type: ignore[no-untyped-call]
+    return packed
+
+
+def broadcast_id(broadcast: Any) -> int:
+    """Return the id by which a task finds a broadcast; called on the driver."""
+    number: int = broadcast._jbroadcast.id()
+    return number
+
+
+def broadcast_value(number: int) -> Any:
+    """Return the value of a broadcast that the stage of this task names; called in tasks.
+
+    Capturing the ``Broadcast`` object itself would register it with the next job that any thread
+    of the application pickles.
+    """
+    from pyspark import broadcast
+
+    return broadcast._from_id(number).value
+
+
+class FrameSerializer(FramedSerializer):
+    """Writes a frame that lies in several buffers without joining them first."""
+
+    def dump_stream(self, iterator: Iterable[bytes | Parts], stream: BinaryIO) -> None:
+        """Write frames, each as its length and its parts."""
+        for parts in iterator:
+            if isinstance(parts, bytes):
+                write_int(len(parts), stream)  # type: ignore[no-untyped-call]
+                stream.write(parts)
+            else:
+                write_int(size(parts), stream)  # type: ignore[no-untyped-call]
+                for part in parts:
+                    stream.write(part)
+
+    def loads(self, obj: bytes) -> bytes:
+        """Return the frame as it is."""
+        return obj
+
+
+class FrameJobs:
+    """Builds and runs Spark jobs over RDDs of byte frames.
+
+    One instance serves one fit: it keeps the JVM handles that every stage needs, so that an
+    iteration costs few py4j round trips.
+    """
+
+    def __init__(self, sc: Any) -> None:
+        self.sc: Any = sc
+        self._jvm: Any = sc._jvm
+        self._jsc: Any = sc._jsc
+        self._env: JavaObject = self._jvm.java.util.HashMap()
+        for name, value in sc.environment.items():
+            self._env.put(name, value)
+        self._includes = self._jvm.java.util.ArrayList()
+        for include in sc._python_includes or ():
+            self._includes.add(include)
+        self._levels = self._jvm.org.apache.spark.storage.StorageLevel
+        self._partitioners: dict[int, JavaObject] = {}
+
+    # -- building -----------------------------------------------------------------------------
+
+    def stage(
+        self,
+        parent: JavaObject,
+        task: Task,
+        broadcasts: Sequence[Any] = (),
+        *,
+        preserves_partitioning: bool = False,
+        profile: JavaObject | None = None,
+    ) -> JavaObject:
+        """Return the RDD of frames that ``task`` makes of each partition of ``parent``.
+
+        Args:
+            parent: RDD of byte arrays.
+            task: pure function of (partition, frames).
+            broadcasts: PySpark broadcasts that the task reads.
+            preserves_partitioning: whether the result keeps the parent's partitioner.
+            profile: JVM resource profile of the stage.
+        """
+        command = cloudpickle.dumps((task, None, NoOpSerializer(), FrameSerializer()))
+        variables = self._jvm.java.util.ArrayList()
+        for broadcast in broadcasts:
+            variables.add(broadcast._jbroadcast)
+        sc = self.sc
+        function = self._jvm.SimplePythonFunction(
+            bytearray(command),
+            self._env,
+            self._includes,
+            sc.pythonExec,
+            sc.pythonVer,
+            variables,
+            sc._javaAccumulator,
+        )
+        rdd = self._jvm.PythonRDD(parent, function, preserves_partitioning, False)
+        return rdd.withResources(profile) if profile is not None else rdd
+
+    def keyed(self, frames: JavaObject) -> JavaObject:
+        """Pair an RDD of alternating keys and frames up, inside the JVM."""
+        return self._jvm.PairwiseRDD(frames).asJavaPairRDD()
+
+    def select(self, pairs: JavaObject, keep: int, drop: Sequence[int]) -> JavaObject:
+        """Return the frames of ``pairs`` with key ``keep``, without leaving the JVM.
+
+        A filter written in Python would need another Python stage. Stratified sampling at rates
+        one and zero is a filter that the JVM already has.
+        """
+        rates = self._jvm.java.util.HashMap()
+        rates.put(_KEY + keep, 1.0)
+        for name in drop:
+            rates.put(_KEY + name, 0.0)
+        return self._jvm.PythonRDD.valueOfPair(pairs.sampleByKey(False, rates, 0)).rdd()
+
+    def shuffle(self, pairs: JavaObject, partitions: int) -> JavaObject:
+        """Return the pair RDD in which frames with key n are in partition n."""
+        return pairs.partitionBy(self._partitioner(partitions))
+
+    def values(self, pairs: JavaObject) -> JavaObject:
+        """Return the frames of a pair RDD, in its partitions."""
+        return self._jvm.PythonRDD.valueOfPair(pairs).rdd()
+
+    def union(self, first: JavaObject, second: JavaObject) -> JavaObject:
+        """Concatenate two RDDs partition by partition; no data moves.
+
+        Raises:
+            RuntimeError: if Spark would append partitions instead, because the two RDDs do not
+                share a partitioner.
+        """
+        union = first.toJavaRDD().union(second.toJavaRDD()).rdd()
+        if union.getNumPartitions() != first.getNumPartitions():
+            raise RuntimeError("state and shards do not share a partitioner")
+        return union
+
+    def _partitioner(self, partitions: int) -> JavaObject:
+        # Equal (number, id) means equal partitioner to Spark: the id only has to be constant.
+        if partitions not in self._partitioners:
+            self._partitioners[partitions] = self._jvm.PythonPartitioner(partitions, _KEY)
+        return self._partitioners[partitions]
+
+    # -- running ------------------------------------------------------------------------------
+
+    def describe(self, description: str | None) -> None:
+        """Name the jobs that follow in the Spark UI."""
+        self._jsc.setLocalProperty("spark.job.description", description)
+
+    def run_map_side(self, shuffled: JavaObject) -> None:
+        """Run the map side of a shuffle as a job of its own: all shards are written after it."""
+        dependency = shuffled.rdd().dependencies().head()
+        self._jsc.sc().submitMapStage(dependency).get()
+
+    def collect(self, frames: JavaObject) -> list[bytes]:
+        """Run a job and return its frames, partition by partition."""
+        return _read_all(self._jvm.PythonRDD.collectAndServe(frames))
+
+    # -- keeping and releasing ------------------------------------------------------------------
+
+    def persist_replicated(self, frames: JavaObject) -> None:
+        """Keep an RDD on two executors and cut its lineage when it is next computed.
+
+        Only a ``PythonRDD`` lets go of its parents: a ``PairwiseRDD`` would keep every iteration
+        before it in the task binary, until the JVM's stack overflows.
+        """
+        frames.persist(self._levels.MEMORY_AND_DISK_2())
+        frames.localCheckpoint()
+
+    def persist(self, frames: JavaObject) -> None:
+        """Keep an RDD on the executors that compute it; lineage rebuilds what is lost."""
+        frames.persist(self._levels.MEMORY_AND_DISK())
+
+    def release_shuffle(self, shuffled: JavaObject) -> None:
+        """Delete a shuffle's files; without this they stay until the driver's next full GC."""
+        shuffled.rdd().cleanShuffleDependencies(False)
+
+    def drop_block(self, rdd_id: int, partition: int) -> None:
+        """Forget a cached block wherever it is: the next job computes it again."""
+        block = self._jvm.org.apache.spark.storage.RDDBlockId(rdd_id, partition)
+        self._jsc.sc().env().blockManager().master().removeBlock(block)
+
+
+def _read_all(connection: JavaObject) -> list[bytes]:
+    """Read all frames from a socket that the JVM serves."""
+    try:
+        from pyspark.util import _load_from_socket
+    except ImportError:  # Spark 3.5, where it is a plain generator
+        from pyspark import rdd
+
+        module: Any = rdd
+        frames: Any = module._load_from_socket(connection, NoOpSerializer())
+        return list(frames)
+    with _load_from_socket(connection, NoOpSerializer()) as stream:
+        return list(stream)
+
+
+_TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n.*?(?=\n\tat |\n\n|\Z)", re.DOTALL)
+_FRAME_OF_SPARK = re.compile(r'  File "[^"]*pyspark[^"]*", line .*\n(?:    .*\n)*')
+
+
+def task_error(error: BaseException, doing: str) -> SparkdlError:
+    """Turn py4j's report of a failed job into an error that starts with the task's own traceback.
+
+    Args:
+        error: what py4j raised.
+        doing: what was being done, for the first line.
+    """
+    text = str(getattr(error, "java_exception", None) or error)
+    found = _TRACEBACK.search(text) or _TRACEBACK.search(str(error))
+    if found is None:
+        first = next((line for line in str(error).splitlines() if line.strip()), repr(error))
+        cause = text.splitlines()[0] if text.strip() else first
+        return TaskError(f"a Spark job failed while {doing}: {cause}")
+    remote = _FRAME_OF_SPARK.sub("", found.group(0)).rstrip()
+    last = remote.splitlines()[-1]
+    return TaskError(f"{last}\n\nA task failed while {doing}. Its traceback:\n\n{remote}", remote)

@@ -1,0 +1,1 @@
+"""From gradients to updated weights, slice by slice. Knows neither modules nor data."""

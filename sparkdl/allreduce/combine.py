@@ -1,0 +1,65 @@
+"""Summing gradients and averaging buffers, always in the order of the source partitions.
+
+Frames arrive in any order; floating-point addition is not associative. Sorting first is what makes
+two runs equal to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparkdl.frame import Array
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one source partition contributes.
+
+    Attributes:
+        source: source partition.
+        weight: number of samples, or sum of their weights.
+        values: its mean gradient, or its buffers.
+    """
+
+    source: int
+    weight: float
+    values: Array
+
+
+def weighted_mean(parts: Sequence[Part]) -> Array:
+    """Return the mean of the parts by weight, summed in source order, as a fresh array.
+
+    A single part is returned as it is, bit for bit.
+    """
+    ordered = sorted(parts, key=lambda part: part.source)
+    mean = np.array(ordered[0].values)
+    if len(ordered) == 1:
+        return mean
+    total = sum(part.weight for part in ordered)
+    mean *= mean.dtype.type(ordered[0].weight / total)
+    scaled = np.empty_like(mean)
+    for part in ordered[1:]:
+        np.multiply(part.values, mean.dtype.type(part.weight / total), out=scaled)
+        mean += scaled
+    return mean
+
+
+def weighted_drift(start: Array, parts: Sequence[Part]) -> Array:
+    """Average buffers as ``x0 + sum(w·(x - x0))``: equal parts stay equal to the bit.
+
+    Args:
+        start: values before the iteration, for when nobody contributes.
+        parts: values after it, by source.
+    """
+    if not parts:
+        return start
+    ordered = sorted(parts, key=lambda part: part.source)
+    total = sum(part.weight for part in ordered)
+    first = np.array(ordered[0].values)
+    result = first.copy()
+    for part in ordered[1:]:
+        result += (part.values - first) * result.dtype.type(part.weight / total)
+    return result

@@ -1,0 +1,6 @@
+"""From DataFrames, RDDs and arrays to tensors on the executors."""
+
+from sparkdl.data.columns import Column
+from sparkdl.data.dataset import Dataset
+
+__all__ = ["Column", "Dataset"]

@@ -1,0 +1,152 @@
+"""Building the partition store with Spark: what runs in the tasks that write it.
+
+Every build task takes the rows of one partition as a stream of batches, writes the files and
+yields the partition's token. A row that cannot be converted makes a token with an error in it
+instead of a failed task: retrying would find the same row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sparkdl import frame
+from sparkdl.data.columns import ROW_ID, ColumnPlan, TablePlan
+from sparkdl.data.convert import from_arrow, from_rows, row_namer
+from sparkdl.data.store import Token, local_folders, write_partition
+from sparkdl.exceptions import DataError
+from sparkdl.frame import Array
+
+Batches = Iterable[Mapping[str, Array]]
+_CHUNK = 1024  # rows of an RDD that are stacked and written at once
+
+
+def _write(store: str, plans: tuple[ColumnPlan, ...], partition: int, batches: Batches) -> bytes:
+    executor = str(local_folders()[0])  # a directory of the executor's own: as good as its id
+    try:
+        return write_partition(store, partition, executor, plans, batches).to_frame()
+    except DataError as error:
+        return Token(store, partition, 0, "", executor, error=str(error)).to_frame()
+
+
+# -- DataFrames ---------------------------------------------------------------------------------
+
+
+def arrow_writer(
+    store: str, plans: tuple[ColumnPlan, ...]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the ``mapInArrow`` function that writes a partition and yields its token."""
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        stream = iter(batches)
+        token = _write(store, plans, context.partitionId(), (convert(plans, b) for b in stream))
+        for _ in stream:
+            pass  # after an error: a task that leaves input unread loses its Python worker
+        yield pa.RecordBatch.from_pydict({"token": [token]})
+
+    return write
+
+
+def arrow_peeker(
+    plans: tuple[ColumnPlan, ...],
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the ``mapInArrow`` function that converts the first rows and yields them as frames."""
+
+    def peek(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        frames = []
+        for batch in batches:
+            try:
+                frames.append(frame.join(frame.pack({}, convert(plans, batch))))
+            except DataError as error:
+                frames.append(frame.join(frame.pack({"error": str(error)})))
+        yield pa.RecordBatch.from_pydict({"rows": pa.array(frames, pa.binary())})
+
+    return peek
+
+
+def convert(plans: tuple[ColumnPlan, ...], batch: pa.RecordBatch) -> dict[str, Array]:
+    """Convert an Arrow batch to arrays by column key."""
+    name = row_namer(batch.column(ROW_ID).to_numpy(zero_copy_only=False))
+    return {plan.key: from_arrow(plan, batch.column(plan.key), name) for plan in plans}
+
+
+# -- RDDs and arrays ----------------------------------------------------------------------------
+
+
+def rows_writer(store: str, plan: TablePlan) -> Callable[[int, Iterable[Any]], Iterator[bytes]]:
+    """Return the partition function that writes RDD elements of ((partition, row), element)."""
+
+    def write(partition: int, elements: Iterable[Any]) -> Iterator[bytes]:
+        stream = iter(elements)
+        yield _write(store, plan.columns, partition, _stack(plan, stream))
+        for _ in stream:
+            pass
+
+    return write
+
+
+def _stack(plan: TablePlan, elements: Iterator[Any]) -> Iterator[dict[str, Array]]:
+    while chunk := list(islice(elements, _CHUNK)):
+        yield stack_rows(plan, [row for _, row in chunk], [position for position, _ in chunk])
+
+
+def stack_rows(plan: TablePlan, rows: list[Any], positions: list[tuple[int, int]]) -> dict[str, Array]:
+    """Stack RDD elements into arrays by column key.
+
+    Args:
+        plan: how an element groups into columns.
+        rows: elements: features, or a tuple of features, label and weight, as planned.
+        positions: (partition, row) of each in the source RDD, for errors.
+    """
+
+    def name(index: int) -> str:
+        partition, row = positions[index]
+        return f"row {row} of input partition {partition}"
+
+    columns: dict[str, list[Any]] = {column.key: [] for column in plan.columns}
+    parts = 1 + (plan.label.kind != "none") + plan.weighted
+    for index, row in enumerate(rows):
+        if parts > 1 and (not isinstance(row, tuple | list) or len(row) != parts):
+            raise DataError(
+                f"{name(index)}: expected a tuple of {parts} (features, label, weight), got {row!r:.200}"
+            )
+        values = list(row) if parts > 1 else [row]
+        found = plan.features.disassemble(values.pop(0))
+        if plan.weighted:
+            found["weight"] = values.pop()
+        if values:
+            found |= plan.label.disassemble(values.pop())
+        for key, value in found.items():
+            columns[key].append(value)
+    return {column.key: from_rows(column, columns[column.key], name) for column in plan.columns}
+
+
+def arrays_writer(store: str, plan: TablePlan) -> Callable[[int, Iterable[Any]], Iterator[bytes]]:
+    """Return the partition function that writes elements of (first row, arrays by column key)."""
+
+    def write(partition: int, elements: Iterable[Any]) -> Iterator[bytes]:
+        stream = iter(elements)
+
+        def convert_arrays() -> Iterator[dict[str, Array]]:
+            for first, arrays in stream:
+                yield convert_numpy(plan, arrays, first)
+
+        yield _write(store, plan.columns, partition, convert_arrays())
+        for _ in stream:
+            pass
+
+    return write
+
+
+def convert_numpy(plan: TablePlan, arrays: Mapping[str, Array], first: int = 0) -> dict[str, Array]:
+    """Convert whole numpy columns; ``first`` is the number of their first row, for errors."""
+    name = lambda index: f"row {first + index}"  # noqa: E731
+    return {column.key: from_rows(column, np.asarray(arrays[column.key]), name) for column in plan.columns}

@@ -1,0 +1,251 @@
+"""Which DataFrame columns become which tensors.
+
+A :class:`Structure` says how the user grouped columns (one, several positional, several named, or
+none); a :class:`ColumnPlan` says how one column becomes one array of the partition store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from sparkdl.exceptions import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SqlColumn
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
+
+STORED_DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float32", "float64")
+ROW_ID = "__row"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column with an explicit tensor shape or dtype.
+
+    Args:
+        name: column name.
+        shape: shape of one row's tensor; flat arrays and binary columns are reshaped to it.
+        dtype: numpy dtype name of the tensor. By default integers become int64, floats float32,
+            booleans float32 (0 and 1) and bytes uint8.
+    """
+
+    name: str
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigError(f"Column name must be a non-empty string, got {self.name!r}")
+        if self.dtype is not None and self.dtype not in STORED_DTYPES:
+            raise ConfigError(
+                f"column {self.name!r}: dtype {self.dtype!r} is not one of {', '.join(STORED_DTYPES)}"
+            )
+        if self.shape is not None:
+            shape = tuple(self.shape)
+            if any(not isinstance(d, int) or d < 1 for d in shape):
+                raise ConfigError(f"column {self.name!r}: shape {shape} must hold positive integers")
+            object.__setattr__(self, "shape", shape)
+
+
+ColumnLike = str | Column
+Columns = ColumnLike | Sequence[ColumnLike] | Mapping[str, ColumnLike]
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """How stored columns group into what the module or the loss is called with.
+
+    Attributes:
+        kind: ``none``, ``single`` tensor, ``tuple`` of tensors or ``dict`` of tensors.
+        keys: names of the stored columns, in order.
+        names: keyword names for ``dict``.
+    """
+
+    kind: Literal["none", "single", "tuple", "dict"]
+    keys: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
+
+    def assemble(self, columns: Mapping[str, Any]) -> Any:
+        """Group columns into ``None``, one value, a tuple or a dict."""
+        if self.kind == "none":
+            return None
+        if self.kind == "single":
+            return columns[self.keys[0]]
+        if self.kind == "tuple":
+            return tuple(columns[key] for key in self.keys)
+        return {name: columns[key] for name, key in zip(self.names, self.keys, strict=True)}
+
+    def disassemble(self, value: Any) -> dict[str, Any]:
+        """Split a value grouped like :meth:`assemble` returns it into columns.
+
+        Raises:
+            DataError: if the value is not grouped as expected.
+        """
+        if self.kind == "none":
+            return {}
+        if self.kind == "single":
+            return {self.keys[0]: value}
+        if self.kind == "tuple":
+            if not isinstance(value, tuple | list) or len(value) != len(self.keys):
+                raise DataError(f"expected a tuple of {len(self.keys)} values, got {value!r:.200}")
+            return dict(zip(self.keys, value, strict=True))
+        if not isinstance(value, Mapping) or set(value) != set(self.names):
+            raise DataError(f"expected a dict with keys {list(self.names)}, got {value!r:.200}")
+        return {key: value[name] for name, key in zip(self.names, self.keys, strict=True)}
+
+
+def structure_of(value: Any, role: str) -> Structure:
+    """Read the grouping off a value: ``None``, a list or tuple, a dict, or anything else."""
+    if value is None:
+        return Structure("none")
+    if isinstance(value, Mapping):
+        names = tuple(value)
+        for name in names:
+            if not isinstance(name, str) or not name.isidentifier():
+                raise ConfigError(f"{role}: {name!r} is not a keyword name; dict keys name arguments")
+        return Structure("dict", tuple(f"{role}.{name}" for name in names), names)
+    if isinstance(value, list | tuple):
+        if not value:
+            raise ConfigError(f"{role}: expected at least one column, got {value!r}")
+        return Structure("tuple", tuple(f"{role}.{i}" for i in range(len(value))))
+    return Structure("single", (role,))
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnPlan:
+    """How one source column becomes one array of the store.
+
+    Attributes:
+        key: name in the store, such as ``"features.0"``.
+        source: name of the DataFrame's column, for errors.
+        binary: whether values are raw tensor bytes.
+        dtype: stored dtype, ``None`` until the first row is seen.
+        shape: shape of one row, ``None`` until the first row is seen.
+        finite: whether NaN and infinities are errors (labels and weights).
+        non_negative: whether negative values are errors (weights).
+    """
+
+    key: str
+    source: str
+    binary: bool = False
+    dtype: str | None = None
+    shape: tuple[int, ...] | None = None
+    finite: bool = False
+    non_negative: bool = False
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one stored row; dtype and shape must be known."""
+        assert self.dtype is not None
+        assert self.shape is not None
+        return int(np.dtype(self.dtype).itemsize * prod(self.shape))
+
+    def resolved(self, dtype: str, shape: tuple[int, ...]) -> ColumnPlan:
+        """Return the plan with dtype and shape known."""
+        return replace(self, dtype=dtype, shape=shape)
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """The columns of a Dataset and how they group."""
+
+    columns: tuple[ColumnPlan, ...]
+    features: Structure
+    label: Structure
+    weighted: bool
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one stored row over all columns."""
+        return sum(column.row_bytes for column in self.columns)
+
+
+def make_plan(
+    features: Structure, label: Structure, sources: Mapping[str, ColumnPlan], weighted: bool
+) -> TablePlan:
+    """Order the column plans as features, label, weight."""
+    keys = [*features.keys, *label.keys, *(["weight"] if weighted else [])]
+    columns = []
+    for key in keys:
+        is_label = key in label.keys
+        columns.append(
+            replace(sources[key], finite=is_label or key == "weight", non_negative=key == "weight")
+        )
+    return TablePlan(tuple(columns), features, label, weighted)
+
+
+def plan_dataframe(
+    df: DataFrame, features: Columns, label: Columns | None, weight: ColumnLike | None
+) -> tuple[TablePlan, list[SqlColumn]]:
+    """Check the chosen columns against a DataFrame's schema.
+
+    Returns:
+        The plan, and one SQL expression per planned column, named by its key.
+
+    Raises:
+        DataError: naming the column that is missing or whose type cannot become a tensor.
+    """
+    groups = {"features": features, "label": label, "weight": weight}
+    structures = {role: structure_of(value, role) for role, value in groups.items()}
+    plans: dict[str, ColumnPlan] = {}
+    expressions: dict[str, SqlColumn] = {}
+    for role, value in groups.items():
+        for key, chosen in structures[role].disassemble(value).items():
+            column = chosen if isinstance(chosen, Column) else Column(chosen)
+            plans[key], expressions[key] = _plan_column(df, key, column, role)
+    plan = make_plan(structures["features"], structures["label"], plans, weight is not None)
+    return plan, [expressions[column.key].alias(column.key) for column in plan.columns]
+
+
+def _plan_column(df: DataFrame, key: str, column: Column, role: str) -> tuple[ColumnPlan, SqlColumn]:
+    from pyspark.sql import functions as F
+
+    fields = {field.name: field.dataType for field in df.schema.fields}
+    if column.name not in fields:
+        raise DataError(
+            f"{role} column {column.name!r} is not in the DataFrame; it has {', '.join(sorted(fields))}"
+        )
+    expression = F.col(f"`{column.name.replace('`', '``')}`")
+    kind = _kind(fields[column.name])
+    if kind == "vector":
+        from pyspark.ml.functions import vector_to_array
+
+        expression = vector_to_array(expression, "float64" if column.dtype == "float64" else "float32")
+    elif kind == "binary":
+        if column.shape is None:
+            raise DataError(
+                f"{role} column {column.name!r} is binary: say how to read its bytes, "
+                f"for example Column({column.name!r}, shape=(28, 28), dtype='uint8')"
+            )
+    elif kind != "numeric":
+        raise DataError(
+            f"{role} column {column.name!r} has type {fields[column.name].simpleString()}: {kind}"
+        )
+    dtype = column.dtype or ("uint8" if kind == "binary" else None)
+    return ColumnPlan(key, column.name, kind == "binary", dtype, column.shape), expression
+
+
+def _kind(data_type: DataType) -> str:
+    """Classify a SQL type as numeric, vector or binary, or say why it cannot become a tensor."""
+    from pyspark.ml.linalg import VectorUDT
+    from pyspark.sql import types as T
+
+    if isinstance(data_type, VectorUDT):
+        return "vector"
+    if isinstance(data_type, T.BinaryType):
+        return "binary"
+    while isinstance(data_type, T.ArrayType):
+        data_type = data_type.elementType
+    if isinstance(data_type, T.NumericType | T.BooleanType):
+        return "numeric"
+    if isinstance(data_type, T.StringType):
+        return "turn strings into numbers first, for example with pyspark.ml.feature.StringIndexer"
+    if isinstance(data_type, T.DateType | T.TimestampType | T.TimestampNTZType):
+        return "turn dates into numbers first, for example with unix_timestamp()"
+    return "expected numbers, booleans, arrays of them, ML vectors or binary"

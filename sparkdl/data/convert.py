@@ -1,0 +1,173 @@
+"""From Arrow columns and Python rows to arrays of fixed shape and dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkdl.data.columns import ColumnPlan
+from sparkdl.exceptions import DataError
+from sparkdl.frame import Array
+
+RowName = Callable[[int], str]
+"""Names a row of the current batch, for errors."""
+
+
+def row_namer(row_ids: Array) -> RowName:
+    """Name rows by Spark's ``monotonically_increasing_id``: input partition and row in it."""
+
+    def name(index: int) -> str:
+        row = int(row_ids[index])
+        return f"row {row & ((1 << 33) - 1)} of input partition {row >> 33}"
+
+    return name
+
+
+def from_arrow(plan: ColumnPlan, column: pa.Array, row_name: RowName) -> Array:
+    """Convert an Arrow column to an array of shape (rows, *shape).
+
+    Args:
+        plan: what the column should become; dtype and shape may still be open.
+        column: numbers, booleans, decimals, binary, or (nested) lists of them.
+        row_name: names a row in errors.
+
+    Raises:
+        DataError: naming the row that is null, ragged, of the wrong size or out of range.
+    """
+    rows = len(column)
+    _no_nulls(plan, column, 1, row_name, "null")
+    if plan.binary:
+        return _from_binary(plan, column, row_name)
+    shape: list[int] = []
+    while pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        per_row = prod(shape)
+        lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
+        if len(lengths):
+            # The expected length is the planned one where the nesting matches, else the first row's.
+            planned = plan.shape is not None and len(plan.shape) > len(shape) and not _is_flat(plan, column)
+            length = plan.shape[len(shape)] if planned and plan.shape else int(lengths[0])
+            wrong = np.flatnonzero(lengths != length)
+            if len(wrong):
+                where = row_name(int(wrong[0]) // per_row)
+                raise DataError(
+                    f"column {plan.source!r}, {where}: array of {int(lengths[wrong[0]])} values where "
+                    f"other rows have {length}; all rows must have one shape (pad or filter them)"
+                )
+            shape.append(length)
+        else:
+            shape.append(0)
+        column = column.flatten()
+        _no_nulls(plan, column, prod(shape), row_name, "null inside the array")
+    if pa.types.is_decimal(column.type):
+        column = column.cast(pa.float64())
+    values: Array = column.to_numpy(zero_copy_only=False)
+    return _finish(plan, values.reshape(rows, *shape) if rows else values.reshape(0), row_name)
+
+
+def _is_flat(plan: ColumnPlan, column: pa.Array) -> bool:
+    """Whether a flat list is to be reshaped to a planned shape of several dimensions."""
+    nested = pa.types.is_list(column.type.value_type) or pa.types.is_large_list(column.type.value_type)
+    return not nested and plan.shape is not None and len(plan.shape) != 1
+
+
+def _no_nulls(plan: ColumnPlan, column: pa.Array, per_row: int, row_name: RowName, what: str) -> None:
+    if column.null_count:
+        index = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+        raise DataError(
+            f"column {plan.source!r}, {row_name(index // max(per_row, 1))}: {what}; "
+            "drop or fill nulls first, for example with df.na.drop() or df.na.fill()"
+        )
+
+
+def _from_binary(plan: ColumnPlan, column: pa.Array, row_name: RowName) -> Array:
+    assert plan.shape is not None
+    assert plan.dtype is not None
+    expected = plan.row_bytes
+    lengths = pc.binary_length(column).to_numpy(zero_copy_only=False)
+    wrong = np.flatnonzero(lengths != expected)
+    if len(wrong):
+        raise DataError(
+            f"column {plan.source!r}, {row_name(int(wrong[0]))}: {int(lengths[wrong[0]])} bytes, expected "
+            f"{expected} for shape {plan.shape} of {plan.dtype}"
+        )
+    joined = b"".join(value.as_py() for value in column)
+    values: Array = np.frombuffer(joined, plan.dtype)
+    return _finish(plan, values.reshape(len(column), *plan.shape), row_name)
+
+
+def from_rows(plan: ColumnPlan, values: Sequence[Any] | Array, row_name: RowName) -> Array:
+    """Convert Python values or a numpy array, one item per row, like :func:`from_arrow`.
+
+    Raises:
+        DataError: naming the row that is missing, ragged, not numeric or out of range.
+    """
+    if isinstance(values, np.ndarray):
+        return _finish(plan, values, row_name)
+    arrays = [np.asarray(value) for value in values]
+    for index, array in enumerate(arrays):
+        if array.dtype == object or array.dtype.kind not in "biuf":
+            raise DataError(
+                f"column {plan.source!r}, {row_name(index)}: {values[index]!r:.100} is not a number or an "
+                "array of numbers of one shape"
+            )
+        expected = plan.shape if plan.shape is not None else arrays[0].shape
+        if array.shape != expected and array.size != prod(expected):
+            raise DataError(
+                f"column {plan.source!r}, {row_name(index)}: shape {array.shape} where other rows have "
+                f"{expected}"
+            )
+    if not arrays:
+        return np.empty(0)
+    return _finish(plan, np.stack([a.reshape(arrays[0].shape) for a in arrays]), row_name)
+
+
+def _finish(plan: ColumnPlan, values: Array, row_name: RowName) -> Array:
+    """Bring values to the planned dtype and shape and check them."""
+    if values.dtype.kind not in "biuf":
+        raise DataError(f"column {plan.source!r}: values of type {values.dtype} are not numbers")
+    rows = len(values)
+    dtype = np.dtype(plan.dtype or default_dtype(values.dtype))
+    if plan.shape is not None and rows:
+        if prod(values.shape[1:]) != prod(plan.shape):
+            raise DataError(
+                f"column {plan.source!r}, {row_name(0)}: {prod(values.shape[1:])} values, expected "
+                f"{prod(plan.shape)} for shape {plan.shape}"
+            )
+        values = values.reshape(rows, *plan.shape)
+    if dtype.kind in "iu" and rows:
+        _in_range(plan, values, dtype, row_name)
+    with np.errstate(over="ignore"):
+        out = np.ascontiguousarray(values, dtype)
+    if plan.finite and out.dtype.kind == "f":
+        _reject(plan, ~np.isfinite(out), values, row_name, "must be finite; filter such rows first")
+    if plan.non_negative:
+        _reject(plan, out < 0, values, row_name, "must not be negative")
+    return out
+
+
+def default_dtype(dtype: np.dtype[Any]) -> str:
+    """Choose the stored dtype of values of ``dtype``."""
+    if dtype == np.uint8:
+        return "uint8"
+    return "int64" if dtype.kind in "iu" else "float32"
+
+
+def _in_range(plan: ColumnPlan, values: Array, dtype: np.dtype[Any], row_name: RowName) -> None:
+    info = np.iinfo(dtype)
+    bad = (values < info.min) | (values > info.max)
+    if values.dtype.kind == "f":
+        bad = bad | (values != np.floor(values))
+    _reject(plan, bad, values, row_name, f"does not fit {dtype}")
+
+
+def _reject(plan: ColumnPlan, bad: Array, values: Array, row_name: RowName, why: str) -> None:
+    if bad.any():
+        rows = np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1))
+        row = int(rows[0])
+        value = values[row].reshape(-1)[np.flatnonzero(bad[row].reshape(-1))[0]]
+        raise DataError(f"column {plan.source!r}, {row_name(row)}: {value} {why}")

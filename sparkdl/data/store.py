@@ -1,0 +1,181 @@
+"""The partition store: one directory per partition, one raw file per column.
+
+The directory lies in the executor's local directory, where Spark deletes it when the executor
+stops. All Python workers of an executor map the same files, so a partition is in memory once. A
+partition is written as a stream of batches and may be larger than memory. Its *token* (a small
+frame) says where it is; tokens are what Spark persists, places and rebuilds.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparkdl import frame
+from sparkdl.data.columns import ColumnPlan
+from sparkdl.exceptions import DataError
+from sparkdl.frame import Array, Frame
+
+_FOLDER = "sparkdl"
+
+
+class PartitionMissingError(Exception):
+    """A token points to files that this executor cannot see: the block must be rebuilt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """Where a partition of the store is, and what is in it.
+
+    Attributes:
+        store: id of the Dataset's store.
+        partition: partition index.
+        rows: number of rows.
+        folder: absolute path of the partition's directory.
+        executor: id of the executor that wrote it.
+        columns: (key, dtype, row shape) of each column; empty for a partition without rows.
+        error: why the partition could not be written; empty if it was.
+    """
+
+    store: str
+    partition: int
+    rows: int
+    folder: str
+    executor: str
+    columns: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
+    error: str = ""
+
+    def to_frame(self) -> bytes:
+        """Serialize."""
+        return frame.join(frame.pack({name: getattr(self, name) for name in self.__slots__}))
+
+    @classmethod
+    def from_frame(cls, message: Frame) -> Token:
+        """Deserialize."""
+        meta: dict[str, Any] = dict(message.meta)
+        meta["columns"] = tuple((key, dtype, tuple(shape)) for key, dtype, shape in meta["columns"])
+        return cls(**meta)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the partition's files."""
+        per_row = sum(np.dtype(d).itemsize * int(np.prod(s, dtype=np.int64)) for _, d, s in self.columns)
+        return self.rows * per_row
+
+
+def local_folders() -> list[Path]:
+    """Return the executor's local directories, which Spark removes when the executor stops."""
+    dirs = os.environ.get("SPARK_LOCAL_DIRS", "")
+    return [Path(d) for d in dirs.split(",") if d] or [Path(tempfile.gettempdir())]
+
+
+def _folder(store: str, partition: int) -> Path:
+    folders = local_folders()
+    return folders[partition % len(folders)] / _FOLDER / store / f"part-{partition:05d}"
+
+
+def write_partition(
+    store: str,
+    partition: int,
+    executor: str,
+    plans: Iterable[ColumnPlan],
+    batches: Iterable[Mapping[str, Array]],
+) -> Token:
+    """Write a partition as a stream of batches and return its token.
+
+    The files appear under their final name only when complete, so that a second attempt of the
+    task can run beside the first.
+
+    Raises:
+        DataError: if a batch's rows have another shape than those before.
+    """
+    final = _folder(store, partition)
+    draft = final.with_name(f"{final.name}.{uuid.uuid4().hex}")
+    draft.mkdir(parents=True)
+    known: dict[str, ColumnPlan] = {plan.key: plan for plan in plans}
+    rows = 0
+    try:
+        with ExitStack() as stack:
+            files = {key: stack.enter_context((draft / f"{key}.bin").open("wb")) for key in known}
+            for batch in batches:
+                count = len(next(iter(batch.values())))
+                if not count:
+                    continue
+                for key, values in batch.items():
+                    known[key] = _agree(known[key], values)
+                    files[key].write(values.data)
+                rows += count
+        try:
+            draft.rename(final)
+        except OSError:
+            # An earlier attempt on this executor completed the same partition: same rows.
+            if not final.is_dir():
+                raise
+            shutil.rmtree(draft)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+    columns = tuple((p.key, p.dtype or "", p.shape or ()) for p in known.values()) if rows else ()
+    return Token(store, partition, rows, str(final), executor, columns)
+
+
+def _agree(plan: ColumnPlan, values: Array) -> ColumnPlan:
+    shape = tuple(values.shape[1:])
+    if plan.shape is not None and plan.dtype is not None:
+        if shape != plan.shape:
+            raise DataError(
+                f"column {plan.source!r}: rows of shape {shape} after rows of shape {plan.shape}; "
+                "all rows must have one shape (pad or filter them)"
+            )
+        return plan
+    return plan.resolved(str(values.dtype), shape)
+
+
+def read_rows(token: Token, rows: Array) -> dict[str, Array]:
+    """Gather rows of a partition, by number, into fresh arrays.
+
+    Raises:
+        PartitionMissingError: if the partition's files are not on this executor.
+    """
+    folder = _locate(token)
+    columns: dict[str, Array] = {}
+    for key, dtype, shape in token.columns:
+        try:
+            with (folder / f"{key}.bin").open("rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError:
+            raise PartitionMissingError(str(folder)) from None
+        # The mapping is closed with the last array that views it: np.take copies, so right here.
+        columns[key] = np.take(np.frombuffer(mapped, dtype).reshape(token.rows, *shape), rows, axis=0)
+    return columns
+
+
+def _locate(token: Token) -> Path:
+    """Find the partition: where the token says, or where this executor itself once built it."""
+    folder = Path(token.folder)
+    if folder.is_dir():
+        return folder
+    own = _folder(token.store, token.partition)
+    if own.is_dir():
+        return own
+    raise PartitionMissingError(token.folder)
+
+
+def delete_partition(token: Token) -> None:
+    """Remove a partition's files, if they are on this executor."""
+    for folder in {Path(token.folder), _folder(token.store, token.partition)}:
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            folder.parent.rmdir()
+        except OSError:
+            pass  # other partitions of the store are still there, or it was never here

@@ -1,0 +1,89 @@
+"""The byte frame: the one message format that travels between tasks and the driver.
+
+A frame is a few scalars and a few arrays, written without pickle::
+
+    uint32 length of the header | JSON header | padding | array | padding | array ...
+
+Arrays start at multiples of 64 bytes. Packing copies no array: a frame is a list of buffers that
+the serializer writes one after the other; unpacking returns read-only views.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Buffer = bytes | bytearray | memoryview
+Parts = list[Buffer]
+"""A frame in parts, to be written one after the other."""
+Array = NDArray[Any]
+
+_ALIGN = 64
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message: JSON-compatible scalars and named arrays."""
+
+    meta: Mapping[str, Any]
+    arrays: Mapping[str, Array] = field(default_factory=dict)
+
+
+def pack(meta: Mapping[str, Any], arrays: Mapping[str, Array] | None = None) -> Parts:
+    """Lay out a frame as buffers to be written one after the other.
+
+    Args:
+        meta: JSON-compatible scalars, lists and dicts; NaN and infinities survive.
+        arrays: C-contiguous arrays by name; they are referenced, not copied.
+
+    Returns:
+        Buffers whose concatenation is the frame.
+    """
+    arrays = arrays or {}
+    table = [(name, a.dtype.str, a.shape) for name, a in arrays.items()]
+    header = json.dumps([meta, table], separators=(",", ":")).encode()
+    parts: Parts = [_LENGTH.pack(len(header)), header]
+    position = _LENGTH.size + len(header)
+    for array in arrays.values():
+        padding = -position % _ALIGN
+        parts += [bytes(padding), _bytes_of(array)]
+        position += padding + array.nbytes
+    return parts
+
+
+def _bytes_of(array: Array) -> memoryview:
+    flat: Any = np.ascontiguousarray(array).reshape(-1)
+    return memoryview(flat).cast("B")
+
+
+def unpack(frame: Buffer) -> Frame:
+    """Read a frame back; its arrays are read-only views of ``frame``."""
+    (length,) = _LENGTH.unpack_from(frame)
+    position = _LENGTH.size + length
+    meta, table = json.loads(bytes(frame[_LENGTH.size : position]))
+    arrays: dict[str, Array] = {}
+    for name, dtype, shape in table:
+        position += -position % _ALIGN
+        count = int(np.prod(shape, dtype=np.int64))
+        view: Array = np.frombuffer(frame, np.dtype(dtype), count, position)
+        view.flags.writeable = False
+        arrays[name] = view.reshape(shape)
+        position += view.nbytes
+    return Frame(meta, arrays)
+
+
+def size(parts: Parts) -> int:
+    """Total bytes of a packed frame."""
+    return sum(memoryview(part).nbytes for part in parts)
+
+
+def join(parts: Parts) -> bytes:
+    """Concatenate a packed frame into one ``bytes`` (copies)."""
+    return b"".join(parts)

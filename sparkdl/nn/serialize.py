@@ -1,0 +1,78 @@
+"""Shipping modules, losses and other user objects to the executors.
+
+cloudpickle ships classes and functions that the executors cannot import (defined in a notebook
+cell, in ``__main__`` or as a lambda) by value and everything else by name.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import cloudpickle
+from torch import nn
+
+from sparkdl.exceptions import SerializationError
+
+
+def dumps(obj: Any, what: str) -> bytes:
+    """Pickle ``obj`` for the executors.
+
+    Args:
+        obj: what to ship.
+        what: how an error calls it, for example ``"loss"``.
+
+    Raises:
+        SerializationError: naming the attribute that cannot be pickled.
+    """
+    try:
+        return bytes(cloudpickle.dumps(obj))
+    except Exception as error:
+        path, culprit = _find_culprit(obj, what)
+        raise SerializationError(
+            f"{what} cannot be shipped to the executors: {path} is a {type(culprit).__name__}, "
+            f"which cannot be pickled ({error}). Create it where it is used (for example in "
+            "forward), or leave it out by defining __getstate__."
+        ) from error
+
+
+def loads(data: bytes) -> Any:
+    """Unpickle what :func:`dumps` made. Only for bytes that this application itself shipped."""
+    return pickle.loads(data)
+
+
+def _picklable(obj: Any) -> bool:
+    try:
+        cloudpickle.dumps(obj)
+    except Exception:
+        return False
+    return True
+
+
+def _children(obj: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(obj, nn.Module):
+        yield from ((f".{name}", child) for name, child in obj.named_children())
+    if isinstance(obj, dict):
+        yield from ((f"[{name!r}]", value) for name, value in obj.items())
+    elif isinstance(obj, list | tuple | set):
+        yield from ((f"[{index}]", value) for index, value in enumerate(obj))
+    elif callable(obj) and getattr(obj, "__closure__", None):
+        names = obj.__code__.co_freevars
+        for name, cell in zip(names, obj.__closure__, strict=True):
+            yield f".<closure>.{name}", cell.cell_contents
+    elif hasattr(obj, "__dict__"):
+        yield from ((f".{name}", value) for name, value in vars(obj).items())
+
+
+def _find_culprit(obj: Any, path: str) -> tuple[str, Any]:
+    """Descend to the innermost attribute that cannot be pickled."""
+    seen: set[int] = set()
+    while True:
+        seen.add(id(obj))
+        for suffix, child in _children(obj):
+            if id(child) not in seen and not _picklable(child):
+                obj, path = child, path + suffix
+                break
+        else:
+            return path, obj

@@ -1,0 +1,83 @@
+"""Finding the layer that fails: the error a user needs instead of a shape mismatch in C++."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from sparkdl.exceptions import ModelError
+
+
+def explain_failure(
+    module: nn.Module, inputs: Any, call: Callable[[nn.Module, Any], Any], error: Exception
+) -> ModelError:
+    """Run a failed forward pass again and say in which layer, on which shapes, it fails.
+
+    Args:
+        module: the module that failed.
+        inputs: the inputs it failed on.
+        call: how to call the module on them.
+        error: what it raised.
+    """
+    stack: list[tuple[str, nn.Module, str]] = []
+    handles = []
+    for name, layer in module.named_modules():
+
+        def enter(layer: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+            stack.append((name, layer, describe(args if not kwargs else (*args, kwargs))))
+
+        def leave(layer: nn.Module, args: Any, output: Any) -> None:
+            stack.pop()
+
+        handles.append(layer.register_forward_pre_hook(enter, with_kwargs=True))
+        handles.append(layer.register_forward_hook(leave))
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            call(module, inputs)
+    except Exception:
+        pass  # expected: the stack now ends at the failing layer
+    finally:
+        for handle in handles:
+            handle.remove()
+    cause = f"{type(error).__name__}: {error}"
+    if not stack:
+        return ModelError(
+            f"the loss failed: {cause}. The module ran on inputs {describe(inputs)}; "
+            "check that its output and the label have the shapes and dtypes that the loss expects"
+        )
+    name, layer, found = stack[-1]
+    where = f"layer {name!r}, {_summary(layer)}" if name else f"module {type(module).__name__}"
+    return ModelError(f"{where}: got input {found}{_expected(layer)}: {cause}")
+
+
+def describe(value: Any) -> str:
+    """Say dtypes and shapes of a tree of tensors."""
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k}: {describe(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, tuple | list):
+        return describe(value[0]) if len(value) == 1 else f"({', '.join(map(describe, value))})"
+    return type(value).__name__
+
+
+def _summary(layer: nn.Module) -> str:
+    extra = layer.extra_repr()
+    return f"{type(layer).__name__}({extra})"
+
+
+def _expected(layer: nn.Module) -> str:
+    """Say what input common layers expect."""
+    if isinstance(layer, nn.Linear):
+        return f", expected float[..., {layer.in_features}]"
+    if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        dims = ", ".join(["*"] * len(layer.kernel_size))
+        return f", expected float[rows, {layer.in_channels}, {dims}]"
+    if isinstance(layer, nn.Embedding):
+        return f", expected integers from 0 to {layer.num_embeddings - 1}"
+    if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+        return f", expected float[rows, {layer.num_features}, ...], more than one value per channel"
+    return ""

@@ -1,0 +1,197 @@
+"""The Spark session: the confs this design needs, and what the cluster offers.
+
+``builder`` sets them; ``check`` looks at a session made elsewhere and says what is missing and what
+that costs. Nothing here is required for correctness.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.exceptions import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A Spark conf that this design wants.
+
+    Attributes:
+        name: conf key.
+        value: wanted value.
+        cost: what a session without it pays, for warnings and the doctor.
+        since: first Spark version that has it.
+    """
+
+    name: str
+    value: str
+    cost: str
+    since: tuple[int, int] = (3, 0)
+
+
+SETTINGS = (
+    Setting(
+        "spark.python.unix.domain.socket.enabled",
+        "true",
+        "each task waits about 40 ms for a delayed TCP acknowledgement",
+        since=(4, 1),
+    ),
+    Setting("spark.shuffle.compress", "false", "gradients are compressed for nothing: floats do not shrink"),
+    Setting("spark.broadcast.compress", "false", "weights are compressed for nothing: floats do not shrink"),
+    Setting(
+        "spark.locality.wait",
+        "300ms",
+        "with the default of 3s every job stalls for seconds after an executor was lost",
+    ),
+    Setting("spark.driver.maxResultSize", "0", "models larger than the limit cannot return to the driver"),
+)
+"""Confs that change speed or limits. ``conf/*.conf`` holds the same for spark-submit."""
+
+_COSMETIC = {"spark.ui.showConsoleProgress": "false"}  # it would overwrite the training progress bar
+
+
+def builder(
+    master: str | None = None, app_name: str = "sparkdl", conf: Mapping[str, str] | None = None
+) -> SparkSession.Builder:
+    """Return a ``SparkSession`` builder with the confs that iterated short jobs need.
+
+    Args:
+        master: Spark master; left to spark-submit or the environment if ``None``.
+        app_name: name in the Spark UI.
+        conf: more confs; they win over sparkdl's own.
+
+    Returns:
+        The builder; call ``getOrCreate()`` on it.
+    """
+    from pyspark.sql import SparkSession
+
+    chosen: SparkSession.Builder = SparkSession.builder.appName(app_name)
+    if master is not None:
+        chosen = chosen.master(master)
+        if master.startswith("local"):
+            # Workers on this machine should run this interpreter, also when no virtual
+            # environment is activated.
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    for name, value in {**recommended(), **(conf or {})}.items():
+        chosen = chosen.config(name, value)
+    return chosen
+
+
+def recommended() -> dict[str, str]:
+    """Return the confs that :func:`builder` sets."""
+    return {setting.name: setting.value for setting in SETTINGS} | _COSMETIC
+
+
+def missing(spark: SparkSession) -> list[Setting]:
+    """List the settings that a session lacks, of those its Spark version has."""
+    version = spark_version(spark)
+    conf = spark.sparkContext.getConf()
+    return [s for s in SETTINGS if version >= s.since and not _satisfied(s, conf.get(s.name))]
+
+
+def _satisfied(setting: Setting, found: str | None) -> bool:
+    if setting.name == "spark.locality.wait":
+        return found is not None and found != "3s"
+    if setting.name == "spark.driver.maxResultSize":
+        return True  # only matters for models over the limit, and then Spark names the conf
+    return found == setting.value
+
+
+_warned: set[str] = set()
+
+
+def check(spark: SparkSession) -> None:
+    """Warn once per application about confs that a session lacks, and what that costs."""
+    application = spark.sparkContext.applicationId
+    lacking = missing(spark)
+    if lacking and application not in _warned:
+        _warned.add(application)
+        lines = "\n".join(f"  {s.name}={s.value}: without it {s.cost}" for s in lacking)
+        warnings.warn(
+            "this Spark session trains correctly but slower than it could; set before it starts "
+            f"(sparkdl.session.builder and conf/*.conf do):\n{lines}",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def spark_version(spark: SparkSession) -> tuple[int, int]:
+    """Return (major, minor) of Spark."""
+    major, minor = re.findall(r"\d+", spark.version)[:2]
+    return int(major), int(minor)
+
+
+@dataclass(frozen=True, slots=True)
+class Executors:
+    """What the cluster offers.
+
+    Attributes:
+        count: number of executors; 1 in local mode.
+        cores: task slots of the smallest one.
+    """
+
+    count: int
+    cores: int
+
+
+def executors(spark: SparkSession, wait_seconds: float = 30.0) -> Executors:
+    """Return the registered executors, after waiting for those that are still starting.
+
+    Waits until the number that the confs promise is there; where they promise none (standalone
+    without limits), until the number has been stable for a second.
+    """
+    sc = spark.sparkContext
+    master = str(sc.master)
+    local = re.fullmatch(r"local(?:\[(\*|\d+)(?:,\s*\d+)?\])?", master)
+    if local:
+        cores = local.group(1) or "1"
+        return Executors(1, (os.cpu_count() or 1) if cores == "*" else int(cores))
+    promised = _promised(master, sc.getConf())
+    deadline = time.monotonic() + wait_seconds
+    seen, since = -1, time.monotonic()
+    while True:
+        cores_of = _registered(sc)
+        now = time.monotonic()
+        if len(cores_of) != seen:
+            seen, since = len(cores_of), now
+        settled = seen >= promised if promised else seen > 0 and now - since >= 1.0
+        if settled or now >= deadline:
+            break
+        time.sleep(0.05)
+    if not cores_of:
+        raise ConfigError(
+            f"no executor of {master} registered within {wait_seconds:.0f} s: "
+            "check in the Spark UI that the cluster has free cores and memory"
+        )
+    return Executors(len(cores_of), min(cores_of))
+
+
+def _registered(sc: Any) -> list[int]:
+    """Return the task slots of each live executor."""
+    listed = sc._jsc.sc().statusStore().executorList(True)
+    infos = [listed.apply(i) for i in range(listed.size())]
+    return [info.maxTasks() for info in infos if info.id() != "driver" and info.totalCores() > 0]
+
+
+def _promised(master: str, conf: Any) -> int:
+    """Return the number of executors that the confs promise, 0 if they do not say."""
+    cluster = re.match(r"local-cluster\[\s*(\d+)", master)
+    if cluster:
+        return int(cluster.group(1))
+    if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+        names = ("spark.dynamicAllocation.initialExecutors", "spark.dynamicAllocation.minExecutors")
+        return max(int(conf.get(name, "0")) for name in names)
+    if conf.get("spark.executor.instances"):
+        return int(conf.get("spark.executor.instances"))
+    if conf.get("spark.cores.max") and conf.get("spark.executor.cores"):
+        return int(conf.get("spark.cores.max")) // int(conf.get("spark.executor.cores"))
+    return 0

@@ -1,0 +1,74 @@
+"""The dry run: two rows through module, loss and backward on the driver, before anything long."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparkdl.data.dataset import Dataset
+from sparkdl.exceptions import DataError, ModelError
+from sparkdl.frame import Array
+from sparkdl.nn import serialize
+from sparkdl.nn.flat import FlatModule
+from sparkdl.nn.gradient import forward_backward
+from sparkdl.nn.trace import describe
+from sparkdl.train.forward_backward import make_batch
+from sparkdl.train.worker import FitSpec
+
+
+def dry_run(spec: FitSpec, data: Dataset) -> bytes:
+    """Train on the first rows once, on copies, and return the pickled spec.
+
+    Raises:
+        SerializationError: if module, loss or another part cannot be shipped to the executors.
+        DataError: if the transform fails on the rows.
+        ModelError: naming the layer that cannot process them.
+    """
+    shipped = _ship(spec)
+    rows = {key: _at_least_two(values) for key, values in data.peek().items()}
+    local: FitSpec = serialize.loads(shipped)
+    found = _describe_rows(rows, data)
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        # Torch only warns when shapes broadcast to a loss that is not what anybody meant.
+        warnings.filterwarnings("error", message=".*target size.*", category=UserWarning)
+        try:
+            batch = make_batch(rows, local.features, local.label, local.weighted, local.transform)
+        except Exception as error:
+            raise DataError(f"transform failed on row 0 of the Dataset ({found}): {error!r}") from error
+        _check_rows(batch.inputs, len(next(iter(rows.values()))))
+        replica = FlatModule(local.module.train(), local.layout)
+        try:
+            forward_backward(replica, batch, local.loss, None)
+        except ModelError as error:
+            raise ModelError(f"row 0 of the Dataset ({found}): {error}") from error.__cause__
+    return shipped
+
+
+def _ship(spec: FitSpec) -> bytes:
+    for name in ("module", "loss", "optimizer", "transform"):
+        serialize.dumps(getattr(spec, name), name)
+    return serialize.dumps(spec, "the training setup")
+
+
+def _at_least_two(values: Array) -> Array:
+    """Repeat a single row: BatchNorm refuses to train on one."""
+    return values if len(values) > 1 else np.repeat(values, 2, axis=0)
+
+
+def _describe_rows(rows: dict[str, Array], data: Dataset) -> str:
+    names = {column.key: column.source for column in data.plan.columns}
+    return ", ".join(f"{names[key]}: {v.dtype}{list(v.shape[1:])}" for key, v in rows.items())
+
+
+def _check_rows(inputs: Any, rows: int) -> None:
+    """Check that a transform kept the rows."""
+    tensors = [inputs] if isinstance(inputs, torch.Tensor) else inputs
+    tensors = list(tensors.values()) if isinstance(tensors, dict) else list(tensors)
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0 or tensor.shape[0] != rows:
+            raise DataError(
+                f"transform must return tensors with the batch's {rows} rows, got {describe(tensor)}"
+            )

@@ -1,0 +1,159 @@
+"""Job 1's task: this iteration's rows of one partition in, a gradient in N shards out."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparkdl import frame, seeding
+from sparkdl._spark import key
+from sparkdl.allreduce import slices, update
+from sparkdl.allreduce.weights import WeightsRef
+from sparkdl.data import sampler, store
+from sparkdl.data.columns import Structure
+from sparkdl.exceptions import ModelError
+from sparkdl.frame import Array, Parts
+from sparkdl.nn.flat import FlatModule
+from sparkdl.nn.gradient import Batch, BatchLoss, forward_backward
+from sparkdl.train.worker import FitRef
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBackward:
+    """The task of one iteration, the same for all partitions.
+
+    Attributes:
+        fit: the fixed part.
+        weights: current weights.
+        slices: number of shards to cut the gradient into.
+        epoch: completed epochs.
+        iteration: completed iterations.
+        step: completed iterations of the epoch.
+        steps: iterations per epoch.
+    """
+
+    fit: FitRef
+    weights: WeightsRef
+    slices: int
+    epoch: int
+    iteration: int
+    step: int
+    steps: int
+
+    def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
+        """Yield keyed frames: a shard for each slice, and a report for slice 0."""
+        clock = Stopwatch()
+        (token,) = [store.Token.from_frame(frame.unpack(data)) for data in frames]
+        worker = self.fit.worker()
+        spec = worker.spec
+        rows = sampler.rows_of(
+            token.rows,
+            self.steps,
+            self.step,
+            seed=spec.seed,
+            epoch=self.epoch,
+            partition=partition,
+            shuffle=spec.shuffle,
+        )
+        if not len(rows):
+            yield from self._report(partition, BatchLoss(0.0, 0.0, 0), {}, clock)
+            return
+        seeding.seed_task(spec.seed, self.epoch, self.iteration, partition)
+        try:
+            columns = store.read_rows(token, rows)
+        except store.PartitionMissingError:
+            yield from self._problem(partition, {"kind": "missing", "partition": partition})
+            return
+        batch = make_batch(columns, spec.features, spec.label, spec.weighted, spec.transform)
+        clock.lap("data")
+        current = self.weights.load().arrays
+        replica = worker.replica
+        replica.load(current["params"], current["buffers"], current["counters"])
+        clock.lap("weights_in")
+        try:
+            result = forward_backward(replica, batch, spec.loss, spec.micro_batch_size)
+        except ModelError as error:
+            where = f"iteration {self.iteration + 1}, partition {partition}, rows {_some(rows)}"
+            raise ModelError(f"{where}: {error}") from error.__cause__
+        clock.lap("compute")
+        if not math.isfinite(result.loss):
+            yield from self._problem(partition, {"kind": "loss", "partition": partition, "loss": result.loss})
+            return
+        if result.weight > 0:
+            gradient = replica.grad.numpy()
+            for n, (start, stop) in enumerate(slices.bounds(len(gradient), self.slices)):
+                yield key(n)
+                yield update.shard_frame(partition, result.weight, gradient[start:stop], replica.used)
+        clock.lap("gradient_out")
+        yield from self._report(partition, result, changed_buffers(replica, current), clock)
+
+    def _report(
+        self, partition: int, result: BatchLoss, arrays: dict[str, Array], clock: Stopwatch
+    ) -> Iterator[bytes | Parts]:
+        meta = {
+            "kind": "report",
+            "source": partition,
+            "rows": result.rows,
+            "weight": result.weight,
+            "loss": result.loss,
+            "phases": clock.laps,
+            "seconds": clock.total(),
+        }
+        yield key(0)
+        yield frame.pack(meta, arrays)
+
+    def _problem(self, partition: int, problem: dict[str, Any]) -> Iterator[bytes | Parts]:
+        for n in range(self.slices):
+            yield key(n)
+            yield update.problem_frame(partition, problem)
+
+
+class Stopwatch:
+    """Times the phases of a task."""
+
+    def __init__(self) -> None:
+        self._begin = self._last = time.perf_counter()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, phase: str) -> None:
+        """Charge the time since the last lap to a phase."""
+        now = time.perf_counter()
+        self.laps[phase] = now - self._last
+        self._last = now
+
+    def total(self) -> float:
+        """Return the seconds since the start."""
+        return time.perf_counter() - self._begin
+
+
+def make_batch(
+    columns: dict[str, Array],
+    features: Structure,
+    label: Structure,
+    weighted: bool,
+    transform: Callable[[Any], Any] | None,
+) -> Batch:
+    """Turn stored columns into the tensors that module and loss are called with."""
+    tensors = {name: torch.from_numpy(values) for name, values in columns.items()}
+    rows = len(next(iter(columns.values())))
+    inputs = features.assemble(tensors)
+    if transform is not None:
+        inputs = transform(inputs)
+    return Batch(inputs, label.assemble(tensors), tensors["weight"] if weighted else None, rows)
+
+
+def changed_buffers(replica: FlatModule, before: Any) -> dict[str, Array]:
+    """Return the buffers that the forward pass changed, by kind; most modules have none."""
+    after = {"buffers": replica.buffers(), "counters": replica.counters()}
+    return {name: a for name, a in after.items() if not np.array_equal(a, before[name])}
+
+
+def _some(rows: Array) -> str:
+    shown = ", ".join(str(row) for row in rows[:3])
+    return shown + (f" and {len(rows) - 3} more" if len(rows) > 3 else "")

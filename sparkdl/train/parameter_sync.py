@@ -1,0 +1,42 @@
+"""Job 2's task: shard n of all gradients in, slice n of the weights out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sparkdl._spark import key
+from sparkdl.allreduce import slices, update
+from sparkdl.allreduce.weights import WeightsRef
+from sparkdl.frame import Parts
+from sparkdl.train.worker import FitRef
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterSync:
+    """Job 2's task of one iteration, the same for all slices.
+
+    Attributes:
+        fit: the fixed part.
+        weights: current weights.
+        slices: number of slices.
+        keyed: whether results and state share the output, under their keys; otherwise there is
+            no state and results come alone.
+    """
+
+    fit: FitRef
+    weights: WeightsRef
+    slices: int
+    keyed: bool
+
+    def __call__(self, index: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
+        """Yield the updated slice, its state and, from slice 0, the reports."""
+        spec = self.fit.worker().spec
+        start, stop = slices.bounds(spec.layout.numel, self.slices)[index]
+        task = update.Update(spec.layout, start, stop, spec.optimizer, self.weights)
+        for kind, parts in update.update_slice(task, frames):
+            if self.keyed:
+                yield key(kind)
+                yield parts
+            elif kind == update.RESULT:
+                yield parts

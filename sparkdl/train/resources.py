@@ -1,0 +1,44 @@
+"""How many threads a task gets, and how Spark is told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.session import Executors
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def threads_per_task(executors: Executors, partitions: int) -> int:
+    """Divide an executor's cores among the tasks that run on it at a time.
+
+    One partition per executor gives one task with all cores; more partitions share them.
+    """
+    tasks = min(-(-partitions // executors.count), executors.cores)
+    return max(1, executors.cores // tasks)
+
+
+def task_profile(spark: SparkSession, executors: Executors, partitions: int) -> Any | None:
+    """Return the resource profile that gives a task its threads' cores, where Spark can.
+
+    It keeps Spark from putting two multi-threaded tasks on one executor. ``None`` in local mode,
+    with dynamic allocation (a profile would ask for executors of its own, away from the data), and
+    where the cluster manager does not support task profiles.
+    """
+    threads = threads_per_task(executors, partitions)
+    conf = spark.sparkContext.getConf()
+    master = str(spark.sparkContext.master)
+    local = master.startswith("local") and not master.startswith("local-cluster")
+    if threads == 1 or local or conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+        return None
+    from py4j.protocol import Py4JJavaError
+    from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+
+    profile = ResourceProfileBuilder().require(TaskResourceRequests().cpus(threads)).build
+    java_profile = profile._java_resource_profile
+    try:
+        spark.sparkContext._jsc.sc().resourceProfileManager().isSupported(java_profile)
+    except Py4JJavaError:
+        return None
+    return java_profile
