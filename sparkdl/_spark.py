@@ -9,12 +9,14 @@ shuffle; these few functions build the same Spark RDDs (``PythonRDD``, ``Pairwis
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import cloudpickle
 from pyspark.serializers import FramedSerializer, NoOpSerializer, pack_long, write_int
 
+from sparkdl import exceptions
 from sparkdl.exceptions import SparkdlError, TaskError
 from sparkdl.frame import Parts, size
 
@@ -204,10 +206,34 @@ class FrameJobs:
         """Delete a shuffle's files; without this they stay until the driver's next full GC."""
         shuffled.rdd().cleanShuffleDependencies(False)
 
-    def drop_block(self, rdd_id: int, partition: int) -> None:
+    def drop_block(self, rdd_id: int, partition: int, timeout: float = 10.0) -> None:
         """Forget a cached block wherever it is: the next job computes it again."""
+        storage = "org.apache.spark.storage"
+        environment = self._jsc.sc().env()
+        manager = self._getter(
+            environment, "org.apache.spark.SparkEnv", "blockManager", f"{storage}.BlockManager"
+        )
+        master = self._getter(manager, f"{storage}.BlockManager", "master", f"{storage}.BlockManagerMaster")
         block = self._jvm.org.apache.spark.storage.RDDBlockId(rdd_id, partition)
-        self._jsc.sc().env().blockManager().master().removeBlock(block)
+        master.removeBlock(block)
+        deadline = time.monotonic() + timeout
+        while master.getLocations(block).size() and time.monotonic() < deadline:
+            time.sleep(0.01)  # executors delete the block in their own time
+
+    def _getter(self, obj: JavaObject, owner: str, method: str, returns: str) -> JavaObject:
+        """Call a method without arguments by its exact signature.
+
+        Py4J would list all methods of the class first, which fails for these two: some name types
+        that are not on the class path of every Spark distribution.
+        """
+        invoke = self._jvm.java.lang.invoke
+        class_of = self._jvm.java.lang.Class.forName
+        handle = invoke.MethodHandles.publicLookup().findVirtual(
+            class_of(owner), method, invoke.MethodType.methodType(class_of(returns))
+        )
+        arguments = self._jvm.java.util.ArrayList()
+        arguments.add(obj)
+        return handle.invokeWithArguments(arguments)
 
 
 def _read_all(connection: JavaObject) -> list[bytes]:
@@ -224,23 +250,47 @@ def _read_all(connection: JavaObject) -> list[bytes]:
         return list(stream)
 
 
-_TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n.*?(?=\n\tat |\n\n|\Z)", re.DOTALL)
-_FRAME_OF_SPARK = re.compile(r'  File "[^"]*pyspark[^"]*", line .*\n(?:    .*\n)*')
+_CHAIN = "\n\nThe above exception was the direct cause of the following exception:\n\n"
+_RAISED = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?\Z", re.MULTILINE | re.DOTALL)
+_FRAME_OF_SPARK = re.compile(r'  File "[^"]*/pyspark[^"]*", line .*\n(?:    .*\n)*')
 
 
 def task_error(error: BaseException, doing: str) -> SparkdlError:
-    """Turn py4j's report of a failed job into an error that starts with the task's own traceback.
+    """Turn py4j's report of a failed job into an error without py4j and JVM stacks.
+
+    An error of sparkdl keeps its type; the user's own traceback follows the message.
 
     Args:
         error: what py4j raised.
-        doing: what was being done, for the first line.
+        doing: what was being done, for the message.
     """
-    text = str(getattr(error, "java_exception", None) or error)
-    found = _TRACEBACK.search(text) or _TRACEBACK.search(str(error))
-    if found is None:
-        first = next((line for line in str(error).splitlines() if line.strip()), repr(error))
-        cause = text.splitlines()[0] if text.strip() else first
-        return TaskError(f"a Spark job failed while {doing}: {cause}")
-    remote = _FRAME_OF_SPARK.sub("", found.group(0)).rstrip()
-    last = remote.splitlines()[-1]
-    return TaskError(f"{last}\n\nA task failed while {doing}. Its traceback:\n\n{remote}", remote)
+    text = str(error)
+    begin = text.find("Traceback (most recent call last):")
+    if begin < 0:
+        java = str(getattr(error, "java_exception", "") or text).strip()
+        return TaskError(f"a Spark job failed while {doing}: {java.splitlines()[0] if java else error!r}")
+    remote = re.sub(r"\s*SQLSTATE: \w+\s*\Z", "", text[begin:].split("\n\tat ")[0].rstrip())
+    root = _FRAME_OF_SPARK.sub("", remote.split(_CHAIN)[0])
+    kind, message = _raised(remote)
+    shown = f"{message}\n\nTraceback of the task that failed while {doing}:\n\n{root}"
+    own = getattr(exceptions, kind.removeprefix("sparkdl.exceptions."), None)
+    if kind == "ModuleNotFoundError":
+        shown = (
+            f"{message} on the executors. Their Python environment needs what the driver's has: set "
+            "PYSPARK_PYTHON to an environment that all machines share, or ship one with "
+            f"spark.archives\n\n{root}"
+        )
+    if own is not None and own is not TaskError:
+        typed: SparkdlError = own(shown)
+        return typed
+    return TaskError(f"{kind}: {shown}", root)
+
+
+def _raised(traceback: str) -> tuple[str, str]:
+    """Return type and message of the exception at the end of a traceback."""
+    last = traceback.rsplit("Traceback (most recent call last):\n", 1)[-1]
+    # The frames are indented; the exception is the first line that is not.
+    lines = last.splitlines()
+    start = next((i for i, line in enumerate(lines) if line[:1].strip()), len(lines) - 1)
+    match = _RAISED.match("\n".join(lines[start:]))
+    return (match["type"], match["message"] or "") if match else ("Exception", last)

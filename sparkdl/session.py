@@ -11,7 +11,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -144,10 +144,15 @@ class Executors:
 
 
 def executors(spark: SparkSession, wait_seconds: float = 30.0) -> Executors:
-    """Return the registered executors, after waiting for those that are still starting.
+    """Return the executors, after waiting for those that are still starting.
 
-    Waits until the number that the confs promise is there; where they promise none (standalone
-    without limits), until the number has been stable for a second.
+    Waits until the number that the confs promise is there (where they promise none, as in
+    standalone mode without limits, until the number has been stable for a second) and until each
+    has run a task: a registered executor takes tasks only some time later, and whatever is cached
+    before that crowds on the others.
+
+    Raises:
+        ConfigError: if no executor comes.
     """
     sc = spark.sparkContext
     master = str(sc.master)
@@ -172,7 +177,29 @@ def executors(spark: SparkSession, wait_seconds: float = 30.0) -> Executors:
             f"no executor of {master} registered within {wait_seconds:.0f} s: "
             "check in the Spark UI that the cluster has free cores and memory"
         )
+    _wait_until_ready(sc, len(cores_of), sum(cores_of), deadline)
     return Executors(len(cores_of), min(cores_of))
+
+
+def _wait_until_ready(sc: Any, count: int, slots: int, deadline: float) -> None:
+    """Occupy all slots for a moment, until tasks have run on every executor.
+
+    This also starts the executors' Python workers, so that the first real job need not.
+    """
+    sc.setLocalProperty("spark.job.description", "sparkdl: wait for executors")
+    try:
+        while True:
+            seen = sc.parallelize(range(slots), slots).mapPartitions(_occupy_slot).collect()
+            if len(set(seen)) >= count or time.monotonic() >= deadline:
+                return
+    finally:
+        sc.setLocalProperty("spark.job.description", None)
+
+
+def _occupy_slot(_: Iterable[int]) -> list[str]:
+    """Take long enough for Spark to use every other slot, and say on which executor this ran."""
+    time.sleep(0.1)
+    return [os.environ.get("SPARK_LOCAL_DIRS", "")]
 
 
 def _registered(sc: Any) -> list[int]:

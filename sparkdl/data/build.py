@@ -7,14 +7,13 @@ instead of a failed task: retrying would find the same row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from sparkdl import frame
 from sparkdl.data.columns import ROW_ID, ColumnPlan, TablePlan
 from sparkdl.data.convert import from_arrow, from_rows, row_namer
 from sparkdl.data.store import Token, local_folders, write_partition
@@ -55,21 +54,14 @@ def arrow_writer(
     return write
 
 
-def arrow_peeker(
-    plans: tuple[ColumnPlan, ...],
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the ``mapInArrow`` function that converts the first rows and yields them as frames."""
-
-    def peek(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        frames = []
-        for batch in batches:
-            try:
-                frames.append(frame.join(frame.pack({}, convert(plans, batch))))
-            except DataError as error:
-                frames.append(frame.join(frame.pack({"error": str(error)})))
-        yield pa.RecordBatch.from_pydict({"rows": pa.array(frames, pa.binary())})
-
-    return peek
+def convert_rows(plan: TablePlan, rows: Sequence[Any]) -> dict[str, Array]:
+    """Convert collected rows of the selected columns, like :func:`convert`."""
+    names = [ROW_ID, *(column.key for column in plan.columns)]
+    values = {
+        name: [bytes(v) if isinstance(v, bytearray) else v for v in (row[i] for row in rows)]
+        for i, name in enumerate(names)
+    }
+    return convert(plan.columns, pa.RecordBatch.from_pydict(values))
 
 
 def convert(plans: tuple[ColumnPlan, ...], batch: pa.RecordBatch) -> dict[str, Array]:

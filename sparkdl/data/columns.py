@@ -47,9 +47,11 @@ class Column:
                 f"column {self.name!r}: dtype {self.dtype!r} is not one of {', '.join(STORED_DTYPES)}"
             )
         if self.shape is not None:
-            shape = tuple(self.shape)
+            shape = tuple(self.shape) if isinstance(self.shape, tuple | list) else (0,)
             if any(not isinstance(d, int) or d < 1 for d in shape):
-                raise ConfigError(f"column {self.name!r}: shape {shape} must hold positive integers")
+                raise ConfigError(
+                    f"column {self.name!r}: shape {self.shape!r} must be a tuple of positive integers"
+                )
             object.__setattr__(self, "shape", shape)
 
 
@@ -109,11 +111,11 @@ def structure_of(value: Any, role: str) -> Structure:
         for name in names:
             if not isinstance(name, str) or not name.isidentifier():
                 raise ConfigError(f"{role}: {name!r} is not a keyword name; dict keys name arguments")
-        return Structure("dict", tuple(f"{role}.{name}" for name in names), names)
+        return Structure("dict", tuple(f"{role}_{name}" for name in names), names)
     if isinstance(value, list | tuple):
         if not value:
             raise ConfigError(f"{role}: expected at least one column, got {value!r}")
-        return Structure("tuple", tuple(f"{role}.{i}" for i in range(len(value))))
+        return Structure("tuple", tuple(f"{role}_{i}" for i in range(len(value))))
     return Structure("single", (role,))
 
 
@@ -122,7 +124,7 @@ class ColumnPlan:
     """How one source column becomes one array of the store.
 
     Attributes:
-        key: name in the store, such as ``"features.0"``.
+        key: name in the store, such as ``"features_0"``.
         source: name of the DataFrame's column, for errors.
         binary: whether values are raw tensor bytes.
         dtype: stored dtype, ``None`` until the first row is seen.

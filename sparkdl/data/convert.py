@@ -43,24 +43,23 @@ def from_arrow(plan: ColumnPlan, column: pa.Array, row_name: RowName) -> Array:
     _no_nulls(plan, column, 1, row_name, "null")
     if plan.binary:
         return _from_binary(plan, column, row_name)
+    # Where the nesting has the planned dimensions their sizes are known; else the first row decides.
+    depth = _depth(column.type)
+    planned = plan.shape if plan.shape is not None and len(plan.shape) == depth else None
+    if planned is None and depth == 1 and plan.shape is not None:
+        planned = (prod(plan.shape),)  # a flat array, to be reshaped
     shape: list[int] = []
-    while pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-        per_row = prod(shape)
+    for level in range(depth):
         lengths = pc.list_value_length(column).to_numpy(zero_copy_only=False)
-        if len(lengths):
-            # The expected length is the planned one where the nesting matches, else the first row's.
-            planned = plan.shape is not None and len(plan.shape) > len(shape) and not _is_flat(plan, column)
-            length = plan.shape[len(shape)] if planned and plan.shape else int(lengths[0])
-            wrong = np.flatnonzero(lengths != length)
-            if len(wrong):
-                where = row_name(int(wrong[0]) // per_row)
-                raise DataError(
-                    f"column {plan.source!r}, {where}: array of {int(lengths[wrong[0]])} values where "
-                    f"other rows have {length}; all rows must have one shape (pad or filter them)"
-                )
-            shape.append(length)
-        else:
-            shape.append(0)
+        length = planned[level] if planned else int(lengths[0]) if len(lengths) else 0
+        wrong = np.flatnonzero(lengths != length)
+        if len(wrong):
+            where = row_name(int(wrong[0]) // prod(shape))
+            raise DataError(
+                f"column {plan.source!r}, {where}: array of {int(lengths[wrong[0]])} values where "
+                f"other rows have {length}; all rows must have one shape (pad or filter them)"
+            )
+        shape.append(length)
         column = column.flatten()
         _no_nulls(plan, column, prod(shape), row_name, "null inside the array")
     if pa.types.is_decimal(column.type):
@@ -69,10 +68,10 @@ def from_arrow(plan: ColumnPlan, column: pa.Array, row_name: RowName) -> Array:
     return _finish(plan, values.reshape(rows, *shape) if rows else values.reshape(0), row_name)
 
 
-def _is_flat(plan: ColumnPlan, column: pa.Array) -> bool:
-    """Whether a flat list is to be reshaped to a planned shape of several dimensions."""
-    nested = pa.types.is_list(column.type.value_type) or pa.types.is_large_list(column.type.value_type)
-    return not nested and plan.shape is not None and len(plan.shape) != 1
+def _depth(data_type: pa.DataType) -> int:
+    """Return how deeply lists are nested."""
+    nested = pa.types.is_list(data_type) or pa.types.is_large_list(data_type)
+    return 1 + _depth(data_type.value_type) if nested else 0
 
 
 def _no_nulls(plan: ColumnPlan, column: pa.Array, per_row: int, row_name: RowName, what: str) -> None:
@@ -116,14 +115,14 @@ def from_rows(plan: ColumnPlan, values: Sequence[Any] | Array, row_name: RowName
                 "array of numbers of one shape"
             )
         expected = plan.shape if plan.shape is not None else arrays[0].shape
-        if array.shape != expected and array.size != prod(expected):
+        if array.shape != expected:
             raise DataError(
                 f"column {plan.source!r}, {row_name(index)}: shape {array.shape} where other rows have "
                 f"{expected}"
             )
     if not arrays:
         return np.empty(0)
-    return _finish(plan, np.stack([a.reshape(arrays[0].shape) for a in arrays]), row_name)
+    return _finish(plan, np.stack(arrays), row_name)
 
 
 def _finish(plan: ColumnPlan, values: Array, row_name: RowName) -> Array:
@@ -159,9 +158,11 @@ def default_dtype(dtype: np.dtype[Any]) -> str:
 
 def _in_range(plan: ColumnPlan, values: Array, dtype: np.dtype[Any], row_name: RowName) -> None:
     info = np.iinfo(dtype)
-    bad = (values < info.min) | (values > info.max)
     if values.dtype.kind == "f":
-        bad = bad | (values != np.floor(values))
+        # As floats the bounds are powers of two: exact, where iinfo.max would be rounded up.
+        bad = (values < float(info.min)) | (values >= float(info.max + 1)) | (values != np.floor(values))
+    else:
+        bad = (values < info.min) | (values > info.max)
     _reject(plan, bad, values, row_name, f"does not fit {dtype}")
 
 

@@ -379,17 +379,8 @@ class _DataFrameSource(_Source):
         return df.select(F.monotonically_increasing_id().alias(ROW_ID), *self._expressions)
 
     def peek(self, spark: SparkSession, plan: TablePlan, rows: int) -> dict[str, Array]:
-        peeked = self._selected(self._df.limit(rows)).mapInArrow(
-            build.arrow_peeker(plan.columns), "rows binary"
-        )
-        frames = [frame.unpack(bytes(row[0])) for row in peeked.collect()]
-        for message in frames:
-            if "error" in message.meta:
-                raise DataError(message.meta["error"])
-        batches = [message.arrays for message in frames if len(next(iter(message.arrays.values())))]
-        if not batches:
-            return {}
-        return {key: np.concatenate([b[key] for b in batches]) for key in batches[0]}
+        first = self._selected(self._df).limit(rows).collect()
+        return build.convert_rows(plan, first) if first else {}
 
     def tokens(self, spark: SparkSession, plan: TablePlan, store: str, partitions: Partitions) -> JavaObject:
         df = self._selected(self._df)

@@ -49,7 +49,7 @@ def explain_failure(
             "check that its output and the label have the shapes and dtypes that the loss expects"
         )
     name, layer, found = stack[-1]
-    where = f"layer {name!r}, {_summary(layer)}" if name else f"module {type(module).__name__}"
+    where = f"layer {name!r}, {_summary(layer)}" if name else f"module {_summary(module)}"
     return ModelError(f"{where}: got input {found}{_expected(layer)}: {cause}")
 
 
@@ -66,7 +66,7 @@ def describe(value: Any) -> str:
 
 def _summary(layer: nn.Module) -> str:
     extra = layer.extra_repr()
-    return f"{type(layer).__name__}({extra})"
+    return f"{type(layer).__name__}({extra})" if extra else type(layer).__name__
 
 
 def _expected(layer: nn.Module) -> str:

@@ -37,10 +37,25 @@ class ModelState:
         weights: published weights and buffers.
         optimizer: persisted RDD of keyed frames with the optimizer's state per slice; ``None`` before the
             first iteration, and always for optimizers without state.
+        outdated: the weights before these, as long as the task that made ``optimizer`` names
+            their broadcast: Spark ships that task's description with every job that reads its RDD.
     """
 
     weights: Weights
-    optimizer: JavaObject | None
+    optimizer: JavaObject | None = None
+    outdated: Weights | None = None
+
+    def release(self) -> None:
+        """Delete weights and optimizer state from the executors."""
+        self.weights.release()
+        self.release_outdated()
+
+    def release_outdated(self) -> None:
+        """Delete what a completed next iteration no longer needs."""
+        if self.optimizer is not None:
+            self.optimizer.unpersist(False)
+        if self.outdated is not None:
+            self.outdated.release()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +151,12 @@ class Stepper:
         begin = time.perf_counter()
         new = self._assemble(messages, model.weights)
         phases["broadcast"] = time.perf_counter() - begin
-        model.weights.release()
-        if model.optimizer is not None:
-            model.optimizer.unpersist(False)
+        model.release_outdated()
+        if optimizer is None:
+            model.weights.release()
+        outdated = model.weights if optimizer is not None else None
         outcome = _outcome(messages, phases, shuffled_bytes, new)
-        return ModelState(new, optimizer), outcome
+        return ModelState(new, optimizer, outdated), outcome
 
     def _run_jobs(
         self, state: TrainState, model: ModelState, steps: int
@@ -214,8 +230,8 @@ class Stepper:
             if problem["kind"] == "gradient":
                 raise NonFiniteError(
                     f"the gradient of parameter {problem['parameter']!r} became NaN or infinite in "
-                    f"partitions {problem['sources']} ({where}), although the loss is finite. The error's .result holds "
-                    "the module as it was before this iteration"
+                    f"partitions {problem['sources']} ({where}), although the loss is finite. "
+                    "The error's .result holds the module as it was before this iteration"
                 )
             if problem["kind"] != "missing":
                 raise ModelError(f"{problem} ({where})")

@@ -184,12 +184,12 @@ class Trainer:
                 describe=self._describe,
             )
             weights = stepper.publish(0, first.params.numpy(), first.buffers(), first.counters())
-            model = _Model(ModelState(weights, None))
+            model = _Model(ModelState(weights))
             yield stepper, model
         finally:
             if sc._jsc is not None:  # the user may have stopped Spark from within
                 if model is not None:
-                    model.release()
+                    model.current.release()
                 broadcast.destroy()
 
     def _describe(self, state: TrainState, job: str) -> str:
@@ -212,12 +212,6 @@ class _Model:
 
     def __init__(self, state: ModelState) -> None:
         self.current = state
-
-    def release(self) -> None:
-        """Delete weights and optimizer state from the executors."""
-        self.current.weights.release()
-        if self.current.optimizer is not None:
-            self.current.optimizer.unpersist(False)
 
 
 def _configure(config: TrainConfig, options: dict[str, Any]) -> TrainConfig:

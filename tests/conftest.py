@@ -1,0 +1,132 @@
+"""One real Spark at a time, shared by the tests that ask for the same master."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+from pyspark import cloudpickle as spark_cloudpickle
+from pyspark.sql import SparkSession
+
+from sparkdl import session
+
+LOCAL = "local[2]"
+CLUSTER = "local-cluster[2,1,2048]"
+TESTS = str(Path(__file__).parent)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Group tests by the Spark they need: starting one takes seconds."""
+
+    def order(item: pytest.Item) -> int:
+        names = getattr(item, "fixturenames", ())
+        if "cluster" in names:
+            item.add_marker(pytest.mark.cluster)
+            return 2
+        return 1 if "spark" in names else 0 if not item.get_closest_marker("cluster") else 3
+
+    items.sort(key=order)
+
+
+class _Sessions:
+    """Keeps the session of one master running until another is asked for."""
+
+    def __init__(self) -> None:
+        self.master: str | None = None
+        self.spark: SparkSession | None = None
+
+    def get(self, master: str) -> SparkSession:
+        if self.master != master:
+            self.stop()
+            os.environ["PYTHONPATH"] = TESTS  # for tasks that run helpers of the tests
+            conf = {
+                "spark.executorEnv.PYTHONPATH": TESTS,
+                "spark.ui.enabled": "false",
+                "spark.sql.shuffle.partitions": "2",
+                "spark.driver.memory": "2g",
+                "spark.driver.bindAddress": "127.0.0.1",
+                "spark.driver.host": "127.0.0.1",
+            }
+            self.spark = session.builder(master, "sparkdl-tests", conf).getOrCreate()
+            self.spark.sparkContext.setLogLevel("OFF")
+            self.master = master
+        assert self.spark is not None
+        return self.spark
+
+    def stop(self) -> None:
+        if self.spark is not None:
+            self.spark.stop()
+        self.spark = self.master = None
+
+
+@pytest.fixture(scope="session")
+def _sessions() -> Iterator[_Sessions]:
+    sessions = _Sessions()
+    yield sessions
+    sessions.stop()
+
+
+@pytest.fixture
+def spark(_sessions: _Sessions) -> Iterator[SparkSession]:
+    """A local session, checked for leaks after the test."""
+    with _no_leaks(_sessions.get(LOCAL)) as spark:
+        yield spark
+
+
+@pytest.fixture
+def cluster(_sessions: _Sessions) -> Iterator[SparkSession]:
+    """A session with two executor JVMs of one core, checked for leaks after the test."""
+    with _no_leaks(_sessions.get(CLUSTER)) as spark:
+        yield spark
+
+
+class _no_leaks:  # noqa: N801
+    """Checks that a test leaves no persisted RDD, store file, thread or session conf behind."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+
+    def __enter__(self) -> SparkSession:
+        self._threads = set(threading.enumerate())
+        return self._spark
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if kind is not None:
+            return
+        sc = self._spark.sparkContext
+        persisted = dict(sc._jsc.getPersistentRDDs())
+        for rdd in persisted.values():
+            rdd.unpersist()
+        assert not persisted, f"persisted RDDs left: {persisted}"
+        left = sc.parallelize(range(2), 2).flatMap(lambda _: store_files()).collect()
+        assert not left, f"store files left: {left}"
+        threads = {t for t in set(threading.enumerate()) - self._threads if not _is_harmless(t)}
+        assert not threads, f"threads left: {threads}"
+
+
+def _is_harmless(thread: threading.Thread) -> bool:
+    """Py4J keeps a connection thread, tqdm a monitor; both serve the whole process."""
+    return thread.daemon or "Monitor" in type(thread).__name__
+
+
+def store_files() -> list[str]:
+    """List files of partition stores in the executor that runs this."""
+    found = []
+    for folder in os.environ.get("SPARK_LOCAL_DIRS", "").split(","):
+        found += [str(path) for path in Path(folder, "sparkdl").rglob("*.bin")]
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _ship_test_code(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Executors cannot import test modules, so their classes travel by value."""
+    for pickler in (cloudpickle, spark_cloudpickle):
+        pickler.register_pickle_by_value(request.module)
+    yield
+    for pickler in (cloudpickle, spark_cloudpickle):
+        pickler.unregister_pickle_by_value(request.module)

@@ -1,0 +1,174 @@
+"""Separate executor JVMs: placement, lost files, lost executors, preempted tasks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from functools import partial
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from support.models import Everything, mlp
+from support.reference import Partition, assert_bit_equal, decomposed, threads
+from torch import nn
+
+from sparkdl import Dataset, Trainer, session
+from sparkdl.train import MaxIteration
+from sparkdl.train.resources import task_profile, threads_per_task
+
+ADAM = partial(torch.optim.Adam, lr=1e-3)
+X, Y = load_digits(return_X_y=True)
+X = (X / 16).astype(np.float32)
+ROWS = 640
+
+
+def fit(spark: Any, module: nn.Module, iterations: int, disturb: Any = None, **options: Any) -> Any:
+    loss = options.pop("loss", nn.CrossEntropyLoss())
+    with Dataset.from_numpy(X[:ROWS], Y[:ROWS], spark=spark, num_partitions=2) as data:
+        if disturb is not None:
+            disturb(data)
+        return Trainer(
+            module,
+            loss=loss,
+            optimizer=ADAM,
+            batch_size=64,
+            end_when=MaxIteration(iterations),
+            progress=False,
+            seed=3,
+            **options,
+        ).fit(data)
+
+
+def expected(module: nn.Module, iterations: int) -> nn.Module:
+    half = ROWS // 2
+    parts = [Partition(X[:half], Y[:half]), Partition(X[half:ROWS], Y[half:ROWS])]
+    with threads(1):
+        return decomposed(module, nn.CrossEntropyLoss(), ADAM, parts, 64, iterations, seed=3)
+
+
+def test_executors_are_found_and_partitions_spread(cluster: Any) -> None:
+    assert session.executors(cluster) == session.Executors(2, 1)
+    with Dataset.from_dataframe(cluster.range(100), features="id") as data:
+        tokens = data.store().partitions
+        assert len(tokens) == 2
+        assert len({token.executor for token in tokens}) == 2
+
+
+def test_result_is_the_reference_to_the_bit(cluster: Any) -> None:
+    assert_bit_equal(fit(cluster, Everything(), 15).module, expected(Everything(), 15))
+
+
+def test_weights_by_broadcast_give_the_same_bits(cluster: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("sparkdl.allreduce.weights.INLINE_BYTES", 0)
+    assert_bit_equal(fit(cluster, Everything(), 5).module, expected(Everything(), 5))
+
+
+def test_lost_files_are_rebuilt(cluster: Any) -> None:
+    def lose(data: Dataset) -> None:
+        for token in data.store().partitions:
+            shutil.rmtree(token.folder)
+
+    assert_bit_equal(fit(cluster, mlp(), 5, lose).module, expected(mlp(), 5))
+
+
+def executor_pids() -> list[int]:
+    """Return the executor JVMs that this test run started."""
+    return [
+        child.pid
+        for child in psutil.Process().children(recursive=True)
+        if child.status() != psutil.STATUS_ZOMBIE
+        and "CoarseGrainedExecutorBackend" in " ".join(child.cmdline())
+    ]
+
+
+class KillsAnExecutor:
+    """A loss that lets an executor be killed in the middle of training."""
+
+    def __init__(self, flag: str) -> None:
+        self.flag = flag
+        self.inner = nn.CrossEntropyLoss()
+
+    def __call__(self, output: Any, label: Any) -> Any:
+        try:
+            os.remove(self.flag)  # only the first task to get here finds the file
+        except FileNotFoundError:
+            return self.inner(output, label)
+        if "SPARK_LOCAL_DIRS" in os.environ:
+            parent = psutil.Process()
+            while "CoarseGrainedExecutorBackend" not in " ".join(parent.cmdline()):
+                parent = parent.parent()
+            os.kill(parent.pid, signal.SIGKILL)
+        return self.inner(output, label)
+
+
+def test_an_executor_killed_while_training_changes_no_bit(cluster: Any, tmp_path: Any) -> None:
+    flag = tmp_path / "kill"
+    loss = KillsAnExecutor(str(flag))
+
+    def arm(data: Dataset) -> None:
+        data.store()
+        # Not yet: the first task after the dry run on the driver is to find the file.
+        original = Trainer._stepper
+
+        def stepper(self: Any, *args: Any) -> Any:
+            flag.touch()
+            Trainer._stepper = original  # type: ignore[method-assign]
+            return original(self, *args)
+
+        Trainer._stepper = stepper  # type: ignore[method-assign, assignment]
+
+    before = set(executor_pids())
+    result = fit(cluster, Everything(), 12, arm, loss=loss)
+    assert_bit_equal(result.module, expected(Everything(), 12))
+    assert not flag.exists()
+    assert set(executor_pids()) != before
+
+
+def test_threads_per_task() -> None:
+    assert threads_per_task(session.Executors(1, 8), 1) == 8
+    assert threads_per_task(session.Executors(2, 8), 2) == 8
+    assert threads_per_task(session.Executors(2, 8), 3) == 4
+    assert threads_per_task(session.Executors(2, 8), 64) == 1
+    assert threads_per_task(session.Executors(4, 1), 2) == 1
+
+
+def test_no_profile_for_one_thread_or_local_mode(spark: Any) -> None:
+    assert task_profile(spark, session.Executors(1, 2), 1) is None
+    assert task_profile(spark, session.Executors(2, 1), 2) is None
+
+
+@pytest.mark.cluster
+def test_one_task_per_executor_of_two_cores(_sessions: Any) -> None:
+    spark = _sessions.get("local-cluster[2,2,1024]")
+    assert task_profile(spark, session.executors(spark), 2) is not None
+
+    class Concurrent(nn.Module):
+        """Its output tells how many threads torch uses and how many cores Spark gave the task."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(1))
+
+        def forward(self, x: Any) -> Any:
+            from pyspark import TaskContext
+
+            context = TaskContext.get()
+            cores = context.cpus() if context else 0
+            return self.weight * 0 + 10 * torch.get_num_threads() + cores
+
+    with Dataset.from_numpy(X[:20], spark=spark) as data:
+        assert len({token.executor for token in data.store().partitions}) == 2
+        result = Trainer(
+            Concurrent(),
+            loss=lambda output, _: output.mean(),
+            optimizer=ADAM,
+            batch_size=20,
+            end_when=MaxIteration(1),
+            progress=False,
+        ).fit(data)
+    assert result.history[0]["loss"] == 22

@@ -1,0 +1,180 @@
+"""How a fit begins, shows itself, ends and cleans up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.models import Everything, mlp
+from torch import nn
+
+from sparkdl import Dataset, Trainer, session
+from sparkdl.train import MaxEpoch, MaxIteration, MinLoss
+from sparkdl.train.history import BYTES, PHASES
+
+ADAM = partial(torch.optim.Adam, lr=1e-2)
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(60, 64)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.int64)
+
+
+def trainer(module: nn.Module | None = None, **options: Any) -> Trainer:
+    options = {"optimizer": ADAM, "batch_size": 20, "progress": False} | options
+    return Trainer(module or mlp(), loss=nn.CrossEntropyLoss(), **options)
+
+
+@pytest.fixture
+def data(spark: Any) -> Any:
+    with Dataset.from_numpy(X, Y, spark=spark, num_partitions=2) as data:
+        yield data
+
+
+def test_history_and_state(data: Dataset) -> None:
+    result = trainer(end_when=MaxEpoch(2)).fit(data)
+    assert result.stopped_by == "end_when"
+    assert (result.state.epoch, result.state.iteration, result.state.samples) == (2, 6, 120)
+    assert result.history.column("epoch") == [1, 1, 1, 2, 2, 2]
+    row = result.history[-1]
+    assert set(row["phases"]) == set(PHASES)
+    assert set(row["bytes"]) == set(BYTES)
+    assert row["lr"] == 1e-2
+    assert all(seconds >= 0 for seconds in row["phases"].values())
+    assert sum(row["phases"].values()) == pytest.approx(row["seconds"], rel=0.5)
+    numel = sum(p.numel() for p in mlp().parameters())
+    assert row["bytes"]["slices"] == 4 * numel
+    assert row["bytes"]["state"] >= 8 * numel
+    assert 2 * 4 * numel <= row["bytes"]["gradients"] < 2 * 4 * numel + 10_000
+
+
+def test_zero_iterations(data: Dataset) -> None:
+    result = trainer(end_when=MaxIteration(0)).fit(data)
+    assert len(result.history) == 0
+    assert torch.equal(result.module[0].weight, mlp()[0].weight)
+
+
+def test_triggers_combine(data: Dataset) -> None:
+    result = trainer(end_when=MinLoss(0.5) | MaxIteration(50)).fit(data)
+    losses = result.history.column("loss")
+    assert losses[-1] < 0.5
+    assert all(loss >= 0.5 for loss in losses[:-1])
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_callers_module_is_left_alone(data: Dataset, training: bool) -> None:
+    module = Everything().train(training)
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    result = trainer(module, end_when=MaxIteration(2)).fit(data)
+    assert module.training is training
+    assert result.module.training is training
+    for name, value in module.state_dict().items():
+        assert torch.equal(value, before[name])
+    assert not torch.equal(result.module.head.weight, module.head.weight)
+    assert result.module.head.weight.grad is None
+    # Parameters own their memory: saving one must not save all.
+    assert result.module.head.weight.untyped_storage().nbytes() == result.module.head.weight.nbytes
+
+
+def test_the_global_generators_are_left_alone(data: Dataset) -> None:
+    module = Everything()
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    trainer(module, end_when=MaxIteration(2)).fit(data)
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_jobs_have_readable_names(spark: Any, data: Dataset) -> None:
+    trainer(name="mnist", end_when=MaxEpoch(1)).fit(data)
+    jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
+    names = {jobs.apply(i).description().toString() for i in range(jobs.size())}
+    assert "Some(sparkdl fit mnist: epoch 1, iteration 3, forward-backward)" in names
+    assert "Some(sparkdl fit mnist: epoch 1, iteration 3, parameter sync)" in names
+    assert spark.sparkContext.getLocalProperty("spark.job.description") is None
+
+
+def test_ctrl_c_stops_between_jobs(data: Dataset) -> None:
+    def press() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    handler = signal.getsignal(signal.SIGINT)
+    timer = threading.Timer(1.5, press)
+    timer.start()
+    result = trainer(end_when=MaxIteration(100_000)).fit(data)
+    timer.join()
+    assert result.stopped_by == "interrupt"
+    assert result.state.iteration == len(result.history) > 0
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_fit_from_another_thread(data: Dataset) -> None:
+    results: list[Any] = []
+    fit = trainer(end_when=MaxIteration(3)).fit
+    threads = [threading.Thread(target=lambda: results.append(fit(data))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert torch.equal(results[0].module[0].weight, results[1].module[0].weight)
+
+
+def test_progress_bar_shows_epoch_loss_and_rate(data: Dataset, capfd: Any) -> None:
+    trainer(end_when=MaxEpoch(2), progress=True, name="digits").fit(data)
+    shown = capfd.readouterr().err
+    assert "digits epoch 2" in shown
+    assert "loss=" in shown
+    assert "records/s" in shown
+
+
+def test_a_foreign_session_warns_once_and_trains(spark: Any, data: Dataset, monkeypatch: Any) -> None:
+    setting = session.Setting("spark.sparkdl.test", "yes", "it is slow")
+    monkeypatch.setattr(session, "SETTINGS", (setting,))
+    monkeypatch.setattr(session, "_warned", set())
+    with pytest.warns(UserWarning, match="spark.sparkdl.test=yes: without it it is slow"):
+        trainer(end_when=MaxIteration(1)).fit(data)
+    trainer(end_when=MaxIteration(1)).fit(data)  # a second warning would be an error
+
+
+NOTEBOOK = """
+import torch
+from functools import partial
+from torch import nn
+import numpy as np
+from sparkdl import Dataset, Trainer, session
+from sparkdl.train import MaxIteration
+
+class Cell(nn.Module):  # a class of __main__, as in a notebook
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(4, 1)
+    def forward(self, x):
+        return self.inner(x)
+
+spark = session.builder("local[2]").getOrCreate()
+x = np.ones((20, 4), np.float32)
+scale = 0.5
+data = Dataset.from_numpy(x, x[:, :1], spark=spark, transform=lambda x: x * scale)
+result = Trainer(Cell(), loss=lambda o, y: ((o - y) ** 2).mean(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+                 batch_size=10, end_when=MaxIteration(3), progress=False).fit(data)
+print("dirs=" + data.store().partitions[0].folder)
+print("loss=%.6f" % result.history[-1]["loss"])
+"""
+
+
+def test_classes_of_main_and_lambdas_train_and_nothing_is_left_on_disk(tmp_path: Path) -> None:
+    script = tmp_path / "cell.py"
+    script.write_text(NOTEBOOK)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "loss=" in done.stdout
+    folder = Path(done.stdout.split("dirs=")[1].splitlines()[0])
+    assert not folder.exists()
+    assert not folder.parent.parent.exists()
