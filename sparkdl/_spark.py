@@ -202,6 +202,14 @@ class FrameJobs:
         """Keep an RDD on the executors that compute it; lineage rebuilds what is lost."""
         frames.persist(self._levels.MEMORY_AND_DISK())
 
+    def unpersist(self, frames: JavaObject) -> None:
+        """Stop keeping an RDD; returns before its blocks are deleted.
+
+        ``RDD.unpersist`` does the same and warns each time that a locally checkpointed RDD cannot
+        be recomputed, which here is the intention.
+        """
+        self._jsc.sc().unpersistRDD(frames.id(), False)
+
     def release_shuffle(self, shuffled: JavaObject) -> None:
         """Delete a shuffle's files; without this they stay until the driver's next full GC."""
         shuffled.rdd().cleanShuffleDependencies(False)

@@ -327,6 +327,9 @@ def _check_executors(report: Report, spark: SparkSession) -> None:
         )
     for task in report.tasks:
         _judge(report, task)
+    # Executors of one host mostly lack the same.
+    report.problems = list(dict.fromkeys(report.problems))
+    report.advice = list(dict.fromkeys(report.advice))
     if waiting_failed is not None and report.can_train:
         report.problems.append(_task_failure(waiting_failed))
 

@@ -14,6 +14,7 @@ import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,7 @@ def unpack(frame: Buffer) -> Frame:
     arrays: dict[str, Array] = {}
     for name, dtype, shape in table:
         position += -position % _ALIGN
-        count = int(np.prod(shape, dtype=np.int64))
+        count = prod(shape)
         view: Array = np.frombuffer(frame, np.dtype(dtype), count, position)
         view.flags.writeable = False
         arrays[name] = view.reshape(shape)

@@ -26,6 +26,8 @@ def seed_task(seed: int, epoch: int, iteration: int, partition: int) -> None:
     import torch
 
     value = derive(TASK, seed, epoch, iteration, partition)
-    torch.manual_seed(value)
+    torch.default_generator.manual_seed(value)  # torch.manual_seed would import its compiler first
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(value)
     np.random.seed(value & 0xFFFFFFFF)  # noqa: NPY002 - user code draws from the global state
     random.seed(value)

@@ -186,20 +186,21 @@ def _wait_until_ready(sc: Any, count: int, slots: int, deadline: float) -> None:
 
     This also starts the executors' Python workers, so that the first real job need not.
     """
+
+    def occupy_slot(_: Iterable[int]) -> list[str]:
+        # Long enough for Spark to use every other slot. A nested function travels by value: this
+        # job must not be the one to find that the executors lack sparkdl.
+        time.sleep(0.1)
+        return [os.environ.get("SPARK_LOCAL_DIRS", "")]
+
     sc.setLocalProperty("spark.job.description", "sparkdl: wait for executors")
     try:
         while True:
-            seen = sc.parallelize(range(slots), slots).mapPartitions(_occupy_slot).collect()
+            seen = sc.parallelize(range(slots), slots).mapPartitions(occupy_slot).collect()
             if len(set(seen)) >= count or time.monotonic() >= deadline:
                 return
     finally:
         sc.setLocalProperty("spark.job.description", None)
-
-
-def _occupy_slot(_: Iterable[int]) -> list[str]:
-    """Take long enough for Spark to use every other slot, and say on which executor this ran."""
-    time.sleep(0.1)
-    return [os.environ.get("SPARK_LOCAL_DIRS", "")]
 
 
 def _registered(sc: Any) -> list[int]:

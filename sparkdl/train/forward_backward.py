@@ -21,7 +21,7 @@ from sparkdl.exceptions import ModelError
 from sparkdl.frame import Array, Parts
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import Batch, BatchLoss, forward_backward
-from sparkdl.train.worker import FitRef
+from sparkdl.train.worker import FitRef, Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,12 @@ class ForwardBackward:
         clock = Stopwatch()
         (token,) = [store.Token.from_frame(frame.unpack(data)) for data in frames]
         worker = self.fit.worker()
+        yield from self._compute(partition, token, worker, clock)
+        worker.end_task()
+
+    def _compute(
+        self, partition: int, token: store.Token, worker: Worker, clock: Stopwatch
+    ) -> Iterator[bytes | Parts]:
         spec = worker.spec
         rows = sampler.rows_of(
             token.rows,

@@ -31,7 +31,8 @@ class ParameterSync:
 
     def __call__(self, index: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
         """Yield the updated slice, its state and, from slice 0, the reports."""
-        spec = self.fit.worker().spec
+        worker = self.fit.worker()
+        spec = worker.spec
         start, stop = slices.bounds(spec.layout.numel, self.slices)[index]
         task = update.Update(spec.layout, start, stop, spec.optimizer, self.weights)
         for kind, parts in update.update_slice(task, frames):
@@ -40,3 +41,4 @@ class ParameterSync:
                 yield parts
             elif kind == update.RESULT:
                 yield parts
+        worker.end_task()

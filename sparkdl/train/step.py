@@ -45,15 +45,15 @@ class ModelState:
     optimizer: JavaObject | None = None
     outdated: Weights | None = None
 
-    def release(self) -> None:
+    def release(self, jobs: FrameJobs) -> None:
         """Delete weights and optimizer state from the executors."""
         self.weights.release()
-        self.release_outdated()
+        self.release_outdated(jobs)
 
-    def release_outdated(self) -> None:
+    def release_outdated(self, jobs: FrameJobs) -> None:
         """Delete what a completed next iteration no longer needs."""
         if self.optimizer is not None:
-            self.optimizer.unpersist(False)
+            jobs.unpersist(self.optimizer)
         if self.outdated is not None:
             self.outdated.release()
 
@@ -141,7 +141,7 @@ class Stepper:
             if not problems:
                 break
             if optimizer is not None:
-                optimizer.unpersist(False)
+                self._jobs.unpersist(optimizer)
             self._repair(state, problems)
         else:
             raise DataError(
@@ -151,7 +151,7 @@ class Stepper:
         begin = time.perf_counter()
         new = self._assemble(messages, model.weights)
         phases["broadcast"] = time.perf_counter() - begin
-        model.release_outdated()
+        model.release_outdated(self._jobs)
         if optimizer is None:
             model.weights.release()
         outdated = model.weights if optimizer is not None else None
@@ -194,7 +194,7 @@ class Stepper:
             times.append(time.perf_counter())
         except BaseException:
             if optimizer is not None:
-                optimizer.unpersist(False)
+                jobs.unpersist(optimizer)
             raise
         finally:
             jobs.describe(None)

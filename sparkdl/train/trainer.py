@@ -165,6 +165,7 @@ class Trainer:
     def _stepper(self, data: Dataset, store: Store, shipped: bytes) -> Iterator[tuple[Stepper, _Model]]:
         """Broadcast the fit's fixed part and the first weights; release everything at the end."""
         sc = data.spark.sparkContext
+        jobs = FrameJobs(sc)
         partitions = len(store.partitions)
         threads = threads_per_task(store.executors, partitions)
         spec = replace(serialize.loads(shipped), threads=threads)
@@ -173,7 +174,7 @@ class Trainer:
         model: _Model | None = None
         try:
             stepper = Stepper(
-                jobs=FrameJobs(sc),
+                jobs=jobs,
                 store=store,
                 fit=FitRef(uuid.uuid4().hex, broadcast_id(broadcast)),
                 fit_broadcast=broadcast,
@@ -189,7 +190,7 @@ class Trainer:
         finally:
             if sc._jsc is not None:  # the user may have stopped Spark from within
                 if model is not None:
-                    model.current.release()
+                    model.current.release(jobs)
                 broadcast.destroy()
 
     def _describe(self, state: TrainState, job: str) -> str:

@@ -63,23 +63,25 @@ class Worker:
 
     def __init__(self, spec: FitSpec) -> None:
         self.spec = spec
+        self._tasks = 0
         torch.set_num_threads(spec.threads)
 
     @cached_property
     def replica(self) -> FlatModule:
         """The model replica, in training mode; its weights are loaded by every task."""
-        replica = FlatModule(self.spec.module.train(), self.spec.layout)
-        _freeze()
-        return replica
+        return FlatModule(self.spec.module.train(), self.spec.layout)
 
+    def end_task(self) -> None:
+        """Exempt all objects so far from garbage collection, at the end of the first few tasks.
 
-def _freeze() -> None:
-    """Exempt all objects so far from garbage collection.
-
-    PySpark's daemon collects after every task; walking torch's objects takes 80 ms or more.
-    """
-    gc.collect()
-    gc.freeze()
+        PySpark's daemon collects after every task, and walking torch's objects takes 80 ms or
+        more. Torch imports half of itself when its first optimizer steps, so the end of the first
+        task of each kind is the earliest time that helps.
+        """
+        if self._tasks < _TASKS_UNTIL_SETTLED:
+            self._tasks += 1
+            gc.collect()
+            gc.freeze()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,6 @@ class FitRef:
                 gc.unfreeze()
             worker = Worker(serialize.loads(broadcast_value(self.broadcast_id)))
             _workers[self.fit_id] = worker
-            _freeze()
         elif torch.get_num_threads() != worker.spec.threads:
             torch.set_num_threads(worker.spec.threads)  # another fit's task ran here in between
         _workers.move_to_end(self.fit_id)
@@ -111,4 +112,5 @@ class FitRef:
 
 
 _workers: OrderedDict[str, Worker] = OrderedDict()
+_TASKS_UNTIL_SETTLED = 6
 _MAX_FITS = 2  # fits that run side by side, as in a CrossValidator with parallelism 2

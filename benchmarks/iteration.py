@@ -1,0 +1,159 @@
+"""Measure one training iteration on Spark and print one JSON line.
+
+    python benchmarks/iteration.py --master 'local[2]' --model mlp --batch 128 --iterations 200
+
+Times are medians over the last ``--iterations``, after a warm-up of 500 (the JVM compiles as it
+goes) or of 60 seconds, whichever ends first. ``jobs``, ``stages``, ``tasks`` and shuffle bytes are
+what Spark's status store counted per iteration. ``torch_ms_per_iteration`` is the same training in
+one torch process with as many threads as all executors have cores, run after Spark has stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spark_counts import counts_after, last_job
+from workloads import OPTIMIZERS, Workload, make
+
+from sparkdl import Dataset, Trainer, session
+from sparkdl.train import History, MaxIteration, TrainState, Trigger
+from sparkdl.train.history import BYTES, PHASES
+
+_COUNTED = 20  # iterations of the separate short fit in which jobs, stages and tasks are counted
+
+
+@dataclass(slots=True)
+class WarmThenMeasure(Trigger):
+    """Fires ``measured`` iterations after a warm-up that is limited in number and time."""
+
+    warmup: int
+    seconds: float
+    measured: int
+    warm: int | None = None
+    since: float | None = None
+
+    def __call__(self, previous: TrainState, current: TrainState) -> bool:
+        """Return whether enough was measured."""
+        if self.since is None:
+            self.since = time.monotonic()
+        late = time.monotonic() - self.since > self.seconds
+        if self.warm is None and (current.iteration >= self.warmup or (late and current.iteration > 0)):
+            self.warm = current.iteration
+        return self.warm is not None and current.iteration >= self.warm + self.measured
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Measure one training iteration on Spark.")
+    parser.add_argument("--master", help="Spark master; by default spark-submit's")
+    parser.add_argument("--model", choices=("tiny", "mlp", "lenet", "ncf"), default="tiny")
+    parser.add_argument("--batch", type=int, default=128, help="rows per iteration, over all executors")
+    parser.add_argument("--iterations", type=int, default=200, help="iterations to take the median of")
+    parser.add_argument("--warmup", type=int, default=500, help="iterations before them")
+    parser.add_argument("--warmup-seconds", type=float, default=60.0, help="at most this long")
+    parser.add_argument("--partitions", type=int, help="by default one per executor")
+    parser.add_argument("--optimizer", choices=tuple(OPTIMIZERS), help="by default the model's own")
+    args = parser.parse_args()
+    for name in ("batch", "iterations"):
+        if getattr(args, name) < 1:
+            parser.error(f"--{name} must be at least 1")
+    if args.warmup < 0:
+        parser.error("--warmup must be at least 0")
+    return args
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure and return what the JSON line holds."""
+    work = make(args.model, args.batch, args.optimizer)
+    trigger = WarmThenMeasure(args.warmup, args.warmup_seconds, args.iterations)
+    spark = session.builder(args.master, app_name=f"benchmark {args.model}").getOrCreate()
+    try:
+        sc = spark.sparkContext
+        with Dataset.from_numpy(
+            work.features, work.label, spark=spark, num_partitions=args.partitions
+        ) as data:
+            store = data.store()
+            history = fit(work, data, args.batch, trigger)
+            before = last_job(sc)
+            fit(work, data, args.batch, MaxIteration(_COUNTED))
+            counted = counts_after(sc, before)
+        master, cores = str(sc.master), store.executors.count * store.executors.cores
+    finally:
+        spark.stop()
+    rows = history[-args.iterations :]
+    seconds = [row["seconds"] for row in rows]
+    median = statistics.median(seconds)
+    moved = {kind: round(statistics.median(row["bytes"][kind] for row in rows)) for kind in BYTES}
+    moved["shuffle_write"] = round(counted.shuffle_write / _COUNTED)
+    moved["shuffle_read"] = round(counted.shuffle_read / _COUNTED)
+    return {
+        "model": args.model,
+        "batch": args.batch,
+        "partitions": len(store.partitions),
+        "ms_per_iteration": round(1000 * median, 3),
+        "records_per_second": round(statistics.median(r["samples"] for r in rows) / median, 1),
+        "torch_ms_per_iteration": round(plain_torch(args, work.optimizer, cores), 3),
+        "jobs": counted.jobs / _COUNTED,
+        "stages": counted.stages / _COUNTED,
+        "tasks": counted.tasks / _COUNTED,
+        "bytes": moved,
+        "phases_ms": {
+            name: round(1000 * statistics.median(row["phases"][name] for row in rows), 3) for name in PHASES
+        },
+        "p90_ms_per_iteration": round(1000 * percentile(seconds, 0.9), 3),
+        "optimizer": work.optimizer,
+        "parameters": sum(p.numel() for p in work.module.parameters()),
+        "executors": store.executors.count,
+        "threads": cores,
+        "iterations": len(rows),
+        "warmup": trigger.warm,
+        "load_average": round(os.getloadavg()[0], 2),
+        "master": master,
+    }
+
+
+def fit(work: Workload, data: Dataset, batch: int, end_when: Trigger) -> History:
+    trainer = Trainer(
+        work.module,
+        loss=work.loss,
+        optimizer=OPTIMIZERS[work.optimizer],
+        batch_size=batch,
+        end_when=end_when,
+        progress=False,
+    )
+    return trainer.fit(data).history
+
+
+def plain_torch(args: argparse.Namespace, optimizer: str, threads: int) -> float:
+    """Return the milliseconds of an iteration without Spark, from a process of its own."""
+    script = Path(__file__).with_name("plain_torch.py")
+    numbers = ["--threads", str(threads), "--iterations", str(max(args.iterations, 20))]
+    command = [sys.executable, str(script), args.model, str(args.batch), optimizer, *numbers]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return float(done.stdout)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+
+
+def main() -> None:
+    args = arguments()
+    with contextlib.redirect_stdout(sys.stderr):
+        result = run(args)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

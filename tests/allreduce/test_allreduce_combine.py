@@ -1,0 +1,98 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from sparkdl.allreduce.combine import Part, weighted_drift, weighted_mean
+
+VALUES = st.floats(-1e6, 1e6, width=32)
+WEIGHTS = st.integers(1, 10**6).map(float) | st.floats(0.125, 1000)
+COMBINE = {
+    "mean": weighted_mean,
+    "drift": lambda parts: weighted_drift(np.zeros_like(parts[0].values), parts),
+}
+
+
+@st.composite
+def parts(draw, dtype="float32"):
+    size, count = draw(st.integers(1, 20)), draw(st.integers(1, 8))
+    sources = draw(st.lists(st.integers(0, 1000), min_size=count, max_size=count, unique=True))
+    return [Part(s, draw(WEIGHTS), draw(hnp.arrays(dtype, size, elements=VALUES))) for s in sources]
+
+
+def reference(parts):
+    """Return the mean in float64, and the mean of the magnitudes as the scale of rounding errors."""
+    weights = [p.weight for p in parts]
+    values = [p.values.astype(np.float64) for p in parts]
+    return np.average(values, axis=0, weights=weights), np.max(np.abs(values), axis=0)
+
+
+@pytest.mark.parametrize("combine", COMBINE.values(), ids=COMBINE)
+@settings(deadline=None, max_examples=100)
+@given(parts=parts())
+def test_close_to_the_mean_in_double_precision(combine, parts):
+    expected, scale = reference(parts)
+    found = combine(parts)
+    assert found.dtype == np.float32
+    assert (np.abs(found - expected) <= scale * 4 * (len(parts) + 1) * np.finfo(np.float32).eps + 1e-30).all()
+
+
+@pytest.mark.parametrize("combine", COMBINE.values(), ids=COMBINE)
+@settings(deadline=None, max_examples=100)
+@given(parts=parts(), random=st.randoms(use_true_random=False))
+def test_the_order_of_arrival_changes_no_bit(combine, parts, random):
+    expected = combine(parts).tobytes()
+    shuffled = random.sample(parts, len(parts))
+    assert combine(shuffled).tobytes() == expected
+
+
+@pytest.mark.parametrize("combine", COMBINE.values(), ids=COMBINE)
+@settings(deadline=None)
+@given(
+    values=hnp.arrays("float32", 5, elements=st.floats(width=32)),
+    weight=WEIGHTS,
+)
+def test_a_single_part_is_returned_bit_for_bit_as_a_fresh_array(combine, values, weight):
+    found = combine([Part(3, weight, values)])
+    assert found.tobytes() == values.tobytes()
+    assert not np.shares_memory(found, values)
+    assert found.flags.writeable
+
+
+@settings(deadline=None)
+@given(hnp.arrays("float32", 5, elements=VALUES), st.lists(WEIGHTS, min_size=1, max_size=6))
+def test_equal_buffers_stay_equal_to_the_bit(values, weights):
+    found = weighted_drift(np.zeros(5, np.float32), [Part(i, w, values) for i, w in enumerate(weights)])
+    np.testing.assert_array_equal(found, values)
+
+
+@pytest.mark.xfail(strict=True, reason="x - x0 of two infinities is NaN: an attention mask becomes NaN")
+@pytest.mark.parametrize("value", [float("inf"), float("-inf")])
+def test_equal_infinite_buffers_stay_infinite(value):
+    mask = np.array([value, 0.0], np.float32)
+    found = weighted_drift(mask, [Part(0, 1.0, mask), Part(1, 3.0, mask)])
+    np.testing.assert_array_equal(found, mask)
+
+
+def test_without_parts_the_buffers_stay():
+    start = np.array([1.0, np.nan], np.float32)
+    assert weighted_drift(start, []) is start
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_means_keep_the_dtype_and_the_parts(dtype):
+    values = np.array([1, 2], dtype)
+    values.flags.writeable = False
+    for combine in COMBINE.values():
+        found = combine([Part(1, 1.0, values), Part(0, 3.0, values * 5)])
+        assert found.dtype == dtype
+        np.testing.assert_allclose(found, [4, 8])
+
+
+def test_an_infinite_or_nan_gradient_is_not_hidden():
+    bad = np.array([np.inf, np.nan, 1], np.float32)
+    found = weighted_mean([Part(0, 1.0, np.ones(3, np.float32)), Part(1, 1.0, bad)])
+    assert np.isinf(found[0])
+    assert np.isnan(found[1])
+    assert found[2] == 1

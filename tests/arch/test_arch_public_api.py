@@ -1,0 +1,44 @@
+import importlib
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import sparkdl
+
+PACKAGES = ["sparkdl", "sparkdl.data", "sparkdl.nn", "sparkdl.optim", "sparkdl.train"]
+
+
+def run_python(code):
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return result.stdout.split()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_public_name_resolves_once_and_in_order(package):
+    module = importlib.import_module(package)
+    assert len(set(module.__all__)) == len(module.__all__)
+    assert sorted(module.__all__) == list(module.__all__)
+    assert all(getattr(module, name) is not None for name in module.__all__)
+
+
+@pytest.mark.parametrize("package", PACKAGES[1:])
+def test_public_names_equal_all(package):
+    module = importlib.import_module(package)
+    public = {n for n, v in vars(module).items() if n[0] != "_" and not isinstance(v, ModuleType)}
+    assert public - {"annotations", "TYPE_CHECKING"} == set(module.__all__)
+
+
+def test_dir_lists_the_lazy_names():
+    assert dir(sparkdl) == sorted(sparkdl.__all__)
+
+
+def test_unknown_names_are_attribute_errors():
+    with pytest.raises(AttributeError, match="module 'sparkdl' has no attribute 'Trainr'"):
+        sparkdl.Trainr  # noqa: B018
+
+
+def test_importing_sparkdl_loads_neither_torch_nor_pyspark():
+    loaded = run_python("import sys, sparkdl; print(*sys.modules)")
+    assert not {"torch", "pyspark", "numpy", "pyarrow", "pandas"} & set(loaded)

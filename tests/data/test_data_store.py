@@ -1,0 +1,165 @@
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkdl import frame
+from sparkdl.data import store
+from sparkdl.data.columns import ColumnPlan
+from sparkdl.data.store import PartitionMissingError, Token, delete_partition, read_rows, write_partition
+from sparkdl.exceptions import DataError
+
+PLANS = (ColumnPlan("features", "image"), ColumnPlan("label", "digit"))
+
+
+@pytest.fixture(autouse=True)
+def local_dir(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    return tmp_path
+
+
+def batch(first, count):
+    rows = np.arange(first, first + count)
+    return {"features": np.stack([rows, rows * 2], axis=1).astype(np.float32), "label": rows}
+
+
+def write(*batches, partition=0, name="store"):
+    return write_partition(name, partition, "executor", PLANS, batches)
+
+
+def files_in(folder):
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+
+
+def test_write_and_read_back(local_dir):
+    token = write(batch(0, 3), batch(3, 0), batch(3, 5))
+    assert (token.rows, token.partition, token.executor) == (8, 0, "executor")
+    assert token.columns == (("features", "float32", (2,)), ("label", "int64", ()))
+    assert token.nbytes == 8 * (2 * 4 + 8)
+    assert files_in(local_dir) == [
+        "sparkdl/store/part-00000/features.bin",
+        "sparkdl/store/part-00000/label.bin",
+    ]
+    rows = np.array([7, 0, 0, 4])
+    columns = read_rows(token, rows)
+    np.testing.assert_array_equal(columns["label"], rows)
+    np.testing.assert_array_equal(columns["features"], np.stack([rows, rows * 2], axis=1))
+
+
+def test_rows_that_were_read_are_the_callers_own(local_dir):
+    token = write(batch(0, 3))
+    read_rows(token, np.arange(3))["label"][:] = -1
+    assert read_rows(token, np.arange(3))["label"].tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int16", "int64", "float32", "float64"])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 1, 2)])
+def test_every_dtype_and_shape_round_trips(dtype, shape):
+    values = np.random.default_rng(0).integers(0, 2, (5, *shape)).astype(dtype)
+    token = write_partition("store", 0, "e", [ColumnPlan("x", "x")], [{"x": values}])
+    result = read_rows(token, np.arange(5))["x"]
+    assert result.dtype == dtype
+    np.testing.assert_array_equal(result, values)
+
+
+def test_a_partition_without_rows():
+    token = write(batch(0, 0))
+    assert (token.rows, token.columns, token.nbytes) == (0, (), 0)
+    assert read_rows(token, np.arange(0)) == {}
+
+
+@pytest.mark.xfail(
+    strict=True, raises=ValueError, reason="read_rows cannot mmap the empty file of a (rows, 0) column"
+)
+def test_a_column_of_empty_arrays():
+    token = write_partition("s", 0, "e", [ColumnPlan("x", "x")], [{"x": np.empty((2, 0), np.float32)}])
+    assert read_rows(token, np.arange(2))["x"].shape == (2, 0)
+
+
+def test_the_second_writer_of_a_partition_leaves_the_first_ones_files(local_dir):
+    first = write(batch(0, 4))
+    inodes = {p: p.stat().st_ino for p in local_dir.rglob("*.bin")}
+    assert write(batch(0, 4)) == first
+    assert {p: p.stat().st_ino for p in local_dir.rglob("*.bin")} == inodes
+    assert [p.name for p in (local_dir / "sparkdl/store").iterdir()] == ["part-00000"]
+
+
+@pytest.mark.parametrize("failure", [DataError("row 5 is null"), KeyboardInterrupt()], ids=repr)
+def test_a_batch_that_fails_leaves_no_files(local_dir, failure):
+    def batches():
+        yield batch(0, 4)
+        raise failure
+
+    with pytest.raises(type(failure)):
+        write_partition("store", 0, "executor", PLANS, batches())
+    assert list((local_dir / "sparkdl/store").iterdir()) == []
+
+
+def test_batches_that_disagree_on_the_shape_leave_no_files(local_dir):
+    other = {"features": np.zeros((2, 3), np.float32), "label": np.zeros(2, np.int64)}
+    with pytest.raises(DataError, match=r"column 'image': rows of shape \(3,\) after rows of shape \(2,\)"):
+        write(batch(0, 2), other)
+    assert files_in(local_dir) == []
+
+
+def test_a_planned_shape_is_enforced_from_the_first_batch():
+    plans = [ColumnPlan("label", "digit").resolved("int64", (2,))]
+    with pytest.raises(DataError, match=r"column 'digit': rows of shape \(\) after rows of shape \(2,\)"):
+        write_partition("store", 0, "e", plans, [{"label": np.arange(3)}])
+
+
+def test_missing_files_are_reported_as_missing(local_dir):
+    token = write(batch(0, 3))
+    (local_dir / "sparkdl/store/part-00000/label.bin").unlink()
+    with pytest.raises(PartitionMissingError, match="part-00000"):
+        read_rows(token, np.arange(3))
+    shutil.rmtree(local_dir / "sparkdl")
+    with pytest.raises(PartitionMissingError, match="part-00000"):
+        read_rows(token, np.arange(3))
+
+
+def test_a_token_from_elsewhere_finds_what_this_executor_built(tmp_path, monkeypatch):
+    token = write(batch(0, 3))
+    elsewhere = Token(token.store, 0, token.rows, "/nonexistent/part-00000", "other", token.columns)
+    assert read_rows(elsewhere, np.array([2]))["label"].tolist() == [2]
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "empty"))
+    with pytest.raises(PartitionMissingError, match="/nonexistent"):
+        read_rows(elsewhere, np.array([2]))
+
+
+def test_partitions_are_spread_over_the_local_directories(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path}/a,{tmp_path}/b")
+    tokens = [write(batch(p, 1), partition=p) for p in range(3)]
+    assert [t.folder.removeprefix(f"{tmp_path}/")[0] for t in tokens] == ["a", "b", "a"]
+    assert [read_rows(t, np.array([0]))["label"][0] for t in tokens] == [0, 1, 2]
+
+
+def test_local_folders_without_spark(monkeypatch):
+    monkeypatch.delenv("SPARK_LOCAL_DIRS")
+    assert len(store.local_folders()) == 1
+
+
+def test_delete_removes_the_partition_and_the_last_one_the_store(local_dir):
+    tokens = [write(batch(0, 1), partition=p) for p in range(2)]
+    delete_partition(tokens[0])
+    assert files_in(local_dir) == [f"sparkdl/store/part-00001/{name}.bin" for name in ("features", "label")]
+    delete_partition(tokens[1])
+    assert not (local_dir / "sparkdl/store").exists()
+    delete_partition(tokens[1])  # a second time does no harm
+
+
+COLUMNS = st.lists(
+    st.tuples(st.text(), st.sampled_from(["bool", "float32"]), st.lists(st.integers(1, 9)).map(tuple))
+)
+
+
+@settings(deadline=None)
+@given(
+    st.builds(
+        Token, st.text(), st.integers(0), st.integers(0), st.text(), st.text(), COLUMNS.map(tuple), st.text()
+    )
+)
+def test_tokens_round_trip(token):
+    assert Token.from_frame(frame.unpack(token.to_frame())) == token

@@ -1,0 +1,62 @@
+"""The files for spark-submit say what the session builder says."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from sparkdl import session
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted(ROOT.joinpath("conf").glob("*.conf"))
+
+
+def settings(path: Path) -> dict[str, str]:
+    """Read a properties file; a name that comes twice is an error."""
+    found: dict[str, str] = {}
+    for line in path.read_text().splitlines():
+        if line.strip() and not line.startswith("#"):
+            name, value = line.split(maxsplit=1)
+            assert name not in found, f"{name} twice"
+            found[name] = value.strip()
+    return found
+
+
+def test_there_is_one_file_per_cluster_manager() -> None:
+    assert [path.stem for path in FILES] == ["kubernetes", "local", "standalone", "yarn"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_file_holds_what_the_builder_sets(path: Path) -> None:
+    found = settings(path)
+    assert {name: found.get(name) for name in session.recommended()} == session.recommended()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_file_is_for_its_cluster_manager(path: Path) -> None:
+    masters = {"kubernetes": "k8s://", "local": "local[", "standalone": "spark://", "yarn": "yarn"}
+    assert settings(path)["spark.master"].startswith(masters[path.stem])
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_block_of_settings_says_why(path: Path) -> None:
+    previous = ""
+    for line in path.read_text().splitlines():
+        if line.startswith("spark."):
+            assert previous.startswith(("#", "spark.")), f"no comment above {line}"
+        previous = line
+
+
+def test_pins_cover_every_direct_dependency() -> None:
+    project = tomllib.loads(ROOT.joinpath("pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"]]
+    for extra in ("examples", "dev"):
+        wanted += project["optional-dependencies"][extra]
+    pinned = [
+        line for line in ROOT.joinpath("conf", "constraints.txt").read_text().splitlines() if line[0] != "#"
+    ]
+    name = re.compile(r"[A-Za-z0-9-]+")
+    assert {name.match(line)[0] for line in pinned} == {name.match(line)[0] for line in wanted}  # type: ignore[index]
