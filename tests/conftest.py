@@ -65,23 +65,23 @@ class _Sessions:
 
 
 @pytest.fixture(scope="session")
-def _sessions() -> Iterator[_Sessions]:
+def sessions() -> Iterator[_Sessions]:
     sessions = _Sessions()
     yield sessions
     sessions.stop()
 
 
 @pytest.fixture
-def spark(_sessions: _Sessions) -> Iterator[SparkSession]:
+def spark(sessions: _Sessions) -> Iterator[SparkSession]:
     """A local session, checked for leaks after the test."""
-    with _no_leaks(_sessions.get(LOCAL)) as spark:
+    with _no_leaks(sessions.get(LOCAL)) as spark:
         yield spark
 
 
 @pytest.fixture
-def cluster(_sessions: _Sessions) -> Iterator[SparkSession]:
+def cluster(sessions: _Sessions) -> Iterator[SparkSession]:
     """A session with two executor JVMs of one core, checked for leaks after the test."""
-    with _no_leaks(_sessions.get(CLUSTER)) as spark:
+    with _no_leaks(sessions.get(CLUSTER)) as spark:
         yield spark
 
 

@@ -61,5 +61,8 @@ def weighted_drift(start: Array, parts: Sequence[Part]) -> Array:
     first = np.array(ordered[0].values)
     result = first.copy()
     for part in ordered[1:]:
-        result += (part.values - first) * result.dtype.type(part.weight / total)
+        # Where equal, also where both are infinite, there is no difference to add.
+        drift = np.zeros_like(first)
+        np.subtract(part.values, first, out=drift, where=part.values != first)
+        result += drift * result.dtype.type(part.weight / total)
     return result

@@ -150,6 +150,9 @@ def read_rows(token: Token, rows: Array) -> dict[str, Array]:
     folder = _locate(token)
     columns: dict[str, Array] = {}
     for key, dtype, shape in token.columns:
+        if 0 in shape:  # an empty file cannot be mapped
+            columns[key] = np.empty((len(rows), *shape), dtype)
+            continue
         try:
             with (folder / f"{key}.bin").open("rb") as file:
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

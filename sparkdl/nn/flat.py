@@ -7,6 +7,7 @@ module's parameters and their ``.grad`` are views into the vectors.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -59,27 +60,57 @@ def layout_of(module: nn.Module, group_of: Callable[[nn.Parameter], int] | None 
         raise ModelError(f"all parameters must have one dtype: {found}; call module.float()")
     _reject_overlap(params)
     buffers = list(module.named_buffers())
+    for name, b in buffers:
+        if isinstance(b, nn.parameter.UninitializedBuffer):
+            raise ModelError(
+                f"buffer {name!r} of a lazy module is not initialized yet: "
+                "call the module once on a sample batch before training it"
+            )
+    floating = [(n, _as_real(b)) for n, b in buffers if b.is_floating_point() or b.is_complex()]
+    integers = [(n, b) for n, b in buffers if not (b.is_floating_point() or b.is_complex())]
     group = group_of or (lambda _: 0)
     return ParamLayout(
         params=lay_out([(name, tuple(p.shape), group(p)) for name, p in params]),
-        buffers=lay_out([(n, tuple(b.shape), 0) for n, b in buffers if b.is_floating_point()]),
-        counters=lay_out([(n, tuple(b.shape), 0) for n, b in buffers if not b.is_floating_point()]),
+        buffers=lay_out([(n, tuple(b.shape), 0) for n, b in floating]),
+        counters=lay_out([(n, tuple(b.shape), 0) for n, b in integers]),
         dtype=_DTYPES[params[0][1].dtype],
     )
 
 
 def _reject_overlap(params: Sequence[tuple[str, nn.Parameter]]) -> None:
     """Refuse distinct parameters that share memory: flattening would silently untie them."""
-    owners: dict[int, str] = {}
+    ranges: list[tuple[int, int, str]] = []
     for name, p in params:
         if p.numel() == 0:
             continue
-        owner = owners.setdefault(p.data_ptr(), name)
-        if owner != name:
+        if any(stride == 0 and size > 1 for stride, size in zip(p.stride(), p.shape, strict=True)):
+            raise ModelError(
+                f"elements of parameter {name!r} share memory (it is an expanded tensor); make it a "
+                "Parameter of the tensor before expand() and expand it in forward"
+            )
+        last = sum(stride * (size - 1) for stride, size in zip(p.stride(), p.shape, strict=True))
+        ranges.append((p.data_ptr(), p.data_ptr() + (last + 1) * p.element_size(), name))
+    ranges.sort()
+    for (_, end, owner), (start, _, name) in pairwise(ranges):
+        if start < end:
             raise ModelError(
                 f"parameters {owner!r} and {name!r} are different Parameter objects that share "
                 "memory; tie them by assigning the same Parameter object to both"
             )
+
+
+def _as_real(buffer: torch.Tensor) -> torch.Tensor:
+    """View a complex buffer as its real and imaginary parts."""
+    return torch.view_as_real(buffer) if buffer.is_complex() else buffer
+
+
+def _writable_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return a module's buffers by name, expanded ones replaced by buffers with own memory."""
+    for layer in module.modules():
+        for name, buffer in layer._buffers.items():
+            if buffer is not None and 0 in buffer.stride():
+                layer._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
+    return {name: _as_real(buffer) for name, buffer in module.named_buffers()}
 
 
 class FlatModule:
@@ -107,8 +138,10 @@ class FlatModule:
             p.data = view
             p.grad = self.grad[spec.offset : spec.end].view(spec.shape)
             p.register_post_accumulate_grad_hook(self._marker(index))  # type: ignore[no-untyped-call]
-        named = dict(module.named_buffers())
+        named = _writable_buffers(module)
         self._buffers = [named[spec.name] for spec in self.layout.buffers]
+        doubles = any(buffer.dtype == torch.float64 for buffer in self._buffers)
+        self._buffer_dtype = "float64" if doubles else self.layout.dtype
         self._counters = [named[spec.name] for spec in self.layout.counters]
 
     def _marker(self, index: int) -> Callable[[torch.Tensor], None]:
@@ -131,7 +164,7 @@ class FlatModule:
 
     def buffers(self) -> Array:
         """Return a copy of the floating-point buffers as one vector."""
-        return _gather(self._buffers, self.layout.dtype)
+        return _gather(self._buffers, self._buffer_dtype)
 
     def counters(self) -> Array:
         """Return a copy of the integer and boolean buffers as one int64 vector."""
@@ -155,7 +188,7 @@ def write_back(
     module: nn.Module, layout: ParamLayout, params: Array, buffers: Array, counters: Array
 ) -> None:
     """Copy flat vectors into a module's own, separate parameters and buffers."""
-    named = dict(module.named_buffers())
+    named = _writable_buffers(module)
     with torch.no_grad():
         _scatter([p for _, p in trainable(module)], layout.params, params)
         _scatter([named[spec.name] for spec in layout.buffers], layout.buffers, buffers)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from functools import partial
+from types import MethodType
 from typing import Any
 
 import cloudpickle
@@ -57,6 +59,12 @@ def _children(obj: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"[{name!r}]", value) for name, value in obj.items())
     elif isinstance(obj, list | tuple | set):
         yield from ((f"[{index}]", value) for index, value in enumerate(obj))
+    elif isinstance(obj, partial):
+        yield ".func", obj.func
+        yield from ((f".args[{index}]", value) for index, value in enumerate(obj.args))
+        yield from ((f".keywords[{name!r}]", value) for name, value in obj.keywords.items())
+    elif isinstance(obj, MethodType):
+        yield ".__self__", obj.__self__
     elif callable(obj) and getattr(obj, "__closure__", None):
         names = obj.__code__.co_freevars
         for name, cell in zip(names, obj.__closure__, strict=True):

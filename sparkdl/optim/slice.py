@@ -45,7 +45,7 @@ class Run:
         part: dict[str, Any] = {}
         for name, value in self.state.items():
             if isinstance(value, torch.Tensor):
-                elementwise = value.dim() > 0
+                elementwise = value.shape == (self.stop - self.start,)
                 value = value[start - self.start : stop - self.start] if elementwise else value
                 part[name] = value.clone()
             else:

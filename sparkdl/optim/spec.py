@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -78,7 +79,8 @@ def optimizer_spec(
 def _from_instance(
     optimizer: torch.optim.Optimizer, module: nn.Module
 ) -> tuple[OptimizerSpec, Callable[[nn.Parameter], int]]:
-    if any(optimizer.state.values()):
+    # Some optimizers fill their state when they are built; then only its step count tells.
+    if any(float(state.get("step", 1)) > 0 for state in optimizer.state.values() if state):
         raise ConfigError(
             f"the {type(optimizer).__name__} has made steps already; its state would be lost. "
             "Pass a new optimizer or a factory such as partial(torch.optim.Adam, lr=1e-3)"
@@ -100,7 +102,8 @@ def _from_instance(
             f"cannot tell the arguments {missing} that the {type(optimizer).__name__} was built with; "
             "pass a factory such as partial(MyOptimizer, ...) instead"
         )
-    return OptimizerSpec(type(optimizer), groups), lambda p: group_of[id(p)]
+    defaults = {name: value for name, value in optimizer.defaults.items() if name in accepted}
+    return OptimizerSpec(partial(type(optimizer), **defaults), groups), lambda p: group_of[id(p)]
 
 
 class _Arguments:

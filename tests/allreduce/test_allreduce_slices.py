@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +15,7 @@ def test_bounds_cover_the_vector_in_order_and_the_first_are_longer(numel, count)
     assert len(found) == count
     assert found[0][0] == 0
     assert found[-1][1] == numel
-    assert all(a[1] == b[0] for a, b in zip(found, found[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(found))
     sizes = [hi - lo for lo, hi in found]
     longer = numel % count
     assert sizes == [numel // count + 1] * longer + [numel // count] * (count - longer)

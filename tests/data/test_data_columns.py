@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 from pyspark.ml.linalg import VectorUDT
-from pyspark.sql import types as T
+from pyspark.sql import types
 
 from sparkdl.data import columns
 from sparkdl.data.columns import Column, ColumnPlan, Structure, make_plan, structure_of
@@ -122,29 +122,29 @@ def test_row_bytes():
     ("data_type", "kind"),
     [
         (VectorUDT(), "vector"),
-        (T.BinaryType(), "binary"),
+        (types.BinaryType(), "binary"),
         *[
             (t, "numeric")
             for t in (
-                T.ByteType(),
-                T.ShortType(),
-                T.IntegerType(),
-                T.LongType(),
-                T.FloatType(),
-                T.DoubleType(),
-                T.DecimalType(10, 2),
-                T.BooleanType(),
-                T.ArrayType(T.ArrayType(T.FloatType())),
+                types.ByteType(),
+                types.ShortType(),
+                types.IntegerType(),
+                types.LongType(),
+                types.FloatType(),
+                types.DoubleType(),
+                types.DecimalType(10, 2),
+                types.BooleanType(),
+                types.ArrayType(types.ArrayType(types.FloatType())),
             )
         ],
-        (T.StringType(), "StringIndexer"),
-        (T.ArrayType(T.StringType()), "StringIndexer"),
-        (T.DateType(), "unix_timestamp"),
-        (T.TimestampType(), "unix_timestamp"),
-        (T.TimestampNTZType(), "unix_timestamp"),
-        (T.MapType(T.StringType(), T.FloatType()), "expected numbers"),
-        (T.StructType([]), "expected numbers"),
-        (T.ArrayType(T.BinaryType()), "expected numbers"),
+        (types.StringType(), "StringIndexer"),
+        (types.ArrayType(types.StringType()), "StringIndexer"),
+        (types.DateType(), "unix_timestamp"),
+        (types.TimestampType(), "unix_timestamp"),
+        (types.TimestampNTZType(), "unix_timestamp"),
+        (types.MapType(types.StringType(), types.FloatType()), "expected numbers"),
+        (types.StructType([]), "expected numbers"),
+        (types.ArrayType(types.BinaryType()), "expected numbers"),
     ],
     ids=str,
 )

@@ -109,7 +109,7 @@ def test_repartitioning_is_even_and_repeatable(spark: Any) -> None:
             found.append([c["features"].tolist() for c in contents(data)])
             sizes = data.store().rows
     assert found[0] == found[1]
-    assert sorted(sum(found[0], [])) == list(range(1000))
+    assert sorted(np.concatenate(found[0])) == list(range(1000))
     assert max(sizes) - min(sizes) <= 7
 
 
@@ -135,7 +135,7 @@ def test_rdd_of_tuples_is_spread_in_a_repeatable_way(spark: Any) -> None:
             assert data.plan.columns[0].dtype == "uint8"
             assert data.plan.columns[0].shape == (2, 2)
     assert found[0] == found[1]
-    assert sorted(sum(found[0], [])) == list(range(11))
+    assert sorted(np.concatenate(found[0])) == list(range(11))
 
 
 def test_arrays_keep_their_order(spark: Any) -> None:
@@ -221,14 +221,14 @@ def test_schema_mistakes_are_found_at_once(spark: Any, features: Any, label: Any
     [
         ("x double", [(1.0,), (None,)], {}, r"column 'x', row 1 of input partition 0: null"),
         ("x array<double>", [([1.0],), ([None],)], {}, "column 'x', row 1 .*null inside"),
-        ("x array<double>", [([1.0],), ([1.0, 2.0],)], {}, "row 1 .*array of 2 values where other rows have 1"),
+        ("x array<double>", [([1.0],), ([1.0, 2.0],)], {}, "row 1 .*array of 2 values where other rows"),
         (
             "x array<array<double>>",
             [([[1.0], [2.0]],), ([[1.0], [2.0, 3.0]],)],
             {},
             "row 1 .*array of 2 values where other rows have 1",
         ),
-        ("x double, y double", [(1.0, 1.0), (1.0, float("nan"))], {"label": "y"}, "'y', row 1 .*nan must be finite"),
+        ("x double, y double", [(1.0, 1.0), (1.0, float("nan"))], {"label": "y"}, "'y', row 1 .*nan must be"),
         ("x double, w double", [(1.0, -1.0)], {"weight": "w"}, "'w', row 0 .*-1.0 must not be negative"),
     ],
 )  # fmt: skip

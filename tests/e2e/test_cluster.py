@@ -143,8 +143,8 @@ def test_no_profile_for_one_thread_or_local_mode(spark: Any) -> None:
 
 
 @pytest.mark.cluster
-def test_one_task_per_executor_of_two_cores(_sessions: Any) -> None:
-    spark = _sessions.get("local-cluster[2,2,1024]")
+def test_one_task_per_executor_of_two_cores(sessions: Any) -> None:
+    spark = sessions.get("local-cluster[2,2,1024]")
     assert task_profile(spark, session.executors(spark), 2) is not None
 
     class Concurrent(nn.Module):

@@ -68,14 +68,10 @@ CULPRITS = {
     "partial": pytest.param(
         lambda lock: partial(print, lock),
         r"thing.args\[0\] is a lock",
-        marks=pytest.mark.xfail(
-            strict=True, reason="the search does not look into partial's func, args and keywords"
-        ),
     ),
     "method": pytest.param(
         lambda lock: Holder(lock).method,
         "thing.__self__.value is a lock",
-        marks=pytest.mark.xfail(strict=True, reason="the search does not look at a method's __self__"),
     ),
 }
 

@@ -246,9 +246,6 @@ class OneElementCounter(optim.SGD):
                     self.state[p].setdefault("step", torch.zeros(1)).add_(1)
 
 
-@pytest.mark.xfail(
-    strict=True, reason="Run.cut slices every tensor that is not 0-d, also counters of shape (1,)"
-)
 def test_state_of_another_shape_than_the_run_is_copied_when_runs_split():
     optimizer = make(factory=OneElementCounter)
     step(optimizer, [True] * 5)

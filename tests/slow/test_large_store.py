@@ -22,8 +22,8 @@ WIDTH = 1024
 ROWS = 3 * 2**30 // (4 * WIDTH)
 
 
-def test_a_store_of_3_gb_on_a_heap_of_1_gb_trains(_sessions: Any) -> None:
-    spark = _sessions.get("local-cluster[1,1,1024]")  # spark.executor.memory is 1g by default
+def test_a_store_of_3_gb_on_a_heap_of_1_gb_trains(sessions: Any) -> None:
+    spark = sessions.get("local-cluster[1,1,1024]")  # spark.executor.memory is 1g by default
     df = spark.range(ROWS, numPartitions=24).select(
         F.array_repeat(F.rand(seed=0).cast("float"), WIDTH).alias("x"), (F.col("id") % 2).alias("y")
     )

@@ -43,7 +43,10 @@ class Probe(Trigger):
         runtime = sc._jvm.java.lang.Runtime.getRuntime()
         me = psutil.Process()
         workers = [c for c in me.children(recursive=True) if "pyspark" in " ".join(c.cmdline())]
-        folders = [sc._temp_dir, *(p for p in sc._jvm.org.apache.spark.util.Utils.getConfiguredLocalDirs(sc._conf._jconf))]
+        folders = [
+            sc._temp_dir,
+            *(p for p in sc._jvm.org.apache.spark.util.Utils.getConfiguredLocalDirs(sc._conf._jconf)),
+        ]
         storage = sc._jsc.sc().getExecutorMemoryStatus().values().head()
         return {
             "driver_mb": me.memory_info().rss / 2**20,

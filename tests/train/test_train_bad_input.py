@@ -74,8 +74,8 @@ def test_nothing_to_train() -> None:
 def test_wrong_feature_size_names_the_layer(spark: Any) -> None:
     with pytest.raises(
         ModelError,
-        match=r"row 0 of the Dataset .*layer '0', Linear\(in_features=64.*got input float32\[2, 63\], expected "
-        r"float\[\.\.\., 64\]",
+        match=r"row 0 of the Dataset .*layer '0', Linear\(in_features=64.*got input float32\[2, 63\], "
+        r"expected float\[\.\.\., 64\]",
     ):
         fit(spark, mlp(), x=X[:, :63])
 

@@ -162,8 +162,9 @@ spark = session.builder("local[2]").getOrCreate()
 x = np.ones((20, 4), np.float32)
 scale = 0.5
 data = Dataset.from_numpy(x, x[:, :1], spark=spark, transform=lambda x: x * scale)
-result = Trainer(Cell(), loss=lambda o, y: ((o - y) ** 2).mean(), optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
-                 batch_size=10, end_when=MaxIteration(3), progress=False).fit(data)
+result = Trainer(Cell(), loss=lambda o, y: ((o - y) ** 2).mean(),
+                 optimizer=lambda p: torch.optim.SGD(p, lr=0.1), batch_size=10,
+                 end_when=MaxIteration(3), progress=False).fit(data)
 print("dirs=" + data.store().partitions[0].folder)
 print("loss=%.6f" % result.history[-1]["loss"])
 """

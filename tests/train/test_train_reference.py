@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from support.reference import (
     Partition,
     assert_bit_equal,
     decomposed,
+    iteration_rows,
     plain,
     relative_error,
     threads,
@@ -38,7 +41,7 @@ def digits(rows: int = 700) -> tuple[Any, Any]:
 def partitioned(sizes: list[int]) -> list[Partition]:
     x, y = digits(sum(sizes))
     bounds = np.cumsum([0, *sizes])
-    return [Partition(x[lo:hi], y[lo:hi]) for lo, hi in zip(bounds, bounds[1:], strict=False)]
+    return [Partition(x[lo:hi], y[lo:hi]) for lo, hi in pairwise(bounds)]
 
 
 def as_dataset(spark: Any, partitions: list[Partition]) -> Dataset:
@@ -245,9 +248,6 @@ def test_optimizer_instance_with_groups(spark: Any) -> None:
             momentum=0.9,
         )
 
-    # plain() copies the module it is given, so build the groups over that copy.
-    import copy
-
     reference = copy.deepcopy(mlp())
     expected = _plain_in_place(reference, rebuild(None), parts)
     with threads(2):
@@ -255,8 +255,6 @@ def test_optimizer_instance_with_groups(spark: Any) -> None:
 
 
 def _plain_in_place(module: nn.Module, steps: torch.optim.Optimizer, parts: list[Partition]) -> nn.Module:
-    from support.reference import iteration_rows
-
     with threads(2):
         for iteration in range(6):
             _, (rows,) = iteration_rows(parts, 60, iteration, seed=3)
