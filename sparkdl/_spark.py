@@ -84,14 +84,23 @@ class FrameJobs:
         self.sc: Any = sc
         self._jvm: Any = sc._jvm
         self._jsc: Any = sc._jsc
-        self._env: JavaObject = self._jvm.java.util.HashMap()
+        # Looking a class up costs several round trips to the JVM, so each is looked up once.
+        self._context = self._jsc.sc()
+        self._hash_map = self._jvm.java.util.HashMap
+        self._array_list = self._jvm.java.util.ArrayList
+        self._python_function = self._jvm.SimplePythonFunction
+        self._python_rdd = self._jvm.PythonRDD
+        self._pairwise_rdd = self._jvm.PairwiseRDD
+        self._env: JavaObject = self._hash_map()
         for name, value in sc.environment.items():
             self._env.put(name, value)
-        self._includes = self._jvm.java.util.ArrayList()
+        self._includes = self._array_list()
         for include in sc._python_includes or ():
             self._includes.add(include)
-        self._levels = self._jvm.org.apache.spark.storage.StorageLevel
+        levels = self._jvm.org.apache.spark.storage.StorageLevel
+        self._one_copy, self._two_copies = levels.MEMORY_AND_DISK(), levels.MEMORY_AND_DISK_2()
         self._partitioners: dict[int, JavaObject] = {}
+        self._rates: dict[tuple[int, ...], JavaObject] = {}
 
     # -- building -----------------------------------------------------------------------------
 
@@ -114,11 +123,11 @@ class FrameJobs:
             profile: JVM resource profile of the stage.
         """
         command = cloudpickle.dumps((task, None, NoOpSerializer(), FrameSerializer()))
-        variables = self._jvm.java.util.ArrayList()
+        variables = self._array_list()
         for broadcast in broadcasts:
             variables.add(broadcast._jbroadcast)
         sc = self.sc
-        function = self._jvm.SimplePythonFunction(
+        function = self._python_function(
             bytearray(command),
             self._env,
             self._includes,
@@ -127,12 +136,12 @@ class FrameJobs:
             variables,
             sc._javaAccumulator,
         )
-        rdd = self._jvm.PythonRDD(parent, function, preserves_partitioning, False)
+        rdd = self._python_rdd(parent, function, preserves_partitioning, False)
         return rdd.withResources(profile) if profile is not None else rdd
 
     def keyed(self, frames: JavaObject) -> JavaObject:
         """Pair an RDD of alternating keys and frames up, inside the JVM."""
-        return self._jvm.PairwiseRDD(frames).asJavaPairRDD()
+        return self._pairwise_rdd(frames).asJavaPairRDD()
 
     def select(self, pairs: JavaObject, keep: int, drop: Sequence[int]) -> JavaObject:
         """Return the frames of ``pairs`` with key ``keep``, without leaving the JVM.
@@ -140,11 +149,13 @@ class FrameJobs:
         A filter written in Python would need another Python stage. Stratified sampling at rates
         one and zero is a filter that the JVM already has.
         """
-        rates = self._jvm.java.util.HashMap()
-        rates.put(_KEY + keep, 1.0)
-        for name in drop:
-            rates.put(_KEY + name, 0.0)
-        return self._jvm.PythonRDD.valueOfPair(pairs.sampleByKey(False, rates, 0)).rdd()
+        rates = self._rates.get((keep, *drop))
+        if rates is None:
+            rates = self._rates[(keep, *drop)] = self._hash_map()
+            rates.put(_KEY + keep, 1.0)
+            for name in drop:
+                rates.put(_KEY + name, 0.0)
+        return self.values(pairs.sampleByKey(False, rates, 0))
 
     def shuffle(self, pairs: JavaObject, partitions: int) -> JavaObject:
         """Return the pair RDD in which frames with key n are in partition n."""
@@ -152,7 +163,7 @@ class FrameJobs:
 
     def values(self, pairs: JavaObject) -> JavaObject:
         """Return the frames of a pair RDD, in its partitions."""
-        return self._jvm.PythonRDD.valueOfPair(pairs).rdd()
+        return self._python_rdd.valueOfPair(pairs).rdd()
 
     def union(self, first: JavaObject, second: JavaObject) -> JavaObject:
         """Concatenate two RDDs partition by partition; no data moves.
@@ -181,11 +192,11 @@ class FrameJobs:
     def run_map_side(self, shuffled: JavaObject) -> None:
         """Run the map side of a shuffle as a job of its own: all shards are written after it."""
         dependency = shuffled.rdd().dependencies().head()
-        self._jsc.sc().submitMapStage(dependency).get()
+        self._context.submitMapStage(dependency).get()
 
     def collect(self, frames: JavaObject) -> list[bytes]:
         """Run a job and return its frames, partition by partition."""
-        return _read_all(self._jvm.PythonRDD.collectAndServe(frames))
+        return _read_all(self._python_rdd.collectAndServe(frames))
 
     # -- keeping and releasing ------------------------------------------------------------------
 
@@ -195,12 +206,12 @@ class FrameJobs:
         Only a ``PythonRDD`` lets go of its parents: a ``PairwiseRDD`` would keep every iteration
         before it in the task binary, until the JVM's stack overflows.
         """
-        frames.persist(self._levels.MEMORY_AND_DISK_2())
+        frames.persist(self._two_copies)
         frames.localCheckpoint()
 
     def persist(self, frames: JavaObject) -> None:
         """Keep an RDD on the executors that compute it; lineage rebuilds what is lost."""
-        frames.persist(self._levels.MEMORY_AND_DISK())
+        frames.persist(self._one_copy)
 
     def unpersist(self, frames: JavaObject) -> None:
         """Stop keeping an RDD; returns before its blocks are deleted.
@@ -208,7 +219,7 @@ class FrameJobs:
         ``RDD.unpersist`` does the same and warns each time that a locally checkpointed RDD cannot
         be recomputed, which here is the intention.
         """
-        self._jsc.sc().unpersistRDD(frames.id(), False)
+        self._context.unpersistRDD(frames.id(), False)
 
     def release_shuffle(self, shuffled: JavaObject) -> None:
         """Delete a shuffle's files; without this they stay until the driver's next full GC."""
@@ -217,7 +228,7 @@ class FrameJobs:
     def drop_block(self, rdd_id: int, partition: int, timeout: float = 10.0) -> None:
         """Forget a cached block wherever it is: the next job computes it again."""
         storage = "org.apache.spark.storage"
-        environment = self._jsc.sc().env()
+        environment = self._context.env()
         manager = self._getter(
             environment, "org.apache.spark.SparkEnv", "blockManager", f"{storage}.BlockManager"
         )
@@ -239,7 +250,7 @@ class FrameJobs:
         handle = invoke.MethodHandles.publicLookup().findVirtual(
             class_of(owner), method, invoke.MethodType.methodType(class_of(returns))
         )
-        arguments = self._jvm.java.util.ArrayList()
+        arguments = self._array_list()
         arguments.add(obj)
         return handle.invokeWithArguments(arguments)
 

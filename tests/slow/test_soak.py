@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import statistics
+import tempfile
 import threading
 from functools import partial
 from pathlib import Path
@@ -43,10 +44,7 @@ class Probe(Trigger):
         runtime = sc._jvm.java.lang.Runtime.getRuntime()
         me = psutil.Process()
         workers = [c for c in me.children(recursive=True) if "pyspark" in " ".join(c.cmdline())]
-        folders = [
-            sc._temp_dir,
-            *(p for p in sc._jvm.org.apache.spark.util.Utils.getConfiguredLocalDirs(sc._conf._jconf)),
-        ]
+        folders = [Path(sc._temp_dir), *Path(tempfile.gettempdir()).glob("blockmgr-*")]
         storage = sc._jsc.sc().getExecutorMemoryStatus().values().head()
         return {
             "driver_mb": me.memory_info().rss / 2**20,
