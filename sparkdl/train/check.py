@@ -54,8 +54,8 @@ def _ship(spec: FitSpec) -> bytes:
 
 
 def _at_least_two(values: Array) -> Array:
-    """Repeat a single row: BatchNorm refuses to train on one."""
-    return values if len(values) > 1 else np.repeat(values, 2, axis=0)
+    """Copy rows, for torch wants to own them; repeat a single one: BatchNorm refuses to train on it."""
+    return np.array(values) if len(values) > 1 else np.repeat(values, 2, axis=0)
 
 
 def _describe_rows(rows: dict[str, Array], data: Dataset) -> str:
