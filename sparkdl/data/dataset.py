@@ -47,6 +47,10 @@ _ARROW_BATCH_BYTES = 8 << 20
 _PEEK_ROWS = 2  # BatchNorm in training mode needs more than one
 
 
+MAX_REBUILDS = 5
+"""How often a job is run again because it found parts of the store missing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Store:
     """A built partition store.

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from sparkdl.data.columns import Column, Columns
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError, DataError, SparkdlError
-from sparkdl.ml import fitting
+from sparkdl.ml import converters, fitting
 from sparkdl.ml.model import (
     TorchClassificationModel,
     TorchModel,
@@ -41,7 +41,6 @@ from sparkdl.ml.params import (
     HasPrediction,
     HasScaling,
     HasTrainingSetters,
-    _names,
     _param,
     value_of,
 )
@@ -460,7 +459,7 @@ class TorchEstimator(_TorchEstimator, HasOutputs, Estimator[TorchModel]):
     labelCols: Param[list[str]] = _param(
         "labelCols",
         "columns for a loss with several labels, which gets them as a tuple; used instead of labelCol.",
-        _names("labelCols"),
+        converters.names("labelCols"),
     )
 
     @keyword_only

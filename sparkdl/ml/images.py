@@ -13,7 +13,8 @@ from pyspark.sql import types as T
 
 from sparkdl.data.images import ImageFormat, require_pillow
 from sparkdl.exceptions import DataError
-from sparkdl.ml.rowwise import HandleInvalid, add_column, choice, defined, find_field, quoted
+from sparkdl.ml.converters import one_of
+from sparkdl.ml.rowwise import HandleInvalid, Settable, add_column, defined, find_field, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,6 +35,7 @@ class ImageToTensor(
     HasInputCol,
     HasOutputCol,
     HandleInvalid,
+    Settable,
     DefaultParamsReadable["ImageToTensor"],
     DefaultParamsWritable,
 ):
@@ -71,7 +73,7 @@ class ImageToTensor(
         Params._dummy(),
         "mode",
         "'resize' stretches images to the size; 'crop' keeps proportions and cuts out the centre",
-        typeConverter=choice("mode", "resize", "crop"),
+        typeConverter=one_of("mode", "resize", "crop"),
     )
     shorterSide: Param[int] = Param(
         Params._dummy(),
@@ -96,13 +98,13 @@ class ImageToTensor(
         Params._dummy(),
         "dtype",
         "'float32' for values from 0 to 1, 'uint8' for values from 0 to 255",
-        typeConverter=choice("dtype", "float32", "uint8"),
+        typeConverter=one_of("dtype", "float32", "uint8"),
     )
     layout: Param[str] = Param(
         Params._dummy(),
         "layout",
         "'CHW' for channels first, 'HWC' for channels last",
-        typeConverter=choice("layout", "CHW", "HWC"),
+        typeConverter=one_of("layout", "CHW", "HWC"),
     )
     pathCol: Param[str] = Param(
         Params._dummy(),
@@ -133,26 +135,6 @@ class ImageToTensor(
         super().__init__()
         self._setDefault(mode="resize", channels=3, dtype="float32", layout="CHW", pathCol="path")
         self._set(**self._input_kwargs)
-
-    @keyword_only
-    def setParams(
-        self,
-        *,
-        inputCol: str | None = None,
-        outputCol: str | None = None,
-        size: int | Sequence[int] | None = None,
-        mode: str = "resize",
-        shorterSide: int | None = None,
-        channels: int = 3,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        dtype: str = "float32",
-        layout: str = "CHW",
-        pathCol: str = "path",
-        handleInvalid: str = "error",
-    ) -> Self:
-        """Set the Params that are given."""
-        return self._set(**self._input_kwargs)
 
     @property
     def format(self) -> ImageFormat:

@@ -5,11 +5,9 @@ Params hold JSON values only; what else an estimator needs (module, loss, optimi
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeVar
 
-import numpy as np
 from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.param.shared import (
     HasBatchSize,
@@ -28,98 +26,13 @@ from pyspark.ml.param.shared import (
     HasWeightCol,
 )
 
-from sparkdl.data.columns import STORED_DTYPES, Column, Columns
+from sparkdl.data.columns import Column, Columns
 from sparkdl.exceptions import ConfigError
+from sparkdl.ml import converters
 
 T = TypeVar("T")
 
 # -- type converters ------------------------------------------------------------------------------
-
-
-def _whole(name: str, least: int, meaning: str) -> Callable[[Any], int]:
-    def convert(value: Any) -> int:
-        number = TypeConverters.toInt(value)
-        if number < least:
-            raise ConfigError(f"{name}={value!r}: expected an integer of at least {least} ({meaning})")
-        return number
-
-    return convert
-
-
-def _number(name: str, allowed: Callable[[float], bool], expected: str) -> Callable[[Any], float]:
-    def convert(value: Any) -> float:
-        number = TypeConverters.toFloat(value)
-        if not math.isfinite(number) or not allowed(number):
-            raise ConfigError(f"{name}={value!r}: expected {expected}")
-        return number
-
-    return convert
-
-
-def _one_of(name: str, *choices: str) -> Callable[[Any], str]:
-    def convert(value: Any) -> str:
-        text = TypeConverters.toString(value)
-        if text not in choices:
-            raise ConfigError(f"{name}={value!r}: expected one of {', '.join(choices)}")
-        return text
-
-    return convert
-
-
-def _names(name: str) -> Callable[[Any], list[str]]:
-    def convert(value: Any) -> list[str]:
-        names = TypeConverters.toListString(value)
-        if not names or len(set(names)) < len(names):
-            raise ConfigError(f"{name}={value!r}: expected different column names, at least one")
-        return names
-
-    return convert
-
-
-def _shapes(value: Any) -> list[list[int] | None]:
-    """Convert to one shape per column, ``None`` where the column's own shape counts."""
-    if not isinstance(value, list | tuple):
-        raise TypeError(f"Could not convert {value!r} to list of shapes")
-    if value and all(isinstance(size, int | np.integer) for size in value):
-        value = [value]  # a single column's
-    shapes = [None if shape is None else TypeConverters.toListInt(shape) for shape in value]
-    if not shapes or any(size < 1 for shape in shapes if shape for size in shape):
-        raise ConfigError(
-            f"inputShapes={value!r}: expected a shape of positive integers per features column, for example "
-            "[[3, 32, 32]]"
-        )
-    return shapes
-
-
-def _types(value: Any) -> list[str | None]:
-    """Convert to one numpy dtype name per column, ``None`` where the default counts."""
-    value = [value] if isinstance(value, str) else value
-    if not isinstance(value, list | tuple):
-        raise TypeError(f"Could not convert {value!r} to list of dtypes")
-    for name in value:
-        if name is not None and name not in STORED_DTYPES:
-            raise ConfigError(f"inputTypes={value!r}: expected names among {', '.join(STORED_DTYPES)}")
-    return list(value)
-
-
-def json_value(value: Any) -> Any:
-    """Convert a hyper-parameter to what JSON has: numpy numbers become Python's, tuples lists.
-
-    Raises:
-        TypeError: if JSON has no such value.
-    """
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
-    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {key: json_value(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [json_value(item) for item in value]
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise TypeError(
-        f"Could not convert {value!r:.100} to JSON: a hyper-parameter is a number, string, boolean, list or "
-        "dict"
-    )
 
 
 def _one_each(name: str, values: Sequence[Any] | None, columns: Sequence[str]) -> Sequence[Any]:
@@ -144,31 +57,31 @@ class HasInputs(HasFeaturesCol, HasHandleInvalid):
         "featuresCols",
         "columns of a module with several inputs, in the order of its forward method; used instead of "
         "featuresCol.",
-        _names("featuresCols"),
+        converters.names("featuresCols"),
     )
     inputShapes: Param[list[list[int] | None]] = _param(
         "inputShapes",
         "shape of one row's tensor by features column, for vectors, flat arrays and binary columns that are "
         "to be reshaped; null for those that stay.",
-        _shapes,
+        converters.shapes,
     )
     inputTypes: Param[list[str | None]] = _param(
         "inputTypes",
         "numpy dtype of the tensor by features column; null for the default: integers become int64, other "
         "numbers and vectors float32, bytes uint8.",
-        _types,
+        converters.types,
     )
     handleInvalid: Param[str] = _param(
         "handleInvalid",
         "how to handle rows with null in a features column (in a fit, any column it reads). Options are "
         "error (throw an error), skip (leave the rows out), keep (transform: outputs are null; fit: as "
         "skip).",
-        _one_of("handleInvalid", "error", "skip", "keep"),
+        converters.one_of("handleInvalid", "error", "skip", "keep"),
     )
     inferenceBatchSize: Param[int] = _param(
         "inferenceBatchSize",
         "rows per forward pass in transform; chosen from the size of a row if not set.",
-        _whole("inferenceBatchSize", 1, "rows per forward pass"),
+        converters.whole("inferenceBatchSize", 1, "rows per forward pass"),
     )
 
     def __init__(self) -> None:
@@ -266,7 +179,7 @@ class HasOutputs(HasPrediction):
     outputCols: Param[list[str]] = _param(
         "outputCols",
         "columns for the outputs of a module that returns several, in order; used instead of predictionCol.",
-        _names("outputCols"),
+        converters.names("outputCols"),
     )
 
     def getOutputCols(self) -> list[str]:
@@ -300,35 +213,37 @@ class HasTraining(
     batchSize: Param[int] = _param(
         "batchSize",
         "rows of one iteration over all executors.",
-        _whole("batchSize", 1, "rows of one iteration over all executors"),
+        converters.whole("batchSize", 1, "rows of one iteration over all executors"),
     )
     maxEpochs: Param[int] = _param(
-        "maxEpochs", "maximum number of passes over the rows (>= 0).", _whole("maxEpochs", 0, "passes")
+        "maxEpochs",
+        "maximum number of passes over the rows (>= 0).",
+        converters.whole("maxEpochs", 0, "passes"),
     )
     maxIter: Param[int] = _param(
         "maxIter",
         "maximum number of iterations (>= 0), each on one batch; not limited if not set.",
-        _whole("maxIter", 0, "iterations, each on one batch"),
+        converters.whole("maxIter", 0, "iterations, each on one batch"),
     )
     learningRate: Param[float] = _param(
         "learningRate",
         "learning rate of the optimizer (> 0); an optimizer that was given keeps its own unless this is set.",
-        _number("learningRate", lambda x: x > 0, "a number above 0"),
+        converters.number("learningRate", lambda x: x > 0, "a number above 0"),
     )
     numPartitions: Param[int] = _param(
         "numPartitions",
         "partitions to train on, each a task of an iteration; one per executor if not set.",
-        _whole("numPartitions", 1, "partitions to train on"),
+        converters.whole("numPartitions", 1, "partitions to train on"),
     )
     microBatchSize: Param[int] = _param(
         "microBatchSize",
         "rows per forward and backward pass of a task, to save memory; all at once if not set.",
-        _whole("microBatchSize", 1, "rows per forward and backward pass"),
+        converters.whole("microBatchSize", 1, "rows per forward and backward pass"),
     )
     precision: Param[str] = _param(
         "precision",
         "number format of forward and backward passes: fp32, or bf16 or fp16 with autocast.",
-        _one_of("precision", "fp32", "bf16", "fp16"),
+        converters.one_of("precision", "fp32", "bf16", "fp16"),
     )
     shuffle: Param[bool] = _param(
         "shuffle", "whether each epoch visits the rows in another order.", TypeConverters.toBoolean
@@ -336,13 +251,13 @@ class HasTraining(
     gradientClipNorm: Param[float] = _param(
         "gradientClipNorm",
         "largest L2 norm of the gradient (> 0); larger ones are scaled down; not limited if not set.",
-        _number("gradientClipNorm", lambda x: x > 0, "a number above 0"),
+        converters.number("gradientClipNorm", lambda x: x > 0, "a number above 0"),
     )
     validationFraction: Param[float] = _param(
         "validationFraction",
         "share of the rows, chosen at random by seed, that is kept for validation after each epoch (>= 0, < "
         "1); not used with validationIndicatorCol.",
-        _number("validationFraction", lambda x: 0 <= x < 1, "a number from 0 to below 1"),
+        converters.number("validationFraction", lambda x: 0 <= x < 1, "a number from 0 to below 1"),
     )
     monitor: Param[str] = _param(
         "monitor",
@@ -353,7 +268,7 @@ class HasTraining(
         "earlyStoppingPatience",
         "validations without a better score after which training ends, with the best weights; never if not "
         "set.",
-        _whole("earlyStoppingPatience", 1, "validations without a better score"),
+        converters.whole("earlyStoppingPatience", 1, "validations without a better score"),
     )
     checkpointPath: Param[str] = _param(
         "checkpointPath",
@@ -575,7 +490,7 @@ class HasHyper(Params):
         key = f"{of}.{name}"
         param = vars(self).get(key)
         if param is None:
-            param = Param(self, key, f"argument {name!r} of the {of}'s factory.", json_value)
+            param = Param(self, key, f"argument {name!r} of the {of}'s factory.", converters.json_value)
             setattr(self, key, param)
             self._params = None  # Spark keeps the list of params
         return param

@@ -12,21 +12,11 @@ from pyspark.sql import functions as F
 from sparkdl.data.columns import tensor_metadata
 from sparkdl.data.rowwise import Rowwise
 from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.ml.converters import one_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType, StructField
-
-
-def choice(name: str, *choices: str) -> Callable[[Any], str]:
-    """Return a type converter that takes some strings only."""
-
-    def convert(value: Any) -> str:
-        if value not in choices:
-            raise ConfigError(f"{name}={value!r}: expected {' or '.join(map(repr, choices))}")
-        return str(value)
-
-    return convert
 
 
 class HandleInvalid(HasHandleInvalid):
@@ -37,7 +27,7 @@ class HandleInvalid(HasHandleInvalid):
         "handleInvalid",
         "how to handle rows that cannot be used. Options are error (throw an error that names the row), skip "
         "(leave the rows out), keep (the output is null).",
-        typeConverter=choice("handleInvalid", "error", "skip", "keep"),
+        typeConverter=one_of("handleInvalid", "error", "skip", "keep"),
     )
 
     def __init__(self) -> None:
@@ -47,6 +37,22 @@ class HandleInvalid(HasHandleInvalid):
     def setHandleInvalid(self, value: str) -> Self:
         """Set ``handleInvalid``."""
         return self._set(handleInvalid=value)
+
+
+class Settable(Params):
+    """Mixin that sets Params by the names that the constructor has."""
+
+    def setParams(self, **values: Any) -> Self:
+        """Set the Params that are given.
+
+        Raises:
+            TypeError: if there is no such Param, or a value has the wrong type.
+            ConfigError: if a value cannot work.
+        """
+        for name in values:
+            if not self.hasParam(name):
+                raise TypeError(f"{type(self).__name__} has no parameter {name!r}")
+        return self._set(**values)
 
 
 def quoted(name: str) -> Column:

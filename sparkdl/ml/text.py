@@ -20,7 +20,8 @@ from pyspark.sql import types as T
 
 from sparkdl.data.text import TextIndex, tokenize
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.ml.rowwise import HandleInvalid, add_column, choice, defined, find_field, quoted
+from sparkdl.ml.converters import one_of
+from sparkdl.ml.rowwise import HandleInvalid, Settable, add_column, defined, find_field, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,13 +54,13 @@ class _IndexParams(HasInputCol, HasOutputCol, HandleInvalid):
         Params._dummy(),
         "padding",
         "end of short texts at which they are padded: 'start' or 'end'",
-        typeConverter=choice("padding", "start", "end"),
+        typeConverter=one_of("padding", "start", "end"),
     )
     truncation: Param[str] = Param(
         Params._dummy(),
         "truncation",
         "end of long texts that is cut off: 'start' or 'end'",
-        typeConverter=choice("truncation", "start", "end"),
+        typeConverter=one_of("truncation", "start", "end"),
     )
 
     def __init__(self) -> None:
@@ -127,7 +128,11 @@ class _IndexParams(HasInputCol, HasOutputCol, HandleInvalid):
 
 
 class TextIndexer(
-    Estimator["TextIndexerModel"], _IndexParams, DefaultParamsReadable["TextIndexer"], DefaultParamsWritable
+    Estimator["TextIndexerModel"],
+    _IndexParams,
+    Settable,
+    DefaultParamsReadable["TextIndexer"],
+    DefaultParamsWritable,
 ):
     r"""Learns a vocabulary; its model turns texts into rows of token numbers, all of one length.
 
@@ -199,26 +204,6 @@ class TextIndexer(
         super().__init__()
         self._setDefault(maxSize=50_000, minCount=1, padToken="<pad>", unknownToken="<unk>")
         self._set(**self._input_kwargs)
-
-    @keyword_only
-    def setParams(
-        self,
-        *,
-        inputCol: str | None = None,
-        outputCol: str | None = None,
-        maxLength: int = 128,
-        maxSize: int = 50_000,
-        minCount: int = 1,
-        padToken: str = "<pad>",
-        unknownToken: str = "<unk>",
-        pattern: str = r"\w+",
-        toLowercase: bool = True,
-        padding: str = "end",
-        truncation: str = "end",
-        handleInvalid: str = "error",
-    ) -> Self:
-        """Set the Params that are given."""
-        return self._set(**self._input_kwargs)
 
     def _fit(self, dataset: DataFrame) -> TextIndexerModel:
         defined(self, "inputCol")

@@ -60,7 +60,7 @@ def write(module: nn.Module, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
     Raises:
         ConfigError: if the state_dict holds something other than dense tensors.
     """
-    kept, aliases = _unique(module)
+    kept, aliases = unique_tensors(module)
     kept = dict(sorted(kept.items(), key=lambda item: (-item[1].element_size(), item[0])))  # aligned
     entries: dict[str, Any] = {"__metadata__": {"format": "pt", **aliases}}
     end = 0
@@ -200,8 +200,23 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _unique(module: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Return the tensors of a state_dict, those that are the same piece of memory once."""
+def place(name: str, tensor: torch.Tensor) -> object:
+    """Return what is equal for tensors that are the same piece of memory."""
+    if not tensor.numel():
+        return name
+    storage = tensor.untyped_storage().data_ptr()
+    return storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def unique_tensors(module: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Return the tensors of a state_dict, those that are the same piece of memory once.
+
+    Returns:
+        The tensors by name, and for the names that were left out the one that stands for them.
+
+    Raises:
+        ConfigError: if the state_dict holds something that cannot be saved as plain tensors.
+    """
     kept: dict[str, torch.Tensor] = {}
     aliases: dict[str, str] = {}
     first: dict[object, str] = {}
@@ -215,11 +230,7 @@ def _unique(module: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]
             raise ConfigError(
                 f"{name} is a {value.dtype} {value.layout} tensor on {value.device}: cannot be saved"
             )
-        place: object = name
-        if value.numel():
-            storage = value.untyped_storage().data_ptr()
-            place = storage, value.storage_offset(), value.shape, value.stride(), value.dtype
-        other = first.setdefault(place, name)
+        other = first.setdefault(place(name, value), name)
         if other == name:
             kept[name] = value
         else:

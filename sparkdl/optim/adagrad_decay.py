@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch.optim.optimizer import ParamsT
 
+from sparkdl.optim.closure import evaluate
+
 
 class AdagradDecay(torch.optim.Optimizer):
     """Adagrad whose accumulator is cut down from time to time (AdagradDecay of DeepRec).
@@ -61,10 +63,7 @@ class AdagradDecay(torch.optim.Optimizer):
         Returns:
             The closure's loss, if there is one.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluate(closure)
         for group in self.param_groups:
             for weight in group["params"]:
                 if weight.grad is None:

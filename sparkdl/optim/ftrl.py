@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.optim.optimizer import ParamsT
 
+from sparkdl.optim.closure import evaluate
+
 
 class Ftrl(torch.optim.Optimizer):
     r"""Follow the regularized leader, proximal (McMahan et al., KDD 2013).
@@ -79,10 +81,7 @@ class Ftrl(torch.optim.Optimizer):
         Returns:
             The closure's loss, if there is one.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluate(closure)
         for group in self.param_groups:
             if group["lr"] == 0:
                 continue

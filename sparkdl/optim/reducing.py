@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from sparkdl.optim.closure import evaluate
+
 
 class ReducingOptimizer(torch.optim.Optimizer):
     """An optimizer whose step needs sums over weights that one slice does not hold.
@@ -56,10 +58,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         Returns:
             The closure's loss, if there is one.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = evaluate(closure)
         self.apply(self.partials())
         return loss
 

@@ -36,6 +36,7 @@ from torch import nn
 
 from sparkdl import __version__
 from sparkdl.exceptions import ConfigError, ModelError
+from sparkdl.nn.weights import place, unique_tensors
 from sparkdl.train.resume import ResumePoint
 from sparkdl.train.state import TrainState
 
@@ -285,47 +286,25 @@ def _digest(path: str) -> str:
 
 
 def tensors_of(module: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Return a module's parameters and buffers, tied ones once, as safetensors can write them.
-
-    Returns:
-        The tensors by name, and for the names that were left out the one that stands for them.
+    """Return what :func:`sparkdl.nn.weights.unique_tensors` does, as safetensors can write it.
 
     Raises:
-        ConfigError: if the state_dict holds something other than tensors.
+        ConfigError: if the state_dict holds something that cannot be saved as plain tensors.
     """
+    found, aliases = unique_tensors(module)
     kept: dict[str, torch.Tensor] = {}
-    aliases: dict[str, str] = {}
-    first: dict[object, str] = {}
     storages: set[int] = set()
-    for name, value in module.state_dict().items():
-        if not isinstance(value, torch.Tensor):
-            raise ConfigError(
-                f"{type(module).__name__}: state_dict entry {name!r} is a {type(value).__name__}; a "
-                "checkpoint holds tensors only, so get_extra_state must return a tensor"
-            )
-        place = first.setdefault(_place(name, value), name)
-        if place != name:
-            aliases[name] = place
-            continue
+    for name, value in found.items():
         storage = value.untyped_storage().data_ptr()
-        kept[name] = value.clone() if storage in storages else value
-        kept[name] = kept[name].contiguous()
+        kept[name] = (value.clone() if storage in storages else value).contiguous()
         storages.add(storage)
     return kept, aliases
 
 
-def _place(name: str, tensor: torch.Tensor) -> object:
-    """Return what is equal for tensors that are the same piece of memory."""
-    storage = tensor.untyped_storage().data_ptr()
-    if storage == 0:  # no elements
-        return name
-    return storage, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
-
-
 def _check_fit(path: Path, saved: Mapping[str, torch.Tensor], module: nn.Module) -> None:
     own = {n: t for n, t in module.state_dict().items() if isinstance(t, torch.Tensor)}
-    covered = {_place(n, t) for n, t in own.items() if n in saved}
-    problems = [f"{n} is missing" for n, t in own.items() if _place(n, t) not in covered]
+    covered = {place(n, t) for n, t in own.items() if n in saved}
+    problems = [f"{n} is missing" for n, t in own.items() if place(n, t) not in covered]
     problems += [f"{n} is not in the module" for n in saved if n not in own]
     problems += [
         f"{n} has shape {tuple(t.shape)} there and {tuple(own[n].shape)} in the module"

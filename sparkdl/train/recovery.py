@@ -16,9 +16,9 @@ from time import monotonic, perf_counter
 from sparkdl.allreduce.update import Turn
 from sparkdl.exceptions import TaskError
 from sparkdl.frame import Array
-from sparkdl.train.run import Snapshot
+from sparkdl.train.run import Kept, Snapshot
 from sparkdl.train.state import TrainState
-from sparkdl.train.step import Kept, ModelState, Outcome, Stepper
+from sparkdl.train.step import ModelState, Outcome, Stepper
 
 _SHARE = 0.03
 """Commits take at most this share of the time, unless ``commit_every`` says otherwise."""

@@ -21,10 +21,8 @@ from sparkdl.frame import Array
 from sparkdl.layout import ParamLayout
 from sparkdl.optim.slice import cut_states
 from sparkdl.train.history import History
-from sparkdl.train.run import Snapshot
+from sparkdl.train.run import Kept, Snapshot
 from sparkdl.train.state import TrainState
-
-Kept = list[list[bytes]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from sparkdl.train.resume import ResumePoint
     from sparkdl.train.step import Outcome
 
+Kept = list[list[bytes]]
+"""Per slice, the frames that stay with it between iterations."""
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:

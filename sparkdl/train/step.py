@@ -20,7 +20,7 @@ from sparkdl._spark import FrameJobs, JavaObject, Task, frames_of, is_job_failur
 from sparkdl.allreduce import slices, update
 from sparkdl.allreduce.update import Turn
 from sparkdl.allreduce.weights import Weights, publish
-from sparkdl.data.dataset import Store
+from sparkdl.data.dataset import MAX_REBUILDS, Store
 from sparkdl.exceptions import DataError, ModelError, NonFiniteError
 from sparkdl.frame import Array, Frame
 from sparkdl.layout import ParamLayout
@@ -34,14 +34,10 @@ from sparkdl.train.parameter_sync import (
     pick_average,
     split_kept,
 )
-from sparkdl.train.run import Snapshot
+from sparkdl.train.run import Kept, Snapshot
 from sparkdl.train.state import TrainState
 from sparkdl.train.worker import FitRef
 
-Kept = list[list[bytes]]
-"""Per slice, the frames that stay with it between iterations."""
-
-_MAX_REBUILDS = 5
 _ONE_SLICE_BYTES = 4 << 20
 """Up to this size an update that needs reductions runs as one slice: nothing is left to reduce, and
 each reduction would be a job of its own."""
@@ -204,7 +200,7 @@ class Stepper:
             TaskError: if a task failed for another reason.
         """
         turn = turn or Turn()
-        for _ in range(_MAX_REBUILDS):
+        for _ in range(MAX_REBUILDS):
             try:
                 sent = self._run_jobs(state, model, steps, turn, frozen)
             except Exception as error:
@@ -220,7 +216,7 @@ class Stepper:
         else:
             raise DataError(
                 f"iteration {state.iteration + 1}: partitions of the store were still missing after "
-                f"{_MAX_REBUILDS} rebuilds; is the executors' local disk full or being cleaned?"
+                f"{MAX_REBUILDS} rebuilds; is the executors' local disk full or being cleaned?"
             )
         begin = time.perf_counter()
         new = self._assemble(sent.messages, model.weights)

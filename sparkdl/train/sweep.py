@@ -16,7 +16,7 @@ from sparkdl._spark import FrameJobs, JavaObject, Task, is_job_failure, task_err
 from sparkdl.allreduce.weights import WeightsRef
 from sparkdl.data import store
 from sparkdl.data.columns import Structure
-from sparkdl.data.dataset import Dataset
+from sparkdl.data.dataset import MAX_REBUILDS, Dataset
 from sparkdl.exceptions import DataError, ModelError
 from sparkdl.frame import Array, Frame
 from sparkdl.nn.batch import Batch
@@ -26,7 +26,6 @@ from sparkdl.nn.objective import LossObjective
 from sparkdl.train.forward_backward import make_batch
 from sparkdl.train.worker import Worker
 
-_MAX_REBUILDS = 5
 _BATCH_BYTES = 1 << 20
 
 
@@ -154,7 +153,7 @@ def sweep(
         TaskError: if a task failed, or the error of sparkdl that it raised.
     """
     built = data.store()
-    for _ in range(_MAX_REBUILDS):
+    for _ in range(MAX_REBUILDS):
         jobs.describe(describe)
         try:
             frames = jobs.collect(jobs.stage(built.tokens, task, broadcasts, profile=profile))
@@ -171,7 +170,7 @@ def sweep(
         for partition in missing:
             jobs.drop_block(built.tokens.id(), partition)
     raise DataError(
-        f"{doing}: partitions of the store were still missing after {_MAX_REBUILDS} rebuilds; is the "
+        f"{doing}: partitions of the store were still missing after {MAX_REBUILDS} rebuilds; is the "
         "executors' local disk full or being cleaned?"
     )
 

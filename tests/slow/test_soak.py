@@ -43,7 +43,7 @@ class Probe(Trigger):
             sc._jvm.System.gc()
         runtime = sc._jvm.java.lang.Runtime.getRuntime()
         me = psutil.Process()
-        workers = [c for c in me.children(recursive=True) if "pyspark" in " ".join(c.cmdline())]
+        workers_mb = [memory for c in me.children(recursive=True) if (memory := _worker_mb(c))]
         folders = [Path(sc._temp_dir), *Path(tempfile.gettempdir()).glob("blockmgr-*")]
         storage = sc._jsc.sc().getExecutorMemoryStatus().values().head()
         return {
@@ -51,12 +51,20 @@ class Probe(Trigger):
             "driver_threads": threading.active_count(),
             "heap_mb": (runtime.totalMemory() - runtime.freeMemory()) / 2**20,
             "jvm_threads": sc._jvm.java.lang.Thread.activeCount(),
-            "workers": len(workers),
-            "workers_mb": sum(w.memory_info().rss for w in workers) / 2**20,
+            "workers": len(workers_mb),
+            "workers_mb": sum(workers_mb),
             "files": sum(len(files) for folder in folders for _, _, files in os.walk(folder)),
             "persisted": sc._jsc.getPersistentRDDs().size(),
             "storage_kb": (storage._1() - storage._2()) / 2**10,
         }
+
+
+def _worker_mb(process: psutil.Process) -> float:
+    """Return a Python worker's memory; 0 for other processes, and for those that end just now."""
+    try:
+        return process.memory_info().rss / 2**20 if "pyspark" in " ".join(process.cmdline()) else 0.0
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return 0.0
 
 
 @pytest.mark.parametrize("inline", [True, False], ids=["inline weights", "broadcast weights"])
