@@ -149,6 +149,9 @@ class Executors:
     cores: int
 
 
+_LOCAL = re.compile(r"local(?:\[(\*|\d+)(?:,\s*\d+)?\])?")
+
+
 def executors(spark: SparkSession, wait_seconds: float = 30.0) -> Executors:
     """Return the executors, after waiting for those that are still starting.
 
@@ -162,7 +165,7 @@ def executors(spark: SparkSession, wait_seconds: float = 30.0) -> Executors:
     """
     sc = spark.sparkContext
     master = str(sc.master)
-    local = re.fullmatch(r"local(?:\[(\*|\d+)(?:,\s*\d+)?\])?", master)
+    local = _LOCAL.fullmatch(master)
     if local:
         cores = local.group(1) or "1"
         return Executors(1, (os.cpu_count() or 1) if cores == "*" else int(cores))
@@ -185,6 +188,12 @@ def executors(spark: SparkSession, wait_seconds: float = 30.0) -> Executors:
         )
     _wait_until_ready(sc, len(cores_of), sum(cores_of), deadline)
     return Executors(len(cores_of), min(cores_of))
+
+
+def executor_count(spark: SparkSession) -> int:
+    """Return the number of executors right now, without waiting; 1 in local mode."""
+    sc = spark.sparkContext
+    return 1 if _LOCAL.fullmatch(str(sc.master)) else len(_registered(sc))
 
 
 def _wait_until_ready(sc: Any, count: int, slots: int, deadline: float) -> None:

@@ -265,6 +265,30 @@ class Dataset:
                 self._store = self._build(tokens, available)
             return self._store
 
+    @property
+    def num_partitions(self) -> Partitions:
+        """What the Dataset was made with."""
+        return self._num_partitions
+
+    def repartition(self, num_partitions: int) -> Store:
+        """Build the store with another number of partitions, and delete the one there is.
+
+        The rows keep their positions in the source. What the Dataset was made with stays: after
+        :meth:`release` that counts again.
+
+        Raises:
+            DataError: if the rows cannot be read; the store is as it was then.
+        """
+        with self._lock:
+            old = self.store()
+            if len(old.partitions) == num_partitions:
+                return old
+            available = session.executors(self._spark)
+            tokens = self._source.tokens(self._spark, self._plan, uuid.uuid4().hex, num_partitions)
+            self._store = self._build(tokens, available)
+            self._delete(old)
+            return self._store
+
     def _build(self, tokens: JavaObject, available: session.Executors) -> Store:
         jobs = FrameJobs(self._spark.sparkContext)
         jobs.persist(tokens)
@@ -299,8 +323,10 @@ class Dataset:
         """Delete the rows from the executors. The Dataset rebuilds them if it is used again."""
         with self._lock:
             store, self._store = self._store, None
-        if store is None or self._spark.sparkContext._jsc is None:
-            return
+        if store is not None and self._spark.sparkContext._jsc is not None:
+            self._delete(store)
+
+    def _delete(self, store: Store) -> None:
         jobs = FrameJobs(self._spark.sparkContext)
         jobs.describe("sparkdl: release the partition store")
         try:
@@ -376,6 +402,23 @@ class _DataFrameSource(_Source):
     def __init__(self, df: DataFrame, expressions: list[Any]) -> None:
         self._df = df
         self._expressions = expressions
+        self._planned: DataFrame | None = None
+
+    def _numbered(self, spark: SparkSession) -> DataFrame:
+        """Return the selected columns, planned once.
+
+        A plan made later may cut the files into other partitions, for more executors have come, and
+        number the rows otherwise.
+        """
+        if self._planned is None:
+            from pyspark.sql import DataFrame
+
+            selected = self._selected(self._df)
+            rows = selected._jdf.queryExecution().toRdd()
+            schema = selected._jdf.schema()
+            planned = spark._jsparkSession.internalCreateDataFrame(rows, schema, False)
+            self._planned = DataFrame(planned, spark)
+        return self._planned
 
     def _selected(self, df: DataFrame) -> DataFrame:
         from pyspark.sql import functions as F
@@ -387,7 +430,7 @@ class _DataFrameSource(_Source):
         return build.convert_rows(plan, first) if first else {}
 
     def tokens(self, spark: SparkSession, plan: TablePlan, store: str, partitions: Partitions) -> JavaObject:
-        df = self._selected(self._df)
+        df = self._numbered(spark)
         if isinstance(partitions, int):
             # Rows arrive from a shuffle in any order; sorting by their id makes every build the same.
             df = df.repartition(partitions).sortWithinPartitions(ROW_ID)
@@ -466,7 +509,10 @@ class _ArraySource(_Source):
         rows = len(next(iter(self._arrays.values())))
         bounds = [p * rows // partitions for p in range(partitions + 1)]
         chunks = [
-            (lo, {key: array[lo:hi] for key, array in self._arrays.items()}) for lo, hi in pairwise(bounds)
+            (p, (lo, {key: array[lo:hi] for key, array in self._arrays.items()}))
+            for p, (lo, hi) in enumerate(pairwise(bounds))
         ]
-        rdd = spark.sparkContext.parallelize(chunks, partitions)
+        # Through a shuffle: the rows of a parallelized collection travel with every task that descends
+        # from it, which here would be each task of each iteration.
+        rdd = spark.sparkContext.parallelize(chunks, partitions).partitionBy(partitions, int).values()
         return frames_of(rdd.mapPartitionsWithIndex(build.arrays_writer(store, plan)))

@@ -51,6 +51,16 @@ def rows_of(
     lo, hi = share(partition_rows, iterations, t)
     if lo == hi:
         return np.empty(0, np.int32)
-    if not shuffle:
-        return np.arange(lo, hi, dtype=np.int64)
-    return permutation(partition_rows, seed, epoch, partition)[lo:hi]
+    return _order(partition_rows, seed, epoch, partition, shuffle)[lo:hi]
+
+
+def rows_left(
+    partition_rows: int, iterations: int, t: int, *, seed: int, epoch: int, partition: int, shuffle: bool
+) -> Indices:
+    """Return the row numbers that a partition contributes to iteration ``t`` and those after it."""
+    lo, _ = share(partition_rows, iterations, t)
+    return _order(partition_rows, seed, epoch, partition, shuffle)[lo:]
+
+
+def _order(rows: int, seed: int, epoch: int, partition: int, shuffle: bool) -> Indices:
+    return permutation(rows, seed, epoch, partition) if shuffle else np.arange(rows, dtype=np.int64)

@@ -26,7 +26,7 @@ import numpy as np
 from sparkdl import frame
 from sparkdl.data.columns import ColumnPlan
 from sparkdl.exceptions import DataError
-from sparkdl.frame import Array, Frame
+from sparkdl.frame import Array, Frame, Parts
 
 _FOLDER = "sparkdl"
 _POSITIONS = "_row"
@@ -212,6 +212,11 @@ def _locate(token: Token) -> Path:
     if own.is_dir():
         return own
     raise PartitionMissingError(token.folder)
+
+
+def missing(partition: int) -> Parts:
+    """Return the frame by which a task says that it does not find its partition's files."""
+    return frame.pack({"kind": "missing", "partition": partition})
 
 
 def delete_partition(token: Token) -> None:

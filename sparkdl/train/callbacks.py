@@ -6,7 +6,8 @@ import logging
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
@@ -15,10 +16,8 @@ from sparkdl.frame import Array
 from sparkdl.train.checkpoint import CheckpointFolder, Path, latest, read_point, tensors_of
 from sparkdl.train.hooks import Hook
 from sparkdl.train.resume import ResumePoint
+from sparkdl.train.run import Run, Snapshot
 from sparkdl.train.triggers import EveryEpoch, EveryIterations, Trigger
-
-if TYPE_CHECKING:
-    from sparkdl.train.run import Run, Snapshot
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +60,14 @@ class EarlyStopping(Hook):
             run.stop(
                 f"EarlyStopping: no score better than {state.best_score:.6g} in {state.stale} validations"
             )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best weights so far."""
+        return {} if self._best is None else asdict(self._best)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the best weights of the run that is resumed."""
+        self._best = Snapshot(**state) if state else None
 
     def on_train_end(self, run: Run) -> None:
         """Go back to the best weights."""

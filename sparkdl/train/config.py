@@ -13,6 +13,7 @@ from sparkdl.nn.numerics import Numerics
 from sparkdl.optim.clip import ClipByNorm, ClipByValue
 from sparkdl.optim.groups import ParamGroup
 from sparkdl.train.averaging import Averaging
+from sparkdl.train.elastic import Elastic
 from sparkdl.train.hooks import Hook
 from sparkdl.train.schedule import Schedule
 from sparkdl.train.triggers import EveryEpoch, MaxEpoch, Trigger
@@ -52,6 +53,7 @@ class TrainConfig:
     commit_every: int | None = None
     max_failures: int = 5
     failure_window: float = 600.0
+    elastic: Elastic | None = None
     progress: bool = True
     name: str | None = None
 
@@ -74,6 +76,8 @@ class TrainConfig:
             raise ConfigError(
                 f"failure_window={self.failure_window!r}: expected a positive number of seconds"
             )
+        if self.elastic is not None and not isinstance(self.elastic, Elastic):
+            raise ConfigError(f"elastic={self.elastic!r}: expected Elastic(...) or None")
         if self.validation_batch_size is not None:
             _check_int("validation_batch_size", self.validation_batch_size, 1, "rows per forward pass")
         for name, value in (("end_when", self.end_when), ("validate_when", self.validate_when)):

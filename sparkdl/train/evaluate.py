@@ -29,7 +29,7 @@ from sparkdl.nn.batch import Batch
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import evaluate
 from sparkdl.nn.trace import describe as say
-from sparkdl.train.sweep import Reader, evaluating, located, missing, output_of, rows_per_batch, sweep
+from sparkdl.train.sweep import Reader, evaluating, located, output_of, rows_per_batch, sweep
 from sparkdl.train.worker import FitRef, FitSpec, Worker
 
 
@@ -68,7 +68,7 @@ class Evaluate:
                         with located(token, rows):
                             measure(worker.spec, replica, batch, specs)
             except store.PartitionMissingError:
-                return missing(partition)
+                return store.missing(partition)
         states, arrays = pack({name: spec.metric for name, spec in specs.items()})
         return frame.pack({"kind": "states", "partition": partition, "states": states}, arrays)
 

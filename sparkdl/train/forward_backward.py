@@ -15,13 +15,14 @@ from sparkdl import frame, seeding
 from sparkdl._spark import key
 from sparkdl.allreduce import slices, update
 from sparkdl.allreduce.weights import WeightsRef
-from sparkdl.data import sampler, store
+from sparkdl.data import store
 from sparkdl.data.columns import Structure
 from sparkdl.exceptions import ModelError
 from sparkdl.frame import Array, Parts
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import BatchLoss, forward_backward
+from sparkdl.train.cursor import Place
 from sparkdl.train.worker import FitRef, Worker
 
 
@@ -33,20 +34,16 @@ class ForwardBackward:
         fit: the fixed part.
         weights: current weights.
         slices: number of shards to cut the gradient into.
-        epoch: completed epochs.
+        place: the iteration's place in its epoch.
         iteration: completed iterations.
-        step: completed iterations of the epoch.
-        steps: iterations per epoch.
         frozen: parameters of the layout that are not trained now.
     """
 
     fit: FitRef
     weights: WeightsRef
     slices: int
-    epoch: int
+    place: Place
     iteration: int
-    step: int
-    steps: int
     frozen: tuple[int, ...] = ()
 
     def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
@@ -61,24 +58,16 @@ class ForwardBackward:
         self, partition: int, token: store.Token, worker: Worker, clock: Stopwatch
     ) -> Iterator[bytes | Parts]:
         spec = worker.spec
-        rows = sampler.rows_of(
-            token.rows,
-            self.steps,
-            self.step,
-            seed=spec.seed,
-            epoch=self.epoch,
-            partition=partition,
-            shuffle=spec.shuffle,
-        )
-        if not len(rows):
-            yield from self._report(partition, BatchLoss(0.0, 0.0, 0, {}), {}, clock)
-            return
-        seeding.seed_task(spec.seed, self.epoch, self.iteration, partition)
         try:
-            columns = store.read_rows(token, rows)
+            rows = self.place.rows(token, spec)
+            columns = store.read_rows(token, rows) if len(rows) else {}
         except store.PartitionMissingError:
             yield from self._problem(partition, {"kind": "missing", "partition": partition})
             return
+        if not len(rows):
+            yield from self._report(partition, BatchLoss(0.0, 0.0, 0, {}), {}, clock)
+            return
+        seeding.seed_task(spec.seed, self.place.epoch, self.iteration, partition)
         batch = make_batch(columns, spec.features, spec.label, spec.weighted, spec.transform)
         clock.lap("data")
         current = self.weights.load().arrays

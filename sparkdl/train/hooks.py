@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.train.triggers import Trigger
 
@@ -46,6 +46,24 @@ class Hook:
 
     def on_iteration_end(self, run: Run) -> None:
         """Run after an iteration; ``run.history[-1]`` is its row."""
+
+    def on_resize(self, run: Run, before: int, after: int) -> None:
+        """Run after the rows were laid out over another number of partitions (``elastic=``).
+
+        It may set ``run.batch_size`` and ``run.learning_rate_scale`` for what follows.
+
+        Args:
+            run: the run, between two iterations.
+            before: number of partitions until now.
+            after: number of partitions from now on.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the hook needs to go on in another run: numbers, strings and numpy arrays by name."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from another run's :meth:`state_dict`; called after ``on_train_begin``."""
 
     def on_validation_begin(self, run: Run, name: str) -> None:
         """Run before a validation set is evaluated."""

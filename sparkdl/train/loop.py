@@ -8,16 +8,19 @@ from math import isnan
 from time import perf_counter
 from typing import Any, Literal
 
+from sparkdl import session
 from sparkdl.allreduce.update import Turn
-from sparkdl.data import sampler
 from sparkdl.data.dataset import Dataset
+from sparkdl.exceptions import DataError, TaskError
+from sparkdl.train.elastic import Watch
+from sparkdl.train.epochs import Epochs
 from sparkdl.train.evaluate import Evaluator
 from sparkdl.train.hooks import Hook
-from sparkdl.train.recovery import Iteration, Recovery
+from sparkdl.train.recovery import Commit, Recovery
 from sparkdl.train.resume import ResumePoint
 from sparkdl.train.run import Run, Snapshot
 from sparkdl.train.schedule import ScheduledHyper
-from sparkdl.train.step import ModelState, Outcome, Stepper
+from sparkdl.train.step import Iteration, ModelState, Outcome, Stepper
 from sparkdl.train.validation import Monitor
 
 StoppedBy = Literal["end_when", "hook", "interrupt", "error"]
@@ -32,13 +35,13 @@ class Loop:
         run: what hooks see; holds state and history.
         stepper: runs an iteration's jobs.
         model: what the first iteration starts from.
-        rows: rows of each partition.
+        epochs: the rows.
         schedule: hyper-parameters as they change.
         evaluator: evaluates validation sets.
         sets: validation sets by name.
         monitor: the monitored score, if there is validation.
         hooks: in the order in which they are called.
-        setting: what must be the same for another run to go on from this one.
+        setting: returns what must be the same for another run to go on from this one.
     """
 
     def __init__(
@@ -47,21 +50,25 @@ class Loop:
         run: Run,
         stepper: Stepper,
         model: ModelState,
-        rows: Sequence[int],
+        epochs: Epochs,
         schedule: ScheduledHyper,
         evaluator: Evaluator,
         sets: Mapping[str, Dataset],
         monitor: Monitor | None,
         hooks: Sequence[Hook],
-        setting: Mapping[str, Any],
+        setting: Callable[[], Mapping[str, Any]],
     ) -> None:
         self._run = run
         self._stepper = stepper
         config = run.config
         self._recovery = Recovery(
-            stepper, model, run.steps, config.commit_every, config.max_failures, config.failure_window
+            stepper, model, config.commit_every, config.max_failures, config.failure_window
         )
-        self._rows = rows
+        self._epochs = epochs
+        self._watch = (
+            Watch(config.elastic, lambda: session.executor_count(run.data.spark)) if config.elastic else None
+        )
+        self._resumed: ResumePoint | None = None
         self._schedule = schedule
         self._evaluator = evaluator
         self._sets = sets
@@ -85,20 +92,38 @@ class Loop:
         Raises:
             TaskError: if the optimizer's state cannot be given back to the slices.
         """
-        run = self._run
+        run, state = self._run, point.state
         scores = _monitored(point.history.validations, self._monitor)
-        for iteration in range(1, point.state.iteration + 1):
+        epochs = [*point.history.column("epoch"), state.epoch + 1]
+        for iteration in range(1, state.iteration + 1):
             self._schedule.after_iteration()
             if iteration in scores:
                 self._schedule.after_validation(scores[iteration])
-            if iteration % run.steps == 0:
+            if epochs[iteration] != epochs[iteration - 1]:
                 self._schedule.after_epoch()
-        kept = point.kept_for(run.layout, self._stepper.slices)
-        first = self.model
-        self._recovery.replace(self._stepper.restore(point.snapshot, kept, point.average_buffers))
-        self._stepper.release(first)
-        run.previous = run.state = point.state
+        run.previous = run.state = state
         run.history, run.scores, self._averaged = point.history, dict(point.scores), point.averaged
+        run.batch_size, run.learning_rate_scale = point.batch_size, point.learning_rate_scale
+        if state.step:
+            self._resume_epoch(point)
+        self._go_on_from(point)
+        self._resumed = point
+
+    def _resume_epoch(self, point: ResumePoint) -> None:
+        """Go on with the rows that an epoch had left."""
+        run, then, now = self._run, point.setting["partitions"], list(self._epochs.store.rows)
+        run.steps = point.steps
+        if point.left is not None and then == now:
+            self._epochs.go_on(point.first, point.left)
+        elif then != now:
+            self._epochs.recover(point.state, point.steps, then, point.first, point.left)
+            run.steps = self._epochs.steps_left(point.state, run.batch_size)
+            self._stepper.resize(self._epochs.store)
+
+    def _go_on_from(self, point: ResumePoint) -> None:
+        """Give weights and what stays with the slices back, to as many slices as there are now."""
+        kept = point.kept_for(self._run.layout, self._stepper.slices)
+        self._recovery.restart(Commit(point.snapshot, point.average_buffers, kept))
 
     def point(self) -> ResumePoint:
         """Return all that another run needs to go on from here.
@@ -106,16 +131,24 @@ class Loop:
         Raises:
             TaskError: if what stays with the slices cannot be read.
         """
-        run = self._run
+        run, cursor = self._run, self._epochs.cursor
+        kept = self._recovery.fetch()
         return ResumePoint(
             state=run.state,
             snapshot=self.current(),
-            kept=self._stepper.fetch(self.model),
+            kept=kept,
             average_buffers=self.model.average_buffers,
             averaged=self._averaged,
             history=run.history,
             scores=run.scores,
-            setting=self._setting,
+            setting=self._setting(),
+            steps=run.steps,
+            batch_size=run.batch_size,
+            learning_rate_scale=run.learning_rate_scale,
+            frozen=run.frozen,
+            first=cursor.first if cursor is not None else 0,
+            left=cursor.positions if cursor is not None else None,
+            hooks={name: hook.state_dict() for name, hook in _by_name(self._hooks).items()},
         )
 
     def train(self, interrupted: Callable[[], bool]) -> StoppedBy:
@@ -123,13 +156,17 @@ class Loop:
         run, config = self._run, self._run.config
         self._mark = perf_counter()
         self._call("on_train_begin")
+        if self._resumed is not None:
+            self._resume_hooks(self._resumed)
         while not config.end_when(run.previous, run.state):
             if run.stopped:
                 return "hook"
             if interrupted():
                 run.stop("interrupt")
                 return "interrupt"
+            self._resize_if_due()
             if run.state.step == 0:
+                self._begin_epoch()
                 self._call("on_epoch_begin")
             self._call("on_iteration_begin")
             self._iterate()
@@ -157,16 +194,54 @@ class Loop:
         if errors and not failed:
             raise errors[0]
 
+    def _begin_epoch(self) -> None:
+        """Begin an epoch that visits all rows."""
+        moved = self._epochs.cursor is not None
+        self._epochs.begin()
+        if moved and self._recovery.commit():
+            self._epochs.release_old()
+        self._run.steps = self._epochs.steps(self._run.batch_size)
+
+    def _resume_hooks(self, point: ResumePoint) -> None:
+        """Let hooks go on from where those of the run before were."""
+        self._run.frozen = point.frozen
+        for name, hook in _by_name(self._hooks).items():
+            if name in point.hooks:
+                hook.load_state_dict(point.hooks[name])
+
+    def _resize_if_due(self) -> None:
+        """Lay the rows out over another number of partitions if the cluster has changed for good."""
+        if self._watch is None:
+            return
+        run, state = self._run, self._run.state
+        before = len(self._epochs.store.partitions)
+        after = self._watch.decide(before, between_epochs=state.step == 0)
+        if after is None:
+            return
+        try:
+            point = self.point()
+            self._epochs.move(state, run.steps, after)
+        except (TaskError, DataError) as error:
+            _log.warning("staying at %d partitions, for moving to %d failed: %s", before, after, error)
+            self._watch.wait()
+            return
+        _log.info("moved from %d to %d partitions after iteration %d", before, after, state.iteration)
+        self._call("on_resize", before, after)
+        run.steps = self._epochs.steps_left(state, run.batch_size)
+        self._stepper.resize(self._epochs.store)
+        self._go_on_from(point)
+
     def _iterate(self) -> None:
         """Run one iteration and write it down."""
         run = self._run
         begin, before = perf_counter(), run.state
+        self._schedule.scale(run.learning_rate_scale)
         learning_rate = self._schedule.learning_rate()
         outcome: Outcome | None = None
-        if sampler.global_rows(self._rows, run.steps, before.step):
+        if self._epochs.rows(before, run.steps):
             turn = self._turn()
             frozen = tuple(self._indices[name] for name in sorted(run.frozen))
-            outcome = self._recovery.run(Iteration(before, turn, frozen))
+            outcome = self._recovery.run(Iteration(before, run.steps, turn, frozen, self._epochs.cursor))
             self._averaged += turn.average > 0
         # else: many tiny partitions: some iterations of an epoch get no row at all
         samples, loss = (outcome.samples, outcome.loss) if outcome else (0, before.loss)
@@ -253,3 +328,12 @@ def _monitored(validations: Sequence[Mapping[str, Any]], monitor: Monitor | None
         return {}
     rows = (row for row in validations if row["name"] == monitor.set and monitor.score in row)
     return {row["iteration"]: row[monitor.score] for row in rows}
+
+
+def _by_name(hooks: Sequence[Hook]) -> dict[str, Hook]:
+    """Name hooks by their class and a number: ``EarlyStopping.0``."""
+    named: dict[str, Hook] = {}
+    for hook in hooks:
+        kind = type(hook).__name__
+        named[f"{kind}.{sum(name.rpartition('.')[0] == kind for name in named)}"] = hook
+    return named

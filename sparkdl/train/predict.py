@@ -18,7 +18,7 @@ from sparkdl.exceptions import ModelError
 from sparkdl.frame import Array, Frame, Parts
 from sparkdl.nn import serialize
 from sparkdl.nn.trace import describe as say
-from sparkdl.train.sweep import Reader, evaluating, located, missing, output_of, rows_per_batch, sweep
+from sparkdl.train.sweep import Reader, evaluating, located, output_of, rows_per_batch, sweep
 from sparkdl.train.worker import FitRef, Worker
 
 
@@ -45,7 +45,7 @@ class Predict:
         try:
             yield from self._outputs(partition, token, worker)
         except store.PartitionMissingError:
-            yield missing(partition)
+            yield store.missing(partition)
         worker.end_task()
 
     def _outputs(self, partition: int, token: store.Token, worker: Worker) -> Iterator[Parts]:

@@ -10,35 +10,21 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic, perf_counter
+from typing import TypeVar
 
-from sparkdl.allreduce.update import Turn
 from sparkdl.exceptions import TaskError
 from sparkdl.frame import Array
 from sparkdl.train.run import Kept, Snapshot
-from sparkdl.train.state import TrainState
-from sparkdl.train.step import ModelState, Outcome, Stepper
+from sparkdl.train.step import Iteration, ModelState, Outcome, Stepper
 
 _SHARE = 0.03
 """Commits take at most this share of the time, unless ``commit_every`` says otherwise."""
 
 _log = logging.getLogger("sparkdl")
-
-
-@dataclass(frozen=True, slots=True)
-class Iteration:
-    """What made an iteration what it was, so that it can run again.
-
-    Attributes:
-        state: position before it.
-        turn: what its update was told.
-        frozen: parameters of the layout that were not trained.
-    """
-
-    state: TrainState
-    turn: Turn
-    frozen: tuple[int, ...]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +49,6 @@ class Recovery:
     Args:
         stepper: runs an iteration's jobs.
         model: what the first iteration starts from.
-        steps: iterations per epoch.
         every: iterations between two commits; 0 for none; ``None`` to spend 3 % of the time on them.
         max_failures: failed iterations within the window after which the run ends.
         window: length of the window in seconds.
@@ -75,7 +60,6 @@ class Recovery:
 
     stepper: Stepper
     model: ModelState
-    steps: int
     every: int | None
     max_failures: int
     window: float
@@ -91,19 +75,8 @@ class Recovery:
         Raises:
             TaskError: if the user's code failed, or iterations keep failing; the first error.
         """
-        first: TaskError | None = None
-        while True:
-            begin = perf_counter()
-            try:
-                if first is not None:
-                    self._go_back()
-                outcome = self._step(iteration)
-                break
-            except TaskError as error:
-                first = first or error
-                if error.remote_traceback or not self._may_retry():
-                    raise first from None
-                _log.warning("iteration %d runs again: %s", iteration.state.iteration + 1, error)
+        begin = perf_counter()
+        outcome = self._persistently(lambda: self._step(iteration), self._go_back, f"{iteration} runs again")
         if self.model.kept is not None and self.every != 0:
             self._since.append(iteration)
             if self._commit is None or len(self._since) >= self._interval:
@@ -116,10 +89,55 @@ class Recovery:
         self._commit = None
         self._since.clear()
 
-    def _step(self, iteration: Iteration) -> Outcome:
-        self.model, outcome = self.stepper.run(
-            iteration.state, self.model, self.steps, iteration.turn, iteration.frozen
+    def restart(self, commit: Commit) -> None:
+        """Go on from a commit, with as many slices as the stepper has now.
+
+        Raises:
+            TaskError: if what stays with the slices cannot be given back to them; the first error.
+        """
+        old = self.model
+        self.model = self._persistently(
+            lambda: self.stepper.restore(commit.snapshot, commit.kept, commit.average_buffers)
         )
+        self.stepper.release(old)
+        self._commit = commit if self.model.kept is not None else None
+        self._since.clear()
+
+    def fetch(self) -> Kept:
+        """Copy what stays with the slices to the driver, if need be after going back to the last commit.
+
+        Raises:
+            TaskError: if it cannot be read; the first error.
+        """
+        return self._persistently(lambda: self.stepper.fetch(self.model), self._go_back)
+
+    def commit(self) -> bool:
+        """Commit now; return whether nothing before it will run again."""
+        if self.model.kept is not None and self._since:
+            self._take_commit(0.0)
+        return not self._since
+
+    def _persistently(
+        self,
+        action: Callable[[], T],
+        before_retry: Callable[[], None] = lambda: None,
+        news: str = "trying again",
+    ) -> T:
+        """Run what may fail with an executor, as often as failures are allowed."""
+        first: TaskError | None = None
+        while True:
+            try:
+                if first is not None:
+                    before_retry()
+                return action()
+            except TaskError as error:
+                first = first or error
+                if error.remote_traceback or not self._may_retry():
+                    raise first from None
+                _log.warning("%s: %s", news, error)
+
+    def _step(self, iteration: Iteration) -> Outcome:
+        self.model, outcome = self.stepper.run(iteration, self.model)
         return outcome
 
     def _may_retry(self) -> bool:
@@ -150,10 +168,11 @@ class Recovery:
         try:
             kept = self.stepper.fetch(model)
         except TaskError as error:
-            _log.warning("no commit after iteration %d: %s", self._since[-1].state.iteration + 1, error)
+            _log.warning("no commit after %s: %s", self._since[-1], error)
             return
         snapshot = Snapshot(weights.params, weights.buffers, weights.counters)
         self._commit = Commit(snapshot, model.average_buffers, kept)
         self._since.clear()
-        share = (perf_counter() - begin) / max(iteration_seconds, 1e-3)
-        self._interval = self.every or max(1.0, share / _SHARE)
+        if iteration_seconds:
+            share = (perf_counter() - begin) / max(iteration_seconds, 1e-3)
+            self._interval = self.every or max(1.0, share / _SHARE)

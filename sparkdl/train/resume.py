@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,14 @@ class ResumePoint:
         history: rows and validations so far.
         scores: latest value of each metric.
         setting: what must be the same to go on: see :func:`setting_of`.
+        steps: iterations of the current epoch.
+        batch_size: rows of one iteration now.
+        learning_rate_scale: factor of the learning rate.
+        frozen: names of the parameters that are frozen.
+        first: iteration of the epoch from which on ``left`` counts.
+        left: positions in the source of the rows that are left of the epoch from there on, if its rows
+            have moved to other partitions since it began.
+        hooks: state of each hook, by its class and a number.
     """
 
     state: TrainState
@@ -48,6 +56,13 @@ class ResumePoint:
     history: History
     scores: Mapping[str, float]
     setting: Mapping[str, Any]
+    steps: int
+    batch_size: int
+    learning_rate_scale: float = 1.0
+    frozen: frozenset[str] = frozenset()
+    first: int = 0
+    left: Array | None = None
+    hooks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def to_arrays(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """Return JSON-compatible values and named arrays; arrays are referenced, not copied."""
@@ -65,6 +80,12 @@ class ResumePoint:
                 message = frame.unpack(data)
                 table[-1].append({"meta": message.meta, "arrays": list(message.arrays)})
                 arrays |= {f"slice.{n}.{i}.{name}": a for name, a in message.arrays.items()}
+        if self.left is not None:
+            arrays["left"] = self.left
+        hooks: dict[str, dict[str, Any]] = {}
+        for hook, values in self.hooks.items():
+            hooks[hook] = {name: v for name, v in values.items() if not isinstance(v, np.ndarray)}
+            arrays |= {f"hook.{hook}.{n}": v for n, v in values.items() if isinstance(v, np.ndarray)}
         history = self.history.to_arrays()
         arrays |= {f"history.{name}": column for name, column in history.items()}
         meta = {
@@ -74,6 +95,12 @@ class ResumePoint:
             "scores": dict(self.scores),
             "validations": self.history.validations,
             "setting": self.setting,
+            "steps": self.steps,
+            "batch_size": self.batch_size,
+            "learning_rate_scale": self.learning_rate_scale,
+            "frozen": sorted(self.frozen),
+            "first": self.first,
+            "hooks": hooks,
         }
         return meta, arrays
 
@@ -91,8 +118,7 @@ class ResumePoint:
             ]
             for n, entries in enumerate(meta["slices"])
         ]
-        prefix = "history."
-        columns = {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+        columns = _under("history.", arrays)
         return cls(
             state=TrainState(**meta["state"]),
             snapshot=Snapshot(arrays["params"], arrays["buffers"], arrays["counters"]),
@@ -102,6 +128,13 @@ class ResumePoint:
             history=History.from_arrays(columns, meta["validations"]),
             scores=meta["scores"],
             setting=meta["setting"],
+            steps=meta["steps"],
+            batch_size=meta["batch_size"],
+            learning_rate_scale=meta["learning_rate_scale"],
+            frozen=frozenset(meta["frozen"]),
+            first=meta["first"],
+            left=arrays.get("left"),
+            hooks={k: {**values, **_under(f"hook.{k}.", arrays)} for k, values in meta["hooks"].items()},
         )
 
     def check(self, setting: Mapping[str, Any]) -> None:
@@ -112,7 +145,7 @@ class ResumePoint:
         """
         for name, value in setting.items():
             found = self.setting.get(name)
-            if found == value or (name == "partitions" and self.state.step == 0):
+            if found == value or name == "partitions":
                 continue
             if name == "layout":
                 raise ConfigError(
@@ -120,8 +153,8 @@ class ResumePoint:
                     "shapes or parameter groups. Resume with the module and groups that it was trained with"
                 )
             raise ConfigError(
-                f"resume: {name} is {value!r} now and was {found!r} when the checkpoint was written, in "
-                "the middle of an epoch or with another order of rows; resume with the same"
+                f"resume: {name} is {value!r} now and was {found!r} when the checkpoint was written; resume "
+                "with the same"
             )
 
     def kept_for(self, layout: ParamLayout, count: int) -> Kept:
@@ -138,6 +171,11 @@ class ResumePoint:
             for frames, (start, stop) in zip(kept, bounds, strict=True):
                 frames.append(frame.join(frame.pack({"kind": "average"}, {"params": whole[start:stop]})))
         return kept
+
+
+def _under(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the arrays whose names begin with a prefix, without it."""
+    return {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
 
 
 def setting_of(

@@ -51,7 +51,9 @@ class Run:
         module: the caller's module: structure and names, not the trained weights.
         data: the rows trained on.
         layout: where each parameter lies in the flat vectors.
-        steps: iterations per epoch.
+        steps: iterations of the current epoch.
+        batch_size: rows of one iteration; a change counts from the next epoch on, in ``on_resize`` at once.
+        learning_rate_scale: factor of the learning rate, on top of the schedule.
         history: one row per completed iteration.
         previous: state before the last completed iteration.
         state: state now.
@@ -77,6 +79,8 @@ class Run:
     scores: dict[str, float] = field(default_factory=dict)
     frozen: frozenset[str] = frozenset()
     monitored: str = ""
+    batch_size: int = 0
+    learning_rate_scale: float = 1.0
     stopped: str = ""
     error: BaseException | None = None
     _current: Callable[[], Snapshot]
@@ -84,6 +88,9 @@ class Run:
     _point: Callable[[], ResumePoint]
     _write_back: Callable[[Snapshot], nn.Module]
     _replacement: Snapshot | None = None
+
+    def __post_init__(self) -> None:
+        self.batch_size = self.batch_size or self.config.batch_size
 
     def snapshot(self) -> Snapshot:
         """Return the weights as they are; cheap, for nothing is copied."""

@@ -86,6 +86,7 @@ class ScheduledHyper:
         self._per_iteration = isinstance(schedule, PerIteration)
         self._schedulers: list[LRScheduler] = []
         self._hyper: tuple[dict[str, Any], ...] | None = None
+        self._scale = 1.0
         if schedule is None:
             return
         wrapped = isinstance(schedule, PerIteration | PerEpoch)
@@ -111,11 +112,21 @@ class ScheduledHyper:
         """Return, for each parameter group, the values that differ from the optimizer's own."""
         if self._hyper is None:
             self._hyper = self._optimizer.hyper_of(self._shadows)
+            if self._scale != 1.0:
+                groups = [group for shadow in self._shadows for group in shadow.param_groups]
+                for hyper, group in zip(self._hyper, groups, strict=True):
+                    if "lr" in group:
+                        hyper["lr"] = float(group["lr"]) * self._scale
         return self._hyper
+
+    def scale(self, factor: float) -> None:
+        """Multiply all learning rates by a factor from now on, instead of the one before."""
+        if factor != self._scale:
+            self._scale, self._hyper = factor, None
 
     def learning_rate(self) -> float:
         """Return the first group's learning rate, NaN if the optimizer has none."""
-        return float(self._shadows[0].param_groups[0].get("lr", math.nan))
+        return float(self._shadows[0].param_groups[0].get("lr", math.nan)) * self._scale
 
     def after_iteration(self) -> None:
         """Count an iteration, also one without rows.

@@ -25,6 +25,7 @@ from sparkdl.exceptions import DataError, ModelError, NonFiniteError
 from sparkdl.frame import Array, Frame
 from sparkdl.layout import ParamLayout
 from sparkdl.optim.reduction import add_up
+from sparkdl.train.cursor import Cursor, Place
 from sparkdl.train.forward_backward import ForwardBackward
 from sparkdl.train.parameter_sync import (
     ParameterSync,
@@ -76,6 +77,34 @@ class ModelState:
 
 
 @dataclass(frozen=True, slots=True)
+class Iteration:
+    """What makes an iteration what it is, so that it can run again.
+
+    Attributes:
+        state: position before it.
+        steps: iterations of its epoch.
+        turn: what its update is told.
+        frozen: parameters of the layout that are not trained.
+        cursor: what is left of the epoch, if its rows have moved to other partitions.
+    """
+
+    state: TrainState
+    steps: int
+    turn: Turn = field(default_factory=Turn)
+    frozen: tuple[int, ...] = ()
+    cursor: Cursor | None = None
+
+    @property
+    def place(self) -> Place:
+        """Where it is in its epoch."""
+        ref = self.cursor.ref if self.cursor is not None else None
+        return Place(self.state.epoch, self.state.step, self.steps, ref)
+
+    def __str__(self) -> str:
+        return f"iteration {self.state.iteration + 1}, epoch {self.state.epoch + 1}"
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What one iteration reports.
 
@@ -117,13 +146,14 @@ class Stepper:
         fit: the fixed part of the fit, broadcast.
         fit_broadcast: the broadcast itself.
         layout: layout of the flat vectors.
-        num_slices: number of parameter-sync tasks.
+        num_slices: number of parameter-sync tasks; ``None`` to choose it.
         reductions: reductions of an update of several slices.
         keeps: whether anything stays with the slices between iterations.
         profile: resource profile of forward-backward tasks.
         describe: names a job from the iteration's state and the job's kind.
 
     Attributes:
+        store: as given, until :meth:`resize`.
         slices: number of parameter-sync tasks.
     """
 
@@ -135,22 +165,39 @@ class Stepper:
         fit: FitRef,
         fit_broadcast: Any,
         layout: ParamLayout,
-        num_slices: int,
+        num_slices: int | None,
         reductions: int,
         keeps: bool,
         profile: JavaObject | None,
         describe: Callable[[TrainState, str], str],
     ) -> None:
         self._jobs = jobs
-        self._store = store
+        self.store = store
         self._fit = fit
         self._fit_broadcast = fit_broadcast
         self._layout = layout
-        self.slices = num_slices
-        self._phases = 1 + (reductions if num_slices > 1 else 0)
+        self._num_slices = num_slices
+        self._reductions = reductions
         self._keeps = keeps
         self._profile = profile
         self._describe = describe
+        self.slices = self._choose_slices()
+
+    def resize(self, store: Store) -> None:
+        """Use another store from now on.
+
+        There may be another number of slices then, for which :meth:`restore` is to be given what stayed
+        with those before, cut anew.
+        """
+        self.store = store
+        self.slices = self._choose_slices()
+
+    def _choose_slices(self) -> int:
+        if self._num_slices is not None:
+            return self._num_slices
+        if self._reductions and self._layout.numel * self._layout.itemsize <= _ONE_SLICE_BYTES:
+            return 1
+        return slices.count(self._layout, len(self.store.partitions))
 
     def publish(self, version: int, params: Array, buffers: Array, counters: Array) -> Weights:
         """Make weights available to the tasks."""
@@ -177,45 +224,34 @@ class Stepper:
         finally:
             weights.release()
 
-    def run(
-        self,
-        state: TrainState,
-        model: ModelState,
-        steps: int,
-        turn: Turn | None = None,
-        frozen: tuple[int, ...] = (),
-    ) -> tuple[ModelState, Outcome]:
+    def run(self, iteration: Iteration, model: ModelState) -> tuple[ModelState, Outcome]:
         """Run one iteration and release what the previous one left.
 
         Args:
-            state: position of the run.
+            iteration: which one, and what is particular about it.
             model: weights and optimizer state before the iteration; still valid if this raises.
-            steps: iterations per epoch.
-            turn: hyper-parameters and wishes of this iteration.
-            frozen: parameters of the layout that are not trained.
 
         Raises:
             NonFiniteError: if loss or gradient became NaN or infinite.
             ModelError: if the module fails on the rows.
             TaskError: if a task failed for another reason.
         """
-        turn = turn or Turn()
         for _ in range(MAX_REBUILDS):
             try:
-                sent = self._run_jobs(state, model, steps, turn, frozen)
+                sent = self._run_jobs(iteration, model)
             except Exception as error:
                 if is_job_failure(error):
-                    raise task_error(error, f"training iteration {state.iteration + 1}") from None
+                    raise task_error(error, f"training {iteration}") from None
                 raise
             problems = _problems(sent.messages)
             if not problems:
                 break
             if sent.kept is not None:
                 self._jobs.unpersist(sent.kept)
-            self._repair(state, problems)
+            self._repair(iteration, problems)
         else:
             raise DataError(
-                f"iteration {state.iteration + 1}: partitions of the store were still missing after "
+                f"{iteration}: partitions of the store were still missing after "
                 f"{MAX_REBUILDS} rebuilds; is the executors' local disk full or being cleaned?"
             )
         begin = time.perf_counter()
@@ -225,22 +261,22 @@ class Stepper:
         if sent.kept is None:
             model.weights.release()
         outdated = model.weights if sent.kept is not None else None
-        buffers = _average_buffers(model, new, turn.average)
-        return ModelState(new, sent.kept, outdated, buffers), _outcome(sent, new, turn.gradient)
+        buffers = _average_buffers(model, new, iteration.turn.average)
+        return ModelState(new, sent.kept, outdated, buffers), _outcome(sent, new, iteration.turn.gradient)
 
-    def _run_jobs(
-        self, state: TrainState, model: ModelState, steps: int, turn: Turn, frozen: tuple[int, ...]
-    ) -> _Sent:
+    def _run_jobs(self, iteration: Iteration, model: ModelState) -> _Sent:
         """Run the iteration's jobs and return what the slices sent back."""
-        jobs, weights = self._jobs, model.weights
+        jobs, weights, state, turn = self._jobs, model.weights, iteration.state, iteration.turn
+        phases = 1 + (self._reductions if self.slices > 1 else 0)
         broadcasts = [self._fit_broadcast, *weights.broadcasts]
         started, times = time.time(), [time.perf_counter()]
 
         # Job 1: each partition's gradient, cut into shards, written as the map side of a shuffle.
         forward_backward = ForwardBackward(
-            self._fit, weights.ref, self.slices, state.epoch, state.iteration, state.step, steps, frozen
+            self._fit, weights.ref, self.slices, iteration.place, state.iteration, iteration.frozen
         )
-        shards = jobs.stage(self._store.tokens, forward_backward, broadcasts, profile=self._profile)
+        moved = iteration.cursor.broadcasts if iteration.cursor is not None else ()
+        shards = jobs.stage(self.store.tokens, forward_backward, [*broadcasts, *moved], profile=self._profile)
         shuffled = jobs.shuffle(jobs.keyed(shards), self.slices)
         kept: JavaObject | None = None
         sums: JavaObject | None = None
@@ -253,8 +289,8 @@ class Stepper:
             # Job 2: shard n of all partitions and the state of slice n meet in task n. Where an update
             # needs sums over all slices, each is a job before it: the first also leaves the sums of the
             # shards, from which the later ones go on.
-            for phase in range(self._phases):
-                last = phase == self._phases - 1
+            for phase in range(phases):
+                last = phase == phases - 1
                 arriving = jobs.values(shuffled) if sums is None else _staying(jobs, sums)
                 if model.kept is not None:
                     arriving = jobs.union(_staying(jobs, model.kept), arriving)
@@ -364,9 +400,9 @@ class Stepper:
                 counters = np.array(message.arrays.get("counters", counters))
         return self.publish(old.ref.version + 1, params, buffers, counters)
 
-    def _repair(self, state: TrainState, problems: list[dict[str, Any]]) -> None:
+    def _repair(self, iteration: Iteration, problems: list[dict[str, Any]]) -> None:
         """Drop the blocks of partitions whose files are missing, or raise what cannot be mended."""
-        where = f"iteration {state.iteration + 1}, epoch {state.epoch + 1}"
+        where = str(iteration)
         for problem in problems:
             if problem["kind"] == "loss":
                 raise NonFiniteError(
@@ -383,14 +419,7 @@ class Stepper:
             if problem["kind"] != "missing":
                 raise ModelError(f"{problem} ({where})")
         for partition in {problem["partition"] for problem in problems}:
-            self._jobs.drop_block(self._store.tokens.id(), partition)
-
-
-def choose_slices(layout: ParamLayout, partitions: int, reductions: int) -> int:
-    """Return the number of parameter-sync tasks."""
-    if reductions and layout.numel * layout.itemsize <= _ONE_SLICE_BYTES:
-        return 1
-    return slices.count(layout, partitions)
+            self._jobs.drop_block(self.store.tokens.id(), partition)
 
 
 def _staying(jobs: FrameJobs, keyed_frames: JavaObject) -> JavaObject:

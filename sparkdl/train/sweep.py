@@ -173,8 +173,3 @@ def sweep(
         f"{doing}: partitions of the store were still missing after {MAX_REBUILDS} rebuilds; is the "
         "executors' local disk full or being cleaned?"
     )
-
-
-def missing(partition: int) -> frame.Parts:
-    """Return the frame of a task that does not find its partition's files."""
-    return frame.pack({"kind": "missing", "partition": partition})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import zip_longest
 from typing import Any
@@ -17,7 +17,6 @@ from sparkdl import session
 from sparkdl._spark import FrameJobs, JavaObject, broadcast_id
 from sparkdl.allreduce.update import reductions
 from sparkdl.allreduce.weights import Weights, publish
-from sparkdl.data import sampler
 from sparkdl.data.columns import Structure
 from sparkdl.data.dataset import Dataset, Store
 from sparkdl.exceptions import ConfigError, ModelError, NonFiniteError, TaskError
@@ -33,6 +32,7 @@ from sparkdl.optim.spec import Optimizers
 from sparkdl.train.callbacks import Resume, find_resume_point
 from sparkdl.train.check import dry_run
 from sparkdl.train.config import TrainConfig
+from sparkdl.train.epochs import Epochs
 from sparkdl.train.evaluate import Evaluator, check_metrics
 from sparkdl.train.history import History
 from sparkdl.train.hooks import Hook
@@ -46,7 +46,7 @@ from sparkdl.train.resume import setting_of
 from sparkdl.train.run import Run, Snapshot
 from sparkdl.train.schedule import PerEpoch, PerIteration, ScheduledHyper
 from sparkdl.train.state import TrainState
-from sparkdl.train.step import ModelState, Stepper, choose_slices
+from sparkdl.train.step import ModelState, Stepper
 from sparkdl.train.validation import Validation, check_validation, validation_sets
 from sparkdl.train.worker import FitRef, FitSpec
 
@@ -180,6 +180,11 @@ class Trainer:
             TaskError: if a task keeps failing; its ``result`` holds the last good state.
         """
         _check_dataset(data)
+        if self.config.elastic is not None and data.num_partitions is not None:
+            raise ConfigError(
+                f"elastic: the Dataset was made with num_partitions={data.num_partitions!r}; leave it out to "
+                "let its partitions follow the cluster"
+            )
         self._label = data.plan.label
         sets = validation_sets(validation)
         shipped = dry_run(self._spec(data, self.module), data)
@@ -194,16 +199,17 @@ class Trainer:
         point = find_resume_point(resume, hooks)
 
         with self._shipped(data, self.module) as ship, ship.evaluator(self.config) as evaluator:
-            setting = self._setting(ship.store)
+            epochs = Epochs(ship.jobs, ship.fit, ship.broadcast, data, self.name)
+            ship.cleanups.append(epochs.release)
             if point is not None:
-                point.check(setting)
+                point.check(self._setting(epochs.store))
             run = Run(
                 name=self.name,
                 config=self.config,
                 module=self.module,
                 data=data,
                 layout=self._layout,
-                steps=sampler.iterations_per_epoch(sum(ship.store.rows), self.config.batch_size),
+                steps=epochs.steps(self.config.batch_size),
                 history=History(),
                 previous=TrainState(),
                 state=TrainState(),
@@ -218,13 +224,13 @@ class Trainer:
                 run=run,
                 stepper=self._stepper(ship),
                 model=ModelState(ship.weights),
-                rows=ship.store.rows,
+                epochs=epochs,
                 schedule=schedule,
                 evaluator=evaluator,
                 sets=sets,
                 monitor=monitor,
                 hooks=hooks,
-                setting=setting,
+                setting=lambda: self._setting(epochs.store),
             )
             ship.release_model = lambda: loop.model.release(ship.jobs)
             try:
@@ -367,6 +373,8 @@ class Trainer:
             if sc._jsc is not None:  # the user may have stopped Spark from within
                 if ship is not None:
                     ship.release_model()
+                    for clean_up in ship.cleanups:
+                        clean_up()
                 broadcast.destroy()
 
     def _stepper(self, ship: _Shipped) -> Stepper:
@@ -377,8 +385,7 @@ class Trainer:
             fit=ship.fit,
             fit_broadcast=ship.broadcast,
             layout=self._layout,
-            num_slices=self.config.num_slices
-            or choose_slices(self._layout, len(ship.store.partitions), needed),
+            num_slices=self.config.num_slices,
             reductions=needed,
             keeps=self._stateful or self.config.averaging is not None,
             profile=ship.profile,
@@ -433,6 +440,7 @@ class _Shipped:
     profile: JavaObject | None
     weights: Weights
     release_model: Any = None
+    cleanups: list[Callable[[], None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.release_model = self.weights.release

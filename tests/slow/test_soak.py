@@ -97,5 +97,10 @@ def test_long_runs_stay_flat(spark: Any, inline: bool, monkeypatch: Any, tmp_pat
     assert last["jvm_threads"] <= 1.4 * first["jvm_threads"]  # thread pools breathe
     assert last["files"] <= first["files"] + 20
     assert last["persisted"] <= first["persisted"]
-    assert last["storage_kb"] <= first["storage_kb"] + 100
+    # Released broadcasts leave a little later, so single samples swing by as much as one of them holds.
+    half = len(probe.samples) // 2
+    early_kb, late_kb = (
+        min(s["storage_kb"] for s in part) for part in (probe.samples[:half], probe.samples[half:])
+    )
+    assert late_kb <= early_kb + 100
     assert late < 1.3 * early

@@ -1,0 +1,96 @@
+"""Following the cluster: as many partitions as it has executors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic
+
+from sparkdl.exceptions import ConfigError
+
+_POLL = 1.0
+"""Seconds between two looks at the cluster."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elastic:
+    """Keeps one partition per executor while executors come and go.
+
+    Without it a run keeps its partitions: those of a lost executor move to others and wait for their
+    turn, and a new executor takes over some of them. That costs time but changes no bit. With it the rows
+    are laid out anew, which changes how gradients are rounded; no row is seen twice or left out in the epoch.
+
+    Attributes:
+        min_partitions: never fewer than this.
+        max_partitions: never more than this.
+        settle: seconds for which a number of executors must have lasted to count between two epochs.
+        patience: seconds for which it must have lasted to count in the middle of an epoch; ``None``
+            to change between epochs only.
+
+    Raises:
+        ConfigError: if a value cannot work.
+    """
+
+    min_partitions: int = 1
+    max_partitions: int | None = None
+    settle: float = 5.0
+    patience: float | None = 60.0
+
+    def __post_init__(self) -> None:
+        most = self.min_partitions if self.max_partitions is None else self.max_partitions
+        for name, value in (("min_partitions", self.min_partitions), ("max_partitions", most)):
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ConfigError(f"Elastic({name}={value!r}): expected a positive integer")
+        if most < self.min_partitions:
+            raise ConfigError(
+                f"Elastic(min_partitions={self.min_partitions}, max_partitions={self.max_partitions}): "
+                "expected the lesser one first"
+            )
+        for name, seconds in (("settle", self.settle), ("patience", self.patience)):
+            if seconds is None and name == "patience":
+                continue
+            if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
+                raise ConfigError(f"Elastic({name}={seconds!r}): expected a number of seconds, at least 0")
+
+    def partitions(self, executors: int) -> int:
+        """Return the number of partitions for a number of executors."""
+        most = self.max_partitions if self.max_partitions is not None else executors
+        return max(self.min_partitions, min(executors, most))
+
+
+@dataclass(slots=True)
+class Watch:
+    """Decides when a run's partitions change.
+
+    Args:
+        elastic: the rules.
+        count: asks the cluster for its number of executors.
+        clock: seconds that only grow.
+    """
+
+    elastic: Elastic
+    count: Callable[[], int]
+    clock: Callable[[], float] = monotonic
+    _seen: int = field(default=0, init=False)
+    _since: float = field(default=0.0, init=False)
+    _looked: float = field(default=float("-inf"), init=False)
+
+    def decide(self, partitions: int, *, between_epochs: bool) -> int | None:
+        """Return how many partitions there are to be instead of these, ``None`` to leave them."""
+        now = self.clock()
+        if between_epochs or now - self._looked >= _POLL:
+            self._looked = now
+            executors = self.count()
+            if executors != self._seen:
+                self._seen, self._since = executors, now
+        if not self._seen:  # all are gone: some will come
+            return None
+        wanted = self.elastic.partitions(self._seen)
+        needed = self.elastic.settle if between_epochs else self.elastic.patience
+        if wanted == partitions or needed is None or now - self._since < needed:
+            return None
+        return wanted
+
+    def wait(self) -> None:
+        """Forget since when the number of executors has lasted, after a change that failed."""
+        self._since = self.clock()

@@ -1,0 +1,148 @@
+"""The rows of a run's epochs, over one layout of partitions or several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sparkdl._spark import FrameJobs
+from sparkdl.data import sampler
+from sparkdl.data.dataset import Dataset, Store
+from sparkdl.exceptions import ConfigError
+from sparkdl.frame import Array
+from sparkdl.train.cursor import Cursor, Place, Unvisited
+from sparkdl.train.state import TrainState
+from sparkdl.train.sweep import sweep
+from sparkdl.train.worker import FitRef
+
+
+class Epochs:
+    """Tells how many rows and iterations an epoch has, and moves its rows to other partitions.
+
+    Args:
+        jobs: Spark access.
+        fit: the fixed part of the fit, broadcast.
+        fit_broadcast: the broadcast itself.
+        data: the rows; their store is built.
+        name: name of the run, for the Spark UI.
+
+    Attributes:
+        store: the partition store in use.
+        cursor: what is left of the current epoch, if its rows have moved since it began.
+    """
+
+    def __init__(self, jobs: FrameJobs, fit: FitRef, fit_broadcast: Any, data: Dataset, name: str) -> None:
+        self._jobs = jobs
+        self._fit = fit
+        self._fit_broadcast = fit_broadcast
+        self._data = data
+        self._name = name
+        self._old: list[Cursor] = []
+        self._counts: Sequence[int] = data.store().rows
+        self.store: Store = data.store()
+        self.cursor: Cursor | None = None
+
+    def steps(self, batch_size: int) -> int:
+        """Return the iterations of a whole epoch."""
+        return sampler.iterations_per_epoch(sum(self.store.rows), batch_size)
+
+    def rows(self, state: TrainState, steps: int) -> int:
+        """Return the rows of an iteration over all partitions; an epoch of many may have some of none."""
+        first = self.cursor.first if self.cursor is not None else 0
+        return sampler.global_rows(self._counts, steps - first, state.step - first)
+
+    def begin(self) -> None:
+        """Begin an epoch that visits all rows."""
+        if self.cursor is not None:
+            self._old.append(self.cursor)
+        self.cursor, self._counts = None, self.store.rows
+
+    def move(self, state: TrainState, steps: int, partitions: int) -> None:
+        """Lay the rows out over another number of partitions; the epoch goes on with those it has left.
+
+        Raises:
+            TaskError: if it fails; nothing has changed then.
+        """
+        left = self._unvisited(state, steps) if state.step else None
+        self.store = self._data.repartition(partitions)
+        self.begin()
+        if left is not None:
+            self.go_on(state.step, left)
+
+    def go_on(self, first: int, positions: Array) -> None:
+        """Let the rest of an epoch, from an iteration on, visit the rows at these positions.
+
+        Raises:
+            ConfigError: if the source has no such rows.
+        """
+        self.cursor = Cursor(self._jobs.sc, first, positions)
+        self._counts = [len(p) for p in self._positions(Place(0, first, first + 1, self.cursor.ref))]
+        if sum(self._counts) != len(positions):
+            raise ConfigError(
+                f"of {len(positions)} rows that are left of the epoch, {sum(self._counts)} are in the "
+                "source: its rows or their order have changed"
+            )
+
+    def steps_left(self, state: TrainState, batch_size: int) -> int:
+        """Return the iterations that the epoch has in all if it goes on with a batch size."""
+        return state.step + max(1, sampler.iterations_per_epoch(sum(self._counts), batch_size))
+
+    def recover(
+        self, state: TrainState, steps: int, rows: Sequence[int], first: int, left: Array | None
+    ) -> None:
+        """Find out which rows a run with other partitions has left of its epoch, and go on with these.
+
+        Args:
+            state: where it was.
+            steps: iterations of its epoch.
+            rows: rows of each of its partitions.
+            first: iteration from which on ``left`` counts.
+            left: positions of the rows that the epoch had left then, if they had moved before.
+
+        Raises:
+            ConfigError: if the source no longer gives these partitions.
+        """
+        now = len(self.store.partitions)
+        self.store = self._data.repartition(len(rows))
+        found = list(self.store.rows)
+        if found != list(rows):
+            self.store = self._data.repartition(now)
+            raise ConfigError(
+                f"resume: in the middle of an epoch the run had partitions of {list(rows)} rows; the source "
+                f"gives {found} now, so which rows the epoch has left is unknown. Resume from a checkpoint "
+                "at the end of an epoch, or with the same source"
+            )
+        if left is not None:
+            self.go_on(first, left)
+        self.move(state, steps, now)
+
+    def release(self) -> None:
+        """Delete what is on the executors besides the store."""
+        for cursor in (*self._old, *([self.cursor] if self.cursor is not None else [])):
+            cursor.release()
+        self._old, self.cursor = [], None
+
+    def release_old(self) -> None:
+        """Delete the cursors of epochs that will not run again."""
+        for cursor in self._old:
+            cursor.release()
+        self._old = []
+
+    def _unvisited(self, state: TrainState, steps: int) -> Array:
+        cursor = self.cursor.ref if self.cursor is not None else None
+        return np.concatenate(self._positions(Place(state.epoch, state.step, steps, cursor)))
+
+    def _positions(self, place: Place) -> list[Array]:
+        """Return the positions of the rows that are left from a place on, by partition."""
+        cursor = self.cursor.broadcasts if self.cursor is not None else ()
+        frames = sweep(
+            self._jobs,
+            self._data,
+            Unvisited(self._fit, place),
+            [self._fit_broadcast, *cursor],
+            describe=f"sparkdl fit {self._name}: rows left of the epoch",
+            doing="looking for the rows left of the epoch",
+        )
+        return [message.arrays["positions"] for message in frames]
