@@ -182,11 +182,13 @@ def update_slice(update: Update, frames: Iterator[bytes]) -> Iterator[Keyed]:
             return
         partials, gradient = _replay(update, _steps(update, shards, optimizer, weights))
         if not update.last:
-            yield RESULT, frame.pack({"kind": "partials", "start": update.start}, {"partials": partials})
+            meta = {"kind": "partials", "start": update.start, "sources": _sources(arrived.shards)}
+            yield RESULT, frame.pack(meta, {"partials": partials})
             if not update.turn.totals:
                 yield from ((STATE, parts) for parts in shards.frames())
     elif not update.last:
-        yield RESULT, frame.pack({"kind": "partials", "start": update.start}, {"partials": np.zeros(0)})
+        meta = {"kind": "partials", "start": update.start, "sources": []}
+        yield RESULT, frame.pack(meta, {"partials": np.zeros(0)})
     if update.last:
         yield from _finish(update, arrived, weights, gradient, optimizer, clock, begin)
     if arrived.reports:
@@ -210,6 +212,7 @@ def _finish(
     meta = {
         "kind": "slice",
         "start": update.start,
+        "sources": _sources(arrived.shards),
         "received": arrived.bytes,
         "state_bytes": sum(frame.size(parts) for parts in kept),
         "task": {
@@ -224,6 +227,11 @@ def _finish(
         arrays["gradient"] = np.zeros_like(weights) if gradient is None else gradient
     yield RESULT, frame.pack(meta, arrays)
     yield from ((STATE, parts) for parts in kept)
+
+
+def _sources(shards: Sequence[Frame]) -> list[list[float]]:
+    """Return source and weight of each shard: equal for all slices, unless a source ran twice."""
+    return [[m.meta["source"], m.meta["weight"]] for m in shards]
 
 
 def place() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -23,7 +24,8 @@ class BatchLoss:
     Attributes:
         loss: mean loss of the share, weighted by the samples' weights.
         weight: sum of the samples' weights, or their number without weights.
-        rows: number of samples.
+        rows: number of samples, without those that were left out.
+        dropped: number of samples that were left out.
         extras: further scalars of a step, means over the share like the loss.
     """
 
@@ -31,10 +33,15 @@ class BatchLoss:
     weight: float
     rows: int
     extras: dict[str, float] = field(default_factory=dict)
+    dropped: int = 0
 
 
 def forward_backward(
-    replica: FlatModule, batch: Batch, objective: Objective, micro_batch_size: int | None
+    replica: FlatModule,
+    batch: Batch,
+    objective: Objective,
+    micro_batch_size: int | None,
+    ends: Callable[[int], bool] = lambda rows: False,
 ) -> BatchLoss:
     """Leave the gradient of the batch's mean loss in ``replica.grad``.
 
@@ -44,28 +51,38 @@ def forward_backward(
         objective: what is minimised.
         micro_batch_size: rows per forward pass; gradients of several passes are accumulated,
             which gives the same mean with less memory. All rows at once by default.
+        ends: asked between two passes, with the number of rows done, whether to leave out the others;
+            the gradient is that of the rows that were done.
 
     Raises:
         ModelError: naming the layer, when the module or the objective fails on the data.
     """
-    return replica.attempt(lambda: _accumulate(replica, batch, objective, micro_batch_size))
+    return replica.attempt(lambda: _accumulate(replica, batch, objective, micro_batch_size, ends))
 
 
 def _accumulate(
-    replica: FlatModule, batch: Batch, objective: Objective, micro_batch_size: int | None
+    replica: FlatModule,
+    batch: Batch,
+    objective: Objective,
+    micro_batch_size: int | None,
+    ends: Callable[[int], bool],
 ) -> BatchLoss:
     replica.zero_grad()
     size = min(micro_batch_size or batch.rows, batch.rows)
     weights = _weights(batch, size)
     total = sum(weights)
-    mean = 0.0
+    mean, came, rows = 0.0, 0.0, 0
     extras: defaultdict[str, float] = defaultdict(float)
     reported: defaultdict[str, float] = defaultdict(float)
     for index, weight in enumerate(weights):
+        start = index * size
+        if came and ends(rows):
+            break
+        rows = min(start + size, batch.rows)
         if weight == 0.0:
             continue  # every row of the micro-batch has weight zero: nothing to learn, 0/0 otherwise
-        start = index * size
-        part = batch.narrow(start, min(size, batch.rows - start)) if len(weights) > 1 else batch
+        came += weight
+        part = batch.narrow(start, rows - start) if len(weights) > 1 else batch
         evaluated = _compute(replica, part, objective, training=True)
         value = evaluated.loss
         if not value.requires_grad:
@@ -77,7 +94,11 @@ def _accumulate(
             extras[name] += weight * extra
             reported[name] += weight
     replica.check_gradients()
-    return BatchLoss(mean, total, batch.rows, {name: extras[name] / reported[name] for name in extras})
+    if rows < batch.rows and came:
+        replica.grad.mul_(total / came)
+        mean *= total / came
+    means = {name: extras[name] / reported[name] for name in extras}
+    return BatchLoss(mean, came, rows, means, batch.rows - rows)
 
 
 def evaluate(replica: FlatModule, batch: Batch, objective: Objective) -> Evaluated:

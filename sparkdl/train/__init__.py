@@ -4,6 +4,7 @@ from sparkdl.train.averaging import EMA, SWA
 from sparkdl.train.callbacks import Checkpoint, EarlyStopping, Freeze, GradientNorms, Unfreeze
 from sparkdl.train.checkpoint import latest, load_weights
 from sparkdl.train.config import TrainConfig
+from sparkdl.train.drop import Drop
 from sparkdl.train.elastic import Elastic
 from sparkdl.train.history import History
 from sparkdl.train.hooks import Hook
@@ -38,6 +39,7 @@ __all__ = [
     "EMA",
     "SWA",
     "Checkpoint",
+    "Drop",
     "EarlyStopping",
     "Elastic",
     "EveryEpoch",

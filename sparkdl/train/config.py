@@ -13,6 +13,7 @@ from sparkdl.nn.numerics import Numerics
 from sparkdl.optim.clip import ClipByNorm, ClipByValue
 from sparkdl.optim.groups import ParamGroup
 from sparkdl.train.averaging import Averaging
+from sparkdl.train.drop import Drop
 from sparkdl.train.elastic import Elastic
 from sparkdl.train.hooks import Hook
 from sparkdl.train.schedule import Schedule
@@ -54,6 +55,7 @@ class TrainConfig:
     max_failures: int = 5
     failure_window: float = 600.0
     elastic: Elastic | None = None
+    drop_stragglers: Drop | None = None
     progress: bool = True
     name: str | None = None
 
@@ -76,6 +78,8 @@ class TrainConfig:
             raise ConfigError(
                 f"failure_window={self.failure_window!r}: expected a positive number of seconds"
             )
+        if self.drop_stragglers is not None and not isinstance(self.drop_stragglers, Drop):
+            raise ConfigError(f"drop_stragglers={self.drop_stragglers!r}: expected Drop(...) or None")
         if self.elastic is not None and not isinstance(self.elastic, Elastic):
             raise ConfigError(f"elastic={self.elastic!r}: expected Elastic(...) or None")
         if self.validation_batch_size is not None:

@@ -23,6 +23,7 @@ from sparkdl.nn.batch import Batch
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import BatchLoss, forward_backward
 from sparkdl.train.cursor import Place
+from sparkdl.train.drop import Allowance
 from sparkdl.train.worker import FitRef, Worker
 
 
@@ -37,6 +38,7 @@ class ForwardBackward:
         place: the iteration's place in its epoch.
         iteration: completed iterations.
         frozen: parameters of the layout that are not trained now.
+        allowance: what tasks may leave out; ``None`` for nothing.
     """
 
     fit: FitRef
@@ -45,6 +47,7 @@ class ForwardBackward:
     place: Place
     iteration: int
     frozen: tuple[int, ...] = ()
+    allowance: Allowance | None = None
 
     def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
         """Yield keyed frames: a shard for each slice, and a report for slice 0."""
@@ -76,7 +79,7 @@ class ForwardBackward:
         replica.set_frozen(self.frozen)
         clock.lap("weights_in")
         try:
-            result = forward_backward(replica, batch, spec.objective, spec.micro_batch_size)
+            result = self._gradient(replica, batch, worker, clock, partition)
         except ModelError as error:
             where = f"iteration {self.iteration + 1}, partition {partition}, rows {_some(rows)}"
             raise ModelError(f"{where}: {error}") from error.__cause__
@@ -97,6 +100,17 @@ class ForwardBackward:
         clock.lap("gradient_out")
         yield from self._report(partition, result, changed_buffers(replica, current), clock)
 
+    def _gradient(
+        self, replica: FlatModule, batch: Batch, worker: Worker, clock: Stopwatch, partition: int
+    ) -> BatchLoss:
+        spec, allowed = worker.spec, self.allowance
+        if allowed is None:
+            return forward_backward(replica, batch, spec.objective, spec.micro_batch_size)
+        size = min(spec.micro_batch_size or batch.rows, allowed.size(batch.rows))
+        return forward_backward(
+            replica, batch, spec.objective, size, lambda done: allowed.ends(partition, done, clock.total())
+        )
+
     def _report(
         self, partition: int, result: BatchLoss, arrays: dict[str, Array], clock: Stopwatch
     ) -> Iterator[bytes | Parts]:
@@ -104,6 +118,7 @@ class ForwardBackward:
             "kind": "report",
             "source": partition,
             "rows": result.rows,
+            "dropped": result.dropped,
             "weight": result.weight,
             "loss": result.loss,
             "extras": result.extras,

@@ -34,7 +34,7 @@ PHASES = ("launch", "weights_in", "data", "compute", "gradient_out", "shuffle", 
 BYTES = ("weights", "gradients", "state", "slices")
 """Bytes of an iteration: one copy of the weights, all shards, all optimizer state, all new slices."""
 
-_INTEGERS = ("epoch", "iteration", "samples")
+_INTEGERS = ("epoch", "iteration", "samples", "dropped")
 _FLOATS = ("loss", "lr", "seconds")
 _RESERVED = ("kind", "epoch", "iteration", "name")
 
@@ -42,7 +42,8 @@ _RESERVED = ("kind", "epoch", "iteration", "name")
 class History(Sequence[dict[str, Any]]):
     """One row per iteration, oldest first, and the scores of every validation.
 
-    A row is a dict with ``epoch`` and ``iteration`` (from 1), ``loss``, ``samples``, ``lr``,
+    A row is a dict with ``epoch`` and ``iteration`` (from 1), ``loss``, ``samples``, ``dropped`` (rows
+    that slow tasks left out, see :class:`sparkdl.train.Drop`), ``lr``,
     ``seconds``, ``phases`` (seconds by name, see :data:`PHASES`), ``bytes`` (see :data:`BYTES`) and
     ``extras`` (what a training step of one's own returned besides the loss; empty otherwise). In memory
     a row takes eight bytes per value.
@@ -67,7 +68,7 @@ class History(Sequence[dict[str, Any]]):
         row had before becomes a new column, filled likewise for the rows so far.
         """
         for name in _INTEGERS:
-            self._integers[name].append(row[name])
+            self._integers[name].append(row.get(name, 0) if name == "dropped" else row[name])
         for name in _FLOATS:
             self._floats[name].append(row[name])
         before = len(self) - 1

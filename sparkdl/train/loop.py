@@ -12,6 +12,7 @@ from sparkdl import session
 from sparkdl.allreduce.update import Turn
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import DataError, TaskError
+from sparkdl.train.drop import Deadlines
 from sparkdl.train.elastic import Watch
 from sparkdl.train.epochs import Epochs
 from sparkdl.train.evaluate import Evaluator
@@ -68,6 +69,7 @@ class Loop:
         self._watch = (
             Watch(config.elastic, lambda: session.executor_count(run.data.spark)) if config.elastic else None
         )
+        self._deadlines = Deadlines(config.drop_stragglers) if config.drop_stragglers else None
         self._resumed: ResumePoint | None = None
         self._schedule = schedule
         self._evaluator = evaluator
@@ -241,7 +243,12 @@ class Loop:
         if self._epochs.rows(before, run.steps):
             turn = self._turn()
             frozen = tuple(self._indices[name] for name in sorted(run.frozen))
-            outcome = self._recovery.run(Iteration(before, run.steps, turn, frozen, self._epochs.cursor))
+            allowance = self._deadlines.allowance() if self._deadlines is not None else None
+            outcome = self._recovery.run(
+                Iteration(before, run.steps, turn, frozen, self._epochs.cursor, allowance)
+            )
+            if self._deadlines is not None:
+                self._deadlines.add(outcome.gradient_seconds)
             self._averaged += turn.average > 0
         # else: many tiny partitions: some iterations of an epoch get no row at all
         samples, loss = (outcome.samples, outcome.loss) if outcome else (0, before.loss)
@@ -257,6 +264,7 @@ class Loop:
                 "iteration": run.state.iteration,
                 "loss": run.state.loss,
                 "samples": samples,
+                "dropped": outcome.dropped if outcome else 0,
                 "lr": learning_rate,
                 "seconds": now - begin,
                 "phases": outcome.phases if outcome else {},

@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic, perf_counter
 from typing import TypeVar
 
 from sparkdl.exceptions import TaskError
 from sparkdl.frame import Array
+from sparkdl.train.drop import Allowance
 from sparkdl.train.run import Kept, Snapshot
 from sparkdl.train.step import Iteration, ModelState, Outcome, Stepper
 
@@ -78,7 +79,7 @@ class Recovery:
         begin = perf_counter()
         outcome = self._persistently(lambda: self._step(iteration), self._go_back, f"{iteration} runs again")
         if self.model.kept is not None and self.every != 0:
-            self._since.append(iteration)
+            self._since.append(_as_it_was(iteration, outcome))
             if self._commit is None or len(self._since) >= self._interval:
                 self._take_commit(perf_counter() - begin)
         return outcome
@@ -176,3 +177,10 @@ class Recovery:
         if iteration_seconds:
             share = (perf_counter() - begin) / max(iteration_seconds, 1e-3)
             self._interval = self.every or max(1.0, share / _SHARE)
+
+
+def _as_it_was(iteration: Iteration, outcome: Outcome) -> Iteration:
+    """Return the iteration that leaves out the rows that this one has left out."""
+    if iteration.allowance is None:
+        return iteration
+    return replace(iteration, allowance=Allowance(iteration.allowance.chunks, taken=outcome.taken))

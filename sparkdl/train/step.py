@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,6 +26,7 @@ from sparkdl.frame import Array, Frame
 from sparkdl.layout import ParamLayout
 from sparkdl.optim.reduction import add_up
 from sparkdl.train.cursor import Cursor, Place
+from sparkdl.train.drop import Allowance
 from sparkdl.train.forward_backward import ForwardBackward
 from sparkdl.train.parameter_sync import (
     ParameterSync,
@@ -86,6 +87,7 @@ class Iteration:
         turn: what its update is told.
         frozen: parameters of the layout that are not trained.
         cursor: what is left of the epoch, if its rows have moved to other partitions.
+        allowance: what slow tasks may leave out; ``None`` for nothing.
     """
 
     state: TrainState
@@ -93,6 +95,7 @@ class Iteration:
     turn: Turn = field(default_factory=Turn)
     frozen: tuple[int, ...] = ()
     cursor: Cursor | None = None
+    allowance: Allowance | None = None
 
     @property
     def place(self) -> Place:
@@ -109,7 +112,9 @@ class Outcome:
     """What one iteration reports.
 
     Attributes:
-        samples: rows of the global batch.
+        samples: rows of the global batch, without those that were left out.
+        dropped: rows that slow tasks left out.
+        taken: rows that were not left out, by partition that left out some.
         loss: their mean loss; NaN if all of them have weight zero.
         extras: further scalars that a training step returned, as means.
         phases: seconds by phase.
@@ -125,6 +130,14 @@ class Outcome:
     extras: dict[str, float] = field(default_factory=dict)
     tasks: list[dict[str, Any]] = field(default_factory=list)
     gradient: Array | None = None
+    dropped: int = 0
+    taken: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def gradient_seconds(self) -> list[float]:
+        """Seconds from the start of each forward-backward task to its gradient."""
+        phases = [task["phases"] for task in self.tasks if task["kind"] == "forward-backward"]
+        return [sum(seconds.values()) - seconds["gradient_out"] for seconds in phases if "compute" in seconds]
 
 
 @dataclass(slots=True)
@@ -133,6 +146,7 @@ class _Sent:
 
     messages: list[Frame]
     kept: JavaObject | None
+    torn: bool
     started: float
     seconds: dict[str, float]
 
@@ -244,10 +258,13 @@ class Stepper:
                     raise task_error(error, f"training {iteration}") from None
                 raise
             problems = _problems(sent.messages)
-            if not problems:
+            refused = not problems and (sent.torn or _too_many(sent.messages, iteration.allowance))
+            if not problems and not refused:
                 break
             if sent.kept is not None:
                 self._jobs.unpersist(sent.kept)
+            if refused and iteration.allowance is not None:
+                iteration = replace(iteration, allowance=Allowance(iteration.allowance.chunks))
             self._repair(iteration, problems)
         else:
             raise DataError(
@@ -273,7 +290,13 @@ class Stepper:
 
         # Job 1: each partition's gradient, cut into shards, written as the map side of a shuffle.
         forward_backward = ForwardBackward(
-            self._fit, weights.ref, self.slices, iteration.place, state.iteration, iteration.frozen
+            self._fit,
+            weights.ref,
+            self.slices,
+            iteration.place,
+            state.iteration,
+            iteration.frozen,
+            iteration.allowance,
         )
         moved = iteration.cursor.broadcasts if iteration.cursor is not None else ()
         shards = jobs.stage(self.store.tokens, forward_backward, [*broadcasts, *moved], profile=self._profile)
@@ -281,6 +304,7 @@ class Stepper:
         kept: JavaObject | None = None
         sums: JavaObject | None = None
         messages: list[Frame] = []
+        torn = False
         try:
             jobs.describe(self._describe(state, "forward-backward"))
             jobs.run_map_side(shuffled)
@@ -308,7 +332,8 @@ class Stepper:
                 jobs.describe(self._describe(state, "parameter sync" if last else "reduction"))
                 received = [frame.unpack(data) for data in jobs.collect(results)]
                 messages += received
-                if _problems(received):
+                torn = _torn(received)
+                if torn or _problems(received):
                     break
                 if not last:
                     turn = replace(turn, totals=(*turn.totals, _total(received)))
@@ -323,7 +348,7 @@ class Stepper:
                 jobs.unpersist(sums)
             jobs.release_shuffle(shuffled)
         seconds = {"job1": times[1] - times[0], "job2": times[2] - times[1]}
-        return _Sent(messages, kept, started, seconds)
+        return _Sent(messages, kept, torn, started, seconds)
 
     def average(self, model: ModelState) -> Array:
         """Fetch the averaged weights; the current ones before the first iteration."""
@@ -431,6 +456,25 @@ def _problems(messages: list[Frame]) -> list[dict[str, Any]]:
     return [p for m in messages if m.meta["kind"] == "problems" for p in m.meta["problems"]]
 
 
+def _torn(messages: list[Frame]) -> bool:
+    """Return whether the slices saw different gradients of a source.
+
+    A task that may leave rows out need not do the same when it runs again; if it does so between two
+    reads of its shards, these do not belong together.
+    """
+    seen = [m.meta["sources"] for m in messages if "sources" in m.meta]
+    return any(sources != seen[0] for sources in seen)
+
+
+def _too_many(messages: list[Frame], allowance: Allowance | None) -> bool:
+    """Return whether more rows were left out than may be."""
+    if allowance is None or allowance.deadline is None:
+        return False
+    reports = [r for m in messages if m.meta["kind"] == "reports" for r in m.meta["reports"]]
+    dropped = sum(int(report["dropped"]) for report in reports)
+    return dropped > allowance.most * (dropped + sum(int(report["rows"]) for report in reports))
+
+
 def _total(messages: list[Frame]) -> Array:
     """Add the partial sums of all slices up, in their order."""
     partials = [m for m in messages if m.meta["kind"] == "partials"]
@@ -488,6 +532,8 @@ def _outcome(sent: _Sent, new: Weights, with_gradient: bool) -> Outcome:
     ]
     return Outcome(
         samples=sum(report["rows"] for report in reports),
+        dropped=sum(report["dropped"] for report in reports),
+        taken={report["source"]: report["rows"] for report in reports if report["dropped"]},
         loss=loss,
         phases=phases,
         bytes=moved,

@@ -20,7 +20,7 @@ from sparkdl.ml import (
     TorchRegressionModel,
     TorchRegressor,
 )
-from sparkdl.ml.params import json_value
+from sparkdl.ml.converters import json_value
 from sparkdl.train.callbacks import EarlyStopping
 
 ESTIMATORS = [TorchEstimator, TorchClassifier, TorchRegressor]

@@ -1,0 +1,105 @@
+"""Bounded partial aggregation: going on without the last rows of slow tasks."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from sparkdl.exceptions import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drop:
+    """Lets tasks return what they have when they take much longer than usual.
+
+    A task goes through its rows of the iteration in ``chunks`` pieces. Past its deadline, ``patience``
+    times the median time of recent tasks, it leaves the rest out; the gradient is the mean over the
+    samples that came. (BigDL's ``dropPercentage`` is the like for whole tasks.) If more than
+    ``max_fraction`` of the iteration's rows would be missing, it runs again without a deadline.
+
+    The time of day decides which rows count, so two runs need not be equal. A run that recovers from a
+    loss does repeat what it did: the rows that came are known then.
+
+    Attributes:
+        max_fraction: largest share of an iteration's rows that may be missing, in (0, 1).
+        patience: deadline as a multiple of the median time, above 1.
+        window: iterations whose times count; there is no deadline before half of them have run.
+        chunks: pieces in which a task goes through its rows. BatchNorm sees a piece at a time, as with
+            ``micro_batch_size``.
+
+    Raises:
+        ConfigError: if a value cannot work.
+    """
+
+    max_fraction: float = 0.1
+    patience: float = 2.0
+    window: int = 20
+    chunks: int = 8
+
+    def __post_init__(self) -> None:
+        for name, number, low, high in (
+            ("max_fraction", self.max_fraction, 0.0, 1.0),
+            ("patience", self.patience, 1.0, math.inf),
+        ):
+            if isinstance(number, bool) or not isinstance(number, int | float) or not low < number < high:
+                limits = f"above {low:g}" + (f" and below {high:g}" if high < math.inf else "")
+                raise ConfigError(f"Drop({name}={number!r}): expected a number {limits}")
+        for name, integer in (("window", self.window), ("chunks", self.chunks)):
+            if not isinstance(integer, int) or isinstance(integer, bool) or integer < 2:
+                raise ConfigError(f"Drop({name}={integer!r}): expected an integer of at least 2")
+
+
+@dataclass(frozen=True, slots=True)
+class Allowance:
+    """What the tasks of one iteration may leave out.
+
+    Attributes:
+        chunks: pieces in which a task goes through its rows.
+        deadline: seconds from a task's start after which it begins no other piece; ``None`` for no end.
+        taken: rows that each partition took when the iteration ran before, for those that left some out.
+        most: largest share of all rows that may be missing.
+    """
+
+    chunks: int
+    deadline: float | None = None
+    taken: Mapping[int, int] = field(default_factory=dict)
+    most: float = 1.0
+
+    def size(self, rows: int) -> int:
+        """Return the rows of a piece."""
+        return max(1, -(-rows // self.chunks))
+
+    def ends(self, partition: int, done: int, seconds: float) -> bool:
+        """Return whether a task that has done some of its rows is to leave out the others."""
+        if partition in self.taken:
+            return done >= self.taken[partition]
+        return self.deadline is not None and seconds > self.deadline
+
+
+@dataclass(slots=True)
+class Deadlines:
+    """Sets the deadline of the coming iteration from the times of those before.
+
+    Args:
+        rules: what the user has asked for.
+    """
+
+    rules: Drop
+    _times: deque[Sequence[float]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._times = deque(maxlen=self.rules.window)
+
+    def add(self, seconds: Sequence[float]) -> None:
+        """Take note of how long the tasks of an iteration took, from their start to their gradient."""
+        self._times.append(tuple(seconds))
+
+    def allowance(self) -> Allowance:
+        """Return what the coming iteration's tasks may leave out."""
+        if 2 * len(self._times) < self.rules.window:
+            return Allowance(self.rules.chunks)
+        usual = median(seconds for tasks in self._times for seconds in tasks)
+        return Allowance(self.rules.chunks, self.rules.patience * usual, most=self.rules.max_fraction)
