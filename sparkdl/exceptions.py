@@ -3,6 +3,7 @@
 ::
 
     SparkdlError
+    ├── CheckpointError        checkpoints cannot be written
     ├── ConfigError            a parameter has a value that cannot work
     ├── DataError              a column or row cannot become a tensor
     ├── ModelError             the module, or the loss, fails on the data
@@ -28,6 +29,16 @@ class SparkdlError(Exception):
 
 class ConfigError(SparkdlError, ValueError):
     """A parameter has a value that cannot work."""
+
+
+class CheckpointError(SparkdlError, OSError):
+    """Checkpoints cannot be written; those from before are still there.
+
+    Attributes:
+        result: what was trained before it happened; ``None`` outside of a fit.
+    """
+
+    result: FitResult | None = None
 
 
 class DataError(SparkdlError, ValueError):

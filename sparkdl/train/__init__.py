@@ -1,8 +1,9 @@
 """Training: the loop, its state, what ends it and what it calls on the way."""
 
 from sparkdl.train.averaging import EMA, SWA
-from sparkdl.train.callbacks import Checkpoint, EarlyStopping, Freeze, GradientNorms, Unfreeze
+from sparkdl.train.callbacks import EarlyStopping, Freeze, GradientNorms, Unfreeze
 from sparkdl.train.checkpoint import latest, load_weights
+from sparkdl.train.checkpointing import Checkpoint
 from sparkdl.train.config import TrainConfig
 from sparkdl.train.drop import Drop
 from sparkdl.train.elastic import Elastic

@@ -1,28 +1,21 @@
-"""Ready-made hooks: early stopping, freezing, gradient norms, checkpoints."""
+"""Ready-made hooks: early stopping, freezing, gradient norms."""
 
 from __future__ import annotations
 
 import logging
 import math
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from sparkdl.exceptions import ConfigError
 from sparkdl.frame import Array
-from sparkdl.train.checkpoint import CheckpointFolder, Path, latest, read_point, tensors_of
-from sparkdl.train.hooks import Hook
-from sparkdl.train.resume import ResumePoint
+from sparkdl.train.hooks import Hook, integer_option, trigger_option
 from sparkdl.train.run import Run, Snapshot
-from sparkdl.train.triggers import EveryEpoch, EveryIterations, Trigger
+from sparkdl.train.triggers import EveryIterations, Trigger
 
 _log = logging.getLogger(__name__)
-
-Resume = bool | Path
-"""What ``fit`` takes as ``resume=``: whether to go on, or the checkpoint to go on from."""
 
 
 class EarlyStopping(Hook):
@@ -38,7 +31,7 @@ class EarlyStopping(Hook):
     """
 
     def __init__(self, patience: int, restore_best: bool = True) -> None:
-        self.patience = _integer("EarlyStopping", "patience", patience, 1)
+        self.patience = integer_option("EarlyStopping", "patience", patience, 1)
         self.restore_best = restore_best
         self._validations = 0
         self._best: Snapshot | None = None
@@ -98,10 +91,10 @@ class Freeze(Hook):
 
     def __init__(self, pattern: str, until_epoch: int | None = None, from_epoch: int = 0) -> None:
         self.pattern = pattern
-        self.from_epoch = _integer("Freeze", "from_epoch", from_epoch, 0)
+        self.from_epoch = integer_option("Freeze", "from_epoch", from_epoch, 0)
         self.until_epoch = until_epoch
         if until_epoch is not None:
-            _integer("Freeze", "until_epoch", until_epoch, from_epoch + 1)
+            integer_option("Freeze", "until_epoch", until_epoch, from_epoch + 1)
         self._own: frozenset[str] = frozenset()
 
     def on_train_begin(self, run: Run) -> None:
@@ -144,7 +137,7 @@ class Unfreeze(Hook):
 
     def __init__(self, pattern: str, at_epoch: int) -> None:
         self.pattern = pattern
-        self.at_epoch = _integer("Unfreeze", "at_epoch", at_epoch, 0)
+        self.at_epoch = integer_option("Unfreeze", "at_epoch", at_epoch, 0)
         self.unfreezes = (pattern,)
         self._done = False
 
@@ -182,8 +175,8 @@ class GradientNorms(Hook):
     """
 
     def __init__(self, every: Trigger | None = None, keep: int = 1000) -> None:
-        self.every = self.gradients = _trigger("GradientNorms", every or EveryIterations(100))
-        self.keep = _integer("GradientNorms", "keep", keep, 1)
+        self.every = self.gradients = trigger_option("GradientNorms", every or EveryIterations(100))
+        self.keep = integer_option("GradientNorms", "keep", keep, 1)
         self.rows: list[dict[str, Any]] = []
         self._due = False
 
@@ -212,98 +205,6 @@ class GradientNorms(Hook):
         del self.rows[: -self.keep]
 
 
-class Checkpoint(Hook):
-    """Writes all that the run needs to go on to a folder now and then.
-
-    A checkpoint is a folder ``iteration-00000123`` with ``model.safetensors`` (parameters and buffers
-    under their state_dict names; with ``averaging=``, the averaged ones), ``training.safetensors``
-    (weights, optimizer state, history) and ``state.json`` (the run's state, latest scores, checksums).
-    It is there completely or not at all. ``Trainer.fit(data, resume=True)`` goes on from the newest;
-    :func:`sparkdl.train.checkpoint.latest` finds it, and :func:`sparkdl.train.checkpoint.load_weights`
-    copies its weights into a module. A checkpoint at the end of an epoch is written after the epoch's
-    validation. Each run needs a folder of its own.
-
-    Args:
-        path: folder, or URL of a folder that fsspec can open, such as ``s3://bucket/run`` (with the
-            package for that file system installed).
-        every: when to write.
-        keep: complete checkpoints to keep, the newest; ``None`` for all.
-
-    Raises:
-        ConfigError: if an argument cannot work; when the run begins, if the folder cannot be made,
-            has checkpoints of later iterations, or the module has state that is not a tensor.
-    """
-
-    def __init__(self, path: Path, every: Trigger | None = None, keep: int | None = 3) -> None:
-        self.path = path
-        self.every = _trigger("Checkpoint", every or EveryEpoch())
-        self.keep = keep if keep is None else _integer("Checkpoint", "keep", keep, 1)
-        self._folder = CheckpointFolder(path)
-
-    def resume_point(self) -> ResumePoint | None:
-        """Return what the newest sound checkpoint holds, ``None`` if there is none.
-
-        Newer ones that are damaged are set aside, with a warning.
-        """
-        for path in reversed(self._folder.complete().values()):
-            try:
-                return read_point(path)
-            except ConfigError as error:
-                warnings.warn(f"{error}; it is set aside, an older one is tried", UserWarning, stacklevel=4)
-                self._folder.set_aside(path)
-        return None
-
-    def on_train_begin(self, run: Run) -> None:
-        """Make the folder; refuse one in which new checkpoints would not be the newest."""
-        tensors_of(run.module)
-        self._folder.create()
-        later = [iteration for iteration in self._folder.complete() if iteration > run.state.iteration]
-        if later:
-            raise ConfigError(
-                f"Checkpoint(path={self.path!r}): has a checkpoint of iteration {later[-1]} already, but "
-                f"this run starts at {run.state.iteration}; go on with fit(..., resume=True), choose "
-                "another folder, or delete the old ones"
-            )
-
-    def on_iteration_end(self, run: Run) -> None:
-        """Write if it is time, within an epoch."""
-        if run.state.step > 0:
-            self._write_if_due(run)
-
-    def on_epoch_end(self, run: Run) -> None:
-        """Write if it is time, after the last iteration of an epoch."""
-        self._write_if_due(run)
-
-    def _write_if_due(self, run: Run) -> None:
-        if not self.every(run.previous, run.state):
-            return
-        module = run.trained_module(run.averaged())
-        written = self._folder.save(module, run.state, run.scores, run.resume_point())
-        _log.info("Checkpoint: wrote %s", written)
-        if self.keep is not None:
-            self._folder.prune(self.keep)
-
-
-def find_resume_point(resume: Resume, hooks: Sequence[Hook]) -> ResumePoint | None:
-    """Return where ``fit(..., resume=)`` is to go on, ``None`` for the beginning.
-
-    Raises:
-        ConfigError: if there is no :class:`Checkpoint` hook to resume from, or the checkpoint named
-            cannot be read.
-    """
-    if resume is False:
-        return None
-    if resume is not True:
-        return read_point(latest(resume) or resume)
-    checkpoints = [hook for hook in hooks if isinstance(hook, Checkpoint)]
-    if not checkpoints:
-        raise ConfigError(
-            "resume=True needs a Checkpoint(path) among the hooks, whose newest checkpoint it goes on from; "
-            "or give the path of a checkpoint"
-        )
-    return checkpoints[0].resume_point()
-
-
 def _describe(gradient: Array) -> dict[str, float]:
     values = gradient.ravel().astype(np.float64)
     return {
@@ -311,15 +212,3 @@ def _describe(gradient: Array) -> dict[str, float]:
         "mean": float(values.mean()),
         "max": float(np.abs(values).max()),
     }
-
-
-def _integer(owner: str, name: str, value: object, least: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{owner}({name}={value!r}): expected an integer of at least {least}")
-    return value
-
-
-def _trigger(owner: str, value: object) -> Trigger:
-    if not isinstance(value, Trigger):
-        raise ConfigError(f"{owner}(every={value!r}): expected a trigger such as EveryEpoch()")
-    return value

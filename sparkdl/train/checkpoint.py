@@ -4,11 +4,13 @@
 
     path/iteration-00000123/model.safetensors      parameters and buffers, under their state_dict names
                             training.safetensors   what the run needs to go on: see ResumePoint
-                            state.json             format, sparkdl version, TrainState, scores, checksums
+                            slice-*.safetensors    optimizer state and averaged weights, by slice
+                            state.json             format, versions, module, TrainState, scores, checksums
 
 ``state.json`` is the mark of a complete checkpoint: it is written last and deleted first. In a local
-folder a checkpoint is written beside its place and renamed, so that it appears at once. The newest one
-is the one with the largest number; times of files are not asked. No file is unpickled.
+folder, and on Hadoop's file systems, a checkpoint is written beside its place and renamed, so that it
+appears at once. The newest one is the one with the largest number; times of files are not asked. No
+file is unpickled.
 """
 
 from __future__ import annotations
@@ -17,12 +19,14 @@ import hashlib
 import json
 import math
 import os
+import platform
 import posixpath
 import re
 import tempfile
 import uuid
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -30,14 +34,19 @@ import torch
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file as save_arrays
-from safetensors.torch import load_file, save_file
+from safetensors.numpy import save as save_arrays
+from safetensors.torch import load_file
+from safetensors.torch import save as save_tensors
 from torch import nn
 
 from sparkdl import __version__
 from sparkdl.exceptions import ConfigError, ModelError
+from sparkdl.frame import Array
 from sparkdl.nn.weights import place, unique_tensors
+from sparkdl.train import slice_files
+from sparkdl.train.hadoop import HadoopFileSystem
 from sparkdl.train.resume import ResumePoint
+from sparkdl.train.run import Kept
 from sparkdl.train.state import TrainState
 
 FORMAT = 1
@@ -62,6 +71,13 @@ class CheckpointFolder:
 
     def __init__(self, path: Path) -> None:
         self._fs, self._root = _open(path)
+        self._local = isinstance(self._fs, LocalFileSystem)
+        self._renames = self._local or isinstance(self._fs, HadoopFileSystem)
+
+    @property
+    def reached_by_executors(self) -> bool:
+        """Whether tasks on other machines can write here too, as far as its kind tells."""
+        return not self._renames and "memory" not in self._fs.protocol
 
     def create(self) -> None:
         """Make the folder if there is none, and remove what a crash has left half-written.
@@ -93,6 +109,66 @@ class CheckpointFolder:
         complete = list(self.complete().values())
         return self._outside(complete[-1]) if complete else None
 
+    def check_writable(self) -> None:
+        """Write a small file and delete it again.
+
+        Raises:
+            ConfigError: if that fails.
+        """
+        probe = self._full(f".iteration-00000000.{uuid.uuid4().hex}")
+        try:
+            self._put(json.dumps("can this be written?").encode(), probe)
+            self._fs.rm_file(probe)
+        except OSError as error:
+            raise ConfigError(f"cannot write to the checkpoint folder {self._root}: {error}") from error
+
+    def begin(self, iteration: int) -> str:
+        """Return the path of a new folder for the files of a checkpoint.
+
+        Raises:
+            OSError: if it cannot be made.
+        """
+        name = f"iteration-{iteration:08d}"
+        place = self._full(f".{name}.{uuid.uuid4().hex}" if self._renames else name)
+        self._fs.makedirs(place, exist_ok=True)
+        return self._outside(place)
+
+    def finish(self, place: str, files: CheckpointFiles, digests: Mapping[str, str]) -> str:
+        """Write what is still missing, the mark last, and return the checkpoint's path.
+
+        Args:
+            place: what :meth:`begin` has returned; deleted if this fails.
+            files: what to write.
+            digests: sha256 by name of the files that are there already.
+
+        Raises:
+            OSError: if the files cannot be written.
+        """
+        inside = self._inside(place)
+        try:
+            found = dict(digests)
+            for name, data in files.contents():
+                self._put(data, posixpath.join(inside, name))
+                found[name] = hashlib.sha256(data).hexdigest()
+            mark = json.dumps({**files.mark, "sha256": found}, indent=1, allow_nan=False)
+            self._put(mark.encode(), posixpath.join(inside, STATE))
+            final = self._full(f"iteration-{files.iteration:08d}")
+            if self._renames:
+                self._fs.mv(inside, final, recursive=True)
+        except BaseException:
+            self.discard(place)
+            raise
+        if self._local:
+            _sync(self._root)
+        return self._outside(final)
+
+    def discard(self, place: str) -> None:
+        """Delete what :meth:`begin` has made, as far as possible."""
+        try:
+            self._fs.rm(self._inside(place), recursive=True)
+        except OSError:
+            pass  # the next run's create() tries again
+
     def save(
         self,
         module: nn.Module,
@@ -112,24 +188,24 @@ class CheckpointFolder:
             ConfigError: if the module's state_dict holds something other than tensors.
             OSError: if the files cannot be written.
         """
-        final = self._full(f"iteration-{state.iteration:08d}")
-        if isinstance(self._fs, LocalFileSystem):
-            draft = self._full(f".{posixpath.basename(final)}.{uuid.uuid4().hex}")
-            os.mkdir(draft)
-            try:
-                _write(draft, module, state, scores, point)
-                os.rename(draft, final)
-            except BaseException:
-                self._fs.rm(draft, recursive=True)
-                raise
-            _sync(self._root)
+        files = CheckpointFiles.of(module, state, scores, point)
+        return self.finish(self.begin(state.iteration), files, {})
+
+    def _put(self, data: bytes, path: str) -> None:
+        """Write a file, and see it to the disk if that is the driver's own."""
+        if self._local:
+            with open(path, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        elif isinstance(self._fs, HadoopFileSystem):
+            with tempfile.TemporaryDirectory() as folder:
+                local = os.path.join(folder, "file")
+                with open(local, "wb") as file:
+                    file.write(data)
+                self._fs.put_file(local, path)
         else:
-            with tempfile.TemporaryDirectory() as draft:
-                _write(draft, module, state, scores, point)
-                self._fs.makedirs(final, exist_ok=True)
-                for name in sorted(os.listdir(draft), key=lambda name: name == STATE):
-                    self._fs.put_file(os.path.join(draft, name), posixpath.join(final, name))
-        return self._outside(final)
+            self._fs.pipe_file(path, data)
 
     def prune(self, keep: int) -> None:
         """Delete all but the newest complete checkpoints."""
@@ -194,7 +270,10 @@ class CheckpointFolder:
         return posixpath.join(self._root, name)
 
     def _outside(self, path: str) -> str:
-        return path if isinstance(self._fs, LocalFileSystem) else str(self._fs.unstrip_protocol(path))
+        return path if self._local else str(self._fs.unstrip_protocol(path))
+
+    def _inside(self, path: str) -> str:
+        return str(self._fs._strip_protocol(path))
 
 
 def latest(path: Path) -> str | None:
@@ -263,7 +342,11 @@ def read_point(path: Path) -> ResumePoint:
             with safe_open(os.path.join(folder, TRAINING), "numpy") as file:
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 meta = json.loads(file.metadata()["sparkdl"])
-            return ResumePoint.from_arrays(meta, arrays)
+            kept: Kept = []
+            for name in sorted(name for name in mark["sha256"] if name.startswith("slice-")):
+                with open(os.path.join(folder, name), "rb") as data:
+                    kept.append(slice_files.decode(data.read()))
+            return ResumePoint.from_arrays(meta, arrays, kept)
         except FileNotFoundError as error:
             raise ConfigError(f"{path} is not a complete checkpoint ({error})") from error
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
@@ -320,44 +403,83 @@ def _check_fit(path: Path, saved: Mapping[str, torch.Tensor], module: nn.Module)
 
 
 def _open(path: Path) -> tuple[Any, str]:
+    """Open with fsspec, else with the Hadoop that Spark brings."""
     text = os.fspath(path)
     try:
         fs, root = url_to_fs(text)
     except (ImportError, ValueError, OSError) as error:
-        raise ConfigError(f"cannot open {text}: {error}") from error
+        if "://" not in text:
+            raise ConfigError(f"cannot open {text}: {error}") from error
+        try:
+            fs, root = HadoopFileSystem(text), text
+        except ConfigError as other:
+            raise ConfigError(f"cannot open {text}: {error}; nor with Hadoop: {other}") from error
     return fs, root.rstrip("/") or "/"
 
 
-def _write(
-    folder: str,
-    module: nn.Module,
-    state: TrainState,
-    scores: Mapping[str, float],
-    point: ResumePoint | None,
-) -> None:
-    """Write all files, and see them to the disk before anything is renamed."""
-    tensors, aliases = tensors_of(module)
-    weights = os.path.join(folder, WEIGHTS)
-    save_file(tensors, weights, metadata={"format": "pt", **aliases})
-    _sync(weights)
-    files = [weights]
-    if point is not None:
-        meta, arrays = point.to_arrays()
-        files.append(os.path.join(folder, TRAINING))
-        contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-        save_arrays(contiguous, files[-1], metadata={"sparkdl": json.dumps(meta)})
-        _sync(files[-1])
-    mark = {
-        "format": FORMAT,
-        "sparkdl": __version__,
-        "state": {name: _plain(value) for name, value in asdict(state).items()},
-        "scores": {name: _plain(value) for name, value in scores.items()},
-        "sha256": {os.path.basename(file): _digest(file) for file in files},
-    }
-    with open(os.path.join(folder, STATE), "w", encoding="utf-8") as file:
-        json.dump(mark, file, indent=1, allow_nan=False)
-        file.flush()
-        os.fsync(file.fileno())
+@dataclass(frozen=True, slots=True)
+class CheckpointFiles:
+    """What goes into a checkpoint, apart from the run: it may be written while the run goes on.
+
+    Attributes:
+        iteration: completed iterations.
+        tensors: the state_dict, as safetensors can write it.
+        aliases: names that were left out there, and what stands for them.
+        training: values and arrays of :meth:`ResumePoint.to_arrays`, ``None`` for weights only.
+        slices: frames that stay with each slice, unless others write them.
+        mark: content of ``state.json``, without the checksums.
+    """
+
+    iteration: int
+    tensors: dict[str, torch.Tensor]
+    aliases: dict[str, str]
+    training: tuple[dict[str, Any], dict[str, Array]] | None
+    slices: Kept
+    mark: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls, module: nn.Module, state: TrainState, scores: Mapping[str, float], point: ResumePoint | None
+    ) -> CheckpointFiles:
+        """Take down what a checkpoint is to hold.
+
+        Raises:
+            ConfigError: if the module's state_dict holds something other than tensors.
+        """
+        tensors, aliases = tensors_of(module)
+        kind = type(module)
+        mark = {
+            "format": FORMAT,
+            "sparkdl": __version__,
+            "versions": {
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "pyspark": _version_of_pyspark(),
+            },
+            "module": f"{kind.__module__}.{kind.__qualname__}",
+            "state": {name: _plain(value) for name, value in asdict(state).items()},
+            "scores": {name: _plain(value) for name, value in scores.items()},
+        }
+        training = point.to_arrays() if point is not None else None
+        return cls(state.iteration, tensors, aliases, training, point.kept if point else [], mark)
+
+    def contents(self) -> Iterator[tuple[str, bytes]]:
+        """Iterate over names and contents of the files, so that one at a time is in memory."""
+        yield WEIGHTS, save_tensors(self.tensors, metadata={"format": "pt", **self.aliases})
+        if self.training is not None:
+            meta, arrays = self.training
+            contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+            yield TRAINING, save_arrays(contiguous, metadata={"sparkdl": json.dumps(meta)})
+        for index, frames in enumerate(self.slices):
+            yield slice_files.name_of(index, len(self.slices)), slice_files.encode(frames)
+
+
+def _version_of_pyspark() -> str:
+    """Return it without importing the package, which reading checkpoints does not need."""
+    try:
+        return metadata.version("pyspark")
+    except metadata.PackageNotFoundError:  # a distribution that brings it on its own path
+        return ""
 
 
 def _plain(value: float) -> float | str:

@@ -127,18 +127,25 @@ class Loop:
         kept = point.kept_for(self._run.layout, self._stepper.slices)
         self._recovery.restart(Commit(point.snapshot, point.average_buffers, kept))
 
-    def point(self) -> ResumePoint:
+    def write_slices(self, folder: str) -> dict[str, str]:
+        """Let executors write what stays with the slices; return sha256 by file name."""
+        return self._recovery.write(folder)
+
+    def point(self, kept: bool = True) -> ResumePoint:
         """Return all that another run needs to go on from here.
+
+        Args:
+            kept: whether with what stays with the slices.
 
         Raises:
             TaskError: if what stays with the slices cannot be read.
         """
         run, cursor = self._run, self._epochs.cursor
-        kept = self._recovery.fetch()
+        frames = self._recovery.fetch() if kept else []
         return ResumePoint(
             state=run.state,
             snapshot=self.current(),
-            kept=kept,
+            kept=frames,
             average_buffers=self.model.average_buffers,
             averaged=self._averaged,
             history=run.history,

@@ -112,6 +112,14 @@ class Recovery:
         """
         return self._persistently(lambda: self.stepper.fetch(self.model), self._go_back)
 
+    def write(self, folder: str) -> dict[str, str]:
+        """Let the slices' owners write what stays with them; see :meth:`Stepper.write`.
+
+        Raises:
+            TaskError: if it cannot be read, or the executors cannot write there; the first error.
+        """
+        return self._persistently(lambda: self.stepper.write(self.model, folder), self._go_back)
+
     def commit(self) -> bool:
         """Commit now; return whether nothing before it will run again."""
         if self.model.kept is not None and self._since:

@@ -65,7 +65,10 @@ class ResumePoint:
     hooks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def to_arrays(self) -> tuple[dict[str, Any], dict[str, Array]]:
-        """Return JSON-compatible values and named arrays; arrays are referenced, not copied."""
+        """Return JSON-compatible values and named arrays, without ``kept``.
+
+        Nothing that the run goes on to change is referenced.
+        """
         arrays: dict[str, Array] = {
             "params": self.snapshot.params,
             "buffers": self.snapshot.buffers,
@@ -73,13 +76,6 @@ class ResumePoint:
         }
         if self.average_buffers is not None:
             arrays["average_buffers"] = self.average_buffers
-        table: list[list[dict[str, Any]]] = []
-        for n, frames in enumerate(self.kept):
-            table.append([])
-            for i, data in enumerate(frames):
-                message = frame.unpack(data)
-                table[-1].append({"meta": message.meta, "arrays": list(message.arrays)})
-                arrays |= {f"slice.{n}.{i}.{name}": a for name, a in message.arrays.items()}
         if self.left is not None:
             arrays["left"] = self.left
         hooks: dict[str, dict[str, Any]] = {}
@@ -91,9 +87,8 @@ class ResumePoint:
         meta = {
             "state": asdict(self.state),
             "averaged": self.averaged,
-            "slices": table,
             "scores": dict(self.scores),
-            "validations": self.history.validations,
+            "validations": [dict(row) for row in self.history.validations],
             "setting": self.setting,
             "steps": self.steps,
             "batch_size": self.batch_size,
@@ -105,19 +100,8 @@ class ResumePoint:
         return meta, arrays
 
     @classmethod
-    def from_arrays(cls, meta: Mapping[str, Any], arrays: Mapping[str, Array]) -> ResumePoint:
+    def from_arrays(cls, meta: Mapping[str, Any], arrays: Mapping[str, Array], kept: Kept) -> ResumePoint:
         """Read what :meth:`to_arrays` returned."""
-        kept = [
-            [
-                frame.join(
-                    frame.pack(
-                        entry["meta"], {name: arrays[f"slice.{n}.{i}.{name}"] for name in entry["arrays"]}
-                    )
-                )
-                for i, entry in enumerate(entries)
-            ]
-            for n, entries in enumerate(meta["slices"])
-        ]
         columns = _under("history.", arrays)
         return cls(
             state=TrainState(**meta["state"]),

@@ -85,7 +85,8 @@ class Run:
     error: BaseException | None = None
     _current: Callable[[], Snapshot]
     _average: Callable[[], Snapshot]
-    _point: Callable[[], ResumePoint]
+    _point: Callable[[bool], ResumePoint]
+    _write_slices: Callable[[str], dict[str, str]]
     _write_back: Callable[[Snapshot], nn.Module]
     _replacement: Snapshot | None = None
 
@@ -122,13 +123,28 @@ class Run:
         view.flags.writeable = False
         return {p.name: view[p.offset : p.end].reshape(p.shape) for p in self.layout.params}
 
-    def resume_point(self) -> ResumePoint:
-        """Return all that another run needs to go on from here; copies the optimizer's state.
+    def resume_point(self, *, kept: bool = True) -> ResumePoint:
+        """Return all that another run needs to go on from here.
+
+        Args:
+            kept: whether to copy the optimizer's state to the driver; without it, see
+                :meth:`write_slices`.
 
         Raises:
             TaskError: if the state cannot be read from the executors.
         """
-        return self._point()
+        return self._point(kept)
+
+    def write_slices(self, folder: str) -> dict[str, str]:
+        """Let the executors write the optimizer's state into a folder that they all reach.
+
+        Returns:
+            sha256 by file name, one file per slice.
+
+        Raises:
+            TaskError: if the state cannot be read, or the files cannot be written.
+        """
+        return self._write_slices(folder)
 
     def stop(self, reason: str) -> None:
         """End the run after the current iteration and its hooks."""

@@ -37,6 +37,7 @@ from sparkdl.train.parameter_sync import (
     split_kept,
 )
 from sparkdl.train.run import Kept, Snapshot
+from sparkdl.train.slice_files import WriteSlice
 from sparkdl.train.state import TrainState
 from sparkdl.train.worker import FitRef
 
@@ -371,6 +372,21 @@ class Stepper:
             index, kept = split_kept(data)
             found[index].append(kept)
         return found
+
+    def write(self, model: ModelState, folder: str) -> dict[str, str]:
+        """Let the slices' owners write what stays with them, as files in a folder that all executors reach.
+
+        Returns:
+            sha256 by file name.
+
+        Raises:
+            TaskError: if it cannot be read or written.
+        """
+        if model.kept is None:
+            return {}
+        task = WriteSlice(folder, self.slices)
+        found = self._collect_kept(model.kept, task, "write the optimizer's state")
+        return {meta["name"]: meta["sha256"] for meta in (frame.unpack(data).meta for data in found)}
 
     def restore(self, snapshot: Snapshot, kept: Kept, average_buffers: Array | None) -> ModelState:
         """Publish weights and let frames from :meth:`fetch` stay with the slices again.

@@ -19,7 +19,7 @@ from sparkdl.allreduce.update import reductions
 from sparkdl.allreduce.weights import Weights, publish
 from sparkdl.data.columns import Structure
 from sparkdl.data.dataset import Dataset, Store
-from sparkdl.exceptions import ConfigError, ModelError, NonFiniteError, TaskError
+from sparkdl.exceptions import CheckpointError, ConfigError, ModelError, NonFiniteError, TaskError
 from sparkdl.layout import ParamLayout, TensorSpec
 from sparkdl.metrics.spec import Metrics
 from sparkdl.nn import serialize
@@ -29,8 +29,8 @@ from sparkdl.nn.objective import Loss, LossObjective, Objective, Step, StepObjec
 from sparkdl.optim import OptimizerSpec, check_sliceable, optimizer_spec
 from sparkdl.optim.rule import UpdateRule
 from sparkdl.optim.spec import Optimizers
-from sparkdl.train.callbacks import Resume, find_resume_point
 from sparkdl.train.check import dry_run
+from sparkdl.train.checkpointing import Resume, find_resume_point
 from sparkdl.train.config import TrainConfig
 from sparkdl.train.epochs import Epochs
 from sparkdl.train.evaluate import Evaluator, check_metrics
@@ -217,7 +217,8 @@ class Trainer:
                 monitored=f"{monitor.set}/{monitor.score}" if monitor is not None else "",
                 _current=lambda: loop.current(),
                 _average=lambda: loop.averaged(),
-                _point=lambda: loop.point(),
+                _point=lambda kept: loop.point(kept),
+                _write_slices=lambda folder: loop.write_slices(folder),
                 _write_back=self._write_back,
             )
             loop = Loop(
@@ -241,7 +242,7 @@ class Trainer:
             except BaseException as error:
                 run.error = error
                 loop.end(failed=True)
-                if isinstance(error, NonFiniteError | TaskError):
+                if isinstance(error, NonFiniteError | TaskError | CheckpointError):
                     error.result = self._result(run, "error")
                 raise
             try:

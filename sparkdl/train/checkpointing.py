@@ -1,0 +1,196 @@
+"""The hook that writes checkpoints, and what a resumed run finds."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from threading import Thread
+
+from sparkdl.exceptions import CheckpointError, ConfigError, TaskError
+from sparkdl.train.checkpoint import CheckpointFiles, CheckpointFolder, Path, latest, read_point, tensors_of
+from sparkdl.train.hooks import Hook, integer_option, trigger_option
+from sparkdl.train.resume import ResumePoint
+from sparkdl.train.run import Run
+from sparkdl.train.triggers import EveryEpoch, Trigger
+
+_log = logging.getLogger("sparkdl")
+
+Resume = bool | Path
+"""What ``fit`` takes as ``resume=``: whether to go on, or the checkpoint to go on from."""
+
+
+class Checkpoint(Hook):
+    """Writes all that the run needs to go on to a folder now and then.
+
+    A checkpoint is a folder ``iteration-00000123`` with ``model.safetensors`` (parameters and buffers
+    under their state_dict names; with ``averaging=``, the averaged ones), ``training.safetensors``
+    (weights, history, state of hooks), one ``slice-*.safetensors`` per slice with the optimizer's state,
+    and ``state.json`` (the run's state, latest scores, versions, checksums). It is there completely or
+    not at all. ``Trainer.fit(data, resume=True)`` goes on from the newest;
+    :func:`sparkdl.train.checkpoint.latest` finds it, and :func:`sparkdl.train.checkpoint.load_weights`
+    copies its weights into a module. A checkpoint at the end of an epoch is written after the epoch's
+    validation. Each run needs a folder of its own.
+
+    A write that fails (a full disk, a store that does not answer) is a warning, older checkpoints stay,
+    and the next one is tried when it is due; after several in a row the run ends.
+
+    Args:
+        path: folder, or its URL: what fsspec opens, such as ``s3://bucket/run`` (with the package for that
+            file system installed), or what Spark's own Hadoop does, such as ``hdfs://namenode/run``.
+        every: when to write.
+        keep: complete checkpoints to keep, the newest; ``None`` for all.
+        background: whether files are written while the run goes on. What goes into them is taken down
+            before; the next checkpoint, and the end of the run, wait for them.
+        shared: whether all executors reach ``path``, so that the owners of the slices write the
+            optimizer's state themselves, side by side. By default they do on stores that fsspec opens
+            by a URL; say ``True`` for a folder that is mounted on all machines.
+        max_failures: failed writes in a row that do not end the run.
+
+    Raises:
+        ConfigError: if an argument cannot work; when the run begins, if the folder cannot be made or
+            written to, has checkpoints of later iterations, or the module has state that is not a tensor.
+        CheckpointError: when writes keep failing; its ``result`` holds what was trained.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        every: Trigger | None = None,
+        keep: int | None = 3,
+        *,
+        background: bool = True,
+        shared: bool | None = None,
+        max_failures: int = 2,
+    ) -> None:
+        self.path = path
+        self.every = trigger_option("Checkpoint", every or EveryEpoch())
+        self.keep = keep if keep is None else integer_option("Checkpoint", "keep", keep, 1)
+        self.background = background
+        self.max_failures = integer_option("Checkpoint", "max_failures", max_failures, 0)
+        self._folder = CheckpointFolder(path)
+        self.shared = self._folder.reached_by_executors if shared is None else shared
+        self._writing: Thread | None = None
+        self._error: Exception | None = None
+        self._failures = 0
+
+    def resume_point(self) -> ResumePoint | None:
+        """Return what the newest sound checkpoint holds, ``None`` if there is none.
+
+        Newer ones that are damaged are set aside, with a warning.
+        """
+        for path in reversed(self._folder.complete().values()):
+            try:
+                return read_point(path)
+            except ConfigError as error:
+                warnings.warn(f"{error}; it is set aside, an older one is tried", UserWarning, stacklevel=4)
+                self._folder.set_aside(path)
+        return None
+
+    def on_train_begin(self, run: Run) -> None:
+        """Make the folder; refuse one in which new checkpoints would not be the newest."""
+        self._failures, self._error = 0, None
+        tensors_of(run.module)
+        self._folder.create()
+        self._folder.check_writable()
+        later = [iteration for iteration in self._folder.complete() if iteration > run.state.iteration]
+        if later:
+            raise ConfigError(
+                f"Checkpoint(path={self.path!r}): has a checkpoint of iteration {later[-1]} already, but "
+                f"this run starts at {run.state.iteration}; go on with fit(..., resume=True), choose "
+                "another folder, or delete the old ones"
+            )
+
+    def on_iteration_end(self, run: Run) -> None:
+        """Write if it is time, within an epoch."""
+        if run.state.step > 0:
+            self._write_if_due(run)
+
+    def on_epoch_end(self, run: Run) -> None:
+        """Write if it is time, after the last iteration of an epoch."""
+        self._write_if_due(run)
+
+    def on_train_end(self, run: Run) -> None:
+        """Wait for the last files."""
+        self._wait()
+
+    def _write_if_due(self, run: Run) -> None:
+        if not self.every(run.previous, run.state):
+            return
+        self._wait()
+        try:
+            write = self._prepare(run)
+        except (OSError, TaskError) as error:
+            if isinstance(error, TaskError) and not self.shared:
+                raise  # the state itself cannot be read, which is not about files
+            self._failed(error)
+            return
+        if not self.background:
+            write()
+            self._wait()
+            return
+        self._writing = Thread(target=write, name="sparkdl-checkpoint")
+        self._writing.start()
+
+    def _prepare(self, run: Run) -> Callable[[], None]:
+        """Take down what goes into a checkpoint, and return what writes it."""
+        place = self._folder.begin(run.state.iteration)
+        try:
+            digests = run.write_slices(place) if self.shared else {}
+            point = run.resume_point(kept=not self.shared)
+            module = run.trained_module(run.averaged())
+            files = CheckpointFiles.of(module, run.state, run.scores, point)
+        except BaseException:
+            self._folder.discard(place)
+            raise
+
+        def write() -> None:
+            try:
+                written = self._folder.finish(place, files, digests)
+                if self.keep is not None:
+                    self._folder.prune(self.keep)
+            except Exception as error:
+                self._error = error
+            else:
+                self._failures = 0
+                _log.info("Checkpoint: wrote %s", written)
+
+        return write
+
+    def _wait(self) -> None:
+        """Wait for files that are being written, and see whether all went well."""
+        if self._writing is not None:
+            self._writing.join()
+            self._writing = None
+        error, self._error = self._error, None
+        if error is not None:
+            self._failed(error)
+
+    def _failed(self, error: Exception) -> None:
+        self._failures += 1
+        latest = self._folder.latest()
+        standing = f"the newest is {latest}" if latest else "there is none yet"
+        message = f"a checkpoint could not be written to {self.path}: {error}; {standing}"
+        if self._failures > self.max_failures:
+            raise CheckpointError(f"{message}. {self._failures} writes in a row have failed") from error
+        warnings.warn(f"{message}. The run goes on", UserWarning, stacklevel=2)
+
+
+def find_resume_point(resume: Resume, hooks: Sequence[Hook]) -> ResumePoint | None:
+    """Return where ``fit(..., resume=)`` is to go on, ``None`` for the beginning.
+
+    Raises:
+        ConfigError: if there is no :class:`Checkpoint` hook to resume from, or the checkpoint named
+            cannot be read.
+    """
+    if resume is False:
+        return None
+    if resume is not True:
+        return read_point(latest(resume) or resume)
+    checkpoints = [hook for hook in hooks if isinstance(hook, Checkpoint)]
+    if not checkpoints:
+        raise ConfigError(
+            "resume=True needs a Checkpoint(path) among the hooks, whose newest checkpoint it goes on from; "
+            "or give the path of a checkpoint"
+        )
+    return checkpoints[0].resume_point()

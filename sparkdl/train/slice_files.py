@@ -1,0 +1,97 @@
+"""What stays with a slice between iterations, as a safetensors file.
+
+A checkpoint has one such file per slice. Where all executors can reach its folder, the tasks that own the
+slices write them side by side; otherwise the driver does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import posixpath
+import struct
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+from safetensors.numpy import load, save
+
+from sparkdl import frame
+from sparkdl.frame import Array, Parts
+
+
+def name_of(index: int, count: int) -> str:
+    """Return the file name of a slice."""
+    return f"slice-{index:05d}-of-{count:05d}.safetensors"
+
+
+def encode(frames: Sequence[bytes]) -> bytes:
+    """Return the file of one slice's frames."""
+    arrays: dict[str, Array] = {}
+    table: list[dict[str, Any]] = []
+    for i, data in enumerate(frames):
+        message = frame.unpack(data)
+        table.append({"meta": message.meta, "arrays": list(message.arrays)})
+        arrays |= {f"{i}.{name}": np.ascontiguousarray(a) for name, a in message.arrays.items()}
+    return save(arrays, metadata={"sparkdl": json.dumps(table)})
+
+
+def decode(data: bytes) -> list[bytes]:
+    """Return the frames of a slice's file.
+
+    Raises:
+        ValueError, KeyError, TypeError, SafetensorError: if it is no such file.
+    """
+    (length,) = struct.unpack_from("<Q", data)
+    table = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["sparkdl"])
+    arrays = load(data)
+    return [
+        frame.join(frame.pack(entry["meta"], {name: arrays[f"{i}.{name}"] for name in entry["arrays"]}))
+        for i, entry in enumerate(table)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteSlice:
+    """Task that writes the file of the slice that it owns.
+
+    A second attempt writes the same bytes, so it does not matter which of the two is last.
+
+    Attributes:
+        folder: folder, or its URL, that all executors reach.
+        count: number of slices.
+    """
+
+    folder: str
+    count: int
+
+    def __call__(self, index: int, frames: Iterator[bytes]) -> Iterator[Parts]:
+        """Yield the file's name and checksum."""
+        data = encode(list(frames))
+        name = name_of(index, self.count)
+        write_whole(posixpath.join(self.folder, name), data)
+        yield frame.pack({"name": name, "sha256": hashlib.sha256(data).hexdigest()})
+
+
+def write_whole(path: str, data: bytes) -> None:
+    """Write a file that appears at once: stores do so by themselves, folders by a rename."""
+    fs, inside = url_to_fs(path)
+    if not isinstance(fs, LocalFileSystem):
+        fs.pipe_file(inside, data)
+        return
+    draft = f"{inside}.{uuid.uuid4().hex}"
+    try:
+        with open(draft, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, inside)
+    except BaseException:
+        if os.path.exists(draft):
+            os.remove(draft)
+        raise

@@ -1,0 +1,323 @@
+"""Checkpoints while a run goes on: in the background, by the executors, on disks that fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.data import as_dataset, partitioned
+from support.models import Everything, mlp
+from support.reference import assert_bit_equal
+from torch import nn
+
+from sparkdl import Dataset, Trainer
+from sparkdl.exceptions import CheckpointError, ConfigError
+from sparkdl.train import EMA, Checkpoint, EarlyStopping, EveryIterations, Hook, MaxEpoch, MaxIteration, Run
+from sparkdl.train.checkpoint import CheckpointFolder, load_weights
+from sparkdl.train.slice_files import decode, encode
+
+PARTS = partitioned([90, 110])  # 4 iterations an epoch
+
+
+def fit(data: Dataset, iterations: int, *hooks: Hook, resume: bool = False, **options: Any) -> Any:
+    settings: dict[str, Any] = {"batch_size": 60, "seed": 3, "progress": False, "num_slices": 2}
+    return Trainer(
+        options.pop("module", None) or Everything(),
+        loss=nn.CrossEntropyLoss(),
+        optimizer=partial(torch.optim.Adam, lr=1e-3),
+        end_when=MaxIteration(iterations),
+        hooks=hooks,
+        **settings | options,
+    ).fit(data, resume=resume)
+
+
+@pytest.fixture
+def data(spark: Any) -> Any:
+    with as_dataset(spark, PARTS) as data:
+        yield data
+
+
+def files(path: Path) -> dict[str, list[str]]:
+    return {folder.name: sorted(file.name for file in folder.iterdir()) for folder in sorted(path.iterdir())}
+
+
+def test_what_lies_there(data: Dataset, tmp_path: Path) -> None:
+    fit(data, 8, Checkpoint(tmp_path, EveryIterations(3), keep=1))
+    names = [f"slice-0000{n}-of-00002.safetensors" for n in range(2)]
+    assert files(tmp_path) == {
+        "iteration-00000006": ["model.safetensors", *names, "state.json", "training.safetensors"]
+    }
+    mark = json.loads((tmp_path / "iteration-00000006" / "state.json").read_text())
+    assert mark["module"] == "support.models.Everything"
+    assert mark["versions"]["torch"] == torch.__version__
+    assert set(mark["versions"]) == {"python", "torch", "pyspark"}
+
+
+def test_slices_owners_write_the_same_bytes_as_the_driver(data: Dataset, tmp_path: Path) -> None:
+    for shared in (False, True):
+        hook = Checkpoint(tmp_path / str(shared), EveryIterations(3), shared=shared)
+        fit(data, 4, hook, averaging=EMA(0.9))
+    folders = [tmp_path / name / "iteration-00000003" for name in ("False", "True")]
+    for name in ("slice-00000-of-00002.safetensors", "slice-00001-of-00002.safetensors"):
+        first, second = ((folder / name).read_bytes() for folder in folders)
+        assert first == second
+        assert len(decode(first)) == 2  # the optimizer's state and the average
+
+
+def test_a_run_resumes_from_what_the_owners_wrote(data: Dataset, tmp_path: Path) -> None:
+    straight = fit(data, 14)
+    hook = partial(Checkpoint, tmp_path, EveryIterations(3), shared=True)
+    fit(data, 10, hook())
+    result = fit(data, 14, hook(), resume=True)
+    assert_bit_equal(result.module, straight.module)
+
+
+def test_two_executors_write_their_slices(cluster: Any, tmp_path: Path) -> None:
+    with as_dataset(cluster, PARTS) as data:
+        straight = fit(data, 8)
+        hook = partial(Checkpoint, tmp_path, EveryIterations(3), shared=True)
+        fit(data, 7, hook())
+        result = fit(data, 8, hook(), resume=True)
+    assert_bit_equal(result.module, straight.module)
+
+
+def test_a_slices_file_comes_back() -> None:
+    from sparkdl import frame
+
+    frames = [
+        frame.join(frame.pack({"kind": "state", "n": 1}, {"m": np.arange(5.0), "e": np.zeros((0, 3))})),
+        frame.join(frame.pack({"kind": "average"})),
+    ]
+    assert decode(encode(frames)) == frames
+    for wrong in (b"", b"\0" * 100, encode(frames)[:-4]):
+        with pytest.raises(Exception, match=r"."):
+            decode(wrong)
+
+
+class Slow:
+    """Makes finishing a checkpoint wait until it is told to go on."""
+
+    def __init__(self, monkeypatch: Any) -> None:
+        self.go = threading.Event()
+        finish = CheckpointFolder.finish
+
+        def slow(folder: Any, *arguments: Any) -> str:
+            assert self.go.wait(60)
+            return finish(folder, *arguments)
+
+        monkeypatch.setattr(CheckpointFolder, "finish", slow)
+
+
+def test_the_run_goes_on_while_files_are_written(data: Dataset, tmp_path: Path, monkeypatch: Any) -> None:
+    slow = Slow(monkeypatch)
+    seen = []
+
+    class Watch(Hook):
+        def on_iteration_end(self, run: Run) -> None:
+            if run.state.iteration == 5:
+                seen.extend(CheckpointFolder(tmp_path).complete())
+                slow.go.set()
+
+    straight = fit(data, 7)
+    result = fit(data, 7, Checkpoint(tmp_path, EveryIterations(3)), Watch())
+    assert seen == []
+    assert list(CheckpointFolder(tmp_path).complete()) == [3, 6]
+    assert_bit_equal(result.module, straight.module)
+    assert not [t for t in threading.enumerate() if t.name == "sparkdl-checkpoint"]
+    # What was written late is what was there when it was due.
+    module, then = Everything(), fit(data, 3).module
+    load_weights(tmp_path / "iteration-00000003", module)
+    assert_bit_equal(module, then)
+
+
+@contextmanager
+def full_disk(bytes_per_file: int) -> Iterator[None]:
+    """Let writes beyond a size fail, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_per_file, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+class FillDisk(Hook):
+    """Fills the disk after some iterations and frees it after others."""
+
+    def __init__(self, full: range) -> None:
+        self.full = full
+        self._limit: Any = None
+
+    def on_iteration_begin(self, run: Run) -> None:
+        inside = run.state.iteration in self.full
+        if inside and self._limit is None:
+            self._limit = full_disk(1000)
+            self._limit.__enter__()
+        elif not inside:
+            self.on_train_end(run)
+
+    def on_train_end(self, run: Run) -> None:
+        if self._limit is not None:
+            self._limit.__exit__(None, None, None)
+            self._limit = None
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_full_disk_costs_a_checkpoint_but_not_the_run(
+    data: Dataset, tmp_path: Path, background: bool
+) -> None:
+    straight = fit(data, 14)
+    checkpoint = Checkpoint(tmp_path, EveryIterations(3), background=background)
+    with pytest.warns(UserWarning, match=r"could not be written to .*File too large.*iteration-00000003"):
+        result = fit(data, 14, FillDisk(range(5, 8)), checkpoint)
+    assert_bit_equal(result.module, straight.module)
+    assert list(files(tmp_path)) == ["iteration-00000003", "iteration-00000009", "iteration-00000012"]
+
+
+def test_a_disk_that_stays_full_ends_the_run_and_loses_nothing(data: Dataset, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path, EveryIterations(3), background=False)
+    with (
+        pytest.warns(UserWarning, match="could not be written"),
+        pytest.raises(CheckpointError, match="3 writes in a row have failed") as caught,
+    ):
+        fit(data, 99, FillDisk(range(5, 99)), checkpoint)
+    assert list(files(tmp_path)) == ["iteration-00000003"]
+    assert caught.value.result is not None
+    assert caught.value.result.state.iteration == 12
+    straight = fit(data, 14)
+    assert_bit_equal(fit(data, 14, checkpoint, resume=True).module, straight.module)
+
+
+def test_executors_that_cannot_write_are_told_of(data: Dataset, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(CheckpointFolder, "begin", lambda *_: str(tmp_path / "nowhere"))
+    hook = Checkpoint(tmp_path, EveryIterations(3), shared=True, max_failures=0, background=False)
+    with pytest.raises(CheckpointError, match=r"could not be written.*No such file or directory"):
+        fit(data, 5, hook)
+
+
+@contextmanager
+def ordinary_user() -> Iterator[None]:
+    """Give up root's rights for a while, for root may write anywhere."""
+    root = os.geteuid() == 0
+    if root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+
+
+@pytest.mark.parametrize("inside", ["", "deeper"])
+def test_a_folder_without_permission_is_found_at_once(tmp_path: Path, inside: str) -> None:
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o555)
+    for parent in (*list(tmp_path.parents)[:2], tmp_path):
+        parent.chmod(0o755)
+    folder = CheckpointFolder(locked / inside)
+
+    def try_it() -> None:
+        folder.create()
+        folder.check_writable()
+
+    with ordinary_user(), pytest.raises(ConfigError, match=r"cannot (make|write).*ermission denied"):
+        try_it()
+
+
+def test_any_damaged_byte_is_found(data: Dataset, tmp_path: Path) -> None:
+    """A byte of each file in turn; the run goes on from the checkpoint before."""
+    straight = fit(data, 9)
+    for name in files_of_a_checkpoint():
+        folder = tmp_path / name
+        fit(data, 7, Checkpoint(folder, EveryIterations(3)))
+        file = folder / "iteration-00000006" / name
+        content = bytearray(file.read_bytes())
+        position = content.index(b"sha256") + 20 if name == "state.json" else len(content) // 2
+        content[position] ^= 0x01
+        file.write_bytes(bytes(content))
+        with pytest.warns(UserWarning, match="set aside"):
+            result = fit(data, 9, Checkpoint(folder, EveryIterations(3)), resume=True)
+        assert_bit_equal(result.module, straight.module)
+        assert "damaged-iteration-00000006" in files(folder)
+
+
+def files_of_a_checkpoint() -> list[str]:
+    slices = [f"slice-0000{n}-of-00002.safetensors" for n in range(2)]
+    return ["model.safetensors", "training.safetensors", "state.json", *slices]
+
+
+def test_hooks_go_on_where_they_were(data: Dataset, tmp_path: Path) -> None:
+    """The best weights of a run that was stopped are still the best of the one that goes on."""
+
+    def run(folder: str, epochs: int, resume: bool = False) -> Any:
+        stopping = EarlyStopping(patience=50)
+        return Trainer(
+            mlp(),
+            loss=nn.CrossEntropyLoss(),
+            # The first epoch makes it better, the others worse.
+            optimizer=partial(torch.optim.SGD, lr=0.1),
+            schedule=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(
+                optimizer, lambda epoch: 1.0 if epoch < 2 else -1.0
+            ),
+            batch_size=60,
+            seed=3,
+            progress=False,
+            monitor="loss",
+            hooks=[stopping, Checkpoint(tmp_path / folder)],
+            end_when=MaxEpoch(epochs),
+        ).fit(data, validation=data, resume=resume)
+
+    straight = run("straight", 5)
+    assert straight.state.stale > 0
+    run("stopped", 3)
+    resumed = run("stopped", 5, resume=True)
+    assert_bit_equal(resumed.module, straight.module)
+
+
+@pytest.fixture
+def hadoop(spark: Any, tmp_path: Path) -> Iterator[str]:
+    """A Hadoop file system that fsspec does not know: viewfs, mounted on a local folder."""
+    (tmp_path / "store").mkdir()
+    conf = spark.sparkContext._jsc.hadoopConfiguration()
+    conf.set("fs.viewfs.mounttable.sparkdl.link./store", f"file://{tmp_path}/store")
+    yield "viewfs://sparkdl/store"
+    conf.unset("fs.viewfs.mounttable.sparkdl.link./store")
+
+
+def test_hadoops_file_systems(data: Dataset, hadoop: str, tmp_path: Path) -> None:
+    straight = fit(data, 14)
+    hook = partial(Checkpoint, f"{hadoop}/run", EveryIterations(3), keep=2)
+    fit(data, 10, hook())
+    assert list(CheckpointFolder(f"{hadoop}/run").complete()) == [6, 9]
+    names = {p.name for p in (tmp_path / "store" / "run").iterdir()}
+    assert names == {"iteration-00000006", "iteration-00000009"}
+    result = fit(data, 14, hook(), resume=True)
+    assert_bit_equal(result.module, straight.module)
+    (newest,) = list(CheckpointFolder(f"{hadoop}/run").complete().values())[-1:]
+    module = Everything()
+    load_weights(newest, module)
+    row = CheckpointFolder(f"{hadoop}/run").describe(newest, verify=True)
+    assert row["problem"] == ""
+    CheckpointFolder(f"{hadoop}/run").export(newest, str(tmp_path / "weights.safetensors"))
+    assert (tmp_path / "weights.safetensors").stat().st_size > 1000
+
+
+def test_file_systems_that_nobody_knows(data: Dataset) -> None:
+    with pytest.raises(ConfigError, match=r"cannot open nosuch://.*nor with Hadoop: .*nosuch"):
+        Checkpoint("nosuch://bucket/run")
+
+
+@pytest.mark.parametrize("options", [{"max_failures": -1}, {"keep": 0}])
+def test_bad_options(tmp_path: Path, options: Any) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        Checkpoint(tmp_path, **options)
