@@ -6,11 +6,12 @@ The rows lie in Spark's memory (a cached DataFrame), and the columns that a clas
 sink that drops them. ``torch_records_per_second`` is a plain loop over the same rows, in batches of
 the same size in the memory of one process, with as many torch threads as the master has cores or
 with one, whichever is faster. They take turns, so that a busy machine slows all alike; what counts is
-the best turn of each. ``ratio`` divides transform and loop.
+the median turn of each. ``ratio`` divides transform and loop; the transform also reads the rows from
+Spark's memory, moves them to Python and the results back. ``best_ratio`` divides the best turns.
 
-``cpu_us`` and ``torch_cpu_us`` are microseconds of processor time per record, of the JVM and the Python
-workers, and of the loop with one thread; ``cpu_ratio`` divides these. On a busy machine it is the one
-that can be trusted.
+``jvm_us``, ``python_us`` and ``torch_us`` are microseconds of processor time per record, medians as well:
+of the JVM, of the Python workers, and of the loop with one thread. ``cpu_ratio`` divides torch and the sum
+of the others. On a busy machine it is the one that can be trusted.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ import re
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -39,6 +42,7 @@ from sparkdl.ml import TorchClassificationModel
 from sparkdl.nn.resnet import ResNet20
 
 SHAPES: dict[str, tuple[int, ...]] = {"mlp": (784,), "resnet20": (3, 32, 32)}
+_WARM_UP = 2
 ROWS = {"mlp": 40_000, "resnet20": 2_000}
 
 
@@ -48,15 +52,17 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=tuple(SHAPES), default=list(SHAPES))
     parser.add_argument("--column", choices=("array", "vector", "binary"), default="array")
     parser.add_argument("--batch", type=int, help="rows per forward pass; 1 MiB of them by default")
-    parser.add_argument("--arrow", type=int, help="rows per Arrow batch; Spark's default if not given")
+    parser.add_argument(
+        "--arrow", help="bytes per Arrow batch, as in 64m; what session.builder sets, if not given"
+    )
     parser.add_argument("--rows", type=int, help="records; 40000 for mlp and 2000 for resnet20 by default")
-    parser.add_argument("--turns", type=int, default=5, help="turns that count, after one to warm up (5)")
+    parser.add_argument("--turns", type=int, default=5, help="turns that count, after two to warm up (5)")
     args = parser.parse_args()
     conf = {"spark.driver.memory": "4g", "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     spark = session.builder(args.master, "inference", conf).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     if args.arrow:
-        spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", args.arrow)
+        spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", args.arrow)
     cores = int(found.group(1)) if (found := re.fullmatch(r"local\[(\d+)\]", args.master)) else 1
     for name in args.models:
         print(json.dumps(measure(spark, name, cores, args)), flush=True)
@@ -85,13 +91,17 @@ def measure(spark: SparkSession, name: str, cores: int, args: argparse.Namespace
         scored.write.format("noop").mode("overwrite").save()
 
     work = {"spark": transform, "one": partial(loop, 1), "all": partial(loop, cores)}
-    turns: dict[str, list[tuple[float, float]]] = {side: [] for side in work}
-    for _ in range(args.turns + 1):
+    turns: dict[str, list[Turn]] = {side: [] for side in work}
+    for turn in range(args.turns + _WARM_UP):
         for side, run in work.items():
-            turns[side].append(timed(run))
+            done = timed(run)
+            turns[side] += [done] if turn >= _WARM_UP else []
     df.unpersist()
-    best = {side: [min(column) for column in zip(*found[1:], strict=True)] for side, found in turns.items()}
-    torch_seconds, (seconds, cpu) = min(best["one"][0], best["all"][0]), best["spark"]
+    seconds = {side: median(turn.seconds for turn in done) for side, done in turns.items()}
+    best = {side: min(turn.seconds for turn in done) for side, done in turns.items()}
+    jvm, python = (median(getattr(turn, kind) for turn in turns["spark"]) for kind in ("jvm", "python"))
+    torch_cpu = median(turn.here for turn in turns["one"])
+    torch_seconds = min(seconds["one"], seconds["all"])
     return {
         "model": name,
         "column": args.column,
@@ -99,12 +109,15 @@ def measure(spark: SparkSession, name: str, cores: int, args: argparse.Namespace
         "records": rows,
         "cores": cores,
         "batch": batch,
-        "records_per_second": round(rows / seconds),
+        "arrow": spark.conf.get("spark.sql.execution.arrow.maxBytesPerBatch", "unlimited"),
+        "records_per_second": round(rows / seconds["spark"]),
         "torch_records_per_second": round(rows / torch_seconds),
-        "ratio": round(torch_seconds / seconds, 3),
-        "cpu_us": round(1e6 * cpu / rows, 1),
-        "torch_cpu_us": round(1e6 * best["one"][1] / rows, 1),
-        "cpu_ratio": round(best["one"][1] / cpu, 3),
+        "ratio": round(torch_seconds / seconds["spark"], 3),
+        "best_ratio": round(min(best["one"], best["all"]) / best["spark"], 3),
+        "jvm_us": round(1e6 * jvm / rows, 1),
+        "python_us": round(1e6 * python / rows, 1),
+        "torch_us": round(1e6 * torch_cpu / rows, 1),
+        "cpu_ratio": round(torch_cpu / (jvm + python), 3),
     }
 
 
@@ -136,24 +149,39 @@ def make_rows(spark: SparkSession, values: Any, partitions: int, column: str) ->
     return df
 
 
-def timed(work: Callable[[], None]) -> tuple[float, float]:
-    """Return seconds, and seconds of processor time in this process and below it."""
-    cpu, start = cpu_seconds(), time.perf_counter()
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Seconds of a piece of work, and of processor time in this process, Spark's JVM and Python workers."""
+
+    seconds: float
+    here: float
+    jvm: float
+    python: float
+
+
+def timed(work: Callable[[], None]) -> Turn:
+    """Measure a piece of work."""
+    before, start = cpu_seconds(), time.perf_counter()
     work()
-    return time.perf_counter() - start, cpu_seconds() - cpu
+    seconds = time.perf_counter() - start
+    return Turn(seconds, *(after - then for after, then in zip(cpu_seconds(), before, strict=True)))
 
 
-def cpu_seconds() -> float:
-    """Return the processor time of this process and of those that it started, as far as they still run."""
-    total = 0.0
+def cpu_seconds() -> tuple[float, float, float]:
+    """Return the processor time of this process, of the JVM and of the Python workers that still run."""
     here = psutil.Process()
-    for process in (here, *here.children(recursive=True)):
+    own = here.cpu_times()
+    jvm = python = 0.0
+    for process in here.children(recursive=True):
         try:
-            times = process.cpu_times()
+            times, name = process.cpu_times(), process.name()
         except psutil.NoSuchProcess:
             continue
-        total += times.user + times.system
-    return total
+        if name.startswith("java"):
+            jvm += times.user + times.system
+        else:
+            python += times.user + times.system
+    return own.user + own.system, jvm, python
 
 
 if __name__ == "__main__":

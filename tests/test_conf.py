@@ -25,8 +25,8 @@ def settings(path: Path) -> dict[str, str]:
     return found
 
 
-def test_there_is_one_file_per_cluster_manager() -> None:
-    assert [path.stem for path in FILES] == ["kubernetes", "local", "standalone", "yarn"]
+def test_there_is_one_file_per_cluster_manager_and_one_for_spot_machines() -> None:
+    assert [path.stem for path in FILES] == ["kubernetes", "local", "spot", "standalone", "yarn"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -35,7 +35,7 @@ def test_a_file_holds_what_the_builder_sets(path: Path) -> None:
     assert {name: found.get(name) for name in session.recommended()} == session.recommended()
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [p for p in FILES if p.stem != "spot"], ids=lambda path: path.stem)
 def test_a_file_is_for_its_cluster_manager(path: Path) -> None:
     masters = {"kubernetes": "k8s://", "local": "local[", "standalone": "spark://", "yarn": "yarn"}
     assert settings(path)["spark.master"].startswith(masters[path.stem])

@@ -59,6 +59,19 @@ def test_training_guide(namespace: dict[str, Any], tmp_path: Path) -> None:
     assert {"history.jsonl", "history.png", "runs", "mlruns"} <= {path.name for path in tmp_path.iterdir()}
 
 
+def test_recovery_guide(namespace: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    run_page("docs/recovery.md", namespace)
+    assert {"digits", "longest"} <= {path.name for path in (tmp_path / "runs").iterdir()}
+
+
+def test_spark_ml_guide(namespace: dict[str, Any], tmp_path: Path) -> None:
+    for package in ("sklearn", "PIL", "matplotlib"):
+        pytest.importorskip(package)
+    run_page("docs/ml.md", namespace)
+    assert {"classifier", "digits", "digits.pt2", "scored", "towers"} <= {p.name for p in tmp_path.iterdir()}
+
+
 def test_readme(namespace: dict[str, Any]) -> None:
     pytest.importorskip("tensorboard")
     x, y = digits(700)

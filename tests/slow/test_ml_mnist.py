@@ -31,7 +31,5 @@ def test_mnist_no_worse_than_sparks_perceptron(digits):
 
     quick = {"batchSize": 128, "maxEpochs": 10, "seed": 1}
     assert ours(TorchClassifier(module=LeNet5, learningRate=3e-3, **quick)) > max(theirs, 0.95)
-    # A perceptron as well, up to the standard error of a thousand test digits.
-    assert (
-        ours(TorchClassifier(learningRate=2e-3, **quick).setHyper(hidden=[128], dropout=0.3)) > theirs - 0.01
-    )
+    # As it is without any choice, up to the standard error of a thousand test digits.
+    assert ours(TorchClassifier(seed=1)) > theirs - 0.008

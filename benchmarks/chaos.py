@@ -1,0 +1,313 @@
+"""Train while executors, tasks and drivers die, and compare the weights bit by bit.
+
+    python benchmarks/chaos.py --kills 50
+    python benchmarks/chaos.py --scenario all
+
+Each scenario starts a standalone master with workers that restart their executors, trains once undisturbed
+and then several times with faults, and prints one JSON line::
+
+    kill          executors killed by SIGKILL at random moments, one at a time
+    both          both executors killed at the same time
+    decommission  executors told to leave (SIGPWR), with the settings of conf/spot.conf
+    exceptions    5 % of all tasks raise an exception
+    slow          1 % of all tasks take seconds, with speculation on
+    dynamic       dynamic allocation between 1 and 3 executors, while executors are killed
+    driver        the driver killed by SIGKILL and resumed from its checkpoints
+
+``kills`` counts the faults, ``bit_identical`` the runs that ended with the undisturbed run's weights,
+and ``seconds_lost_per_kill`` how much longer they took per fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from standalone import ENVIRONMENT, Cluster, cluster
+
+
+def spot_conf() -> dict[str, str]:
+    """Return what conf/spot.conf says."""
+    lines = Path(__file__).parents[1].joinpath("conf", "spot.conf").read_text().splitlines()
+    pairs = (line.split(maxsplit=1) for line in lines if line.startswith("spark."))
+    return {name: value.strip() for name, value in pairs}
+
+
+_DYNAMIC = {
+    "spark.dynamicAllocation.enabled": "true",
+    "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+    "spark.dynamicAllocation.minExecutors": "1",
+    "spark.dynamicAllocation.maxExecutors": "3",
+    "spark.dynamicAllocation.executorIdleTimeout": "2s",
+    "spark.dynamicAllocation.cachedExecutorIdleTimeout": "4s",
+    "spark.dynamicAllocation.shuffleTracking.timeout": "4s",
+}
+_SPECULATION = {"spark.speculation": "true", "spark.speculation.interval": "100ms"}
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What goes wrong.
+
+    Attributes:
+        conf: Spark confs.
+        victims: executors that a fault hits at a time; 0 for the driver.
+        signal: how they are told.
+        raises: share of tasks that raise.
+        sleeps: share of tasks that sleep.
+        pauses: whether the run pauses now and then, so that executors become idle.
+    """
+
+    conf: dict[str, str] = field(default_factory=dict)
+    victims: int | None = None
+    signal: signal.Signals = signal.SIGKILL
+    raises: float = 0.0
+    sleeps: float = 0.0
+    pauses: bool = False
+
+
+SCENARIOS = {
+    "kill": Scenario(victims=1),
+    "both": Scenario(victims=2),
+    "decommission": Scenario(spot_conf(), victims=1, signal=signal.SIGPWR),
+    "exceptions": Scenario(raises=0.05),
+    "slow": Scenario(_SPECULATION, sleeps=0.01),
+    "dynamic": Scenario(_DYNAMIC, victims=1, pauses=True),
+    "driver": Scenario(victims=0),
+}
+
+
+# -- the driver ---------------------------------------------------------------------------------
+
+
+def disturb(scenario: Scenario, faults: str, x: Any) -> Any:
+    """Raise or sleep now and then, otherwise return the batch as it is; runs in tasks."""
+    chance = int.from_bytes(os.urandom(4), "big") / 2**32  # not torch's: a retry must have other luck
+    if chance < scenario.raises + scenario.sleeps:
+        with open(faults, "a") as file:
+            file.write("x")
+        if chance < scenario.raises:
+            raise RuntimeError("chaos")
+        time.sleep(3.0)
+    return x
+
+
+def train(args: argparse.Namespace) -> None:
+    """Train in this process, as the driver of an application of its own."""
+    import numpy as np
+    import torch
+    from sklearn.datasets import load_digits
+    from torch import nn
+
+    from sparkdl import Dataset, Trainer, session
+    from sparkdl.train import Checkpoint, EveryIterations, Hook, MaxIteration, Run
+
+    scenario = SCENARIOS[args.scenario]
+
+    class Report(Hook):
+        """Tells the process that does the harm how far the run is."""
+
+        def on_iteration_end(self, run: Run) -> None:
+            Path(args.folder, "progress").write_text(str(run.state.iteration))
+            if args.disturbed and scenario.pauses and run.state.iteration % 60 == 0:
+                time.sleep(10)
+
+    conf = {
+        "spark.executor.memory": "1g",
+        "spark.executor.cores": "1",
+        "spark.ui.enabled": "false",
+        "spark.driver.host": "127.0.0.1",
+        **scenario.conf,
+    }
+    if not scenario.pauses:
+        conf["spark.cores.max"] = "2"
+    spark = session.builder(args.master, "chaos", conf).getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    x, y = load_digits(return_X_y=True)
+    rows = spark.createDataFrame(
+        [(list(map(float, image)), int(digit)) for image, digit in zip(x / 16, y, strict=True)],
+        "image array<float>, digit long",
+    )
+    transform = partial(disturb, scenario, str(Path(args.folder, "faults"))) if args.disturbed else None
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 10)
+    )
+    partitions = 3 if scenario.pauses else 2
+    with Dataset.from_dataframe(
+        rows, features="image", label="digit", num_partitions=partitions, transform=transform
+    ) as data:
+        result = Trainer(
+            module,
+            loss=nn.CrossEntropyLoss(),
+            optimizer=partial(torch.optim.Adam, lr=1e-3),
+            batch_size=128,
+            seed=1,
+            end_when=MaxIteration(args.iterations),
+            hooks=[
+                Report(),
+                *([Checkpoint(args.folder, EveryIterations(20))] if scenario.victims == 0 else []),
+            ],
+            max_failures=1000,  # the default gives up earlier: 5 failed iterations in ten minutes
+            progress=False,
+        ).fit(data, resume=scenario.victims == 0)
+    weights = torch.cat([value.double().flatten() for value in result.module.state_dict().values()])
+    np.save(Path(args.folder, "weights.npy"), weights.numpy())
+    spark.stop()
+
+
+# -- the harm -----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Ended:
+    """How a run ended.
+
+    Attributes:
+        seconds: how long it took.
+        faults: how often it was disturbed.
+        weights: all bytes of its parameters and buffers.
+    """
+
+    seconds: float
+    faults: int
+    weights: bytes
+
+
+def run(
+    name: str, master: str, iterations: int, harm: Callable[[Path, subprocess.Popen[Any]], int] | None
+) -> Ended:
+    """Run a driver, again and again if it is killed, and disturb it meanwhile."""
+    with tempfile.TemporaryDirectory(prefix="sparkdl-chaos-") as text:
+        folder, faults, begin = Path(text), 0, time.monotonic()
+        command = [sys.executable, __file__, "--role", "driver", "--scenario", name, "--master", master]
+        command += ["--folder", text, "--iterations", str(iterations)]
+        command += ["--disturbed"] if harm is not None else []
+        while not (folder / "weights.npy").exists():
+            with (folder / "log").open("w") as log:
+                driver = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | ENVIRONMENT)
+                try:
+                    faults += harm(folder, driver) if harm is not None else 0
+                    driver.wait()
+                finally:
+                    driver.kill()
+                    driver.wait()
+            if driver.returncode not in (0, -signal.SIGKILL):
+                raise RuntimeError((folder / "log").read_text()[-8000:])
+        injected = (folder / "faults").stat().st_size if (folder / "faults").exists() else 0
+        seconds = time.monotonic() - begin
+        return Ended(seconds, faults + injected, (folder / "weights.npy").read_bytes())
+
+
+class Harm:
+    """Sends signals at random moments, after the run has made some progress.
+
+    Args:
+        scenario: what goes wrong.
+        spark: the cluster.
+        kills: faults in all.
+        seed: of the moments and victims.
+    """
+
+    def __init__(self, scenario: Scenario, spark: Cluster, kills: int, seed: int) -> None:
+        self._scenario = scenario
+        self._spark = spark
+        self._random = random.Random(seed)
+        self.left = kills
+
+    def __call__(self, folder: Path, driver: subprocess.Popen[Any]) -> int:
+        """Disturb a run until it ends, or the driver is dead; return the number of faults."""
+        faults, seen = 0, 0
+        while driver.poll() is None and self.left > 0 and self._scenario.victims is not None:
+            if not self._wait(folder, driver, seen + self._random.randrange(3, 30)):
+                break
+            time.sleep(self._random.uniform(0, 0.5))
+            seen = _progress(folder)
+            if self._scenario.victims == 0:
+                driver.kill()
+                self.left -= 1
+                return 1
+            executors = self._spark.executors()
+            victims = self._random.sample(executors, min(self._scenario.victims, len(executors)))
+            hit = self._spark.signal(victims, self._scenario.signal)
+            faults += hit
+            self.left -= hit
+        return faults
+
+    def _wait(self, folder: Path, driver: subprocess.Popen[Any], iteration: int) -> bool:
+        while driver.poll() is None:
+            if _progress(folder) >= iteration and self._spark.executors():
+                return True
+            time.sleep(0.02)
+        return False
+
+
+def _progress(folder: Path) -> int:
+    try:
+        return int((folder / "progress").read_text())
+    except (FileNotFoundError, ValueError):
+        return 0
+
+
+def measure(name: str, kills: int, iterations: int, seed: int) -> dict[str, Any]:
+    """Run a scenario and return its line."""
+    scenario = SCENARIOS[name]
+    with cluster(3 if scenario.pauses else 2) as spark:
+        calm = run(name, spark.url, iterations, None)
+        harm = Harm(scenario, spark, kills, seed)
+        ended: list[Ended] = []
+        while harm.left > 0 and len(ended) < kills:
+            ended.append(run(name, spark.url, iterations, harm))
+            if scenario.victims is None:
+                harm.left -= ended[-1].faults
+    faults = sum(each.faults for each in ended)
+    pauses = 10.0 * (iterations // 60) if scenario.pauses else 0.0
+    lost = sum(each.seconds - calm.seconds - pauses for each in ended)
+    return {
+        "scenario": name,
+        "kills": faults,
+        "runs": len(ended),
+        "bit_identical": sum(each.weights == calm.weights for each in ended),
+        "seconds_lost_per_kill": round(lost / max(faults, 1), 2),
+        "seconds_undisturbed": round(calm.seconds, 1),
+        "iterations": iterations,
+        "seed": seed,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Train while executors, tasks and drivers die.")
+    parser.add_argument("--kills", type=int, default=10, help="faults in all, per scenario")
+    parser.add_argument("--scenario", choices=("all", *SCENARIOS), default="kill")
+    parser.add_argument("--iterations", type=int, default=300, help="iterations of each run")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments and victims")
+    parser.add_argument("--role", choices=("harm", "driver"), default="harm", help=argparse.SUPPRESS)
+    parser.add_argument("--master", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    parser.add_argument("--disturbed", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.role == "driver":
+        train(args)
+        return 0
+    same = True
+    for name in SCENARIOS if args.scenario == "all" else [args.scenario]:
+        line = measure(name, args.kills, args.iterations, args.seed)
+        same &= line["bit_identical"] == line["runs"]
+        print(json.dumps(line), flush=True)
+    return 0 if same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
