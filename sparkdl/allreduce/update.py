@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from sparkdl import frame
 from sparkdl.allreduce import adasum
+from sparkdl.allreduce.codec import Codec, decode, encode
 from sparkdl.allreduce.combine import Part, weighted_drift, weighted_mean
 from sparkdl.allreduce.weights import WeightsRef
 from sparkdl.frame import Array, Frame, Parts
@@ -102,6 +103,7 @@ def shard_frame(
     gradient: Array,
     used: NDArray[np.bool_],
     touched: Mapping[int, NDArray[np.bool_]] | None = None,
+    codec: Codec = "fp32",
 ) -> Parts:
     """Pack one source's shard for one slice.
 
@@ -111,11 +113,14 @@ def shard_frame(
         gradient: its mean gradient over the slice, numpy array.
         used: per parameter of the layout, whether it got a gradient.
         touched: rows that have a gradient, by parameter, where the gradient is row-sparse.
+        codec: how the gradient is written.
     """
-    arrays = {"gradient": gradient, "used": used}
+    encoded, factor = encode(codec, gradient)
+    arrays = {"gradient": encoded, "used": used}
     for index, rows in (touched or {}).items():
         arrays[f"touched.{index}"] = np.packbits(rows)
-    return frame.pack({"kind": "shard", "source": source, "weight": weight}, arrays)
+    meta = {"kind": "shard", "source": source, "weight": weight, "codec": codec, "factor": factor}
+    return frame.pack(meta, arrays)
 
 
 def problem_frame(source: int, problem: dict[str, Any]) -> Parts:
@@ -229,6 +234,10 @@ def _finish(
     yield from ((STATE, parts) for parts in kept)
 
 
+def _gradient(shard: Frame, dtype: np.dtype[Any]) -> Array:
+    return decode(shard.meta["codec"], shard.arrays["gradient"], shard.meta["factor"], dtype)
+
+
 def _sources(shards: Sequence[Frame]) -> list[list[float]]:
     """Return source and weight of each shard: equal for all slices, unless a source ran twice."""
     return [[m.meta["source"], m.meta["weight"]] for m in shards]
@@ -258,7 +267,8 @@ class _Shards:
 
     @classmethod
     def of(cls, shards: Sequence[Frame], layout: ParamLayout) -> _Shards:
-        parts = [Part(m.meta["source"], m.meta["weight"], m.arrays["gradient"]) for m in shards]
+        dtype = np.dtype(layout.dtype)
+        parts = [Part(m.meta["source"], m.meta["weight"], _gradient(m, dtype)) for m in shards]
         used = np.logical_or.reduce([m.arrays["used"] for m in shards])
         touched: dict[int, NDArray[np.bool_]] = {}
         for message in shards:

@@ -6,6 +6,7 @@ import threading
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -270,24 +271,34 @@ class Dataset:
         """What the Dataset was made with."""
         return self._num_partitions
 
-    def repartition(self, num_partitions: int) -> Store:
-        """Build the store with another number of partitions, and delete the one there is.
+    @contextmanager
+    def repartitioned(self, num_partitions: int) -> Iterator[Store]:
+        """Build a store with another number of partitions, to stay in use if the block succeeds.
 
-        The rows keep their positions in the source. What the Dataset was made with stays: after
-        :meth:`release` that counts again.
+        The rows keep their positions in the source. The store that was in use is deleted at the end; if the
+        block fails, the new one is, and the old one is in use again. What the Dataset was made with stays:
+        after :meth:`release` that counts again.
 
         Raises:
-            DataError: if the rows cannot be read; the store is as it was then.
+            DataError: if the rows cannot be read.
+            TaskError: if a task keeps failing.
         """
         with self._lock:
             old = self.store()
             if len(old.partitions) == num_partitions:
-                return old
+                yield old
+                return
             available = session.executors(self._spark)
             tokens = self._source.tokens(self._spark, self._plan, uuid.uuid4().hex, num_partitions)
-            self._store = self._build(tokens, available)
+            new = self._build(tokens, available)
+            self._store = new
+            try:
+                yield new
+            except BaseException:
+                self._store = old
+                self._delete(new)
+                raise
             self._delete(old)
-            return self._store
 
     def _build(self, tokens: JavaObject, available: session.Executors) -> Store:
         jobs = FrameJobs(self._spark.sparkContext)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from sparkdl.allreduce.codec import CODECS, Codec
 from sparkdl.allreduce.update import Combine
 from sparkdl.exceptions import ConfigError
 from sparkdl.nn.numerics import Numerics
@@ -38,6 +39,7 @@ class TrainConfig:
     schedule: Schedule | None = None
     clip: ClipByValue | ClipByNorm | None = None
     combine: Combine = "mean"
+    gradient_codec: Codec = "fp32"
     averaging: Averaging | None = None
     metrics: Any = None
     validate_when: Trigger = field(default_factory=EveryEpoch)
@@ -91,6 +93,10 @@ class TrainConfig:
             raise ConfigError(f"clip={self.clip!r}: expected ClipByValue(...) or ClipByNorm(...)")
         if self.combine not in ("mean", "adasum"):
             raise ConfigError(f"combine={self.combine!r}: expected 'mean' or 'adasum'")
+        if self.gradient_codec not in CODECS:
+            raise ConfigError(
+                f"gradient_codec={self.gradient_codec!r}: expected one of {', '.join(map(repr, CODECS))}"
+            )
         if self.averaging is not None and not isinstance(self.averaging, Averaging):
             raise ConfigError(f"averaging={self.averaging!r}: expected EMA(...) or SWA(...)")
         if self.monitor_mode not in (None, "max", "min"):

@@ -39,7 +39,7 @@ class Epochs:
         self._fit_broadcast = fit_broadcast
         self._data = data
         self._name = name
-        self._old: list[Cursor] = []
+        self._cursors: list[Cursor] = []
         self._counts: Sequence[int] = data.store().rows
         self.store: Store = data.store()
         self.cursor: Cursor | None = None
@@ -55,8 +55,6 @@ class Epochs:
 
     def begin(self) -> None:
         """Begin an epoch that visits all rows."""
-        if self.cursor is not None:
-            self._old.append(self.cursor)
         self.cursor, self._counts = None, self.store.rows
 
     def move(self, state: TrainState, steps: int, partitions: int) -> None:
@@ -66,10 +64,17 @@ class Epochs:
             TaskError: if it fails; nothing has changed then.
         """
         left = self._unvisited(state, steps) if state.step else None
-        self.store = self._data.repartition(partitions)
-        self.begin()
-        if left is not None:
-            self.go_on(state.step, left)
+        before = self.store, self.cursor, self._counts
+        try:
+            with self._data.repartitioned(partitions) as self.store:
+                self._counts = self.store.rows
+                if left is not None:
+                    self.go_on(state.step, left)
+        except BaseException:
+            self.store, self.cursor, self._counts = before
+            raise
+        if left is None:
+            self.begin()
 
     def go_on(self, first: int, positions: Array) -> None:
         """Let the rest of an epoch, from an iteration on, visit the rows at these positions.
@@ -77,13 +82,15 @@ class Epochs:
         Raises:
             ConfigError: if the source has no such rows.
         """
-        self.cursor = Cursor(self._jobs.sc, first, positions)
-        self._counts = [len(p) for p in self._positions(Place(0, first, first + 1, self.cursor.ref))]
-        if sum(self._counts) != len(positions):
+        self.cursor = cursor = Cursor(self._jobs.sc, first, positions)
+        self._cursors.append(cursor)
+        found = [len(p) for p in self._positions(Place(0, first, first + 1, cursor.ref))]
+        if sum(found) != len(positions):
             raise ConfigError(
-                f"of {len(positions)} rows that are left of the epoch, {sum(self._counts)} are in the "
-                "source: its rows or their order have changed"
+                f"of {len(positions)} rows that are left of the epoch, {sum(found)} are in the source: its "
+                "rows or their order have changed"
             )
+        self._counts = found
 
     def steps_left(self, state: TrainState, batch_size: int) -> int:
         """Return the iterations that the epoch has in all if it goes on with a batch size."""
@@ -105,10 +112,11 @@ class Epochs:
             ConfigError: if the source no longer gives these partitions.
         """
         now = len(self.store.partitions)
-        self.store = self._data.repartition(len(rows))
-        found = list(self.store.rows)
+        with self._data.repartitioned(len(rows)) as self.store:
+            found = list(self.store.rows)
         if found != list(rows):
-            self.store = self._data.repartition(now)
+            with self._data.repartitioned(now) as self.store:
+                pass
             raise ConfigError(
                 f"resume: in the middle of an epoch the run had partitions of {list(rows)} rows; the source "
                 f"gives {found} now, so which rows the epoch has left is unknown. Resume from a checkpoint "
@@ -120,15 +128,15 @@ class Epochs:
 
     def release(self) -> None:
         """Delete what is on the executors besides the store."""
-        for cursor in (*self._old, *([self.cursor] if self.cursor is not None else [])):
-            cursor.release()
-        self._old, self.cursor = [], None
+        self.cursor = None
+        self.release_old()
 
     def release_old(self) -> None:
         """Delete the cursors of epochs that will not run again."""
-        for cursor in self._old:
-            cursor.release()
-        self._old = []
+        for cursor in self._cursors:
+            if cursor is not self.cursor:
+                cursor.release()
+        self._cursors = [cursor for cursor in self._cursors if cursor is self.cursor]
 
     def _unvisited(self, state: TrainState, steps: int) -> Array:
         cursor = self.cursor.ref if self.cursor is not None else None

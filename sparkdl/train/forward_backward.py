@@ -96,7 +96,9 @@ class ForwardBackward:
                     for index, mask in touched.items()
                     if spec.layout.params[index].offset < stop and spec.layout.params[index].end > start
                 }
-                yield update.shard_frame(partition, result.weight, gradient[start:stop], used, rows_here)
+                yield update.shard_frame(
+                    partition, result.weight, gradient[start:stop], used, rows_here, spec.gradient_codec
+                )
         clock.lap("gradient_out")
         yield from self._report(partition, result, changed_buffers(replica, current), clock)
 

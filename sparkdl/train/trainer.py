@@ -346,6 +346,7 @@ class Trainer:
                 micro_batch_size=self.config.micro_batch_size,
                 threads=threads,
                 numerics=self.config.numerics(),
+                gradient_codec=self.config.gradient_codec,
             )
 
     @contextmanager

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from sparkdl._spark import broadcast_value, task_resources
+from sparkdl.allreduce.codec import Codec
 from sparkdl.allreduce.update import Combine
 from sparkdl.data.columns import Structure
 from sparkdl.layout import ParamLayout
@@ -46,6 +47,7 @@ class FitSpec:
         micro_batch_size: rows per forward pass, ``None`` for all at once.
         threads: torch threads per task.
         numerics: precision and the like.
+        gradient_codec: how gradients travel.
     """
 
     module: nn.Module
@@ -63,6 +65,7 @@ class FitSpec:
     micro_batch_size: int | None
     threads: int
     numerics: Numerics
+    gradient_codec: Codec = "fp32"
 
 
 class Worker:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -196,3 +198,30 @@ def test_worker_that_dies(spark: Any) -> None:
     with pytest.raises(TaskError, match="training iteration 1") as caught:
         fit(spark, Deadly(), batch_size=40)
     assert caught.value.result.state.iteration == 0
+
+
+def test_a_poison_row_costs_one_retry_budget_and_leaves_nothing_running(cluster: Any, tmp_path: Path) -> None:
+    attempts = tmp_path / "attempts"
+
+    class Poisoned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp()
+
+        def forward(self, x: Any) -> Any:
+            if (x > 50).any():
+                with attempts.open("a") as file:
+                    file.write("x")
+                raise RuntimeError("this row is poison")
+            return self.inner(x)
+
+    x = np.zeros((80, 64), np.float32)
+    x[77] = 99
+    begin = time.monotonic()
+    with pytest.raises(ModelError, match="this row is poison") as caught:
+        fit(cluster, Poisoned(), x=x, y=np.zeros(80, np.int64), batch_size=80)
+    print(f"failed after {time.monotonic() - begin:.1f} s")
+    assert 'raise RuntimeError("this row is poison")' in str(caught.value)  # the user's own traceback
+    assert attempts.stat().st_size == 4  # spark.task.maxFailures
+    assert cluster.sparkContext.statusTracker().getActiveJobsIds() == []
+    assert cluster.sparkContext.statusTracker().getActiveStageIds() == []

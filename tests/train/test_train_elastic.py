@@ -15,9 +15,10 @@ from support.reference import assert_bit_equal
 from torch import nn
 
 from sparkdl import Dataset, Trainer
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, TaskError
 from sparkdl.train import Checkpoint, Elastic, EveryIterations, Hook, MaxEpoch, MaxIteration, Run
 from sparkdl.train.elastic import Watch
+from sparkdl.train.epochs import Epochs
 
 ROWS = 1030
 
@@ -138,7 +139,8 @@ def test_resume_in_the_middle_of_a_moved_epoch(spark: Any, monkeypatch: Any, tmp
         with rows(spark, num_partitions=None) as data:
             data.store()
             if executors > 1:
-                data.repartition(executors)
+                with data.repartitioned(executors):
+                    pass
             checkpoint = Checkpoint(str(tmp_path / folder), every=EveryIterations(5))
             return count_visits(
                 data,
@@ -171,20 +173,26 @@ def test_resume_in_the_middle_of_an_epoch_with_other_partitions(spark: Any, tmp_
     np.testing.assert_allclose(visits, 2, atol=0.35)
 
 
-def test_a_failed_move_leaves_the_run_as_it_was(spark: Any, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("moment", ["build", "count"])
+def test_a_failed_move_leaves_the_run_as_it_was(spark: Any, monkeypatch: Any, moment: str) -> None:
     executors = Executors(monkeypatch, {3: 3})
-    failures = []
+    failures: list[Any] = []
+    owner, method = {"build": (Dataset, "_build"), "count": (Epochs, "_positions")}[moment]
+    real = getattr(owner, method)
 
-    def fail(self: Dataset, count: int) -> Any:
-        failures.append(count)
-        from sparkdl.exceptions import TaskError
+    def fail(self: Any, *arguments: Any) -> Any:
+        # The first build is that of the Dataset itself; the first positions are those of the old store.
+        failures.append(arguments)
+        if len(failures) > 1 and (moment == "build" or len(failures) % 2 == 0):
+            raise TaskError("no space left on device")
+        return real(self, *arguments)
 
-        raise TaskError("no space left on device")
-
-    monkeypatch.setattr(Dataset, "repartition", fail)
+    monkeypatch.setattr(owner, method, fail)
     with rows(spark) as data:
         visits, _ = count_visits(data, elastic=Elastic(settle=0, patience=0), hooks=[executors])
-    assert set(failures) == {3}
+        assert len(data.store().partitions) == (1 if moment == "build" else 3)
+    assert len(failures) > 2
+    assert executors.resizes == ([] if moment == "build" else [(1, 0, 1, 3)])
     np.testing.assert_allclose(visits, 3, atol=0.35)
 
 
