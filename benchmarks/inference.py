@@ -109,7 +109,7 @@ def measure(spark: SparkSession, name: str, cores: int, args: argparse.Namespace
         "records": rows,
         "cores": cores,
         "batch": batch,
-        "arrow": spark.conf.get("spark.sql.execution.arrow.maxBytesPerBatch", "unlimited"),
+        "arrow": spark.conf.get("spark.sql.execution.arrow.maxBytesPerBatch", None),
         "records_per_second": round(rows / seconds["spark"]),
         "torch_records_per_second": round(rows / torch_seconds),
         "ratio": round(torch_seconds / seconds["spark"], 3),

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from sparkdl.ml.model import TorchClassificationModel as TorchClassificationModel
     from sparkdl.ml.model import TorchModel as TorchModel
     from sparkdl.ml.model import TorchRegressionModel as TorchRegressionModel
+    from sparkdl.serve import Predictor as Predictor
     from sparkdl.train.trainer import Trainer as Trainer
 
 _HOME = {
     "Column": "sparkdl.data",
     "Dataset": "sparkdl.data",
+    "Predictor": "sparkdl.serve",
     "TorchClassificationModel": "sparkdl.ml",
     "TorchClassifier": "sparkdl.ml",
     "TorchEstimator": "sparkdl.ml",
@@ -38,6 +40,7 @@ _HOME = {
 __all__ = [
     "Column",
     "Dataset",
+    "Predictor",
     "TorchClassificationModel",
     "TorchClassifier",
     "TorchEstimator",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import posixpath
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from operator import itemgetter
 from typing import Any, Protocol
 
@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.frame import Array
 from sparkdl.nn import saved, weights
-from sparkdl.nn.batch import Inputs, call, map_tensors
+from sparkdl.nn.batch import Inputs, call, group, map_tensors
 from sparkdl.nn.int8 import quantize as quantized
 from sparkdl.nn.saved import CODE, METADATA, WEIGHTS
-from sparkdl.nn.signature import Signature
+from sparkdl.nn.signature import Signature, TensorSpec
 
 
 class _Fitted(Protocol):
@@ -104,7 +104,7 @@ class Predictor:
 
         Args:
             *args: the module's inputs, shape (rows, ...): one array, several positional ones (also as one
-                tuple), or a dict by name.
+                tuple), or a dict by name, as the module was trained.
             **kwargs: inputs by name, instead.
 
         Returns:
@@ -132,27 +132,35 @@ class Predictor:
                 "inputs: expected either positional arrays or arrays by name, got "
                 f"{len(args)} positional and {sorted(kwargs)}"
             )
-        expected = self._signature.inputs
-        if expected and len(expected) != len(args) + len(kwargs):
-            raise DataError(f"the module takes {len(expected)} inputs, got {len(args) + len(kwargs)}")
-        tensors = {i: self._tensor(value, f"input {i}", i) for i, value in enumerate(args)}
-        named = {name: self._tensor(value, f"input {name!r}", None) for name, value in kwargs.items()}
-        lengths = {len(tensor) for tensor in (*tensors.values(), *named.values())}
+        specs = self._specs(len(args), kwargs)
+        tensors = [self._tensor(value, f"input {i}", specs.get(i)) for i, value in enumerate(args)]
+        tensors += [self._tensor(value, f"input {name!r}", specs.get(name)) for name, value in kwargs.items()]
+        lengths = {len(tensor) for tensor in tensors}
         if len(lengths) > 1:
             raise DataError(f"inputs have different numbers of rows: {sorted(lengths)}")
-        if named:
-            return named
-        return tensors[0] if len(tensors) == 1 else tuple(tensors.values())
+        return group(tensors, list(kwargs))
 
-    def _tensor(self, value: Any, name: str, index: int | None) -> Tensor:
+    def _specs(self, positional: int, named: Collection[str]) -> dict[int | str | None, TensorSpec]:
+        """Return what is known of the inputs, by position or name."""
+        inputs = self._signature.inputs
+        names = {spec.key for spec in inputs if spec.key is not None}
+        if names:
+            if set(named) != names:
+                found = f"{positional} positional ones" if positional else f"{sorted(named)}"
+                raise DataError(f"the module takes inputs by name: {sorted(map(str, names))}, got {found}")
+            return {spec.key: spec for spec in inputs}
+        given = positional + len(named)
+        if inputs and len(inputs) != given:
+            raise DataError(f"the module takes {len(inputs)} inputs, got {given}")
+        return dict(enumerate(inputs))
+
+    def _tensor(self, value: Any, name: str, spec: TensorSpec | None) -> Tensor:
         array: Array = np.asarray(value)
         if array.dtype.kind not in "biufc" or array.ndim == 0:
             raise DataError(
                 f"{name}: expected an array of numbers with a dimension for rows, got {array.dtype} of shape "
                 f"{array.shape}"
             )
-        known = index is not None and index < len(self._signature.inputs)
-        spec = self._signature.inputs[index] if known and index is not None else None
         if spec is not None and spec.shape is not None and array.shape[1:] != spec.shape:
             try:
                 array = array.reshape(len(array), *spec.shape)

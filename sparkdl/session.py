@@ -62,7 +62,13 @@ SETTINGS = (
 )
 """Confs that change speed or limits. ``conf/*.conf`` holds the same for spark-submit."""
 
-_COSMETIC = {"spark.ui.showConsoleProgress": "false"}  # it would overwrite the training progress bar
+_UNCHECKED = {
+    "spark.ui.showConsoleProgress": "false",  # it would overwrite the training progress bar
+    "spark.sql.execution.arrow.maxBytesPerBatch": "4m",  # of rows for Python; 64m overflow a core's cache
+    # Spark 4.3 cannot hand tables with vectors to SQL functions by columns.
+    "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled": "false",
+}
+"""Confs that nobody is told to set."""
 
 
 def builder(
@@ -94,7 +100,7 @@ def builder(
 
 def recommended() -> dict[str, str]:
     """Return the confs that :func:`builder` sets."""
-    return {setting.name: setting.value for setting in SETTINGS} | _COSMETIC
+    return {setting.name: setting.value for setting in SETTINGS} | _UNCHECKED
 
 
 def missing(spark: SparkSession) -> list[Setting]:

@@ -107,6 +107,21 @@ def test_inputs_by_name() -> None:
         assert {name: value.shape for name, value in found.items()} == {"score": (3,), "code": (3, 8)}
 
 
+def test_a_signature_with_names() -> None:
+    inputs = (TensorSpec((), "int64", "item"), TensorSpec((3,), "float32", "context"))
+    predict = Predictor(TwoTowers(), Signature(inputs, ()))
+    found = predict(context=numbers(2, 3).astype(np.float64), item=[1, 2])
+    assert found["score"].shape == (2,)
+    with pytest.raises(
+        DataError, match=r"takes inputs by name: \['context', 'item'\], got 2 positional ones"
+    ):
+        predict([1, 2], numbers(2, 3))
+    with pytest.raises(DataError, match=r"got \['item'\]"):
+        predict(item=[1, 2])
+    with pytest.raises(DataError, match=r"input 'context' has shape \(2,\) per row"):
+        predict(item=[1, 2], context=numbers(2, 2))
+
+
 def test_the_signature_decides_dtype_and_shape() -> None:
     signature = Signature((TensorSpec((1, 2, 2), "float32"),), ())
     predict = Predictor(nn.Flatten(), signature)

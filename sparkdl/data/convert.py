@@ -94,8 +94,13 @@ def _from_binary(plan: ColumnPlan, column: pa.Array, row_name: RowName) -> Array
             f"column {plan.source!r}, {row_name(int(wrong[0]))}: {int(lengths[wrong[0]])} bytes, expected "
             f"{expected} for shape {plan.shape} of {plan.dtype}"
         )
-    joined = b"".join(value.as_py() for value in column)
-    values: Array = np.frombuffer(joined, plan.dtype)
+    values: Array = np.empty(0, plan.dtype)
+    if len(column):  # one row lies after the other, for all are of one size
+        wide = pa.types.is_large_binary(column.type)
+        _, offsets, data = column.buffers()
+        start = int(np.frombuffer(offsets, np.int64 if wide else np.int32)[column.offset])
+        raw: Array = np.frombuffer(data, np.uint8, len(column) * expected, start)
+        values = np.require(raw.view(plan.dtype), requirements="A")
     return _finish(plan, values.reshape(len(column), *plan.shape), row_name)
 
 

@@ -41,10 +41,11 @@ def one_of(name: str, *choices: str) -> Callable[[Any], str]:
     """Return a converter to one of some strings."""
 
     def convert(value: Any) -> str:
-        text = TypeConverters.toString(value)
-        if text not in choices:
+        if not isinstance(value, str):  # Spark 3.5's converter to strings fails under numpy 2
+            raise TypeError(f"Could not convert {value!r} to string type")
+        if value not in choices:
             raise ConfigError(f"{name}={value!r}: expected one of {', '.join(choices)}")
-        return text
+        return str(value)
 
     return convert
 
@@ -57,6 +58,20 @@ def names(name: str) -> Callable[[Any], list[str]]:
         if not names or len(set(names)) < len(names):
             raise ConfigError(f"{name}={value!r}: expected different column names, at least one")
         return names
+
+    return convert
+
+
+def arguments(name: str) -> Callable[[Any], list[str]]:
+    """Return a converter to a list of different argument names; a single name stands for a list of one."""
+
+    def convert(value: Any) -> list[str]:
+        found = TypeConverters.toListString([value] if isinstance(value, str) else value)
+        if not found or len(set(found)) < len(found) or not all(text.isidentifier() for text in found):
+            raise ConfigError(
+                f"{name}={value!r}: expected different names of the forward method's arguments, at least one"
+            )
+        return found
 
     return convert
 

@@ -2,431 +2,39 @@
 
 from __future__ import annotations
 
-import copy
-import threading
-from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
-import torch
 from pyspark import keyword_only
 from pyspark.ml import Estimator
 from pyspark.ml.classification import ProbabilisticClassifier
 from pyspark.ml.param import Param
 from pyspark.ml.regression import Regressor
-from pyspark.sql import DataFrame
-from torch import Tensor, nn
+from torch import nn
 
 from sparkdl.data.columns import Column, Columns
-from sparkdl.data.dataset import Dataset
-from sparkdl.exceptions import ConfigError, DataError, SparkdlError
+from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml import converters, fitting
-from sparkdl.ml.model import (
-    TorchClassificationModel,
-    TorchModel,
-    TorchRegressionModel,
-    _Trained,
-    classes_of,
-)
+from sparkdl.ml.attributes import Factory
+from sparkdl.ml.base import FitsTorch, Plan, Rows
+from sparkdl.ml.model import TorchClassificationModel, TorchModel, TorchRegressionModel, classes_of
 from sparkdl.ml.outputs import check_thresholds
-from sparkdl.ml.params import (
-    HasClassOutputs,
-    HasHyper,
-    HasInputs,
-    HasOutputs,
-    HasPrediction,
-    HasScaling,
-    HasTrainingSetters,
-    _param,
-    value_of,
-)
-from sparkdl.ml.persistence import TorchReadable, TorchWritable
-from sparkdl.ml.summary import TrainingSummary
+from sparkdl.ml.params import HasClassOutputs, HasOutputs, HasPrediction, make_param, value_of
+from sparkdl.ml.training_params import HasScaling
 from sparkdl.nn.lightning import is_lightning
 from sparkdl.nn.losses import binary_cross_entropy, cross_entropy, squared_error
 from sparkdl.nn.mlp import MLP
 from sparkdl.nn.objective import Loss
-from sparkdl.nn.signature import Signature
 from sparkdl.nn.source import ModuleSource
 from sparkdl.optim.clip import ClipByNorm, ClipByValue
 from sparkdl.optim.groups import ParamGroup
 from sparkdl.optim.spec import Optimizers
-from sparkdl.train.callbacks import Checkpoint, EarlyStopping
 from sparkdl.train.hooks import Hook
 from sparkdl.train.schedule import Schedule
-from sparkdl.train.trainer import Trainer
-from sparkdl.train.triggers import MaxEpoch, MaxIteration, Trigger
-
-Factory = Callable[..., nn.Module]
-
-ATTRIBUTES = ("module", "loss", "optimizer", "schedule", "metrics", "hooks", "groups", "clip", "options")
-"""What an estimator has besides Params: values that JSON cannot hold."""
-
-_EMPTY: Mapping[str, Any] = {"hooks": (), "groups": (), "options": {}}
-
-_building = threading.Lock()  # torch's generator belongs to all threads
 
 
-@dataclass(slots=True, kw_only=True)
-class _Plan:
-    """What is settled about a fit when its first rows have been seen.
-
-    Attributes:
-        module: to train.
-        source: where its code comes from, if that is known yet.
-        signature: what goes in and what comes out.
-        loss: what to minimise; ``None`` if the module or an option knows.
-        label: columns for the loss.
-        classes: number of classes that labels may have but have not been checked for.
-    """
-
-    module: nn.Module
-    source: ModuleSource | None
-    signature: Signature
-    loss: Loss | None
-    label: Columns | None
-    classes: int | None = None
-
-
-@dataclass(slots=True, kw_only=True)
-class _Rows:
-    """The rows of a fit.
-
-    Attributes:
-        all: to train or validate on.
-        train: to train on.
-        validation: to validate on, if there are such.
-        features: columns for the module.
-        first: Dataset of features and label, for a look at the first rows.
-        inputs: shape of one row by features column.
-        tensors: the first rows, as the module gets them.
-    """
-
-    all: DataFrame
-    train: DataFrame
-    validation: DataFrame | None
-    features: Columns
-    first: Dataset
-    inputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    tensors: list[Tensor] = field(default_factory=list)
-
-    def label_shape(self) -> tuple[int, ...]:
-        """Return the shape of one row's label."""
-        (key,) = self.first.plan.label.keys
-        return tuple(self.first.peek()[key].shape[1:])
-
-
-class _TorchEstimator(HasTrainingSetters, HasInputs, HasHyper, TorchWritable, TorchReadable):
-    """What all estimators share."""
-
-    _model_class: ClassVar[type[_Trained]]
-
-    module: nn.Module | Factory | None
-    loss: Loss | None
-    optimizer: Optimizers | None
-    schedule: Schedule | None
-    metrics: Any
-    hooks: Sequence[Hook]
-    groups: Sequence[ParamGroup]
-    clip: ClipByValue | ClipByNorm | None
-    options: Mapping[str, Any]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.module = None
-        self.loss = None
-        self.optimizer = None
-        self.schedule = None
-        self.metrics = None
-        self.hooks = ()
-        self.groups = ()
-        self.clip = None
-        self.options = _EMPTY["options"]
-
-    # -- accessors of attributes ------------------------------------------------------------------
-
-    def setParams(self, **values: Any) -> Self:
-        """Set Params and attributes by the names that the constructor has.
-
-        Raises:
-            TypeError: if there is no such Param or attribute, or a value has the wrong type.
-            ConfigError: if a value cannot work.
-        """
-        for name, value in values.items():
-            if name in ATTRIBUTES:
-                setattr(self, name, _EMPTY.get(name) if value is None else value)
-            elif self.hasParam(name):
-                self._set(**{name: value})
-            else:
-                raise TypeError(f"{type(self).__name__} has no parameter {name!r}")
-        return self
-
-    def setModule(self, value: nn.Module | Factory | None) -> Self:
-        """Set the module, or the factory that makes it of its hyper-parameters."""
-        return self.setParams(module=value)
-
-    def setLoss(self, value: Loss | None) -> Self:
-        """Set the loss, ``loss(output, label)``: a scalar mean over the batch, or one value per row."""
-        return self.setParams(loss=value)
-
-    def setOptimizer(self, value: Optimizers | None) -> Self:
-        """Set the optimizer: a factory, such as ``partial(torch.optim.SGD, lr=0.1)``."""
-        return self.setParams(optimizer=value)
-
-    def setSchedule(self, value: Schedule | None) -> Self:
-        """Set the learning-rate schedule, as of :class:`sparkdl.Trainer`."""
-        return self.setParams(schedule=value)
-
-    def setMetrics(self, value: Any) -> Self:
-        """Set the metrics of validations, as of :class:`sparkdl.Trainer`."""
-        return self.setParams(metrics=value)
-
-    def setHooks(self, value: Sequence[Hook]) -> Self:
-        """Set the hooks. Fits with param maps work on copies of them."""
-        return self.setParams(hooks=value)
-
-    def setGroups(self, value: Sequence[ParamGroup]) -> Self:
-        """Set groups of parameters with hyper-parameters of their own."""
-        return self.setParams(groups=value)
-
-    def setClip(self, value: ClipByValue | ClipByNorm | None) -> Self:
-        """Set how gradients are clipped; gradientClipNorm is short for ``ClipByNorm``."""
-        return self.setParams(clip=value)
-
-    def setOptions(self, value: Mapping[str, Any]) -> Self:
-        """Set further options of :class:`sparkdl.Trainer`, such as ``{"averaging": EMA(0.999)}``."""
-        return self.setParams(options=value)
-
-    def copy(self, extra: Mapping[Param[Any], Any] | None = None) -> Self:
-        """Return a copy with the same uid and some other values.
-
-        The module and the other attributes are shared, for a fit does not change them; but hooks remember
-        a run, and fits may run at the same time, so these are copied.
-
-        Raises:
-            ConfigError: if a hook cannot be copied.
-        """
-        for param in extra or {}:
-            if isinstance(param, Param) and param.parent == self.uid:
-                self.getParam(param.name)  # makes hyper-parameters that another copy has made
-        that = super().copy(dict(extra) if extra is not None else None)
-        try:
-            that.hooks = [copy.deepcopy(hook) for hook in self.hooks]
-        except Exception as error:
-            raise ConfigError(
-                f"hooks: they cannot be copied ({error!r}), which a fit with param maps needs; leave them "
-                "out there"
-            ) from error
-        return that
-
-    # -- fit ------------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def _label_to_look_at(self) -> Columns | None:
-        """Return the label columns as they are to be read from the first rows."""
-
-    @abstractmethod
-    def _settle(self, rows: _Rows) -> _Plan:
-        """Choose module, loss and label by the first rows."""
-
-    def _fit(self, dataset: DataFrame) -> Any:
-        name = type(self).__name__
-        fitting.check_classic(name, dataset)
-        self._check()
-        rows = self._rows(dataset)
-        plan = self._settle(rows)
-        weight = value_of(self, self.weightCol) or None
-        count = value_of(self, self.numPartitions)
-        with ExitStack() as stack:
-
-            def dataset_of(df: DataFrame) -> Dataset:
-                data = Dataset.from_dataframe(
-                    df, features=rows.features, label=plan.label, weight=weight, num_partitions=count
-                )
-                return stack.enter_context(data)
-
-            data = dataset_of(rows.train)
-            validation = None if rows.validation is None else dataset_of(rows.validation)
-            if validation is not None:
-                _check_not_empty(validation)
-            trainer = Trainer(
-                plan.module, loss=plan.loss, optimizer=self._optimizer_factory(plan.module), **self._options()
-            )
-            try:
-                result = trainer.fit(data, validation, **({"resume": True} if self.getResume() else {}))
-            except SparkdlError:
-                if plan.classes is not None:  # labels may be why
-                    fitting.check_labels(rows.all, self.getLabelCol(), plan.classes)
-                raise
-        module = result.module.cpu().eval()
-        model = self._model_class(
-            module,
-            source=plan.source or ModuleSource.of_instance(module),
-            signature=plan.signature,
-            summary=TrainingSummary(result),
-        )
-        return self._copyValues(model._resetUid(self.uid))
-
-    def _check(self) -> None:
-        """Check what does not depend on the rows."""
-        if self.getResume() and not value_of(self, self.checkpointPath):
-            raise ConfigError("resume=True: checkpointPath must say where the checkpoints are")
-        for of, made_by in (("module", self.module), ("optimizer", self.optimizer)):
-            hyper = self.getHyper(of)
-            if hyper and (isinstance(made_by, nn.Module | torch.optim.Optimizer | Mapping)):
-                raise ConfigError(
-                    f"{of}.{next(iter(hyper))} is set, but {of} is a {type(made_by).__name__} that was "
-                    "built already; give a class or factory instead"
-                )
-
-    def _rows(self, df: DataFrame) -> _Rows:
-        features, label = self.inputColumns(), self._label_to_look_at()
-        labels = [] if label is None else [label] if isinstance(label, str | Column) else list(label)
-        names = [*self.inputNames(), *(c.name if isinstance(c, Column) else c for c in labels)]
-        weight, indicator = value_of(self, self.weightCol), value_of(self, self.validationIndicatorCol)
-        names += [weight] if weight else []
-        first = Dataset.from_dataframe(
-            df, features=features, label=label, weight=weight or None
-        )  # checks names
-        if self.getHandleInvalid() != "error":
-            df = fitting.with_values(df, names)
-        needed = list(dict.fromkeys([*names, *([indicator] if indicator else [])]))
-        validation: DataFrame | None = None
-        if indicator:
-            train, validation = fitting.split_by_indicator(df, indicator)
-        elif fraction := self.getValidationFraction():
-            df = df.select(*(fitting.column(name) for name in needed))
-            train, validation = fitting.split_by_fraction(df, fraction, self.getSeed())
-        else:
-            train = df
-        if df is not train or self.getHandleInvalid() != "error":
-            first = Dataset.from_dataframe(train, features=features, label=label, weight=weight or None)
-        rows = _Rows(all=df, train=train, validation=validation, features=features, first=first)
-        keys = first.plan.features.keys
-        rows.tensors = fitting.rows_of(first.peek(), keys)
-        rows.inputs = {
-            name: tuple(tensor.shape[1:])
-            for name, tensor in zip(self.inputNames(), rows.tensors, strict=True)
-        }
-        return rows
-
-    def _build(
-        self, default: Factory | None = None, **arguments: Any
-    ) -> tuple[nn.Module, ModuleSource | None]:
-        """Make the module, with weights that depend on the seed, and say where its code comes from."""
-        if isinstance(self.module, nn.Module):
-            return self.module, None
-        factory = self.module if self.module is not None else default
-        if not callable(factory):
-            raise ConfigError(
-                f"module={self.module!r:.100}: expected a torch.nn.Module, or a class or function that "
-                "makes one"
-            )
-        arguments = {**arguments, **self.getHyper("module")}
-        with _building, torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.getSeed())
-            try:
-                module = factory(**arguments)
-            except TypeError as error:
-                listed = ", ".join(f"{name}={value!r:.40}" for name, value in arguments.items())
-                raise ConfigError(
-                    f"module: {factory!r:.100} cannot be called with ({listed}): {error}"
-                ) from error
-        if not isinstance(module, nn.Module):
-            raise ConfigError(
-                f"module: {factory!r:.100} returned {module!r:.100}; expected a torch.nn.Module"
-            )
-        try:
-            return module, ModuleSource.of(factory, arguments)
-        except ConfigError:
-            return module, None
-
-    def _optimizer_factory(self, module: nn.Module) -> Optimizers | None:
-        hyper = self.getHyper("optimizer")
-        if self.isSet(self.learningRate) and not isinstance(self.optimizer, torch.optim.Optimizer | Mapping):
-            hyper = {"lr": self.getLearningRate(), **hyper}
-        if self.optimizer is not None:
-            given: Any = self.optimizer
-            return partial(given, **hyper) if hyper else given
-        if is_lightning(module) and not hyper:
-            return None  # configure_optimizers knows
-        return partial(torch.optim.Adam, **{"lr": self.getLearningRate(), **hyper})
-
-    def _options(self) -> dict[str, Any]:
-        """Return the Trainer's options."""
-        end_when: Trigger = MaxEpoch(self.getMaxEpochs())
-        limit = value_of(self, self.maxIter)
-        if limit is not None:
-            end_when |= MaxIteration(limit)
-        hooks = list(self.hooks)
-        patience = value_of(self, self.earlyStoppingPatience)
-        if patience is not None:
-            if not self.getValidationFraction() and not value_of(self, self.validationIndicatorCol):
-                raise ConfigError(
-                    "earlyStoppingPatience needs validation rows: set validationFraction or "
-                    "validationIndicatorCol"
-                )
-            hooks.append(EarlyStopping(patience))
-        path = value_of(self, self.checkpointPath)
-        if path:
-            hooks.append(Checkpoint(path))
-        norm = value_of(self, self.gradientClipNorm)
-        if norm is not None and self.clip is not None:
-            raise ConfigError("gradientClipNorm and clip are both set; choose one")
-        own = {
-            "batch_size": self.getBatchSize(),
-            "seed": self.getSeed() % (1 << 63),
-            "end_when": end_when,
-            "shuffle": self.getShuffle(),
-            "micro_batch_size": value_of(self, self.microBatchSize),
-            "precision": self.getPrecision(),
-            "clip": self.clip if norm is None else ClipByNorm(norm),
-            "schedule": self.schedule,
-            "metrics": self.metrics,
-            "hooks": hooks,
-            "groups": self.groups,
-            "monitor": value_of(self, self.monitor),
-            "progress": self.getVerbose(),
-            "name": type(self).__name__,
-        }
-        clash = [name for name in self.options if name in own and name != "name"]
-        if clash:
-            raise ConfigError(f"options: {clash[0]!r} has a Param or attribute of its own")
-        return own | dict(self.options)
-
-    def _loss_or(self, default: Loss, module: nn.Module) -> Loss | None:
-        """Return the loss: what was given, or a default where nothing else says how to train."""
-        if self.loss is not None:
-            return self.loss
-        return None if "step" in self.options or is_lightning(module) else default
-
-    def _signature(self, module: nn.Module, rows: _Rows) -> Signature:
-        with _building:  # the module's mode changes for a moment, and other fits may share it
-            return Signature.of_rows(module, rows.tensors)
-
-    def _one_output(self, signature: Signature) -> tuple[int, ...]:
-        """Return the shape of the only output of a module."""
-        shapes = [spec.shape for spec in signature.outputs if spec.shape is not None]
-        if len(shapes) != 1:
-            raise ConfigError(
-                f"module: it returns {len(signature.outputs)} tensors; {type(self).__name__} trains modules "
-                "that return one. TorchEstimator trains others"
-            )
-        return shapes[0]
-
-
-def _check_not_empty(validation: Dataset) -> None:
-    try:
-        validation.peek()
-    except DataError as error:
-        raise DataError(f"validation rows: {error}") from error
-
-
-class TorchEstimator(_TorchEstimator, HasOutputs, Estimator[TorchModel]):
+class TorchEstimator(FitsTorch, HasOutputs, Estimator[TorchModel]):
     """Fits any module to columns.
 
     ::
@@ -456,7 +64,7 @@ class TorchEstimator(_TorchEstimator, HasOutputs, Estimator[TorchModel]):
     _model_class = TorchModel
     _input_kwargs: dict[str, Any]
 
-    labelCols: Param[list[str]] = _param(
+    labelCols: Param[list[str]] = make_param(
         "labelCols",
         "columns for a loss with several labels, which gets them as a tuple; used instead of labelCol.",
         converters.names("labelCols"),
@@ -477,6 +85,7 @@ class TorchEstimator(_TorchEstimator, HasOutputs, Estimator[TorchModel]):
         options: Mapping[str, Any] | None = None,
         featuresCol: str = "features",
         featuresCols: list[str] | None = None,
+        inputNames: list[str] | str | None = None,
         inputShapes: list[list[int] | None] | list[int] | None = None,
         inputTypes: list[str | None] | str | None = None,
         handleInvalid: str = "error",
@@ -518,7 +127,7 @@ class TorchEstimator(_TorchEstimator, HasOutputs, Estimator[TorchModel]):
     def _label_to_look_at(self) -> Columns | None:
         return value_of(self, self.labelCols) or self.getLabelCol() or None
 
-    def _settle(self, rows: _Rows) -> _Plan:
+    def _settle(self, rows: Rows) -> Plan:
         module, source = self._build()
         if self.loss is None and "step" not in self.options and not is_lightning(module):
             raise ConfigError(
@@ -535,12 +144,12 @@ class TorchEstimator(_TorchEstimator, HasOutputs, Estimator[TorchModel]):
             raise ConfigError(
                 f"outputCols: the module returns {len(signature.outputs)} tensors; name a column for each"
             )
-        return _Plan(
+        return Plan(
             module=module, source=source, signature=signature, loss=self.loss, label=self._label_to_look_at()
         )
 
 
-class TorchClassifier(_TorchEstimator, HasClassOutputs, HasScaling, ProbabilisticClassifier):
+class TorchClassifier(FitsTorch, HasClassOutputs, HasScaling, ProbabilisticClassifier):
     """Fits a classifier: a module that gives one logit per class, or a single one for two classes.
 
     Without a module it is a small multilayer perceptron, :class:`sparkdl.nn.mlp.MLP`, on standardised
@@ -580,6 +189,7 @@ class TorchClassifier(_TorchEstimator, HasClassOutputs, HasScaling, Probabilisti
         options: Mapping[str, Any] | None = None,
         featuresCol: str = "features",
         featuresCols: list[str] | None = None,
+        inputNames: list[str] | str | None = None,
         inputShapes: list[list[int] | None] | list[int] | None = None,
         inputTypes: list[str | None] | str | None = None,
         handleInvalid: str = "error",
@@ -590,7 +200,7 @@ class TorchClassifier(_TorchEstimator, HasClassOutputs, HasScaling, Probabilisti
         rawPredictionCol: str = "rawPrediction",
         thresholds: list[float] | None = None,
         standardization: bool = True,
-        learningRate: float = 1e-3,
+        learningRate: float = 2e-3,
         batchSize: int = 32,
         maxEpochs: int = 20,
         maxIter: int | None = None,
@@ -610,6 +220,7 @@ class TorchClassifier(_TorchEstimator, HasClassOutputs, HasScaling, Probabilisti
         verbose: bool = False,
     ) -> None:
         super().__init__()
+        self._setDefault(learningRate=2e-3)
         self.setParams(**self._input_kwargs)
 
     def setStandardization(self, value: bool) -> Self:
@@ -619,7 +230,7 @@ class TorchClassifier(_TorchEstimator, HasClassOutputs, HasScaling, Probabilisti
     def _label_to_look_at(self) -> Columns | None:
         return self.getLabelCol()
 
-    def _settle(self, rows: _Rows) -> _Plan:
+    def _settle(self, rows: Rows) -> Plan:
         name = self.getLabelCol()
         if rows.label_shape():
             raise DataError(
@@ -648,7 +259,7 @@ class TorchClassifier(_TorchEstimator, HasClassOutputs, HasScaling, Probabilisti
             label, loss = Column(name, shape, "float32"), binary_cross_entropy
         else:
             label, loss = Column(name, dtype="int64"), cross_entropy
-        return _Plan(
+        return Plan(
             module=module,
             source=source,
             signature=signature,
@@ -657,15 +268,16 @@ class TorchClassifier(_TorchEstimator, HasClassOutputs, HasScaling, Probabilisti
             classes=classes_of(shape),
         )
 
-    def _build_default(self, rows: _Rows, classes: int) -> tuple[nn.Module, ModuleSource | None]:
-        module, source = self._build(MLP, inputs=sum(map(prod, rows.inputs.values())), outputs=classes)
+    def _build_default(self, rows: Rows, classes: int) -> tuple[nn.Module, ModuleSource | None]:
+        inputs = sum(map(prod, rows.inputs.values()))
+        module, source = self._build(MLP, inputs=inputs, outputs=classes, limit=self._limit())
         if self.getStandardization() and isinstance(module, MLP):
             found = fitting.moments(rows.train, rows.inputs)
             module.scale_inputs(*fitting.joined(list(found.values())))
         return module, source
 
 
-class TorchRegressor(_TorchEstimator, HasPrediction, HasScaling, Regressor[TorchRegressionModel]):
+class TorchRegressor(FitsTorch, HasPrediction, HasScaling, Regressor[TorchRegressionModel]):
     """Fits a regression: a module that gives one value per row, or as many as the label column's arrays have.
 
     Without a module it is a small multilayer perceptron, :class:`sparkdl.nn.mlp.MLP`, on standardised
@@ -703,6 +315,7 @@ class TorchRegressor(_TorchEstimator, HasPrediction, HasScaling, Regressor[Torch
         options: Mapping[str, Any] | None = None,
         featuresCol: str = "features",
         featuresCols: list[str] | None = None,
+        inputNames: list[str] | str | None = None,
         inputShapes: list[list[int] | None] | list[int] | None = None,
         inputTypes: list[str | None] | str | None = None,
         handleInvalid: str = "error",
@@ -710,7 +323,7 @@ class TorchRegressor(_TorchEstimator, HasPrediction, HasScaling, Regressor[Torch
         weightCol: str | None = None,
         predictionCol: str = "prediction",
         standardization: bool = True,
-        learningRate: float = 1e-3,
+        learningRate: float = 2e-3,
         batchSize: int = 32,
         maxEpochs: int = 20,
         maxIter: int | None = None,
@@ -730,6 +343,7 @@ class TorchRegressor(_TorchEstimator, HasPrediction, HasScaling, Regressor[Torch
         verbose: bool = False,
     ) -> None:
         super().__init__()
+        self._setDefault(learningRate=2e-3)
         self.setParams(**self._input_kwargs)
 
     def setStandardization(self, value: bool) -> Self:
@@ -739,7 +353,7 @@ class TorchRegressor(_TorchEstimator, HasPrediction, HasScaling, Regressor[Torch
     def _label_to_look_at(self) -> Columns | None:
         return self.getLabelCol()
 
-    def _settle(self, rows: _Rows) -> _Plan:
+    def _settle(self, rows: Rows) -> Plan:
         name, targets = self.getLabelCol(), rows.label_shape()
         if self.module is None:
             module, source = self._build_default(rows, targets)
@@ -752,7 +366,7 @@ class TorchRegressor(_TorchEstimator, HasPrediction, HasScaling, Regressor[Torch
                 f"module: it gives values of shape {shape} per row, but label column {name!r} holds "
                 f"{f'arrays of shape {targets}' if targets else 'numbers'}"
             )
-        return _Plan(
+        return Plan(
             module=module,
             source=source,
             signature=signature,
@@ -760,9 +374,9 @@ class TorchRegressor(_TorchEstimator, HasPrediction, HasScaling, Regressor[Torch
             label=Column(name, shape, signature.outputs[0].dtype),
         )
 
-    def _build_default(self, rows: _Rows, targets: tuple[int, ...]) -> tuple[nn.Module, ModuleSource | None]:
+    def _build_default(self, rows: Rows, targets: tuple[int, ...]) -> tuple[nn.Module, ModuleSource | None]:
         inputs = sum(map(prod, rows.inputs.values()))
-        module, source = self._build(MLP, inputs=inputs, outputs=prod(targets))
+        module, source = self._build(MLP, inputs=inputs, outputs=prod(targets), limit=self._limit())
         if self.getStandardization() and isinstance(module, MLP):
             label = self.getLabelCol()
             found = fitting.moments(rows.train, {**rows.inputs, label: targets})

@@ -18,6 +18,7 @@ from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.outputs import VECTORS, Output, check_thresholds
 from sparkdl.ml.scorer import Scorer, null_message
 from sparkdl.ml.udf import has_arrow_udf, is_connect, make_udf, ship
+from sparkdl.nn.batch import group
 from sparkdl.nn.signature import Signature, TensorSpec
 
 if TYPE_CHECKING:
@@ -94,6 +95,8 @@ def apply(df: DataFrame, inference: Inference) -> DataFrame:
     if not inference.outputs:
         return df
     direct = has_arrow_udf()
+    if direct and (_has_udt(df.schema) or any(output.kind in VECTORS for output in inference.outputs)):
+        df = _by_rows(df, plan)
     names = tuple(f"o{n}" for n in range(len(inference.outputs)))
     scorer = Scorer(
         shipped=ship(df.sparkSession, inference.module),
@@ -120,6 +123,31 @@ def apply(df: DataFrame, inference: Inference) -> DataFrame:
             column = F.when(_valid(df, plan), _from_pandas(column, output))
         added.append(column.alias(output.column, metadata=dict(output.metadata or {})))
     return scored.select("*", *added).drop(result)
+
+
+def _has_udt(data_type: DataType) -> bool:
+    """Whether a type is or holds a user-defined one, such as that of ML vectors."""
+    from pyspark.sql import types as T
+
+    if isinstance(data_type, T.StructType):
+        return any(_has_udt(field.dataType) for field in data_type.fields)
+    if isinstance(data_type, T.ArrayType):
+        return _has_udt(data_type.elementType)
+    if isinstance(data_type, T.MapType):
+        return _has_udt(data_type.keyType) or _has_udt(data_type.valueType)
+    return isinstance(data_type, T.UserDefinedType)
+
+
+def _by_rows(df: DataFrame, plan: TablePlan) -> DataFrame:
+    """Make Spark hand over rows.
+
+    From 4.3 on it gives Arrow UDFs the columns of a scan as they are, but fails where it meets ML vectors. A
+    filter works on rows. This one lets all of them pass, which Spark cannot know: the hash of a boolean is
+    never 0. It keeps no other filter from moving below it.
+    """
+    from pyspark.sql import functions as F
+
+    return df.where(F.hash(_quoted(plan.columns[0].source).isNull()) != 0)
 
 
 def _quoted(name: str) -> SqlColumn:
@@ -264,7 +292,11 @@ def _regression_outputs(model: Any, decision: bool) -> list[Output]:
     column = model.getPredictionCol() or ("prediction" if decision else "")
     outputs = model.signature.outputs
     several = bool(outputs) and outputs[0].shape is not None and int(np.prod(outputs[0].shape)) != 1
-    return [Output(column=column, kind="doubles" if several else "number")] if column else []
+    if not column:
+        return []
+    if several:
+        return [Output(column=column, kind="doubles")]
+    return [Output(column=column, kind="number", metadata={"ml_attr": {}})]  # as Spark's own regressions
 
 
 def _module_outputs(model: Any, df: DataFrame | None) -> list[Output]:
@@ -317,7 +349,7 @@ def _look(model: Any, df: DataFrame) -> Signature:
         values = [_plain(row[n], column) for row in rows]
         column = replace(column, binary=False)
         tensors.append(torch.from_numpy(from_rows(column, values, lambda index: f"row {index}").copy()))
-    return Signature.of_rows(model.module, tensors)
+    return Signature.of_rows(model.module, group(tensors, plan.features.names))
 
 
 def _plain(value: Any, plan: ColumnPlan) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, Self
 
@@ -16,21 +16,15 @@ from pyspark.ml.regression import RegressionModel
 from pyspark.sql import DataFrame
 from torch import nn
 
-from sparkdl.data.columns import Column, Columns
+from sparkdl.data.columns import Column
 from sparkdl.data.convert import default_dtype
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.outputs import decide, probability_of, raw_of
-from sparkdl.ml.params import (
-    HasClassOutputs,
-    HasInputs,
-    HasOutputs,
-    HasPrediction,
-    HasTraining,
-    value_of,
-)
+from sparkdl.ml.params import HasClassOutputs, HasInputs, HasOutputs, HasPrediction, value_of
 from sparkdl.ml.persistence import TorchReadable, TorchWritable
 from sparkdl.ml.summary import TrainingSummary
-from sparkdl.nn.batch import call
+from sparkdl.ml.training_params import HasTraining
+from sparkdl.nn.batch import call, group
 from sparkdl.nn.signature import Signature, TensorSpec
 from sparkdl.nn.source import ModuleSource
 
@@ -77,8 +71,9 @@ class _Trained(HasTraining, HasInputs, TorchWritable, TorchReadable):
 
         Args:
             module: it is copied.
-            example: some rows of what the module is called with: an array, or a tuple of arrays. Needed
-                where the shapes can neither be told by ``inputShapes`` nor by looking at rows, as in streams.
+            example: some rows of what the module is called with: an array, a tuple of arrays, or a dict of
+                them by argument. Needed where the shapes can neither be told by ``inputShapes`` nor by
+                looking at rows, as in streams.
             source: where its code comes from, for :meth:`save`; found by itself where that is possible.
             **params: values of Params, such as ``featuresCol="image"``.
 
@@ -98,11 +93,16 @@ class _Trained(HasTraining, HasInputs, TorchWritable, TorchReadable):
             )
         model._set(**params)
         if example is not None:
-            model.signature = Signature.of_rows(module, [_as_tensor(rows) for rows in _values(example)])
+            if isinstance(example, Mapping) and not model.isSet(model.inputNames):
+                model.setInputNames(list(example))
+            names = model._arguments()
+            model.signature = Signature.of_rows(module, group(_tensors_of(example, names), names))
         else:
-            columns = model.inputColumns()
-            several = columns if isinstance(columns, list) else [columns]
-            inputs = [TensorSpec(c.shape, c.dtype or "float32") for c in several if isinstance(c, Column)]
+            columns = model._columns()
+            keys = model._arguments() or (None,) * len(columns)
+            inputs = [
+                TensorSpec(c.shape, c.dtype or "float32", key) for key, c in zip(keys, columns, strict=True)
+            ]
             if all(spec.shape is not None for spec in inputs):
                 model.signature = Signature.probe(module, inputs)
         return model
@@ -149,23 +149,18 @@ class _Trained(HasTraining, HasInputs, TorchWritable, TorchReadable):
 
         return Predictor.of(self, **options)
 
-    def inputColumns(self) -> Columns:
-        """Return the features columns with the shapes and dtypes that the module was trained on.
-
-        Raises:
-            ConfigError: if there are more or fewer columns than the module has inputs.
-        """
+    def _columns(self) -> list[Column]:
+        """Return the features columns with the shapes and dtypes that the module was trained on."""
         specs = self.signature.inputs
         if not specs:
-            return super().inputColumns()
-        names = self.inputNames()
+            return super()._columns()
+        names = self.featuresNames()
         if len(names) != len(specs):
             raise ConfigError(
                 f"featuresCols={names}: {type(self.module).__name__} has {len(specs)} inputs; give as many "
                 "columns"
             )
-        columns = [Column(name, spec.shape, spec.dtype) for name, spec in zip(names, specs, strict=True)]
-        return columns if value_of(self, self.featuresCols) else columns[0]
+        return [Column(name, spec.shape, spec.dtype) for name, spec in zip(names, specs, strict=True)]
 
     def _run(self, *values: Any) -> Any:
         """Run the module on one row."""
@@ -178,7 +173,7 @@ class _Trained(HasTraining, HasInputs, TorchWritable, TorchReadable):
                 torch.from_numpy(array.reshape(1, *(array.shape if spec.shape is None else spec.shape)))
             )
         with torch.no_grad():
-            return call(self.module, rows[0] if len(rows) == 1 else tuple(rows))
+            return call(self.module, group(rows, self._arguments()))
 
 
 class TorchModel(_Trained, HasOutputs, Model):
@@ -243,6 +238,17 @@ def classes_of(shape: Sequence[int]) -> int:
             "class, or a single one for two classes. Use TorchEstimator for others"
         )
     return max(2, prod(shape))
+
+
+def _tensors_of(example: Any, names: Sequence[str]) -> list[torch.Tensor]:
+    """Return the tensors of an example, in the order of the arguments' names if there are any."""
+    values = list(example.values()) if isinstance(example, Mapping) else _values(example)
+    if isinstance(example, Mapping) and set(example) == set(names):
+        values = [example[name] for name in names]
+    elif isinstance(example, Mapping) or (names and len(values) != len(names)):
+        found = list(example) if isinstance(example, Mapping) else f"{len(values)} arrays"
+        raise ConfigError(f"example: found {found}, expected one array for each of {list(names)}")
+    return [_as_tensor(rows) for rows in values]
 
 
 def _as_tensor(rows: Any) -> torch.Tensor:

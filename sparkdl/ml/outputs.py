@@ -22,6 +22,16 @@ if TYPE_CHECKING:
 Kind = Literal["number", "floats", "doubles", "vector", "raw", "probability", "class"]
 VECTORS: tuple[Kind, ...] = ("vector", "raw", "probability")
 
+VECTOR = pa.struct(
+    [
+        ("type", pa.int8()),
+        ("size", pa.int32()),
+        ("indices", pa.list_(pa.int32())),
+        ("values", pa.list_(pa.float64())),
+    ]
+)
+"""The form in which Spark keeps ML vectors: type 0 is sparse, 1 dense."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:

@@ -29,6 +29,7 @@ from pyspark.sql import SparkSession
 from torch import nn
 
 from sparkdl.exceptions import ConfigError
+from sparkdl.ml.attributes import ATTRIBUTES
 from sparkdl.nn import saved, weights
 from sparkdl.nn.saved import CODE, KEY, METADATA, WEIGHTS, Content
 
@@ -191,8 +192,6 @@ def content_of(instance: Any) -> Content:
     if isinstance(instance, Model):
         model: Any = instance
         return Content(model.module, model.source, model.signature)
-    from sparkdl.ml.estimator import ATTRIBUTES  # it imports this module
-
     values = {name: getattr(instance, name) for name in ATTRIBUTES}
     module = values["module"] if isinstance(values["module"], nn.Module) else None
     if module is not None:

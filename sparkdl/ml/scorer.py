@@ -6,8 +6,8 @@ import gc
 import warnings
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -27,7 +27,7 @@ from sparkdl.nn.numerics import device_of_task
 from sparkdl.nn.trace import explain_failure
 
 _BATCH_BYTES = 1 << 20
-_RESULT_BYTES = 4 << 20
+_RESULT_BYTES = 64 << 20
 _KEPT_BYTES = 1 << 30
 _TASKS_UNTIL_SETTLED = 3
 
@@ -89,15 +89,12 @@ class Scorer:
                 continue
             valid, converted = columns.convert(arrays)
             results.expect(valid)
-            if converted is None:
-                yield from results.ready()
-                continue
-            model = model or _load(self.shipped, self.threads)
-            waiting.put(converted)
-            size = self.batch_size or _rows_per_batch(columns.plans)
-            while waiting.count >= size:
-                results.put(self._forward(model, waiting.take(size)))
-                if results.bytes > _RESULT_BYTES:
+            if converted is not None:
+                model = model or _load(self.shipped, self.threads)
+                waiting.put(converted)
+                size = self.batch_size or _rows_per_batch(columns.plans)
+                while waiting.count >= size:
+                    results.put(self._forward(model, waiting.take(size)))
                     yield from results.ready()
             yield from results.ready()
         if waiting.count and model is not None:
@@ -262,18 +259,20 @@ def null_rows(column: pa.Array) -> Array | None:
 
 
 class _Rows:
-    """Rows that wait for a batch to be full."""
+    """Rows in a queue: they come and go in batches of any size."""
 
     def __init__(self) -> None:
-        self._parts: deque[dict[str, Array]] = deque()
+        self._parts: deque[dict[Any, Array]] = deque()
         self.count = 0
+        self.bytes = 0
 
-    def put(self, columns: dict[str, Array]) -> None:
+    def put(self, columns: dict[Any, Array]) -> None:
         self._parts.append(columns)
         self.count += _length(columns)
+        self.bytes += _bytes(columns)
 
-    def take(self, rows: int) -> dict[str, Array]:
-        """Remove the first rows; a copy only where they come from several Arrow batches."""
+    def take(self, rows: int) -> dict[Any, Array]:
+        """Remove the first rows; a copy only where they come from several batches."""
         self.count -= rows
         taken = []
         while rows:
@@ -283,83 +282,97 @@ class _Rows:
                 part = {key: array[:rows] for key, array in part.items()}
             taken.append(part)
             rows -= _length(part)
+            self.bytes -= _bytes(part)
         if len(taken) == 1:
             return taken[0]
         return {key: np.concatenate([part[key] for part in taken]) for key in taken[0]}
 
 
-def _length(columns: dict[str, Array]) -> int:
+def _length(columns: dict[Any, Array]) -> int:
     return len(next(iter(columns.values())))
+
+
+def _bytes(columns: dict[Any, Array]) -> int:
+    return sum(array.nbytes for array in columns.values())
 
 
 # -- results out -----------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
 class _Results:
     """Outputs in the order of the rows, with null for those that the module did not see."""
 
-    scorer: Scorer
-    bytes: int = 0
-    _valid: list[Array] = field(default_factory=list)
-    _parts: list[dict[int | str | None, Array]] = field(default_factory=list)
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+        self._valid: deque[Array] = deque()
+        self._outputs = _Rows()
+        self._shapes: list[tuple[int, ...]] | None = None
 
     def expect(self, valid: Array) -> None:
         """Note that results for these rows are to follow, for the valid ones by :meth:`put`."""
         self._valid.append(valid)
 
     def put(self, outputs: dict[int | str | None, Array]) -> None:
-        if self._parts and _shapes(outputs) != _shapes(self._parts[0]):
+        shapes = [array.shape[1:] for array in outputs.values()]
+        if self._shapes not in (None, shapes):
             raise ModelError(
-                f"the module's output differs between batches: rows of shape {_shapes(outputs)} after "
-                f"{_shapes(self._parts[0])}"
+                f"the module's output differs between batches: rows of shape {shapes} after {self._shapes}"
             )
-        self._parts.append(outputs)
-        self.bytes += sum(array.nbytes for array in outputs.values())
+        self._shapes = shapes
+        self._outputs.put(outputs)
 
     def ready(self) -> Iterator[pa.Array]:
-        """Yield what is known of the rows so far."""
-        valid = np.concatenate(self._valid) if self._valid else np.ones(0, np.bool_)
-        computed = sum(len(next(iter(part.values()))) for part in self._parts)
-        # The outputs that each row and those before it need; a null row needs none of its own.
-        needed = np.cumsum(valid)
-        rows = int(np.searchsorted(needed, computed, side="right"))
-        if rows and computed:
-            yield self._array(valid[:rows])
-        elif rows:
-            yield pa.nulls(rows, self._type())
-        self._valid = [valid[rows:]] if rows < len(valid) else []
-        self._parts, self.bytes = [], 0
+        """Yield what is known.
 
-    def _array(self, valid: Array) -> pa.Array:
+        One array for each batch that came in: where Spark hands columns over as they are, it wants the
+        result in batches of the same size. Outputs that would take much memory until then go out in parts.
+        """
+        while self._valid:
+            valid = self._valid[0]
+            needed = int(valid.sum())
+            if needed <= self._outputs.count:
+                self._valid.popleft()
+                yield self._array(valid, needed)
+            elif self._outputs.bytes > _RESULT_BYTES:
+                needed = self._outputs.count
+                rows = int(np.searchsorted(np.cumsum(valid), needed, side="right"))
+                self._valid[0] = valid[rows:]
+                yield self._array(valid[:rows], needed)
+            else:
+                return
+
+    def _array(self, valid: Array, needed: int) -> pa.Array:
+        """Return the results of some rows, of which the valid ones take the next outputs."""
+        if not needed:
+            return pa.nulls(len(valid), self._type())
+        outputs = self._outputs.take(needed)
         # Nulls are made by masks: taking rows by index would leave null in fields that Spark says have none.
-        mask = None if valid.all() else ~valid
-        if not self.scorer.names:
-            return self._column(self.scorer.outputs[0], valid, mask)
-        columns = [self._column(output, valid, None) for output in self.scorer.outputs]
+        mask = None if needed == len(valid) else ~valid
+        scorer = self._scorer
+        if not scorer.names:
+            return self._column(scorer.outputs[0], outputs, valid, mask)
+        columns = [self._column(output, outputs, valid, None) for output in scorer.outputs]
         return pa.StructArray.from_arrays(
-            columns, self.scorer.names, mask=None if mask is None else pa.array(mask)
+            columns, scorer.names, mask=None if mask is None else pa.array(mask)
         )
 
-    def _column(self, output: Output, valid: Array, mask: Array | None) -> pa.Array:
-        values = np.concatenate([part[output.key] for part in self._parts])
+    def _column(
+        self, output: Output, outputs: dict[int | str | None, Array], valid: Array, mask: Array | None
+    ) -> pa.Array:
+        values = outputs[output.key]
         if len(values) < len(valid):
             spread = np.zeros((len(valid), *values.shape[1:]), values.dtype)
             spread[valid] = values
             values = spread
-        return output.to_arrow(values, mask, vectors=self.scorer.vectors)
+        return output.to_arrow(values, mask, vectors=self._scorer.vectors)
 
     def _type(self) -> pa.DataType:
         from pyspark.sql.pandas.types import to_arrow_type
         from pyspark.sql.types import StructField, StructType
 
-        scorer = self.scorer
+        scorer = self._scorer
         kinds = [output.sql_type(vectors=scorer.vectors) for output in scorer.outputs]
         if not scorer.names:
             return to_arrow_type(kinds[0])
         fields = zip(scorer.names, kinds, strict=True)
         return to_arrow_type(StructType([StructField(name, kind) for name, kind in fields]))
-
-
-def _shapes(outputs: dict[int | str | None, Array]) -> list[tuple[int, ...]]:
-    return [array.shape[1:] for array in outputs.values()]

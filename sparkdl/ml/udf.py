@@ -15,6 +15,7 @@ from torch import nn
 
 from sparkdl.data.columns import Column, ColumnPlan, structure_of
 from sparkdl.exceptions import ConfigError
+from sparkdl.ml.outputs import VECTOR
 from sparkdl.ml.scorer import Scorer, Shipped
 from sparkdl.nn import serialize
 
@@ -30,6 +31,9 @@ def as_udf(model: Any) -> Any:
     It takes the features columns, in order, and returns the prediction of a classifier or regression, or
     the output of another module; of one with several outputs a struct of them, by column name. Rows with
     null fail if ``handleInvalid`` is ``error``, else they give null.
+
+    In a session that :mod:`sparkdl.session` did not make, Spark 4.3 may fail on tables with ML vectors: set
+    ``spark.sql.execution.arrow.pythonUDF.columnarInput.enabled`` to ``false`` there.
 
     Args:
         model: a fitted model.
@@ -140,7 +144,7 @@ def through_pandas(scorer: Scorer, batches: Iterator[Any]) -> Iterator[Any]:
     def columns() -> Iterator[tuple[pa.Array, ...]]:
         for batch in batches:
             several = batch if isinstance(batch, tuple) else (batch,)
-            yield tuple(pa.array(series, from_pandas=False) for series in several)
+            yield tuple(_from_pandas(series) for series in several)
 
     for result in scorer(columns()):
         if not scorer.names:
@@ -149,6 +153,14 @@ def through_pandas(scorer: Scorer, batches: Iterator[Any]) -> Iterator[Any]:
             # flatten() gives the fields of null structs as null, field() would not.
             fields = zip(scorer.names, result.flatten(), strict=True)
             yield pd.DataFrame({name: column.to_pandas() for name, column in fields})
+
+
+def _from_pandas(column: Any) -> pa.Array:
+    """Return a column that Spark gave as pandas; ML vectors are data frames of their fields."""
+    if not isinstance(column, pd.DataFrame):
+        return pa.array(column, from_pandas=False)
+    fields = [pa.array(column[field.name], field.type, from_pandas=True) for field in VECTOR]
+    return pa.StructArray.from_arrays(fields, fields=list(VECTOR), mask=pa.array(column["type"].isna()))
 
 
 # -- the module's way to the tasks -----------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,6 +74,13 @@ def map_tensors(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(tree, tuple | list):
         return tuple(map_tensors(value, change) for value in tree)
     return tree
+
+
+def group(tensors: Sequence[Tensor], names: Sequence[str] = ()) -> Inputs:
+    """Group tensors into what a module is called with: by name if there are names, else by position."""
+    if names:
+        return dict(zip(names, tensors, strict=True))
+    return tensors[0] if len(tensors) == 1 else tuple(tensors)
 
 
 def call(module: nn.Module, inputs: Inputs) -> Any:

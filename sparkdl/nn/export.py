@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import logging
 import os
 import warnings
@@ -46,7 +47,7 @@ def to_onnx(module: nn.Module, example: Any, path: Path, *, tolerance: float = 1
     module, inputs = _prepared(module), _example(example)
     args, kwargs = _arguments(inputs)
     with _failing_as(module, "ONNX"), _quiet():
-        shapes = _any_rows(inputs)
+        shapes = _any_rows(module, inputs)
         program = torch.onnx.export(
             module, args, kwargs=kwargs, dynamo=True, dynamic_shapes=shapes, verbose=False
         )
@@ -82,7 +83,7 @@ def to_torch_export(module: nn.Module, example: Any, path: Path, *, tolerance: f
     module, inputs = _prepared(module), _example(example)
     args, kwargs = _arguments(inputs)
     with _failing_as(module, "torch.export"), _quiet():
-        program = torch.export.export(module, args, kwargs, dynamic_shapes=_any_rows(inputs))
+        program = torch.export.export(module, args, kwargs, dynamic_shapes=_any_rows(module, inputs))
         torch.export.save(program, os.fspath(path))
         read = torch.export.load(os.fspath(path)).module()
     _compare(module, inputs, lambda rows: call(read, rows), "torch.export", tolerance)
@@ -163,12 +164,18 @@ def _arguments(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     return (inputs if isinstance(inputs, tuple) else (inputs,)), {}
 
 
-def _any_rows(inputs: Inputs) -> Any:
+def _any_rows(module: nn.Module, inputs: Inputs) -> Any:
     """Say that the first dimension of every input may have any size."""
     rows = torch.export.Dim(_ROWS)
     if isinstance(inputs, Mapping):
         return {name: {0: rows} for name in inputs}
-    return tuple({0: rows} for _ in _tensors(inputs))
+    args, _ = _arguments(inputs)
+    bound = inspect.signature(module.forward).bind(*args)
+    # What ``*args`` takes counts as one argument, a tuple.
+    return tuple(
+        tuple({0: rows} for _ in value) if isinstance(value, tuple) else {0: rows}
+        for value in bound.arguments.values()
+    )
 
 
 def _compare(

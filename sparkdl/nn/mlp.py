@@ -28,6 +28,8 @@ class MLP(nn.Module):
         hidden: sizes of the hidden layers; may be empty.
         activation: after each hidden layer: ``"relu"``, ``"gelu"``, ``"silu"``, ``"tanh"`` or ``"sigmoid"``.
         dropout: share of each hidden layer's values that training sets to zero.
+        limit: scaled inputs further from 0 are set to it: a feature that is nearly always the same has rare
+            values thousands of deviations away, which would drown all others.
 
     Shapes:
         input: one or more tensors (rows, ...) of any number type with ``inputs`` values per row together.
@@ -55,6 +57,7 @@ class MLP(nn.Module):
         hidden: Sequence[int] = (64, 64),
         activation: str = "relu",
         dropout: float = 0.0,
+        limit: float | None = None,
     ) -> None:
         super().__init__()
         sizes = [inputs, *hidden, outputs]
@@ -64,6 +67,9 @@ class MLP(nn.Module):
             raise ConfigError(f"MLP: activation={activation!r}: expected one of {', '.join(_ACTIVATIONS)}")
         if not 0 <= dropout < 1:
             raise ConfigError(f"MLP: dropout={dropout!r}: expected a number from 0 to below 1")
+        if limit is not None and not limit > 0:
+            raise ConfigError(f"MLP: limit={limit!r}: expected a number above 0")
+        self.limit = limit
         for name, size in (("input", inputs), ("output", outputs)):
             self.register_buffer(f"{name}_mean", torch.zeros(size))
             self.register_buffer(f"{name}_scale", torch.ones(size))
@@ -85,8 +91,9 @@ class MLP(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return the outputs of each row."""
-        x = torch.cat([tensor.reshape(len(tensor), -1).to(self.input_mean.dtype) for tensor in inputs], 1)
-        y: Tensor = self.layers((x - self.input_mean) / self.input_scale)
+        x = torch.cat([tensor.reshape(tensor.shape[0], -1).to(self.input_mean.dtype) for tensor in inputs], 1)
+        x = (x - self.input_mean) / self.input_scale
+        y: Tensor = self.layers(x if self.limit is None else x.clamp(-self.limit, self.limit))
         return y * self.output_scale + self.output_mean
 
 

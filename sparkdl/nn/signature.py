@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ModelError
-from sparkdl.nn.batch import call
+from sparkdl.nn.batch import Inputs, call, group
 from sparkdl.nn.trace import describe, explain_failure
 
 _PROBE_ROWS = 2  # one row would look like a constant, and squeeze() would take it away
@@ -24,7 +24,8 @@ class TensorSpec:
     Attributes:
         shape: shape of one row; ``None`` if not known.
         dtype: numpy dtype name; ``None`` if not known.
-        key: of an output its position or key in the module's output, ``None`` if it is the output.
+        key: of an output its position or key in the module's output, ``None`` if it is the output. Of an
+            input the name of the argument, ``None`` if it is given by position.
     """
 
     shape: tuple[int, ...] | None = None
@@ -37,7 +38,7 @@ class Signature:
     """Inputs and outputs of a module.
 
     Attributes:
-        inputs: what the module is called with, in order; one tensor, or several positional ones.
+        inputs: what the module is called with, in order; one tensor, several positional ones, or named ones.
         outputs: what it gives; empty if not known.
     """
 
@@ -72,33 +73,42 @@ class Signature:
                 dimension counts rows.
         """
         zeros = [torch.from_numpy(np.zeros((_PROBE_ROWS, *_known(i.shape)), i.dtype)) for i in inputs]
-        return cls.of_rows(module, zeros)
+        return cls.of_rows(module, group(zeros, [str(i.key) for i in inputs if i.key is not None]))
 
     @classmethod
-    def of_rows(cls, module: nn.Module, rows: Sequence[Tensor]) -> Signature:
+    def of_rows(cls, module: nn.Module, rows: Inputs) -> Signature:
         """Run a module on some rows and see what it gives; otherwise like :meth:`probe`."""
-        arguments = rows[0] if len(rows) == 1 else tuple(rows)
         modes = {part: part.training for part in module.modules()}
         module.eval()
         try:
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
-                output = call(module, arguments)
+                output = call(module, rows)
         except Exception as error:
             raise explain_failure(
-                module, arguments, call, error, ("the module", "look at its forward method")
+                module, rows, call, error, ("the module", "look at its forward method")
             ) from error
         finally:
             for part, mode in modes.items():
                 part.training = mode
+        inputs = tuple(_spec_of(key, tensor) for key, tensor in _named_inputs(rows))
+        count = next(len(tensor) for _, tensor in _named_inputs(rows))
         outputs = []
         for key, tensor in named_outputs(output):
-            if tensor.ndim == 0 or len(tensor) != len(rows[0]):
+            if tensor.ndim == 0 or len(tensor) != count:
                 raise ModelError(
-                    f"{type(module).__name__} returned {describe(output)} for {len(rows[0])} rows; expected "
+                    f"{type(module).__name__} returned {describe(output)} for {count} rows; expected "
                     "tensors whose first dimension counts rows"
                 )
-            outputs.append(TensorSpec(tuple(tensor.shape[1:]), _dtype(tensor), key))
-        return cls(tuple(TensorSpec(tuple(t.shape[1:]), _dtype(t)) for t in rows), tuple(outputs))
+            outputs.append(_spec_of(key, tensor))
+        return cls(inputs, tuple(outputs))
+
+
+def _named_inputs(rows: Inputs) -> Iterator[tuple[str | None, Tensor]]:
+    """Iterate over what a module is called with, by name or ``None``."""
+    if isinstance(rows, Mapping):
+        yield from rows.items()
+    else:
+        yield from ((None, tensor) for tensor in (rows if isinstance(rows, tuple) else (rows,)))
 
 
 def named_outputs(output: Any) -> Iterator[tuple[int | str | None, Tensor]]:
@@ -123,13 +133,13 @@ def named_outputs(output: Any) -> Iterator[tuple[int | str | None, Tensor]]:
     yield from items
 
 
+def _spec_of(key: int | str | None, tensor: Tensor) -> TensorSpec:
+    return TensorSpec(tuple(tensor.shape[1:]), str(tensor.dtype).removeprefix("torch."), key)
+
+
 def _spec(value: Mapping[str, Any]) -> TensorSpec:
     shape = value["shape"]
     return TensorSpec(None if shape is None else tuple(shape), value["dtype"], value["key"])
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _known(shape: tuple[int, ...] | None) -> tuple[int, ...]:

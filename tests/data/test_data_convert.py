@@ -190,6 +190,13 @@ def test_binary_holds_raw_tensors(dtype, kind):
     )
 
 
+def test_binary_that_does_not_lie_at_a_multiple_of_its_items():
+    column = pa.array([b"abc", np.arange(2.0).tobytes(), np.arange(2.0, 4.0).tobytes()], pa.binary())
+    result = arrow(column.slice(1), binary=True, dtype="float64", shape=(2,))
+    assert result.flags.aligned
+    assert result.tolist() == [[0.0, 1.0], [2.0, 3.0]]
+
+
 def test_binary_of_the_wrong_length_is_named():
     with pytest.raises(
         DataError, match=r"column 'col', row 1: 3 bytes, expected 8 for shape \(2,\) of float32"

@@ -12,12 +12,14 @@ from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from sparkdl.exceptions import ConfigError, DataError, ModelError
-from sparkdl.ml import TorchClassifier, TorchEstimator, TorchRegressor, fitting
+from sparkdl.ml import TorchClassifier, TorchEstimator, TorchRegressionModel, TorchRegressor, fitting
 from sparkdl.nn.losses import binary_cross_entropy, cross_entropy, squared_error
 from sparkdl.nn.mlp import MLP
 from sparkdl.nn.signature import Signature, TensorSpec
 from sparkdl.optim.clip import ClipByNorm, ClipByValue
-from sparkdl.train.callbacks import Checkpoint, EarlyStopping
+from sparkdl.serve import Predictor
+from sparkdl.train.callbacks import EarlyStopping
+from sparkdl.train.checkpointing import Checkpoint
 from sparkdl.train.hooks import Hook
 from sparkdl.train.state import TrainState
 
@@ -41,6 +43,17 @@ class TwoHeads(nn.Module):
 
     def forward(self, a, b):
         return {"a": self.first(a), "b": self.second(b[:, None])}
+
+
+class Subtract(nn.Module):
+    """Two inputs whose order matters."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(2, 1)
+
+    def forward(self, a, b):
+        return self.head(a)[:, 0] - b
 
 
 def both_heads(output, label):
@@ -141,7 +154,8 @@ def learning_rate(factory):
 def test_the_optimizer_is_adam_with_the_learning_rate():
     module = nn.Linear(1, 1)
     assert isinstance(TorchClassifier()._optimizer_factory(module)([torch.zeros(2)]), torch.optim.Adam)
-    assert learning_rate(TorchClassifier()._optimizer_factory(module)) == 1e-3
+    assert learning_rate(TorchClassifier()._optimizer_factory(module)) == 2e-3
+    assert learning_rate(TorchEstimator()._optimizer_factory(module)) == 1e-3
     assert learning_rate(TorchClassifier(learningRate=0.5)._optimizer_factory(module)) == 0.5
 
 
@@ -202,9 +216,19 @@ def test_mlp_scales_inputs_and_outputs():
         assert torch.equal(mlp(x[:, :1].long(), x[:, 1].double()), expected)
 
 
+def test_mlp_limits_what_is_far_from_the_mean():
+    mlp, plain = MLP(1, 1, limit=5.0), MLP(1, 1)
+    plain.load_state_dict(mlp.state_dict())
+    x = torch.tensor([[-9.0], [4.0], [5.0], [1e6]])
+    with torch.no_grad():
+        assert torch.equal(mlp(x), plain(x.clamp(-5, 5)))
+        assert mlp(torch.tensor([[torch.nan]])).isnan().all()
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({"limit": 0.0}, "limit=0.0: expected a number above 0"),
         ({"hidden": [0]}, "expected positive integers"),
         ({"activation": "step"}, "expected one of relu"),
         ({"dropout": 1.0}, "dropout=1.0"),
@@ -230,13 +254,20 @@ def test_losses_give_one_value_per_row_and_their_mean_is_torchs():
 
 def test_signatures_tell_inputs_and_outputs():
     module = TwoHeads().train()
-    signature = Signature.of_rows(module, [torch.ones(2, 2), torch.ones(2)])
+    signature = Signature.of_rows(module, (torch.ones(2, 2), torch.ones(2)))
     assert signature.inputs == (TensorSpec((2,), "float32"), TensorSpec((), "float32"))
     assert signature.outputs == (TensorSpec((1,), "float32", "a"), TensorSpec((3,), "float32", "b"))
     assert signature.is_complete
     assert module.training
     assert Signature.from_json(signature.to_json()) == signature
     assert not Signature((TensorSpec(),)).is_complete
+
+
+def test_signatures_of_named_inputs():
+    signature = Signature.of_rows(TwoHeads(), {"b": torch.ones(2), "a": torch.ones(2, 2)})
+    assert [(spec.key, spec.shape) for spec in signature.inputs] == [("b", ()), ("a", (2,))]
+    assert Signature.probe(TwoHeads(), signature.inputs) == signature
+    assert Signature.from_json(signature.to_json()) == signature
 
 
 def test_signatures_by_shapes_alone():
@@ -416,6 +447,34 @@ def test_several_inputs_outputs_and_labels(spark):
     model = est.fit(df)
     assert model.outputNames() == ["p", "q"]
     assert [spec.key for spec in model.signature.outputs] == ["a", "b"]
+
+
+def test_inputs_by_name_from_fit_to_serving(spark, tmp_path):
+    df = points(spark).selectExpr("label as n", "features as f", "label * 2 as label")
+    est = TorchRegressor(module=Subtract, featuresCols=["n", "f"], inputNames=["b", "a"], maxIter=2)
+    est.save(str(tmp_path / "estimator"))
+    model = TorchRegressor.load(str(tmp_path / "estimator")).fit(df)
+    assert [spec.key for spec in model.signature.inputs] == ["b", "a"]
+    model.save(str(tmp_path / "model"))
+    read = TorchRegressionModel.load(str(tmp_path / "model"))
+    rows = df.collect()
+    expected = model.predictor()(b=[row.n for row in rows], a=[row.f.toArray() for row in rows])
+    for each in (model, read):
+        np.testing.assert_allclose([row.prediction for row in each.transform(df).collect()], expected)
+    assert read.predict((rows[1].n, rows[1].f)) == pytest.approx(expected[1])
+    spark.udf.register("predict_named", read.asUdf())
+    found = [row.p for row in df.selectExpr("predict_named(n, f) as p").collect()]
+    np.testing.assert_allclose(found, expected)
+    served = Predictor.load(str(tmp_path / "model"))
+    np.testing.assert_allclose(served(a=[r.f.toArray() for r in rows], b=[r.n for r in rows]), expected)
+
+
+def test_arguments_that_the_module_does_not_have(spark):
+    df = points(spark)
+    with pytest.raises(ModelError, match="unexpected keyword argument 'c'"):
+        TorchRegressor(module=Subtract, featuresCols=["features", "label"], inputNames=["a", "c"]).fit(df)
+    with pytest.raises(ConfigError, match=r"inputNames=\['x'\]: the default module takes inputs by position"):
+        TorchRegressor(inputNames=["x"]).fit(df)
 
 
 def test_no_label_stands_for_the_input(spark):

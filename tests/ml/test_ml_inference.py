@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import cloudpickle
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
@@ -18,7 +19,7 @@ from sparkdl.data.columns import Column, ColumnPlan, structure_of
 from sparkdl.exceptions import ConfigError, DataError, ModelError, SerializationError
 from sparkdl.ml import TorchClassificationModel, TorchModel, TorchRegressionModel, inference, scorer, udf
 from sparkdl.ml.inference import Inference, Output, apply
-from sparkdl.ml.outputs import decide, dense, probability_of, raw_of, select
+from sparkdl.ml.outputs import VECTOR, decide, dense, probability_of, raw_of, select
 from sparkdl.ml.scorer import Scorer, null_rows
 
 FLOATS = pa.list_(pa.float32())
@@ -102,6 +103,16 @@ def test_batches_have_their_size_however_rows_arrive(size, expected, emitted, mo
     assert sizes == [float(n) for n in expected for _ in range(n)]
 
 
+def test_each_batch_has_its_result():
+    """What Spark needs where it hands Arrow columns over as they are."""
+    data = cloudpickle.dumps(Twice())
+    plans = (ColumnPlan("features", "x"),)
+    run = Scorer(udf.Inline("aligned", data), structure_of("x", "features"), plans, PREDICTION, batch_size=4)
+    rows = [[[1.0]] * 3, [[2.0]] * 6, [None, None], [[3.0], None]]
+    run = replace(run, keep=True)
+    assert [len(array) for array in run(pa.array(part, FLOATS) for part in rows)] == [3, 6, 2, 2]
+
+
 def test_modules_are_kept_as_far_as_memory_allows(monkeypatch):
     loads = []
     monkeypatch.setattr(scorer, "_models", OrderedDict())
@@ -173,26 +184,28 @@ def test_null_rows_in_nested_lists():
 
 
 def test_vectors_become_dense():
-    kind = pa.struct(
-        [
-            ("type", pa.int8()),
-            ("size", pa.int32()),
-            ("indices", pa.list_(pa.int32())),
-            ("values", pa.list_(pa.float64())),
-        ]
-    )
     full = {"type": 1, "size": None, "indices": None, "values": [1.0, 2.0, 3.0]}
     sparse = {"type": 0, "size": 3, "indices": [0, 2], "values": [4.0, 5.0]}
     empty = {"type": 0, "size": 3, "indices": [], "values": []}
     rows = [sparse, full, empty, sparse, full]
     expected = [[4.0, 0.0, 5.0], [1.0, 2.0, 3.0], [0.0, 0.0, 0.0], [4.0, 0.0, 5.0], [1.0, 2.0, 3.0]]
-    column = pa.array(rows, kind)
+    column = pa.array(rows, VECTOR)
     assert dense(column).to_pylist() == expected
     assert dense(column.slice(1, 3)).to_pylist() == expected[1:4]
-    assert dense(pa.array([full, full], kind)).to_pylist() == [[1.0, 2.0, 3.0]] * 2
-    assert score(Twice(), (pa.array([None, sparse, full], kind),), keep=True) == [
+    assert dense(pa.array([full, full], VECTOR)).to_pylist() == [[1.0, 2.0, 3.0]] * 2
+    assert score(Twice(), (pa.array([None, sparse, full], VECTOR),), keep=True) == [
         [None, [8.0, 0.0, 10.0], [2.0, 4.0, 6.0]]
     ]
+
+
+def test_vectors_as_pandas_gives_them():
+    full = {"type": 1, "size": None, "indices": None, "values": [1.0, 2.0]}
+    sparse = {"type": 0, "size": 2, "indices": [1], "values": [3.0]}
+    rows = [full, dict.fromkeys(full), sparse]
+    found = udf._from_pandas(pd.DataFrame(rows))
+    assert found.type == VECTOR
+    assert found.to_pylist() == [full, None, sparse]
+    assert udf._from_pandas(pd.Series([1.5, 2.5])).to_pylist() == [1.5, 2.5]
 
 
 def test_several_inputs_and_outputs():
@@ -453,9 +466,8 @@ def test_output_kinds_and_columns(spark, linear):
         Output(column="vector2", kind="vector"),
     )
     df = apply(frame(spark), Inference(module=linear, inputs="array", outputs=outputs))
-    kinds = [df.schema[output.column].dataType for output in outputs]
-    doubles = T.ArrayType(T.DoubleType())
-    assert kinds == [VectorUDT(), VectorUDT(), T.DoubleType(), doubles, VectorUDT()]
+    kinds = [df.schema[output.column].dataType.simpleString() for output in outputs]
+    assert kinds == ["vector", "vector", "double", "array<double>", "vector"]
     assert df.schema["raw"].metadata == {"ml_attr": {"num_attrs": 3}}
     logits = plain(linear)
     probability = torch.softmax(torch.from_numpy(logits).double(), 1).numpy()
@@ -532,7 +544,7 @@ def test_invalid_rows(spark, column, kept):
     assert np.isnan(found[3][0])
     assert found[3][1] == 2.0
     with pytest.raises(
-        Exception, match=f"column '{column}', row . of partition .: null; handleInvalid='skip'"
+        Exception, match=f"column '{column}', (row . of partition .|a row): null; handleInvalid='skip'"
     ):
         run("error")
 
@@ -616,7 +628,7 @@ def test_classification_columns_are_those_of_sparks_own(spark, linear):
 def test_regression_and_module_outputs(spark, linear):
     df = frame(spark)
     several = TorchRegressionModel.from_module(linear, example=torch.zeros(2, 4), featuresCol="array")
-    assert several.transform(df).schema["prediction"].dataType == T.ArrayType(T.DoubleType())
+    assert several.transform(df).schema["prediction"].dataType.simpleString() == "array<double>"
     check(several.transform(df), "prediction", plain(linear))
     head = nn.Linear(4, 1)
     single = TorchRegressionModel.from_module(head, featuresCol="array")
@@ -660,3 +672,28 @@ def test_sql_functions(spark, linear):
     assert [(row.c, row.n) for row in grouped] == list(zip(classes, counts, strict=True))
     with pytest.raises(ConfigError, match="what the module gives is not known"):
         TorchModel.from_module(nn.Identity()).asUdf()
+
+
+@pytest.mark.parametrize("name", ["vector", "array"])
+@pytest.mark.parametrize("by_columns", ["true", "false"])
+def test_tables_read_from_parquet(spark, tmp_path, name, by_columns):
+    """Spark reads them by columns, and from 4.3 on hands them over so, but not ML vectors."""
+    values = [(float(n), Vectors.dense([float(n), 1.0]), [float(n), 1.0]) for n in range(10)]
+    path = str(tmp_path / "rows")
+    spark.createDataFrame(values, ["n", "vector", "array"]).coalesce(1).write.parquet(path)
+    torch.manual_seed(0)
+    module = nn.Linear(2, 3)
+    model = TorchClassificationModel.from_module(
+        module, featuresCol=name, example=np.ones((2, 2)), inferenceBatchSize=3
+    )
+    conf = "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled"
+    before = spark.conf.get(conf, None)
+    spark.conf.set(conf, by_columns)
+    try:
+        found = model.transform(spark.read.parquet(path)).where("n > 2").collect()
+    finally:
+        spark.conf.unset(conf) if before is None else spark.conf.set(conf, before)
+    assert [row.n for row in found] == list(range(3, 10))
+    with torch.no_grad():
+        expected = module(torch.tensor([row.array for row in found])).numpy()
+    np.testing.assert_allclose([row.rawPrediction for row in found], expected, rtol=1e-6)

@@ -21,6 +21,13 @@ class Add(nn.Module):
         return a + b
 
 
+class Subtract(nn.Module):
+    """Two inputs whose order matters."""
+
+    def forward(self, a, b):
+        return a - b
+
+
 def linear(inputs, outputs):
     torch.manual_seed(0)
     return nn.Linear(inputs, outputs)
@@ -56,6 +63,37 @@ def test_from_module_refuses_what_it_does_not_know():
         TorchModel.from_module(3)
     with pytest.raises(ConfigError, match="TorchModel has no Param 'features'"):
         TorchModel.from_module(Add(), features="x")
+
+
+def test_named_inputs():
+    x, y = np.ones((3, 2), np.float32), np.full((3, 2), 2.0, np.float32)
+    named = {"featuresCols": ["x", "y"], "inputNames": ["b", "a"]}
+    for model in (
+        TorchModel.from_module(Subtract(), inputShapes=[[2], [2]], **named),
+        TorchModel.from_module(Subtract(), example={"a": y, "b": x}, **named),
+        TorchModel.from_module(Subtract(), example=(x, y), **named),
+        TorchModel.from_module(Subtract(), example={"b": x, "a": y}, featuresCols=["x", "y"]),
+    ):
+        assert model.getInputNames() == ["b", "a"]
+        assert [spec.key for spec in model.signature.inputs] == ["b", "a"]
+        assert {name: column.name for name, column in model.inputColumns().items()} == {"b": "x", "a": "y"}
+        np.testing.assert_array_equal(model.predictor()(a=y, b=x), y - x)
+    one = TorchRegressionModel.from_module(Subtract(), example={"a": x[:, 0], "b": y[:, 0]}, **named)
+    assert one.predict((3.0, 5.0)) == 2.0, "in the order of featuresCols"
+    single = TorchModel.from_module(nn.Identity(), inputNames="input", featuresCol="x")
+    assert list(single.inputColumns()) == ["input"]
+
+
+def test_named_inputs_that_do_not_fit():
+    with pytest.raises(
+        ConfigError, match=r"inputNames=\['a', 'b'\]: expected one entry for each .*: features"
+    ):
+        TorchModel.from_module(Subtract(), inputNames=["a", "b"]).inputColumns()
+    named = {"featuresCols": ["x", "y"], "inputNames": ["a", "b"]}
+    with pytest.raises(ConfigError, match=r"example: found \['a', 'c'\], expected .* \['a', 'b'\]"):
+        TorchModel.from_module(Subtract(), example={"a": [1.0], "c": [1.0]}, **named)
+    with pytest.raises(ConfigError, match=r"example: found 1 arrays, expected .* \['a', 'b'\]"):
+        TorchModel.from_module(Subtract(), example=np.ones(3), **named)
 
 
 def test_columns_have_the_shapes_of_the_training():
@@ -141,9 +179,9 @@ def test_columns_of_a_regression_are_those_of_linear_regression(df):
     theirs = LinearRegression(maxIter=1).fit(df).transform(df).schema
     ours = TorchRegressionModel.from_module(linear(2, 1), inputShapes=[2]).transform(df).schema
     assert ours.names == theirs.names
-    assert [f.dataType for f in ours.fields] == [f.dataType for f in theirs.fields]
-    for schema in (ours, theirs):  # Spark writes an empty one
-        assert not schema["prediction"].metadata.get("ml_attr")
+    for mine, other in zip(ours.fields, theirs.fields, strict=True):
+        assert mine.dataType == other.dataType, mine.name
+        assert mine.metadata == other.metadata, mine.name
 
 
 @pytest.mark.parametrize(

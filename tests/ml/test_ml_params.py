@@ -36,6 +36,7 @@ VALUES = {
     "gradientClipNorm": 0.5,
     "handleInvalid": "skip",
     "inferenceBatchSize": 11,
+    "inputNames": ["user", "item"],
     "inputShapes": [[2, 3], None],
     "inputTypes": ["int64", None],
     "labelCol": "y",
@@ -260,6 +261,7 @@ def test_shared_params_have_the_defaults_of_spark(spark, spark_cls):
             assert ours.getOrDefault(name) == theirs.getOrDefault(name), name
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Spark 3.5's, half-made
 def test_uid_copy_and_errors_are_those_of_spark(spark):
     for cls in (TorchClassifier, LogisticRegression):
         stage = cls(predictionCol="p")

@@ -6,12 +6,14 @@ import shutil
 import subprocess
 import sys
 import threading
+import uuid
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyspark
 import pytest
 import torch
 from py4j.protocol import Py4JJavaError
@@ -140,10 +142,17 @@ def test_paths(spark: Any, tmp_path: Path) -> None:
     assert names(tmp_path / "a b") == ["é%20"]
 
 
-def test_another_file_system(spark: Any, tmp_path: Path) -> None:
+@pytest.fixture
+def remote(spark: Any, tmp_path: Path) -> str:
+    """The URL under which a Hadoop file system that is not the default one shows ``tmp_path``."""
+    table = f"t{uuid.uuid4().hex}"  # Hadoop keeps file systems by scheme and authority
     conf = spark.sparkContext._jsc.hadoopConfiguration()
-    conf.set("fs.viewfs.mounttable.tests.link./data", f"file://{tmp_path}")
-    path = "viewfs://tests/data/deep/model"
+    conf.set(f"fs.viewfs.mounttable.{table}.link./data", f"file://{tmp_path}")
+    return f"viewfs://{table}/data"
+
+
+def test_models_on_another_file_system(remote: str, tmp_path: Path) -> None:
+    path = f"{remote}/deep/model"
     model(1).save(path)
     with pytest.raises(ConfigError, match="exists"):
         model(2).save(path)
@@ -151,6 +160,23 @@ def test_another_file_system(spark: Any, tmp_path: Path) -> None:
     saved.write().overwrite().save(path)
     assert_same_weights(saved.module, TorchModel.load(path).module)
     assert names(tmp_path / "deep") == ["model"]
+    with pytest.raises(ConfigError, match="nothing complete was saved there"):
+        TorchModel.load(f"{remote}/nothing")
+
+
+def test_pipelines_on_another_file_system(remote: str, tmp_path: Path) -> None:
+    assembler = VectorAssembler(inputCols=["a"], outputCol="features")
+    Pipeline(stages=[assembler, TorchRegressor(maxEpochs=2)]).save(f"{remote}/pipeline")
+    assert Pipeline.load(f"{remote}/pipeline").getStages()[1].getMaxEpochs() == 2
+    path = f"{remote}/model"
+    for seed in (1, 2):
+        saved = PipelineModel([assembler, model(seed)])
+        saved.write().overwrite().save(path)
+        assert_same_weights(saved.stages[1].module, PipelineModel.load(path).stages[1].module)
+    saved = PipelineModel([assembler, model(3)])
+    save(saved, path, overwrite=True)
+    assert_same_weights(saved.stages[1].module, PipelineModel.load(path).stages[1].module)
+    assert names(tmp_path) == ["model", "pipeline"]
 
 
 # -- inside of other estimators -------------------------------------------------------------------
@@ -204,14 +230,16 @@ class Stop(BaseException):
     """Not an Exception, like KeyboardInterrupt."""
 
 
+@pytest.mark.parametrize("place", ["local", "remote"])
 @pytest.mark.parametrize("when", ["weights", "metadata", "first rename", "second rename"])
 def test_an_interrupted_save_leaves_the_previous_one(
-    spark: Any, tmp_path: Path, monkeypatch: Any, when: str
+    remote: str, tmp_path: Path, monkeypatch: Any, when: str, place: str
 ) -> None:
-    path = str(tmp_path / "model")
+    local = tmp_path / "model"
+    path = str(local) if place == "local" else f"{remote}/model"
     first = model(1)
     first.save(path)
-    before = sorted(str(file.relative_to(path)) for file in Path(path).rglob("*"))
+    before = sorted(str(file.relative_to(local)) for file in local.rglob("*"))
     renames = iter([when == "first rename", when == "second rename"])
     original, write = persistence._Folders.rename, persistence._write
 
@@ -232,9 +260,9 @@ def test_an_interrupted_save_leaves_the_previous_one(
     with pytest.raises(Stop):
         model(2).write().overwrite().save(path)
     assert names(tmp_path) == ["model"]
-    assert sorted(str(file.relative_to(path)) for file in Path(path).rglob("*")) == before
+    assert sorted(str(file.relative_to(local)) for file in local.rglob("*")) == before
     assert_same_weights(first.module, TorchModel.load(path).module)
-    assert Predictor.load(path)(np.zeros((1, 4))).shape == (1, 3)
+    assert Predictor.load(str(local))(np.zeros((1, 4))).shape == (1, 3)
 
 
 def raising(*_: Any, **__: Any) -> None:
@@ -445,8 +473,9 @@ spark.stop()
 
 @pytest.mark.cluster
 @pytest.mark.skipif(
-    any(find_spec(name) is None for name in ("grpc", "grpc_status", "zstandard")),
-    reason="needs pyspark[connect]",
+    any(find_spec(name) is None for name in ("grpc", "grpc_status", "zstandard"))
+    or not any(Path(pyspark.__file__).parent.glob("jars/spark-connect_*.jar")),
+    reason="needs pyspark[connect] and the server's jar, which pip's pyspark has from 4.0 on",
 )
 def test_spark_connect(tmp_path: Path) -> None:
     path = tmp_path / "copy"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.nn import export
+from sparkdl.nn.mlp import MLP
 
 onnx = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
@@ -78,6 +79,11 @@ def test_several_inputs_and_outputs(write: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize("write", WRITERS)
 def test_inputs_by_name(write: Any, tmp_path: Path) -> None:
     write(Two(), {"words": PAIR[0], "numbers": PAIR[1]}, tmp_path / "model")
+
+
+@pytest.mark.parametrize("write", WRITERS)
+def test_a_module_of_any_number_of_inputs(write: Any, tmp_path: Path) -> None:
+    write(MLP(4, 2, limit=5.0), (torch.randn(3, 3), torch.randn(3)), tmp_path / "model")
 
 
 def test_what_torch_export_wrote_takes_any_number_of_rows(tmp_path: Path) -> None:

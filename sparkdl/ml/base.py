@@ -1,0 +1,300 @@
+"""The way from a DataFrame to a fitted model, which all estimators share."""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from pyspark.sql import DataFrame
+from torch import Tensor, nn
+
+from sparkdl.data.columns import Column, Columns
+from sparkdl.data.dataset import Dataset
+from sparkdl.exceptions import ConfigError, DataError, SparkdlError
+from sparkdl.ml import fitting
+from sparkdl.ml.attributes import Factory, HasAttributes
+from sparkdl.ml.hyper import HasHyper
+from sparkdl.ml.model import _Trained
+from sparkdl.ml.params import HasInputs, value_of
+from sparkdl.ml.persistence import TorchReadable, TorchWritable
+from sparkdl.ml.summary import TrainingSummary
+from sparkdl.ml.training_params import HasTrainingSetters
+from sparkdl.nn.batch import group
+from sparkdl.nn.lightning import is_lightning
+from sparkdl.nn.objective import Loss
+from sparkdl.nn.signature import Signature
+from sparkdl.nn.source import ModuleSource
+from sparkdl.optim.clip import ClipByNorm
+from sparkdl.optim.spec import Optimizers
+from sparkdl.train.callbacks import EarlyStopping
+from sparkdl.train.checkpointing import Checkpoint
+from sparkdl.train.trainer import Trainer
+from sparkdl.train.triggers import MaxEpoch, MaxIteration, Trigger
+
+_building = threading.Lock()  # torch's generator belongs to all threads
+
+
+@dataclass(slots=True, kw_only=True)
+class Plan:
+    """What is settled about a fit when its first rows have been seen.
+
+    Attributes:
+        module: to train.
+        source: where its code comes from, if that is known yet.
+        signature: what goes in and what comes out.
+        loss: what to minimise; ``None`` if the module or an option knows.
+        label: columns for the loss.
+        classes: number of classes that labels may have but have not been checked for.
+    """
+
+    module: nn.Module
+    source: ModuleSource | None
+    signature: Signature
+    loss: Loss | None
+    label: Columns | None
+    classes: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Rows:
+    """The rows of a fit.
+
+    Attributes:
+        all: to train or validate on.
+        train: to train on.
+        validation: to validate on, if there are such.
+        features: columns for the module.
+        first: Dataset of features and label, for a look at the first rows.
+        inputs: shape of one row by features column.
+        tensors: the first rows, one tensor by features column.
+    """
+
+    all: DataFrame
+    train: DataFrame
+    validation: DataFrame | None
+    features: Columns
+    first: Dataset
+    inputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    tensors: list[Tensor] = field(default_factory=list)
+
+    def label_shape(self) -> tuple[int, ...]:
+        """Return the shape of one row's label."""
+        (key,) = self.first.plan.label.keys
+        return tuple(self.first.peek()[key].shape[1:])
+
+
+class FitsTorch(HasAttributes, HasTrainingSetters, HasInputs, HasHyper, TorchWritable, TorchReadable):
+    """What all estimators share."""
+
+    _model_class: ClassVar[type[_Trained]]
+
+    @abstractmethod
+    def _label_to_look_at(self) -> Columns | None:
+        """Return the label columns as they are to be read from the first rows."""
+
+    @abstractmethod
+    def _settle(self, rows: Rows) -> Plan:
+        """Choose module, loss and label by the first rows."""
+
+    def _fit(self, dataset: DataFrame) -> Any:
+        name = type(self).__name__
+        fitting.check_classic(name, dataset)
+        self._check()
+        rows = self._rows(dataset)
+        plan = self._settle(rows)
+        weight = value_of(self, self.weightCol) or None
+        count = value_of(self, self.numPartitions)
+        with ExitStack() as stack:
+
+            def dataset_of(df: DataFrame) -> Dataset:
+                data = Dataset.from_dataframe(
+                    df, features=rows.features, label=plan.label, weight=weight, num_partitions=count
+                )
+                return stack.enter_context(data)
+
+            data = dataset_of(rows.train)
+            validation = None if rows.validation is None else dataset_of(rows.validation)
+            if validation is not None:
+                _check_not_empty(validation)
+            trainer = Trainer(
+                plan.module, loss=plan.loss, optimizer=self._optimizer_factory(plan.module), **self._options()
+            )
+            try:
+                result = trainer.fit(data, validation, **({"resume": True} if self.getResume() else {}))
+            except SparkdlError:
+                if plan.classes is not None:  # labels may be why
+                    fitting.check_labels(rows.all, self.getLabelCol(), plan.classes)
+                raise
+        module = result.module.cpu().eval()
+        model = self._model_class(
+            module,
+            source=plan.source or ModuleSource.of_instance(module),
+            signature=plan.signature,
+            summary=TrainingSummary(result),
+        )
+        return self._copyValues(model._resetUid(self.uid))
+
+    def _check(self) -> None:
+        """Check what does not depend on the rows."""
+        if self.getResume() and not value_of(self, self.checkpointPath):
+            raise ConfigError("resume=True: checkpointPath must say where the checkpoints are")
+        for of, made_by in (("module", self.module), ("optimizer", self.optimizer)):
+            hyper = self.getHyper(of)
+            if hyper and (isinstance(made_by, nn.Module | torch.optim.Optimizer | Mapping)):
+                raise ConfigError(
+                    f"{of}.{next(iter(hyper))} is set, but {of} is a {type(made_by).__name__} that was "
+                    "built already; give a class or factory instead"
+                )
+
+    def _rows(self, df: DataFrame) -> Rows:
+        features, label = self.inputColumns(), self._label_to_look_at()
+        labels = [] if label is None else [label] if isinstance(label, str | Column) else list(label)
+        names = [*self.featuresNames(), *(c.name if isinstance(c, Column) else c for c in labels)]
+        weight, indicator = value_of(self, self.weightCol), value_of(self, self.validationIndicatorCol)
+        names += [weight] if weight else []
+        first = Dataset.from_dataframe(
+            df, features=features, label=label, weight=weight or None
+        )  # checks names
+        if self.getHandleInvalid() != "error":
+            df = fitting.with_values(df, names)
+        needed = list(dict.fromkeys([*names, *([indicator] if indicator else [])]))
+        validation: DataFrame | None = None
+        if indicator:
+            train, validation = fitting.split_by_indicator(df, indicator)
+        elif fraction := self.getValidationFraction():
+            df = df.select(*(fitting.column(name) for name in needed))
+            train, validation = fitting.split_by_fraction(df, fraction, self.getSeed())
+        else:
+            train = df
+        if df is not train or self.getHandleInvalid() != "error":
+            first = Dataset.from_dataframe(train, features=features, label=label, weight=weight or None)
+        rows = Rows(all=df, train=train, validation=validation, features=features, first=first)
+        keys = first.plan.features.keys
+        rows.tensors = fitting.rows_of(first.peek(), keys)
+        rows.inputs = {
+            name: tuple(tensor.shape[1:])
+            for name, tensor in zip(self.featuresNames(), rows.tensors, strict=True)
+        }
+        return rows
+
+    def _build(
+        self, default: Factory | None = None, **arguments: Any
+    ) -> tuple[nn.Module, ModuleSource | None]:
+        """Make the module, with weights that depend on the seed, and say where its code comes from."""
+        if isinstance(self.module, nn.Module):
+            return self.module, None
+        factory = self.module if self.module is not None else default
+        if self.module is None and default is not None and self._arguments():
+            raise ConfigError(
+                f"inputNames={self._arguments()}: the default module takes inputs by position; leave the "
+                "names out"
+            )
+        if not callable(factory):
+            raise ConfigError(
+                f"module={self.module!r:.100}: expected a torch.nn.Module, or a class or function that "
+                "makes one"
+            )
+        arguments = {**arguments, **self.getHyper("module")}
+        with _building, torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.getSeed())
+            try:
+                module = factory(**arguments)
+            except TypeError as error:
+                listed = ", ".join(f"{name}={value!r:.40}" for name, value in arguments.items())
+                raise ConfigError(
+                    f"module: {factory!r:.100} cannot be called with ({listed}): {error}"
+                ) from error
+        if not isinstance(module, nn.Module):
+            raise ConfigError(
+                f"module: {factory!r:.100} returned {module!r:.100}; expected a torch.nn.Module"
+            )
+        try:
+            return module, ModuleSource.of(factory, arguments)
+        except ConfigError:
+            return module, None
+
+    def _optimizer_factory(self, module: nn.Module) -> Optimizers | None:
+        hyper = self.getHyper("optimizer")
+        if self.isSet(self.learningRate) and not isinstance(self.optimizer, torch.optim.Optimizer | Mapping):
+            hyper = {"lr": self.getLearningRate(), **hyper}
+        if self.optimizer is not None:
+            given: Any = self.optimizer
+            return partial(given, **hyper) if hyper else given
+        if is_lightning(module) and not hyper:
+            return None  # configure_optimizers knows
+        return partial(torch.optim.Adam, **{"lr": self.getLearningRate(), **hyper})
+
+    def _options(self) -> dict[str, Any]:
+        """Return the Trainer's options."""
+        end_when: Trigger = MaxEpoch(self.getMaxEpochs())
+        limit = value_of(self, self.maxIter)
+        if limit is not None:
+            end_when |= MaxIteration(limit)
+        hooks = list(self.hooks)
+        patience = value_of(self, self.earlyStoppingPatience)
+        if patience is not None:
+            if not self.getValidationFraction() and not value_of(self, self.validationIndicatorCol):
+                raise ConfigError(
+                    "earlyStoppingPatience needs validation rows: set validationFraction or "
+                    "validationIndicatorCol"
+                )
+            hooks.append(EarlyStopping(patience))
+        path = value_of(self, self.checkpointPath)
+        if path:
+            hooks.append(Checkpoint(path))
+        norm = value_of(self, self.gradientClipNorm)
+        if norm is not None and self.clip is not None:
+            raise ConfigError("gradientClipNorm and clip are both set; choose one")
+        own = {
+            "batch_size": self.getBatchSize(),
+            "seed": self.getSeed() % (1 << 63),
+            "end_when": end_when,
+            "shuffle": self.getShuffle(),
+            "micro_batch_size": value_of(self, self.microBatchSize),
+            "precision": self.getPrecision(),
+            "clip": self.clip if norm is None else ClipByNorm(norm),
+            "schedule": self.schedule,
+            "metrics": self.metrics,
+            "hooks": hooks,
+            "groups": self.groups,
+            "monitor": value_of(self, self.monitor),
+            "progress": self.getVerbose(),
+            "name": type(self).__name__,
+        }
+        clash = [name for name in self.options if name in own and name != "name"]
+        if clash:
+            raise ConfigError(f"options: {clash[0]!r} has a Param or attribute of its own")
+        return own | dict(self.options)
+
+    def _loss_or(self, default: Loss, module: nn.Module) -> Loss | None:
+        """Return the loss: what was given, or a default where nothing else says how to train."""
+        if self.loss is not None:
+            return self.loss
+        return None if "step" in self.options or is_lightning(module) else default
+
+    def _signature(self, module: nn.Module, rows: Rows) -> Signature:
+        with _building:  # the module's mode changes for a moment, and other fits may share it
+            return Signature.of_rows(module, group(rows.tensors, self._arguments()))
+
+    def _one_output(self, signature: Signature) -> tuple[int, ...]:
+        """Return the shape of the only output of a module."""
+        shapes = [spec.shape for spec in signature.outputs if spec.shape is not None]
+        if len(shapes) != 1:
+            raise ConfigError(
+                f"module: it returns {len(signature.outputs)} tensors; {type(self).__name__} trains modules "
+                "that return one. TorchEstimator trains others"
+            )
+        return shapes[0]
+
+
+def _check_not_empty(validation: Dataset) -> None:
+    try:
+        validation.peek()
+    except DataError as error:
+        raise DataError(f"validation rows: {error}") from error
