@@ -114,6 +114,10 @@ class FrameJobs:
             self._includes.add(include)
         levels = self._jvm.org.apache.spark.storage.StorageLevel
         self._one_copy, self._two_copies = levels.MEMORY_AND_DISK(), levels.MEMORY_AND_DISK_2()
+        if re.match(
+            r"local(\[|$)", sc.master
+        ):  # one process: Spark would log twice per block that it has no peer
+            self._two_copies = self._one_copy
         self._partitioners: dict[int, JavaObject] = {}
         self._rates: dict[tuple[int, ...], JavaObject] = {}
 

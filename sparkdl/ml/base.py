@@ -258,6 +258,7 @@ class FitsTorch(HasAttributes, HasTrainingSetters, HasInputs, HasHyper, TorchWri
             "shuffle": self.getShuffle(),
             "micro_batch_size": value_of(self, self.microBatchSize),
             "precision": self.getPrecision(),
+            "gradient_codec": self.getCodec(),
             "clip": self.clip if norm is None else ClipByNorm(norm),
             "schedule": self.schedule,
             "metrics": self.metrics,

@@ -16,6 +16,7 @@ from pyspark.ml.param.shared import (
     HasWeightCol,
 )
 
+from sparkdl.allreduce.codec import CODECS
 from sparkdl.ml import converters
 from sparkdl.ml.params import make_param
 
@@ -65,8 +66,13 @@ class HasTraining(
     )
     precision: Param[str] = make_param(
         "precision",
-        "number format of forward and backward passes: fp32, or bf16 or fp16 with autocast.",
-        converters.one_of("precision", "fp32", "bf16", "fp16"),
+        "number format of forward and backward passes: fp32, or bf16 with autocast.",
+        converters.one_of("precision", "fp32", "bf16"),
+    )
+    codec: Param[str] = make_param(
+        "codec",
+        "how gradients travel between executors: fp32, or bf16 or fp16 in half as many bytes.",
+        converters.one_of("codec", *CODECS),
     )
     shuffle: Param[bool] = make_param(
         "shuffle", "whether each epoch visits the rows in another order.", TypeConverters.toBoolean
@@ -115,6 +121,7 @@ class HasTraining(
             learningRate=1e-3,
             seed=0,
             precision="fp32",
+            codec="fp32",
             shuffle=True,
             validationFraction=0.0,
             resume=False,
@@ -140,6 +147,10 @@ class HasTraining(
     def getPrecision(self) -> str:
         """Gets the value of precision or its default value."""
         return self.getOrDefault(self.precision)
+
+    def getCodec(self) -> str:
+        """Gets the value of codec or its default value."""
+        return self.getOrDefault(self.codec)
 
     def getShuffle(self) -> bool:
         """Gets the value of shuffle or its default value."""
@@ -220,6 +231,10 @@ class HasTrainingSetters(HasTraining):
     def setPrecision(self, value: str) -> Self:
         """Sets the value of :py:attr:`precision`."""
         return self._set(precision=value)
+
+    def setCodec(self, value: str) -> Self:
+        """Sets the value of :py:attr:`codec`."""
+        return self._set(codec=value)
 
     def setShuffle(self, value: bool) -> Self:
         """Sets the value of :py:attr:`shuffle`."""

@@ -79,6 +79,7 @@ def test_options_come_from_params_and_attributes(tmp_path):
         shuffle=False,
         microBatchSize=2,
         precision="bf16",
+        codec="fp16",
         gradientClipNorm=0.5,
         validationFraction=0.5,
         earlyStoppingPatience=2,
@@ -96,6 +97,7 @@ def test_options_come_from_params_and_attributes(tmp_path):
     assert not options["shuffle"]
     assert options["micro_batch_size"] == 2
     assert options["precision"] == "bf16"
+    assert options["gradient_codec"] == "fp16"
     assert options["clip"] == ClipByNorm(0.5)
     assert options["schedule"] is schedule
     assert options["monitor"] == "loss"

@@ -49,6 +49,7 @@ VALUES = {
     "numPartitions": 6,
     "outputCols": ["p", "q"],
     "precision": "bf16",
+    "codec": "fp16",
     "predictionCol": "p",
     "probabilityCol": "pr",
     "rawPredictionCol": "raw",
@@ -180,6 +181,7 @@ def test_save_and_load_models(cls, spark, tmp_path):
         ("shuffle", 1),
         ("inputShapes", "3x3"),
         ("precision", 16),
+        ("codec", 16),
     ],
 )
 def test_a_wrong_type_is_a_type_error_as_in_spark(name, value):
@@ -202,6 +204,8 @@ def test_a_wrong_type_is_a_type_error_as_in_spark(name, value):
         ("microBatchSize", 0),
         ("inferenceBatchSize", 0),
         ("precision", "fp8"),
+        ("precision", "fp16"),
+        ("codec", "int1"),
         ("handleInvalid", "ignore"),
         ("featuresCols", []),
         ("featuresCols", ["a", "a"]),

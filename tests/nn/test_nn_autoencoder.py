@@ -3,8 +3,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from nn_models import check_trainable, digits, fit, size
 from sklearn.decomposition import PCA
+from support.nn_models import check_trainable, digits, fit, size
 from torch import nn
 
 from sparkdl.exceptions import ConfigError

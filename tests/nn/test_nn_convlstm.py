@@ -1,6 +1,6 @@
 import pytest
 import torch
-from nn_models import built_on_meta, check_trainable, fit, size
+from support.nn_models import built_on_meta, check_trainable, fit, size
 from torch.nn import functional as nnf
 
 from sparkdl.exceptions import ConfigError

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from nn_models import accuracy, built_on_meta, check_trainable, digits, fit, size
+from support.nn_models import accuracy, built_on_meta, check_trainable, digits, fit, size
 from torch import nn
 
 from sparkdl.exceptions import ConfigError

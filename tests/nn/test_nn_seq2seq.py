@@ -1,6 +1,6 @@
 import pytest
 import torch
-from nn_models import check_trainable, fit, size
+from support.nn_models import check_trainable, fit, size
 
 from sparkdl.exceptions import ConfigError
 from sparkdl.nn.seq2seq import Seq2Seq, sequence_loss

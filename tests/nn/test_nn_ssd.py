@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from nn_models import built_on_meta, check_trainable, fit, size
+from support.nn_models import built_on_meta, check_trainable, fit, size
 
 from sparkdl.exceptions import ConfigError
 from sparkdl.nn.ssd import (

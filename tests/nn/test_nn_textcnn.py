@@ -1,6 +1,6 @@
 import pytest
 import torch
-from nn_models import accuracy, check_trainable, fit, size
+from support.nn_models import accuracy, check_trainable, fit, size
 from torch import nn
 
 from sparkdl.exceptions import ConfigError

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from nn_models import digits
+from support.nn_models import digits
 from torch import nn
 from torch.nn import functional as nnf
 
