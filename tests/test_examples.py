@@ -85,7 +85,12 @@ def is_there(package):
     return find_spec(parent) is not None and find_spec(package) is not None
 
 
-@pytest.mark.parametrize("name", MODEL_EXAMPLES)
+QUICK = ("ncf_movielens", "tune_pipeline")  # the others take a minute each: pytest -m slow
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODEL_EXAMPLES]
+)
 def test_an_example_prints_its_score_last(name):
     if name in NEEDS and not is_there(NEEDS[name]):
         pytest.skip(f"needs the files of {NEEDS[name]}")
