@@ -62,3 +62,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
