@@ -62,7 +62,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
