@@ -270,6 +270,7 @@ def measure(name: str, kills: int, iterations: int, seed: int) -> dict[str, Any]
         ended: list[Ended] = []
         while harm.left > 0 and len(ended) < kills:
             ended.append(run(name, spark.url, iterations, harm))
+            print(f"{name}: run {len(ended)} has ended, {max(harm.left, 0)} faults left", file=sys.stderr)
             if scenario.victims is None:
                 harm.left -= ended[-1].faults
     faults = sum(each.faults for each in ended)

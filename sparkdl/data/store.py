@@ -10,6 +10,7 @@ Beside the columns lies a file with each row's position in the source, which onl
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import shutil
@@ -99,8 +100,8 @@ def write_partition(
 ) -> Token:
     """Write a partition as a stream of batches and return its token.
 
-    The files appear under their final name only when complete, so that a second attempt of the
-    task can run beside the first.
+    The files appear under their final name all at once, so that a second attempt of the task can run
+    beside the first.
 
     Args:
         store: id of the Dataset's store.
@@ -131,18 +132,34 @@ def write_partition(
                     known[key] = _agree(known[key], values)
                     files[key].write(values.data)
                 rows += count
-        try:
-            draft.rename(final)
-        except OSError:
-            # An earlier attempt on this executor completed the same partition: same rows.
-            if not final.is_dir():
-                raise
-            shutil.rmtree(draft)
+        _put_in_place(draft, final)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
     columns = tuple((p.key, p.dtype or "", p.shape or ()) for p in known.values()) if rows else ()
     return Token(store, partition, rows, str(final), executor, columns)
+
+
+def _put_in_place(draft: Path, final: Path) -> None:
+    """Give a partition its final name, in place of what an earlier attempt has left there.
+
+    That one may be too short: when an executor is lost, the input of a task that reads from it ends as
+    if there were no more rows, and the task fails only after it has written them. Readers that have
+    mapped the old files keep them.
+    """
+    while True:
+        try:
+            draft.rename(final)
+            return
+        except OSError:
+            if not final.is_dir():
+                raise
+        old = final.with_name(f"{final.name}.{uuid.uuid4().hex}")
+        try:
+            final.rename(old)
+        except FileNotFoundError:
+            continue  # yet another attempt did the same
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _agree(plan: ColumnPlan, values: Array) -> ColumnPlan:
@@ -195,6 +212,9 @@ def _gather(folder: Path, key: str, dtype: str, shape: tuple[int, ...], rows: Ar
         return np.empty((len(rows), *shape[1:]), dtype)
     try:
         with (folder / f"{key}.bin").open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != math.prod(shape) * np.dtype(dtype).itemsize:
+                raise PartitionMissingError(f"{folder}: {key}.bin has {size} bytes")  # see _put_in_place
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
         raise PartitionMissingError(str(folder)) from None

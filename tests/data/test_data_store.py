@@ -1,4 +1,5 @@
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -102,12 +103,23 @@ def test_a_column_of_empty_arrays():
     assert read_rows(token, np.arange(2))["x"].shape == (2, 0)
 
 
-def test_the_second_writer_of_a_partition_leaves_the_first_ones_files(local_dir):
-    first = write(batch(0, 4))
-    inodes = {p: p.stat().st_ino for p in local_dir.rglob("*.bin")}
-    assert write(batch(0, 4)) == first
-    assert {p: p.stat().st_ino for p in local_dir.rglob("*.bin")} == inodes
-    assert [p.name for p in (local_dir / "sparkdl/store").iterdir()] == ["part-00000"]
+def test_the_last_writer_of_a_partition_wins(local_dir):
+    """The first may have been cut short: its input ended because an executor was lost."""
+    short = write(batch(0, 2))
+    token = write(batch(0, 5))
+    assert token.folder == short.folder
+    np.testing.assert_array_equal(read_positions(token, np.arange(5)), 100 + np.arange(5))
+    assert [path.name for path in Path(token.folder).parent.iterdir()] == [Path(token.folder).name]
+
+
+@pytest.mark.parametrize("cut", [(), (2,)])
+def test_files_of_another_length_count_as_missing(local_dir, cut):
+    token = write(batch(0, 5))
+    write(*(batch(0, count) for count in cut))  # a late attempt that was cut short
+    with pytest.raises(PartitionMissingError):
+        read_positions(token, np.arange(5))
+    with pytest.raises(PartitionMissingError):
+        read_rows(token, np.arange(5))
 
 
 @pytest.mark.parametrize("failure", [DataError("row 5 is null"), KeyboardInterrupt()], ids=repr)
