@@ -93,7 +93,11 @@ SCENARIOS = {
 
 
 def disturb(scenario: Scenario, faults: str, x: Any) -> Any:
-    """Raise or sleep now and then, otherwise return the batch as it is; runs in tasks."""
+    """Raise or sleep now and then in tasks, otherwise return the batch as it is."""
+    from pyspark import TaskContext
+
+    if TaskContext.get() is None:  # the dry run on the driver
+        return x
     chance = int.from_bytes(os.urandom(4), "big") / 2**32  # not torch's: a retry must have other luck
     if chance < scenario.raises + scenario.sleeps:
         with open(faults, "a") as file:
@@ -270,9 +274,9 @@ def measure(name: str, kills: int, iterations: int, seed: int) -> dict[str, Any]
         ended: list[Ended] = []
         while harm.left > 0 and len(ended) < kills:
             ended.append(run(name, spark.url, iterations, harm))
-            print(f"{name}: run {len(ended)} has ended, {max(harm.left, 0)} faults left", file=sys.stderr)
             if scenario.victims is None:
                 harm.left -= ended[-1].faults
+            print(f"{name}: run {len(ended)} has ended, {max(harm.left, 0)} faults left", file=sys.stderr)
     faults = sum(each.faults for each in ended)
     pauses = 10.0 * (iterations // 60) if scenario.pauses else 0.0
     lost = sum(each.seconds - calm.seconds - pauses for each in ended)
