@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+import zlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -192,7 +193,7 @@ def update_slice(update: Update, frames: Iterator[bytes]) -> Iterator[Keyed]:
             if not update.turn.totals:
                 yield from ((STATE, parts) for parts in shards.frames())
     elif not update.last:
-        meta = {"kind": "partials", "start": update.start, "sources": []}
+        meta = {"kind": "partials", "start": update.start, "sources": _sources([])}
         yield RESULT, frame.pack(meta, {"partials": np.zeros(0)})
     if update.last:
         yield from _finish(update, arrived, weights, gradient, optimizer, clock, begin)
@@ -238,9 +239,13 @@ def _gradient(shard: Frame, dtype: np.dtype[Any]) -> Array:
     return decode(shard.meta["codec"], shard.arrays["gradient"], shard.meta["factor"], dtype)
 
 
-def _sources(shards: Sequence[Frame]) -> list[list[float]]:
-    """Return source and weight of each shard: equal for all slices, unless a source ran twice."""
-    return [[m.meta["source"], m.meta["weight"]] for m in shards]
+def _sources(shards: Sequence[Frame]) -> int:
+    """Return a checksum of the shards' sources and weights: equal for all slices, unless a source ran twice.
+
+    The pairs themselves would be partitions times slices numbers for the driver, in each iteration.
+    """
+    pairs = [[m.meta["source"], m.meta["weight"]] for m in shards]
+    return zlib.crc32(np.array(pairs, np.float64).tobytes())
 
 
 def place() -> dict[str, Any]:

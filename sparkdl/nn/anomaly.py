@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError, ModelError
-from sparkdl.nn.arguments import check_share
-from sparkdl.nn.parts import check_sizes
+from sparkdl.nn.arguments import check_share, check_sizes
 
 
 class AnomalyDetector(nn.Module):

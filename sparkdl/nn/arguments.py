@@ -2,7 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from numbers import Integral
+
 from sparkdl.exceptions import ConfigError
+
+
+def check_sizes(owner: str, least: int = 1, **sizes: int | Sequence[int]) -> None:
+    """Check that sizes, or all elements of a sequence of them, are integers from ``least``.
+
+    Args:
+        owner: who has these arguments, for the message.
+        least: the smallest size that makes sense.
+        sizes: arguments by name.
+
+    Raises:
+        ConfigError: naming the first argument that is something else.
+    """
+    for name, value in sizes.items():
+        found = value if isinstance(value, list | tuple) else [value]
+        if any(isinstance(size, bool) or not isinstance(size, Integral) or size < least for size in found):
+            expected = (
+                f"integers of at least {least}" if found is value else f"an integer of at least {least}"
+            )
+            raise ConfigError(f"{owner}: {name}={value!r}: expected {expected}")
 
 
 def check_share(model: str, **shares: float) -> None:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.nn.parts import check_sizes
+from sparkdl.nn.arguments import check_sizes
 
 
 class Autoencoder(nn.Module):

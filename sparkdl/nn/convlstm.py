@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.nn.parts import check_sizes
+from sparkdl.nn.arguments import check_sizes
 
 State = tuple[Tensor, Tensor]
 """Hidden state and cell, each (rows, hidden, height, width)."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from sparkdl.nn.arguments import check_share
-from sparkdl.nn.parts import FieldEmbedding, check_numbers, check_sizes, perceptron
+from sparkdl.nn.arguments import check_share, check_sizes
+from sparkdl.nn.parts import FieldEmbedding, check_numbers, perceptron
 
 
 class DeepFM(nn.Module):

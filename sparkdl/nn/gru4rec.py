@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ModelError
-from sparkdl.nn.arguments import check_choice, check_share
+from sparkdl.nn.arguments import check_choice, check_share, check_sizes
 from sparkdl.nn.batch import Batch
-from sparkdl.nn.parts import check_sizes
 
 
 class GRU4Rec(nn.Module):

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.nn.arguments import check_share
-from sparkdl.nn.parts import check_sizes
+from sparkdl.nn.arguments import check_share, check_sizes
 
 _MODULES: Mapping[str, tuple[int, int, int, int, int, int, int]] = {
     "3a": (192, 64, 96, 128, 16, 32, 32),

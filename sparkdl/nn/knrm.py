@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError, ModelError
+from sparkdl.nn.arguments import check_sizes
 from sparkdl.nn.batch import Batch
-from sparkdl.nn.parts import check_sizes
 
 _LEAST = 1e-10  # below this a kernel counts no term at all: its logarithm must stay finite
 _SCALE = 0.01  # brings the logarithms to the order of one, so that tanh does not saturate at first

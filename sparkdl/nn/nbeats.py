@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError, ModelError
-from sparkdl.nn.parts import check_sizes, perceptron
+from sparkdl.nn.arguments import check_sizes
+from sparkdl.nn.parts import perceptron
 
 _LAYERS = 4  # fully connected layers of a block, in all configurations of the paper
 

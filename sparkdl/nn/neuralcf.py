@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.nn.parts import check_sizes, perceptron
+from sparkdl.nn.arguments import check_sizes
+from sparkdl.nn.parts import perceptron
 
 
 class NeuralCF(nn.Module):

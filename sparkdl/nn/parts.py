@@ -4,32 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from numbers import Integral
 
 import torch
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError, ModelError
-
-
-def check_sizes(owner: str, least: int = 1, **sizes: int | Sequence[int]) -> None:
-    """Check that sizes, or all elements of a sequence of them, are integers from ``least``.
-
-    Args:
-        owner: who has these arguments, for the message.
-        least: the smallest size that makes sense.
-        sizes: arguments by name.
-
-    Raises:
-        ConfigError: naming the first argument that is something else.
-    """
-    for name, value in sizes.items():
-        found = value if isinstance(value, list | tuple) else [value]
-        if any(isinstance(size, bool) or not isinstance(size, Integral) or size < least for size in found):
-            expected = (
-                f"integers of at least {least}" if found is value else f"an integer of at least {least}"
-            )
-            raise ConfigError(f"{owner}: {name}={value!r}: expected {expected}")
 
 
 def perceptron(widths: Sequence[int], dropout: float = 0.0) -> nn.Sequential:

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from sparkdl.nn.arguments import check_choice, check_share
-from sparkdl.nn.parts import check_sizes
+from sparkdl.nn.arguments import check_choice, check_share, check_sizes
 
 _CELLS: dict[str, type[nn.LSTM | nn.GRU]] = {"lstm": nn.LSTM, "gru": nn.GRU}
 

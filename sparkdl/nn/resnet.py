@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sparkdl.nn.arguments import check_choice
-from sparkdl.nn.parts import check_sizes
+from sparkdl.nn.arguments import check_choice, check_sizes
 
 
 class ResNet20(nn.Module):

@@ -8,8 +8,7 @@ from torch.nn import functional as nnf
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.nn.arguments import check_share
-from sparkdl.nn.parts import check_sizes
+from sparkdl.nn.arguments import check_share, check_sizes
 from sparkdl.nn.recurrent import lengths
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.nn.parts import check_sizes
+from sparkdl.nn.arguments import check_sizes
 
 _CENTRE_SCALE, _SIZE_SCALE = 0.1, 0.2  # of the authors' code: brings offsets to a deviation of about 1
 _NEGATIVES = 3  # section 2.2: background boxes that count, for each that an object has

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.nn.arguments import check_share
-from sparkdl.nn.parts import check_sizes
+from sparkdl.nn.arguments import check_share, check_sizes
 
 
 class TextCNN(nn.Module):

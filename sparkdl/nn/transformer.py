@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.nn.arguments import check_share
-from sparkdl.nn.parts import check_sizes
+from sparkdl.nn.arguments import check_share, check_sizes
 
 
 class TransformerClassifier(nn.Module):

@@ -8,8 +8,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.nn.arguments import check_choice, check_share
-from sparkdl.nn.parts import check_sizes
+from sparkdl.nn.arguments import check_choice, check_share, check_sizes
 
 _CONVOLUTIONS = {11: (1, 1, 2, 2, 2), 13: (2, 2, 2, 2, 2), 16: (2, 2, 3, 3, 3), 19: (2, 2, 4, 4, 4)}
 """Convolutions of each stage by the number of layers: configurations A, B, D and E."""

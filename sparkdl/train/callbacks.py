@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from sparkdl.frame import Array
-from sparkdl.train.hooks import Hook, integer_option, trigger_option
+from sparkdl.train.hooks import Hook
+from sparkdl.train.options import integer_option, trigger_option
 from sparkdl.train.run import Run, Snapshot
 from sparkdl.train.triggers import EveryIterations, Trigger
 

@@ -194,16 +194,7 @@ class CheckpointFolder:
     def _put(self, data: bytes, path: str) -> None:
         """Write a file, and see it to the disk if that is the driver's own."""
         if self._local:
-            with open(path, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-        elif isinstance(self._fs, HadoopFileSystem):
-            with tempfile.TemporaryDirectory() as folder:
-                local = os.path.join(folder, "file")
-                with open(local, "wb") as file:
-                    file.write(data)
-                self._fs.put_file(local, path)
+            slice_files.write_synced(path, data)
         else:
             self._fs.pipe_file(path, data)
 

@@ -9,7 +9,8 @@ from threading import Thread
 
 from sparkdl.exceptions import CheckpointError, ConfigError, TaskError
 from sparkdl.train.checkpoint import CheckpointFiles, CheckpointFolder, Path, latest, read_point, tensors_of
-from sparkdl.train.hooks import Hook, integer_option, trigger_option
+from sparkdl.train.hooks import Hook
+from sparkdl.train.options import integer_option, trigger_option
 from sparkdl.train.resume import ResumePoint
 from sparkdl.train.run import Run
 from sparkdl.train.triggers import EveryEpoch, Trigger

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from sparkdl.exceptions import ConfigError
+from sparkdl.train.options import integer_option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +49,7 @@ class Drop:
                 limits = f"above {low:g}" + (f" and below {high:g}" if high < math.inf else "")
                 raise ConfigError(f"Drop({name}={number!r}): expected a number {limits}")
         for name, integer in (("window", self.window), ("chunks", self.chunks)):
-            if not isinstance(integer, int) or isinstance(integer, bool) or integer < 2:
-                raise ConfigError(f"Drop({name}={integer!r}): expected an integer of at least 2")
+            integer_option("Drop", name, integer, 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,14 @@ class HadoopFileSystem(AbstractFileSystem):  # type: ignore[misc]
         """Copy a local file there."""
         self._call("copyFromLocalFile", False, True, self._local(lpath), self._path(rpath))
 
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
+        """Write a file."""
+        with tempfile.TemporaryDirectory() as folder:
+            local = os.path.join(folder, "file")
+            with open(local, "wb") as file:
+                file.write(value)
+            self.put_file(local, path)
+
     def get_file(self, rpath: str, lpath: str, **_: Any) -> None:
         """Copy a file to the local disk."""
         # The last argument: without a file of checksums beside it.
@@ -110,7 +118,7 @@ class HadoopFileSystem(AbstractFileSystem):  # type: ignore[misc]
 
     def _open(self, path: str, mode: str = "rb", **_: Any) -> io.BytesIO:
         if mode != "rb":
-            raise NotImplementedError(f"mode {mode!r}: write with put_file")
+            raise NotImplementedError(f"mode {mode!r}: write with put_file or pipe_file")
         return io.BytesIO(self.cat_file(path))
 
     def _local(self, path: str) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.exceptions import ConfigError
 from sparkdl.train.triggers import Trigger
 
 if TYPE_CHECKING:
@@ -77,25 +76,3 @@ class Hook:
             name: name of the validation set.
             scores: value by metric.
         """
-
-
-def integer_option(owner: str, name: str, value: object, least: int) -> int:
-    """Return a hook's option that is an integer of at least ``least``.
-
-    Raises:
-        ConfigError: if it is not.
-    """
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{owner}({name}={value!r}): expected an integer of at least {least}")
-    return value
-
-
-def trigger_option(owner: str, value: object) -> Trigger:
-    """Return a hook's option ``every``.
-
-    Raises:
-        ConfigError: if it is no trigger.
-    """
-    if not isinstance(value, Trigger):
-        raise ConfigError(f"{owner}(every={value!r}): expected a trigger such as EveryEpoch()")
-    return value

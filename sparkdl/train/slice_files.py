@@ -78,6 +78,14 @@ class WriteSlice:
         yield frame.pack({"name": name, "sha256": hashlib.sha256(data).hexdigest()})
 
 
+def write_synced(path: str, data: bytes) -> None:
+    """Write a local file and see it to the disk."""
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def write_whole(path: str, data: bytes) -> None:
     """Write a file that appears at once: stores do so by themselves, folders by a rename."""
     fs, inside = url_to_fs(path)
@@ -86,10 +94,7 @@ def write_whole(path: str, data: bytes) -> None:
         return
     draft = f"{inside}.{uuid.uuid4().hex}"
     try:
-        with open(draft, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        write_synced(draft, data)
         os.replace(draft, inside)
     except BaseException:
         if os.path.exists(draft):

@@ -1,0 +1,28 @@
+"""Checks of options that hooks and rules share."""
+
+from __future__ import annotations
+
+from sparkdl.exceptions import ConfigError
+from sparkdl.train.triggers import Trigger
+
+
+def integer_option(owner: str, name: str, value: object, least: int) -> int:
+    """Return an option that is an integer of at least ``least``.
+
+    Raises:
+        ConfigError: if it is not.
+    """
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{owner}({name}={value!r}): expected an integer of at least {least}")
+    return value
+
+
+def trigger_option(owner: str, value: object) -> Trigger:
+    """Return the option ``every``.
+
+    Raises:
+        ConfigError: if it is no trigger.
+    """
+    if not isinstance(value, Trigger):
+        raise ConfigError(f"{owner}(every={value!r}): expected a trigger such as EveryEpoch()")
+    return value
