@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from sparkdl.nn import LeNet5, NeuralCF
+from sparkdl.nn import LeNet5, NeuralCF, ResNet20
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": partial(torch.optim.SGD, lr=0.01),
@@ -41,10 +41,10 @@ class Workload:
 
 
 def make(model: str, batch: int, optimizer: str | None) -> Workload:
-    """Build a workload with rows for a few iterations per epoch."""
+    """Build a workload with rows for tens of iterations per epoch."""
     torch.manual_seed(0)
     random = np.random.default_rng(0)
-    rows = max(4 * batch, 1000)
+    rows = max(40 * batch, 1000)
     if model == "tiny":
         x = random.standard_normal((rows, 10), dtype=np.float32)
         label = x.sum(1, keepdims=True)
@@ -54,8 +54,11 @@ def make(model: str, batch: int, optimizer: str | None) -> Workload:
         label = random.integers(0, 2, rows).astype(np.float32)
         module = NeuralCF(_USERS, _ITEMS, embedding=64, mf_embedding=64, hidden=(128, 64, 32))
         return Workload(module, nn.BCEWithLogitsLoss(), optimizer or "adam", pairs, label)
-    x = random.standard_normal((rows, 784), dtype=np.float32)
     label = random.integers(0, 10, rows)
+    if model == "resnet20":
+        x = random.standard_normal((rows, 3, 32, 32), dtype=np.float32)
+        return Workload(ResNet20(), nn.CrossEntropyLoss(), optimizer or "momentum", [x], label)
+    x = random.standard_normal((rows, 784), dtype=np.float32)
     if model == "lenet":
         return Workload(LeNet5(), nn.CrossEntropyLoss(), optimizer or "sgd", [x], label)
     layers = [nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)]

@@ -196,6 +196,13 @@ class FrameJobs:
             raise RuntimeError("state and shards do not share a partitioner")
         return union
 
+    def zip(self, first: JavaObject, second: JavaObject) -> JavaObject:
+        """Pair the frames of two RDDs up, partition by partition, where both have equally many.
+
+        A stage reads frame by frame in turn, and runs where the first RDD's block is.
+        """
+        return first.toJavaRDD().zip(second.toJavaRDD()).rdd()
+
     def _partitioner(self, partitions: int) -> JavaObject:
         # Equal (number, id) means equal partitioner to Spark: the id only has to be constant.
         if partitions not in self._partitioners:
@@ -290,6 +297,11 @@ def _read_all(connection: JavaObject) -> list[bytes]:
 
 _CHAIN = "\n\nThe above exception was the direct cause of the following exception:\n\n"
 _RAISED = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?\Z", re.MULTILINE | re.DOTALL)
+_ENVIRONMENT = "task-environment"
+_SHIP = (
+    "Their Python environment needs what the driver's has: set PYSPARK_PYTHON to an environment that all "
+    "machines share, or ship one with spark.archives (sparkdl submit --env)"
+)
 _FRAME_OF_SPARK = re.compile(r'  File "[^"]*/pyspark[^"]*", line .*\n(?:    .*\n)*')
 
 
@@ -311,22 +323,22 @@ def task_error(error: BaseException, doing: str) -> SparkdlError:
     begin = text.find("Traceback (most recent call last):")
     if begin < 0:
         java = str(getattr(error, "java_exception", "") or text).strip()
-        return TaskError(f"a Spark job failed while {doing}: {java.splitlines()[0] if java else error!r}")
+        first = java.splitlines()[0] if java else repr(error)
+        if "Cannot run program" in first:  # the JVM's words for an interpreter that is not there
+            return TaskError(f"Python did not start on the executors: {first}. {_SHIP}", code=_ENVIRONMENT)
+        return TaskError(f"a Spark job failed while {doing}: {first}")
     remote = re.sub(r"\s*SQLSTATE: \w+\s*\Z", "", text[begin:].split("\n\tat ")[0].rstrip())
     root = _FRAME_OF_SPARK.sub("", remote.split(_CHAIN)[0])
     kind, message = _raised(remote)
     shown = f"{message}\n\nTraceback of the task that failed while {doing}:\n\n{root}"
     own = getattr(exceptions, kind.removeprefix("sparkdl.exceptions."), None)
     if kind == "ModuleNotFoundError":
-        shown = (
-            f"{message} on the executors. Their Python environment needs what the driver's has: set "
-            "PYSPARK_PYTHON to an environment that all machines share, or ship one with "
-            f"spark.archives\n\n{root}"
-        )
+        shown = f"{message} on the executors. {_SHIP}\n\n{root}"
+        return TaskError(f"{kind}: {shown}", root, code=_ENVIRONMENT)
     if own is not None and own is not TaskError:
         typed: SparkdlError = own(shown)
         return typed
-    return TaskError(f"{kind}: {shown}", root)
+    return TaskError(f"{kind}: {shown}", root, code="task-python")
 
 
 def _raised(traceback: str) -> tuple[str, str]:

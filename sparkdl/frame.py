@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -72,12 +72,27 @@ def unpack(frame: Buffer) -> Frame:
     arrays: dict[str, Array] = {}
     for name, dtype, shape in table:
         position += -position % _ALIGN
-        count = prod(shape)
-        view: Array = np.frombuffer(frame, np.dtype(dtype), count, position)
-        view.flags.writeable = False
-        arrays[name] = view.reshape(shape)
+        arrays[name] = view = _view(frame, dtype, shape, position)
         position += view.nbytes
     return Frame(meta, arrays)
+
+
+def unpack_parts(parts: Parts) -> Frame:
+    """Read a frame that :func:`pack` has just laid out; its arrays are views of what was packed."""
+    _, header, *rest = parts
+    meta, table = json.loads(bytes(header))
+    buffers = rest[1::2]  # each after its padding
+    arrays = {
+        name: _view(buffer, dtype, shape, 0)
+        for (name, dtype, shape), buffer in zip(table, buffers, strict=True)
+    }
+    return Frame(meta, arrays)
+
+
+def _view(buffer: Buffer, dtype: str, shape: Sequence[int], offset: int) -> Array:
+    view: Array = np.frombuffer(buffer, np.dtype(dtype), prod(shape), offset)
+    view.flags.writeable = False
+    return view.reshape(shape)
 
 
 def size(parts: Parts) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from sparkdl import logs
 from sparkdl.exceptions import ConfigError
 
 if TYPE_CHECKING:
@@ -53,6 +54,11 @@ SETTINGS = (
         "with the default of 3s every job stalls for seconds after an executor was lost",
     ),
     Setting(
+        "spark.shuffle.reduceLocality.enabled",
+        "false",
+        "iterations of small models run as two jobs each, instead of many in one (exchange='replicas')",
+    ),
+    Setting(
         "spark.storage.cachedPeersTtl",
         "1000",
         "a new executor holds no second copy of the optimizer's state for up to a minute, so that losing two "
@@ -81,8 +87,13 @@ def builder(
         app_name: name in the Spark UI.
         conf: more confs; they win over sparkdl's own.
 
+    The environment variable ``SPARKDL_LOG`` (debug, info, warn, error) says how much is logged.
+
     Returns:
         The builder; call ``getOrCreate()`` on it.
+
+    Raises:
+        ConfigError: if ``SPARKDL_LOG`` is no level.
     """
     from pyspark.sql import SparkSession
 
@@ -93,13 +104,20 @@ def builder(
             # Workers on this machine should run this interpreter, also when no virtual
             # environment is activated.
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    for name, value in {**recommended(), **(conf or {})}.items():
+    level = logs.set_up()
+    rich = {"spark.log.level": level} if level is not None else {}
+    for name, value in {**recommended(), **rich, **(conf or {})}.items():
         chosen = chosen.config(name, value)
     return chosen
 
 
 def recommended() -> dict[str, str]:
-    """Return the confs that :func:`builder` sets."""
+    """Return the confs that :func:`builder` sets.
+
+    Examples:
+        >>> recommended()["spark.locality.wait"]
+        '300ms'
+    """
     return {setting.name: setting.value for setting in SETTINGS} | _UNCHECKED
 
 
@@ -190,7 +208,8 @@ def executors(spark: SparkSession, wait_seconds: float = 30.0) -> Executors:
     if not cores_of:
         raise ConfigError(
             f"no executor of {master} registered within {wait_seconds:.0f} s: "
-            "check in the Spark UI that the cluster has free cores and memory"
+            "check in the Spark UI that the cluster has free cores and memory",
+            code="config-cluster",
         )
     _wait_until_ready(sc, len(cores_of), sum(cores_of), deadline)
     return Executors(len(cores_of), min(cores_of))

@@ -26,7 +26,7 @@ from sparkdl.allreduce import adasum
 from sparkdl.allreduce.codec import Codec, decode, encode
 from sparkdl.allreduce.combine import Part, weighted_drift, weighted_mean
 from sparkdl.allreduce.weights import WeightsRef
-from sparkdl.frame import Array, Frame, Parts
+from sparkdl.frame import Array, Buffer, Frame, Parts
 from sparkdl.layout import ParamLayout
 from sparkdl.optim.rule import UpdateRule
 from sparkdl.optim.slice import SliceOptimizer
@@ -142,7 +142,7 @@ class _Arrived:
     state_bytes: int
 
 
-def _receive(frames: Iterator[bytes]) -> _Arrived:
+def _receive(frames: Iterator[Buffer]) -> _Arrived:
     received, state_bytes = 0, 0
     groups: dict[str, list[Frame]] = {kind: [] for kind in ("state", "average", "shard", "report", "problem")}
     for data in frames:
@@ -158,7 +158,7 @@ def _receive(frames: Iterator[bytes]) -> _Arrived:
     )
 
 
-def update_slice(update: Update, frames: Iterator[bytes]) -> Iterator[Keyed]:
+def update_slice(update: Update, frames: Iterator[Buffer]) -> Iterator[Keyed]:
     """Sum the shards of one slice, update it, and yield what goes to the driver and what stays.
 
     Args:

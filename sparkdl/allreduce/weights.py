@@ -7,7 +7,7 @@ from typing import Any
 
 from sparkdl import frame
 from sparkdl._spark import broadcast_id, broadcast_value
-from sparkdl.frame import Array, Frame
+from sparkdl.frame import Array, Buffer, Frame, Parts
 
 INLINE_BYTES = 64 << 10
 """Up to this size weights travel inside the stage's task binary, which Spark broadcasts anyway; a
@@ -25,14 +25,16 @@ class WeightsRef:
     """
 
     version: int
-    inline: bytes | None
+    inline: Buffer | None
     broadcast_id: int = -1
+
+    def data(self) -> Buffer:
+        """Return the frame; called in tasks."""
+        return self.inline if self.inline is not None else broadcast_value(self.broadcast_id)
 
     def load(self) -> Frame:
         """Return params, buffers and counters as read-only arrays; called in tasks."""
-        if self.inline is not None:
-            return frame.unpack(self.inline)
-        return frame.unpack(broadcast_value(self.broadcast_id))
+        return frame.unpack(self.data())
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +68,15 @@ class Weights:
             self.broadcast.destroy()
 
 
+def pack(version: int, params: Array, buffers: Array, counters: Array, **more: Array) -> Parts:
+    """Pack a version of the weights, and what else goes with them."""
+    arrays = {"params": params, "buffers": buffers, "counters": counters, **more}
+    return frame.pack({"kind": "weights", "version": version}, arrays)
+
+
 def publish(sc: Any, version: int, params: Array, buffers: Array, counters: Array) -> Weights:
     """Make a version of the weights available to all tasks."""
-    arrays = {"params": params, "buffers": buffers, "counters": counters}
-    data = frame.join(frame.pack({"version": version}, arrays))
+    data = frame.join(pack(version, params, buffers, counters))
     if len(data) <= INLINE_BYTES:
         return Weights(params, buffers, counters, WeightsRef(version, data), None, len(data))
     broadcast = sc.broadcast(data)

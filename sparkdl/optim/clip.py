@@ -34,6 +34,10 @@ class ClipByValue:
 
     Raises:
         ConfigError: if the limit is not positive, or ``low`` is not less than ``high``.
+
+    Examples:
+        >>> ClipByValue(0.5)
+        ClipByValue(low=-0.5, high=0.5)
     """
 
     low: float

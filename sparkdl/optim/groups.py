@@ -67,6 +67,14 @@ def bias_and_norm(name: str, parameter: nn.Parameter, owner: nn.Module) -> bool:
 
     These are all parameters of at most one dimension, and those of ``LayerNorm`` and ``RMSNorm``, which may
     have more.
+
+    Examples:
+        >>> layer = nn.LayerNorm(8)
+        >>> bias_and_norm("norm.weight", layer.weight, layer)
+        True
+        >>> layer = nn.Linear(8, 4)
+        >>> bias_and_norm("head.weight", layer.weight, layer), bias_and_norm("head.bias", layer.bias, layer)
+        (False, True)
     """
     return parameter.ndim <= 1 or isinstance(owner, nn.LayerNorm | nn.RMSNorm)
 

@@ -56,12 +56,31 @@ class Run:
         part: dict[str, Any] = {}
         for name, value in self.state.items():
             if isinstance(value, torch.Tensor):
-                elementwise = value.shape == (self.stop - self.start,)
-                value = value[start - self.start : stop - self.start] if elementwise else value
+                value = (
+                    value[start - self.start : stop - self.start] if self._is_elementwise(value) else value
+                )
                 part[name] = value.clone()
             else:
                 part[name] = value
         return Run(start, stop, self.group, part)
+
+    def goes_on_with(self, other: Run) -> bool:
+        """Return whether another run begins where this one ends and has the same history."""
+        if (self.stop, self.group, self.state.keys()) != (other.start, other.group, other.state.keys()):
+            return False
+        pairs = ((value, other.state[name]) for name, value in self.state.items())
+        return all(self._is_elementwise(a) or _equal(a, b) for a, b in pairs)
+
+    def append(self, other: Run) -> None:
+        """Take over a run that this one goes on with."""
+        self.state = {
+            name: torch.cat([value, other.state[name]]) if self._is_elementwise(value) else value
+            for name, value in self.state.items()
+        }
+        self.stop = other.stop
+
+    def _is_elementwise(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor) and value.shape == (self.stop - self.start,)
 
 
 class SliceOptimizer:
@@ -84,7 +103,7 @@ class SliceOptimizer:
         self.stop = stop
         self._ranges = spec.group_ranges
         self._classes = spec.classes
-        self.runs = list(self._fresh_runs()) if state is None else _read_runs(state)
+        self.runs = list(self._fresh_runs()) if state is None else self._join(_read_runs(state))
 
     def step(
         self,
@@ -213,15 +232,36 @@ class SliceOptimizer:
                 mask[segment.start - run.start : segment.stop - run.start] = torch.from_numpy(of_segment)
         return mask.nonzero().flatten()
 
+    @property
+    def _apart(self) -> set[int]:
+        """The groups in which each parameter needs a run of its own."""
+        return {
+            group
+            for cls, groups in zip(self._classes, self._ranges, strict=True)
+            if issubclass(cls, ReducingOptimizer) and cls.per_parameter
+            for group in groups
+        }
+
+    def _join(self, runs: list[Run]) -> list[Run]:
+        """Join runs that slices have cut: a parameter's sums are those of one run."""
+        borders = {spec.offset for spec in self.layout.params}
+        joined: list[Run] = []
+        for run in runs:
+            whole = run.group in self._apart and run.start in borders
+            if joined and not whole and joined[-1].goes_on_with(run):
+                joined[-1].append(run)
+            else:
+                joined.append(run)
+        return joined
+
     def _fresh_runs(self) -> Iterator[Run]:
         """Merge neighbouring parameters of one group into one run each, unless they need their own."""
-        apart: set[int] = set()
-        missing: list[range] = []
-        for cls, groups in zip(self._classes, self._ranges, strict=True):
-            if issubclass(cls, ReducingOptimizer):
-                missing.append(groups)
-                if cls.per_parameter:
-                    apart.update(groups)
+        apart = self._apart
+        missing = [
+            groups
+            for cls, groups in zip(self._classes, self._ranges, strict=True)
+            if issubclass(cls, ReducingOptimizer)
+        ]
         run: Run | None = None
         for segment in segments(self.layout, self.start, self.stop):
             group = self.layout.params[segment.param].group
@@ -337,6 +377,12 @@ def _gather(partials: torch.Tensor, rows: list[int | None] | None, totals: Sums)
         if index is not None:
             gathered[row] = torch.from_numpy(np.array(totals[index]))
     return gathered
+
+
+def _equal(first: Any, second: Any) -> bool:
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+        return torch.equal(first, second)
+    return type(first) is type(second) and bool(first == second)
 
 
 def _read_runs(state: Frame) -> list[Run]:

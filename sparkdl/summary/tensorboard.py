@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
     from sparkdl.train.run import Run
+    from sparkdl.train.state import TrainState
 
 
 class TensorBoard(Hook):
@@ -92,6 +93,10 @@ class TensorBoard(Hook):
             self._write_graph(run)
         writer.flush()
         self._target.push(strict=True)
+
+    def looks(self, previous: TrainState, current: TrainState) -> bool:
+        """Return whether histograms are due."""
+        return self.gradients is not None and self.gradients.foresees(previous, current)
 
     def on_iteration_end(self, run: Run) -> None:
         """Write what is due."""

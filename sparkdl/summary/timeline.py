@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 _WINDOW = 100
 _DRIVER = 1  # process number in the trace; hosts follow
 _SLICES = 1_000_000  # thread numbers: partitions from 1, slices from here
-_JOBS = {"job1": "forward-backward job", "job2": "parameter-sync job", "broadcast": "publish weights"}
+_JOBS = {
+    "job": "share of a job of many iterations",
+    "job1": "forward-backward job",
+    "job2": "parameter-sync job",
+    "broadcast": "publish weights",
+}
 
 Event = dict[str, Any]
 

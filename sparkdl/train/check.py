@@ -38,7 +38,9 @@ def dry_run(spec: FitSpec, data: Dataset) -> bytes:
         try:
             batch = make_batch(rows, local.features, local.label, local.weighted, local.transform)
         except Exception as error:
-            raise DataError(f"transform failed on row 0 of the Dataset ({found}): {error!r}") from error
+            raise DataError(
+                f"transform failed on row 0 of the Dataset ({found}): {error!r}", code="data-transform"
+            ) from error
         _check_rows(batch.inputs, len(next(iter(rows.values()))))
         if batch.weight is not None:  # weights of zero would leave nothing to try
             batch = replace(batch, weight=torch.ones_like(batch.weight))
@@ -82,5 +84,6 @@ def _check_rows(inputs: Any, rows: int) -> None:
     for tensor in tensors:
         if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0 or tensor.shape[0] != rows:
             raise DataError(
-                f"transform must return tensors with the batch's {rows} rows, got {describe(tensor)}"
+                f"transform must return tensors with the batch's {rows} rows, got {describe(tensor)}",
+                code="data-transform",
             )

@@ -238,7 +238,7 @@ class CheckpointFolder:
         """
         problem = self.describe(path, verify=True)["problem"]
         if problem:
-            raise ConfigError(f"checkpoint {self._outside(path)} is {problem}")
+            raise ConfigError(f"checkpoint {self._outside(path)} is {problem}", code="config-resume")
         try:
             self._fs.get_file(posixpath.join(path, WEIGHTS), file)
         except OSError as error:
@@ -300,12 +300,13 @@ def load_weights(path: Path, module: nn.Module) -> None:
                 saved = load_file(local)
     except FileNotFoundError as error:
         raise ConfigError(
-            f"{path} is not a complete checkpoint ({error}); latest(folder) finds the newest of a folder"
+            f"{path} is not a complete checkpoint ({error}); latest(folder) finds the newest of a folder",
+            code="config-resume",
         ) from error
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"checkpoint {path} cannot be read: {error!r}") from error
+        raise ConfigError(f"checkpoint {path} cannot be read: {error!r}", code="config-resume") from error
     _check_fit(path, saved, module)
     module.load_state_dict(saved, strict=False)
 
@@ -325,11 +326,15 @@ def read_point(path: Path) -> ResumePoint:
             mark = json.loads(fs.cat_file(posixpath.join(root, STATE)))
             _check_format(path, mark)
             if TRAINING not in mark["sha256"]:
-                raise ConfigError(f"checkpoint {path} holds weights only; a run cannot go on from it")
+                raise ConfigError(
+                    f"checkpoint {path} holds weights only; a run cannot go on from it", code="config-resume"
+                )
             for name in mark["sha256"]:
                 fs.get_file(posixpath.join(root, name), os.path.join(folder, name))
                 if _digest(os.path.join(folder, name)) != mark["sha256"][name]:
-                    raise ConfigError(f"checkpoint {path} is damaged: {name} is not what was written")
+                    raise ConfigError(
+                        f"checkpoint {path} is damaged: {name} is not what was written", code="config-resume"
+                    )
             with safe_open(os.path.join(folder, TRAINING), "numpy") as file:
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
                 meta = json.loads(file.metadata()["sparkdl"])
@@ -339,18 +344,21 @@ def read_point(path: Path) -> ResumePoint:
                     kept.append(slice_files.decode(data.read()))
             return ResumePoint.from_arrays(meta, arrays, kept)
         except FileNotFoundError as error:
-            raise ConfigError(f"{path} is not a complete checkpoint ({error})") from error
+            raise ConfigError(
+                f"{path} is not a complete checkpoint ({error})", code="config-resume"
+            ) from error
         except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
             if isinstance(error, ConfigError):
                 raise
-            raise ConfigError(f"checkpoint {path} cannot be read: {error!r}") from error
+            raise ConfigError(f"checkpoint {path} cannot be read: {error!r}", code="config-resume") from error
 
 
 def _check_format(path: Path, mark: Mapping[str, Any]) -> None:
     if mark["format"] > FORMAT:
         raise ConfigError(
             f"checkpoint {path} has format {mark['format']}, written by sparkdl {mark['sparkdl']}; "
-            f"this is sparkdl {__version__}, which reads formats up to {FORMAT}: install a newer one"
+            f"this is sparkdl {__version__}, which reads formats up to {FORMAT}: install a newer one",
+            code="config-resume",
         )
 
 
@@ -389,7 +397,8 @@ def _check_fit(path: Path, saved: Mapping[str, torch.Tensor], module: nn.Module)
         some = "; ".join(problems[:8]) + ("; ..." if len(problems) > 8 else "")
         raise ModelError(
             f"checkpoint {path} does not fit {type(module).__name__}: {some}. "
-            "Build the module with the arguments that it was trained with"
+            "Build the module with the arguments that it was trained with",
+            code="model-weights",
         )
 
 

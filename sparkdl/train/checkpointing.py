@@ -13,6 +13,7 @@ from sparkdl.train.hooks import Hook
 from sparkdl.train.options import integer_option, trigger_option
 from sparkdl.train.resume import ResumePoint
 from sparkdl.train.run import Run
+from sparkdl.train.state import TrainState
 from sparkdl.train.triggers import EveryEpoch, Trigger
 
 _log = logging.getLogger("sparkdl")
@@ -99,8 +100,13 @@ class Checkpoint(Hook):
             raise ConfigError(
                 f"Checkpoint(path={self.path!r}): has a checkpoint of iteration {later[-1]} already, but "
                 f"this run starts at {run.state.iteration}; go on with fit(..., resume=True), choose "
-                "another folder, or delete the old ones"
+                "another folder, or delete the old ones",
+                code="config-resume",
             )
+
+    def looks(self, previous: TrainState, current: TrainState) -> bool:
+        """Return whether a checkpoint is due."""
+        return self.every.foresees(previous, current)
 
     def on_iteration_end(self, run: Run) -> None:
         """Write if it is time, within an epoch."""
@@ -192,6 +198,7 @@ def find_resume_point(resume: Resume, hooks: Sequence[Hook]) -> ResumePoint | No
     if not checkpoints:
         raise ConfigError(
             "resume=True needs a Checkpoint(path) among the hooks, whose newest checkpoint it goes on from; "
-            "or give the path of a checkpoint"
+            "or give the path of a checkpoint",
+            code="config-resume",
         )
     return checkpoints[0].resume_point()

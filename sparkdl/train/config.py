@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from sparkdl.allreduce.codec import CODECS, Codec
 from sparkdl.allreduce.update import Combine
@@ -19,6 +19,9 @@ from sparkdl.train.elastic import Elastic
 from sparkdl.train.hooks import Hook
 from sparkdl.train.schedule import Schedule
 from sparkdl.train.triggers import EveryEpoch, MaxEpoch, Trigger
+
+Exchange = Literal["auto", "slices", "replicas"]
+"""How gradients become the next iteration's weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,8 @@ class TrainConfig:
     shuffle: bool = True
     micro_batch_size: int | None = None
     num_slices: int | None = None
+    exchange: Exchange = "auto"
+    iterations_per_job: int | None = None
     groups: Sequence[ParamGroup] = ()
     schedule: Schedule | None = None
     clip: ClipByValue | ClipByNorm | None = None
@@ -73,6 +78,7 @@ class TrainConfig:
             _check_int(
                 "num_slices", self.num_slices, 1, "parameter-sync tasks, or None for one per partition"
             )
+        self._check_exchange()
         if self.commit_every is not None:
             _check_int("commit_every", self.commit_every, 0, "iterations between two commits, 0 for none")
         _check_int("max_failures", self.max_failures, 0, "iterations that may fail within failure_window")
@@ -113,6 +119,21 @@ class TrainConfig:
             if not isinstance(group, ParamGroup):
                 raise ConfigError(f"groups: {group!r:.100} is not a sparkdl.optim.ParamGroup")
         self.numerics()  # checks its options
+
+    def _check_exchange(self) -> None:
+        if self.exchange not in get_args(Exchange):
+            known = ", ".join(map(repr, get_args(Exchange)))
+            raise ConfigError(f"exchange={self.exchange!r}: expected one of {known}")
+        if self.iterations_per_job is not None:
+            _check_int("iterations_per_job", self.iterations_per_job, 1, "iterations of one job, or None")
+        if self.exchange == "replicas":
+            for name in ("num_slices", "drop_stragglers"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(f"{name} needs exchange='slices'; found exchange='replicas'")
+        elif self.exchange == "slices" and (self.iterations_per_job or 1) > 1:
+            raise ConfigError(
+                f"iterations_per_job={self.iterations_per_job} needs exchange='replicas'; found 'slices'"
+            )
 
     def numerics(self) -> Numerics:
         """Return the options that change how a worker computes."""

@@ -115,7 +115,8 @@ def _update(name: str, metric: MetricSpec, output: Any, batch: Batch) -> None:
     if output is None:
         raise ModelError(
             f"metric {name!r} has nothing to measure: the step must return a dict with the module's 'output' "
-            "beside the 'loss'"
+            "beside the 'loss'",
+            code="model-output",
         )
     try:
         metric.update(output, batch.label, batch.inputs)
@@ -125,7 +126,8 @@ def _update(name: str, metric: MetricSpec, output: Any, batch: Batch) -> None:
         raise ModelError(
             f"metric {name!r} ({type(metric.metric).__name__}) failed on output {say(output)} and "
             f"{given} {found}: {error!r}. Bring them into the shape that it expects with MetricSpec(metric, "
-            "prepare=lambda output, label, inputs: (preds, target))"
+            "prepare=lambda output, label, inputs: (preds, target))",
+            code="model-output",
         ) from error
 
 
@@ -238,7 +240,8 @@ def all_scores(metrics: Mapping[str, Any]) -> dict[str, float]:
             raise
         except Exception as error:
             raise ModelError(
-                f"metric {name!r} ({type(metric).__name__}) cannot be computed: {error!r}"
+                f"metric {name!r} ({type(metric).__name__}) cannot be computed: {error!r}",
+                code="model-output",
             ) from error
         for score, value in computed.items():
             if score in found:

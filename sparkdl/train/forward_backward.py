@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,8 @@ from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import BatchLoss, forward_backward
 from sparkdl.train.cursor import Place
 from sparkdl.train.drop import Allowance
-from sparkdl.train.worker import FitRef, Worker
+from sparkdl.train.replica import Version, write_own
+from sparkdl.train.worker import FitRef, FitSpec, Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,14 @@ class ForwardBackward:
     Attributes:
         fit: the fixed part.
         weights: current weights.
-        slices: number of shards to cut the gradient into.
+        slices: number of shards to cut the gradient into, or of copies to make of it.
         place: the iteration's place in its epoch.
         iteration: completed iterations.
         frozen: parameters of the layout that are not trained now.
         allowance: what tasks may leave out; ``None`` for nothing.
+        copies: the version of the weights, if each destination gets the whole gradient and the report, in
+            two frames.
+        local: whether a partition's own copy of its gradient stays on its executor, as a file.
     """
 
     fit: FitRef
@@ -48,18 +52,34 @@ class ForwardBackward:
     iteration: int
     frozen: tuple[int, ...] = ()
     allowance: Allowance | None = None
+    copies: Version | None = None
+    local: bool = False
 
     def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
         """Yield keyed frames: a shard for each slice, and a report for slice 0."""
         clock = Stopwatch()
         (token,) = [store.Token.from_frame(frame.unpack(data)) for data in frames]
         worker = self.fit.worker()
-        yield from self._compute(partition, token, worker, clock)
+        yield from self.compute(partition, token, worker, clock, lambda: self.weights.load().arrays)
         worker.end_task()
 
-    def _compute(
-        self, partition: int, token: store.Token, worker: Worker, clock: Stopwatch
+    def compute(
+        self,
+        partition: int,
+        token: store.Token,
+        worker: Worker,
+        clock: Stopwatch,
+        weights: Callable[[], Mapping[str, Array]],
     ) -> Iterator[bytes | Parts]:
+        """Yield the keyed frames of a partition.
+
+        Args:
+            partition: the partition.
+            token: where its rows are.
+            worker: this process's state of the fit.
+            clock: started with the task.
+            weights: returns params, buffers and counters.
+        """
         spec = worker.spec
         try:
             rows = self.place.rows(token, spec)
@@ -68,12 +88,13 @@ class ForwardBackward:
             yield from self._problem(partition, {"kind": "missing", "partition": partition})
             return
         if not len(rows):
+            yield from self._no_gradient()
             yield from self._report(partition, BatchLoss(0.0, 0.0, 0, {}), {}, clock)
             return
         seeding.seed_task(spec.seed, self.place.epoch, self.iteration, partition)
         batch = make_batch(columns, spec.features, spec.label, spec.weighted, spec.transform)
         clock.lap("data")
-        current = self.weights.load().arrays
+        current = weights()
         replica = worker.replica
         replica.load(current["params"], current["buffers"], current["counters"])
         replica.set_frozen(self.frozen)
@@ -88,19 +109,39 @@ class ForwardBackward:
             yield from self._problem(partition, {"kind": "loss", "partition": partition, "loss": result.loss})
             return
         if result.weight > 0:
-            gradient, used, touched = replica.grad_numpy(), replica.used, replica.touched
-            for n, (start, stop) in enumerate(slices.bounds(len(gradient), self.slices)):
-                yield key(n)
-                rows_here = {
-                    index: mask
-                    for index, mask in touched.items()
-                    if spec.layout.params[index].offset < stop and spec.layout.params[index].end > start
-                }
-                yield update.shard_frame(
-                    partition, result.weight, gradient[start:stop], used, rows_here, spec.gradient_codec
-                )
+            yield from self._shards(partition, result.weight, replica, spec)
+        else:
+            yield from self._no_gradient()
         clock.lap("gradient_out")
         yield from self._report(partition, result, changed_buffers(replica, current), clock)
+
+    def _shards(
+        self, partition: int, weight: float, replica: FlatModule, spec: FitSpec
+    ) -> Iterator[bytes | Parts]:
+        gradient, used, touched = replica.grad_numpy(), replica.used, replica.touched
+        if self.copies is not None:
+            parts = update.shard_frame(partition, weight, gradient, used, touched, spec.gradient_codec)
+            kept = write_own(self.copies, partition, parts) if self.local else parts
+            for n in range(self.slices):
+                yield key(n)
+                yield kept if n == partition else parts
+            return
+        for n, (start, stop) in enumerate(slices.bounds(len(gradient), self.slices)):
+            rows_here = {
+                index: mask
+                for index, mask in touched.items()
+                if spec.layout.params[index].offset < stop and spec.layout.params[index].end > start
+            }
+            yield key(n)
+            yield update.shard_frame(
+                partition, weight, gradient[start:stop], used, rows_here, spec.gradient_codec
+            )
+
+    def _no_gradient(self) -> Iterator[bytes]:
+        if self.copies is not None:
+            for n in range(self.slices):
+                yield key(n)
+                yield b""
 
     def _gradient(
         self, replica: FlatModule, batch: Batch, worker: Worker, clock: Stopwatch, partition: int
@@ -131,13 +172,16 @@ class ForwardBackward:
                 "phases": clock.laps,
             },
         }
-        yield key(0)
-        yield frame.pack(meta, arrays)
+        parts = frame.pack(meta, arrays)
+        for n in range(self.slices if self.copies is not None else 1):
+            yield key(n)
+            yield parts
 
     def _problem(self, partition: int, problem: dict[str, Any]) -> Iterator[bytes | Parts]:
+        yield from self._no_gradient()
         for n in range(self.slices):
             yield key(n)
-            yield update.problem_frame(partition, problem)
+            yield update.problem_frame(partition, {**problem, "iteration": self.iteration})
 
 
 class Stopwatch:

@@ -9,6 +9,7 @@ from sparkdl.train.triggers import Trigger
 
 if TYPE_CHECKING:
     from sparkdl.train.run import Run
+    from sparkdl.train.state import TrainState
 
 
 class Hook:
@@ -57,6 +58,18 @@ class Hook:
             before: number of partitions until now.
             after: number of partitions from now on.
         """
+
+    def looks(self, previous: TrainState, current: TrainState) -> bool:
+        """Return whether the hook will want the weights, or change anything, after an iteration.
+
+        Iterations run in groups (``iterations_per_job=``), and weights exist at the end of a group. Hooks
+        may look at them at any time, but where it was not announced here the rest of a group is undone.
+
+        Args:
+            previous: the state before the iteration.
+            current: the state after it, of which neither loss nor time is known yet.
+        """
+        return False
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the hook needs to go on in another run: numbers, strings and numpy arrays by name."""

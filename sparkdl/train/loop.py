@@ -11,17 +11,20 @@ from typing import Any, Literal
 from sparkdl import session
 from sparkdl.allreduce.update import Turn
 from sparkdl.data.dataset import Dataset
-from sparkdl.exceptions import DataError, TaskError
+from sparkdl.exceptions import ConfigError, DataError, TaskError
+from sparkdl.train.ahead import Ahead
 from sparkdl.train.drop import Deadlines
 from sparkdl.train.elastic import Watch
 from sparkdl.train.epochs import Epochs
 from sparkdl.train.evaluate import Evaluator
 from sparkdl.train.hooks import Hook
+from sparkdl.train.outcome import Outcome
 from sparkdl.train.recovery import Commit, Recovery
 from sparkdl.train.resume import ResumePoint
 from sparkdl.train.run import Run, Snapshot
 from sparkdl.train.schedule import ScheduledHyper
-from sparkdl.train.step import Iteration, ModelState, Outcome, Stepper
+from sparkdl.train.state import TrainState
+from sparkdl.train.step import Iteration, ModelState, Stepper
 from sparkdl.train.validation import Monitor
 
 StoppedBy = Literal["end_when", "hook", "interrupt", "error"]
@@ -65,6 +68,7 @@ class Loop:
         self._recovery = Recovery(
             stepper, model, config.commit_every, config.max_failures, config.failure_window
         )
+        self._ahead = Ahead(self._recovery, config.iterations_per_job)
         self._epochs = epochs
         self._watch = (
             Watch(config.elastic, lambda: session.executor_count(run.data.spark)) if config.elastic else None
@@ -85,6 +89,10 @@ class Loop:
     def model(self) -> ModelState:
         """Weights and what stays with the slices."""
         return self._recovery.model
+
+    def release(self) -> None:
+        """Delete models from the executors."""
+        self._recovery.release()
 
     def resume(self, point: ResumePoint) -> None:
         """Go on from where another run was; before :meth:`train`.
@@ -125,10 +133,11 @@ class Loop:
     def _go_on_from(self, point: ResumePoint) -> None:
         """Give weights and what stays with the slices back, to as many slices as there are now."""
         kept = point.kept_for(self._run.layout, self._stepper.slices)
-        self._recovery.restart(Commit(point.snapshot, point.average_buffers, kept))
+        self._recovery.restart(Commit(point.snapshot, point.average_buffers, kept, point.state.iteration))
 
     def write_slices(self, folder: str) -> dict[str, str]:
         """Let executors write what stays with the slices; return sha256 by file name."""
+        self._ahead.settle()
         return self._recovery.write(folder)
 
     def point(self, kept: bool = True) -> ResumePoint:
@@ -140,6 +149,7 @@ class Loop:
         Raises:
             TaskError: if what stays with the slices cannot be read.
         """
+        self._ahead.settle()
         run, cursor = self._run, self._epochs.cursor
         frames = self._recovery.fetch() if kept else []
         return ResumePoint(
@@ -243,17 +253,13 @@ class Loop:
     def _iterate(self) -> None:
         """Run one iteration and write it down."""
         run = self._run
-        begin, before = perf_counter(), run.state
+        begin, before, lead = perf_counter(), run.state, self._ahead.lead
         self._schedule.scale(run.learning_rate_scale)
         learning_rate = self._schedule.learning_rate()
         outcome: Outcome | None = None
         if self._epochs.rows(before, run.steps):
-            turn = self._turn()
-            frozen = tuple(self._indices[name] for name in sorted(run.frozen))
-            allowance = self._deadlines.allowance() if self._deadlines is not None else None
-            outcome = self._recovery.run(
-                Iteration(before, run.steps, turn, frozen, self._epochs.cursor, allowance)
-            )
+            turn = self._turn(run.previous, before, self._averaged)
+            outcome = self._ahead.run(self._iteration(before, turn), lambda n: self._expect(turn, n))
             if self._deadlines is not None:
                 self._deadlines.add(outcome.gradient_seconds)
             self._averaged += turn.average > 0
@@ -261,9 +267,9 @@ class Loop:
         samples, loss = (outcome.samples, outcome.loss) if outcome else (0, before.loss)
         if isnan(loss):  # all samples have weight zero: nothing is known about the loss
             loss = before.loss
-        now = perf_counter()
+        now, later = perf_counter(), self._ahead.lead - lead
         run.previous, run.outcome = before, outcome
-        run.state = before.advance(run.steps, samples, loss, now - self._mark)
+        run.state = before.advance(run.steps, samples, loss, now - self._mark - later)
         self._mark = now
         run.history.append(
             {
@@ -273,7 +279,7 @@ class Loop:
                 "samples": samples,
                 "dropped": outcome.dropped if outcome else 0,
                 "lr": learning_rate,
-                "seconds": now - begin,
+                "seconds": now - begin - later,
                 "phases": outcome.phases if outcome else {},
                 "bytes": outcome.bytes if outcome else {},
                 "extras": outcome.extras if outcome else {},
@@ -281,18 +287,74 @@ class Loop:
         )
         self._schedule.after_iteration()
 
-    def _turn(self) -> Turn:
-        """Decide what the coming iteration is told."""
+    def _iteration(self, state: TrainState, turn: Turn) -> Iteration:
+        """Return what is to be done after a state."""
+        frozen = tuple(self._indices[name] for name in sorted(self._run.frozen))
+        allowance = self._deadlines.allowance() if self._deadlines is not None else None
+        return Iteration(state, self._run.steps, turn, frozen, self._epochs.cursor, allowance)
+
+    def _turn(self, previous: TrainState, state: TrainState, averaged: int) -> Turn:
+        """Decide what the iteration after a state is told."""
         run, averaging = self._run, self._run.config.averaging
         weight = 0.0
         if averaging is not None:
-            after = run.state.advance(run.steps, 0, run.state.loss)
-            weight = averaging.weight(run.state, after, self._averaged)
-        wanted = any(h.gradients is not None and h.gradients(run.previous, run.state) for h in self._hooks)
+            after = state.advance(run.steps, 0, state.loss)
+            weight = averaging.weight(state, after, averaged)
+        wanted = any(h.gradients is not None and h.gradients(previous, state) for h in self._hooks)
         return Turn(self._schedule.hyper(), weight, wanted)
+
+    def _expect(self, turn: Turn, most: int) -> list[Iteration]:
+        """Return the iterations that will follow the coming one, as far as nothing comes between them.
+
+        Args:
+            turn: what the coming one is told.
+            most: how many to return at most.
+        """
+        if turn.gradient or self._deadlines is not None or most < 1:
+            return []
+        run, averaged = self._run, self._averaged
+        previous, state = run.state, run.state
+        expected: list[Iteration] = []
+        schedule = self._schedule.state_dict()
+        try:
+            while len(expected) < most:
+                averaged += turn.average > 0
+                rows = self._epochs.rows(state, run.steps)
+                previous, state = state, state.advance(run.steps, rows, state.loss)
+                self._schedule.after_iteration()
+                if self._comes_between(previous, state):
+                    break
+                if state.step == 0:
+                    self._schedule.after_epoch()
+                turn = self._turn(previous, state, averaged)
+                if turn.gradient:
+                    break
+                expected.append(self._iteration(state, turn))
+        except ConfigError:  # a schedule's end, which the run may not come to
+            pass
+        finally:
+            self._schedule.load_state_dict(schedule)
+        return expected
+
+    def _next_epoch_differs(self) -> bool:
+        """Return whether the next epoch has other rows, or another number of iterations, than this one."""
+        run = self._run
+        return self._epochs.cursor is not None or self._epochs.steps(run.batch_size) != run.steps
+
+    def _comes_between(self, previous: TrainState, state: TrainState) -> bool:
+        """Return whether something has to happen before the iteration after a state."""
+        run, config = self._run, self._run.config
+        return (
+            (state.step == 0 and self._next_epoch_differs())
+            or not self._epochs.rows(state, run.steps)
+            or config.end_when.foresees(previous, state)
+            or (bool(self._sets) and config.validate_when.foresees(previous, state))
+            or any(hook.looks(previous, state) for hook in self._hooks)
+        )
 
     def _validate(self) -> None:
         """Evaluate all validation sets; the monitored score enters the state."""
+        self._ahead.settle()
         run = self._run
         average = self.averaged() if self._averaged else None
         for name, data in self._sets.items():
@@ -318,11 +380,13 @@ class Loop:
 
     def current(self) -> Snapshot:
         """Return the weights as the last iteration left them."""
+        self._ahead.settle()
         weights = self.model.weights
         return Snapshot(weights.params, weights.buffers, weights.counters)
 
     def averaged(self) -> Snapshot:
         """Return the averaged weights, or the current ones as long as nothing was averaged."""
+        self._ahead.settle()
         buffers = self.model.average_buffers
         if not self._averaged or buffers is None:
             return self.current()
@@ -334,6 +398,7 @@ class Loop:
             getattr(hook, method)(self._run, *arguments)
         replacement = self._run.take_replacement()
         if replacement is not None:
+            self._ahead.settle()
             self._recovery.replace(self._stepper.replace(self.model, replacement))
 
 

@@ -80,7 +80,8 @@ def flatten(output: Any, rows: int) -> tuple[Any, dict[str, Array]]:
             return {"tuple": [visit(value) for value in tree]}
         raise ModelError(
             f"the output {say(output)} has {say(tree)} in it; prediction needs tensors whose "
-            f"first dimension counts the batch's {rows} rows, or tuples and dicts of them"
+            f"first dimension counts the batch's {rows} rows, or tuples and dicts of them",
+            code="model-output",
         )
 
     return visit(output), arrays
@@ -119,7 +120,8 @@ def assemble(frames: list[Frame]) -> Any:
         if part.meta["structure"] != structure or found != kinds:
             raise ModelError(
                 f"the module's output differs between batches: {part.meta['structure']} of {_say(found)} "
-                f"after {structure} of {_say(kinds)}; prediction needs one structure and shape for all rows"
+                f"after {structure} of {_say(kinds)}; prediction needs one structure and shape for all rows",
+                code="model-output",
             )
         stop = start + len(part.arrays["positions"])
         for n, array in enumerate(arrays):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic, perf_counter
 from typing import TypeVar
@@ -18,8 +18,9 @@ from typing import TypeVar
 from sparkdl.exceptions import TaskError
 from sparkdl.frame import Array
 from sparkdl.train.drop import Allowance
+from sparkdl.train.outcome import Outcome
 from sparkdl.train.run import Kept, Snapshot
-from sparkdl.train.step import Iteration, ModelState, Outcome, Stepper
+from sparkdl.train.step import Iteration, ModelState, Stepper
 
 _SHARE = 0.03
 """Commits take at most this share of the time, unless ``commit_every`` says otherwise."""
@@ -36,11 +37,13 @@ class Commit:
         snapshot: weights and buffers.
         average_buffers: averaged buffers, if weights are averaged.
         kept: what stays with the slices.
+        iteration: completed iterations.
     """
 
     snapshot: Snapshot
     average_buffers: Array | None
     kept: Kept
+    iteration: int
 
 
 @dataclass(slots=True)
@@ -65,27 +68,59 @@ class Recovery:
     max_failures: int
     window: float
     failures: int = 0
+    _before: ModelState | None = None
     _commit: Commit | None = None
     _since: list[Iteration] = field(default_factory=list)
     _interval: float = 1.0
     _times: deque[float] = field(default_factory=deque)
 
-    def run(self, iteration: Iteration) -> Outcome:
-        """Run an iteration, if need be again from the last commit.
+    def run(self, iterations: Sequence[Iteration]) -> list[Outcome]:
+        """Run iterations, if need be again from the last commit.
+
+        Returns:
+            What each reports; fewer than were given if a later one fails.
 
         Raises:
             TaskError: if the user's code failed, or iterations keep failing; the first error.
         """
+        self.let_go()
         begin = perf_counter()
-        outcome = self._persistently(lambda: self._step(iteration), self._go_back, f"{iteration} runs again")
+        outcomes = self._persistently(
+            lambda: self._step(iterations), self._go_back, f"{iterations[0]} runs again"
+        )
         if self.model.kept is not None and self.every != 0:
-            self._since.append(_as_it_was(iteration, outcome))
+            self._since += map(_as_it_was, iterations, outcomes)
             if self._commit is None or len(self._since) >= self._interval:
-                self._take_commit(perf_counter() - begin)
-        return outcome
+                self._take_commit((perf_counter() - begin) / len(outcomes))
+        if len(outcomes) == 1:
+            self.let_go()
+        return outcomes
+
+    def undo(self, iterations: Sequence[Iteration]) -> None:
+        """Go back to before the last :meth:`run`, of several iterations, and run the first of these again.
+
+        Raises:
+            TaskError: if they keep failing; the first error.
+        """
+        lost, before, first = self.model, self._before, iterations[0].state.iteration
+        if before is None:
+            raise RuntimeError("there is nothing to undo")
+        self.model, self._before = before, None
+        self.stepper.discard(lost)
+        if self._commit is not None and self._commit.iteration > first:
+            self._commit = None
+        self._since = [i for i in self._since if self._commit is not None and i.state.iteration < first]
+        self.run(iterations)
+
+    def let_go(self) -> None:
+        """Release what only :meth:`undo` needs."""
+        if self._before is not None:
+            self.stepper.let_go(self._before, self.model)
+            self._before = None
 
     def replace(self, model: ModelState) -> None:
         """Go on from a model with other weights, which no iteration since the last commit made."""
+        self.let_go()
         self.model = model
         self._commit = None
         self._since.clear()
@@ -96,6 +131,7 @@ class Recovery:
         Raises:
             TaskError: if what stays with the slices cannot be given back to them; the first error.
         """
+        self.let_go()
         old = self.model
         self.model = self._persistently(
             lambda: self.stepper.restore(commit.snapshot, commit.kept, commit.average_buffers)
@@ -126,6 +162,12 @@ class Recovery:
             self._take_commit(0.0)
         return not self._since
 
+    def release(self) -> None:
+        """Delete all models from the executors."""
+        self.let_go()
+        self.stepper.release(self.model)
+        self.stepper.close()
+
     def _persistently(
         self,
         action: Callable[[], T],
@@ -145,9 +187,11 @@ class Recovery:
                     raise first from None
                 _log.warning("%s: %s", news, error)
 
-    def _step(self, iteration: Iteration) -> Outcome:
-        self.model, outcome = self.stepper.run(iteration, self.model)
-        return outcome
+    def _step(self, iterations: Sequence[Iteration]) -> list[Outcome]:
+        before = self.model
+        self.model, outcomes = self.stepper.run(iterations, before)
+        self._before = before
+        return outcomes
 
     def _may_retry(self) -> bool:
         now = monotonic()
@@ -163,11 +207,13 @@ class Recovery:
         if self.model.kept is None or commit is None:
             return  # the driver has all there is, or nothing better: the iteration can only run again
         _log.warning("going back to a commit and running %d iterations again", len(self._since))
+        self.let_go()
         lost = self.model
         self.model = self.stepper.restore(commit.snapshot, commit.kept, commit.average_buffers)
         self.stepper.release(lost)
         for iteration in self._since:
-            self._step(iteration)
+            self._step([iteration])
+            self.let_go()
 
     def _take_commit(self, iteration_seconds: float) -> None:
         """Copy what stays with the slices to the driver, and choose when to do it again."""
@@ -180,7 +226,8 @@ class Recovery:
             _log.warning("no commit after %s: %s", self._since[-1], error)
             return
         snapshot = Snapshot(weights.params, weights.buffers, weights.counters)
-        self._commit = Commit(snapshot, model.average_buffers, kept)
+        iteration = self._since[-1].state.iteration + 1
+        self._commit = Commit(snapshot, model.average_buffers, kept, iteration)
         self._since.clear()
         if iteration_seconds:
             share = (perf_counter() - begin) / max(iteration_seconds, 1e-3)

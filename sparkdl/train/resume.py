@@ -19,8 +19,8 @@ from sparkdl.allreduce import slices
 from sparkdl.exceptions import ConfigError
 from sparkdl.frame import Array
 from sparkdl.layout import ParamLayout
-from sparkdl.optim.slice import cut_states
 from sparkdl.train.history import History
+from sparkdl.train.kept import cut_kept
 from sparkdl.train.run import Kept, Snapshot
 from sparkdl.train.state import TrainState
 
@@ -134,27 +134,22 @@ class ResumePoint:
             if name == "layout":
                 raise ConfigError(
                     "resume: the checkpoint is of another module: its trainable parameters differ in names, "
-                    "shapes or parameter groups. Resume with the module and groups that it was trained with"
+                    "shapes or parameter groups. Resume with the module and groups that it was trained with",
+                    code="config-resume",
                 )
             raise ConfigError(
                 f"resume: {name} is {value!r} now and was {found!r} when the checkpoint was written; resume "
-                "with the same"
+                "with the same",
+                code="config-resume",
             )
 
     def kept_for(self, layout: ParamLayout, count: int) -> Kept:
         """Return what stays with each of ``count`` slices; cut anew if there were others."""
         if len(self.kept) in (0, count):
             return self.kept
-        bounds = slices.bounds(layout.numel, count)
-        messages = [[frame.unpack(data) for data in frames] for frames in self.kept]
-        states = [m for frames in messages for m in frames if m.meta["kind"] == "state"]
-        kept = [[frame.join(parts)] for parts in cut_states(states, bounds)]
-        averages = [m.arrays["params"] for frames in messages for m in frames if m.meta["kind"] == "average"]
-        if averages:
-            whole = np.concatenate(averages)
-            for frames, (start, stop) in zip(kept, bounds, strict=True):
-                frames.append(frame.join(frame.pack({"kind": "average"}, {"params": whole[start:stop]})))
-        return kept
+        messages = [frame.unpack(data) for frames in self.kept for data in frames]
+        cut = cut_kept(messages, slices.bounds(layout.numel, count))
+        return [[frame.join(parts) for parts in frames] for frames in cut]
 
 
 def _under(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:

@@ -19,8 +19,8 @@ from sparkdl.train.state import TrainState
 
 if TYPE_CHECKING:
     from sparkdl.data.dataset import Dataset
+    from sparkdl.train.outcome import Outcome
     from sparkdl.train.resume import ResumePoint
-    from sparkdl.train.step import Outcome
 
 Kept = list[list[bytes]]
 """Per slice, the frames that stay with it between iterations."""

@@ -290,10 +290,7 @@ def linear_scaling(
     """Scale a learning rate with the batch size, and warm up from the original one.
 
     Goyal et al., "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", 2017, arXiv
-    1706.02677. For example, with a learning rate of 0.1 known to be good for batches of 256::
-
-        lr, schedule = linear_scaling(0.1, 256, 8192, warmup_epochs=5, iterations_per_epoch=157)
-        Trainer(..., optimizer=partial(SGD, lr=lr), schedule=schedule, batch_size=8192)
+    1706.02677.
 
     Args:
         base_lr: learning rate that is good for ``base_batch_size``.
@@ -309,6 +306,15 @@ def linear_scaling(
 
     Raises:
         ConfigError: if an argument cannot work.
+
+    Examples:
+        A learning rate of 0.1 is known to be good for batches of 256:
+
+        >>> lr, schedule = linear_scaling(0.1, 256, 8192, warmup_epochs=5, iterations_per_epoch=157)
+        >>> lr
+        3.2
+
+        Both are then given to the ``Trainer``, with ``optimizer=partial(SGD, lr=lr)``.
     """
     where = "linear_scaling"
     _check_positive(where, "base_lr", base_lr)

@@ -6,9 +6,8 @@ survives an iteration is in :class:`ModelState`.
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,6 +27,7 @@ from sparkdl.optim.reduction import add_up
 from sparkdl.train.cursor import Cursor, Place
 from sparkdl.train.drop import Allowance
 from sparkdl.train.forward_backward import ForwardBackward
+from sparkdl.train.outcome import Outcome, outcome_of
 from sparkdl.train.parameter_sync import (
     ParameterSync,
     keep,
@@ -58,12 +58,16 @@ class ModelState:
         outdated: the weights before these, as long as the task that made ``kept`` names
             their broadcast: Spark ships that task's description with every job that reads its RDD.
         average_buffers: averaged floating-point buffers, if weights are averaged.
+        replicated: whether the executors that made it have it as a file (``train/replica.py``).
+        seed: broadcast of what stayed with the weights before these, named like ``outdated``.
     """
 
     weights: Weights
     kept: JavaObject | None = None
     outdated: Weights | None = None
     average_buffers: Array | None = None
+    replicated: bool = False
+    seed: Any = None
 
     def release(self, jobs: FrameJobs) -> None:
         """Delete weights and optimizer state from the executors."""
@@ -76,6 +80,8 @@ class ModelState:
             jobs.unpersist(self.kept)
         if self.outdated is not None:
             self.outdated.release()
+        if self.seed is not None:
+            self.seed.destroy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,41 +110,18 @@ class Iteration:
         ref = self.cursor.ref if self.cursor is not None else None
         return Place(self.state.epoch, self.state.step, self.steps, ref)
 
+    def same_as(self, other: Iteration) -> bool:
+        """Return whether both do the same, whatever the state knew of loss and time."""
+        return (
+            self.place == other.place
+            and self.state.iteration == other.state.iteration
+            and self.turn == other.turn
+            and self.frozen == other.frozen
+            and self.allowance is other.allowance
+        )
+
     def __str__(self) -> str:
         return f"iteration {self.state.iteration + 1}, epoch {self.state.epoch + 1}"
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one iteration reports.
-
-    Attributes:
-        samples: rows of the global batch, without those that were left out.
-        dropped: rows that slow tasks left out.
-        taken: rows that were not left out, by partition that left out some.
-        loss: their mean loss; NaN if all of them have weight zero.
-        extras: further scalars that a training step returned, as means.
-        phases: seconds by phase.
-        bytes: bytes by kind.
-        tasks: one dict per task, and one for the driver: kind, place, start, seconds, phases.
-        gradient: the combined gradient before clipping, if it was asked for.
-    """
-
-    samples: int
-    loss: float
-    phases: dict[str, float]
-    bytes: dict[str, int]
-    extras: dict[str, float] = field(default_factory=dict)
-    tasks: list[dict[str, Any]] = field(default_factory=list)
-    gradient: Array | None = None
-    dropped: int = 0
-    taken: Mapping[int, int] = field(default_factory=dict)
-
-    @property
-    def gradient_seconds(self) -> list[float]:
-        """Seconds from the start of each forward-backward task to its gradient."""
-        phases = [task["phases"] for task in self.tasks if task["kind"] == "forward-backward"]
-        return [sum(seconds.values()) - seconds["gradient_out"] for seconds in phases if "compute" in seconds]
 
 
 @dataclass(slots=True)
@@ -223,7 +206,7 @@ class Stepper:
         old = model.weights
         new = self.publish(old.ref.version, snapshot.params, snapshot.buffers, snapshot.counters)
         old.release()
-        return replace(model, weights=new)
+        return replace(model, weights=new, replicated=False)
 
     @contextmanager
     def published(self, snapshot: Snapshot | None, model: ModelState) -> Iterator[Weights]:
@@ -239,26 +222,32 @@ class Stepper:
         finally:
             weights.release()
 
-    def run(self, iteration: Iteration, model: ModelState) -> tuple[ModelState, Outcome]:
-        """Run one iteration and release what the previous one left.
+    @property
+    def longest_group(self) -> int:
+        """How many iterations :meth:`run` takes at once, at most."""
+        return 1
+
+    def run(self, iterations: Sequence[Iteration], model: ModelState) -> tuple[ModelState, list[Outcome]]:
+        """Run iterations.
 
         Args:
-            iteration: which one, and what is particular about it.
-            model: weights and optimizer state before the iteration; still valid if this raises.
+            iterations: which ones, and what is particular about each; at most :attr:`longest_group`.
+            model: weights and optimizer state before them; still valid after this, until
+                :meth:`let_go`.
+
+        Returns:
+            The model after them and what each reports; fewer than were given if a later one failed.
 
         Raises:
-            NonFiniteError: if loss or gradient became NaN or infinite.
+            NonFiniteError: if loss or gradient of the first one became NaN or infinite.
             ModelError: if the module fails on the rows.
             TaskError: if a task failed for another reason.
         """
+        (iteration,) = iterations
         for _ in range(MAX_REBUILDS):
-            try:
+            with job_errors(iteration):
                 sent = self._run_jobs(iteration, model)
-            except Exception as error:
-                if is_job_failure(error):
-                    raise task_error(error, f"training {iteration}") from None
-                raise
-            problems = _problems(sent.messages)
+            problems = problems_among(sent.messages)
             refused = not problems and (sent.torn or _too_many(sent.messages, iteration.allowance))
             if not problems and not refused:
                 break
@@ -266,21 +255,34 @@ class Stepper:
                 self._jobs.unpersist(sent.kept)
             if refused and iteration.allowance is not None:
                 iteration = replace(iteration, allowance=Allowance(iteration.allowance.chunks))
-            self._repair(iteration, problems)
+            for partition in missing_partitions(iteration, problems):
+                self._jobs.drop_block(self.store.tokens.id(), partition)
         else:
-            raise DataError(
-                f"{iteration}: partitions of the store were still missing after "
-                f"{MAX_REBUILDS} rebuilds; is the executors' local disk full or being cleaned?"
-            )
+            raise still_missing(iteration)
         begin = time.perf_counter()
         new = self._assemble(sent.messages, model.weights)
         sent.seconds["broadcast"] = time.perf_counter() - begin
-        model.release_outdated(self._jobs)
-        if sent.kept is None:
-            model.weights.release()
         outdated = model.weights if sent.kept is not None else None
-        buffers = _average_buffers(model, new, iteration.turn.average)
-        return ModelState(new, sent.kept, outdated, buffers), _outcome(sent, new, iteration.turn.gradient)
+        buffers = average_buffers(model.average_buffers, new.buffers, iteration.turn.average)
+        gradient = _join_slices(sent.messages, "gradient", new.params) if iteration.turn.gradient else None
+        outcome = outcome_of(
+            sent.messages,
+            started=sent.started,
+            seconds=sent.seconds,
+            weights=new.nbytes,
+            slices=new.params.nbytes,
+            gradient=gradient,
+        )
+        return ModelState(new, sent.kept, outdated, buffers), [outcome]
+
+    def close(self) -> None:
+        """Delete what is on the executors besides models."""
+
+    def let_go(self, before: ModelState, after: ModelState) -> None:
+        """Release what nobody needs any more once the iterations between two models are completed."""
+        before.release_outdated(self._jobs)
+        if after.kept is None:
+            before.weights.release()
 
     def _run_jobs(self, iteration: Iteration, model: ModelState) -> _Sent:
         """Run the iteration's jobs and return what the slices sent back."""
@@ -334,7 +336,7 @@ class Stepper:
                 received = [frame.unpack(data) for data in jobs.collect(results)]
                 messages += received
                 torn = _torn(received)
-                if torn or _problems(received):
+                if torn or problems_among(received):
                     break
                 if not last:
                     turn = replace(turn, totals=(*turn.totals, _total(received)))
@@ -415,6 +417,14 @@ class Stepper:
         weights = self.publish(0, snapshot.params, snapshot.buffers, snapshot.counters)
         return ModelState(weights, restored, None, average_buffers)
 
+    def discard(self, model: ModelState) -> None:
+        """Release what iterations made that are to be undone; the model before them stays."""
+        if model.kept is not None:
+            self._jobs.unpersist(model.kept)
+        model.weights.release()
+        if model.seed is not None:
+            model.seed.destroy()
+
     def release(self, model: ModelState) -> None:
         """Let go of a model that no iteration will start from."""
         model.release(self._jobs)
@@ -441,26 +451,46 @@ class Stepper:
                 counters = np.array(message.arrays.get("counters", counters))
         return self.publish(old.ref.version + 1, params, buffers, counters)
 
-    def _repair(self, iteration: Iteration, problems: list[dict[str, Any]]) -> None:
-        """Drop the blocks of partitions whose files are missing, or raise what cannot be mended."""
-        where = str(iteration)
-        for problem in problems:
-            if problem["kind"] == "loss":
-                raise NonFiniteError(
-                    f"the loss became {problem['loss']} in partition {problem['partition']} ({where}). "
-                    "Try a lower learning rate, or look for extreme values in the data; the error's "
-                    ".result holds the module as it was before this iteration"
-                )
-            if problem["kind"] == "gradient":
-                raise NonFiniteError(
-                    f"the gradient of parameter {problem['parameter']!r} became NaN or infinite in "
-                    f"partitions {problem['sources']} ({where}), although the loss is finite. "
-                    "The error's .result holds the module as it was before this iteration"
-                )
-            if problem["kind"] != "missing":
-                raise ModelError(f"{problem} ({where})")
-        for partition in {problem["partition"] for problem in problems}:
-            self._jobs.drop_block(self.store.tokens.id(), partition)
+
+@contextmanager
+def job_errors(iteration: Iteration) -> Iterator[None]:
+    """Turn Spark's report of a failed job into an error of this package."""
+    try:
+        yield
+    except Exception as error:
+        if is_job_failure(error):
+            raise task_error(error, f"training {iteration}") from None
+        raise
+
+
+def missing_partitions(iteration: Iteration, problems: Sequence[Mapping[str, Any]]) -> set[int]:
+    """Return the partitions whose files are missing, or raise what cannot be mended."""
+    where = str(iteration)
+    for problem in problems:
+        if problem["kind"] == "loss":
+            raise NonFiniteError(
+                f"the loss became {problem['loss']} in partition {problem['partition']} ({where}). "
+                "Try a lower learning rate, or look for extreme values in the data; the error's "
+                ".result holds the module as it was before this iteration"
+            )
+        if problem["kind"] == "gradient":
+            raise NonFiniteError(
+                f"the gradient of parameter {problem['parameter']!r} became NaN or infinite in "
+                f"partitions {problem['sources']} ({where}), although the loss is finite. "
+                "The error's .result holds the module as it was before this iteration"
+            )
+        if problem["kind"] != "missing":
+            raise ModelError(f"{problem} ({where})")
+    return {problem["partition"] for problem in problems}
+
+
+def still_missing(iteration: Iteration) -> DataError:
+    """Return the error of an iteration whose partitions cannot be rebuilt."""
+    return DataError(
+        f"{iteration}: partitions of the store were still missing after "
+        f"{MAX_REBUILDS} rebuilds; is the executors' local disk full or being cleaned?",
+        code="data-store",
+    )
 
 
 def _staying(jobs: FrameJobs, keyed_frames: JavaObject) -> JavaObject:
@@ -468,7 +498,8 @@ def _staying(jobs: FrameJobs, keyed_frames: JavaObject) -> JavaObject:
     return jobs.select(jobs.keyed(keyed_frames), update.STATE, drop=[update.RESULT])
 
 
-def _problems(messages: list[Frame]) -> list[dict[str, Any]]:
+def problems_among(messages: list[Frame]) -> list[dict[str, Any]]:
+    """Return why an iteration could not be completed."""
     return [p for m in messages if m.meta["kind"] == "problems" for p in m.meta["problems"]]
 
 
@@ -506,65 +537,11 @@ def _join_slices(messages: list[Frame], name: str, like: Array) -> Array:
     return joined
 
 
-def _average_buffers(model: ModelState, new: Weights, weight: float) -> Array | None:
-    """Let the new buffers enter their average; they are small and at hand on the driver."""
-    before = model.average_buffers
+def average_buffers(before: Array | None, buffers: Array, weight: float) -> Array | None:
+    """Let new buffers enter their average; they are small and at hand on the driver."""
     if not weight:
         return before
     if before is None or weight == 1.0:
-        return new.buffers
-    average: Array = before + before.dtype.type(weight) * (new.buffers - before)
+        return buffers
+    average: Array = before + before.dtype.type(weight) * (buffers - before)
     return average
-
-
-def _outcome(sent: _Sent, new: Weights, with_gradient: bool) -> Outcome:
-    """Add the reports of all partitions up."""
-    messages, times = sent.messages, sent.seconds
-    (reports,) = [m.meta["reports"] for m in messages if m.meta["kind"] == "reports"]
-    weight = sum(report["weight"] for report in reports)
-    loss = sum(report["loss"] * report["weight"] for report in reports) / weight if weight else math.nan
-    slowest_task = max(report["task"]["seconds"] for report in reports)
-    updated = [m for m in messages if m.meta["kind"] == "slice"]
-    slowest_update = max(m.meta["task"]["phases"]["update"] for m in updated)
-    phases = {
-        name: max(report["task"]["phases"].get(name, 0.0) for report in reports)
-        for name in ("weights_in", "data", "compute", "gradient_out")
-    }
-    phases["launch"] = times["job1"] - slowest_task
-    phases["update"] = slowest_update
-    phases["shuffle"] = times["job2"] - slowest_update
-    phases["broadcast"] = times["broadcast"]
-    moved = {
-        "weights": new.nbytes,
-        "gradients": sum(int(m.meta["received"]) for m in updated),
-        "state": sum(int(m.meta["state_bytes"]) for m in updated),
-        "slices": sum(m.arrays["params"].nbytes for m in updated),
-    }
-    driver = {"kind": "driver", "start": sent.started, "seconds": sum(times.values()), "phases": times}
-    tasks = [
-        *({"kind": "forward-backward", "partition": r["source"], **r["task"]} for r in reports),
-        *({"kind": "parameter-sync", "slice": n, **m.meta["task"]} for n, m in enumerate(updated)),
-        driver,
-    ]
-    return Outcome(
-        samples=sum(report["rows"] for report in reports),
-        dropped=sum(report["dropped"] for report in reports),
-        taken={report["source"]: report["rows"] for report in reports if report["dropped"]},
-        loss=loss,
-        phases=phases,
-        bytes=moved,
-        extras=_mean_extras(reports),
-        tasks=tasks,
-        gradient=_join_slices(messages, "gradient", new.params) if with_gradient else None,
-    )
-
-
-def _mean_extras(reports: list[dict[str, Any]]) -> dict[str, float]:
-    """Average what training steps returned besides the loss, over the partitions that returned it."""
-    names = dict.fromkeys(name for report in reports for name in report["extras"])
-    means = {}
-    for name in names:
-        having = [r for r in reports if name in r["extras"]]
-        weight = sum(r["weight"] for r in having)
-        means[name] = sum(r["extras"][name] * r["weight"] for r in having) / weight
-    return means

@@ -64,7 +64,7 @@ class Reader:
         try:
             return make_batch(columns, self.features, self.label, self.weighted, self.transform)
         except Exception as error:
-            raise DataError(f"the transform failed: {error!r}") from error
+            raise DataError(f"the transform failed: {error!r}", code="data-transform") from error
 
     def batches(self, token: store.Token, size: int) -> Iterator[tuple[Array, Batch]]:
         """Read a partition in order.
@@ -171,5 +171,6 @@ def sweep(
             jobs.drop_block(built.tokens.id(), partition)
     raise DataError(
         f"{doing}: partitions of the store were still missing after {MAX_REBUILDS} rebuilds; is the "
-        "executors' local disk full or being cleaned?"
+        "executors' local disk full or being cleaned?",
+        code="data-store",
     )

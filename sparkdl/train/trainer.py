@@ -40,6 +40,7 @@ from sparkdl.train.interrupt import interruptible
 from sparkdl.train.loop import Loop, StoppedBy
 from sparkdl.train.predict import run_prediction
 from sparkdl.train.progress import Progress
+from sparkdl.train.replica_step import ReplicaStepper, choose_exchange
 from sparkdl.train.resources import task_profile, threads_per_task
 from sparkdl.train.result import FitResult
 from sparkdl.train.resume import setting_of
@@ -93,7 +94,11 @@ class Trainer:
             - ``clip``: :class:`ClipByValue` or :class:`ClipByNorm`;
             - ``combine``: ``"mean"`` of the partitions' gradients or ``"adasum"``;
             - ``averaging``: :class:`EMA` or :class:`SWA` of the weights;
-            - ``num_slices``: parameter-sync tasks (one per partition).
+            - ``exchange``: ``"slices"``, whose owners update them, or ``"replicas"``, where every executor
+              makes all weights; ``"auto"`` takes the latter for up to 32 MiB of gradients per task;
+            - ``iterations_per_job``: with replicas, how many iterations are one Spark job (as many as take
+              about a second); the result does not depend on it;
+            - ``num_slices``: parameter-sync tasks, with slices (one per partition).
 
             Validation:
 
@@ -233,7 +238,7 @@ class Trainer:
                 hooks=hooks,
                 setting=lambda: self._setting(epochs.store),
             )
-            ship.release_model = lambda: loop.model.release(ship.jobs)
+            ship.release_model = loop.release
             try:
                 if point is not None:
                     loop.resume(point)
@@ -380,19 +385,22 @@ class Trainer:
                 broadcast.destroy()
 
     def _stepper(self, ship: _Shipped) -> Stepper:
-        needed = reductions(self._rule, self.config.combine)
-        return Stepper(
-            jobs=ship.jobs,
-            store=ship.store,
-            fit=ship.fit,
-            fit_broadcast=ship.broadcast,
-            layout=self._layout,
-            num_slices=self.config.num_slices,
-            reductions=needed,
-            keeps=self._stateful or self.config.averaging is not None,
-            profile=ship.profile,
-            describe=self._describe,
-        )
+        config = self.config
+        arguments: dict[str, Any] = {
+            "jobs": ship.jobs,
+            "store": ship.store,
+            "fit": ship.fit,
+            "fit_broadcast": ship.broadcast,
+            "layout": self._layout,
+            "num_slices": config.num_slices,
+            "reductions": reductions(self._rule, config.combine),
+            "keeps": self._stateful or config.averaging is not None,
+            "profile": ship.profile,
+            "describe": self._describe,
+        }
+        if choose_exchange(config, self._layout, ship.jobs.sc, len(ship.store.partitions)) == "replicas":
+            return ReplicaStepper(averages=config.averaging is not None, **arguments)
+        return Stepper(**arguments)
 
     def _setting(self, store: Store) -> dict[str, Any]:
         config = self.config

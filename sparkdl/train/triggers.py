@@ -17,7 +17,16 @@ from sparkdl.train.state import TrainState
 
 
 class Trigger:
-    """Base class: decides from two successive states whether something is due."""
+    """Base class: decides from two successive states whether something is due.
+
+    Examples:
+        >>> from sparkdl.train import EveryEpoch, MaxEpoch, MinLoss, TrainState
+        >>> before, now = TrainState(epoch=4, loss=0.3), TrainState(epoch=5, loss=0.2)
+        >>> (MaxEpoch(20) | MinLoss(0.25))(before, now)
+        True
+        >>> (EveryEpoch() & MaxEpoch(10))(before, now)
+        False
+    """
 
     def __call__(self, previous: TrainState, current: TrainState) -> bool:
         """Return whether the trigger fires."""
@@ -27,6 +36,19 @@ class Trigger:
     def needs_score(self) -> bool:
         """Whether it can fire after validations only."""
         return False
+
+    @property
+    def foreseeable(self) -> bool:
+        """Whether it depends on nothing but completed epochs, iterations and validations.
+
+        Iterations run in groups (``iterations_per_job=``), which end where a foreseeable trigger fires. Where
+        another one fires, the rest of the group is undone.
+        """
+        return False
+
+    def foresees(self, previous: TrainState, current: TrainState) -> bool:
+        """Return whether it will fire, for a state of which neither loss nor time is known yet."""
+        return self.foreseeable and self(previous, current)
 
     def __and__(self, other: Trigger) -> Trigger:
         return _Both(self, other)
@@ -41,6 +63,11 @@ class Trigger:
 @dataclass(frozen=True, slots=True)
 class EveryEpoch(Trigger):
     """Fires at the end of each epoch."""
+
+    @property
+    def foreseeable(self) -> bool:
+        """Whether it depends on nothing but completed epochs, iterations and validations."""
+        return True
 
     def __call__(self, previous: TrainState, current: TrainState) -> bool:
         """Return whether an epoch has ended."""
@@ -59,6 +86,11 @@ class EveryIterations(Trigger):
 
     def __post_init__(self) -> None:
         _check_count("EveryIterations", self.iterations, least=1)
+
+    @property
+    def foreseeable(self) -> bool:
+        """Whether it depends on nothing but completed epochs, iterations and validations."""
+        return True
 
     def __call__(self, previous: TrainState, current: TrainState) -> bool:
         """Return whether a multiple of the iterations has been completed."""
@@ -96,6 +128,11 @@ class MaxEpoch(Trigger):
     def __post_init__(self) -> None:
         _check_count("MaxEpoch", self.epochs)
 
+    @property
+    def foreseeable(self) -> bool:
+        """Whether it depends on nothing but completed epochs, iterations and validations."""
+        return True
+
     def __call__(self, previous: TrainState, current: TrainState) -> bool:
         """Return whether enough epochs are completed."""
         return current.epoch >= self.epochs
@@ -109,6 +146,11 @@ class MaxIteration(Trigger):
 
     def __post_init__(self) -> None:
         _check_count("MaxIteration", self.iterations)
+
+    @property
+    def foreseeable(self) -> bool:
+        """Whether it depends on nothing but completed epochs, iterations and validations."""
+        return True
 
     def __call__(self, previous: TrainState, current: TrainState) -> bool:
         """Return whether enough iterations are completed."""
@@ -160,6 +202,11 @@ class MaxScore(Trigger):
         """Whether it can fire after validations only."""
         return True
 
+    @property
+    def foreseeable(self) -> bool:
+        """Whether it depends on nothing but completed epochs, iterations and validations."""
+        return True
+
     def __call__(self, previous: TrainState, current: TrainState) -> bool:
         """Return whether the score is high enough; never before the first validation."""
         return current.score >= self.score
@@ -180,6 +227,11 @@ class MinScore(Trigger):
     @property
     def needs_score(self) -> bool:
         """Whether it can fire after validations only."""
+        return True
+
+    @property
+    def foreseeable(self) -> bool:
+        """Whether it depends on nothing but completed epochs, iterations and validations."""
         return True
 
     def __call__(self, previous: TrainState, current: TrainState) -> bool:
@@ -205,6 +257,11 @@ class Plateaued(Trigger):
         """Whether it can fire after validations only."""
         return True
 
+    @property
+    def foreseeable(self) -> bool:
+        """Whether it depends on nothing but completed epochs, iterations and validations."""
+        return True
+
     def __call__(self, previous: TrainState, current: TrainState) -> bool:
         """Return whether the score has stopped improving."""
         return current.stale >= self.patience
@@ -217,6 +274,10 @@ class _Both(Trigger):
 
     def __call__(self, previous: TrainState, current: TrainState) -> bool:
         return self.first(previous, current) and self.second(previous, current)
+
+    @property
+    def foreseeable(self) -> bool:
+        return self.first.foreseeable and self.second.foreseeable
 
     @property
     def needs_score(self) -> bool:
@@ -232,6 +293,13 @@ class _Either(Trigger):
         return self.first(previous, current) or self.second(previous, current)
 
     @property
+    def foreseeable(self) -> bool:
+        return self.first.foreseeable and self.second.foreseeable
+
+    def foresees(self, previous: TrainState, current: TrainState) -> bool:
+        return self.first.foresees(previous, current) or self.second.foresees(previous, current)
+
+    @property
     def needs_score(self) -> bool:
         return self.first.needs_score and self.second.needs_score
 
@@ -242,6 +310,10 @@ class _Not(Trigger):
 
     def __call__(self, previous: TrainState, current: TrainState) -> bool:
         return not self.inner(previous, current)
+
+    @property
+    def foreseeable(self) -> bool:
+        return self.inner.foreseeable
 
 
 def _check_count(name: str, value: object, least: int = 0) -> None:

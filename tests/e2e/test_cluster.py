@@ -63,13 +63,15 @@ def test_executors_are_found_and_partitions_spread(cluster: Any) -> None:
         assert len({token.executor for token in tokens}) == 2
 
 
-def test_result_is_the_reference_to_the_bit(cluster: Any) -> None:
-    assert_bit_equal(fit(cluster, Everything(), 15).module, expected(Everything(), 15))
+@pytest.mark.parametrize("exchange", ["slices", "replicas"])
+def test_result_is_the_reference_to_the_bit(cluster: Any, exchange: str) -> None:
+    assert_bit_equal(fit(cluster, Everything(), 15, exchange=exchange).module, expected(Everything(), 15))
 
 
-def test_weights_by_broadcast_give_the_same_bits(cluster: Any, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("exchange", ["slices", "replicas"])
+def test_weights_by_broadcast_give_the_same_bits(cluster: Any, monkeypatch: Any, exchange: str) -> None:
     monkeypatch.setattr("sparkdl.allreduce.weights.INLINE_BYTES", 0)
-    assert_bit_equal(fit(cluster, Everything(), 5).module, expected(Everything(), 5))
+    assert_bit_equal(fit(cluster, Everything(), 5, exchange=exchange).module, expected(Everything(), 5))
 
 
 def test_lost_files_are_rebuilt(cluster: Any) -> None:
@@ -110,7 +112,8 @@ class KillsAnExecutor:
         return self.inner(output, label)
 
 
-def test_an_executor_killed_while_training_changes_no_bit(cluster: Any, tmp_path: Any) -> None:
+@pytest.mark.parametrize("exchange", ["slices", "replicas"])
+def test_an_executor_killed_while_training_changes_no_bit(cluster: Any, tmp_path: Any, exchange: str) -> None:
     flag = tmp_path / "kill"
     loss = KillsAnExecutor(str(flag))
 
@@ -127,7 +130,7 @@ def test_an_executor_killed_while_training_changes_no_bit(cluster: Any, tmp_path
         Trainer._stepper = stepper  # type: ignore[method-assign, assignment]
 
     before = set(executor_pids())
-    result = fit(cluster, Everything(), 12, arm, loss=loss)
+    result = fit(cluster, Everything(), 12, arm, loss=loss, exchange=exchange)
     assert_bit_equal(result.module, expected(Everything(), 12))
     assert not flag.exists()
     assert set(executor_pids()) != before
@@ -152,9 +155,18 @@ def test_options_on_two_executors(cluster: Any) -> None:
     assert result.scores["val/multiclass_accuracy"] == pytest.approx(accuracy, abs=1e-7)
 
 
+GROUPS = {name: value for name, value in EVERYTHING.items() if name != "num_slices"} | {
+    "exchange": "replicas",
+    "iterations_per_job": 3,
+}
+
+
+@pytest.mark.parametrize("options", [EVERYTHING, GROUPS], ids=["slices", "groups"])
 @pytest.mark.parametrize("executors", [1, 2])
-def test_executors_killed_at_once_change_no_bit(cluster: Any, executors: int) -> None:
-    undisturbed = fit(cluster, mlp(), 12, **EVERYTHING)
+def test_executors_killed_at_once_change_no_bit(
+    cluster: Any, executors: int, options: dict[str, Any]
+) -> None:
+    undisturbed = fit(cluster, mlp(), 12, **options)
 
     class Kill(Hook):
         def on_iteration_end(self, run: Any) -> None:
@@ -162,7 +174,7 @@ def test_executors_killed_at_once_change_no_bit(cluster: Any, executors: int) ->
                 for pid in executor_pids()[:executors]:
                     os.kill(pid, signal.SIGKILL)
 
-    result = fit(cluster, mlp(), 12, hooks=[Kill()], **EVERYTHING)
+    result = fit(cluster, mlp(), 12, hooks=[Kill()], **options)
     assert_bit_equal(result.module, undisturbed.module)
     assert len(result.history) == 12
 

@@ -197,7 +197,7 @@ REJECTED = {
     "no parameter": (
         {"embed.*": SGD, "*": SGD},
         [],
-        r"optimizer: 'embed\.\*' matches no parameter; .* weight, bias$",
+        r"optimizer: 'embed\.\*' matches no parameter; .* weight, bias ",
     ),
     "shadowed": ({"*": SGD, "bias": SGD}, [], "'bias' matches only parameters that an earlier pattern takes"),
     "not a factory": ({"*": 0.1}, [], r"optimizer\['\*'\]=0.1: expected a factory"),

@@ -405,7 +405,7 @@ def test_hooks_override_only_what_is_called():
 
 def test_the_base_class_does_nothing():
     methods = [name for name in vars(Hook) if not name.startswith("_") and callable(vars(Hook)[name])]
-    assert len(methods) == 11
+    assert len(methods) == 12
     for name in methods:
         parameters = list(inspect.signature(getattr(Hook, name)).parameters)[1:]
         assert not getattr(Hook(), name)(*[object()] * len(parameters))

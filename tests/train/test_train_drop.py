@@ -98,11 +98,11 @@ def test_a_replay_leaves_out_the_same_rows(spark: Any, monkeypatch: Any) -> None
     assert straight.history[-1]["dropped"] == 30
     run, failed = Stepper.run, []
 
-    def fail_once(self: Stepper, iteration: Any, model: Any) -> Any:
-        if iteration.state.iteration == 13 and not failed:
-            failed.append(iteration)
+    def fail_once(self: Stepper, iterations: Any, model: Any) -> Any:
+        if iterations[0].state.iteration == 13 and not failed:
+            failed.append(iterations)
             raise TaskError("lost")
-        return run(self, iteration, model)
+        return run(self, iterations, model)
 
     monkeypatch.setattr(Stepper, "run", fail_once)
     again = train(spark, module, 14, drop_stragglers=DROP, commit_every=100)

@@ -30,10 +30,22 @@ OPTIMIZERS = {
     "adam": partial(torch.optim.Adam, lr=1e-3),
 }
 LOSS = nn.CrossEntropyLoss()
+MODES: dict[str, dict[str, Any]] = {
+    "slices": {"exchange": "slices"},
+    "groups": {"exchange": "replicas", "iterations_per_job": 4},
+}
+_mode: dict[str, Any] = {}
+
+
+@pytest.fixture(params=MODES.values(), ids=MODES, autouse=True)
+def _every_mode(request: pytest.FixtureRequest) -> None:
+    _mode.clear()
+    _mode.update(request.param)
 
 
 def trainer(module: nn.Module, optimizer: Any, iterations: int, **options: Any) -> Trainer:
-    options = {"batch_size": 60, "seed": 3, "end_when": MaxIteration(iterations), "progress": False} | options
+    settings = {"batch_size": 60, "seed": 3, "end_when": MaxIteration(iterations), "progress": False}
+    options = settings | ({} if "num_slices" in options else _mode) | options
     return Trainer(module, loss=options.pop("loss", LOSS), optimizer=optimizer, **options)
 
 
@@ -134,6 +146,7 @@ def test_every_row_is_visited_once_per_epoch(spark: Any, sizes: list[int], batch
             batch_size=batch_size,
             end_when=MaxEpoch(1),
             progress=False,
+            **_mode,
         ).fit(data)
     samples = result.history.column("samples")
     assert len(samples) == -(-rows // batch_size)

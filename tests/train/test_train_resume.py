@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -160,12 +162,22 @@ class Lose(Hook):
             for rdd in dict(sc._jsc.getPersistentRDDs()).values():
                 if rdd.rdd().isLocallyCheckpointed() if hasattr(rdd, "rdd") else False:
                     rdd.unpersist(True)
+            sc.parallelize(range(2), 2).foreach(_delete_replicas)
 
 
+def _delete_replicas(_: int) -> None:
+    for folder in os.environ.get("SPARK_LOCAL_DIRS", "").split(","):
+        shutil.rmtree(Path(folder, "sparkdl-replicas"), ignore_errors=True)
+
+
+@pytest.mark.parametrize("exchange", ["slices", "replicas"])
 @pytest.mark.parametrize("commit_every", [None, 1, 4])
-def test_lost_optimizer_state_is_replayed_from_a_commit(data: Dataset, commit_every: Any) -> None:
+def test_lost_optimizer_state_is_replayed_from_a_commit(
+    data: Dataset, commit_every: Any, exchange: Any
+) -> None:
     def run(**options: Any) -> Any:
-        return trainer("", 14, averaging=EMA(0.9), commit_every=commit_every, **options).fit(data)
+        options |= {"averaging": EMA(0.9), "commit_every": commit_every, "exchange": exchange}
+        return trainer("", 14, mlp(), **options).fit(data)
 
     straight = run(hooks=[])
     result = run(hooks=[Lose({5, 11})])
@@ -177,8 +189,9 @@ def test_lost_optimizer_state_is_replayed_from_a_commit(data: Dataset, commit_ev
 def test_without_commits_a_loss_ends_the_run_with_what_there_is(data: Dataset) -> None:
     from sparkdl.exceptions import TaskError
 
+    options = {"commit_every": 0, "max_failures": 2, "exchange": "slices"}
     with pytest.raises(TaskError, match="iteration 6") as caught:
-        trainer("", 14, commit_every=0, max_failures=2, hooks=[Lose({5})]).fit(data)
+        trainer("", 14, hooks=[Lose({5})], **options).fit(data)
     assert caught.value.result is not None
     assert caught.value.result.state.iteration == 5
     straight = trainer("", 5, hooks=[]).fit(data)

@@ -1,0 +1,70 @@
+"""The same training by torch's DistributedDataParallel over gloo, in a TorchDistributor's processes."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from typing import Any
+
+
+def measure(spark: Any, folder: str, model: str, batch: int, processes: int, seconds: float) -> float:
+    """Return the median milliseconds of an iteration, after a warm-up of half the time.
+
+    Args:
+        spark: the session, which has as many task slots as processes.
+        folder: where ``workloads.py`` is.
+        model: name of the workload.
+        batch: rows of an iteration over all processes.
+        processes: number of processes.
+        seconds: how long to train.
+    """
+    from pyspark import cloudpickle
+    from pyspark.ml.torch.distributor import TorchDistributor
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # executors do not have this file
+    distributor = TorchDistributor(num_processes=processes, local_mode=False, use_gpu=False)
+    return float(distributor.run(_train, folder, model, batch, seconds))
+
+
+def _train(folder: str, model: str, batch: int, seconds: float) -> float:
+    import numpy as np
+    import torch
+    import torch.distributed as dist
+
+    sys.path.insert(0, folder)
+    from workloads import OPTIMIZERS, make
+
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.set_num_threads(1)
+    work = make(model, batch, None)
+    replica = torch.nn.parallel.DistributedDataParallel(work.module)
+    step = OPTIMIZERS[work.optimizer](replica.parameters())
+    share, rows = batch // world, len(work.label) // world
+    own = slice(rank * rows, (rank + 1) * rows)
+    features, label = [x[own] for x in work.features], work.label[own]
+    random = np.random.default_rng(rank)
+    order, position = random.permutation(rows), 0
+    times: list[float] = []
+    begin = time.perf_counter()
+    stop = torch.zeros(1)
+    while not stop.item():
+        start = time.perf_counter()
+        if position + share > rows:
+            order, position = random.permutation(rows), 0
+        chosen = order[position : position + share]
+        position += share
+        inputs = [torch.from_numpy(np.take(x, chosen, axis=0)) for x in features]
+        target = torch.from_numpy(np.take(label, chosen, axis=0))
+        step.zero_grad(set_to_none=False)
+        loss = work.loss(replica(*inputs), target)
+        loss.backward()
+        step.step()
+        loss.item()
+        times.append(time.perf_counter() - start)
+        if len(times) % 20 == 0:  # both must do equally many iterations
+            stop.fill_(float(time.perf_counter() - begin > seconds))
+            dist.all_reduce(stop, dist.ReduceOp.MAX)
+    dist.destroy_process_group()
+    return 1000 * statistics.median(times[len(times) // 2 :])

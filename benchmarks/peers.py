@@ -1,0 +1,180 @@
+"""Compare sparkdl's modes with plain torch and with DDP, in one run.
+
+    python benchmarks/peers.py --json peers.json
+    python benchmarks/plot.py peers.json peers.png
+
+Every mode trains the same module on the same rows with the same batch size and optimizer:
+
+    torch           one process, as many threads as all executors have cores
+    ddp             TorchDistributor with DistributedDataParallel over gloo, a process per executor
+    slices          sparkdl, exchange="slices": two jobs per iteration
+    replicas        sparkdl, exchange="replicas", iterations_per_job=1
+    groups          sparkdl, exchange="replicas": many iterations per job
+    groups bf16     the same with gradient_codec="bf16"
+
+The modes take turns, ``--rounds`` times; a figure is the median of its rounds, each the median of
+``--seconds``, of which the first half warms up. The first round of sparkdl is thrown away: the JVM compiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ddp_torch
+from workloads import OPTIMIZERS, make
+
+from sparkdl import Dataset, Trainer, session
+from sparkdl.train import TrainState, Trigger
+
+FOLDER = Path(__file__).parent
+WORKS = {
+    "empty": ("tiny", 2),
+    "mlp": ("mlp", 128),
+    "lenet": ("lenet", 512),
+    "ncf-2048": ("ncf", 2048),
+    "ncf-16384": ("ncf", 16384),
+    "resnet20": ("resnet20", 256),
+}
+SPARKDL: Mapping[str, Mapping[str, Any]] = {
+    "slices": {"exchange": "slices"},
+    "replicas": {"exchange": "replicas", "iterations_per_job": 1},
+    "groups": {"exchange": "replicas"},
+    "groups bf16": {"exchange": "replicas", "gradient_codec": "bf16"},
+}
+MODES = ("torch", "ddp", *SPARKDL)
+
+
+@dataclass(slots=True)
+class After(Trigger):
+    """Fires some seconds after it was first asked."""
+
+    seconds: float
+    since: float | None = None
+
+    def __call__(self, previous: TrainState, current: TrainState) -> bool:
+        """Return whether the time is up."""
+        if self.since is None:
+            self.since = time.monotonic()
+        return time.monotonic() - self.since > self.seconds
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Compare sparkdl with torch and DDP.")
+    parser.add_argument("--master", default="local-cluster[2,1,4096]")
+    parser.add_argument("--works", nargs="+", choices=tuple(WORKS), default=list(WORKS))
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=15.0, help="of each mode in each round")
+    parser.add_argument("--json", help="where to write the rows")
+    args = parser.parse_args()
+    if args.rounds < 1 or args.seconds <= 0:
+        parser.error("--rounds and --seconds must be positive")
+    return args
+
+
+def run(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure and return a row per work and mode."""
+    spark = session.builder(args.master, app_name="benchmark peers").getOrCreate()
+    rows: list[dict[str, Any]] = []
+    try:
+        executors = session.executors(spark)
+        cores = executors.count * executors.cores
+        for name in args.works:
+            model, batch = WORKS[name]
+            work = make(model, batch, None)
+            with Dataset.from_numpy(work.features, work.label, spark=spark) as data:
+                found: dict[str, list[float]] = {mode: [] for mode in args.modes}
+                for turn in range(args.rounds + 1):
+                    for mode in args.modes:
+                        if mode in SPARKDL:
+                            took = sparkdl(work, data, batch, args.seconds, SPARKDL[mode])
+                        elif turn == 0:
+                            continue
+                        elif mode == "torch":
+                            took = plain_torch(model, batch, work.optimizer, cores, args.seconds)
+                        else:
+                            took = ddp_torch.measure(
+                                spark, str(FOLDER), model, batch, executors.count, args.seconds
+                            )
+                        print(f"{name}, {mode}, round {turn}: {took:.1f} ms", file=sys.stderr, flush=True)
+                        if turn:
+                            found[mode].append(took)
+            rows += table(name, batch, {mode: statistics.median(times) for mode, times in found.items()})
+    finally:
+        spark.stop()
+    return rows
+
+
+def sparkdl(work: Any, data: Dataset, batch: int, seconds: float, options: Mapping[str, Any]) -> float:
+    """Return the milliseconds of an iteration on Spark: of the second half of the time."""
+    trainer = Trainer(
+        work.module,
+        loss=work.loss,
+        optimizer=OPTIMIZERS[work.optimizer],
+        batch_size=batch,
+        end_when=After(seconds),
+        progress=False,
+        **options,
+    )
+    history = trainer.fit(data).history
+    later = [row["seconds"] for row in history[len(history) // 2 :]]
+    return 1000 * statistics.fmean(later)  # iterations of a group have one time in common
+
+
+def plain_torch(model: str, batch: int, optimizer: str, threads: int, seconds: float) -> float:
+    """Return the milliseconds of an iteration without Spark, from a process of its own."""
+    options = ["--threads", threads, "--iterations", 1_000_000, "--seconds", seconds]
+    command = [sys.executable, FOLDER / "plain_torch.py", model, batch, optimizer, *options]
+    done = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, text=True, check=True)
+    return float(done.stdout)
+
+
+def table(work: str, batch: int, times: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Return a row per mode."""
+    return [
+        {
+            "work": work,
+            "mode": mode,
+            "ms_per_iteration": round(took, 2),
+            "records_per_second": round(1000 * batch / took, 1),
+            "ratio_to_torch": ratio(times, "torch", took),
+            "ratio_to_ddp": ratio(times, "ddp", took),
+        }
+        for mode, took in times.items()
+    ]
+
+
+def ratio(times: Mapping[str, float], peer: str, took: float) -> float | None:
+    """Return how many times a peer's records per second, ``None`` if the peer was not measured."""
+    return round(times[peer] / took, 3) if peer in times else None
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Print the table."""
+    columns = ("work", "mode", "ms_per_iteration", "records_per_second", "ratio_to_torch", "ratio_to_ddp")
+    print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
+    for row in rows:
+        print("| " + " | ".join("" if row[name] is None else str(row[name]) for name in columns) + " |")
+
+
+def main() -> None:
+    args = arguments()
+    with contextlib.redirect_stdout(sys.stderr):
+        rows = run(args)
+    show(rows)
+    if args.json:
+        Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

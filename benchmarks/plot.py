@@ -1,0 +1,43 @@
+"""Draw what peers.py has measured: ``python benchmarks/plot.py peers.json peers.png``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+
+def draw(rows: list[dict[str, Any]], target: str) -> None:
+    """Draw milliseconds per iteration, a panel per work and a bar per mode."""
+    from matplotlib.figure import Figure
+
+    works = list(dict.fromkeys(row["work"] for row in rows))
+    figure = Figure(figsize=(3.2 * min(len(works), 3), 2.4 * -(-len(works) // 3)), layout="constrained")
+    panels = figure.subplots(-(-len(works) // 3), min(len(works), 3), squeeze=False).flat
+    for work, panel in zip(works, panels, strict=False):
+        own = [row for row in rows if row["work"] == work]
+        colours = ["tab:blue" if row["mode"] not in ("torch", "ddp") else "tab:gray" for row in own]
+        bars = panel.barh(
+            [row["mode"] for row in own], [row["ms_per_iteration"] for row in own], color=colours
+        )
+        panel.bar_label(bars, fmt="%.0f", padding=2)
+        panel.invert_yaxis()
+        panel.margins(x=0.15)
+        panel.set_title(work)
+        panel.set_xlabel("ms per iteration")
+    for panel in list(panels):
+        panel.set_visible(False)
+    figure.savefig(target, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Draw what peers.py has measured.")
+    parser.add_argument("rows", help="file that peers.py has written with --json")
+    parser.add_argument("picture", help="file to write, such as peers.png or peers.svg")
+    args = parser.parse_args()
+    draw(json.loads(Path(args.rows).read_text()), args.picture)
+
+
+if __name__ == "__main__":
+    main()

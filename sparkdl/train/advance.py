@@ -1,0 +1,187 @@
+"""A chain's task: every iteration of a group as one stage of one Spark job.
+
+The task of stage t receives all gradients of iteration t - 1, makes the weights of iteration t from them
+and goes on with that iteration's forward-backward. All executors do the same sums in the same order, so
+that they come to the same weights; nothing has to be sent to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from sparkdl import frame
+from sparkdl._spark import key
+from sparkdl.allreduce import slices, update
+from sparkdl.allreduce import weights as published
+from sparkdl.allreduce.weights import WeightsRef
+from sparkdl.data import store
+from sparkdl.frame import Buffer, Parts
+from sparkdl.layout import ParamLayout
+from sparkdl.train import replica
+from sparkdl.train.forward_backward import ForwardBackward, Stopwatch
+from sparkdl.train.kept import cut_kept
+from sparkdl.train.replica import Replica, Start
+from sparkdl.train.worker import FitRef, Worker
+
+
+class ProblemError(Exception):
+    """Carries the news why an iteration cannot be completed."""
+
+    def __init__(self, *problems: dict[str, Any]) -> None:
+        super().__init__(problems)
+        self.problems = problems
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """The task of one stage, the same for all partitions.
+
+    Attributes:
+        fit: the fixed part.
+        partitions: number of partitions.
+        start: what the group starts from.
+        done: iterations of the group that are completed before this stage.
+        turn: what the driver says in the iteration to complete; ``None`` in the first stage.
+        forward: the iteration to begin; ``None`` in the last stage.
+        keeps: whether anything stays with the weights after the last stage.
+    """
+
+    fit: FitRef
+    partitions: int
+    start: Start
+    done: int
+    turn: update.Turn | None
+    forward: ForwardBackward | None
+    keeps: bool
+
+    def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
+        """Yield two frames for each partition, or what goes to the driver and what stays."""
+        clock = Stopwatch()
+        token, arrived = _sort(frames)
+        worker = self.fit.worker()
+        try:
+            model = self._model(worker, partition, arrived)
+        except ProblemError as error:
+            yield from self._problems(partition, error.problems)
+        else:
+            if self.forward is not None:
+                clock.lap("update")
+                yield from self.forward.compute(partition, token, worker, clock, lambda: model.arrays)
+            else:
+                yield from self._finish(partition, model, worker.spec.layout)
+        worker.end_task()
+
+    def _model(self, worker: Worker, partition: int, arrived: list[bytes]) -> Replica:
+        """Return the model after the iterations so far."""
+        if self.turn is None:
+            return Replica(self.start.weights.data(), [])
+        problems = _problems_among(arrived)
+        if problems:
+            raise ProblemError(*problems)
+        version = self.start.version.after(self.done + 1)
+        made = replica.read(version)  # by another task on this executor, or an earlier attempt of this one
+        if made is not None and len(made.trail) == self.done + 1:
+            return made
+        before = self.start.load() if not self.done else replica.read(version.after(-1))
+        if before is None:
+            raise ProblemError(self._lacking(partition))
+        return self._update(worker, before, [self._read(data) for data in arrived])
+
+    def _read(self, data: bytes) -> Buffer:
+        """Return an arrived frame, or what it stands for."""
+        meta = frame.unpack(data).meta
+        if meta["kind"] != "own":
+            return data
+        own = replica.read_own(self.start.version.after(self.done), meta["source"])
+        if own is None:
+            raise ProblemError(self._lacking(meta["source"]))
+        return own
+
+    def _lacking(self, partition: int) -> dict[str, Any]:
+        return {"kind": "replica", "partition": partition, "iteration": self._iteration}
+
+    @property
+    def _iteration(self) -> int:
+        return self.start.version.iteration + self.done
+
+    def _update(self, worker: Worker, before: Replica, arrived: list[Buffer]) -> Replica:
+        """Make the next version of the model of all gradients."""
+        spec, turn = worker.spec, self.turn
+        assert turn is not None
+        version = self.start.version.after(self.done + 1)
+        task = update.Update(
+            spec.layout,
+            0,
+            spec.layout.numel,
+            spec.rule,
+            WeightsRef(version.iteration - 1, before.weights),
+            spec.combine,
+            spec.averaging,
+            turn,
+        )
+        kept: list[Parts] = []
+        arrays = {name: before.arrays[name] for name in ("params", "buffers", "counters")}
+        report: dict[str, Any] = {}
+        for kind, parts in update.update_slice(task, iter([*before.kept, *arrived])):
+            if kind == update.STATE:
+                kept.append(parts)
+                continue
+            message = frame.unpack_parts(parts)
+            if message.meta["kind"] == "problems":
+                problems = message.meta["problems"]
+                raise ProblemError(*({**problem, "iteration": self._iteration} for problem in problems))
+            report[message.meta["kind"]] = message.meta
+            arrays |= message.arrays
+        weights = published.pack(version.iteration, **arrays)
+        replica.write(version, weights, kept if self.keeps else [], [*before.trail, report])
+        made = replica.read(version)
+        if made is None:
+            raise RuntimeError(f"{version.path} is gone as soon as it was written")
+        return made
+
+    def _finish(self, partition: int, model: Replica, layout: ParamLayout) -> Iterator[bytes | Parts]:
+        """Yield, keyed, the partition's part of what stays; the first one tells the driver the rest."""
+        if partition == 0:
+            yield key(update.RESULT)
+            yield [model.weights]
+            yield key(update.RESULT)
+            yield frame.pack({"kind": "trail", "trail": list(model.trail)})
+        kept = [frame.unpack(data) for data in model.kept]
+        bounds = slices.bounds(layout.numel, self.partitions)[partition]
+        for parts in cut_kept(kept, [bounds])[0]:
+            yield key(update.STATE)
+            yield parts
+
+    def _problems(self, partition: int, problems: tuple[dict[str, Any], ...]) -> Iterator[bytes | Parts]:
+        """Pass problems on to the next stage or to the driver."""
+        if self.forward is None:
+            yield key(update.RESULT)
+            yield frame.pack({"kind": "problems", "problems": list(problems)})
+            return
+        for n in range(self.partitions):
+            yield key(n)
+            yield b""
+            yield key(n)
+            yield frame.pack({"kind": "problem", "source": partition, "problem": list(problems)})
+
+
+def _sort(frames: Iterator[bytes]) -> tuple[store.Token, list[bytes]]:
+    """Tell the partition's token from what arrived for it: the first stage reads the token alone."""
+    first = next(frames)
+    token = store.Token.from_frame(frame.unpack(first))
+    # Zipped element by element with the token and empty frames.
+    return token, [data for data in frames if data]
+
+
+def _problems_among(arrived: list[bytes]) -> list[dict[str, Any]]:
+    """Return all problems that arrived, each once, in the order of their iterations and sources."""
+    found: dict[str, dict[str, Any]] = {}
+    for data in arrived:
+        meta = frame.unpack(data).meta
+        if meta["kind"] == "problem":
+            problems = meta["problem"] if isinstance(meta["problem"], list) else [meta["problem"]]
+            for problem in problems:
+                found[repr(sorted(problem.items()))] = problem
+    return sorted(found.values(), key=lambda p: (p["iteration"], p.get("partition", 0)))

@@ -1,0 +1,87 @@
+"""Running ahead of the loop: several iterations at once, delivered one by one.
+
+Triggers, hooks, schedules and history go through a run iteration by iteration. A group of iterations is
+planned from what they say before it; where what they do afterwards does not agree with the plan (a trigger
+fires that nobody could foresee, a hook changes something or looks at the weights), the group is undone and
+only the iterations that count are run again. Tasks are deterministic, so the result is that of running
+them one by one, to the bit.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
+
+from sparkdl.train.outcome import Outcome
+from sparkdl.train.recovery import Recovery
+from sparkdl.train.step import Iteration
+
+_GROUP_SECONDS = 1.0
+_FULL_GROUPS = 8
+"""So many groups in a row have to be used up before a limit that an undone group has set is raised."""
+
+
+class Ahead:
+    """Runs iterations in groups.
+
+    Args:
+        recovery: runs a group.
+        size: iterations of a group; ``None`` to fit about a second.
+    """
+
+    def __init__(self, recovery: Recovery, size: int | None) -> None:
+        self._recovery = recovery
+        self._size = size
+        self._now = size or 1
+        self._limit = recovery.stepper.longest_group
+        self._used_up = 0
+        self._waiting: deque[tuple[Iteration, Outcome]] = deque()
+        self._delivered: list[Iteration] = []
+        self._each = 0.0
+
+    @property
+    def lead(self) -> float:
+        """Seconds that iterations took that are still to be delivered."""
+        return self._each * len(self._waiting)
+
+    def run(self, iteration: Iteration, upcoming: Callable[[int], list[Iteration]]) -> Outcome:
+        """Return the outcome of an iteration, after running it if that has not been done yet.
+
+        Args:
+            iteration: what is to be done now.
+            upcoming: returns what is expected after it, at most so many iterations.
+
+        Raises:
+            TaskError: if it keeps failing.
+        """
+        if self._waiting and not self._waiting[0][0].same_as(iteration):
+            self.settle()
+        if not self._waiting:
+            self._run_group([iteration, *upcoming(min(self._now, self._limit) - 1)])
+        planned, outcome = self._waiting.popleft()
+        self._delivered.append(planned)
+        if not self._waiting:
+            self._used_up += 1
+        return outcome
+
+    def settle(self) -> None:
+        """Let the model be that of the iteration delivered last."""
+        if not self._waiting:
+            return
+        self._waiting.clear()
+        # Whoever has ended this group will probably end the next ones as early.
+        self._limit, self._used_up = len(self._delivered), 0
+        self._recovery.undo(self._delivered)
+
+    def _run_group(self, group: list[Iteration]) -> None:
+        if self._used_up >= _FULL_GROUPS:
+            self._limit, self._used_up = min(2 * self._limit, self._recovery.stepper.longest_group), 0
+        begin = perf_counter()
+        outcomes = self._recovery.run(group)
+        self._waiting.extend(zip(group, outcomes, strict=False))
+        self._delivered.clear()
+        self._each = (perf_counter() - begin) / len(outcomes)
+        if self._size is None:
+            # Not all at once: the first ones take longer than those after them.
+            self._now = max(1, min(int(_GROUP_SECONDS / self._each), 2 * self._now))

@@ -1,0 +1,31 @@
+"""What stays with the weights between iterations, cut for other slices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sparkdl import frame
+from sparkdl.frame import Array, Frame, Parts
+from sparkdl.optim.slice import cut_states
+
+
+def cut_kept(kept: Sequence[Frame], bounds: Sequence[tuple[int, int]]) -> list[list[Parts]]:
+    """Cut what stays with all slices for others.
+
+    Args:
+        kept: frames of the optimizer's state and the averaged weights, in the order of the slices.
+        bounds: [start, stop) of each new slice.
+
+    Returns:
+        The frames of each new slice.
+    """
+    states = [message for message in kept if message.meta["kind"] == "state"]
+    cut = [[parts] for parts in cut_states(states, bounds)] if states else [[] for _ in bounds]
+    averages: list[Array] = [m.arrays["params"] for m in kept if m.meta["kind"] == "average"]
+    if averages:
+        whole = np.concatenate(averages)
+        for frames, (start, stop) in zip(cut, bounds, strict=True):
+            frames.append(frame.pack({"kind": "average"}, {"params": whole[start:stop]}))
+    return cut

@@ -1,0 +1,200 @@
+"""Replicas of the whole model on the executors: weights and all that stays with them, by version.
+
+Where every task receives all gradients, every executor can make the next weights itself. What it needs
+for that, it finds as a file that the iteration before has left in the executor's local directory, mapped
+by all its Python processes. A file that is not there (a new executor, a task that went elsewhere) is never
+waited for: the task says so, and the driver runs the group of iterations again with a *seed*, a broadcast
+of what was persisted.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import shutil
+import struct
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparkdl import frame
+from sparkdl._spark import broadcast_value
+from sparkdl.allreduce.weights import WeightsRef
+from sparkdl.data.store import local_folders
+from sparkdl.frame import Buffer, Parts
+
+_FOLDER = "sparkdl-replicas"
+_DRAFT = "draft-"
+_LENGTH = struct.Struct("<q56x")  # as long as an array's alignment in a frame
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """Names a version of the model.
+
+    Attributes:
+        fit_id: unique id of the fit.
+        generation: how often the fit has gone on from weights that no iteration made.
+        iteration: completed iterations.
+    """
+
+    fit_id: str
+    generation: int
+    iteration: int
+
+    def after(self, iterations: int) -> Version:
+        """Return the version some iterations later."""
+        return Version(self.fit_id, self.generation, self.iteration + iterations)
+
+    @property
+    def path(self) -> Path:
+        """The version's file on this executor."""
+        return _fit_folder(self.fit_id) / f"{self.generation}-{self.iteration}"
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A version of the model.
+
+    Attributes:
+        weights: frame of params, buffers and counters.
+        kept: frames of the optimizer's state and the averaged weights.
+        trail: what the iterations since the group's first have to report, in their order.
+    """
+
+    weights: Buffer
+    kept: Sequence[Buffer]
+    trail: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def arrays(self) -> Mapping[str, Any]:
+        """The weights' arrays."""
+        return frame.unpack(self.weights).arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a group of iterations starts from.
+
+    Attributes:
+        version: the model's version.
+        weights: its weights.
+        kept: whether anything stays with the weights.
+        seed: id of the broadcast of what stays with them; -1 if the executors' files should do.
+    """
+
+    version: Version
+    weights: WeightsRef
+    kept: bool
+    seed: int = -1
+
+    def load(self) -> Replica | None:
+        """Return the model; ``None`` if this executor does not have what stays with the weights."""
+        if not self.kept:
+            return Replica(self.weights.data(), [])
+        if self.seed >= 0:
+            return Replica(self.weights.data(), list(decode(broadcast_value(self.seed))))
+        found = read(self.version)
+        return Replica(found.weights, found.kept) if found is not None else None
+
+
+def encode(frames: Sequence[Parts]) -> Parts:
+    """Write frames one after the other, each after its length."""
+    parts: Parts = []
+    for own in frames:
+        size = frame.size(own)
+        parts += [_LENGTH.pack(size), *own, bytes(-size % _LENGTH.size)]
+    return parts
+
+
+def decode(data: Buffer) -> Iterator[Buffer]:
+    """Read frames back as views."""
+    view, position = memoryview(data), 0
+    while position < len(view):
+        (size,) = _LENGTH.unpack_from(view, position)
+        position += _LENGTH.size
+        yield view[position : position + size]
+        position += size + -size % _LENGTH.size
+
+
+def write(
+    version: Version, weights: Parts, kept: Sequence[Parts], trail: Sequence[Mapping[str, Any]]
+) -> None:
+    """Leave a version for the next task, and delete those that no task of the group needs."""
+    version.path.parent.mkdir(parents=True, exist_ok=True)
+    header: Parts = [json.dumps(list(trail), separators=(",", ":")).encode()]
+    _write(version.path, encode([header, weights, *kept]))
+    _delete_all_but(version, len(trail))
+
+
+def write_own(version: Version, source: int, shard: Parts) -> Parts:
+    """Leave a partition's gradient for the next task of the same partition, which runs where this one does.
+
+    Returns:
+        The frame to send in its place.
+    """
+    path = _own(version, source)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write(path, shard)
+    return frame.pack({"kind": "own", "source": source})
+
+
+def read_own(version: Version, source: int) -> Buffer | None:
+    """Return the gradient that :func:`write_own` has left on this executor, or ``None``."""
+    return _map(_own(version, source))
+
+
+def _own(version: Version, source: int) -> Path:
+    return version.path.with_name(f"{version.path.name}.gradient-{source}")
+
+
+def _write(path: Path, parts: Parts) -> None:
+    """Write a file that appears under its name when it is complete."""
+    draft = path.with_name(f"{_DRAFT}{uuid.uuid4().hex}")
+    with draft.open("wb", buffering=0) as file:
+        for part in parts:
+            view = memoryview(part).cast("B")
+            while len(view):
+                view = view[os.write(file.fileno(), view) :]
+    draft.rename(path)
+
+
+def _map(path: Path) -> Buffer | None:
+    try:
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # type: ignore[return-value]
+    except FileNotFoundError:
+        return None
+
+
+def _delete_all_but(version: Version, group: int) -> None:
+    """Delete all versions but this one, the one before it, and the one its group has started from.
+
+    Other processes of the executor do the same; who has mapped a file keeps it.
+    """
+    keep = {version.path.name, version.after(-1).path.name, version.after(-group).path.name}
+    with os.scandir(version.path.parent) as entries:
+        for entry in entries:
+            if entry.name.split(".")[0] not in keep and not entry.name.startswith(_DRAFT):
+                Path(entry.path).unlink(missing_ok=True)
+
+
+def read(version: Version) -> Replica | None:
+    """Return a version that this executor has, or ``None``."""
+    mapped = _map(version.path)
+    if mapped is None:
+        return None
+    header, weights, *kept = decode(mapped)
+    return Replica(weights, kept, json.loads(bytes(header)))
+
+
+def delete(fit_id: str) -> None:
+    """Delete all versions of a fit from this executor."""
+    shutil.rmtree(_fit_folder(fit_id), ignore_errors=True)
+
+
+def _fit_folder(fit_id: str) -> Path:
+    return local_folders()[0] / _FOLDER / fit_id

@@ -1,0 +1,224 @@
+"""Iterations in groups, each group one Spark job; every executor makes all weights itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sparkdl import frame
+from sparkdl._spark import broadcast_id
+from sparkdl.allreduce import slices
+from sparkdl.allreduce.weights import WeightsRef
+from sparkdl.data.dataset import MAX_REBUILDS
+from sparkdl.exceptions import ConfigError, ModelError, TaskError
+from sparkdl.frame import Array, Frame
+from sparkdl.layout import ParamLayout
+from sparkdl.train.chain import Chain, Chained, Link
+from sparkdl.train.config import Exchange, TrainConfig
+from sparkdl.train.forward_backward import ForwardBackward
+from sparkdl.train.kept import cut_kept
+from sparkdl.train.outcome import Outcome, outcome_of
+from sparkdl.train.replica import Start, Version, encode
+from sparkdl.train.run import Kept, Snapshot
+from sparkdl.train.step import (
+    Iteration,
+    ModelState,
+    Stepper,
+    average_buffers,
+    job_errors,
+    missing_partitions,
+    problems_among,
+    still_missing,
+)
+
+LONGEST_GROUP = 50
+"""Iterations of one job: a job of more stages saves nothing more, and takes longer to undo."""
+
+_REPLICAS_BYTES = 32 << 20
+"""Up to so many bytes of gradients per task and iteration replicas are the automatic choice."""
+
+_LOCALITY = "spark.shuffle.reduceLocality.enabled"
+
+
+def choose_exchange(config: TrainConfig, layout: ParamLayout, sc: Any, partitions: int) -> Exchange:
+    """Return ``"slices"`` or ``"replicas"``.
+
+    Raises:
+        ConfigError: if replicas are wanted in a session that would run their tasks away from their rows.
+    """
+    wanted = config.exchange
+    moves = sc.getConf().get(_LOCALITY, "true") == "true" and not sc.master.startswith("local[")
+    if wanted == "replicas" and moves:
+        raise ConfigError(
+            f"exchange='replicas' needs a session with {_LOCALITY}=false, which is read when Spark starts: "
+            "make it with sparkdl.session.builder(...), or set it in your confs",
+            code="config-cluster",
+        )
+    if wanted != "auto":
+        return wanted
+    small = partitions * layout.numel * layout.itemsize <= _REPLICAS_BYTES
+    free = config.num_slices is None and config.drop_stragglers is None
+    return "replicas" if small and free and not moves else "slices"
+
+
+class ReplicaStepper(Stepper):
+    """Runs groups of iterations as chains (:mod:`sparkdl.train.chain`).
+
+    What stays with the weights lies on the executors twice: whole, in files, from which the next group
+    starts, and cut into one slice per partition, persisted, from which files are made again where they are
+    lost, commits and checkpoints written.
+
+    Args:
+        averages: whether weights are averaged.
+        arguments: those of :class:`Stepper`.
+    """
+
+    def __init__(self, *, averages: bool, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._averages = averages
+        self._chain = Chain(self._jobs, self._fit, self._keeps, self._profile)
+        self._generation = 0
+
+    @property
+    def longest_group(self) -> int:
+        """How many iterations :meth:`run` takes at once, at most.
+
+        Averaged buffers are kept by the driver, which sees those of a group's last iteration only.
+        """
+        return 1 if self._averages and self._layout.buffers else LONGEST_GROUP
+
+    def _choose_slices(self) -> int:
+        return len(self.store.partitions)
+
+    def replace(self, model: ModelState, snapshot: Snapshot) -> ModelState:
+        """Go on with other weights; what stays with them stays."""
+        self._generation += 1
+        return super().replace(model, snapshot)
+
+    def restore(self, snapshot: Snapshot, kept: Kept, average_buffers: Array | None) -> ModelState:
+        """Go on from a copy on the driver."""
+        self._generation += 1
+        return super().restore(snapshot, kept, average_buffers)
+
+    def run(self, iterations: Sequence[Iteration], model: ModelState) -> tuple[ModelState, list[Outcome]]:
+        """Run a group of iterations; see :meth:`Stepper.run`."""
+        seeds: list[Any] = []
+        try:
+            return self._run(iterations, model, seeds)
+        except BaseException:
+            for seed in seeds:
+                seed.destroy()
+            raise
+
+    def _run(
+        self, iterations: Sequence[Iteration], model: ModelState, seeds: list[Any]
+    ) -> tuple[ModelState, list[Outcome]]:
+        first = iterations[0]
+        version = Version(self._fit.fit_id, self._generation, first.state.iteration)
+        replicated, local, seed = model.replicated, True, None
+        for _ in range(MAX_REBUILDS):
+            if seed is None and model.kept is not None and not replicated:
+                seed = self._seed(model)
+                seeds.append(seed)
+            number = broadcast_id(seed) if seed is not None else -1
+            start = Start(version, model.weights.ref, model.kept is not None, number)
+            try:
+                with job_errors(first):
+                    sent = self._run_job(start, iterations, model, seed, local)
+            except (TaskError, ModelError) as error:
+                if len(iterations) == 1 or (isinstance(error, TaskError) and not error.remote_traceback):
+                    raise
+                # The user's code fails in one of them: those before it are completed one by one.
+                iterations = iterations[:1]
+                continue
+            problems = problems_among(sent.messages)
+            if not problems:
+                break
+            if sent.kept is not None:
+                self._jobs.unpersist(sent.kept)
+            if any(problem["kind"] == "replica" for problem in problems):
+                # Executors have come, or tasks went elsewhere. One iteration that relies on no file makes
+                # files for the next group.
+                replicated, local, iterations = False, False, iterations[:1]
+            fatal = [problem for problem in problems if problem["kind"] not in ("replica", "missing")]
+            sound = min((problem["iteration"] for problem in fatal), default=0) - first.state.iteration
+            if sound > 0:  # those before it are completed; the next group will begin with it
+                iterations, fatal = iterations[:sound], []
+            missing = [problem for problem in problems if problem["kind"] == "missing"]
+            for partition in missing_partitions(first, fatal + missing):
+                self._chain.forget(self.store, partition)
+        else:
+            raise still_missing(first)
+        return self._after(sent, iterations, model, seed)
+
+    def close(self) -> None:
+        """Delete the replicas from the executors."""
+        self._chain.release()
+
+    def _seed(self, model: ModelState) -> Any:
+        """Broadcast what stays with the weights, for executors that do not have it."""
+        messages = [frame.unpack(data) for frames in self.fetch(model) for data in frames]
+        (whole,) = cut_kept(messages, slices.bounds(self._layout.numel, 1))
+        return self._jobs.sc.broadcast(frame.join(encode(whole)))
+
+    def _run_job(
+        self, start: Start, iterations: Sequence[Iteration], model: ModelState, seed: Any, local: bool
+    ) -> Chained:
+        nowhere = WeightsRef(0, None)  # all but the first find their weights on their executor
+        links = [
+            Link(
+                ForwardBackward(
+                    self._fit,
+                    nowhere,
+                    self.slices,
+                    iteration.place,
+                    iteration.state.iteration,
+                    iteration.frozen,
+                    copies=start.version.after(index),
+                    local=local,
+                ),
+                iteration.turn,
+            )
+            for index, iteration in enumerate(iterations)
+        ]
+        cursor = iterations[0].cursor
+        broadcasts = [
+            self._fit_broadcast,
+            *model.weights.broadcasts,
+            *(cursor.broadcasts if cursor is not None else ()),
+            *([seed] if seed is not None else []),
+        ]
+        last = iterations[-1].state.iteration + 1
+        name = "forward-backward and sync" if len(iterations) == 1 else f"up to iteration {last}"
+        describe = self._describe(iterations[0].state, name)
+        return self._chain.run(self.store, start, links, broadcasts, describe)
+
+    def _after(
+        self, sent: Chained, iterations: Sequence[Iteration], model: ModelState, seed: Any
+    ) -> tuple[ModelState, list[Outcome]]:
+        """Publish the weights that came back, and tell what each iteration reports."""
+        begin = time.perf_counter()
+        (weights,) = [m.arrays for m in sent.messages if m.meta["kind"] == "weights"]
+        (trail,) = [m.meta["trail"] for m in sent.messages if m.meta["kind"] == "trail"]
+        arrays = {name: np.array(weights[name]) for name in ("params", "buffers", "counters")}
+        new = self.publish(model.weights.ref.version + len(iterations), **arrays)
+        published = time.perf_counter() - begin
+        share = {"job": sent.seconds / len(iterations), "broadcast": published / len(iterations)}
+        outcomes = [
+            outcome_of(
+                [Frame(told["slice"]), Frame(told["reports"])],
+                started=sent.started + index * share["job"],
+                seconds=share,
+                weights=new.nbytes // len(iterations),
+                slices=new.params.nbytes // len(iterations),
+                gradient=weights["gradient"] if iteration.turn.gradient else None,
+            )
+            for index, (iteration, told) in enumerate(zip(iterations, trail, strict=True))
+        ]
+        outdated = model.weights if sent.kept is not None else None
+        weight = max(iteration.turn.average for iteration in iterations)
+        buffers = average_buffers(model.average_buffers, new.buffers, weight)
+        return ModelState(new, sent.kept, outdated, buffers, replicated=True, seed=seed), outcomes

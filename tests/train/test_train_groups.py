@@ -1,0 +1,345 @@
+"""Iterations in groups, one Spark job each, give what iterations one by one give, to the bit."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.data import as_dataset, digits, partitioned
+from support.models import Everything, mlp
+from support.reference import assert_bit_equal
+from torch import nn
+
+from sparkdl import Dataset, Trainer
+from sparkdl.exceptions import ConfigError, ModelError, NonFiniteError
+from sparkdl.optim import LAMB, ClipByNorm
+from sparkdl.train import (
+    EMA,
+    SWA,
+    Checkpoint,
+    Drop,
+    EveryEpoch,
+    EveryIterations,
+    EverySeconds,
+    History,
+    Hook,
+    MaxEpoch,
+    MaxIteration,
+    MaxScore,
+    MaxSeconds,
+    MinLoss,
+    PerEpoch,
+    PerIteration,
+    Run,
+    TrainState,
+)
+from sparkdl.train.ahead import Ahead
+from sparkdl.train.replica import Version, decode, encode, read, write
+
+PARTS = partitioned([130, 0, 110])  # 4 iterations an epoch
+MODES: dict[str, dict[str, Any]] = {
+    "slices": {"exchange": "slices"},
+    "one": {"exchange": "replicas", "iterations_per_job": 1},
+    "groups": {"exchange": "replicas", "iterations_per_job": 6},
+}
+
+
+@pytest.fixture
+def data(spark: Any) -> Any:
+    with as_dataset(spark, PARTS) as data:
+        yield data
+
+
+def fit(data: Dataset, mode: str, **options: Any) -> Any:
+    settings: dict[str, Any] = {
+        "loss": nn.CrossEntropyLoss(),
+        "optimizer": partial(torch.optim.Adam, lr=1e-3),
+        "batch_size": 60,
+        "seed": 3,
+        "end_when": MaxIteration(10),
+        "progress": False,
+    }
+    resume, validation = options.pop("resume", False), options.pop("validation", None)
+    settings |= MODES[mode] | options
+    return Trainer(settings.pop("module", None) or Everything(), **settings).fit(
+        data, validation, resume=resume
+    )
+
+
+def told(history: History) -> list[tuple[Any, ...]]:
+    return [(row["epoch"], row["iteration"], row["loss"], row["samples"], row["lr"]) for row in history]
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "sgd": {"optimizer": partial(torch.optim.SGD, lr=0.1)},
+    "adam": {},
+    "clipped": {"clip": ClipByNorm(0.01), "module": mlp(), "num_slices": 1},
+    "lamb": {"optimizer": partial(LAMB, lr=1e-2), "num_slices": 1},
+    "adasum": {"combine": "adasum", "num_slices": 1},
+    "ema": {"averaging": EMA(0.9)},
+    "swa of a module without buffers": {"averaging": SWA(start_epoch=1), "module": mlp()},
+    "a schedule of iterations": {
+        "schedule": PerIteration(partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.9))
+    },
+    "a schedule of epochs": {"schedule": PerEpoch(partial(torch.optim.lr_scheduler.StepLR, step_size=1))},
+    "micro-batches and bf16": {"micro_batch_size": 7, "gradient_codec": "bf16"},
+    "a loss": {"end_when": MinLoss(2.29) | MaxIteration(10)},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_no_bit_changes(data: Dataset, options: dict[str, Any]) -> None:
+    expected = fit(data, "slices", **options)
+    options = {name: value for name, value in options.items() if name != "num_slices"}
+    for mode in ("one", "groups"):
+        found = fit(data, mode, **options)
+        assert_bit_equal(found.module, expected.module)
+        assert told(found.history) == told(expected.history)
+        assert found.state.iteration == expected.state.iteration == len(expected.history)
+        assert found.state.seconds >= sum(found.history.column("seconds"))
+
+
+class Recorder(Hook):
+    """Writes down what it is told, and does something once."""
+
+    def __init__(self, at: int = -1, act: Any = None) -> None:
+        self.seen: list[Any] = []
+        self.at, self.act = at, act
+
+    def on_iteration_begin(self, run: Run) -> None:
+        self.seen.append(("begin", run.state.iteration, run.state.loss))
+
+    def on_iteration_end(self, run: Run) -> None:
+        self.seen.append(("end", run.state.iteration, run.state.loss, run.state.epoch, run.state.step))
+        if run.state.iteration == self.at:
+            self.act(run)
+
+    def on_epoch_end(self, run: Run) -> None:
+        self.seen.append(("epoch", run.state.epoch))
+
+
+def _halve(run: Run) -> None:
+    run.learning_rate_scale = 0.5
+
+
+def _replace(run: Run) -> None:
+    run.replace(run.snapshot())
+
+
+ACTS: dict[str, Any] = {
+    "stop": lambda run: run.stop("enough"),
+    "freeze": lambda run: run.freeze("first.*"),
+    "halve the learning rate": _halve,
+    "replace the weights": _replace,
+    "look": lambda run: run.snapshot(),
+}
+
+
+@pytest.mark.parametrize("act", ACTS.values(), ids=ACTS)
+def test_hooks_may_do_anything_in_the_middle_of_a_group(data: Dataset, act: Any) -> None:
+    hooks = {mode: Recorder(3, act) for mode in MODES}
+    results = {mode: fit(data, mode, hooks=[hook]) for mode, hook in hooks.items()}
+    for mode in ("one", "groups"):
+        assert str(hooks[mode].seen) == str(hooks["slices"].seen)
+        assert_bit_equal(results[mode].module, results["slices"].module)
+
+
+def test_weights_are_those_of_each_iteration(data: Dataset) -> None:
+    class Weights(Hook):
+        def __init__(self) -> None:
+            self.found: list[Any] = []
+
+        def on_iteration_end(self, run: Run) -> None:
+            self.found.append(run.snapshot().params.copy())
+
+    hooks = [Weights(), Weights()]
+    for mode, hook in zip(("slices", "groups"), hooks, strict=True):
+        fit(data, mode, hooks=[hook], end_when=MaxIteration(5))
+    assert all(np.array_equal(a, b) for a, b in zip(hooks[0].found, hooks[1].found, strict=True))
+
+
+def test_gradients_for_hooks(data: Dataset) -> None:
+    class Gradients(Hook):
+        gradients = EveryIterations(3)
+
+        def __init__(self) -> None:
+            self.found: dict[int, Any] = {}
+
+        def on_iteration_end(self, run: Run) -> None:
+            if run.gradients():
+                self.found[run.state.iteration] = run.gradients()["head.weight"].copy()
+
+    hooks = [Gradients(), Gradients()]
+    for mode, hook in zip(("slices", "groups"), hooks, strict=True):
+        fit(data, mode, hooks=[hook])
+    assert list(hooks[0].found) == list(hooks[1].found) == [4, 7, 10]
+    assert all(np.array_equal(hooks[0].found[n], hooks[1].found[n]) for n in hooks[0].found)
+
+
+def test_validation_in_the_middle_of_an_epoch(spark: Any, data: Dataset) -> None:
+    x, y = digits(50)
+    options: dict[str, Any] = {
+        "validate_when": EveryIterations(3),
+        "schedule": partial(torch.optim.lr_scheduler.ReduceLROnPlateau, patience=0),
+    }
+    with Dataset.from_numpy(x, y, spark=spark) as held_out:
+        found = [fit(data, mode, validation=held_out, **options) for mode in ("slices", "groups")]
+    assert found[0].history.validations == found[1].history.validations
+    assert_bit_equal(found[0].module, found[1].module)
+
+
+def test_checkpoints_and_resume_across_modes(data: Dataset, tmp_path: Any) -> None:
+    expected = fit(data, "slices")
+    for first, second in (("groups", "slices"), ("slices", "groups"), ("groups", "groups")):
+        hook = Checkpoint(tmp_path / first / second, EveryIterations(4))
+        fit(data, first, hooks=[hook], end_when=MaxIteration(6))
+        found = fit(data, second, hooks=[hook], resume=True)
+        assert_bit_equal(found.module, expected.module)
+        assert told(found.history) == told(expected.history)
+
+
+@pytest.mark.parametrize(
+    "optimizer", [partial(LAMB, lr=1e-2), partial(torch.optim.SGD, lr=0.1, momentum=0.9)]
+)
+def test_state_that_was_cut_is_joined_again(data: Dataset, optimizer: Any) -> None:
+    expected = fit(data, "groups", optimizer=optimizer)
+    found = fit(data, "groups", optimizer=optimizer, hooks=[Recorder(3, _replace)])
+    assert_bit_equal(found.module, expected.module)
+
+
+class Explodes(nn.Module):
+    """Gives NaN, or raises, once it was called often enough."""
+
+    def __init__(self, calls: int, error: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.error, self.most = nn.Linear(64, 10), error, calls
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.calls += 1
+        if self.calls > self.most:
+            if self.error:
+                raise ValueError("too many calls")
+            return self.linear(x) * torch.nan
+        return self.linear(x)
+
+
+@pytest.mark.parametrize(("error", "kind"), [(False, NonFiniteError), (True, ModelError)])
+def test_what_fails_in_the_middle_of_a_group(data: Dataset, error: bool, kind: Any) -> None:
+    failures = {}
+    for mode in MODES:
+        hook = Recorder()
+        with pytest.raises(kind) as failure:
+            fit(data, mode, module=Explodes(4, error), hooks=[hook])
+        failures[mode] = (str(failure.value).split("Traceback")[0], hook.seen)
+        assert "iteration 5" in str(failure.value)
+        if not error:
+            assert failure.value.result.state.iteration == 4
+    assert str(failures["slices"]) == str(failures["one"]) == str(failures["groups"])
+
+
+def test_one_job_for_a_group(spark: Any, data: Dataset) -> None:
+    store = spark.sparkContext._jsc.sc().statusStore()
+    data.store()
+    before = {store.jobsList(None).apply(i).jobId() for i in range(store.jobsList(None).size())}
+    fit(data, "groups", end_when=MaxIteration(12), commit_every=0)
+    jobs = store.jobsList(None)
+    names = [
+        jobs.apply(i).description().get() for i in range(jobs.size()) if jobs.apply(i).jobId() not in before
+    ]
+    assert sorted(name.rsplit(", ")[-1] for name in names if "iteration" in name) == [
+        "up to iteration 12",
+        "up to iteration 6",
+    ]
+
+
+def test_the_size_of_groups_adapts() -> None:
+    class Instant:
+        class stepper:  # noqa: N801
+            longest_group = 50
+
+        def __init__(self) -> None:
+            self.sizes: list[int] = []
+            self.undone: list[int] = []
+
+        def run(self, group: list[Any]) -> list[Any]:
+            self.sizes.append(len(group))
+            return group
+
+        def undo(self, group: list[Any]) -> None:
+            self.undone.append(len(group))
+
+    class Item(int):
+        def same_as(self, other: int) -> bool:
+            return self == other
+
+    recovery = Instant()
+    ahead = Ahead(recovery, None)  # type: ignore[arg-type]
+    for n in range(100):
+        assert ahead.run(Item(n), lambda most, n=n: [Item(n + 1 + i) for i in range(most)]) == n  # type: ignore
+    assert recovery.sizes == [1, 2, 4, 8, 16, 32, 50]
+    ahead.settle()
+    assert recovery.undone == [37]
+    ahead.run(Item(100), lambda most: [Item(101 + i) for i in range(most)])  # type: ignore
+    assert recovery.sizes[-1] == 37
+    assert ahead.lead > 0
+
+
+def test_options_that_exclude_each_other() -> None:
+    def make(**options: Any) -> None:
+        Trainer(mlp(), loss=nn.MSELoss(), optimizer=torch.optim.SGD, **options)
+
+    with pytest.raises(ConfigError, match="exchange='ring': expected one of 'auto', 'slices', 'replicas'"):
+        make(exchange="ring")
+    with pytest.raises(ConfigError, match="iterations_per_job=0: expected an integer of at least 1"):
+        make(iterations_per_job=0)
+    with pytest.raises(ConfigError, match="num_slices needs exchange='slices'"):
+        make(exchange="replicas", num_slices=2)
+    with pytest.raises(ConfigError, match="drop_stragglers needs exchange='slices'"):
+        make(exchange="replicas", drop_stragglers=Drop())
+    with pytest.raises(ConfigError, match="iterations_per_job=2 needs exchange='replicas'"):
+        make(exchange="slices", iterations_per_job=2)
+
+
+def test_triggers_know_what_they_can_foresee() -> None:
+    before, after = TrainState(iteration=9), TrainState(iteration=10, epoch=1)
+    for trigger in (EveryEpoch(), EveryIterations(5), MaxEpoch(1), MaxIteration(10), ~MaxScore(0.5)):
+        assert trigger.foreseeable
+        assert trigger.foresees(before, after)
+    for trigger in (
+        MinLoss(9.0),
+        EverySeconds(1.0),
+        MaxSeconds(0.0),
+        ~MinLoss(9.0),
+        EveryEpoch() & MinLoss(9.0),
+    ):
+        assert not trigger.foreseeable
+        assert not trigger.foresees(before, after)
+    either = MinLoss(9.0) | MaxIteration(10)
+    assert not either.foreseeable
+    assert either.foresees(before, after)
+
+
+def test_versions_on_disk(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    frames = [[b"a" * n, b"b"] for n in (0, 5, 63, 64)]
+    assert [bytes(f) for f in decode(b"".join(map(bytes, encode(frames))))] == [
+        b"a" * n + b"b" for n in (0, 5, 63, 64)
+    ]
+    start = Version("fit", 0, 7)
+    for done in range(1, 5):
+        write(start.after(done), [b"weights %d" % done], [[b"state"]], [{}] * done)
+    found = read(start.after(4))
+    assert found is not None
+    assert (bytes(found.weights), [bytes(k) for k in found.kept], len(found.trail)) == (
+        b"weights 4",
+        [b"state"],
+        4,
+    )
+    assert sorted(path.name for path in start.path.parent.iterdir()) == ["0-10", "0-11"]
+    assert read(start.after(1)) is None
