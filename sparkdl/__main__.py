@@ -11,19 +11,29 @@ import sys
 from collections.abc import Sequence
 
 from sparkdl import __version__, checkpoints, doctor
+from sparkdl.commands import init, runs, submit
+from sparkdl.exceptions import SparkdlError
 
-_COMMANDS = (doctor, checkpoints)
+_COMMANDS = (init, submit, runs, doctor, checkpoints)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code."""
-    parser = argparse.ArgumentParser(prog="sparkdl", description="Deep learning on plain Apache Spark.")
+    parser = argparse.ArgumentParser(
+        prog="sparkdl",
+        description="Deep learning on plain Apache Spark.",
+        epilog="sparkdl COMMAND --help shows the options of a command, and examples.",
+    )
     parser.add_argument("--version", action="version", version=f"sparkdl {__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in _COMMANDS:
         command.register(subparsers)
     args = parser.parse_args(argv)
-    code: int = args.run(args)
+    try:
+        code: int = args.run(args)
+    except SparkdlError as error:
+        print(f"sparkdl: {error}", file=sys.stderr)
+        return 1
     return code
 
 

@@ -237,8 +237,9 @@ def _check_session(report: Report, master: str | None, conf: dict[str, str], pla
 def _start(master: str | None, conf: dict[str, str], plain: bool) -> SparkSession:
     from pyspark.sql import SparkSession
 
-    from sparkdl import session
+    from sparkdl import logs, session
 
+    logs.set_up()
     if master is None and "PYSPARK_GATEWAY_PORT" not in os.environ:  # not under spark-submit
         master = "local[*]"
     if not plain:

@@ -12,23 +12,76 @@
     ├── SerializationError     an object cannot be shipped to the executors
     └── TaskError              a task failed on an executor, after Spark's own retries
 
-Each message names what was found, what was expected and what to do.
+Each message names what was found, what was expected and what to do. It ends with a link to a section of
+``docs/troubleshooting.md``, whose anchor is the error's :attr:`~SparkdlError.code`::
+
+    column 'age', row 17: null; drop or fill nulls first [docs/troubleshooting.md#data-null]
+
+Codes are stable: programs may look at them. Each class has a code of its own, and finer ones where
+different causes want different remedies.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from sparkdl.train.result import FitResult
 
+_PAGE = "docs/troubleshooting.md"
+_LINK = re.compile(rf"\s*\[{re.escape(_PAGE)}#(?P<code>[a-z-]+)\]")
+
 
 class SparkdlError(Exception):
-    """Base class of all errors raised by sparkdl."""
+    """Base class of all errors raised by sparkdl.
+
+    A message that quotes another error loses that error's link; its code is kept, if this class has it
+    and no other is given.
+
+    Args:
+        args: the message.
+        code: one of :attr:`codes`; by default the first.
+
+    Attributes:
+        codes: what errors of this class may have as code.
+        code: what happened, in a word that stays the same from version to version.
+    """
+
+    codes: ClassVar[tuple[str, ...]] = ("sparkdl",)
+    code: str
+
+    def __init__(self, *args: object, code: str | None = None) -> None:
+        quoted: list[str] = []
+        if args and isinstance(args[0], str):
+            quoted = _LINK.findall(args[0])
+            args = (_LINK.sub("", args[0]), *args[1:])
+        super().__init__(*args)
+        chosen = code or next((found for found in quoted if found in self.codes), self.codes[0])
+        if chosen not in self.codes:
+            raise ValueError(f"{type(self).__name__} has no code {chosen!r}; it has {', '.join(self.codes)}")
+        self.code = chosen
+
+    def __str__(self) -> str:
+        """Return the message and the link."""
+        message = super().__str__()
+        gap = "\n" if "\n" in message else " "
+        return f"{message}{gap}[{_PAGE}#{self.code}]"
 
 
 class ConfigError(SparkdlError, ValueError):
     """A parameter has a value that cannot work."""
+
+    codes: ClassVar[tuple[str, ...]] = (
+        "config",
+        "config-cluster",
+        "config-command",
+        "config-environment",
+        "config-package",
+        "config-resume",
+        "config-saved",
+        "config-source",
+    )
 
 
 class CheckpointError(SparkdlError, OSError):
@@ -38,15 +91,38 @@ class CheckpointError(SparkdlError, OSError):
         result: what was trained before it happened; ``None`` outside of a fit.
     """
 
+    codes: ClassVar[tuple[str, ...]] = ("checkpoint",)
     result: FitResult | None = None
 
 
 class DataError(SparkdlError, ValueError):
     """A column or row cannot become a tensor."""
 
+    codes: ClassVar[tuple[str, ...]] = (
+        "data",
+        "data-column",
+        "data-connect",
+        "data-empty",
+        "data-null",
+        "data-shape",
+        "data-store",
+        "data-transform",
+        "data-type",
+        "data-value",
+    )
+
 
 class ModelError(SparkdlError):
     """The module or the loss cannot process the data."""
+
+    codes: ClassVar[tuple[str, ...]] = (
+        "model",
+        "model-gradient",
+        "model-input",
+        "model-output",
+        "model-parameters",
+        "model-weights",
+    )
 
 
 class NonFiniteError(ModelError):
@@ -56,15 +132,20 @@ class NonFiniteError(ModelError):
         result: what was trained before it happened; ``None`` outside of a fit.
     """
 
+    codes: ClassVar[tuple[str, ...]] = ("non-finite",)
     result: FitResult | None = None
 
 
 class OptimizerError(SparkdlError, ValueError):
     """The optimizer cannot be applied to slices of the weights."""
 
+    codes: ClassVar[tuple[str, ...]] = ("optimizer",)
+
 
 class SerializationError(SparkdlError):
     """An object cannot be shipped to the executors."""
+
+    codes: ClassVar[tuple[str, ...]] = ("serialization",)
 
 
 class TaskError(SparkdlError):
@@ -75,8 +156,9 @@ class TaskError(SparkdlError):
         result: what was trained before it happened; ``None`` outside of a fit.
     """
 
+    codes: ClassVar[tuple[str, ...]] = ("task", "task-environment", "task-python")
     result: FitResult | None = None
 
-    def __init__(self, message: str, remote_traceback: str = "") -> None:
-        super().__init__(message)
+    def __init__(self, message: str, remote_traceback: str = "", *, code: str | None = None) -> None:
+        super().__init__(message, code=code)
         self.remote_traceback = remote_traceback

@@ -88,11 +88,14 @@ class Predictor:
         if "stageUids" in metadata.get("paramMap", {}):
             raise ConfigError(
                 f"path={path!r} holds a pipeline of {', '.join(metadata['paramMap']['stageUids'])}: give the "
-                f"folder of the model in {posixpath.join(str(path), 'stages')}"
+                f"folder of the model in {posixpath.join(str(path), 'stages')}",
+                code="config-saved",
             )
         info = saved.check(metadata, str(path))
         if info["module"] is None or not metadata["class"].endswith("Model"):
-            raise ConfigError(f"path={path!r} holds a {metadata['class']}: expected a fitted model")
+            raise ConfigError(
+                f"path={path!r} holds a {metadata['class']}: expected a fitted model", code="config-saved"
+            )
         saved.check_pickle(info, str(path), pickle, "Predictor.load(path, pickle=True)")
         code = b"".join(piece.data for piece in folder.pieces(CODE)) if info["pickled"] else None
         content = saved.build(info, str(path), folder.pieces(WEIGHTS), code)
@@ -130,14 +133,15 @@ class Predictor:
         if bool(args) == bool(kwargs):
             raise DataError(
                 "inputs: expected either positional arrays or arrays by name, got "
-                f"{len(args)} positional and {sorted(kwargs)}"
+                f"{len(args)} positional and {sorted(kwargs)}",
+                code="data-shape",
             )
         specs = self._specs(len(args), kwargs)
         tensors = [self._tensor(value, f"input {i}", specs.get(i)) for i, value in enumerate(args)]
         tensors += [self._tensor(value, f"input {name!r}", specs.get(name)) for name, value in kwargs.items()]
         lengths = {len(tensor) for tensor in tensors}
         if len(lengths) > 1:
-            raise DataError(f"inputs have different numbers of rows: {sorted(lengths)}")
+            raise DataError(f"inputs have different numbers of rows: {sorted(lengths)}", code="data-shape")
         return group(tensors, list(kwargs))
 
     def _specs(self, positional: int, named: Collection[str]) -> dict[int | str | None, TensorSpec]:
@@ -147,11 +151,14 @@ class Predictor:
         if names:
             if set(named) != names:
                 found = f"{positional} positional ones" if positional else f"{sorted(named)}"
-                raise DataError(f"the module takes inputs by name: {sorted(map(str, names))}, got {found}")
+                raise DataError(
+                    f"the module takes inputs by name: {sorted(map(str, names))}, got {found}",
+                    code="data-shape",
+                )
             return {spec.key: spec for spec in inputs}
         given = positional + len(named)
         if inputs and len(inputs) != given:
-            raise DataError(f"the module takes {len(inputs)} inputs, got {given}")
+            raise DataError(f"the module takes {len(inputs)} inputs, got {given}", code="data-shape")
         return dict(enumerate(inputs))
 
     def _tensor(self, value: Any, name: str, spec: TensorSpec | None) -> Tensor:
@@ -159,14 +166,16 @@ class Predictor:
         if array.dtype.kind not in "biufc" or array.ndim == 0:
             raise DataError(
                 f"{name}: expected an array of numbers with a dimension for rows, got {array.dtype} of shape "
-                f"{array.shape}"
+                f"{array.shape}",
+                code="data-shape",
             )
         if spec is not None and spec.shape is not None and array.shape[1:] != spec.shape:
             try:
                 array = array.reshape(len(array), *spec.shape)
             except ValueError as error:
                 raise DataError(
-                    f"{name} has shape {array.shape[1:]} per row, the module was trained on {spec.shape}"
+                    f"{name} has shape {array.shape[1:]} per row, the module was trained on {spec.shape}",
+                    code="data-shape",
                 ) from error
         if not array.flags.writeable or not array.dtype.isnative or min(array.strides, default=0) < 0:
             array = np.array(array, array.dtype.newbyteorder("="))  # torch takes no others
@@ -208,7 +217,7 @@ class _Folder:
         try:
             self._fs, root = url_to_fs(path)
         except (ImportError, ValueError, OSError) as error:
-            raise ConfigError(f"path={path!r} cannot be opened: {error}") from error
+            raise ConfigError(f"path={path!r} cannot be opened: {error}", code="config-saved") from error
         root = root.rstrip("/")
         # a save that was cut off between two renames has left the previous one beside it
         previous = posixpath.join(posixpath.dirname(root), f".{posixpath.basename(root)}.previous")
@@ -218,13 +227,15 @@ class _Folder:
         """Read the metadata."""
         files = self._files(METADATA)
         if not files:
-            raise ConfigError(f"path={self._path!r}: nothing complete was saved there")
+            raise ConfigError(f"path={self._path!r}: nothing complete was saved there", code="config-saved")
         try:
             value = json.loads(b"".join(self._fs.cat_file(file) for file in files))
         except ValueError as error:
-            raise ConfigError(f"path={self._path!r}: its metadata is not JSON: {error}") from error
+            raise ConfigError(
+                f"path={self._path!r}: its metadata is not JSON: {error}", code="config-saved"
+            ) from error
         if not isinstance(value, dict):
-            raise ConfigError(f"path={self._path!r} holds no metadata of Spark ML")
+            raise ConfigError(f"path={self._path!r} holds no metadata of Spark ML", code="config-saved")
         return value
 
     def pieces(self, name: str) -> Iterator[weights.Chunk]:

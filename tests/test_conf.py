@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import tomllib
+import zipfile
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from sparkdl import session
 
 ROOT = Path(__file__).parents[1]
-FILES = sorted(ROOT.joinpath("conf").glob("*.conf"))
+FILES = sorted(ROOT.joinpath("conf").glob("*.conf"))  # links to sparkdl/conf, which is installed
 
 
 def settings(path: Path) -> dict[str, str]:
@@ -42,12 +44,32 @@ def test_a_file_is_for_its_cluster_manager(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_block_of_settings_says_why(path: Path) -> None:
+def test_every_setting_says_why(path: Path) -> None:
     previous = ""
     for line in path.read_text().splitlines():
         if line.startswith("spark."):
-            assert previous.startswith(("#", "spark.")), f"no comment above {line}"
+            assert previous.startswith("#"), f"no comment above {line}"
         previous = line
+
+
+def test_spark_knows_every_setting() -> None:
+    texts = [*FILES, ROOT / "sparkdl" / "commands" / "templates.py"]
+    names = {
+        n
+        for file in texts
+        for n in re.findall(r'^(?:# )?"?(spark\.[\w.]+)"? ', file.read_text(), re.MULTILINE)
+    }
+    # Spark puts these together from the name of the transport and the rest.
+    wanted = {re.sub(r"^spark\.shuffle\.(io\.)", r"\1", name) for name in names}
+    wanted -= {name for name in wanted if name.startswith("spark.executorEnv.")}
+    assert len(wanted) > 30
+    for jar in Path(pyspark.__path__[0], "jars").glob("spark-*.jar"):
+        with zipfile.ZipFile(jar) as archive:
+            for name in archive.namelist():
+                if name.endswith(".class") and re.search("[Cc]onf|Launcher", name):
+                    content = archive.read(name)
+                    wanted = {key for key in wanted if key.encode() not in content}
+    assert not wanted
 
 
 def test_pins_cover_every_direct_dependency() -> None:

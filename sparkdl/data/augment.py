@@ -84,7 +84,8 @@ class RandomCrop(nn.Module):
         if free_across < 0 or free_down < 0:
             raise DataError(
                 f"RandomCrop(size={(down, across)}, padding={self.padding}): images of {height} x {width} "
-                "are too small"
+                "are too small",
+                code="data-shape",
             )
         padded = nn.functional.pad(images, [self.padding] * 4)
         if not self.training:
@@ -131,7 +132,8 @@ class Normalize(nn.Module):
         _check(images)
         if images.shape[1] != len(self.mean):
             raise DataError(
-                f"Normalize has {len(self.mean)} means, the images have {images.shape[1]} channels"
+                f"Normalize has {len(self.mean)} means, the images have {images.shape[1]} channels",
+                code="data-shape",
             )
         values = images.float() / 255 if images.dtype == torch.uint8 else images
         return (values - self.mean) / self.std
@@ -144,4 +146,6 @@ class Normalize(nn.Module):
 def _check(images: Tensor) -> None:
     if not isinstance(images, Tensor) or images.ndim != 4:
         found = list(images.shape) if isinstance(images, Tensor) else type(images).__name__
-        raise DataError(f"expected images of shape (rows, channels, height, width), got {found}")
+        raise DataError(
+            f"expected images of shape (rows, channels, height, width), got {found}", code="data-shape"
+        )

@@ -116,7 +116,8 @@ def stack_rows(plan: TablePlan, rows: list[Any], positions: list[tuple[int, int]
     for index, row in enumerate(rows):
         if parts > 1 and (not isinstance(row, tuple | list) or len(row) != parts):
             raise DataError(
-                f"{name(index)}: expected a tuple of {parts} (features, label, weight), got {row!r:.200}"
+                f"{name(index)}: expected a tuple of {parts} (features, label, weight), got {row!r:.200}",
+                code="data-shape",
             )
         values = list(row) if parts > 1 else [row]
         found = plan.features.disassemble(values.pop(0))

@@ -39,6 +39,10 @@ class Column:
         shape: shape of one row's tensor; flat arrays and binary columns are reshaped to it.
         dtype: numpy dtype name of the tensor. By default integers become int64, floats float32,
             booleans float32 (0 and 1) and bytes uint8.
+
+    Examples:
+        >>> Column("image", shape=(1, 28, 28), dtype="uint8")
+        Column(name='image', shape=(1, 28, 28), dtype='uint8')
     """
 
     name: str
@@ -131,10 +135,14 @@ class Structure:
             return {self.keys[0]: value}
         if self.kind == "tuple":
             if not isinstance(value, tuple | list) or len(value) != len(self.keys):
-                raise DataError(f"expected a tuple of {len(self.keys)} values, got {value!r:.200}")
+                raise DataError(
+                    f"expected a tuple of {len(self.keys)} values, got {value!r:.200}", code="data-shape"
+                )
             return dict(zip(self.keys, value, strict=True))
         if not isinstance(value, Mapping) or set(value) != set(self.names):
-            raise DataError(f"expected a dict with keys {list(self.names)}, got {value!r:.200}")
+            raise DataError(
+                f"expected a dict with keys {list(self.names)}, got {value!r:.200}", code="data-shape"
+            )
         return {key: value[name] for name, key in zip(self.names, self.keys, strict=True)}
 
 
@@ -247,7 +255,8 @@ def _plan_column(df: DataFrame, key: str, column: Column, role: str) -> tuple[Co
     fields = {field.name: field for field in df.schema.fields}
     if column.name not in fields:
         raise DataError(
-            f"{role} column {column.name!r} is not in the DataFrame; it has {', '.join(sorted(fields))}"
+            f"{role} column {column.name!r} is not in the DataFrame; it has {', '.join(sorted(fields))}",
+            code="data-column",
         )
     expression = F.col(f"`{column.name.replace('`', '``')}`")
     field = fields[column.name]
@@ -261,10 +270,14 @@ def _plan_column(df: DataFrame, key: str, column: Column, role: str) -> tuple[Co
         if column.shape is None:
             raise DataError(
                 f"{role} column {column.name!r} is binary: say how to read its bytes, "
-                f"for example Column({column.name!r}, shape=(28, 28), dtype='uint8')"
+                f"for example Column({column.name!r}, shape=(28, 28), dtype='uint8')",
+                code="data-type",
             )
     elif kind != "numeric":
-        raise DataError(f"{role} column {column.name!r} has type {field.dataType.simpleString()}: {kind}")
+        raise DataError(
+            f"{role} column {column.name!r} has type {field.dataType.simpleString()}: {kind}",
+            code="data-type",
+        )
     dtype = column.dtype or ("uint8" if kind == "binary" else None)
     return ColumnPlan(key, column.name, kind == "binary", dtype, column.shape), expression
 

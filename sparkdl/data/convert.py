@@ -57,7 +57,8 @@ def from_arrow(plan: ColumnPlan, column: pa.Array, row_name: RowName) -> Array:
             where = row_name(int(wrong[0]) // prod(shape))
             raise DataError(
                 f"column {plan.source!r}, {where}: array of {int(lengths[wrong[0]])} values where "
-                f"other rows have {length}; all rows must have one shape (pad or filter them)"
+                f"other rows have {length}; all rows must have one shape (pad or filter them)",
+                code="data-shape",
             )
         shape.append(length)
         column = column.flatten()
@@ -79,7 +80,8 @@ def _no_nulls(plan: ColumnPlan, column: pa.Array, per_row: int, row_name: RowNam
         index = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         raise DataError(
             f"column {plan.source!r}, {row_name(index // max(per_row, 1))}: {what}; "
-            "drop or fill nulls first, for example with df.na.drop() or df.na.fill()"
+            "drop or fill nulls first, for example with df.na.drop() or df.na.fill()",
+            code="data-null",
         )
 
 
@@ -92,7 +94,8 @@ def _from_binary(plan: ColumnPlan, column: pa.Array, row_name: RowName) -> Array
     if len(wrong):
         raise DataError(
             f"column {plan.source!r}, {row_name(int(wrong[0]))}: {int(lengths[wrong[0]])} bytes, expected "
-            f"{expected} for shape {plan.shape} of {plan.dtype}"
+            f"{expected} for shape {plan.shape} of {plan.dtype}",
+            code="data-shape",
         )
     values: Array = np.empty(0, plan.dtype)
     if len(column):  # one row lies after the other, for all are of one size
@@ -117,13 +120,15 @@ def from_rows(plan: ColumnPlan, values: Sequence[Any] | Array, row_name: RowName
         if array.dtype == object or array.dtype.kind not in "biuf":
             raise DataError(
                 f"column {plan.source!r}, {row_name(index)}: {values[index]!r:.100} is not a number or an "
-                "array of numbers of one shape"
+                "array of numbers of one shape",
+                code="data-type",
             )
         expected = plan.shape if plan.shape is not None else arrays[0].shape
         if array.shape != expected:
             raise DataError(
                 f"column {plan.source!r}, {row_name(index)}: shape {array.shape} where other rows have "
-                f"{expected}"
+                f"{expected}",
+                code="data-shape",
             )
     if not arrays:
         return np.empty(0)
@@ -133,14 +138,17 @@ def from_rows(plan: ColumnPlan, values: Sequence[Any] | Array, row_name: RowName
 def _finish(plan: ColumnPlan, values: Array, row_name: RowName) -> Array:
     """Bring values to the planned dtype and shape and check them."""
     if values.dtype.kind not in "biuf":
-        raise DataError(f"column {plan.source!r}: values of type {values.dtype} are not numbers")
+        raise DataError(
+            f"column {plan.source!r}: values of type {values.dtype} are not numbers", code="data-type"
+        )
     rows = len(values)
     dtype = np.dtype(plan.dtype or default_dtype(values.dtype))
     if plan.shape is not None and rows:
         if prod(values.shape[1:]) != prod(plan.shape):
             raise DataError(
                 f"column {plan.source!r}, {row_name(0)}: {prod(values.shape[1:])} values, expected "
-                f"{prod(plan.shape)} for shape {plan.shape}"
+                f"{prod(plan.shape)} for shape {plan.shape}",
+                code="data-shape",
             )
         values = values.reshape(rows, *plan.shape)
     if dtype.kind in "iu" and rows:
@@ -176,4 +184,4 @@ def _reject(plan: ColumnPlan, bad: Array, values: Array, row_name: RowName, why:
         rows = np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1))
         row = int(rows[0])
         value = values[row].reshape(-1)[np.flatnonzero(bad[row].reshape(-1))[0]]
-        raise DataError(f"column {plan.source!r}, {row_name(row)}: {value} {why}")
+        raise DataError(f"column {plan.source!r}, {row_name(row)}: {value} {why}", code="data-value")

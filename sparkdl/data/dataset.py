@@ -137,7 +137,8 @@ class Dataset:
         if not hasattr(df, "_jdf"):
             raise DataError(
                 f"expected a classic Spark DataFrame, got {type(df).__module__}.{type(df).__name__}; "
-                "Spark Connect has no RDDs, so training needs a classic session"
+                "Spark Connect has no RDDs, so training needs a classic session",
+                code="data-connect",
             )
         plan, expressions = plan_dataframe(df, features, label, weight)
         return cls(df.sparkSession, plan, _DataFrameSource(df, expressions), num_partitions, transform)
@@ -169,10 +170,12 @@ class Dataset:
 
         first = rdd.take(1)
         if not first:
-            raise DataError("the RDD is empty: there is nothing to train on")
+            raise DataError("the RDD is empty: there is nothing to train on", code="data-empty")
         parts = 1 + has_label + has_weight
         if parts > 1 and (not isinstance(first[0], tuple | list) or len(first[0]) != parts):
-            raise DataError(f"expected elements that are tuples of {parts}, got {first[0]!r:.200}")
+            raise DataError(
+                f"expected elements that are tuples of {parts}, got {first[0]!r:.200}", code="data-shape"
+            )
         values = list(first[0]) if parts > 1 else [first[0]]
         features = structure_of(values[0], "features")
         label = structure_of(values[1] if has_label else None, "label")
@@ -213,7 +216,7 @@ class Dataset:
             arrays |= {k: np.asarray(v) for k, v in structures[role].disassemble(value).items()}
         lengths = {key: len(array) if array.ndim else 0 for key, array in arrays.items()}
         if len(set(lengths.values())) != 1 or not all(lengths.values()):
-            raise DataError(f"arrays must have one length of at least 1, got {lengths}")
+            raise DataError(f"arrays must have one length of at least 1, got {lengths}", code="data-shape")
         sources = _unnamed(structures["features"], structures["label"])
         plan = make_plan(structures["features"], structures["label"], sources, weight is not None)
         return cls(
@@ -240,9 +243,10 @@ class Dataset:
         """
         with self._lock:
             if self._peeked is None:
-                rows = self._source.peek(self._spark, self._plan, _PEEK_ROWS)
+                with _described(self._spark, "look at the first rows"):
+                    rows = self._source.peek(self._spark, self._plan, _PEEK_ROWS)
                 if not rows or not len(next(iter(rows.values()))):
-                    raise DataError("the Dataset is empty: there is nothing to train on")
+                    raise DataError("the Dataset is empty: there is nothing to train on", code="data-empty")
                 columns = tuple(
                     c.resolved(str(rows[c.key].dtype), tuple(rows[c.key].shape[1:]))
                     for c in self._plan.columns
@@ -262,8 +266,7 @@ class Dataset:
                 self.peek()
                 available = session.executors(self._spark)
                 count = available.count if self._num_partitions is None else self._num_partitions
-                tokens = self._source.tokens(self._spark, self._plan, self.id, count)
-                self._store = self._build(tokens, available)
+                self._store = self._build(self.id, count, available)
             return self._store
 
     @property
@@ -289,8 +292,7 @@ class Dataset:
                 yield old
                 return
             available = session.executors(self._spark)
-            tokens = self._source.tokens(self._spark, self._plan, uuid.uuid4().hex, num_partitions)
-            new = self._build(tokens, available)
+            new = self._build(uuid.uuid4().hex, num_partitions, available)
             self._store = new
             try:
                 yield new
@@ -300,23 +302,22 @@ class Dataset:
                 raise
             self._delete(old)
 
-    def _build(self, tokens: JavaObject, available: session.Executors) -> Store:
+    def _build(self, store: str, partitions: Partitions, available: session.Executors) -> Store:
         jobs = FrameJobs(self._spark.sparkContext)
-        jobs.persist(tokens)
-        jobs.describe("sparkdl: build the partition store")
-        try:
+        with _described(self._spark, "build the partition store"):
+            tokens = self._source.tokens(self._spark, self._plan, store, partitions)
+            jobs.persist(tokens)
             try:
-                found = tuple(Token.from_frame(frame.unpack(f)) for f in jobs.collect(tokens))
-            except Exception as error:
-                if is_job_failure(error):
-                    raise task_error(error, "building the partition store") from None
+                try:
+                    found = tuple(Token.from_frame(frame.unpack(f)) for f in jobs.collect(tokens))
+                except Exception as error:
+                    if is_job_failure(error):
+                        raise task_error(error, "building the partition store") from None
+                    raise
+                _verify(found)
+            except BaseException:
+                tokens.unpersist(False)
                 raise
-            _verify(found)
-        except BaseException:
-            tokens.unpersist(False)
-            raise
-        finally:
-            jobs.describe(None)
         _warn_if_uneven(found, available)
         return Store(tokens, found, available)
 
@@ -339,11 +340,10 @@ class Dataset:
 
     def _delete(self, store: Store) -> None:
         jobs = FrameJobs(self._spark.sparkContext)
-        jobs.describe("sparkdl: release the partition store")
         try:
-            jobs.collect(jobs.stage(store.tokens, _delete_partition))
+            with _described(self._spark, "release the partition store"):
+                jobs.collect(jobs.stage(store.tokens, _delete_partition))
         finally:
-            jobs.describe(None)
             store.tokens.unpersist(True)
 
     def __enter__(self) -> Dataset:
@@ -353,6 +353,17 @@ class Dataset:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.release()
+
+
+@contextmanager
+def _described(spark: SparkSession, doing: str) -> Iterator[None]:
+    """Name the jobs of a block in the Spark UI."""
+    jobs = FrameJobs(spark.sparkContext)
+    jobs.describe(f"sparkdl: {doing}")
+    try:
+        yield
+    finally:
+        jobs.describe(None)
 
 
 def _delete_partition(partition: int, tokens: Iterator[bytes]) -> Iterator[bytes | Parts]:
@@ -373,12 +384,13 @@ def _verify(tokens: Sequence[Token]) -> None:
             raise DataError(token.error)
     filled = [token for token in tokens if token.rows]
     if not filled:
-        raise DataError("the Dataset is empty: there is nothing to train on")
+        raise DataError("the Dataset is empty: there is nothing to train on", code="data-empty")
     for token in filled[1:]:
         if token.columns != filled[0].columns:
             raise DataError(
                 f"partition {token.partition} has columns {token.columns}, partition "
-                f"{filled[0].partition} has {filled[0].columns}; all rows must have one shape"
+                f"{filled[0].partition} has {filled[0].columns}; all rows must have one shape",
+                code="data-shape",
             )
 
 

@@ -117,7 +117,9 @@ class ImageFormat:
         except DataError:
             raise
         except Exception as error:  # a decoder meets any error in bytes that anyone may have written
-            raise DataError(f"{len(data)} bytes that are no readable image ({error})") from error
+            raise DataError(
+                f"{len(data)} bytes that are no readable image ({error})", code="data-value"
+            ) from error
 
     def from_spark(
         self, height: int, width: int, channels: int, mode: int, data: bytes | bytearray | memoryview
@@ -139,13 +141,16 @@ class ImageFormat:
         from PIL import Image
 
         if height < 1 or width < 1:
-            raise DataError("Spark could not decode the image")
+            raise DataError("Spark could not decode the image", code="data-value")
         if channels not in _RAW or mode & 7:
             raise DataError(
-                f"image of OpenCV type {mode} with {channels} channels; expected 1, 3 or 4 of 8 bits"
+                f"image of OpenCV type {mode} with {channels} channels; expected 1, 3 or 4 of 8 bits",
+                code="data-type",
             )
         if len(data) != height * width * channels:
-            raise DataError(f"{len(data)} bytes of pixels for {height} x {width} x {channels}")
+            raise DataError(
+                f"{len(data)} bytes of pixels for {height} x {width} x {channels}", code="data-value"
+            )
         pixels, raw = _RAW[channels]
         return self._tensor(Image.frombytes(pixels, (width, height), bytes(data), "raw", raw))
 
@@ -164,7 +169,10 @@ class ImageFormat:
             or pixels.ndim not in (2, 3)
             or (pixels.ndim == 3 and pixels.shape[2] != 3)
         ):
-            raise DataError(f"{pixels.dtype}{list(pixels.shape)}: expected uint8 of (height, width[, 3])")
+            raise DataError(
+                f"{pixels.dtype}{list(pixels.shape)}: expected uint8 of (height, width[, 3])",
+                code="data-type",
+            )
         return self._tensor(Image.fromarray(np.ascontiguousarray(pixels)))
 
     def _tensor(self, image: Image.Image) -> Array:
@@ -224,7 +232,7 @@ def _plain(image: Image.Image, channels: int) -> Image.Image:
     if image.mode in _WIDE:  # Pillow would cut off, not scale
         image = Image.fromarray((np.asarray(image).clip(0, 65535) // 256).astype(np.uint8))
     elif image.mode == "F":
-        raise DataError("pixels are floats, of which nobody can say which one is white")
+        raise DataError("pixels are floats, of which nobody can say which one is white", code="data-type")
     elif image.mode == "P":
         image = image.convert("RGBA")  # a palette may hold transparency
     return image.convert("L" if channels == 1 else "RGB")

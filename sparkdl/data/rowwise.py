@@ -36,7 +36,7 @@ class Rowwise:
         self._rows += 1
         try:
             if any(value is None for value in values):
-                raise DataError("null")
+                raise DataError("null", code="data-null")
             result = self._function(*values)
             return result.tobytes() if isinstance(result, np.ndarray) else result
         except DataError as error:

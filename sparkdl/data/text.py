@@ -104,7 +104,7 @@ class TextIndex:
         elif isinstance(text, Sequence):
             tokens = text
         else:
-            raise DataError(f"expected a text or its tokens, got {type(text).__name__}")
+            raise DataError(f"expected a text or its tokens, got {type(text).__name__}", code="data-type")
         length = self.length
         kept = tokens[:length] if self.truncation == "end" else tokens[-length:]
         numbers = [self._numbers.get(token, UNKNOWN) if token is not None else UNKNOWN for token in kept]

@@ -119,6 +119,12 @@ class HitRatio(_Ranking):
 
     Args:
         k: length of the ranking.
+
+    Examples:
+        >>> scores = torch.tensor([[0.9, 0.2, 0.4], [0.1, 0.2, 0.3]])
+        >>> relevant = torch.tensor([[0, 0, 1], [1, 0, 0]])
+        >>> HitRatio(2)(scores, relevant).item()  # second of the first query, last of the other
+        0.5
     """
 
     def __init__(self, k: int = 10) -> None:

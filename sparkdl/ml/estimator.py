@@ -236,7 +236,8 @@ class TorchClassifier(FitsTorch, HasClassOutputs, HasScaling, ProbabilisticClass
         name = self.getLabelCol()
         if rows.label_shape():
             raise DataError(
-                f"label column {name!r} holds arrays of shape {rows.label_shape()}; expected numbers"
+                f"label column {name!r} holds arrays of shape {rows.label_shape()}; expected numbers",
+                code="data-shape",
             )
         known = fitting.classes_by_metadata(rows.all, name)
         if self.module is None:

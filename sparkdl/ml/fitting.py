@@ -30,7 +30,8 @@ def check_classic(name: str, df: DataFrame) -> None:
     if not hasattr(df, "_jdf"):
         raise ConfigError(
             f"{name}.fit needs a classic Spark session, for Spark Connect has no RDDs, which training is "
-            "made of: fit and save the model in a classic session; loading and transform() work here too"
+            "made of: fit and save the model in a classic session; loading and transform() work here too",
+            code="config-cluster",
         )
 
 
@@ -66,10 +67,14 @@ def split_by_indicator(df: DataFrame, name: str) -> tuple[DataFrame, DataFrame]:
     types = dict(df.dtypes)
     if name not in types:
         raise DataError(
-            f"validation indicator column {name!r} is not in the DataFrame; it has {', '.join(sorted(types))}"
+            f"validation indicator column {name!r} is not in the DataFrame; "
+            f"it has {', '.join(sorted(types))}",
+            code="data-column",
         )
     if types[name] != "boolean":
-        raise DataError(f"validation indicator column {name!r} has type {types[name]}: expected boolean")
+        raise DataError(
+            f"validation indicator column {name!r} has type {types[name]}: expected boolean", code="data-type"
+        )
     chosen = F.coalesce(column(name), F.lit(False))
     return df.filter(~chosen), df.filter(chosen)
 
@@ -102,10 +107,13 @@ def classes_by_labels(df: DataFrame, name: str) -> int:
     if row["n"]:
         raise DataError(
             f"label column {name!r} holds {row['wrong']} ({row['n']} such rows): expected integers from 0, "
-            "one per class; StringIndexer makes them"
+            "one per class; StringIndexer makes them",
+            code="data-value",
         )
     if row["max"] is None:
-        raise DataError(f"label column {name!r} holds no labels: there is nothing to train on")
+        raise DataError(
+            f"label column {name!r} holds no labels: there is nothing to train on", code="data-empty"
+        )
     return int(row["max"]) + 1
 
 
@@ -119,7 +127,8 @@ def check_labels(df: DataFrame, name: str, classes: int) -> None:
     if found > classes:
         raise DataError(
             f"label column {name!r} holds {found - 1}, but there are {classes} classes: expected integers "
-            f"from 0 to {classes - 1}"
+            f"from 0 to {classes - 1}",
+            code="data-value",
         )
 
 

@@ -96,19 +96,24 @@ class Output:
         rows, shape = len(values), values.shape[1:]
         if self.kind == "number":
             if prod(shape) != 1:
-                raise ModelError(self._unfit(shape, "a column of numbers has one value per row"))
+                raise ModelError(
+                    self._unfit(shape, "a column of numbers has one value per row"), code="model-output"
+                )
             return pa.array(values.reshape(rows).astype(np.float64, copy=False), mask=mask)
         if self.kind in ("floats", "doubles"):
             if self.dims == 1:
                 values = values.reshape(rows, prod(shape))
             elif self.dims != len(shape):
-                raise ModelError(self._unfit(shape, f"expected {self.dims} dimensions"))
+                raise ModelError(self._unfit(shape, f"expected {self.dims} dimensions"), code="model-output")
             return _lists(values.astype("float32" if self.kind == "floats" else "float64", copy=False), mask)
         if self.kind == "vector":
             values = values.reshape(rows, prod(shape)).astype(np.float64, copy=False)
             return _vectors(values, mask) if vectors else _lists(values, mask)
         if len(shape) > 1 or 0 in shape:
-            raise ModelError(self._unfit(shape, "a classifier gives one logit per class, or a single one"))
+            raise ModelError(
+                self._unfit(shape, "a classifier gives one logit per class, or a single one"),
+                code="model-output",
+            )
         logits = values.reshape(rows, prod(shape)).astype(np.float64, copy=False)
         if self.kind == "class":
             # Without thresholds the class is that of the highest logit.
@@ -143,7 +148,8 @@ def select(output: Any, key: int | str | None, rows: int) -> Array:
         what = "a tensor" if key is None else f"a tensor at {key!r}"
         raise ModelError(
             f"the module returned {describe(output)}; expected {what} whose first dimension counts the "
-            f"batch's {rows} rows"
+            f"batch's {rows} rows",
+            code="model-output",
         )
     low = found.dtype in (torch.bfloat16, torch.float16)
     result: Array = found.to("cpu", torch.float32 if low else found.dtype).numpy()

@@ -162,13 +162,14 @@ class TorchReader(MLReader[R]):
             place = sibling(path, "previous")
             metadata = _metadata(spark, place)
         if metadata is None:
-            raise ConfigError(f"path={path!r}: nothing complete was saved there")
+            raise ConfigError(f"path={path!r}: nothing complete was saved there", code="config-saved")
         info = saved.check(metadata, path)
         name = f"{self.cls.__module__}.{self.cls.__qualname__}"
         if metadata["class"] != name:
             found = metadata["class"].rpartition(".")[2]
             raise ConfigError(
-                f"path={path!r} holds a {found}, expected a {self.cls.__name__}: {found}.load(...)"
+                f"path={path!r} holds a {found}, expected a {self.cls.__name__}: {found}.load(...)",
+                code="config-saved",
             )
         remedy = (
             f"{self.cls.__name__}.read().option('pickle', 'true').load(path), inside of a pipeline with "
@@ -310,9 +311,9 @@ def _metadata(spark: SparkSession, path: str) -> dict[str, Any] | None:
             return None
         raise
     except ValueError as error:
-        raise ConfigError(f"path={path!r}: its metadata is not JSON: {error}") from error
+        raise ConfigError(f"path={path!r}: its metadata is not JSON: {error}", code="config-saved") from error
     if not isinstance(value, dict):
-        raise ConfigError(f"path={path!r} holds no metadata of Spark ML")
+        raise ConfigError(f"path={path!r} holds no metadata of Spark ML", code="config-saved")
     return value
 
 

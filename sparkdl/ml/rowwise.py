@@ -69,7 +69,10 @@ def find_field(df: DataFrame, param: str, name: str) -> StructField:
     for field in df.schema.fields:
         if field.name == name:
             return field
-    raise DataError(f"{param} {name!r} is not in the DataFrame; it has {', '.join(sorted(df.columns))}")
+    raise DataError(
+        f"{param} {name!r} is not in the DataFrame; it has {', '.join(sorted(df.columns))}",
+        code="data-column",
+    )
 
 
 def defined(stage: Params, *names: str) -> None:

@@ -196,7 +196,9 @@ class _Columns:
             null = null_rows(column)
             if null is not None:
                 if not self._keep:
-                    raise DataError(null_message(plan.source, self._row(int(np.flatnonzero(null)[0]))))
+                    raise DataError(
+                        null_message(plan.source, self._row(int(np.flatnonzero(null)[0]))), code="data-null"
+                    )
                 valid &= ~null
         arrays: dict[str, Array] | None = None
         if valid.all():
@@ -231,7 +233,8 @@ class _Columns:
 def _with_bytes(plan: ColumnPlan) -> ColumnPlan:
     if plan.shape is None:
         raise DataError(
-            f"column {plan.source!r} is binary: the shape of a row's tensor must be known to read its bytes"
+            f"column {plan.source!r} is binary: the shape of a row's tensor must be known to read its bytes",
+            code="data-type",
         )
     return replace(plan, binary=True, dtype=plan.dtype or "uint8")
 
@@ -316,7 +319,8 @@ class _Results:
         shapes = [array.shape[1:] for array in outputs.values()]
         if self._shapes not in (None, shapes):
             raise ModelError(
-                f"the module's output differs between batches: rows of shape {shapes} after {self._shapes}"
+                f"the module's output differs between batches: rows of shape {shapes} after {self._shapes}",
+                code="model-output",
             )
         self._shapes = shapes
         self._outputs.put(outputs)

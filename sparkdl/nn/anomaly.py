@@ -63,7 +63,8 @@ class AnomalyDetector(nn.Module):
         if x.dim() != 3 or x.shape[2] != self.features:
             raise ModelError(
                 f"the series has shape {tuple(series.shape)}; expected (rows, steps, {self.features})"
-                + (" or (rows, steps)" if self.features == 1 else "")
+                + (" or (rows, steps)" if self.features == 1 else ""),
+                code="model-input",
             )
         for layer in self.layers:
             x = self.drop(layer(x)[0])

@@ -43,7 +43,9 @@ def to_onnx(module: nn.Module, example: Any, path: Path, *, tolerance: float = 1
     """
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
-        raise ConfigError(f"to_onnx needs {', '.join(missing)}: pip install 'sparkdl[onnx]'")
+        raise ConfigError(
+            f"to_onnx needs {', '.join(missing)}: pip install 'sparkdl[onnx]'", code="config-package"
+        )
     module, inputs = _prepared(module), _example(example)
     args, kwargs = _arguments(inputs)
     with _failing_as(module, "ONNX"), _quiet():

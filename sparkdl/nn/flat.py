@@ -44,32 +44,41 @@ def layout_of(module: nn.Module, group_of: Callable[[nn.Parameter], int] | None 
     params = trainable(module)
     if not params:
         raise ModelError(
-            f"{type(module).__name__} has no parameter with requires_grad=True: there is nothing to train"
+            f"{type(module).__name__} has no parameter with requires_grad=True: there is nothing to train",
+            code="model-parameters",
         )
     for name, p in params:
         if isinstance(p, nn.parameter.UninitializedParameter):
             raise ModelError(
                 f"parameter {name!r} of a lazy module is not initialized yet: "
-                "call the module once on a sample batch before training it"
+                "call the module once on a sample batch before training it",
+                code="model-parameters",
             )
         if p.layout != torch.strided:
-            raise ModelError(f"parameter {name!r} has layout {p.layout}; only dense ones can be trained")
+            raise ModelError(
+                f"parameter {name!r} has layout {p.layout}; only dense ones can be trained",
+                code="model-parameters",
+            )
         if p.dtype not in _DTYPES:
             raise ModelError(
                 f"parameter {name!r} is {p.dtype}; parameters must be float32 or float64 "
-                "(call module.float() before training)"
+                "(call module.float() before training)",
+                code="model-parameters",
             )
     dtypes = {p.dtype: name for name, p in reversed(params)}
     if len(dtypes) > 1:
         found = ", ".join(f"{name!r} is {dtype}" for dtype, name in dtypes.items())
-        raise ModelError(f"all parameters must have one dtype: {found}; call module.float()")
+        raise ModelError(
+            f"all parameters must have one dtype: {found}; call module.float()", code="model-parameters"
+        )
     _reject_overlap(params)
     buffers = list(module.named_buffers())
     for name, b in buffers:
         if isinstance(b, nn.parameter.UninitializedBuffer):
             raise ModelError(
                 f"buffer {name!r} of a lazy module is not initialized yet: "
-                "call the module once on a sample batch before training it"
+                "call the module once on a sample batch before training it",
+                code="model-parameters",
             )
     floating = [(n, _as_real(b)) for n, b in buffers if b.is_floating_point() or b.is_complex()]
     integers = [(n, b) for n, b in buffers if not (b.is_floating_point() or b.is_complex())]
@@ -91,7 +100,8 @@ def _reject_overlap(params: Sequence[tuple[str, nn.Parameter]]) -> None:
         if any(stride == 0 and size > 1 for stride, size in zip(p.stride(), p.shape, strict=True)):
             raise ModelError(
                 f"elements of parameter {name!r} share memory (it is an expanded tensor); make it a "
-                "Parameter of the tensor before expand() and expand it in forward"
+                "Parameter of the tensor before expand() and expand it in forward",
+                code="model-parameters",
             )
         last = sum(stride * (size - 1) for stride, size in zip(p.stride(), p.shape, strict=True))
         ranges.append((p.data_ptr(), p.data_ptr() + (last + 1) * p.element_size(), name))
@@ -100,7 +110,8 @@ def _reject_overlap(params: Sequence[tuple[str, nn.Parameter]]) -> None:
         if start < end:
             raise ModelError(
                 f"parameters {owner!r} and {name!r} are different Parameter objects that share "
-                "memory; tie them by assigning the same Parameter object to both"
+                "memory; tie them by assigning the same Parameter object to both",
+                code="model-parameters",
             )
 
 
@@ -225,7 +236,8 @@ class FlatModule:
                 self._tensors[index].grad = self._grads[index]
                 raise ModelError(
                     f"the .grad of parameter {self.layout.params[index].name!r} was replaced in the forward "
-                    "pass: a step must not call zero_grad() or backward(); both are done for it"
+                    "pass: a step must not call zero_grad() or backward(); both are done for it",
+                    code="model-gradient",
                 )
 
     def set_frozen(self, frozen: NDArray[np.bool_] | Sequence[int]) -> None:

@@ -137,12 +137,14 @@ def _compute(replica: FlatModule, batch: Batch, objective: Objective, *, trainin
 def _no_gradient(replica: FlatModule) -> ModelError:
     frozen = replica.frozen()
     if len(frozen) == len(replica.layout.params):
-        return ModelError("all parameters are frozen: unfreeze some, or end the training")
+        return ModelError(
+            "all parameters are frozen: unfreeze some, or end the training", code="model-gradient"
+        )
     message = "the loss does not depend on any trainable parameter: no gradient can flow"
     if frozen:
         names = ", ".join(repr(name) for name in frozen[:3]) + (", ..." if len(frozen) > 3 else "")
         message += f". {len(frozen)} of {len(replica.layout.params)} parameters are frozen now: {names}"
-    return ModelError(message)
+    return ModelError(message, code="model-gradient")
 
 
 def _weights(batch: Batch, size: int) -> list[float]:

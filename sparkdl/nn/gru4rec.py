@@ -135,12 +135,15 @@ def session_step(module: GRU4Rec, batch: Batch, loss: str = "top1") -> dict[str,
     """
     check_choice("session_step", "loss", loss, (*_SAMPLED, _CROSS_ENTROPY))
     if not isinstance(batch.inputs, dict) or set(batch.inputs) != {"session", "length"}:
-        raise ModelError("session_step needs features={'session': ..., 'length': ...} in the Dataset")
+        raise ModelError(
+            "session_step needs features={'session': ..., 'length': ...} in the Dataset", code="model-input"
+        )
     session, length = batch.inputs["session"], batch.inputs["length"]
     target, real = next_items(session, length, batch.label)
     if not real.any(1).all():
         raise ModelError(
-            "a session of one item has nothing to predict: give what comes after it as label, or leave it out"
+            "a session of one item has nothing to predict: give what comes next as label, or leave it out",
+            code="model-input",
         )
     states, right = module.states(session)[real], target[real]
     if loss == _CROSS_ENTROPY:

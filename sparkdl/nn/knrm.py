@@ -99,7 +99,8 @@ def pairwise_step(module: nn.Module, batch: Batch) -> dict[str, Any]:
     """
     if not isinstance(batch.inputs, dict) or set(batch.inputs) != {"query", "better", "worse"}:
         raise ModelError(
-            "pairwise_step needs features={'query': ..., 'better': ..., 'worse': ...} in the Dataset"
+            "pairwise_step needs features={'query': ..., 'better': ..., 'worse': ...} in the Dataset",
+            code="model-input",
         )
     query = batch.inputs["query"]
     better, worse = module(query, batch.inputs["better"]), module(query, batch.inputs["worse"])

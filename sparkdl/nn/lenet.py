@@ -16,6 +16,11 @@ class LeNet5(nn.Module):
     Shapes:
         input: (rows, 1, 28, 28), (rows, 28, 28) or (rows, 784), float, about zero mean.
         output: (rows, classes), logits.
+
+    Examples:
+        >>> import torch
+        >>> LeNet5()(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(self, classes: int = 10) -> None:

@@ -18,5 +18,11 @@ def binary_cross_entropy(output: Tensor, label: Tensor) -> Tensor:
 
 
 def squared_error(output: Tensor, label: Tensor) -> Tensor:
-    """Return the squared error of each row, the mean over its targets."""
+    """Return the squared error of each row, the mean over its targets.
+
+    Examples:
+        >>> import torch
+        >>> squared_error(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1.0, 0.0], [3.0, 4.0]]))
+        tensor([2., 0.])
+    """
     return nnf.mse_loss(output, label, reduction="none").reshape(len(output), -1).mean(1)

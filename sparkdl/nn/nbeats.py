@@ -190,4 +190,6 @@ def _waves(steps: int, horizon: int, harmonics: int) -> tuple[Tensor, Tensor]:
 
 def _check_shape(series: Tensor, steps: int) -> None:
     if series.dim() != 2 or series.shape[1] != steps:
-        raise ModelError(f"the series has shape {tuple(series.shape)}; expected (rows, {steps})")
+        raise ModelError(
+            f"the series has shape {tuple(series.shape)}; expected (rows, {steps})", code="model-input"
+        )

@@ -145,7 +145,8 @@ def read_step(result: Any, batch: Batch, name: str = "the step") -> tuple[Tensor
         return _scalar_mean(result, batch, name), {}, None
     if "loss" not in result:
         raise ModelError(
-            f"{name} returned a dict with the keys {list(result)}; it needs 'loss', the tensor to minimise"
+            f"{name} returned a dict with the keys {list(result)}; it needs 'loss', the tensor to minimise",
+            code="model-output",
         )
     extras = {
         key: as_scalar(value, f"{name} returned {key!r}")
@@ -167,7 +168,8 @@ def as_scalar(value: Any, what: str) -> float:
         return float(value.detach())
     raise ModelError(
         f"{what}, {describe(value)}; what is reported must be a scalar: a number, or a tensor with one "
-        "element (the key 'output' is for predictions)"
+        "element (the key 'output' is for predictions)",
+        code="model-output",
     )
 
 
@@ -184,7 +186,9 @@ def mean_loss(loss: Loss, output: Any, batch: Batch) -> Tensor:
 
 def _scalar_mean(found: Any, batch: Batch, name: str) -> Tensor:
     if not isinstance(found, Tensor):
-        raise ModelError(f"{name} returned a {type(found).__name__}; expected a torch.Tensor")
+        raise ModelError(
+            f"{name} returned a {type(found).__name__}; expected a torch.Tensor", code="model-output"
+        )
     # A mean over many samples needs the digits.
     value: Tensor = found.float() if found.dtype in _LOW_PRECISION else found
     if value.dim() == 0:
@@ -192,13 +196,15 @@ def _scalar_mean(found: Any, batch: Batch, name: str) -> Tensor:
             remedy = "build the loss with reduction='none'" if name == "the loss" else "return those"
             raise ModelError(
                 f"the Dataset has a weight column, but {name} returned a scalar: sample weights "
-                f"need one loss per sample, so {remedy}"
+                f"need one loss per sample, so {remedy}",
+                code="model-output",
             )
         return value
     if value.shape[0] != batch.rows:
         raise ModelError(
             f"{name} returned shape {tuple(value.shape)} for {batch.rows} rows; expected a scalar "
-            f"mean or one loss per row, shape ({batch.rows},)"
+            f"mean or one loss per row, shape ({batch.rows},)",
+            code="model-output",
         )
     per_sample = value.reshape(batch.rows, -1).mean(dim=1)
     if batch.weight is None:

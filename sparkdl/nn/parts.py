@@ -60,7 +60,8 @@ class FieldEmbedding(nn.Module):
         if categories.dim() != 2 or categories.shape[1] != columns:
             raise ModelError(
                 f"categories has shape {tuple(categories.shape)}; expected (rows, {columns}): one id for "
-                "each of the cardinalities"
+                "each of the cardinalities",
+                code="model-input",
             )
         return torch.stack([table(categories[:, c]) for c, table in enumerate(self.tables)], 1)
 
@@ -74,4 +75,4 @@ def check_numbers(numbers: Tensor | None, expected: int, rows: int) -> None:
     found = None if numbers is None else tuple(numbers.shape)
     if found != ((rows, expected) if expected else None):
         wanted = f"shape ({rows}, {expected})" if expected else "none, as numbers=0 says"
-        raise ModelError(f"numbers has shape {found}; expected {wanted}")
+        raise ModelError(f"numbers has shape {found}; expected {wanted}", code="model-input")

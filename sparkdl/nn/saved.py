@@ -118,12 +118,14 @@ def check(metadata: Mapping[str, Any], path: str) -> dict[str, Any]:
     info = metadata.get(KEY)
     if not isinstance(info, dict) or not isinstance(info.get("format"), int):
         raise ConfigError(
-            f"path={path!r} was not saved by sparkdl: it holds a {metadata.get('class', 'JSON file')}"
+            f"path={path!r} was not saved by sparkdl: it holds a {metadata.get('class', 'JSON file')}",
+            code="config-saved",
         )
     if info["format"] > FORMAT:
         raise ConfigError(
             f"path={path!r} has format {info['format']}, written by sparkdl {info.get('version')}; this is "
-            f"sparkdl {__version__}, which reads formats up to {FORMAT}: install a newer one"
+            f"sparkdl {__version__}, which reads formats up to {FORMAT}: install a newer one",
+            code="config-saved",
         )
     return info
 
@@ -143,7 +145,8 @@ def check_pickle(info: Mapping[str, Any], path: str, allow_pickle: bool, remedy:
     if info["pickled"] and not allow_pickle:
         raise ConfigError(
             f"path={path!r} holds a pickle ({', '.join(info['pickled'])}), and reading one can run any code. "
-            f"If you trust who wrote it: {remedy}"
+            f"If you trust who wrote it: {remedy}",
+            code="config-saved",
         )
 
 
@@ -181,7 +184,7 @@ def build(info: Mapping[str, Any], path: str, pieces: Iterable[weights.Chunk], c
                 parameter.requires_grad_(False)
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"path={path!r} cannot be read, its description is not complete: {error!r}"
+            f"path={path!r} cannot be read, its description is not complete: {error!r}", code="config-saved"
         ) from error
     return Content(module, source, signature, attributes)
 
@@ -189,7 +192,7 @@ def build(info: Mapping[str, Any], path: str, pieces: Iterable[weights.Chunk], c
 def _fill(module: nn.Module, pieces: Iterator[weights.Chunk]) -> None:
     header = next(pieces, None)
     if header is None:
-        raise ConfigError("weights are not complete: there are none")
+        raise ConfigError("weights are not complete: there are none", code="config-saved")
     reader = weights.Reader(header.data)
     for piece in pieces:
         reader.add(piece)
@@ -200,7 +203,8 @@ def _need_pickle(name: str, value: Any, error: ConfigError, allow_pickle: bool) 
     if not allow_pickle:
         raise ConfigError(
             f"{name} ({type(value).__name__}) cannot be saved by import path and arguments: {error}. "
-            f"{_SAVE_PICKLED}"
+            f"{_SAVE_PICKLED}",
+            code="config-source",
         ) from error
 
 
@@ -246,7 +250,8 @@ def _loads(code: bytes) -> dict[str, Any]:
     except Exception as error:
         raise ConfigError(
             f"the pickle cannot be read: {error!r}. It needs the packages, and often the Python version, "
-            "that it was written with"
+            "that it was written with",
+            code="config-saved",
         ) from error
     assert isinstance(values, dict)
     return values

@@ -97,7 +97,8 @@ class Signature:
             if tensor.ndim == 0 or len(tensor) != count:
                 raise ModelError(
                     f"{type(module).__name__} returned {describe(output)} for {count} rows; expected "
-                    "tensors whose first dimension counts rows"
+                    "tensors whose first dimension counts rows",
+                    code="model-output",
                 )
             outputs.append(_spec_of(key, tensor))
         return cls(inputs, tuple(outputs))
@@ -128,7 +129,8 @@ def named_outputs(output: Any) -> Iterator[tuple[int | str | None, Tensor]]:
         items = []
     if not items or not all(isinstance(value, Tensor) for _, value in items):
         raise ModelError(
-            f"the module returned {describe(output)}; expected a tensor, or a tuple, list or dict of tensors"
+            f"the module returned {describe(output)}; expected a tensor, or a tuple, list or dict of tensors",
+            code="model-output",
         )
     yield from items
 

@@ -76,7 +76,8 @@ class TCN(nn.Module):
         if x.dim() != 3 or x.shape[2] != self.features:
             raise ModelError(
                 f"the series has shape {tuple(series.shape)}; expected (rows, steps, {self.features})"
-                + (" or (rows, steps)" if self.features == 1 else "")
+                + (" or (rows, steps)" if self.features == 1 else ""),
+                code="model-input",
             )
         last = self.levels(x.transpose(1, 2))[:, :, -1]
         forecast: Tensor = self.head(last)

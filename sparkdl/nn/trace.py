@@ -54,10 +54,10 @@ def explain_failure(
             f"The module ran on inputs {describe(inputs)}; "
             "check that its output and the label have the shapes and dtypes that the loss expects",
         )
-        return ModelError(f"{culprit} failed: {cause}. {check}")
+        return ModelError(f"{culprit} failed: {cause}. {check}", code="model-input")
     name, layer, found = stack[-1]
     where = f"layer {name!r}, {_summary(layer)}" if name else f"module {_summary(module)}"
-    return ModelError(f"{where}: got input {found}{_expected(layer)}: {cause}")
+    return ModelError(f"{where}: got input {found}{_expected(layer)}: {cause}", code="model-input")
 
 
 def describe(value: Any) -> str:

@@ -110,7 +110,9 @@ class Reader:
             for name, entry in entries.items():
                 self._add(name, entry, len(header))
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-            raise ConfigError(f"this is not the header of a safetensors file: {error!r}") from error
+            raise ConfigError(
+                f"this is not the header of a safetensors file: {error!r}", code="config-saved"
+            ) from error
         self._places.sort(key=lambda place: place[0])
         self._missing = self._end - len(header)
         self._seen = {0}
@@ -127,7 +129,10 @@ class Reader:
         data = memoryview(chunk.data)
         begin, end = chunk.offset, chunk.offset + len(data)
         if not 0 <= begin <= end <= self._end:
-            raise ConfigError(f"weights at {begin} to {end} lie outside of the file's {self._end} bytes")
+            raise ConfigError(
+                f"weights at {begin} to {end} lie outside of the file's {self._end} bytes",
+                code="config-saved",
+            )
         for start, stop, flat in self._overlapping(begin, end):
             low, high = max(begin, start), min(end, stop)
             source = torch.frombuffer(bytearray(data[low - begin : high - begin]), dtype=torch.uint8)
@@ -141,7 +146,10 @@ class Reader:
             ConfigError: if pieces are missing.
         """
         if self._missing:
-            raise ConfigError(f"weights are not complete: {self._missing} of {self._end} bytes are missing")
+            raise ConfigError(
+                f"weights are not complete: {self._missing} of {self._end} bytes are missing",
+                code="config-saved",
+            )
         return self.tensors
 
     def _add(self, name: str, entry: Mapping[str, Any], start: int) -> None:
@@ -184,7 +192,7 @@ def restore(module: nn.Module, tensors: Mapping[str, torch.Tensor], aliases: Map
     ]
     if problems:
         some = "; ".join(problems[:8]) + ("; ..." if len(problems) > 8 else "")
-        raise ModelError(f"the weights do not fit {type(module).__name__}: {some}")
+        raise ModelError(f"the weights do not fit {type(module).__name__}: {some}", code="model-weights")
     extra = {name: found[name] for name in own if name.endswith("_extra_state")}
     owner: dict[int, torch.Tensor] = {}
     for name, tensor in own.items():

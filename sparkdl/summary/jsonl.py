@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from sparkdl.summary.ending import ending
 from sparkdl.summary.paths import Target
 from sparkdl.train.history import json_line
 from sparkdl.train.hooks import Hook
@@ -23,9 +25,12 @@ _LONGEST_LINE = 1 << 20
 class JsonLines(Hook):
     """Appends one JSON object per iteration and per validation to a file.
 
-    The lines are those of :meth:`History.to_jsonl <sparkdl.train.History.to_jsonl>`; NaN is ``null``.
-    Whatever ends the process, the file holds whole lines. A run that is resumed appends, so the last
-    line of an iteration counts.
+    The lines are those of :meth:`History.to_jsonl <sparkdl.train.History.to_jsonl>`, between one of kind
+    ``"begin"`` (name, time, iteration) and one of kind ``"end"`` (status, reason, time, best score); NaN is
+    ``null``. ``sparkdl runs`` lists what such files say.
+
+    Whatever ends the process, the file holds whole lines. A run that is resumed appends, so the last line
+    of an iteration counts.
 
     Args:
         path: local file, or an address that fsspec opens; a remote file is copied there once a minute,
@@ -47,8 +52,10 @@ class JsonLines(Hook):
         local = self._target.open()
         self._target.fetch()
         _mend(local)
-        self._waiting = []
+        beginning = {"name": run.name, "time": _now(), "iteration": run.state.iteration}
+        self._waiting = [json_line("begin", beginning)]
         self._file = local.open("ab", buffering=0)
+        self._write()
         self._target.push(strict=True)
 
     def on_iteration_end(self, run: Run) -> None:
@@ -67,6 +74,10 @@ class JsonLines(Hook):
         """Write what is left and close the file."""
         if self._file is None:
             return
+        found = ending(run)
+        best = {"monitored": run.monitored, "best_score": run.state.best_score}
+        end = {"status": found.status, "reason": found.reason, "time": _now(), **best}
+        self._waiting.append(json_line("end", end))
         self._write()
         self._file.close()
         self._file = None
@@ -82,6 +93,11 @@ class JsonLines(Hook):
         self._waiting = []
         if self._target.due():
             self._target.push()
+
+
+def _now() -> str:
+    """Return the time in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _epoch(run: Run) -> int:

@@ -47,7 +47,8 @@ class Target:
             except (ImportError, ValueError) as error:
                 raise ConfigError(
                     f"{parameter}={self.path!r}: expected a local path or an address that fsspec opens; "
-                    f"{error}"
+                    f"{error}",
+                    code="config-package",
                 ) from error
 
     def open(self) -> Path:

@@ -103,4 +103,4 @@ def test_what_fails_if_no_layer_does_can_be_named():
     error = explain_failure(
         nn.Linear(2, 2), torch.zeros(1, 2), call, KeyError("x"), ("the step", "Look there")
     )
-    assert str(error) == "the step failed: KeyError: 'x'. Look there"
+    assert error.args[0] == "the step failed: KeyError: 'x'. Look there"

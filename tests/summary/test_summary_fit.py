@@ -56,7 +56,7 @@ def test_everything_a_fit_leaves_to_read(spark: Any, tmp_path: Path, caplog: Any
     assert tags["graph"]
 
     lines = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
-    assert len(lines) == 8 + 2
+    assert len(lines) == 1 + 8 + 2 + 1
 
     trace = json.loads((tmp_path / "timeline.json").read_text())
     trace = trace if isinstance(trace, list) else trace["traceEvents"]

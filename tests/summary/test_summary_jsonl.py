@@ -1,5 +1,6 @@
 import json
 import math
+from datetime import datetime
 
 import fsspec
 import pytest
@@ -11,7 +12,31 @@ from sparkdl.train.triggers import EveryEpoch, EveryIterations
 
 
 def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """Return what iterations and validations wrote."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [row for row in rows if row["kind"] not in ("begin", "end")]
+
+
+def frame_of(path):
+    """Return the first and the last line."""
+    rows = path.read_text().splitlines()
+    return json.loads(rows[0]), json.loads(rows[-1])
+
+
+def test_the_file_says_how_the_run_began_and_ended(tmp_path):
+    path = tmp_path / "run.jsonl"
+    FakeRun(name="digits").train(JsonLines(path), iterations=2)
+    begin, end = frame_of(path)
+    assert (begin["kind"], begin["name"], begin["iteration"]) == ("begin", "digits", 0)
+    assert datetime.fromisoformat(begin["time"]) <= datetime.fromisoformat(end["time"])
+    assert (end["kind"], end["status"], end["reason"]) == ("end", "FINISHED", "end_when")
+
+
+def test_a_failed_run_says_why(tmp_path):
+    path = tmp_path / "run.jsonl"
+    with pytest.raises(TypeError):
+        FakeRun().train(JsonLines(path), iterations=1, samples=object())
+    assert frame_of(path)[1]["status"] == "FAILED"
 
 
 def test_iterations_and_validations_in_order(tmp_path):
@@ -40,7 +65,7 @@ def test_the_lines_are_those_of_the_history(tmp_path):
     run = FakeRun(steps=2)
     run.train(JsonLines(tmp_path / "a.jsonl"), iterations=5)
     run.history.to_jsonl(tmp_path / "b.jsonl")
-    assert (tmp_path / "a.jsonl").read_text() == (tmp_path / "b.jsonl").read_text()
+    assert lines(tmp_path / "a.jsonl") == lines(tmp_path / "b.jsonl")
 
 
 def test_nan_is_null(tmp_path):
@@ -101,7 +126,7 @@ def test_remote_files_are_copied_and_appended_to():
     store = fsspec.filesystem("memory")
     for _ in range(2):
         FakeRun().train(JsonLines("memory://logs/run.jsonl", every=EveryEpoch()), iterations=2)
-    assert len(store.cat_file("/logs/run.jsonl").splitlines()) == 4
+    assert len(store.cat_file("/logs/run.jsonl").splitlines()) == 2 * (2 + 2)
 
 
 def test_remote_files_are_copied_while_the_run_goes_on(monkeypatch):
@@ -112,7 +137,7 @@ def test_remote_files_are_copied_while_the_run_goes_on(monkeypatch):
     run.iterate(hook)
     hook._target._due = 0.0
     run.iterate(hook)
-    assert len(store.cat_file("/going/run.jsonl").splitlines()) == 2
+    assert len(store.cat_file("/going/run.jsonl").splitlines()) == 1 + 2
     hook.on_train_end(run)
 
 

@@ -1,0 +1,1 @@
+"""What the command line does beyond the library: submit jobs, list runs, write starters."""

@@ -1,0 +1,131 @@
+"""What ``sparkdl submit`` is told: a job file in TOML, and the command line, which wins."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from sparkdl import logs
+from sparkdl.exceptions import ConfigError
+
+DEPLOY_MODES = ("client", "cluster")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job to submit.
+
+    Attributes:
+        master: Spark master.
+        script: Python program to run.
+        args: its arguments.
+        name: name of the application; Spark takes the script's by default.
+        deploy_mode: where the driver runs, ``client`` (here) or ``cluster``.
+        conf: Spark confs.
+        env: packed environment for the executors, a file or an address that Spark reads.
+        pack_env: pack the environment of this process and ship that.
+        modules: ship the Python files of the script's folder.
+        tensorboard: folder of summaries to show while the job runs.
+        log_level: one of :data:`sparkdl.logs.LEVELS`.
+
+    Raises:
+        ConfigError: if a value cannot work.
+    """
+
+    master: str
+    script: str
+    args: tuple[str, ...] = ()
+    name: str | None = None
+    deploy_mode: str | None = None
+    conf: Mapping[str, str] = field(default_factory=dict)
+    env: str | None = None
+    pack_env: bool = False
+    modules: bool = False
+    tensorboard: str | None = None
+    log_level: str | None = None
+
+    def __post_init__(self) -> None:
+        if not Path(self.script).is_file():
+            raise _error(f"script {self.script!r} is not there: expected a Python file")
+        if self.env and self.pack_env:
+            raise _error("env and pack-env are both given: ship one environment, or pack this one")
+        if self.deploy_mode not in (None, *DEPLOY_MODES):
+            raise _error(f"deploy-mode {self.deploy_mode!r}: expected {' or '.join(DEPLOY_MODES)}")
+        if self.log_level is not None and self.log_level.upper() not in logs.LEVELS:
+            raise _error(f"log-level {self.log_level!r}: expected one of {', '.join(logs.LEVELS)}")
+
+    @property
+    def mode(self) -> str:
+        """Where the driver runs: ``client`` or ``cluster``."""
+        return self.deploy_mode or self.conf.get("spark.submit.deployMode", "client")
+
+
+_PATHS = ("script", "env", "tensorboard")
+_EXPECTED = {
+    "args": "a list of strings",
+    "conf": "a table",
+    "pack_env": "true or false",
+    "modules": "true or false",
+}
+
+
+def read_job_file(path: Path) -> dict[str, Any]:
+    """Read a job file: the attributes of :class:`Job`, with ``-`` for ``_``; ``conf`` is a table.
+
+    Paths in it are relative to the file.
+
+    Raises:
+        ConfigError: naming the key that is unknown or has a value of another type.
+    """
+    try:
+        table = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise _error(f"job file {path} cannot be read: {error.strerror}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise _error(
+            f"job file {path} is not TOML: {error}. Texts are quoted; a conf that is the beginning of "
+            'another one needs quotes around its name, as in "spark.speculation" = true'
+        ) from error
+    known = {attribute.name.replace("_", "-"): attribute.name for attribute in fields(Job)}
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in known:
+            raise _error(f"job file {path}: {key!r} is not known; expected {', '.join(known)}")
+        name = known[key]
+        if not _fits(name, value):
+            raise _error(f"job file {path}: {key} = {value!r}: expected {_EXPECTED.get(name, 'a string')}")
+        if name == "conf":
+            value = dict(_flat(path, "", value))
+        elif name == "args":
+            value = tuple(value)
+        elif name in _PATHS and "://" not in value:
+            value = str(path.parent / value)
+        found[name] = value
+    return found
+
+
+def _fits(name: str, value: Any) -> bool:
+    if name == "args":
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    return isinstance(value, {"conf": dict, "pack_env": bool, "modules": bool}.get(name, str))
+
+
+def _flat(path: Path, prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the confs of nested tables, which is what TOML makes of dotted names."""
+    for key, value in table.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _flat(path, f"{name}.", value)
+        elif isinstance(value, bool):
+            yield name, str(value).lower()
+        elif isinstance(value, str | int | float):
+            yield name, str(value)
+        else:
+            raise _error(f"job file {path}: conf {name} = {value!r}: expected a string, number or boolean")
+
+
+def _error(message: str) -> ConfigError:
+    return ConfigError(message, code="config-command")

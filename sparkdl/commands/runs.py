@@ -1,0 +1,229 @@
+"""``sparkdl runs PATH``: which runs a folder holds, and how far they came."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import posixpath
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from sparkdl.exceptions import ConfigError
+
+_EXAMPLES = """\
+examples:
+  sparkdl runs runs
+  sparkdl runs runs --json
+  sparkdl runs s3://bucket/runs
+
+Lists what JsonLines and Checkpoint hooks have written under the folder.
+"""
+_QUIET_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """A run as its files tell it; ``None`` where they do not.
+
+    Attributes:
+        path: its file of JSON lines, or its folder of checkpoints, relative to the folder searched.
+        name: the Trainer's name for it.
+        started: time in UTC.
+        iterations: completed ones.
+        epochs: the last one begun.
+        loss: of the last iteration.
+        monitored: score that triggers look at.
+        best_score: its best value.
+        state: ``finished``, ``failed``, ``killed``; ``running`` if a line was written in the last minutes,
+            ``unfinished`` if not; ``checkpoints`` if there is nothing else.
+        reason: what ended it.
+    """
+
+    path: str
+    name: str | None = None
+    started: str | None = None
+    iterations: int = 0
+    epochs: int = 0
+    loss: float | None = None
+    monitored: str | None = None
+    best_score: float | None = None
+    state: str = "unfinished"
+    reason: str | None = None
+
+
+def register(subparsers: Any) -> None:
+    """Add the command's parser."""
+    parser = subparsers.add_parser(
+        "runs",
+        help="list the runs in a folder",
+        description="List the runs in a folder: started, iterations, epochs, loss, best score, state.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("path", help="folder of summaries and checkpoints, or its URL")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per run")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """List the runs; return 1 if there is none."""
+    found = sorted(runs(args.path), key=lambda run: (run.started or "", run.path))
+    if not found:
+        print(f"no run in {args.path}: expected files of JsonLines or Checkpoint hooks", file=sys.stderr)
+        return 1
+    if args.json:
+        for row in found:
+            print(json.dumps(asdict(row)))
+    else:
+        _print_table(found)
+    return 0
+
+
+def runs(path: str) -> Iterator[RunSummary]:
+    """Find the runs in a folder.
+
+    Checkpoints belong to the JSON lines beside or above them, if that is one file.
+
+    Raises:
+        ConfigError: if the folder cannot be read.
+    """
+    from fsspec.core import url_to_fs
+
+    try:
+        fs, root = url_to_fs(path)
+        files: dict[str, dict[str, Any]] = fs.find(root, detail=True)
+    except (ImportError, ValueError, OSError) as error:
+        raise ConfigError(f"path={path!r} cannot be read: {error}", code="config-command") from error
+    if not files and not fs.isdir(root):
+        raise ConfigError(f"path={path!r} is not a folder", code="config-command")
+    checkpoints = _checkpoints(fs, files)
+    logs = [name for name in files if name.endswith((".jsonl", ".ndjson"))]
+    homes = [posixpath.dirname(name) for name in logs]
+    for name, home in zip(logs, homes, strict=True):
+        with fs.open(name, "r", encoding="utf-8") as file:
+            found = list(read_lines(_relative(name, root), file))
+        if found and homes.count(home) == 1:
+            for folder in [folder for folder in checkpoints if f"{folder}/".startswith(f"{home}/")]:
+                found[-1] = _completed(found[-1], checkpoints.pop(folder))
+        if found and found[-1].state == "unfinished" and _age(files[name]) < _QUIET_SECONDS:
+            found[-1] = replace(found[-1], state="running")
+        yield from found
+    for folder, state in checkpoints.items():
+        summary = RunSummary(_relative(folder, root), posixpath.basename(folder), state="checkpoints")
+        yield _completed(summary, state)
+
+
+def read_lines(path: str, lines: Iterable[str]) -> Iterator[RunSummary]:
+    """Yield the runs of a file of JSON lines: one, or more if several were appended to it.
+
+    Lines that are not those of :class:`sparkdl.summary.JsonLines` are passed over. A run that was resumed
+    is one run.
+    """
+    current: RunSummary | None = None
+    for line in lines:
+        row = _row(line)
+        kind = row.get("kind")
+        if kind == "begin":
+            if current is not None and not 0 < row.get("iteration", 0) <= current.iterations:
+                yield current
+                current = None
+            current = replace(
+                current or RunSummary(path, started=row.get("time")), name=row.get("name"), state="unfinished"
+            )
+        elif kind == "iteration":
+            current = replace(
+                current or RunSummary(path),
+                iterations=row.get("iteration", 0),
+                epochs=row.get("epoch", 0),
+                loss=row.get("loss"),
+            )
+        elif kind == "end" and current is not None:
+            current = replace(
+                current,
+                state=str(row.get("status", "finished")).lower(),
+                reason=row.get("reason"),
+                monitored=row.get("monitored") or None,
+                best_score=row.get("best_score"),
+            )
+    if current is not None:
+        yield current
+
+
+def _row(line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError:  # somebody else's, or cut off by a full disk
+        return {}
+    return row if isinstance(row, dict) else {}
+
+
+def _checkpoints(fs: Any, files: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return the state that the newest checkpoint of each folder holds, by folder."""
+    newest: dict[str, str] = {}
+    for name in sorted(files):
+        step, file = posixpath.split(name)
+        if file == "state.json" and posixpath.basename(step).startswith("iteration-"):
+            newest[posixpath.dirname(step)] = name
+    found = {}
+    for folder, name in newest.items():
+        mark = _row(fs.cat_file(name).decode())
+        if isinstance(mark.get("state"), dict):
+            found[folder] = mark["state"]
+    return found
+
+
+def _completed(run: RunSummary, state: Mapping[str, Any]) -> RunSummary:
+    """Add what a checkpoint knows to what the lines say, which go further."""
+    best = run.best_score if run.best_score is not None else _finite(state.get("best_score"))
+    if run.iterations >= int(state.get("iteration", 0)):
+        return replace(run, best_score=best)
+    return replace(
+        run,
+        iterations=int(state["iteration"]),
+        epochs=int(state.get("epoch", 0)) + (int(state.get("step", 0)) > 0),
+        loss=_finite(state.get("loss")),
+        best_score=best,
+    )
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if value is not None and math.isfinite(float(value)) else None
+
+
+def _relative(name: str, root: str) -> str:
+    return posixpath.relpath(name, root)
+
+
+def _age(info: Mapping[str, Any]) -> float:
+    """Return the seconds since a file was written; infinity where its store does not say."""
+    changed = info.get("mtime") or info.get("LastModified")
+    if isinstance(changed, datetime):
+        return (datetime.now(UTC) - changed).total_seconds()
+    return time.time() - changed if isinstance(changed, float | int) else math.inf
+
+
+def _print_table(found: Iterable[RunSummary]) -> None:
+    columns = ("name", "started", "iterations", "epochs", "loss", "best score", "state", "path")
+    rows = [columns, *(_cells(run) for run in found)]
+    widths = [max(len(row[n]) for row in rows) for n in range(len(columns))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _cells(run: RunSummary) -> tuple[str, ...]:
+    best = "-" if run.best_score is None else f"{run.best_score:.4g}"
+    return (
+        run.name or "-",
+        (run.started or "-").removesuffix("+00:00").replace("T", " "),
+        str(run.iterations),
+        str(run.epochs),
+        "-" if run.loss is None else f"{run.loss:.4g}",
+        f"{best} ({run.monitored})" if run.monitored and run.best_score is not None else best,
+        run.state,
+        run.path,
+    )

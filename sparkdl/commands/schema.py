@@ -1,0 +1,192 @@
+"""What a Parquet file offers for training: features, label, classes; read without Spark."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from sparkdl.exceptions import ConfigError, DataError
+
+Task = Literal["classification", "regression"]
+MAX_CLASSES = 50
+"""Whole numbers with more different values than this are taken for a quantity."""
+
+_REMEDIES = (
+    (pa.types.is_string, "index it first, for example with pyspark.ml.feature.StringIndexer"),
+    (pa.types.is_large_string, "index it first, for example with pyspark.ml.feature.StringIndexer"),
+    (pa.types.is_temporal, "make numbers of it first, such as unix_timestamp() or hour()"),
+    (pa.types.is_binary, "bytes need a Column(shape=, dtype=) that says how to read them"),
+    (
+        pa.types.is_nested,
+        "lists and structs are no single number: select their parts, or feed them as a Column",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table to learn from.
+
+    Attributes:
+        path: as Spark will read it.
+        label: column to predict.
+        task: what kind of prediction.
+        classes: values of the label as text, in order; empty for regression.
+        features: columns of numbers.
+        left_out: other columns, and why each is not a feature.
+        rows: how many there are.
+    """
+
+    path: str
+    label: str
+    task: Task
+    classes: tuple[str, ...]
+    features: tuple[str, ...]
+    left_out: tuple[tuple[str, str], ...]
+    rows: int
+
+
+def read_table(
+    path: str,
+    label: str,
+    features: Sequence[str] | None = None,
+    task: Task | None = None,
+    *,
+    nulls: bool = False,
+) -> Table:
+    """Look at a Parquet file or folder.
+
+    Args:
+        path: file, folder, or an address that pyarrow opens.
+        label: column to predict.
+        features: columns to learn from; all other columns of numbers by default.
+        task: by default classification where the label is text, boolean or a whole number with few values.
+        nulls: whether rows with nulls will be left out, so that nulls are no error.
+
+    Raises:
+        ConfigError: if the path holds no Parquet file.
+        DataError: naming the column that is missing, cannot become a number or has nulls.
+    """
+    data = _open(path)
+    types = {field.name: field.type for field in data.schema}
+    for name in (label, *(features or ())):
+        if name not in types:
+            close = difflib.get_close_matches(name, types, 1, 0.5)
+            hint = f"; did you mean {close[0]!r}?" if close else "."
+            raise DataError(
+                f"column {name!r} is not in {path}{hint} It has {', '.join(types)}", code="data-column"
+            )
+    if features is not None and label in features:
+        raise DataError(
+            f"label {label!r} is among the features: a model would only copy it", code="data-column"
+        )
+    left_out = []
+    if features is None:
+        others = [name for name in types if name != label]
+        left_out = [(name, f"{types[name]}: {why}") for name in others if (why := _unfit(types[name]))]
+        features = [name for name in others if not _unfit(types[name])]
+        if not features:
+            found = ", ".join(f"{name} ({types[name]})" for name in others)
+            raise DataError(
+                f"{path} has no column of numbers beside {label!r}: it has {found}", code="data-type"
+            )
+    for name in features:
+        if why := _unfit(types[name]):
+            raise DataError(f"feature {name!r} is {types[name]}: {why}", code="data-type")
+    rows = data.count_rows()
+    if rows == 0:
+        raise DataError(f"{path} has no rows", code="data-empty")
+    if not nulls:
+        _check_nulls(data, path, [label, *features])
+    task, classes = _task(data, path, label, types[label], task)
+    return Table(_address(path), label, task, classes, tuple(features), tuple(left_out), rows)
+
+
+def _open(path: str) -> ds.Dataset:
+    try:
+        return ds.dataset(path, format="parquet")
+    except FileNotFoundError as error:
+        raise ConfigError(f"--data {path!r} is not there", code="config-command") from error
+    except (OSError, pa.ArrowException) as error:
+        raise ConfigError(
+            f"--data {path!r} is not a Parquet file or a folder of them: {str(error).splitlines()[0]}",
+            code="config-command",
+        ) from error
+
+
+def _address(path: str) -> str:
+    return path if "://" in path else str(Path(path).resolve())
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    checks = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_boolean)
+    return any(check(kind) for check in checks)
+
+
+def _unfit(kind: pa.DataType) -> str:
+    """Return why a type is no feature, empty if it is one."""
+    if _is_number(kind):
+        return ""
+    return next((remedy for check, remedy in _REMEDIES if check(kind)), "it is not a number")
+
+
+def _check_nulls(data: ds.Dataset, path: str, names: Sequence[str]) -> None:
+    found = {name: _nulls(data, name) for name in names}
+    bad = [f"{name} ({count})" for name, count in found.items() if count]
+    if bad:
+        raise DataError(
+            f"{path}: nulls in {', '.join(bad)}; fill them first, or leave such rows out with --drop-nulls",
+            code="data-null",
+        )
+
+
+def _nulls(data: ds.Dataset, name: str) -> int:
+    """Return the number of nulls in a column: from the files' statistics, or by a look at the column."""
+    count = 0
+    for fragment in data.get_fragments():
+        metadata = fragment.metadata
+        index = {metadata.schema.column(n).path: n for n in range(metadata.num_columns)}.get(name)
+        for group in range(metadata.num_row_groups):
+            statistics = None if index is None else metadata.row_group(group).column(index).statistics
+            if statistics is None or not statistics.has_null_count:
+                return int(data.count_rows(filter=ds.field(name).is_null()))
+            count += statistics.null_count
+    return count
+
+
+def _task(
+    data: ds.Dataset, path: str, label: str, kind: pa.DataType, task: Task | None
+) -> tuple[Task, tuple[str, ...]]:
+    """Return what to do with a label of this type, and its classes."""
+    textual = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    if not textual and not _is_number(kind):
+        raise DataError(f"label {label!r} is {kind}: {_unfit(kind)}", code="data-type")
+    if task == "regression" and textual:
+        raise DataError(
+            f"label {label!r} is {kind}, but --task regression predicts a number", code="data-type"
+        )
+    whole = textual or pa.types.is_boolean(kind) or pa.types.is_integer(kind)
+    if task == "regression" or (task is None and not whole):
+        return "regression", ()
+    values: Any = pc.unique(data.to_table(columns=[label]).column(label)).drop_null()
+    if task is None and pa.types.is_integer(kind) and len(values) > MAX_CLASSES:
+        return "regression", ()
+    if not 2 <= len(values) <= 1000:
+        raise DataError(
+            f"label {label!r} of {path} has {len(values)} different values: classification wants 2 to 1000 "
+            "(a number may be predicted with --task regression)",
+            code="data-value",
+        )
+    return "classification", tuple(_text(value) for value in sorted(values.to_pylist()))
+
+
+def _text(value: Any) -> str:
+    """Return a value as Spark casts it to a string."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

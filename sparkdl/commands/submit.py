@@ -1,0 +1,274 @@
+"""``sparkdl submit``: spark-submit with this design's confs, the user's modules and an environment."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from sparkdl import logs
+from sparkdl.commands import packing
+from sparkdl.commands.board import board
+from sparkdl.commands.clusters import defaults, is_one_process, site_defaults, spark_home
+from sparkdl.commands.job import DEPLOY_MODES, Job, read_job_file
+from sparkdl.exceptions import ConfigError
+
+_EXAMPLES = """\
+examples:
+  sparkdl submit --master 'local[2]' train.py --epochs 3
+  sparkdl submit --master spark://head:7077 --pack-env train.py
+  sparkdl submit --master yarn --env environment.tar.gz --conf spark.executor.instances=8 train.py
+  sparkdl submit --conf-file job.toml --tensorboard runs
+  sparkdl submit --conf-file job.toml --dry-run
+
+The job file holds the same by name (master, script, args, name, deploy-mode, env, pack-env, modules,
+tensorboard, log-level) and a table [conf]; the command line wins. The exit status is spark-submit's.
+"""
+
+
+def register(subparsers: Any) -> None:
+    """Add the command's parser."""
+    parser = subparsers.add_parser(
+        "submit",
+        help="run a script on a cluster, with its code, its environment and the right confs",
+        description="Run a Python script with the spark-submit of the installed Spark.",
+        usage="sparkdl submit [options] script.py [arguments]",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--master", help="Spark master: local[N], spark://..., yarn, k8s://...")
+    parser.add_argument("--conf-file", metavar="job.toml", type=Path, help="job file in TOML")
+    parser.add_argument(
+        "--conf", action="append", default=[], type=key_value, metavar="KEY=VALUE", help="a Spark conf"
+    )
+    parser.add_argument("--name", help="name of the application in Spark's UI")
+    parser.add_argument("--deploy-mode", choices=DEPLOY_MODES, help="where the driver runs (client: here)")
+    parser.add_argument("--env", metavar="FILE", help="packed environment to ship to the executors")
+    parser.add_argument(
+        "--pack-env",
+        action=argparse.BooleanOptionalAction,
+        help="pack this environment, if it changed, and ship it",
+    )
+    parser.add_argument(
+        "--modules",
+        action=argparse.BooleanOptionalAction,
+        help="ship the Python files of the script's folder",
+    )
+    parser.add_argument(
+        "--tensorboard", metavar="LOGDIR", help="show the summaries in LOGDIR on localhost while the job runs"
+    )
+    parser.add_argument(
+        "--log-level", metavar="LEVEL", help=f"{', '.join(logs.LEVELS).lower()} (warn): the driver's log"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print what would be run")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="the script and its arguments")
+    parser.set_defaults(run=run)
+
+
+def key_value(text: str) -> tuple[str, str]:
+    """Return what ``KEY=VALUE`` says; for argparse."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected KEY=VALUE")
+    return name, value
+
+
+def run(args: argparse.Namespace) -> int:
+    """Submit the job, or print what would be run, and return the exit status."""
+    job = job_of(args)
+    if args.dry_run:
+        print(plan(job, Path("<temporary folder>")).shown())
+        return 0
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sparkdl-submit-")))
+        submission = plan(job, folder)
+        submission.prepare()
+        if job.tensorboard is not None:
+            stack.enter_context(board(job.tensorboard))
+        return submission.run()
+
+
+def job_of(args: argparse.Namespace) -> Job:
+    """Join job file and command line.
+
+    Raises:
+        ConfigError: if something is missing or cannot work.
+    """
+    found = read_job_file(args.conf_file) if args.conf_file is not None else {}
+    for attribute in fields(Job):
+        value = getattr(args, attribute.name, None)
+        if value is not None and attribute.name not in ("conf", "args"):
+            found[attribute.name] = value
+    if args.env is not None and args.pack_env is None:
+        found.pop("pack_env", None)
+    if args.pack_env and args.env is None:
+        found.pop("env", None)
+    found["conf"] = {**found.get("conf", {}), **dict(args.conf)}
+    if args.command and args.command[0] != "--":
+        found |= {"script": args.command[0], "args": tuple(args.command[1:])}
+    elif args.command:
+        found["args"] = tuple(args.command[1:])
+    found.setdefault("master", found["conf"].get("spark.master"))
+    for name, how in (("master", "--master"), ("script", "it after the options")):
+        if found.get(name) is None:
+            raise ConfigError(
+                f"no {name}: give {how}, or {name} = ... in the job file", code="config-command"
+            )
+    return Job(**found)
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What is to be run.
+
+    Attributes:
+        command: spark-submit, its options, the script and its arguments.
+        options: where the script is in it.
+        environment: variables it gets beside those of this process.
+        modules: folder whose modules go to a zip file, and that file; ``None`` without ``modules``.
+        packed: archive that the environment of this process is packed to; ``None`` without ``pack_env``.
+    """
+
+    command: tuple[str, ...]
+    options: int
+    environment: dict[str, str]
+    modules: tuple[Path, Path] | None
+    packed: Path | None
+
+    def prepare(self) -> None:
+        """Write the files that travel with the job."""
+        if self.modules is not None:
+            packing.zip_modules(*self.modules)
+        if self.packed is not None and not self.packed.exists():
+            say(f"packing {sys.prefix}, which may take minutes, to {self.packed}")
+            packing.pack(Path(sys.prefix), self.packed)
+
+    def run(self) -> int:
+        """Run spark-submit on this process's own streams and return its exit status."""
+        with _forwarding() as send_to:
+            process = subprocess.Popen(self.command, env=os.environ | self.environment)
+            send_to(process)
+            status = process.wait()
+        return status if status >= 0 else 128 - status
+
+    def shown(self) -> str:
+        """Return the command as a shell takes it."""
+        lines = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        lines.append(shlex.quote(self.command[0]))
+        for part in self.command[1 : self.options]:
+            if part.startswith("--"):
+                lines.append(part)
+            else:
+                lines[-1] += f" {shlex.quote(part)}"
+        lines.append(shlex.join(self.command[self.options :]))
+        return " \\\n    ".join(lines)
+
+
+def plan(job: Job, folder: Path) -> Submission:
+    """Say what a job means for spark-submit; nothing is written.
+
+    Args:
+        job: what is wanted.
+        folder: where files that travel with the job would go.
+
+    Raises:
+        ConfigError: if the environment cannot be shipped.
+    """
+    conf = {**defaults(job.master, site_defaults()), **job.conf}
+    conf.pop("spark.master", None)
+    if job.deploy_mode is not None:
+        conf["spark.submit.deployMode"] = job.deploy_mode
+    packed = packing.packed_path(Path(sys.prefix)) if job.pack_env else None
+    env = str(packed) if packed is not None else job.env
+    if env is not None:
+        if is_one_process(job.master):
+            raise ConfigError(
+                f"--master {job.master}: tasks run here, so there is no executor to ship an environment to: "
+                "leave env and pack-env out (--no-pack-env)",
+                code="config-environment",
+            )
+        if packed is None:
+            packing.check_archive(env)
+        archives = [conf["spark.archives"]] if conf.get("spark.archives") else []
+        conf["spark.archives"] = ",".join([*archives, f"{env}#{packing.UNPACKED}"])
+    conf |= _interpreters(job, conf, env is not None)
+    modules = None
+    if job.modules:
+        modules = (Path(job.script).resolve().parent, folder / "modules.zip")
+        files = [conf["spark.submit.pyFiles"]] if conf.get("spark.submit.pyFiles") else []
+        conf["spark.submit.pyFiles"] = ",".join([*files, str(modules[1])])
+    command = [str(spark_home() / "bin" / "spark-submit"), "--master", job.master]
+    if job.name is not None:
+        command += ["--name", job.name]
+    for name, value in conf.items():
+        command += ["--conf", f"{name}={value}"]
+    return Submission((*command, job.script, *job.args), len(command), _variables(job), modules, packed)
+
+
+def _interpreters(job: Job, conf: dict[str, str], shipped: bool) -> dict[str, str]:
+    """Return the confs that say which Python runs the driver and the tasks."""
+    executors, driver = "spark.pyspark.python", "spark.pyspark.driver.python"
+    found = {}
+    if shipped:
+        found[executors] = packing.INTERPRETER
+    elif executors not in conf and "PYSPARK_PYTHON" not in os.environ and job.mode == "client":
+        found[executors] = sys.executable
+        if not job.master.startswith("local"):
+            say(
+                f"executors run {sys.executable}: it must be there on each machine; --pack-env ships this one"
+            )
+    if job.mode == "client" and driver not in conf:
+        found[driver] = sys.executable
+    return found
+
+
+def _variables(job: Job) -> dict[str, str]:
+    """Return the variables that make the driver's log quiet, or as rich as is wanted."""
+    logs.level()  # a value that is none is an error here rather than in the job
+    found = {"SPARK_HOME": str(spark_home()), "SPARK_SUBMIT_OPTS": logs.jvm_options()}
+    if job.log_level is not None:
+        found[logs.VARIABLE] = job.log_level.upper()
+    return found
+
+
+@contextmanager
+def _forwarding() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
+    """Pass SIGTERM on to the process that is named, and leave Ctrl-C to it.
+
+    A terminal sends Ctrl-C to all processes; the job may take its time to end in order.
+    """
+    waiting: list[int] = []
+    targets: list[subprocess.Popen[bytes]] = []
+
+    def forward(number: int, frame: object) -> None:
+        waiting.append(number)
+        for process in targets:
+            process.send_signal(number)
+
+    def send_to(process: subprocess.Popen[bytes]) -> None:
+        targets.append(process)
+        for number in waiting:  # what came before the process was there
+            process.send_signal(number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    signal.signal(signal.SIGTERM, forward)
+    signal.signal(signal.SIGINT, lambda number, frame: None)
+    try:
+        yield send_to
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def say(text: str) -> None:
+    """Print a remark to stderr: stdout is the job's."""
+    print(f"sparkdl: {text}", file=sys.stderr)

@@ -1,0 +1,101 @@
+"""Every command shows examples, and every example does what it says."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support.models import mlp
+from support.runs import FakeRun
+
+from sparkdl import __main__, doctor
+from sparkdl.commands import init, packing
+from sparkdl.summary import JsonLines
+from sparkdl.train.checkpoint import CheckpointFolder
+from sparkdl.train.state import TrainState
+
+COMMANDS = ("init", "submit", "runs", "doctor", "checkpoints")
+
+
+def help_of(command: str, capsys: Any) -> str:
+    with pytest.raises(SystemExit) as exit_info:
+        __main__.main([command, "--help"])
+    assert exit_info.value.code == 0
+    return str(capsys.readouterr().out)
+
+
+def examples(text: str) -> list[list[str]]:
+    lines = text[text.index("examples:") :].splitlines()
+    found = [
+        shlex.split(line, comments=True) for line in lines if line.startswith(("  sparkdl ", "  python "))
+    ]
+    return [words[1:] if words[0] == "sparkdl" else words[3:] for words in found]
+
+
+def test_these_are_all_commands(capsys: Any) -> None:
+    assert {module.__name__.split(".")[-1] for module in __main__._COMMANDS} == set(COMMANDS)
+    with pytest.raises(SystemExit):
+        __main__.main(["--help"])
+    out = capsys.readouterr().out
+    assert set(COMMANDS) <= set(out.split())
+    assert "sparkdl COMMAND --help" in out
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with what the examples name."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    Path("job.toml").write_text('master = "yarn"\nscript = "train.py"\n')
+    with tarfile.open("environment.tar.gz", "w:gz") as archive:
+        archive.add("train.py")
+    numbers = [float(n) for n in range(9)]
+    species = {"species": ["a", "b", "c"] * 3, "width": numbers}
+    homes = {"price": numbers, "rooms": numbers, "area": numbers}
+    pq.write_table(pa.table(species), "iris.parquet")
+    pq.write_table(pa.table(homes), "homes.parquet")
+    FakeRun().train(JsonLines("runs/a.jsonl"))
+    checkpoints = CheckpointFolder(tmp_path / "runs" / "lenet")
+    checkpoints.create()
+    checkpoints.save(mlp(), TrainState(iteration=1200), {})
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_examples_run(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    here = init.read_table
+    monkeypatch.setattr(packing, "packed_path", lambda prefix: folder / "packed.tar.gz")
+    monkeypatch.setattr(doctor, "examine", lambda *_, **__: doctor.Report(spark={"threads_per_task": 1}))
+    monkeypatch.setattr(doctor, "render", lambda report: "it can train")
+    monkeypatch.setattr(
+        init, "read_table", lambda path, *rest, **options: here(_local(path), *rest, **options)
+    )
+    found = examples(help_of(command, capsys))
+    assert len(found) >= 3
+    for words in found:
+        if any(word.startswith("s3://") for word in words):
+            continue  # there is no such store here
+        if command == "submit" and "--dry-run" not in words:
+            words.insert(1, "--dry-run")
+        assert __main__.main(words) == 0, words
+        assert capsys.readouterr().out.strip(), words
+
+
+def _local(path: str) -> str:
+    """Return the table that stands for one on a cluster."""
+    return "homes.parquet" if path.startswith("hdfs://") else path
+
+
+def test_the_command_is_installed_under_its_name() -> None:
+    script = Path(sys.executable).with_name("sparkdl")
+    if not script.exists():
+        pytest.skip("sparkdl is on the path only")
+    done = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("sparkdl ")

@@ -1,0 +1,382 @@
+"""The command that runs a script on a cluster: what it asks of spark-submit, and what it refuses."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkdl import session
+from sparkdl.__main__ import main
+from sparkdl.commands import board, clusters, packing, submit
+from sparkdl.commands.job import Job, read_job_file
+from sparkdl.exceptions import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a script, and no settings of this machine."""
+    for name in ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_PYTHON", "SPARK_SUBMIT_OPTS", "SPARKDL_LOG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("print('trained')\n")
+    return tmp_path
+
+
+def planned(**job: Any) -> submit.Submission:
+    return submit.plan(Job(**({"master": "spark://head:7077", "script": "train.py"} | job)), Path("there"))
+
+
+def confs(submission: submit.Submission) -> dict[str, str]:
+    command = submission.command
+    pairs = [command[n + 1] for n, part in enumerate(command) if part == "--conf"]
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def test_the_confs_are_those_of_the_kind_of_cluster() -> None:
+    found = confs(planned(conf={"spark.executor.memory": "7g"}))
+    assert found.items() >= session.recommended().items()
+    assert found["spark.executor.memory"] == "7g"
+    assert found["spark.dynamicAllocation.enabled"] == "false"
+    assert "spark.master" not in found
+    assert confs(planned(master="yarn"))["spark.executor.memoryOverhead"] == "4g"
+
+
+@pytest.mark.parametrize(
+    ("master", "kind"),
+    [
+        ("local", "local"),
+        ("local[4]", "local"),
+        ("local-cluster[2,1,1024]", "local"),
+        ("spark://a:1,b:2", "standalone"),
+        ("yarn", "yarn"),
+        ("k8s://https://h:443", "kubernetes"),
+    ],
+)
+def test_kinds_of_masters(master: str, kind: str) -> None:
+    assert clusters.kind_of(master) == kind
+    assert (clusters.CONF / f"{kind}.conf").is_file()
+
+
+def test_an_unknown_master_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"--master 'head:7077': expected local\[N\]"):
+        planned(master="head:7077")
+
+
+def test_what_the_installation_says_wins_over_defaults_but_not_over_what_training_needs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "spark-defaults.conf").write_text(
+        "# ours\nspark.executor.memory 9g\nspark.eventLog.dir=hdfs:///logs\nspark.shuffle.compress: true\n"
+    )
+    monkeypatch.setenv("SPARK_CONF_DIR", str(folder))
+    found = confs(planned())
+    assert "spark.executor.memory" not in found
+    assert found["spark.shuffle.compress"] == "false"
+    assert clusters.site_defaults()["spark.eventLog.dir"] == "hdfs:///logs"
+
+
+def test_the_script_and_its_arguments_come_last() -> None:
+    submission = planned(args=("--epochs", "3"), name="a job")
+    assert submission.command[-3:] == ("train.py", "--epochs", "3")
+    assert submission.command[1:5] == ("--master", "spark://head:7077", "--name", "a job")
+    assert submission.shown().endswith("train.py --epochs 3")
+    assert "--name 'a job'" in submission.shown()
+
+
+def test_the_executors_run_the_shipped_interpreter_and_the_driver_its_own(folder: Path) -> None:
+    with tarfile.open("environment.tar.gz", "w:gz") as archive:
+        archive.add("train.py")
+    found = confs(planned(env="environment.tar.gz", conf={"spark.archives": "more.zip#more"}))
+    assert found["spark.archives"] == "more.zip#more,environment.tar.gz#environment"
+    assert found["spark.pyspark.python"] == "./environment/bin/python"
+    assert found["spark.pyspark.driver.python"] == sys.executable
+    elsewhere = confs(planned(master="yarn", env="hdfs:///e.tar.gz", deploy_mode="cluster"))
+    assert elsewhere["spark.archives"] == "hdfs:///e.tar.gz#environment"
+    assert elsewhere["spark.submit.deployMode"] == "cluster"
+    assert "spark.pyspark.driver.python" not in elsewhere
+
+
+def test_without_an_environment_executors_run_this_interpreter(capsys: Any) -> None:
+    assert confs(planned())["spark.pyspark.python"] == sys.executable
+    assert "must be there on each machine" in capsys.readouterr().err
+    assert confs(planned(master="k8s://https://h"))["spark.pyspark.python"] == "python3"
+
+
+@pytest.mark.parametrize(
+    ("env", "problem"),
+    [
+        ("nowhere.tar.gz", "is not there"),
+        (".", "is a folder"),
+        ("train.py", "Spark unpacks .tar.gz"),
+        ("broken.tar.gz", "is not an archive"),
+    ],
+)
+def test_environments_that_cannot_be_shipped(env: str, problem: str) -> None:
+    Path("broken.tar.gz").write_text("no")
+    with pytest.raises(ConfigError, match=problem) as raised:
+        planned(env=env)
+    assert raised.value.code == "config-environment"
+
+
+def test_local_mode_has_nobody_to_ship_to() -> None:
+    with pytest.raises(ConfigError, match="no executor to ship an environment to"):
+        planned(master="local[2]", env="e.tar.gz")
+
+
+def test_packing_makes_an_environment_that_runs_elsewhere(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = bare_environment(folder / "venv")
+    jars = next(prefix.glob("lib/python3*/site-packages")) / "pyspark" / "jars"
+    jars.mkdir(parents=True)
+    (jars / "spark.jar").write_text("large")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    target = packing.packed_path(prefix)
+    stale = target.with_name(f"{target.name.split('-')[0]}-0000.tar.gz")
+    stale.parent.mkdir(parents=True)
+    stale.write_text("old")
+    packing.pack(prefix, target)
+    assert list(target.parent.iterdir()) == [target]
+    assert packing.packed_path(prefix) == target
+    with tarfile.open(target) as archive:
+        assert not [name for name in archive.getnames() if "jars" in name]
+        archive.extractall(folder / "moved", filter="fully_trusted")
+    done = subprocess.run(
+        [folder / "moved" / "bin" / "python", "-c", "import sys, thing; print(sys.prefix, thing.there)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [str(folder / "moved"), "True"]
+    package = next(prefix.glob("lib/python3*/site-packages")) / "thing-1.0.dist-info"
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: thing\nVersion: 2.0\n")
+    assert packing.packed_path(prefix) != target
+    (package / "direct_url.json").write_text('{"dir_info": {"editable": true}, "url": "file:///x"}')
+    with pytest.raises(ConfigError, match="thing is installed in editable mode"):
+        packing.packed_path(prefix)
+
+
+def bare_environment(prefix: Path) -> Path:
+    """Make a virtual environment with a package of one line."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(prefix)], check=True)
+    site = next(prefix.glob("lib/python3*/site-packages"))
+    (site / "thing.py").write_text("there = True\n")
+    (site / "thing-1.0.dist-info").mkdir()
+    (site / "thing-1.0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: thing\nVersion: 1.0\n"
+    )
+    return prefix
+
+
+def test_only_environments_are_packed(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a virtual environment"):
+        packing.packed_path(folder)
+    (folder / "conda-meta").mkdir()
+    with pytest.raises(ConfigError, match="conda pack -o environment.tar.gz"):
+        packing.packed_path(folder)
+
+
+def test_modules_travel_without_what_is_not_source(folder: Path) -> None:
+    for name in (
+        "helpers.py",
+        "net/__init__.py",
+        "net/layers.py",
+        ".git/x.py",
+        "venv/pyvenv.cfg",
+        "venv/y.py",
+    ):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("")
+    submission = planned(modules=True)
+    assert confs(submission)["spark.submit.pyFiles"] == "there/modules.zip"
+    with zipfile.ZipFile(packing.zip_modules(folder, folder / "m.zip")) as archive:
+        assert archive.namelist() == ["helpers.py", "net/__init__.py", "net/layers.py", "train.py"]
+
+
+# -- the job file ---------------------------------------------------------------------------------
+
+JOB = """
+master = "spark://head:7077"
+script = "train.py"
+args = ["--epochs", "5"]
+log-level = "info"
+pack-env = true
+
+[conf]
+"spark.speculation" = true
+spark.executor.cores = 4
+spark.executor.memory = "4g"
+"""
+
+
+def job(*arguments: str) -> Job:
+    parsed: list[Any] = []
+
+    class Subparsers:
+        def add_parser(self, name: str, **options: Any) -> Any:
+            import argparse
+
+            parsed.append(argparse.ArgumentParser(**{k: v for k, v in options.items() if k != "help"}))
+            return parsed[0]
+
+    submit.register(Subparsers())
+    return submit.job_of(parsed[0].parse_args(list(arguments)))
+
+
+def test_a_job_file_says_what_the_command_line_does(folder: Path) -> None:
+    (folder / "job.toml").write_text(JOB)
+    found = job("--conf-file", "job.toml")
+    assert found.conf == {
+        "spark.speculation": "true",
+        "spark.executor.cores": "4",
+        "spark.executor.memory": "4g",
+    }
+    assert (found.args, found.log_level, found.pack_env) == (("--epochs", "5"), "info", True)
+
+
+def test_the_guide_shows_a_job_file(folder: Path) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "clusters.md").read_text()
+    (folder / "job.toml").write_text(page.split("```toml\n")[1].split("```")[0])
+    found = job("--conf-file", "job.toml")
+    assert (found.name, found.modules, found.conf["spark.executor.cores"]) == ("churn", True, "4")
+
+
+def test_the_command_line_wins(folder: Path) -> None:
+    (folder / "job.toml").write_text(JOB)
+    Path("other.py").write_text("")
+    found = job(
+        *("--conf-file", "job.toml", "--master", "local[2]", "--env", "e.tar.gz"),
+        *("--conf", "spark.executor.memory=1g", "other.py", "--conf", "x"),
+    )
+    assert (found.master, found.script, found.args) == ("local[2]", "other.py", ("--conf", "x"))
+    assert (found.env, found.pack_env) == ("e.tar.gz", False)
+    assert found.conf["spark.executor.memory"] == "1g"
+    assert job("--conf-file", "job.toml", "--", "--lr", "1").args == ("--lr", "1")
+    assert not job("--conf-file", "job.toml", "--no-pack-env").pack_env
+
+
+def test_paths_are_relative_to_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "job.toml").write_text(JOB)
+    (folder / "below").mkdir()
+    monkeypatch.chdir(folder / "below")
+    assert read_job_file(Path("../job.toml"))["script"] == "../train.py"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("master = spark", "is not TOML"),
+        (
+            "[conf]\nspark.speculation = true\nspark.speculation.multiplier = 3",
+            "needs quotes around its name",
+        ),
+        ("maser = 'x'", "'maser' is not known; expected master, script"),
+        ("args = '--epochs 3'", "expected a list of strings"),
+        ("args = [3]", "expected a list of strings"),
+        ("pack-env = 'yes'", "expected true or false"),
+        ("[conf]\nspark.jars = ['a']", "conf spark.jars"),
+        (
+            "log-level = 'loud'\nmaster = 'yarn'\nscript = 'train.py'",
+            "log-level 'loud': expected one of DEBUG",
+        ),
+        ("env = 'a.zip'\npack-env = true\nmaster = 'yarn'\nscript = 'train.py'", "env and pack-env are both"),
+        ("deploy-mode = 'far'\nmaster = 'yarn'\nscript = 'train.py'", "expected client or cluster"),
+        ("master = 'yarn'", "no script: give it after the options"),
+        ("script = 'train.py'", "no master: give --master"),
+        ("script = 'nothing.py'\nmaster = 'yarn'", "'nothing.py' is not there"),
+    ],
+)
+def test_mistakes_in_a_job_file_are_named(folder: Path, text: str, problem: str) -> None:
+    (folder / "job.toml").write_text(text)
+    with pytest.raises(ConfigError, match=problem) as raised:
+        job("--conf-file", "job.toml")
+    assert raised.value.code == "config-command"
+
+
+def test_a_job_file_that_is_not_there_is_an_error_without_traceback(capsys: Any) -> None:
+    assert main(["submit", "--conf-file", "none.toml"]) == 1
+    assert "job file none.toml cannot be read: No such file" in capsys.readouterr().err
+
+
+# -- running ----------------------------------------------------------------------------------------
+
+
+def fake_spark(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    """Put a shell script in the place of spark-submit."""
+    file = folder / "spark" / "bin" / "spark-submit"
+    file.parent.mkdir(parents=True)
+    file.write_text(f"#!/bin/sh\n{body}\n")
+    file.chmod(0o755)
+    monkeypatch.setenv("SPARK_HOME", str(folder / "spark"))
+
+
+def test_output_streams_and_the_exit_status_is_the_jobs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    fake_spark(folder, monkeypatch, 'echo "log $SPARKDL_LOG"; echo "$SPARK_SUBMIT_OPTS"; exit 7')
+    assert main(["submit", "--master", "local[2]", "--log-level", "info", "train.py"]) == 7
+    out = capfd.readouterr().out
+    assert "log INFO" in out
+    assert "log4j2.properties" in out
+
+
+def test_a_job_that_was_killed_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_spark(folder, monkeypatch, "kill -9 $$")
+    assert main(["submit", "--master", "local[2]", "train.py"]) == 128 + signal.SIGKILL
+
+
+def test_signals_reach_the_job_and_ctrl_c_does_not_end_the_command(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The parent gets both; the job hears of SIGTERM only, since a terminal sends it Ctrl-C itself.
+    fake_spark(folder, monkeypatch, "trap 'exit 3' TERM; kill -INT $PPID; kill -TERM $PPID; sleep 30 & wait")
+    assert main(["submit", "--master", "local[2]", "train.py"]) == 3
+
+
+def test_a_dry_run_prints_a_command_and_writes_nothing(folder: Path, capsys: Any) -> None:
+    before = sorted(folder.iterdir())
+    assert main(["submit", "--master", "local[2]", "--modules", "--dry-run", "train.py", "--x"]) == 0
+    out = capsys.readouterr().out
+    assert "--master 'local[2]' \\\n" in out
+    assert out.endswith("train.py --x\n")
+    assert sorted(folder.iterdir()) == before
+
+
+def test_tensorboard_runs_as_long_as_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard")
+    started: list[Any] = []
+    real = subprocess.Popen
+
+    def record(command: list[str], **options: Any) -> Any:
+        started.append(real([sys.executable, "-c", "import time; time.sleep(60)"], **options))
+        started.append(command)
+        return started[0]
+
+    monkeypatch.setattr(subprocess, "Popen", record)
+    with board.board("runs") as address:
+        process, command = started
+        assert process.poll() is None
+        assert command[-4:] == ["--host", "localhost", "--port", address.strip("/").rsplit(":", 1)[1]]
+    assert process.poll() is not None
+
+
+def test_a_port_in_use_is_not_taken() -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("localhost", 0))
+        taken.listen()
+        assert board.free_port(taken.getsockname()[1]) != taken.getsockname()[1]
+
+
+def test_tensorboard_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(board, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'sparkdl\[tensorboard\]'"), board.board("runs"):
+        pass
