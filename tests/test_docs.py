@@ -72,6 +72,29 @@ def test_spark_ml_guide(namespace: dict[str, Any], tmp_path: Path) -> None:
     assert {"classifier", "digits", "digits.pt2", "scored", "towers"} <= {p.name for p in tmp_path.iterdir()}
 
 
+@pytest.mark.parametrize("page", ["index", "install", "data"])
+def test_first_pages(namespace: dict[str, Any], page: str) -> None:
+    run_page(f"docs/{page}.md", namespace)
+    if page == "index":
+        assert abs(namespace["result"].module.weight.item() - 3) < 0.05
+
+
+def test_concept(namespace: dict[str, Any]) -> None:
+    pytest.importorskip("sklearn")
+    run_page("docs/concept.md", namespace)
+    assert set(namespace["last"]["bytes"]) == {"weights", "gradients", "state", "slices"}
+
+
+@pytest.mark.slow
+def test_migration_guide(namespace: dict[str, Any]) -> None:
+    x, y = digits(120)
+    rows = [(row.tolist(), int(label)) for row, label in zip(x, y, strict=True)]
+    df = namespace["spark"].createDataFrame(rows, "features array<float>, label int")
+    namespace |= {"df": df, "held_out": df.limit(20)}
+    run_page("docs/migrate.md", namespace)
+    assert namespace["predicted"].count() == 20
+
+
 def test_readme(namespace: dict[str, Any]) -> None:
     pytest.importorskip("tensorboard")
     x, y = digits(700)

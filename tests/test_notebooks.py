@@ -1,0 +1,83 @@
+"""Notebooks run, and what is committed has their outputs and reads well on a phone."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+nbformat = pytest.importorskip("nbformat")
+pytest.importorskip("nbclient")
+pytest.importorskip("ipykernel")
+
+from execute_notebooks import FOLDER, run  # noqa: E402
+
+FILES = sorted(FOLDER.glob("*.ipynb"))
+QUICK = ("quickstart", "inside_one_iteration")  # the others take a minute each: pytest -m slow
+NEEDS = {
+    "pipeline_and_tuning": ("sklearn", "matplotlib"),
+    "quickstart": ("sklearn", "matplotlib"),
+    "recommendation": ("recbole", "matplotlib"),
+    "surviving_preemption": ("sklearn", "matplotlib", "psutil"),
+}
+COLUMNS = 64  # of a line, at most: what a phone shows without scrolling, held sideways
+PIXELS = 720  # of a figure, at most: six inches at 120 dots
+BYTES = 250_000
+
+
+def name_of(path: Path) -> str:
+    return path.stem
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(p, marks=() if p.stem in QUICK else pytest.mark.slow, id=p.stem) for p in FILES],
+)
+def test_a_notebook_runs(path: Path) -> None:
+    for package in NEEDS.get(path.stem, ("matplotlib",)):
+        if find_spec(package) is None:
+            pytest.skip(f"needs {package}")
+    assert kinds(run(path)) == kinds(read(path))
+
+
+def kinds(notebook: nbformat.NotebookNode) -> list[set[str]]:
+    """Return what each cell prints, shows and returns."""
+    return [{output.output_type for output in cell.outputs} for cell in code_cells(notebook)]
+
+
+def read(path: Path) -> nbformat.NotebookNode:
+    return nbformat.read(path, as_version=4)
+
+
+def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_notebook_is_committed_as_it_ran(path: Path) -> None:
+    cells = code_cells(read(path))
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1)), "run scripts/notebooks"
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert not [
+        output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"
+    ]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
+    assert path.stat().st_size < BYTES
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_a_notebook_is_narrow(path: Path) -> None:
+    for cell in code_cells(read(path)):
+        assert len(cell.source.splitlines()) <= 40, cell.source
+        texts = [cell.source]
+        for output in cell.outputs:
+            data = output.get("data", {})
+            texts += [output.get("text", ""), data.get("text/plain", "")]
+            if "image/png" in data:
+                (width,) = struct.unpack(">I", base64.b64decode(data["image/png"])[16:20])
+                assert width <= PIXELS, cell.source
+        wide = [line for text in texts for line in text.splitlines() if len(line) > COLUMNS]
+        assert not wide
