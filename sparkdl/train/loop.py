@@ -390,7 +390,7 @@ class Loop:
         buffers = self.model.average_buffers
         if not self._averaged or buffers is None:
             return self.current()
-        return Snapshot(self._stepper.average(self.model), buffers, self.model.weights.counters)
+        return Snapshot(self._recovery.average(), buffers, self.model.weights.counters)
 
     def _call(self, method: str, *arguments: Any) -> None:
         """Call a method of all hooks, and go on with other weights if one of them wants that."""

@@ -148,6 +148,14 @@ class Recovery:
         """
         return self._persistently(lambda: self.stepper.fetch(self.model), self._go_back)
 
+    def average(self) -> Array:
+        """Fetch the averaged weights, if need be after going back to the last commit.
+
+        Raises:
+            TaskError: if they cannot be read; the first error.
+        """
+        return self._persistently(lambda: self.stepper.average(self.model), self._go_back)
+
     def write(self, folder: str) -> dict[str, str]:
         """Let the slices' owners write what stays with them; see :meth:`Stepper.write`.
 
