@@ -62,6 +62,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=500, help="iterations before them")
     parser.add_argument("--warmup-seconds", type=float, default=60.0, help="at most this long")
     parser.add_argument("--partitions", type=int, help="by default one per executor")
+    parser.add_argument("--exchange", choices=("auto", "slices", "replicas"), default="auto")
     parser.add_argument("--optimizer", choices=tuple(OPTIMIZERS), help="by default the model's own")
     args = parser.parse_args()
     for name in ("batch", "iterations"):
@@ -83,9 +84,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             work.features, work.label, spark=spark, num_partitions=args.partitions
         ) as data:
             store = data.store()
-            history = fit(work, data, args.batch, trigger)
+            history = fit(work, data, args.batch, trigger, args.exchange)
             before = last_job(sc)
-            fit(work, data, args.batch, MaxIteration(_COUNTED))
+            fit(work, data, args.batch, MaxIteration(_COUNTED), args.exchange)
             counted = counts_after(sc, before)
         master, cores = str(sc.master), store.executors.count * store.executors.cores
     finally:
@@ -122,7 +123,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def fit(work: Workload, data: Dataset, batch: int, end_when: Trigger) -> History:
+def fit(work: Workload, data: Dataset, batch: int, end_when: Trigger, exchange: str) -> History:
     trainer = Trainer(
         work.module,
         loss=work.loss,
@@ -130,6 +131,7 @@ def fit(work: Workload, data: Dataset, batch: int, end_when: Trigger) -> History
         batch_size=batch,
         end_when=end_when,
         progress=False,
+        exchange=exchange,
     )
     return trainer.fit(data).history
 

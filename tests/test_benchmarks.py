@@ -43,6 +43,7 @@ def run(script, *options):
 
 def test_iteration_prints_one_json_line():
     options = ["--model", "tiny", "--batch", "20", "--iterations", "5", "--warmup", "3", "--partitions", "2"]
+    options += ["--exchange", "slices"]
     found = run("iteration.py", *options)
     assert set(found) >= KEYS
     assert (found["model"], found["batch"], found["partitions"]) == ("tiny", 20, 2)

@@ -15,7 +15,7 @@ from standalone import cluster
 import sparkdl
 from sparkdl.commands import packing
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 SCRIPT = """
 from functools import partial
