@@ -20,6 +20,8 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from sparkdl.arguments import key_value
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -84,7 +86,7 @@ def register(subparsers: Any) -> None:
         action="append",
         nargs="+",
         default=[],
-        type=_key_value,
+        type=key_value,
         metavar="KEY=VALUE",
         help="Spark confs of the session; may be repeated",
     )
@@ -93,13 +95,6 @@ def register(subparsers: Any) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=_run)
-
-
-def _key_value(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected KEY=VALUE")
-    return name, value
 
 
 def _run(args: argparse.Namespace) -> int:

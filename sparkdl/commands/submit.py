@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkdl import logs
+from sparkdl.arguments import key_value
 from sparkdl.commands import packing
 from sparkdl.commands.board import board
 from sparkdl.commands.clusters import defaults, is_one_process, site_defaults, spark_home
@@ -72,14 +73,6 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--dry-run", action="store_true", help="print what would be run")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the script and its arguments")
     parser.set_defaults(run=run)
-
-
-def key_value(text: str) -> tuple[str, str]:
-    """Return what ``KEY=VALUE`` says; for argparse."""
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected KEY=VALUE")
-    return name, value
 
 
 def run(args: argparse.Namespace) -> int:

@@ -60,14 +60,16 @@ class Trigger:
         return _Not(self)
 
 
-@dataclass(frozen=True, slots=True)
-class EveryEpoch(Trigger):
-    """Fires at the end of each epoch."""
-
+class _Foreseeable(Trigger):
     @property
     def foreseeable(self) -> bool:
         """Whether it depends on nothing but completed epochs, iterations and validations."""
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class EveryEpoch(_Foreseeable):
+    """Fires at the end of each epoch."""
 
     def __call__(self, previous: TrainState, current: TrainState) -> bool:
         """Return whether an epoch has ended."""
@@ -75,7 +77,7 @@ class EveryEpoch(Trigger):
 
 
 @dataclass(frozen=True, slots=True)
-class EveryIterations(Trigger):
+class EveryIterations(_Foreseeable):
     """Fires after iterations ``iterations``, 2 × ``iterations`` and so on, counted from the first epoch.
 
     Raises:
@@ -86,11 +88,6 @@ class EveryIterations(Trigger):
 
     def __post_init__(self) -> None:
         _check_count("EveryIterations", self.iterations, least=1)
-
-    @property
-    def foreseeable(self) -> bool:
-        """Whether it depends on nothing but completed epochs, iterations and validations."""
-        return True
 
     def __call__(self, previous: TrainState, current: TrainState) -> bool:
         """Return whether a multiple of the iterations has been completed."""
@@ -120,7 +117,7 @@ class EverySeconds(Trigger):
 
 
 @dataclass(frozen=True, slots=True)
-class MaxEpoch(Trigger):
+class MaxEpoch(_Foreseeable):
     """Fires once ``epochs`` epochs are completed."""
 
     epochs: int
@@ -128,29 +125,19 @@ class MaxEpoch(Trigger):
     def __post_init__(self) -> None:
         _check_count("MaxEpoch", self.epochs)
 
-    @property
-    def foreseeable(self) -> bool:
-        """Whether it depends on nothing but completed epochs, iterations and validations."""
-        return True
-
     def __call__(self, previous: TrainState, current: TrainState) -> bool:
         """Return whether enough epochs are completed."""
         return current.epoch >= self.epochs
 
 
 @dataclass(frozen=True, slots=True)
-class MaxIteration(Trigger):
+class MaxIteration(_Foreseeable):
     """Fires once ``iterations`` iterations are completed."""
 
     iterations: int
 
     def __post_init__(self) -> None:
         _check_count("MaxIteration", self.iterations)
-
-    @property
-    def foreseeable(self) -> bool:
-        """Whether it depends on nothing but completed epochs, iterations and validations."""
-        return True
 
     def __call__(self, previous: TrainState, current: TrainState) -> bool:
         """Return whether enough iterations are completed."""
@@ -186,7 +173,7 @@ class MinLoss(Trigger):
 
 
 @dataclass(frozen=True, slots=True)
-class MaxScore(Trigger):
+class MaxScore(_Foreseeable):
     """Fires when the monitored score of the last validation is at least ``score``.
 
     For scores of which higher is better, such as accuracy; :class:`MinScore` is for the others.
@@ -202,18 +189,13 @@ class MaxScore(Trigger):
         """Whether it can fire after validations only."""
         return True
 
-    @property
-    def foreseeable(self) -> bool:
-        """Whether it depends on nothing but completed epochs, iterations and validations."""
-        return True
-
     def __call__(self, previous: TrainState, current: TrainState) -> bool:
         """Return whether the score is high enough; never before the first validation."""
         return current.score >= self.score
 
 
 @dataclass(frozen=True, slots=True)
-class MinScore(Trigger):
+class MinScore(_Foreseeable):
     """Fires when the monitored score of the last validation is at most ``score``.
 
     For scores of which lower is better, such as a loss; :class:`MaxScore` is for the others.
@@ -229,18 +211,13 @@ class MinScore(Trigger):
         """Whether it can fire after validations only."""
         return True
 
-    @property
-    def foreseeable(self) -> bool:
-        """Whether it depends on nothing but completed epochs, iterations and validations."""
-        return True
-
     def __call__(self, previous: TrainState, current: TrainState) -> bool:
         """Return whether the score is low enough; never before the first validation."""
         return current.score <= self.score
 
 
 @dataclass(frozen=True, slots=True)
-class Plateaued(Trigger):
+class Plateaued(_Foreseeable):
     """Fires when the last ``patience`` validations have not improved the best score.
 
     Raises:
@@ -255,11 +232,6 @@ class Plateaued(Trigger):
     @property
     def needs_score(self) -> bool:
         """Whether it can fire after validations only."""
-        return True
-
-    @property
-    def foreseeable(self) -> bool:
-        """Whether it depends on nothing but completed epochs, iterations and validations."""
         return True
 
     def __call__(self, previous: TrainState, current: TrainState) -> bool:
