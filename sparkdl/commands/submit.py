@@ -150,7 +150,7 @@ class Submission:
         with _forwarding() as send_to:
             process = subprocess.Popen(self.command, env=os.environ | self.environment)
             send_to(process)
-            status = process.wait()
+            status = _wait(process)
         return status if status >= 0 else 128 - status
 
     def shown(self) -> str:
@@ -231,6 +231,19 @@ def _variables(job: Job) -> dict[str, str]:
     if job.log_level is not None:
         found[logs.VARIABLE] = job.log_level.upper()
     return found
+
+
+def _wait(process: subprocess.Popen[bytes], heartbeat_s: float = 0.5) -> int:
+    """Wait for a process in short waits, and return its status.
+
+    Python runs signal handlers in the main thread alone, and a signal that the kernel gave to another thread does not
+    wake the main thread from a wait without end.
+    """
+    while True:
+        try:
+            return process.wait(heartbeat_s)
+        except subprocess.TimeoutExpired:
+            continue
 
 
 @contextmanager
