@@ -105,6 +105,7 @@ def shard_frame(
     used: NDArray[np.bool_],
     touched: Mapping[int, NDArray[np.bool_]] | None = None,
     codec: Codec = "fp32",
+    left_out: Array | None = None,
 ) -> Parts:
     """Pack one source's shard for one slice.
 
@@ -115,13 +116,15 @@ def shard_frame(
         used: per parameter of the layout, whether it got a gradient.
         touched: rows that have a gradient, by parameter, where the gradient is row-sparse.
         codec: how the gradient is written.
+        left_out: filled with what the codec leaves out, if given.
     """
-    encoded, factor = encode(codec, gradient)
-    arrays = {"gradient": encoded, "used": used}
+    encoded = encode(codec, gradient)
+    arrays = {**encoded.arrays, "used": used}
     for index, rows in (touched or {}).items():
         arrays[f"touched.{index}"] = np.packbits(rows)
-    meta = {"kind": "shard", "source": source, "weight": weight, "codec": codec, "factor": factor}
-    return frame.pack(meta, arrays)
+    if left_out is not None:
+        np.subtract(gradient, decode(encoded.meta, encoded.arrays, gradient.dtype), out=left_out)
+    return frame.pack({"kind": "shard", "source": source, "weight": weight, **encoded.meta}, arrays)
 
 
 def problem_frame(source: int, problem: dict[str, Any]) -> Parts:
@@ -236,7 +239,7 @@ def _finish(
 
 
 def _gradient(shard: Frame, dtype: np.dtype[Any]) -> Array:
-    return decode(shard.meta["codec"], shard.arrays["gradient"], shard.meta["factor"], dtype)
+    return decode(shard.meta, shard.arrays, dtype)
 
 
 def _sources(shards: Sequence[Frame]) -> int:

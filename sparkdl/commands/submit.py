@@ -236,8 +236,8 @@ def _variables(job: Job) -> dict[str, str]:
 def _wait(process: subprocess.Popen[bytes], heartbeat_s: float = 0.5) -> int:
     """Wait for a process in short waits, and return its status.
 
-    Python runs signal handlers in the main thread alone, and a signal that the kernel gave to another thread does not
-    wake the main thread from a wait without end.
+    Python runs signal handlers in the main thread alone, and a signal that the kernel gave to another thread
+    does not wake the main thread from a wait without end.
     """
     while True:
         try:

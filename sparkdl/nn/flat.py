@@ -273,6 +273,16 @@ class FlatModule:
             self._host_grad.copy_(self.grad)
         return self._host_grad.numpy()
 
+    @contextmanager
+    def updating(self) -> Iterator[torch.Tensor]:
+        """Yield the weights on the host, to be changed in place."""
+        if self._host_params is self.params:
+            yield self.params
+            return
+        weights = self.params.cpu()
+        yield weights
+        self.params.copy_(weights)
+
     def buffers(self) -> Array:
         """Return a copy of the floating-point buffers as one vector."""
         return self._buffers.read()

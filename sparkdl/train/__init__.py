@@ -1,5 +1,6 @@
 """Training: the loop, its state, what ends it and what it calls on the way."""
 
+from sparkdl.allreduce.codec import Int8, TopK
 from sparkdl.train.averaging import EMA, SWA
 from sparkdl.train.callbacks import EarlyStopping, Freeze, GradientNorms, Unfreeze
 from sparkdl.train.checkpoint import latest, load_weights
@@ -9,6 +10,7 @@ from sparkdl.train.drop import Drop
 from sparkdl.train.elastic import Elastic
 from sparkdl.train.history import History
 from sparkdl.train.hooks import Hook
+from sparkdl.train.local_steps import LocalSteps
 from sparkdl.train.result import FitResult
 from sparkdl.train.run import Run, Snapshot
 from sparkdl.train.schedule import (
@@ -51,6 +53,8 @@ __all__ = [
     "GradientNorms",
     "History",
     "Hook",
+    "Int8",
+    "LocalSteps",
     "MaxEpoch",
     "MaxIteration",
     "MaxScore",
@@ -62,6 +66,7 @@ __all__ = [
     "Plateaued",
     "Run",
     "Snapshot",
+    "TopK",
     "TrainConfig",
     "TrainState",
     "Trainer",

@@ -12,25 +12,21 @@ group can be told beforehand, a job of a stock Spark does the same.
 
 from __future__ import annotations
 
-import logging
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sparkdl import frame
-from sparkdl._spark import FrameJobs, JavaObject, is_job_failure
+from sparkdl._spark import FrameJobs, JavaObject
 from sparkdl.allreduce import update
 from sparkdl.allreduce.update import Turn
 from sparkdl.data.dataset import Store
 from sparkdl.frame import Frame
 from sparkdl.train.advance import Advance
 from sparkdl.train.forward_backward import ForwardBackward
-from sparkdl.train.replica import Start, delete
+from sparkdl.train.replica import Start
 from sparkdl.train.worker import FitRef
-
-_log = logging.getLogger("sparkdl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,36 +129,17 @@ class Chain:
         What arrives at a stage is zipped with them, by which its tasks run where their rows are.
         """
         if self._store is not store:
-            self.release_tokens()
+            self.release()
             pad = _Pad(2 * len(store.partitions))
             self._store, self._tokens = store, self._jobs.stage(store.tokens, pad, profile=self._profile)
             self._jobs.persist(self._tokens)
         return self._tokens
 
-    def release_tokens(self) -> None:
+    def release(self) -> None:
         """Delete what is on the executors for the store."""
         if self._tokens is not None:
             self._jobs.unpersist(self._tokens)
             self._store = self._tokens = None
-
-    def release(self) -> None:
-        """Delete everything from the executors, the files of the model's versions too.
-
-        What executors that fail keep is deleted with them.
-        """
-        if self._tokens is None:
-            return  # nothing has run
-        jobs = self._jobs
-        jobs.describe("sparkdl: delete the model's replicas")
-        try:
-            jobs.collect(jobs.stage(self._tokens, _Delete(self._fit.fit_id)))
-        except Exception as error:
-            if not is_job_failure(error):
-                raise
-            _log.debug("replicas of fit %s were not deleted: %s", self._fit.fit_id, error)
-        finally:
-            jobs.describe(None)
-            self.release_tokens()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,16 +152,3 @@ class _Pad:
         """Yield them."""
         yield from tokens
         yield from [b""] * (self.frames - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class _Delete:
-    """Task that deletes a fit's replicas from its executor."""
-
-    fit_id: str
-
-    def __call__(self, _: int, tokens: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield nothing."""
-        deque(tokens, maxlen=0)
-        delete(self.fit_id)
-        yield from ()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from sparkdl.allreduce.codec import CODECS, Codec
+from sparkdl.allreduce.codec import Codec, codec_of
 from sparkdl.allreduce.update import Combine
 from sparkdl.exceptions import ConfigError
 from sparkdl.nn.numerics import Numerics
@@ -17,6 +17,7 @@ from sparkdl.train.averaging import Averaging
 from sparkdl.train.drop import Drop
 from sparkdl.train.elastic import Elastic
 from sparkdl.train.hooks import Hook
+from sparkdl.train.local_steps import LocalSteps
 from sparkdl.train.schedule import Schedule
 from sparkdl.train.triggers import EveryEpoch, MaxEpoch, Trigger
 
@@ -44,7 +45,8 @@ class TrainConfig:
     schedule: Schedule | None = None
     clip: ClipByValue | ClipByNorm | None = None
     combine: Combine = "mean"
-    gradient_codec: Codec = "fp32"
+    gradient_codec: Codec | Literal["int8"] = "fp32"
+    local_steps: LocalSteps | int | None = None
     averaging: Averaging | None = None
     metrics: Any = None
     validate_when: Trigger = field(default_factory=EveryEpoch)
@@ -99,10 +101,8 @@ class TrainConfig:
             raise ConfigError(f"clip={self.clip!r}: expected ClipByValue(...) or ClipByNorm(...)")
         if self.combine not in ("mean", "adasum"):
             raise ConfigError(f"combine={self.combine!r}: expected 'mean' or 'adasum'")
-        if self.gradient_codec not in CODECS:
-            raise ConfigError(
-                f"gradient_codec={self.gradient_codec!r}: expected one of {', '.join(map(repr, CODECS))}"
-            )
+        codec_of(self.gradient_codec)
+        self._check_local_steps()
         if self.averaging is not None and not isinstance(self.averaging, Averaging):
             raise ConfigError(f"averaging={self.averaging!r}: expected EMA(...) or SWA(...)")
         if self.monitor_mode not in (None, "max", "min"):
@@ -134,6 +134,25 @@ class TrainConfig:
             raise ConfigError(
                 f"iterations_per_job={self.iterations_per_job} needs exchange='replicas'; found 'slices'"
             )
+
+    def _check_local_steps(self) -> None:
+        if self.local_steps is None:
+            return
+        if not isinstance(self.local_steps, LocalSteps):
+            _check_int(
+                "local_steps", self.local_steps, 1, "steps of each partition, LocalSteps(...), or None"
+            )
+        if self.drop_stragglers is not None:
+            raise ConfigError("drop_stragglers cannot be combined with local_steps: leave out one of them")
+
+    @property
+    def local(self) -> LocalSteps | None:
+        """The option ``local_steps``, if partitions step by themselves."""
+        return LocalSteps(self.local_steps) if isinstance(self.local_steps, int) else self.local_steps
+
+    def rows_per_iteration(self, batch_size: int, epoch: int) -> int:
+        """Return the rows of one iteration over all executors in an epoch, counted from 0."""
+        return batch_size * (self.local.at(epoch) if self.local is not None else 1)
 
     def numerics(self) -> Numerics:
         """Return the options that change how a worker computes."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from sparkdl import frame, seeding
 from sparkdl._spark import key
@@ -18,12 +19,15 @@ from sparkdl.allreduce.weights import WeightsRef
 from sparkdl.data import store
 from sparkdl.data.columns import Structure
 from sparkdl.exceptions import ModelError
-from sparkdl.frame import Array, Parts
+from sparkdl.frame import Array, Frame, Parts
+from sparkdl.layout import ParamLayout
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import BatchLoss, forward_backward
 from sparkdl.train.cursor import Place
 from sparkdl.train.drop import Allowance
+from sparkdl.train.inner import InnerSteps, take_steps
+from sparkdl.train.partition_state import PartitionState
 from sparkdl.train.replica import Version, write_own
 from sparkdl.train.worker import FitRef, FitSpec, Worker
 
@@ -40,6 +44,8 @@ class ForwardBackward:
         iteration: completed iterations.
         frozen: parameters of the layout that are not trained now.
         allowance: what tasks may leave out; ``None`` for nothing.
+        inner: the steps that a partition takes by itself; ``None`` if it sends its gradient.
+        state: where a partition's own state is; ``None`` if it keeps none.
         copies: the version of the weights, if each destination gets the whole gradient and the report, in
             two frames.
         local: whether a partition's own copy of its gradient stays on its executor, as a file.
@@ -52,6 +58,8 @@ class ForwardBackward:
     iteration: int
     frozen: tuple[int, ...] = ()
     allowance: Allowance | None = None
+    inner: InnerSteps | None = None
+    state: PartitionState | None = None
     copies: Version | None = None
     local: bool = False
 
@@ -88,19 +96,24 @@ class ForwardBackward:
             yield from self._problem(partition, {"kind": "missing", "partition": partition})
             return
         if not len(rows):
-            yield from self._no_gradient()
+            yield from self._nothing(partition)
             yield from self._report(partition, BatchLoss(0.0, 0.0, 0, {}), {}, clock)
             return
         seeding.seed_task(spec.seed, self.place.epoch, self.iteration, partition)
-        batch = make_batch(columns, spec.features, spec.label, spec.weighted, spec.transform)
+        batches = [
+            make_batch(part, spec.features, spec.label, spec.weighted, spec.transform)
+            for part in self._parts(columns, len(rows))
+        ]
         clock.lap("data")
         current = weights()
         replica = worker.replica
         replica.load(current["params"], current["buffers"], current["counters"])
         replica.set_frozen(self.frozen)
+        before = self.state.read(partition) if self.state is not None else None
+        lost = self.state is not None and before is None and self.iteration > 0
         clock.lap("weights_in")
         try:
-            result = self._gradient(replica, batch, worker, clock, partition)
+            result, gradient = self._gradient(replica, batches, before or {}, worker, clock, partition)
         except ModelError as error:
             where = f"iteration {self.iteration + 1}, partition {partition}, rows {_some(rows)}"
             raise ModelError(f"{where}: {error}") from error.__cause__
@@ -109,33 +122,103 @@ class ForwardBackward:
             yield from self._problem(partition, {"kind": "loss", "partition": partition, "loss": result.loss})
             return
         if result.weight > 0:
-            yield from self._shards(partition, result.weight, replica, spec)
+            yield from self._shards(partition, result.weight, gradient, before or {}, spec)
         else:
-            yield from self._no_gradient()
+            yield from self._nothing(partition)
         clock.lap("gradient_out")
-        yield from self._report(partition, result, changed_buffers(replica, current), clock)
+        yield from self._report(partition, result, changed_buffers(replica, current), clock, lost)
+
+    def _parts(self, columns: Mapping[str, Array], rows: int) -> Iterator[Mapping[str, Array]]:
+        """Cut the rows of the iteration into those of the partition's own steps, if it takes any."""
+        if self.inner is None:
+            yield columns
+            return
+        for share in self.inner.shares(rows):
+            yield {name: values[share] for name, values in columns.items()}
+
+    def _gradient(
+        self,
+        replica: FlatModule,
+        batches: Sequence[Batch],
+        before: Mapping[str, Frame],
+        worker: Worker,
+        clock: Stopwatch,
+        partition: int,
+    ) -> tuple[BatchLoss, _Gradient]:
+        """Return the partition's gradient, or how far its own steps went."""
+        spec, allowed = worker.spec, self.allowance
+        if self.inner is not None and spec.inner is not None:
+            went = take_steps(
+                replica,
+                batches,
+                spec.inner,
+                self.inner,
+                before.get("state"),
+                lambda batch: forward_backward(replica, batch, spec.objective, spec.micro_batch_size),
+            )
+            kept = [went.state] if spec.inner.stateful else []
+            return went.loss, _Gradient(went.way, went.used, {}, kept)
+        (batch,) = batches
+        if allowed is None:
+            result = forward_backward(replica, batch, spec.objective, spec.micro_batch_size)
+        else:
+            size = min(spec.micro_batch_size or batch.rows, allowed.size(batch.rows))
+            result = forward_backward(
+                replica,
+                batch,
+                spec.objective,
+                size,
+                lambda done: allowed.ends(partition, done, clock.total()),
+            )
+        return result, _Gradient(replica.grad_numpy(), replica.used, replica.touched, [])
 
     def _shards(
-        self, partition: int, weight: float, replica: FlatModule, spec: FitSpec
+        self,
+        partition: int,
+        weight: float,
+        gradient: _Gradient,
+        before: Mapping[str, Frame],
+        spec: FitSpec,
     ) -> Iterator[bytes | Parts]:
-        gradient, used, touched = replica.grad_numpy(), replica.used, replica.touched
+        """Yield the gradient, cut or copied, after what was left out of it before was added."""
+        values, touched, left_out = gradient.values, gradient.touched, None
+        if spec.error_feedback:
+            residual = before.get("residual")
+            if residual is not None:
+                values = values + residual.arrays["left_out"]
+                touched = _touched_with(values, touched, spec.layout)
+            left_out = np.empty_like(values)
+        used, kept = gradient.used, list(gradient.kept)
         if self.copies is not None:
-            parts = update.shard_frame(partition, weight, gradient, used, touched, spec.gradient_codec)
-            kept = write_own(self.copies, partition, parts) if self.local else parts
+            parts = update.shard_frame(
+                partition, weight, values, used, touched, spec.gradient_codec, left_out
+            )
+            own = write_own(self.copies, partition, parts) if self.local else parts
             for n in range(self.slices):
                 yield key(n)
-                yield kept if n == partition else parts
-            return
-        for n, (start, stop) in enumerate(slices.bounds(len(gradient), self.slices)):
-            rows_here = {
-                index: mask
-                for index, mask in touched.items()
-                if spec.layout.params[index].offset < stop and spec.layout.params[index].end > start
-            }
-            yield key(n)
-            yield update.shard_frame(
-                partition, weight, gradient[start:stop], used, rows_here, spec.gradient_codec
-            )
+                yield own if n == partition else parts
+        else:
+            for n, (start, stop) in enumerate(slices.bounds(len(values), self.slices)):
+                rows_here = {
+                    index: mask
+                    for index, mask in touched.items()
+                    if spec.layout.params[index].offset < stop and spec.layout.params[index].end > start
+                }
+                rest = left_out[start:stop] if left_out is not None else None
+                yield key(n)
+                yield update.shard_frame(
+                    partition, weight, values[start:stop], used, rows_here, spec.gradient_codec, rest
+                )
+        if left_out is not None:
+            kept.append(frame.pack({"kind": "residual"}, {"left_out": left_out}))
+        if self.state is not None:
+            self.state.write(partition, kept)
+
+    def _nothing(self, partition: int) -> Iterator[bytes]:
+        """Send no gradient."""
+        if self.state is not None:
+            self.state.pass_on(partition)
+        yield from self._no_gradient()
 
     def _no_gradient(self) -> Iterator[bytes]:
         if self.copies is not None:
@@ -143,25 +226,20 @@ class ForwardBackward:
                 yield key(n)
                 yield b""
 
-    def _gradient(
-        self, replica: FlatModule, batch: Batch, worker: Worker, clock: Stopwatch, partition: int
-    ) -> BatchLoss:
-        spec, allowed = worker.spec, self.allowance
-        if allowed is None:
-            return forward_backward(replica, batch, spec.objective, spec.micro_batch_size)
-        size = min(spec.micro_batch_size or batch.rows, allowed.size(batch.rows))
-        return forward_backward(
-            replica, batch, spec.objective, size, lambda done: allowed.ends(partition, done, clock.total())
-        )
-
     def _report(
-        self, partition: int, result: BatchLoss, arrays: dict[str, Array], clock: Stopwatch
+        self,
+        partition: int,
+        result: BatchLoss,
+        arrays: dict[str, Array],
+        clock: Stopwatch,
+        lost: bool = False,
     ) -> Iterator[bytes | Parts]:
         meta = {
             "kind": "report",
             "source": partition,
             "rows": result.rows,
             "dropped": result.dropped,
+            "lost": int(lost),
             "weight": result.weight,
             "loss": result.loss,
             "extras": result.extras,
@@ -184,6 +262,23 @@ class ForwardBackward:
             yield update.problem_frame(partition, {**problem, "iteration": self.iteration})
 
 
+@dataclass(frozen=True, slots=True)
+class _Gradient:
+    """What a partition has to send.
+
+    Attributes:
+        values: gradient, shape (n,).
+        used: per parameter of the layout, whether it has one.
+        touched: rows that have one, by parameter, where the gradient is row-sparse.
+        kept: frames for the partition's next iteration.
+    """
+
+    values: Array
+    used: NDArray[np.bool_]
+    touched: Mapping[int, NDArray[np.bool_]]
+    kept: Sequence[Parts]
+
+
 class Stopwatch:
     """Times the phases of a task."""
 
@@ -204,7 +299,7 @@ class Stopwatch:
 
 
 def make_batch(
-    columns: dict[str, Array],
+    columns: Mapping[str, Array],
     features: Structure,
     label: Structure,
     weighted: bool,
@@ -223,6 +318,17 @@ def changed_buffers(replica: FlatModule, before: Any) -> dict[str, Array]:
     """Return the buffers that the forward pass changed, by kind; most modules have none."""
     after = {"buffers": replica.buffers(), "counters": replica.counters()}
     return {name: a for name, a in after.items() if not np.array_equal(a, before[name])}
+
+
+def _touched_with(
+    values: Array, touched: Mapping[int, NDArray[np.bool_]], layout: ParamLayout
+) -> Mapping[int, NDArray[np.bool_]]:
+    """Return the rows that have a gradient now that more was added to it."""
+    found = {}
+    for index, rows in touched.items():
+        spec = layout.params[index]
+        found[index] = rows | values[spec.offset : spec.end].reshape(len(rows), -1).any(1)
+    return found
 
 
 def _some(rows: Array) -> str:

@@ -34,7 +34,8 @@ PHASES = ("launch", "weights_in", "data", "compute", "gradient_out", "shuffle", 
 BYTES = ("weights", "gradients", "state", "slices")
 """Bytes of an iteration: one copy of the weights, all shards, all optimizer state, all new slices."""
 
-_INTEGERS = ("epoch", "iteration", "samples", "dropped")
+_INTEGERS = ("epoch", "iteration", "samples", "dropped", "lost")
+_SELDOM = ("dropped", "lost")
 _FLOATS = ("loss", "lr", "seconds")
 _RESERVED = ("kind", "epoch", "iteration", "name")
 
@@ -43,10 +44,11 @@ class History(Sequence[dict[str, Any]]):
     """One row per iteration, oldest first, and the scores of every validation.
 
     A row is a dict with ``epoch`` and ``iteration`` (from 1), ``loss``, ``samples``, ``dropped`` (rows
-    that slow tasks left out, see :class:`sparkdl.train.Drop`), ``lr``,
-    ``seconds``, ``phases`` (seconds by name, see :data:`PHASES`), ``bytes`` (see :data:`BYTES`) and
-    ``extras`` (what a training step of one's own returned besides the loss; empty otherwise). In memory
-    a row takes eight bytes per value.
+    that slow tasks left out, see :class:`sparkdl.train.Drop`), ``lost`` (partitions that had lost the state
+    of their own steps or of their codec, see :class:`sparkdl.train.LocalSteps`), ``lr``, ``seconds``,
+    ``phases`` (seconds by name, see :data:`PHASES`), ``bytes`` (see :data:`BYTES`) and ``extras`` (what a
+    training step of one's own returned besides the loss; empty otherwise). In memory a row takes eight bytes
+    per value.
 
     Attributes:
         validations: one dict per validation, oldest first: ``epoch``, ``iteration`` and ``name`` of the
@@ -68,7 +70,7 @@ class History(Sequence[dict[str, Any]]):
         row had before becomes a new column, filled likewise for the rows so far.
         """
         for name in _INTEGERS:
-            self._integers[name].append(row.get(name, 0) if name == "dropped" else row[name])
+            self._integers[name].append(row.get(name, 0) if name in _SELDOM else row[name])
         for name in _FLOATS:
             self._floats[name].append(row[name])
         before = len(self) - 1
@@ -114,6 +116,8 @@ class History(Sequence[dict[str, Any]]):
                 history._bytes[key] = array("q", values.tolist())
             else:
                 groups[group][key] = array("d", values.tolist())
+        for name in set(_SELDOM) - columns.keys():  # written by an earlier release
+            history._integers[name] = array("q", bytes(8 * len(history)))
         history.validations = [dict(row) for row in validations]
         return history
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import isnan
 from time import perf_counter
 from typing import Any, Literal
@@ -18,6 +19,7 @@ from sparkdl.train.elastic import Watch
 from sparkdl.train.epochs import Epochs
 from sparkdl.train.evaluate import Evaluator
 from sparkdl.train.hooks import Hook
+from sparkdl.train.inner import InnerSteps
 from sparkdl.train.outcome import Outcome
 from sparkdl.train.recovery import Commit, Recovery
 from sparkdl.train.resume import ResumePoint
@@ -127,7 +129,7 @@ class Loop:
             self._epochs.go_on(point.first, point.left)
         elif then != now:
             self._epochs.recover(point.state, point.steps, then, point.first, point.left)
-            run.steps = self._epochs.steps_left(point.state, run.batch_size)
+            run.steps = self._epochs.steps_left(point.state, self._rows(point.state.epoch))
             self._stepper.resize(self._epochs.store)
 
     def _go_on_from(self, point: ResumePoint) -> None:
@@ -219,7 +221,11 @@ class Loop:
         self._epochs.begin()
         if moved and self._recovery.commit():
             self._epochs.release_old()
-        self._run.steps = self._epochs.steps(self._run.batch_size)
+        self._run.steps = self._epochs.steps(self._rows(self._run.state.epoch))
+
+    def _rows(self, epoch: int) -> int:
+        """Return the rows of one iteration in an epoch."""
+        return self._run.config.rows_per_iteration(self._run.batch_size, epoch)
 
     def _resume_hooks(self, point: ResumePoint) -> None:
         """Let hooks go on from where those of the run before were."""
@@ -246,7 +252,7 @@ class Loop:
             return
         _log.info("moved from %d to %d partitions after iteration %d", before, after, state.iteration)
         self._call("on_resize", before, after)
-        run.steps = self._epochs.steps_left(state, run.batch_size)
+        run.steps = self._epochs.steps_left(state, self._rows(state.epoch))
         self._stepper.resize(self._epochs.store)
         self._go_on_from(point)
 
@@ -278,6 +284,7 @@ class Loop:
                 "loss": run.state.loss,
                 "samples": samples,
                 "dropped": outcome.dropped if outcome else 0,
+                "lost": outcome.lost if outcome else 0,
                 "lr": learning_rate,
                 "seconds": now - begin - later,
                 "phases": outcome.phases if outcome else {},
@@ -291,7 +298,10 @@ class Loop:
         """Return what is to be done after a state."""
         frozen = tuple(self._indices[name] for name in sorted(self._run.frozen))
         allowance = self._deadlines.allowance() if self._deadlines is not None else None
-        return Iteration(state, self._run.steps, turn, frozen, self._epochs.cursor, allowance)
+        local, inner = self._run.config.local, None
+        if local is not None:  # hyper-parameters are those of the partitions' optimizer
+            inner, turn = InnerSteps(local.at(state.epoch), turn.hyper), replace(turn, hyper=())
+        return Iteration(state, self._run.steps, turn, frozen, self._epochs.cursor, allowance, inner)
 
     def _turn(self, previous: TrainState, state: TrainState, averaged: int) -> Turn:
         """Decide what the iteration after a state is told."""
@@ -336,16 +346,15 @@ class Loop:
             self._schedule.load_state_dict(schedule)
         return expected
 
-    def _next_epoch_differs(self) -> bool:
-        """Return whether the next epoch has other rows, or another number of iterations, than this one."""
-        run = self._run
-        return self._epochs.cursor is not None or self._epochs.steps(run.batch_size) != run.steps
+    def _differs(self, epoch: int) -> bool:
+        """Return whether an epoch has other rows, or another number of iterations, than the current one."""
+        return self._epochs.cursor is not None or self._epochs.steps(self._rows(epoch)) != self._run.steps
 
     def _comes_between(self, previous: TrainState, state: TrainState) -> bool:
         """Return whether something has to happen before the iteration after a state."""
         run, config = self._run, self._run.config
         return (
-            (state.step == 0 and self._next_epoch_differs())
+            (state.step == 0 and self._differs(state.epoch))
             or not self._epochs.rows(state, run.steps)
             or config.end_when.foresees(previous, state)
             or (bool(self._sets) and config.validate_when.foresees(previous, state))

@@ -18,6 +18,7 @@ class Outcome:
         samples: rows of the global batch, without those that were left out.
         dropped: rows that slow tasks left out.
         taken: rows that were not left out, by partition that left out some.
+        lost: partitions that began with a fresh state of their own because it was lost.
         seconds: its share of the time that its jobs took.
         loss: their mean loss; NaN if all of them have weight zero.
         extras: further scalars that a training step returned, as means.
@@ -36,6 +37,7 @@ class Outcome:
     gradient: Array | None = None
     dropped: int = 0
     taken: Mapping[int, int] = field(default_factory=dict)
+    lost: int = 0
     seconds: float = 0.0
 
     @property
@@ -97,6 +99,7 @@ def outcome_of(
         samples=sum(report["rows"] for report in reports),
         dropped=sum(report["dropped"] for report in reports),
         taken={report["source"]: report["rows"] for report in reports if report["dropped"]},
+        lost=sum(report["lost"] for report in reports),
         loss=loss,
         phases=phases,
         bytes=moved,

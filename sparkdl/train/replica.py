@@ -10,12 +10,7 @@ of what was persisted.
 from __future__ import annotations
 
 import json
-import mmap
-import os
-import shutil
-import struct
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +18,17 @@ from typing import Any
 from sparkdl import frame
 from sparkdl._spark import broadcast_value
 from sparkdl.allreduce.weights import WeightsRef
-from sparkdl.data.store import local_folders
 from sparkdl.frame import Buffer, Parts
+from sparkdl.train.executor_files import (
+    decode,
+    delete_files,
+    encode,
+    fit_folder,
+    map_file,
+    write_file,
+)
 
-_FOLDER = "sparkdl-replicas"
-_DRAFT = "draft-"
-_LENGTH = struct.Struct("<q56x")  # as long as an array's alignment in a frame
+_FOLDER = "replicas"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Version:
     @property
     def path(self) -> Path:
         """The version's file on this executor."""
-        return _fit_folder(self.fit_id) / f"{self.generation}-{self.iteration}"
+        return fit_folder(self.fit_id) / _FOLDER / f"{self.generation}-{self.iteration}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,32 +101,12 @@ class Start:
         return Replica(found.weights, found.kept) if found is not None else None
 
 
-def encode(frames: Sequence[Parts]) -> Parts:
-    """Write frames one after the other, each after its length."""
-    parts: Parts = []
-    for own in frames:
-        size = frame.size(own)
-        parts += [_LENGTH.pack(size), *own, bytes(-size % _LENGTH.size)]
-    return parts
-
-
-def decode(data: Buffer) -> Iterator[Buffer]:
-    """Read frames back as views."""
-    view, position = memoryview(data), 0
-    while position < len(view):
-        (size,) = _LENGTH.unpack_from(view, position)
-        position += _LENGTH.size
-        yield view[position : position + size]
-        position += size + -size % _LENGTH.size
-
-
 def write(
     version: Version, weights: Parts, kept: Sequence[Parts], trail: Sequence[Mapping[str, Any]]
 ) -> None:
     """Leave a version for the next task, and delete those that no task of the group needs."""
-    version.path.parent.mkdir(parents=True, exist_ok=True)
     header: Parts = [json.dumps(list(trail), separators=(",", ":")).encode()]
-    _write(version.path, encode([header, weights, *kept]))
+    write_file(version.path, encode([header, weights, *kept]))
     _delete_all_but(version, len(trail))
 
 
@@ -137,37 +117,17 @@ def write_own(version: Version, source: int, shard: Parts) -> Parts:
         The frame to send in its place.
     """
     path = _own(version, source)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _write(path, shard)
+    write_file(path, shard)
     return frame.pack({"kind": "own", "source": source})
 
 
 def read_own(version: Version, source: int) -> Buffer | None:
     """Return the gradient that :func:`write_own` has left on this executor, or ``None``."""
-    return _map(_own(version, source))
+    return map_file(_own(version, source))
 
 
 def _own(version: Version, source: int) -> Path:
     return version.path.with_name(f"{version.path.name}.gradient-{source}")
-
-
-def _write(path: Path, parts: Parts) -> None:
-    """Write a file that appears under its name when it is complete."""
-    draft = path.with_name(f"{_DRAFT}{uuid.uuid4().hex}")
-    with draft.open("wb", buffering=0) as file:
-        for part in parts:
-            view = memoryview(part).cast("B")
-            while len(view):
-                view = view[os.write(file.fileno(), view) :]
-    draft.rename(path)
-
-
-def _map(path: Path) -> Buffer | None:
-    try:
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)  # type: ignore[return-value]
-    except FileNotFoundError:
-        return None
 
 
 def _delete_all_but(version: Version, group: int) -> None:
@@ -176,25 +136,13 @@ def _delete_all_but(version: Version, group: int) -> None:
     Other processes of the executor do the same; who has mapped a file keeps it.
     """
     keep = {version.path.name, version.after(-1).path.name, version.after(-group).path.name}
-    with os.scandir(version.path.parent) as entries:
-        for entry in entries:
-            if entry.name.split(".")[0] not in keep and not entry.name.startswith(_DRAFT):
-                Path(entry.path).unlink(missing_ok=True)
+    delete_files(version.path.parent, lambda name: name.split(".")[0] not in keep)
 
 
 def read(version: Version) -> Replica | None:
     """Return a version that this executor has, or ``None``."""
-    mapped = _map(version.path)
+    mapped = map_file(version.path)
     if mapped is None:
         return None
     header, weights, *kept = decode(mapped)
     return Replica(weights, kept, json.loads(bytes(header)))
-
-
-def delete(fit_id: str) -> None:
-    """Delete all versions of a fit from this executor."""
-    shutil.rmtree(_fit_folder(fit_id), ignore_errors=True)
-
-
-def _fit_folder(fit_id: str) -> Path:
-    return local_folders()[0] / _FOLDER / fit_id

@@ -18,10 +18,10 @@ from sparkdl.frame import Array, Frame
 from sparkdl.layout import ParamLayout
 from sparkdl.train.chain import Chain, Chained, Link
 from sparkdl.train.config import Exchange, TrainConfig
-from sparkdl.train.forward_backward import ForwardBackward
+from sparkdl.train.executor_files import encode
 from sparkdl.train.kept import cut_kept
 from sparkdl.train.outcome import Outcome, outcome_of
-from sparkdl.train.replica import Start, Version, encode
+from sparkdl.train.replica import Start, Version
 from sparkdl.train.run import Kept, Snapshot
 from sparkdl.train.step import (
     Iteration,
@@ -155,7 +155,8 @@ class ReplicaStepper(Stepper):
         return self._after(sent, iterations, model, seed)
 
     def close(self) -> None:
-        """Delete the replicas from the executors."""
+        """Delete what is on the executors besides models."""
+        super().close()
         self._chain.release()
 
     def _seed(self, model: ModelState) -> Any:
@@ -168,15 +169,13 @@ class ReplicaStepper(Stepper):
         self, start: Start, iterations: Sequence[Iteration], model: ModelState, seed: Any, local: bool
     ) -> Chained:
         nowhere = WeightsRef(0, None)  # all but the first find their weights on their executor
+        self._leaves_files = True
         links = [
             Link(
-                ForwardBackward(
-                    self._fit,
+                self._forward_backward(
+                    iteration,
                     nowhere,
-                    self.slices,
-                    iteration.place,
-                    iteration.state.iteration,
-                    iteration.frozen,
+                    start.version.iteration,
                     copies=start.version.after(index),
                     local=local,
                 ),

@@ -158,7 +158,13 @@ def _under(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def setting_of(
-    layout: ParamLayout, rows: Sequence[int], *, batch_size: int, seed: int, shuffle: bool
+    layout: ParamLayout,
+    rows: Sequence[int],
+    *,
+    batch_size: int,
+    local_steps: int | Mapping[int, int] | None = None,
+    seed: int,
+    shuffle: bool,
 ) -> dict[str, Any]:
     """Return, JSON-compatible, what must be the same for a run to go on with the same bits."""
     return json.loads(  # type: ignore[no-any-return]
@@ -167,6 +173,7 @@ def setting_of(
                 "layout": [[p.name, p.shape, p.group] for p in layout.params],
                 "rows": sum(rows),
                 "batch_size": batch_size,
+                "local_steps": local_steps,
                 "seed": seed,
                 "shuffle": shuffle,
                 "partitions": list(rows),

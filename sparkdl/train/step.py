@@ -6,6 +6,7 @@ survives an iteration is in :class:`ModelState`.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from sparkdl import frame
 from sparkdl._spark import FrameJobs, JavaObject, Task, frames_of, is_job_failure, task_error
 from sparkdl.allreduce import slices, update
 from sparkdl.allreduce.update import Turn
-from sparkdl.allreduce.weights import Weights, publish
+from sparkdl.allreduce.weights import Weights, WeightsRef, publish
 from sparkdl.data.dataset import MAX_REBUILDS, Store
 from sparkdl.exceptions import DataError, ModelError, NonFiniteError
 from sparkdl.frame import Array, Frame
@@ -26,7 +27,9 @@ from sparkdl.layout import ParamLayout
 from sparkdl.optim.reduction import add_up
 from sparkdl.train.cursor import Cursor, Place
 from sparkdl.train.drop import Allowance
+from sparkdl.train.executor_files import DeleteFiles
 from sparkdl.train.forward_backward import ForwardBackward
+from sparkdl.train.inner import InnerSteps
 from sparkdl.train.outcome import Outcome, outcome_of
 from sparkdl.train.parameter_sync import (
     ParameterSync,
@@ -36,10 +39,13 @@ from sparkdl.train.parameter_sync import (
     pick_average,
     split_kept,
 )
+from sparkdl.train.partition_state import PartitionState
 from sparkdl.train.run import Kept, Snapshot
 from sparkdl.train.slice_files import WriteSlice
 from sparkdl.train.state import TrainState
 from sparkdl.train.worker import FitRef
+
+_log = logging.getLogger("sparkdl")
 
 _ONE_SLICE_BYTES = 4 << 20
 """Up to this size an update that needs reductions runs as one slice: nothing is left to reduce, and
@@ -95,6 +101,7 @@ class Iteration:
         frozen: parameters of the layout that are not trained.
         cursor: what is left of the epoch, if its rows have moved to other partitions.
         allowance: what slow tasks may leave out; ``None`` for nothing.
+        inner: the steps that each partition takes by itself; ``None`` if it sends its gradient.
     """
 
     state: TrainState
@@ -103,6 +110,7 @@ class Iteration:
     frozen: tuple[int, ...] = ()
     cursor: Cursor | None = None
     allowance: Allowance | None = None
+    inner: InnerSteps | None = None
 
     @property
     def place(self) -> Place:
@@ -118,6 +126,7 @@ class Iteration:
             and self.turn == other.turn
             and self.frozen == other.frozen
             and self.allowance is other.allowance
+            and self.inner == other.inner
         )
 
     def __str__(self) -> str:
@@ -148,6 +157,7 @@ class Stepper:
         reductions: reductions of an update of several slices.
         keeps: whether anything stays with the slices between iterations.
         profile: resource profile of forward-backward tasks.
+        partition_state: whether partitions keep a state of their own (``train/partition_state.py``).
         describe: names a job from the iteration's state and the job's kind.
 
     Attributes:
@@ -167,6 +177,7 @@ class Stepper:
         reductions: int,
         keeps: bool,
         profile: JavaObject | None,
+        partition_state: bool,
         describe: Callable[[TrainState, str], str],
     ) -> None:
         self._jobs = jobs
@@ -178,6 +189,8 @@ class Stepper:
         self._reductions = reductions
         self._keeps = keeps
         self._profile = profile
+        self._partition_state = partition_state
+        self._leaves_files = False
         self._describe = describe
         self.slices = self._choose_slices()
 
@@ -276,7 +289,46 @@ class Stepper:
         return ModelState(new, sent.kept, outdated, buffers), [outcome]
 
     def close(self) -> None:
-        """Delete what is on the executors besides models."""
+        """Delete what is on the executors besides models; what executors that fail keep goes with them."""
+        if not self._leaves_files:
+            return
+        jobs = self._jobs
+        jobs.describe("sparkdl: delete the run's files")
+        try:
+            jobs.collect(jobs.stage(self.store.tokens, DeleteFiles(self._fit.fit_id)))
+        except Exception as error:
+            if not is_job_failure(error):
+                raise
+            _log.debug("files of fit %s were not deleted: %s", self._fit.fit_id, error)
+        finally:
+            jobs.describe(None)
+
+    def _forward_backward(
+        self, iteration: Iteration, weights: WeightsRef, since: int, **more: Any
+    ) -> ForwardBackward:
+        """Return the task of an iteration.
+
+        Args:
+            iteration: which one.
+            weights: what it starts from.
+            since: iteration from which on it may have to run again.
+            **more: further fields.
+        """
+        number = iteration.state.iteration
+        state = PartitionState(self._fit.fit_id, number, since) if self._partition_state else None
+        self._leaves_files |= state is not None
+        return ForwardBackward(
+            self._fit,
+            weights,
+            self.slices,
+            iteration.place,
+            number,
+            iteration.frozen,
+            iteration.allowance,
+            iteration.inner,
+            state,
+            **more,
+        )
 
     def let_go(self, before: ModelState, after: ModelState) -> None:
         """Release what nobody needs any more once the iterations between two models are completed."""
@@ -292,15 +344,7 @@ class Stepper:
         started, times = time.time(), [time.perf_counter()]
 
         # Job 1: each partition's gradient, cut into shards, written as the map side of a shuffle.
-        forward_backward = ForwardBackward(
-            self._fit,
-            weights.ref,
-            self.slices,
-            iteration.place,
-            state.iteration,
-            iteration.frozen,
-            iteration.allowance,
-        )
+        forward_backward = self._forward_backward(iteration, weights.ref, state.iteration)
         moved = iteration.cursor.broadcasts if iteration.cursor is not None else ()
         shards = jobs.stage(self.store.tokens, forward_backward, [*broadcasts, *moved], profile=self._profile)
         shuffled = jobs.shuffle(jobs.keyed(shards), self.slices)

@@ -15,6 +15,7 @@ from torch import nn
 
 from sparkdl import session
 from sparkdl._spark import FrameJobs, JavaObject, broadcast_id
+from sparkdl.allreduce.codec import codec_of, has_error_feedback
 from sparkdl.allreduce.update import reductions
 from sparkdl.allreduce.weights import Weights, publish
 from sparkdl.data.columns import Structure
@@ -36,7 +37,9 @@ from sparkdl.train.epochs import Epochs
 from sparkdl.train.evaluate import Evaluator, check_metrics
 from sparkdl.train.history import History
 from sparkdl.train.hooks import Hook
+from sparkdl.train.inner import InnerRule
 from sparkdl.train.interrupt import interruptible
+from sparkdl.train.local_steps import LocalSteps
 from sparkdl.train.loop import Loop, StoppedBy
 from sparkdl.train.predict import run_prediction
 from sparkdl.train.progress import Progress
@@ -98,7 +101,11 @@ class Trainer:
               makes all weights; ``"auto"`` takes the latter for up to 32 MiB of gradients per task;
             - ``iterations_per_job``: with replicas, how many iterations are one Spark job (as many as take
               about a second); the result does not depend on it;
-            - ``num_slices``: parameter-sync tasks, with slices (one per partition).
+            - ``num_slices``: parameter-sync tasks, with slices (one per partition);
+            - ``gradient_codec``: how gradients travel: ``"fp32"``, ``"bf16"``, ``"fp16"``, ``"int8"`` or
+              :class:`Int8`, or :class:`TopK`; they are summed in full;
+            - ``local_steps``: how many steps each partition takes by itself between two exchanges, or
+              :class:`LocalSteps` (None: gradients are exchanged in each step).
 
             Validation:
 
@@ -160,9 +167,22 @@ class Trainer:
         self._optimizer: OptimizerSpec = spec
         self._rule = UpdateRule(spec, self.config.clip)
         self._stateful = check_sliceable(spec)
+        self._inner: InnerRule | None = None
+        if self.config.local is not None:
+            self._step_locally(self.config.local)
         ScheduledHyper(spec, self.config.schedule)  # a schedule that cannot be built is told now
         self._label: Structure | None = None
         self.name = self.config.name or type(module).__name__
+
+    def _step_locally(self, local: LocalSteps) -> None:
+        """Let the optimizer be that of the partitions, and the slices' an outer one."""
+        self._inner = InnerRule(self._rule, self._layout, self._stateful)
+        outer, _ = optimizer_spec(local.outer, self.module)
+        self._rule = UpdateRule(outer)
+        self._stateful = check_sliceable(outer)
+        self._layout = replace(
+            self._layout, params=tuple(replace(spec, group=0) for spec in self._layout.params)
+        )
 
     def fit(self, data: Dataset, validation: Validation = None, *, resume: Resume = False) -> FitResult:
         """Train until ``end_when`` fires, a hook stops the run, or Ctrl-C is pressed.
@@ -214,7 +234,7 @@ class Trainer:
                 module=self.module,
                 data=data,
                 layout=self._layout,
-                steps=epochs.steps(self.config.batch_size),
+                steps=epochs.steps(self.config.rows_per_iteration(self.config.batch_size, 0)),
                 history=History(),
                 previous=TrainState(),
                 state=TrainState(),
@@ -351,7 +371,8 @@ class Trainer:
                 micro_batch_size=self.config.micro_batch_size,
                 threads=threads,
                 numerics=self.config.numerics(),
-                gradient_codec=self.config.gradient_codec,
+                gradient_codec=codec_of(self.config.gradient_codec),
+                inner=self._inner,
             )
 
     @contextmanager
@@ -396,6 +417,8 @@ class Trainer:
             "reductions": reductions(self._rule, config.combine),
             "keeps": self._stateful or config.averaging is not None,
             "profile": ship.profile,
+            "partition_state": has_error_feedback(codec_of(config.gradient_codec))
+            or (self._inner is not None and self._inner.stateful),
             "describe": self._describe,
         }
         if choose_exchange(config, self._layout, ship.jobs.sc, len(ship.store.partitions)) == "replicas":
@@ -408,6 +431,7 @@ class Trainer:
             self._layout,
             store.rows,
             batch_size=config.batch_size,
+            local_steps=config.local.steps if config.local is not None else None,
             seed=config.seed,
             shuffle=config.shuffle,
         )

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from sparkdl._spark import broadcast_value, task_resources
-from sparkdl.allreduce.codec import Codec
+from sparkdl.allreduce.codec import Codec, has_error_feedback
 from sparkdl.allreduce.update import Combine
 from sparkdl.data.columns import Structure
 from sparkdl.layout import ParamLayout
@@ -25,6 +25,7 @@ from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.numerics import Numerics, device_of_task, make_replica
 from sparkdl.nn.objective import Objective
 from sparkdl.optim.rule import UpdateRule
+from sparkdl.train.inner import InnerRule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,7 @@ class FitSpec:
         threads: torch threads per task.
         numerics: precision and the like.
         gradient_codec: how gradients travel.
+        inner: how partitions step by themselves; ``None`` if they send gradients.
     """
 
     module: nn.Module
@@ -66,6 +68,17 @@ class FitSpec:
     threads: int
     numerics: Numerics
     gradient_codec: Codec = "fp32"
+    inner: InnerRule | None = None
+
+    @property
+    def error_feedback(self) -> bool:
+        """Whether a partition adds what its codec leaves out to its next gradient."""
+        return has_error_feedback(self.gradient_codec)
+
+    @property
+    def partition_state(self) -> bool:
+        """Whether a partition keeps anything for its own next iteration."""
+        return self.error_feedback or (self.inner is not None and self.inner.stateful)
 
 
 class Worker:

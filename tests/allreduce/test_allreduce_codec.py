@@ -1,7 +1,9 @@
-"""Half as many bytes, and errors within the formats' bounds."""
+"""Fewer bytes, and errors within the formats' bounds."""
 
 from __future__ import annotations
 
+import json
+import math
 from typing import Any
 
 import hypothesis.extra.numpy as arrays
@@ -10,17 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.allreduce.codec import CODECS, decode, encode
+from sparkdl.allreduce.codec import Int8, TopK, codec_of, decode, encode, has_error_feedback
+from sparkdl.exceptions import ConfigError
 
 FLOATS = st.floats(-(2.0**127), 2.0**127, width=32)
 VALUES = arrays.arrays(np.float32, st.integers(0, 40), elements=FLOATS)
+HALF = ("bf16", "fp16")
+CODECS = ("fp32", *HALF, Int8(), TopK())
 PRECISION = {"bf16": 2.0**-8, "fp16": 2.0**-11}
 SMALLEST = np.finfo(np.float32).tiny
 
 
 def there_and_back(codec: Any, values: Any) -> Any:
-    encoded, factor = encode(codec, values)
-    return decode(codec, encoded, factor, values.dtype)
+    encoded = encode(codec, values)
+    json.dumps(encoded.meta)
+    return decode(encoded.meta, encoded.arrays, values.dtype)
 
 
 @given(VALUES)
@@ -44,21 +50,62 @@ def test_fp16_errs_by_half_a_unit_or_a_share_of_the_largest(values: Any) -> None
     assert (np.abs(found - values) <= np.maximum(bound, 2.0**-124)).all()
 
 
+@given(VALUES, st.integers(1, 50))
+def test_int8_errs_by_half_a_scale_of_the_block(values: Any, block: int) -> None:
+    found = there_and_back(Int8(block), values).astype(np.float64)
+    for start in range(0, len(values), block):
+        own = values[start : start + block].astype(np.float64)
+        bound = np.abs(own).max() / 254 * (1 + 1e-6) + SMALLEST
+        assert (np.abs(found[start : start + block] - own) <= bound).all()
+
+
+@given(VALUES, st.floats(0.01, 1.0))
+def test_top_k_sends_the_largest_as_they_are(values: Any, fraction: float) -> None:
+    found = there_and_back(TopK(fraction), values)
+    sent = found != 0
+    assert (found[sent] == values[sent]).all()
+    count = max(1, math.ceil(fraction * len(values)))
+    assert sent.sum() <= count
+    missed = np.abs(values[~sent]).max(initial=0)
+    assert (np.abs(values[sent]) >= missed).all()
+    assert sent.sum() == min(count, np.count_nonzero(values))
+
+
+@given(
+    st.lists(arrays.arrays(np.float32, 30, elements=st.floats(-8, 8, width=32)), min_size=1, max_size=6),
+    st.sampled_from([Int8(7), TopK(0.1)]),
+)
+def test_with_error_feedback_only_the_last_residual_is_missing(gradients: Any, codec: Any) -> None:
+    sent, residual = np.zeros(30), np.zeros(30, np.float32)
+    for gradient in gradients:
+        wanted = gradient + residual
+        arrived = there_and_back(codec, wanted)
+        residual = wanted - arrived
+        sent += arrived
+    np.testing.assert_allclose(sent + residual, np.sum(gradients, 0, np.float64), atol=1e-4)
+
+
 @given(VALUES, st.sampled_from(CODECS))
 def test_signs_zeros_and_sizes(values: Any, codec: Any) -> None:
-    encoded, factor = encode(codec, values)
-    found = decode(codec, encoded, factor, values.dtype)
+    encoded = encode(codec, values)
+    found = decode(encoded.meta, encoded.arrays, values.dtype)
     assert found.dtype == values.dtype
-    assert encoded.nbytes == values.nbytes // (1 if codec == "fp32" else 2)
+    size = sum(array.nbytes for array in encoded.arrays.values())
+    if codec in HALF:
+        assert size == values.nbytes // 2
+    elif codec == Int8():
+        assert size == len(values) + 4 * -(-len(values) // 256)
+    elif codec == TopK():
+        assert size == (8 if len(values) else 0)
     assert (found[values == 0] == 0).all()
     assert (found * np.sign(values) >= 0).all()
 
 
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("codec", [*CODECS, TopK(1.0), TopK(0.5)])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_stays_so(codec: Any, bad: float) -> None:
-    found = there_and_back(codec, np.array([1.0, bad, -2.0], np.float32))
-    np.testing.assert_array_equal(found, np.array([1.0, bad, -2.0], np.float32))
+    values = np.array([1.0, bad, -2.0], np.float32)
+    np.testing.assert_array_equal(there_and_back(codec, values), values)
 
 
 @pytest.mark.parametrize("codec", ["bf16", "fp16"])
@@ -72,3 +119,19 @@ def test_double_precision(codec: Any) -> None:
 def test_ties_go_to_even() -> None:
     values = np.array([1 + 2**-8, 1 + 3 * 2**-8], np.float32)
     assert there_and_back("bf16", values).tolist() == [1.0, 1 + 2**-6]
+
+
+def test_names_and_options() -> None:
+    assert codec_of("int8") == Int8()
+    assert codec_of("bf16") == "bf16"
+    assert [has_error_feedback(codec_of(c)) for c in ("fp32", "int8")] == [False, True]
+    assert not has_error_feedback(TopK(0.1, error_feedback=False))
+    for bad in ("int4", 8, None, TopK):
+        with pytest.raises(ConfigError, match="expected one of 'fp32', 'bf16', 'fp16', 'int8', or Int8"):
+            codec_of(bad)
+    for fraction in (0, 1.1, "much", float("nan")):
+        with pytest.raises(ConfigError, match="TopK: fraction"):
+            TopK(fraction)  # type: ignore[arg-type]
+    for block in (0, 1.5, True):
+        with pytest.raises(ConfigError, match="Int8: block"):
+            Int8(block)

@@ -14,7 +14,7 @@ from torch import nn
 
 from sparkdl import Trainer
 from sparkdl.exceptions import ConfigError, NonFiniteError
-from sparkdl.train import MaxEpoch
+from sparkdl.train import MaxEpoch, TopK
 
 PARTS = partitioned([300, 400])
 
@@ -56,11 +56,13 @@ def test_gradients_that_are_not_finite_are_found(spark: Any) -> None:
                 y.register_hook(lambda gradient: gradient * float("inf"))
             return y
 
-    for codec in ("bf16", "fp16"):
+    for codec in ("bf16", "fp16", "int8", TopK(0.1)):
         with pytest.raises(NonFiniteError, match="inner"):
             train(spark, codec, module=Bad())
 
 
 def test_an_unknown_codec() -> None:
-    with pytest.raises(ConfigError, match=r"gradient_codec='int4': expected one of 'fp32', 'bf16', 'fp16'"):
+    with pytest.raises(
+        ConfigError, match=r"gradient_codec='int4': expected one of 'fp32', 'bf16', 'fp16', 'int8'"
+    ):
         Trainer(mlp(), loss=nn.MSELoss(), optimizer=torch.optim.SGD, gradient_codec="int4")

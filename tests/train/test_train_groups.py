@@ -38,7 +38,8 @@ from sparkdl.train import (
     TrainState,
 )
 from sparkdl.train.ahead import Ahead
-from sparkdl.train.replica import Version, decode, encode, read, write
+from sparkdl.train.executor_files import decode, encode
+from sparkdl.train.replica import Version, read, write
 
 PARTS = partitioned([130, 0, 110])  # 4 iterations an epoch
 MODES: dict[str, dict[str, Any]] = {
@@ -239,7 +240,8 @@ def test_what_fails_in_the_middle_of_a_group(data: Dataset, error: bool, kind: A
             fit(data, mode, module=Explodes(4, error), hooks=[hook])
         message = str(failure.value).split("Traceback")[0]
         if error:  # every partition fails: which one Spark hears of first is chance
-            message, found = re.subn(r"partition \d, rows [\d, ]+ and \d+ more: (.*)\[\d+, 64\]", r"\1", message)
+            partition = r"partition \d, rows [\d, ]+ and \d+ more: (.*)\[\d+, 64\]"
+            message, found = re.subn(partition, r"\1", message)
             assert found == 1
         failures[mode] = (message, hook.seen)
         assert "iteration 5" in message

@@ -167,7 +167,7 @@ class Lose(Hook):
 
 def _delete_replicas(_: int) -> None:
     for folder in os.environ.get("SPARK_LOCAL_DIRS", "").split(","):
-        shutil.rmtree(Path(folder, "sparkdl-replicas"), ignore_errors=True)
+        shutil.rmtree(Path(folder, "sparkdl-fits"), ignore_errors=True)
 
 
 @pytest.mark.parametrize("exchange", ["slices", "replicas"])

@@ -1,0 +1,65 @@
+"""The option ``local_steps``: partitions that step by themselves between two exchanges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from sparkdl.exceptions import ConfigError
+
+_AVERAGE = partial(torch.optim.SGD, lr=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSteps:
+    """Let each partition take optimizer steps on its rows before anything is exchanged.
+
+    An iteration then is a round of so many steps, over as many times ``batch_size`` rows; triggers,
+    schedules, hooks and history count rounds. The Trainer's optimizer, groups, schedule and clipping are
+    those of the partitions' own steps. What they keep between rounds stays with the partition; where an
+    executor takes it away, the partition begins with a fresh one, and the history counts it as ``lost``.
+
+    Args:
+        steps: steps of a round; or a mapping from epochs, counted from 0, to the steps from there on:
+            ``{0: 1, 5: 8}`` is post-local SGD (Lin et al., ICLR 2020).
+        outer: factory of the optimizer to which how far the partitions went is the gradient. The default
+        takes the
+            mean of their weights (local SGD; Stich, ICLR 2019). DiLoCo (arXiv 2311.08105) is AdamW for the
+            Trainer's optimizer and ``partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)`` here.
+
+    Raises:
+        ConfigError: if a number of steps or an epoch cannot be one.
+    """
+
+    steps: int | Mapping[int, int] = 8
+    outer: Callable[[Any], torch.optim.Optimizer] = _AVERAGE
+
+    def __post_init__(self) -> None:
+        counts = self.steps if isinstance(self.steps, Mapping) else {0: self.steps}
+        if 0 not in counts:
+            raise ConfigError(f"LocalSteps: steps={self.steps!r}: expected an entry for epoch 0")
+        for epoch, count in counts.items():
+            if not _is_integer(epoch, 0) or not _is_integer(count, 1):
+                raise ConfigError(
+                    f"LocalSteps: steps={self.steps!r}: expected an integer of at least 1, or a mapping from "
+                    "epochs, counted from 0, to such integers"
+                )
+        if not callable(self.outer):
+            raise ConfigError(
+                f"LocalSteps: outer={self.outer!r:.100}: expected a factory such as "
+                "partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)"
+            )
+
+    def at(self, epoch: int) -> int:
+        """Return the steps of a round in an epoch, counted from 0."""
+        if not isinstance(self.steps, Mapping):
+            return self.steps
+        return self.steps[max(first for first in self.steps if first <= epoch)]
+
+
+def _is_integer(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
