@@ -11,6 +11,7 @@ Every mode trains the same module on the same rows with the same batch size and 
     replicas        sparkdl, exchange="replicas", iterations_per_job=1
     groups          sparkdl, exchange="replicas": many iterations per job
     groups bf16     the same with gradient_codec="bf16"
+    local           the same with local_steps=8: a row's time is that of a step, an eighth of a round
 
 The modes take turns, ``--rounds`` times; a figure is the median of its rounds, each the median of
 ``--seconds``, of which the first half warms up. The first round of sparkdl is thrown away: the JVM compiles.
@@ -37,6 +38,7 @@ from sparkdl import Dataset, Trainer, session
 from sparkdl.train import TrainState, Trigger
 
 FOLDER = Path(__file__).parent
+LOCAL_STEPS = 8
 WORKS = {
     "empty": ("tiny", 2),
     "mlp": ("mlp", 128),
@@ -50,6 +52,7 @@ SPARKDL: Mapping[str, Mapping[str, Any]] = {
     "replicas": {"exchange": "replicas", "iterations_per_job": 1},
     "groups": {"exchange": "replicas"},
     "groups bf16": {"exchange": "replicas", "gradient_codec": "bf16"},
+    "local": {"exchange": "replicas", "local_steps": LOCAL_STEPS},
 }
 MODES = ("torch", "ddp", *SPARKDL)
 
@@ -116,7 +119,7 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def sparkdl(work: Any, data: Dataset, batch: int, seconds: float, options: Mapping[str, Any]) -> float:
-    """Return the milliseconds of an iteration on Spark: of the second half of the time."""
+    """Return the milliseconds of a step on Spark: of the second half of the time."""
     trainer = Trainer(
         work.module,
         loss=work.loss,
@@ -128,7 +131,7 @@ def sparkdl(work: Any, data: Dataset, batch: int, seconds: float, options: Mappi
     )
     history = trainer.fit(data).history
     later = [row["seconds"] for row in history[len(history) // 2 :]]
-    return 1000 * statistics.fmean(later)  # iterations of a group have one time in common
+    return 1000 * statistics.median(later) / options.get("local_steps", 1)
 
 
 def plain_torch(model: str, batch: int, optimizer: str, threads: int, seconds: float) -> float:
