@@ -1,7 +1,8 @@
-"""Weights on their way to the tasks: inside the task itself, or by a Spark broadcast."""
+"""Weights on their way to the tasks: inside the task itself, by a Spark broadcast, or there already."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,11 @@ class Weights:
     nbytes: int
 
     @property
+    def version(self) -> int:
+        """Number of updates made."""
+        return self.ref.version
+
+    @property
     def broadcasts(self) -> list[Any]:
         """The broadcasts that a stage must name to use these weights."""
         return [] if self.broadcast is None else [self.broadcast]
@@ -66,6 +72,69 @@ class Weights:
         """Delete the broadcast everywhere; only when no task can need it again."""
         if self.broadcast is not None:
             self.broadcast.destroy()
+
+
+class RemoteWeights:
+    """One version of the weights that the executors have; the driver fetches them when it needs them.
+
+    Args:
+        version: number of updates made.
+        buffers: flat floating-point buffers.
+        counters: flat integer and boolean buffers.
+        nbytes: bytes that each executor received.
+        fetch: copies the flat trainable parameters to the driver.
+        publish: publishes a version as :func:`publish` does, for tasks that cannot rely on what is there.
+    """
+
+    def __init__(
+        self,
+        version: int,
+        buffers: Array,
+        counters: Array,
+        nbytes: int,
+        fetch: Callable[[], Array],
+        publish: Callable[[int, Array, Array, Array], Weights],
+    ) -> None:
+        self.version = version
+        self.buffers = buffers
+        self.counters = counters
+        self.nbytes = nbytes
+        self._fetch = fetch
+        self._publish = publish
+        self._params: Array | None = None
+        self._published: Weights | None = None
+
+    @property
+    def params(self) -> Array:
+        """Flat trainable parameters; fetched at first use.
+
+        Raises:
+            TaskError: if they cannot be fetched.
+        """
+        if self._params is None:
+            self._params = self._fetch()
+        return self._params
+
+    @property
+    def ref(self) -> WeightsRef:
+        """What tasks use; published at first use.
+
+        Raises:
+            TaskError: if they cannot be fetched.
+        """
+        if self._published is None:
+            self._published = self._publish(self.version, self.params, self.buffers, self.counters)
+        return self._published.ref
+
+    @property
+    def broadcasts(self) -> list[Any]:
+        """The broadcasts that a stage must name to use ``ref``, if it was asked for."""
+        return self._published.broadcasts if self._published is not None else []
+
+    def release(self) -> None:
+        """Delete what was published; only when no task can need it again."""
+        if self._published is not None:
+            self._published.release()
 
 
 def pack(version: int, params: Array, buffers: Array, counters: Array, **more: Array) -> Parts:

@@ -16,22 +16,14 @@ from sparkdl._spark import key
 from sparkdl.allreduce import slices, update
 from sparkdl.allreduce import weights as published
 from sparkdl.allreduce.weights import WeightsRef
-from sparkdl.data import store
 from sparkdl.frame import Buffer, Parts
 from sparkdl.layout import ParamLayout
-from sparkdl.train import replica
+from sparkdl.train import replica, stage
 from sparkdl.train.forward_backward import ForwardBackward, Stopwatch
 from sparkdl.train.kept import cut_kept
 from sparkdl.train.replica import Replica, Start
+from sparkdl.train.stage import Arrived, ProblemError
 from sparkdl.train.worker import FitRef, Worker
-
-
-class ProblemError(Exception):
-    """Carries the news why an iteration cannot be completed."""
-
-    def __init__(self, *problems: dict[str, Any]) -> None:
-        super().__init__(problems)
-        self.problems = problems
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +51,13 @@ class Advance:
     def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
         """Yield two frames for each partition, or what goes to the driver and what stays."""
         clock = Stopwatch()
-        token, arrived = _sort(frames)
+        token, arrived = stage.receive(frames)
         worker = self.fit.worker()
         try:
             model = self._model(worker, partition, arrived)
         except ProblemError as error:
-            yield from self._problems(partition, error.problems)
+            onward = self.partitions if self.forward is not None else None
+            yield from stage.pass_on(partition, error.problems, onward)
         else:
             if self.forward is not None:
                 clock.lap("update")
@@ -73,38 +66,22 @@ class Advance:
                 yield from self._finish(partition, model, worker.spec.layout)
         worker.end_task()
 
-    def _model(self, worker: Worker, partition: int, arrived: list[bytes]) -> Replica:
+    def _model(self, worker: Worker, partition: int, arrived: list[Arrived]) -> Replica:
         """Return the model after the iterations so far."""
         if self.turn is None:
-            return Replica(self.start.weights.data(), [])
-        problems = _problems_among(arrived)
-        if problems:
-            raise ProblemError(*problems)
+            found = self.start.load_weights()
+            if found is None:
+                raise stage.lacking(self.start.version.iteration, partition)
+            return found
+        stage.check(arrived)
         version = self.start.version.after(self.done + 1)
         made = replica.read(version)  # by another task on this executor, or an earlier attempt of this one
         if made is not None and len(made.trail) == self.done + 1:
             return made
         before = self.start.load() if not self.done else replica.read(version.after(-1))
         if before is None:
-            raise ProblemError(self._lacking(partition))
-        return self._update(worker, before, [self._read(data) for data in arrived])
-
-    def _read(self, data: bytes) -> Buffer:
-        """Return an arrived frame, or what it stands for."""
-        meta = frame.unpack(data).meta
-        if meta["kind"] != "own":
-            return data
-        own = replica.read_own(self.start.version.after(self.done), meta["source"])
-        if own is None:
-            raise ProblemError(self._lacking(meta["source"]))
-        return own
-
-    def _lacking(self, partition: int) -> dict[str, Any]:
-        return {"kind": "replica", "partition": partition, "iteration": self._iteration}
-
-    @property
-    def _iteration(self) -> int:
-        return self.start.version.iteration + self.done
+            raise stage.lacking(version.iteration - 1, partition)
+        return self._update(worker, before, stage.resolve(arrived, version.after(-1)))
 
     def _update(self, worker: Worker, before: Replica, arrived: list[Buffer]) -> Replica:
         """Make the next version of the model of all gradients."""
@@ -131,7 +108,7 @@ class Advance:
             message = frame.unpack_parts(parts)
             if message.meta["kind"] == "problems":
                 problems = message.meta["problems"]
-                raise ProblemError(*({**problem, "iteration": self._iteration} for problem in problems))
+                raise ProblemError(*({**problem, "iteration": version.iteration - 1} for problem in problems))
             report[message.meta["kind"]] = message.meta
             arrays |= message.arrays
         weights = published.pack(version.iteration, **arrays)
@@ -153,35 +130,3 @@ class Advance:
         for parts in cut_kept(kept, [bounds])[0]:
             yield key(update.STATE)
             yield parts
-
-    def _problems(self, partition: int, problems: tuple[dict[str, Any], ...]) -> Iterator[bytes | Parts]:
-        """Pass problems on to the next stage or to the driver."""
-        if self.forward is None:
-            yield key(update.RESULT)
-            yield frame.pack({"kind": "problems", "problems": list(problems)})
-            return
-        for n in range(self.partitions):
-            yield key(n)
-            yield b""
-            yield key(n)
-            yield frame.pack({"kind": "problem", "source": partition, "problem": list(problems)})
-
-
-def _sort(frames: Iterator[bytes]) -> tuple[store.Token, list[bytes]]:
-    """Tell the partition's token from what arrived for it: the first stage reads the token alone."""
-    first = next(frames)
-    token = store.Token.from_frame(frame.unpack(first))
-    # Zipped element by element with the token and empty frames.
-    return token, [data for data in frames if data]
-
-
-def _problems_among(arrived: list[bytes]) -> list[dict[str, Any]]:
-    """Return all problems that arrived, each once, in the order of their iterations and sources."""
-    found: dict[str, dict[str, Any]] = {}
-    for data in arrived:
-        meta = frame.unpack(data).meta
-        if meta["kind"] == "problem":
-            problems = meta["problem"] if isinstance(meta["problem"], list) else [meta["problem"]]
-            for problem in problems:
-                found[repr(sorted(problem.items()))] = problem
-    return sorted(found.values(), key=lambda p: (p["iteration"], p.get("partition", 0)))

@@ -1,9 +1,4 @@
-"""A group of iterations as one Spark job, a chain of stages.
-
-Stage t of the chain is iteration t's forward-backward, preceded by the update of iteration t - 1
-(:mod:`sparkdl.train.advance`)::
-
-    tokens ─► forward 1 ══ all to all ══► update 1, forward 2 ══► ... ══► update k ─► driver
+"""A group of iterations as one Spark job, a chain of stages with an exchange of all with all between them.
 
 The driver schedules one job and hears of the iterations when it ends. Drizzle (Venkataraman et al., SOSP
 2017, section 3.1) calls this group scheduling, and changes Spark's scheduler for it; where all stages of a
@@ -18,28 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkdl import frame
-from sparkdl._spark import FrameJobs, JavaObject
+from sparkdl._spark import FrameJobs, JavaObject, Task
 from sparkdl.allreduce import update
-from sparkdl.allreduce.update import Turn
 from sparkdl.data.dataset import Store
 from sparkdl.frame import Frame
-from sparkdl.train.advance import Advance
-from sparkdl.train.forward_backward import ForwardBackward
-from sparkdl.train.replica import Start
-from sparkdl.train.worker import FitRef
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """One iteration of a chain.
-
-    Attributes:
-        forward: its forward-backward.
-        turn: what its update is told.
-    """
-
-    forward: ForwardBackward
-    turn: Turn
 
 
 @dataclass(slots=True)
@@ -48,7 +25,7 @@ class Chained:
 
     Attributes:
         messages: frames for the driver.
-        kept: persisted RDD of what stays with the weights, by slice.
+        kept: persisted RDD of what stays.
         started: when the job began, in seconds since 1970.
         seconds: how long it took.
     """
@@ -64,43 +41,37 @@ class Chain:
 
     Args:
         jobs: Spark access.
-        fit: the fixed part of the fit, broadcast.
-        keeps: whether anything stays with the weights between iterations.
+        keeps: whether anything stays on the executors when the last stage has run.
         profile: resource profile of the tasks.
     """
 
-    def __init__(self, jobs: FrameJobs, fit: FitRef, keeps: bool, profile: JavaObject | None) -> None:
+    def __init__(self, jobs: FrameJobs, keeps: bool, profile: JavaObject | None) -> None:
         self._jobs = jobs
-        self._fit = fit
         self._keeps = keeps
         self._profile = profile
         self._store: Store | None = None
         self._tokens: JavaObject | None = None
 
-    def run(
-        self, store: Store, start: Start, links: Sequence[Link], broadcasts: Sequence[Any], describe: str
-    ) -> Chained:
-        """Run iterations.
+    def run(self, store: Store, tasks: Sequence[Task], broadcasts: Sequence[Any], describe: str) -> Chained:
+        """Run the stages.
 
         Args:
             store: the partition store.
-            start: the model before them.
-            links: the iterations.
-            broadcasts: broadcasts that their tasks read.
+            tasks: the task of each stage. All but the last yield two keyed frames for each partition, in the
+                order of the partitions; the last one's go to the driver and stay, by their keys. The first
+                one gets a partition's token, the others what has arrived for it too.
+            broadcasts: broadcasts that the tasks read.
             describe: the job's name.
         """
         jobs, partitions = self._jobs, len(store.partitions)
         started, begin = time.time(), time.perf_counter()
         tokens = self._padded(store)
-        turn: Turn | None = None
         stage = shuffled = None
-        for done, link in enumerate([*links, None], start=-1):
+        for task in tasks:
+            if stage is not None:
+                shuffled = jobs.shuffle(jobs.keyed(stage), partitions)
             arriving = store.tokens if shuffled is None else jobs.zip(tokens, jobs.values(shuffled))
-            forward = link.forward if link is not None else None
-            task = Advance(self._fit, partitions, start, done, turn, forward, self._keeps)
             stage = jobs.stage(arriving, task, broadcasts, profile=self._profile)
-            if link is not None:
-                shuffled, turn = jobs.shuffle(jobs.keyed(stage), partitions), link.turn
         kept = stage if self._keeps else None
         if kept is not None:
             jobs.persist_replicated(kept)

@@ -16,7 +16,7 @@ import torch
 
 from sparkdl import frame
 from sparkdl._spark import FrameJobs, JavaObject, broadcast_id, broadcast_value
-from sparkdl.allreduce.weights import Weights, WeightsRef
+from sparkdl.allreduce.weights import RemoteWeights, Weights, WeightsRef
 from sparkdl.data import store
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError, ModelError
@@ -165,7 +165,7 @@ class Evaluator:
         self._metrics = jobs.sc.broadcast(serialize.dumps(self._specs, "metrics"))
         self._readers: dict[str, Any] = {}
 
-    def run(self, data: Dataset, weights: Weights, describe: str) -> dict[str, float]:
+    def run(self, data: Dataset, weights: Weights | RemoteWeights, describe: str) -> dict[str, float]:
         """Evaluate weights on all rows of a Dataset.
 
         Args:

@@ -24,11 +24,12 @@ from sparkdl.layout import ParamLayout
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import BatchLoss, forward_backward
+from sparkdl.train import stage
 from sparkdl.train.cursor import Place
 from sparkdl.train.drop import Allowance
 from sparkdl.train.inner import InnerSteps, take_steps
 from sparkdl.train.partition_state import PartitionState
-from sparkdl.train.replica import Version, write_own
+from sparkdl.train.replica import Delivery
 from sparkdl.train.worker import FitRef, FitSpec, Worker
 
 
@@ -46,9 +47,8 @@ class ForwardBackward:
         allowance: what tasks may leave out; ``None`` for nothing.
         inner: the steps that a partition takes by itself; ``None`` if it sends its gradient.
         state: where a partition's own state is; ``None`` if it keeps none.
-        copies: the version of the weights, if each destination gets the whole gradient and the report, in
-            two frames.
-        local: whether a partition's own copy of its gradient stays on its executor, as a file.
+        delivery: how gradients are handed to the next stage of a chain, in two frames for each partition;
+            ``None`` if the stage is a job of its own.
     """
 
     fit: FitRef
@@ -60,8 +60,7 @@ class ForwardBackward:
     allowance: Allowance | None = None
     inner: InnerSteps | None = None
     state: PartitionState | None = None
-    copies: Version | None = None
-    local: bool = False
+    delivery: Delivery | None = None
 
     def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
         """Yield keyed frames: a shard for each slice, and a report for slice 0."""
@@ -189,11 +188,11 @@ class ForwardBackward:
                 touched = _touched_with(values, touched, spec.layout)
             left_out = np.empty_like(values)
         used, kept = gradient.used, list(gradient.kept)
-        if self.copies is not None:
+        if self.delivery is not None and self.delivery.whole:
             parts = update.shard_frame(
                 partition, weight, values, used, touched, spec.gradient_codec, left_out
             )
-            own = write_own(self.copies, partition, parts) if self.local else parts
+            own = self._own(partition, parts)
             for n in range(self.slices):
                 yield key(n)
                 yield own if n == partition else parts
@@ -205,14 +204,21 @@ class ForwardBackward:
                     if spec.layout.params[index].offset < stop and spec.layout.params[index].end > start
                 }
                 rest = left_out[start:stop] if left_out is not None else None
-                yield key(n)
-                yield update.shard_frame(
+                parts = update.shard_frame(
                     partition, weight, values[start:stop], used, rows_here, spec.gradient_codec, rest
                 )
+                yield key(n)
+                yield self._own(partition, parts) if n == partition else parts
         if left_out is not None:
             kept.append(frame.pack({"kind": "residual"}, {"left_out": left_out}))
         if self.state is not None:
             self.state.write(partition, kept)
+
+    def _own(self, partition: int, parts: Parts) -> Parts:
+        """Return what a partition sends to itself."""
+        if self.delivery is None or not self.delivery.local:
+            return parts
+        return stage.own([parts], self.delivery.version, f"gradient-{partition}", local=True)
 
     def _nothing(self, partition: int) -> Iterator[bytes]:
         """Send no gradient."""
@@ -221,7 +227,7 @@ class ForwardBackward:
         yield from self._no_gradient()
 
     def _no_gradient(self) -> Iterator[bytes]:
-        if self.copies is not None:
+        if self.delivery is not None:
             for n in range(self.slices):
                 yield key(n)
                 yield b""
@@ -251,9 +257,9 @@ class ForwardBackward:
             },
         }
         parts = frame.pack(meta, arrays)
-        for n in range(self.slices if self.copies is not None else 1):
+        for n in range(self.slices if self.delivery is not None else 1):
             yield key(n)
-            yield parts
+            yield parts if n == 0 or (self.delivery is not None and self.delivery.whole) else b""
 
     def _problem(self, partition: int, problem: dict[str, Any]) -> Iterator[bytes | Parts]:
         yield from self._no_gradient()

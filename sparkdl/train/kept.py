@@ -1,14 +1,23 @@
-"""What stays with the weights between iterations, cut for other slices."""
+"""What stays with the weights between iterations: picked by kind, cut for other slices."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from sparkdl import frame
 from sparkdl.frame import Array, Frame, Parts
 from sparkdl.optim.slice import cut_states
+
+MASTER = "master"
+"""Kind of the frame with a slice's weights, where the driver does not have them."""
+
+
+def master_frame(params: Array) -> Parts:
+    """Pack a slice's weights, to stay with the rest of what the slice keeps."""
+    return frame.pack({"kind": MASTER}, {"params": params})
 
 
 def cut_kept(kept: Sequence[Frame], bounds: Sequence[tuple[int, int]]) -> list[list[Parts]]:
@@ -29,3 +38,23 @@ def cut_kept(kept: Sequence[Frame], bounds: Sequence[tuple[int, int]]) -> list[l
         for frames, (start, stop) in zip(cut, bounds, strict=True):
             frames.append(frame.pack({"kind": "average"}, {"params": whole[start:stop]}))
     return cut
+
+
+def without_master(frames: Iterable[bytes]) -> Iterator[bytes]:
+    """Pass on what stays with a slice besides its weights."""
+    return (data for data in frames if frame.unpack(data).meta["kind"] != MASTER)
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """Task that passes on a slice's frames of one kind.
+
+    Attributes:
+        kind: which ones.
+    """
+
+    kind: str
+
+    def __call__(self, _: int, frames: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield them."""
+        return (data for data in frames if frame.unpack(data).meta["kind"] == self.kind)

@@ -366,6 +366,8 @@ class Loop:
         self._ahead.settle()
         run = self._run
         average = self.averaged() if self._averaged else None
+        if average is None:
+            self._recovery.weights()  # which an evaluation would have to publish
         for name, data in self._sets.items():
             self._call("on_validation_begin", name)
             describe = f"sparkdl fit {run.name}: epoch {run.previous.epoch + 1}, validation {name}"
@@ -390,7 +392,7 @@ class Loop:
     def current(self) -> Snapshot:
         """Return the weights as the last iteration left them."""
         self._ahead.settle()
-        weights = self.model.weights
+        weights = self._recovery.weights()
         return Snapshot(weights.params, weights.buffers, weights.counters)
 
     def averaged(self) -> Snapshot:

@@ -6,11 +6,11 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from sparkdl import frame
 from sparkdl._spark import key
 from sparkdl.allreduce import slices, update
 from sparkdl.allreduce.weights import WeightsRef
 from sparkdl.frame import Parts
+from sparkdl.train.kept import without_master
 from sparkdl.train.worker import FitRef
 
 
@@ -50,19 +50,12 @@ class ParameterSync:
         worker.end_task()
 
 
-def pick_average(_: int, frames: Iterator[bytes]) -> Iterator[bytes]:
-    """Pass on a slice's averaged weights and drop the rest of what it keeps."""
-    for data in frames:
-        if frame.unpack(data).meta["kind"] == "average":
-            yield data
-
-
 _INDEX = struct.Struct("<q56x")  # as long as an array's alignment in a frame
 
 
 def pass_kept(index: int, frames: Iterator[bytes]) -> Iterator[Parts]:
-    """Pass everything that stays with a slice on, with the slice's index in front."""
-    for data in frames:
+    """Pass on what stays with a slice besides its weights, with the slice's index in front."""
+    for data in without_master(frames):
         yield [_INDEX.pack(index), data]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sparkdl import frame
 from sparkdl._spark import FrameJobs, JavaObject, broadcast_id, broadcast_value
-from sparkdl.allreduce.weights import Weights, WeightsRef
+from sparkdl.allreduce.weights import RemoteWeights, Weights, WeightsRef
 from sparkdl.data import store
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ModelError
@@ -148,7 +148,7 @@ def run_prediction(
     fit: FitRef,
     fit_broadcast: Any,
     data: Dataset,
-    weights: Weights,
+    weights: Weights | RemoteWeights,
     describe: str,
     batch_size: int | None = None,
     profile: JavaObject | None = None,

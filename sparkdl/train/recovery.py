@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from time import monotonic, perf_counter
 from typing import TypeVar
 
+from sparkdl.allreduce.weights import RemoteWeights, Weights
 from sparkdl.exceptions import TaskError
 from sparkdl.frame import Array
 from sparkdl.train.drop import Allowance
@@ -148,6 +149,20 @@ class Recovery:
         """
         return self._persistently(lambda: self.stepper.fetch(self.model), self._go_back)
 
+    def weights(self) -> Weights | RemoteWeights:
+        """Return the weights after fetching them, if need be after going back to the last commit.
+
+        Raises:
+            TaskError: if they cannot be read; the first error.
+        """
+
+        def fetched() -> Weights | RemoteWeights:
+            weights = self.model.weights
+            weights.params  # noqa: B018 - fetched now, where it may fail
+            return weights
+
+        return self._persistently(fetched, self._go_back)
+
     def average(self) -> Array:
         """Fetch the averaged weights, if need be after going back to the last commit.
 
@@ -230,10 +245,10 @@ class Recovery:
         weights = model.weights
         try:
             kept = self.stepper.fetch(model)
+            snapshot = Snapshot(weights.params, weights.buffers, weights.counters)
         except TaskError as error:
             _log.warning("no commit after %s: %s", self._since[-1], error)
             return
-        snapshot = Snapshot(weights.params, weights.buffers, weights.counters)
         iteration = self._since[-1].state.iteration + 1
         self._commit = Commit(snapshot, model.average_buffers, kept, iteration)
         self._since.clear()

@@ -76,29 +76,51 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True)
+class Delivery:
+    """How a stage's tasks hand their gradients to the next stage.
+
+    Attributes:
+        version: the model that the gradients are of.
+        whole: whether each partition gets them whole; otherwise the n-th gets their n-th shard.
+        local: whether what a partition has for itself stays on its executor, as a file.
+    """
+
+    version: Version
+    whole: bool
+    local: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Start:
     """What a group of iterations starts from.
 
     Attributes:
         version: the model's version.
-        weights: its weights.
+        weights: its weights; ``None`` if the executors' files should do.
         kept: whether anything stays with the weights.
         seed: id of the broadcast of what stays with them; -1 if the executors' files should do.
     """
 
     version: Version
-    weights: WeightsRef
+    weights: WeightsRef | None
     kept: bool
     seed: int = -1
 
     def load(self) -> Replica | None:
         """Return the model; ``None`` if this executor does not have what stays with the weights."""
         if not self.kept:
-            return Replica(self.weights.data(), [])
-        if self.seed >= 0:
+            return self.load_weights()
+        if self.seed >= 0 and self.weights is not None:
             return Replica(self.weights.data(), list(decode(broadcast_value(self.seed))))
         found = read(self.version)
         return Replica(found.weights, found.kept) if found is not None else None
+
+    def load_weights(self) -> Replica | None:
+        """Return the weights alone; ``None`` if this executor does not have them."""
+        if self.weights is not None:
+            return Replica(self.weights.data(), [])
+        found = read(self.version)
+        return Replica(found.weights, []) if found is not None else None
 
 
 def write(
@@ -110,24 +132,23 @@ def write(
     _delete_all_but(version, len(trail))
 
 
-def write_own(version: Version, source: int, shard: Parts) -> Parts:
-    """Leave a partition's gradient for the next task of the same partition, which runs where this one does.
+def write_own(version: Version, name: str, parts: Parts) -> Parts:
+    """Leave a frame for the next task of the same partition, which runs where this one does.
 
     Returns:
         The frame to send in its place.
     """
-    path = _own(version, source)
-    write_file(path, shard)
-    return frame.pack({"kind": "own", "source": source})
+    write_file(_own(version, name), parts)
+    return frame.pack({"kind": "own", "name": name})
 
 
-def read_own(version: Version, source: int) -> Buffer | None:
-    """Return the gradient that :func:`write_own` has left on this executor, or ``None``."""
-    return map_file(_own(version, source))
+def read_own(version: Version, name: str) -> Buffer | None:
+    """Return what :func:`write_own` has left on this executor, or ``None``."""
+    return map_file(_own(version, name))
 
 
-def _own(version: Version, source: int) -> Path:
-    return version.path.with_name(f"{version.path.name}.gradient-{source}")
+def _own(version: Version, name: str) -> Path:
+    return version.path.with_name(f"{version.path.name}.{name}")
 
 
 def _delete_all_but(version: Version, group: int) -> None:

@@ -1,27 +1,35 @@
-"""Iterations in groups, each group one Spark job; every executor makes all weights itself."""
+"""Iterations in groups, each group one Spark job; every executor makes all weights itself.
+
+Stage t of a group's chain is iteration t's forward-backward, preceded by the update of iteration t - 1::
+
+    tokens ─► forward 1 ══ all to all ══► update 1, forward 2 ══► ... ══► update k ─► driver
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from sparkdl import frame
-from sparkdl._spark import broadcast_id
+from sparkdl._spark import Task, broadcast_id
 from sparkdl.allreduce import slices
-from sparkdl.allreduce.weights import WeightsRef
+from sparkdl.allreduce.update import Turn
+from sparkdl.allreduce.weights import RemoteWeights, Weights, WeightsRef
 from sparkdl.data.dataset import MAX_REBUILDS
 from sparkdl.exceptions import ConfigError, ModelError, TaskError
 from sparkdl.frame import Array, Frame
 from sparkdl.layout import ParamLayout
-from sparkdl.train.chain import Chain, Chained, Link
+from sparkdl.train.advance import Advance
+from sparkdl.train.chain import Chain, Chained
 from sparkdl.train.config import Exchange, TrainConfig
 from sparkdl.train.executor_files import encode
+from sparkdl.train.forward_backward import ForwardBackward
 from sparkdl.train.kept import cut_kept
 from sparkdl.train.outcome import Outcome, outcome_of
-from sparkdl.train.replica import Start, Version
+from sparkdl.train.replica import Delivery, Start, Version
 from sparkdl.train.run import Kept, Snapshot
 from sparkdl.train.step import (
     Iteration,
@@ -44,16 +52,16 @@ _LOCALITY = "spark.shuffle.reduceLocality.enabled"
 
 
 def choose_exchange(config: TrainConfig, layout: ParamLayout, sc: Any, partitions: int) -> Exchange:
-    """Return ``"slices"`` or ``"replicas"``.
+    """Return the exchange that is wanted, or the one that suits the size.
 
     Raises:
-        ConfigError: if replicas are wanted in a session that would run their tasks away from their rows.
+        ConfigError: if chains are wanted in a session that would run their tasks away from their rows.
     """
     wanted = config.exchange
     moves = sc.getConf().get(_LOCALITY, "true") == "true" and not sc.master.startswith("local[")
-    if wanted == "replicas" and moves:
+    if wanted in ("replicas", "gather") and moves:
         raise ConfigError(
-            f"exchange='replicas' needs a session with {_LOCALITY}=false, which is read when Spark starts: "
+            f"exchange={wanted!r} needs a session with {_LOCALITY}=false, which is read when Spark starts: "
             "make it with sparkdl.session.builder(...), or set it in your confs",
             code="config-cluster",
         )
@@ -79,7 +87,7 @@ class ReplicaStepper(Stepper):
     def __init__(self, *, averages: bool, **arguments: Any) -> None:
         super().__init__(**arguments)
         self._averages = averages
-        self._chain = Chain(self._jobs, self._fit, self._keeps, self._profile)
+        self._chain = Chain(self._jobs, self._keeps, self._profile)
         self._generation = 0
 
     @property
@@ -124,7 +132,8 @@ class ReplicaStepper(Stepper):
                 seed = self._seed(model)
                 seeds.append(seed)
             number = broadcast_id(seed) if seed is not None else -1
-            start = Start(version, model.weights.ref, model.kept is not None, number)
+            ref = self._where(model, replicated)
+            start = Start(version, ref, model.kept is not None, number)
             try:
                 with job_errors(first):
                     sent = self._run_job(start, iterations, model, seed, local)
@@ -154,6 +163,10 @@ class ReplicaStepper(Stepper):
             raise still_missing(first)
         return self._after(sent, iterations, model, seed)
 
+    def _where(self, model: ModelState, replicated: bool) -> WeightsRef | None:
+        """Return where executors find the weights; ``None`` if they have them as files."""
+        return model.weights.ref
+
     def close(self) -> None:
         """Delete what is on the executors besides models."""
         super().close()
@@ -168,21 +181,7 @@ class ReplicaStepper(Stepper):
     def _run_job(
         self, start: Start, iterations: Sequence[Iteration], model: ModelState, seed: Any, local: bool
     ) -> Chained:
-        nowhere = WeightsRef(0, None)  # all but the first find their weights on their executor
         self._leaves_files = True
-        links = [
-            Link(
-                self._forward_backward(
-                    iteration,
-                    nowhere,
-                    start.version.iteration,
-                    copies=start.version.after(index),
-                    local=local,
-                ),
-                iteration.turn,
-            )
-            for index, iteration in enumerate(iterations)
-        ]
         cursor = iterations[0].cursor
         broadcasts = [
             self._fit_broadcast,
@@ -193,31 +192,95 @@ class ReplicaStepper(Stepper):
         last = iterations[-1].state.iteration + 1
         name = "forward-backward and sync" if len(iterations) == 1 else f"up to iteration {last}"
         describe = self._describe(iterations[0].state, name)
-        return self._chain.run(self.store, start, links, broadcasts, describe)
+        return self._chain.run(self.store, self._tasks(start, iterations, local), broadcasts, describe)
+
+    def _tasks(self, start: Start, iterations: Sequence[Iteration], local: bool) -> list[Task]:
+        """Return the task of each stage."""
+        tasks: list[Task] = []
+        turn: Turn | None = None
+        for done, iteration in enumerate([*iterations, None], start=-1):
+            forward = None
+            if iteration is not None:
+                delivery = Delivery(start.version.after(done + 1), whole=True, local=local)
+                forward = self._forward(iteration, start, delivery)
+            tasks.append(Advance(self._fit, self.slices, start, done, turn, forward, self._keeps))
+            turn = iteration.turn if iteration is not None else None
+        return tasks
+
+    def _forward(self, iteration: Iteration, start: Start, delivery: Delivery) -> ForwardBackward:
+        nowhere = WeightsRef(0, None)  # they are on the executor
+        since = start.version.iteration
+        return self._forward_backward(iteration, nowhere, since, delivery=delivery)
 
     def _after(
         self, sent: Chained, iterations: Sequence[Iteration], model: ModelState, seed: Any
     ) -> tuple[ModelState, list[Outcome]]:
         """Publish the weights that came back, and tell what each iteration reports."""
         begin = time.perf_counter()
-        (weights,) = [m.arrays for m in sent.messages if m.meta["kind"] == "weights"]
+        (message,) = [m for m in sent.messages if m.meta["kind"] == "weights"]
         (trail,) = [m.meta["trail"] for m in sent.messages if m.meta["kind"] == "trail"]
-        arrays = {name: np.array(weights[name]) for name in ("params", "buffers", "counters")}
-        new = self.publish(model.weights.ref.version + len(iterations), **arrays)
-        published = time.perf_counter() - begin
-        share = {"job": sent.seconds / len(iterations), "broadcast": published / len(iterations)}
-        outcomes = [
-            outcome_of(
-                [Frame(told["slice"]), Frame(told["reports"])],
-                started=sent.started + index * share["job"],
-                seconds=share,
-                weights=new.nbytes // len(iterations),
-                slices=new.params.nbytes // len(iterations),
-                gradient=weights["gradient"] if iteration.turn.gradient else None,
-            )
-            for index, (iteration, told) in enumerate(zip(iterations, trail, strict=True))
-        ]
-        outdated = model.weights if sent.kept is not None else None
-        weight = max(iteration.turn.average for iteration in iterations)
-        buffers = average_buffers(model.average_buffers, new.buffers, weight)
-        return ModelState(new, sent.kept, outdated, buffers, replicated=True, seed=seed), outcomes
+        arrays = {name: np.array(message.arrays[name]) for name in ("params", "buffers", "counters")}
+        new = self.publish(model.weights.version + len(iterations), **arrays)
+        told = [[one["slice"], one["reports"]] for one in trail]
+        outcomes = outcomes_of(
+            iterations,
+            told,
+            sent,
+            message.arrays.get("gradient"),
+            weights=new.nbytes // len(iterations),
+            slices=new.params.nbytes // len(iterations),
+            publish_seconds=time.perf_counter() - begin,
+        )
+        return model_after(model, new, sent, iterations, seed), outcomes
+
+
+def outcomes_of(
+    iterations: Sequence[Iteration],
+    told: Sequence[Sequence[Mapping[str, Any]]],
+    sent: Chained,
+    gradient: Array | None,
+    *,
+    weights: int,
+    slices: int,
+    publish_seconds: float = 0.0,
+) -> list[Outcome]:
+    """Return what each iteration of a group reports.
+
+    Args:
+        iterations: the group.
+        told: of each, the headers of what its slices have sent.
+        sent: what its job has sent.
+        gradient: combined gradient of an iteration that wants it, which is alone in its group.
+        weights: bytes of weights that each executor received per iteration.
+        slices: bytes of slices that the driver received per iteration.
+        publish_seconds: how long the driver took to publish the weights.
+    """
+    share = {
+        "job": sent.seconds / len(iterations),
+        "broadcast": publish_seconds / len(iterations),
+    }
+    return [
+        outcome_of(
+            [Frame(meta) for meta in metas],
+            started=sent.started + index * share["job"],
+            seconds=share,
+            weights=weights,
+            slices=slices,
+            gradient=gradient if iteration.turn.gradient else None,
+        )
+        for index, (iteration, metas) in enumerate(zip(iterations, told, strict=True))
+    ]
+
+
+def model_after(
+    before: ModelState,
+    weights: Weights | RemoteWeights,
+    sent: Chained,
+    iterations: Sequence[Iteration],
+    seed: Any,
+) -> ModelState:
+    """Return the model after a group."""
+    outdated = before.weights if sent.kept is not None else None
+    weight = max(iteration.turn.average for iteration in iterations)
+    buffers = average_buffers(before.average_buffers, weights.buffers, weight)
+    return ModelState(weights, sent.kept, outdated, buffers, replicated=True, seed=seed)

@@ -23,6 +23,7 @@ from safetensors.numpy import load, save
 
 from sparkdl import frame
 from sparkdl.frame import Array, Parts
+from sparkdl.train.kept import without_master
 
 
 def name_of(index: int, count: int) -> str:
@@ -72,7 +73,7 @@ class WriteSlice:
 
     def __call__(self, index: int, frames: Iterator[bytes]) -> Iterator[Parts]:
         """Yield the file's name and checksum."""
-        data = encode(list(frames))
+        data = encode(list(without_master(frames)))
         name = name_of(index, self.count)
         write_whole(posixpath.join(self.folder, name), data)
         yield frame.pack({"name": name, "sha256": hashlib.sha256(data).hexdigest()})

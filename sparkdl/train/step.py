@@ -19,7 +19,7 @@ from sparkdl import frame
 from sparkdl._spark import FrameJobs, JavaObject, Task, frames_of, is_job_failure, task_error
 from sparkdl.allreduce import slices, update
 from sparkdl.allreduce.update import Turn
-from sparkdl.allreduce.weights import Weights, WeightsRef, publish
+from sparkdl.allreduce.weights import RemoteWeights, Weights, WeightsRef, publish
 from sparkdl.data.dataset import MAX_REBUILDS, Store
 from sparkdl.exceptions import DataError, ModelError, NonFiniteError
 from sparkdl.frame import Array, Frame
@@ -30,13 +30,13 @@ from sparkdl.train.drop import Allowance
 from sparkdl.train.executor_files import DeleteFiles
 from sparkdl.train.forward_backward import ForwardBackward
 from sparkdl.train.inner import InnerSteps
+from sparkdl.train.kept import Pick
 from sparkdl.train.outcome import Outcome, outcome_of
 from sparkdl.train.parameter_sync import (
     ParameterSync,
     keep,
     key_kept,
     pass_kept,
-    pick_average,
     split_kept,
 )
 from sparkdl.train.partition_state import PartitionState
@@ -68,9 +68,9 @@ class ModelState:
         seed: broadcast of what stayed with the weights before these, named like ``outdated``.
     """
 
-    weights: Weights
+    weights: Weights | RemoteWeights
     kept: JavaObject | None = None
-    outdated: Weights | None = None
+    outdated: Weights | RemoteWeights | None = None
     average_buffers: Array | None = None
     replicated: bool = False
     seed: Any = None
@@ -217,19 +217,17 @@ class Stepper:
     def replace(self, model: ModelState, snapshot: Snapshot) -> ModelState:
         """Go on with other weights; what stays with the slices stays."""
         old = model.weights
-        new = self.publish(old.ref.version, snapshot.params, snapshot.buffers, snapshot.counters)
+        new = self.publish(old.version, snapshot.params, snapshot.buffers, snapshot.counters)
         old.release()
         return replace(model, weights=new, replicated=False)
 
     @contextmanager
-    def published(self, snapshot: Snapshot | None, model: ModelState) -> Iterator[Weights]:
+    def published(self, snapshot: Snapshot | None, model: ModelState) -> Iterator[Weights | RemoteWeights]:
         """Publish weights for a while; the model's own, which are published, if there are no others."""
         if snapshot is None:
             yield model.weights
             return
-        weights = self.publish(
-            model.weights.ref.version, snapshot.params, snapshot.buffers, snapshot.counters
-        )
+        weights = self.publish(model.weights.version, snapshot.params, snapshot.buffers, snapshot.counters)
         try:
             yield weights
         finally:
@@ -401,7 +399,7 @@ class Stepper:
         """Fetch the averaged weights; the current ones before the first iteration."""
         if model.kept is None:
             return model.weights.params
-        data = self._collect_kept(model.kept, pick_average, "fetch the averaged weights")
+        data = self._collect_kept(model.kept, Pick("average"), "fetch the averaged weights")
         parts = [frame.unpack(d).arrays["params"] for d in data]
         return np.concatenate(parts) if parts else model.weights.params
 
@@ -485,7 +483,7 @@ class Stepper:
         finally:
             jobs.describe(None)
 
-    def _assemble(self, messages: list[Frame], old: Weights) -> Weights:
+    def _assemble(self, messages: list[Frame], old: Weights | RemoteWeights) -> Weights:
         """Put the slices that came back together and publish them."""
         params = _join_slices(messages, "params", old.params)
         buffers, counters = old.buffers, old.counters
@@ -493,7 +491,7 @@ class Stepper:
             if message.meta["kind"] == "reports":
                 buffers = np.array(message.arrays.get("buffers", buffers))
                 counters = np.array(message.arrays.get("counters", counters))
-        return self.publish(old.ref.version + 1, params, buffers, counters)
+        return self.publish(old.version + 1, params, buffers, counters)
 
 
 @contextmanager

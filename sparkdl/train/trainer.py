@@ -35,6 +35,7 @@ from sparkdl.train.checkpointing import Resume, find_resume_point
 from sparkdl.train.config import TrainConfig
 from sparkdl.train.epochs import Epochs
 from sparkdl.train.evaluate import Evaluator, check_metrics
+from sparkdl.train.gather_step import GatherStepper
 from sparkdl.train.history import History
 from sparkdl.train.hooks import Hook
 from sparkdl.train.inner import InnerRule
@@ -421,9 +422,11 @@ class Trainer:
             or (self._inner is not None and self._inner.stateful),
             "describe": self._describe,
         }
-        if choose_exchange(config, self._layout, ship.jobs.sc, len(ship.store.partitions)) == "replicas":
-            return ReplicaStepper(averages=config.averaging is not None, **arguments)
-        return Stepper(**arguments)
+        exchange = choose_exchange(config, self._layout, ship.jobs.sc, len(ship.store.partitions))
+        if exchange == "slices":
+            return Stepper(**arguments)
+        steppers = {"replicas": ReplicaStepper, "gather": GatherStepper}
+        return steppers[exchange](averages=config.averaging is not None, **arguments)
 
     def _setting(self, store: Store) -> dict[str, Any]:
         config = self.config

@@ -1,0 +1,249 @@
+"""A chain's tasks where slices have owners: every iteration is a scatter of shards and a gather of slices.
+
+Task n of the first stage after a forward-backward owns slice n: it receives shard n of all gradients, updates
+its slice and hands it to every partition (:class:`SyncSlice`). The task of the next stage puts the slices
+together and goes on with the next forward-backward (:class:`Gather`). Together they move what a ring
+all-reduce moves, and the driver sees none of it. An update that needs sums over all slices has a further
+stage for each.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from sparkdl import frame
+from sparkdl._spark import broadcast_value, key
+from sparkdl.allreduce import slices, update
+from sparkdl.allreduce import weights as published
+from sparkdl.allreduce.weights import WeightsRef
+from sparkdl.frame import Array, Buffer, Frame, Parts
+from sparkdl.optim.reduction import add_up
+from sparkdl.train import replica, stage
+from sparkdl.train.executor_files import decode
+from sparkdl.train.forward_backward import ForwardBackward, Stopwatch
+from sparkdl.train.kept import master_frame
+from sparkdl.train.replica import Replica, Start, Version
+from sparkdl.train.stage import Arrived, ProblemError
+from sparkdl.train.worker import FitRef, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class SyncSlice:
+    """The task that updates a slice, the same for all slices.
+
+    Attributes:
+        fit: the fixed part.
+        partitions: number of partitions, and of slices.
+        start: what the group starts from.
+        done: iterations of the group that are completed before this one.
+        turn: what the driver says in this iteration.
+        phase: how many sums over all slices are known.
+        last: whether these are all.
+        local: whether what a slice has for itself stays on its executor, as a file.
+    """
+
+    fit: FitRef
+    partitions: int
+    start: Start
+    done: int
+    turn: update.Turn
+    phase: int
+    last: bool
+    local: bool
+
+    def __call__(self, n: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
+        """Yield two frames for each partition: slice or partial sums, and what the slice has for itself."""
+        _, arrived = stage.receive(frames)
+        worker = self.fit.worker()
+        try:
+            message, own = self._sync(worker, n, arrived)
+        except ProblemError as error:
+            yield from stage.pass_on(n, error.problems, self.partitions)
+        else:
+            for m in range(self.partitions):
+                yield key(m)
+                yield own if m == n else message
+                yield key(m)
+                yield b""
+        worker.end_task()
+
+    def _sync(self, worker: Worker, n: int, arrived: list[Arrived]) -> tuple[Parts, Parts]:
+        """Return the frame for other partitions, and the one for the slice's own."""
+        stage.check(arrived)
+        version = self.start.version.after(self.done)
+        by_kind = _by_kind(stage.resolve(arrived, version))
+        shards, reports = by_kind["shard"], by_kind["reports"]
+        totals = [array for data in by_kind["totals"] for array in frame.unpack(data).arrays.values()]
+        if self.phase:
+            totals.append(add_up(m.arrays["partials"] for m in _in_order(by_kind["partials"])))
+        results, kept = self._update(worker, n, version, totals, [*shards, *by_kind["report"]])
+        (message,) = (results[kind] for kind in ("slice", "partials") if kind in results)
+        told = [frame.unpack(data) for data in reports]
+        if "reports" in results:
+            told = [frame.unpack_parts(results["reports"])]
+        if not self.last:
+            sums = kept if not self.phase else [[data] for data in shards]
+            known = frame.pack({"kind": "totals"}, {str(i): total for i, total in enumerate(totals)})
+            left = [message, known, *sums, *(frame.pack(m.meta, m.arrays) for m in told)]
+            return message, stage.own(left, version, f"left-{self.phase}-{n}", self.local)
+        if told:
+            message = _with_reports(message, told[0])
+        return message, stage.own([message, *kept], version.after(1), f"slice-{n}", self.local)
+
+    def _update(
+        self, worker: Worker, n: int, version: Version, totals: Sequence[Array], frames: list[Buffer]
+    ) -> tuple[dict[str, Parts], list[Parts]]:
+        """Run the update as far as its totals are known; return its results by kind, and what stays."""
+        spec = worker.spec
+        start, stop = slices.bounds(spec.layout.numel, self.partitions)[n]
+        before = _weights(self.start, self.done, n)
+        task = update.Update(
+            spec.layout,
+            start,
+            stop,
+            spec.rule,
+            WeightsRef(version.iteration, before.weights),
+            spec.combine,
+            spec.averaging,
+            replace(self.turn, totals=tuple(totals)),
+        )
+        results: dict[str, Parts] = {}
+        kept: list[Parts] = []
+        for kind, parts in update.update_slice(task, iter([*self._kept(n), *frames])):
+            if kind == update.STATE:
+                kept.append(parts)
+                continue
+            meta = frame.unpack_parts(parts).meta
+            if meta["kind"] == "problems":
+                iteration = version.iteration
+                raise ProblemError(*({**problem, "iteration": iteration} for problem in meta["problems"]))
+            results[meta["kind"]] = parts
+        return results, kept
+
+    def _kept(self, n: int) -> list[Buffer]:
+        """Return what the iteration before has left with the slice."""
+        if not self.done and not self.start.kept:
+            return []
+        if not self.done and self.start.seed >= 0:
+            of_slices = list(decode(broadcast_value(self.start.seed)))
+            return list(decode(of_slices[n]))
+        version = self.start.version.after(self.done)
+        found = replica.read_own(version, f"slice-{n}")
+        if found is None:
+            raise stage.lacking(version.iteration, n)
+        _, *kept = decode(found)  # the first one is the slice itself
+        return kept
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """The task that puts slices together and goes on with the next forward-backward.
+
+    Attributes:
+        fit: the fixed part.
+        partitions: number of partitions, and of slices.
+        start: what the group starts from.
+        done: iterations of the group that are completed after this stage's beginning.
+        forward: the iteration to begin; ``None`` in the last stage.
+    """
+
+    fit: FitRef
+    partitions: int
+    start: Start
+    done: int
+    forward: ForwardBackward | None
+
+    def __call__(self, n: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
+        """Yield two frames for each partition, or what goes to the driver and what stays."""
+        clock = Stopwatch()
+        token, arrived = stage.receive(frames)
+        worker = self.fit.worker()
+        try:
+            model, kept = self._assemble(n, arrived)
+        except ProblemError as error:
+            onward = self.partitions if self.forward is not None else None
+            yield from stage.pass_on(n, error.problems, onward)
+        else:
+            if self.forward is not None:
+                clock.lap("gather")
+                yield from self.forward.compute(n, token, worker, clock, lambda: model.arrays)
+            else:
+                yield from self._finish(n, model, kept)
+        worker.end_task()
+
+    def _assemble(self, n: int, arrived: list[Arrived]) -> tuple[Replica, list[Buffer]]:
+        """Return the model after the iterations so far, and what stays with the partition's slice."""
+        if not self.done:
+            return _weights(self.start, 0, n), []
+        stage.check(arrived)
+        version = self.start.version.after(self.done)
+        by_kind = _by_kind(stage.resolve(arrived, version))
+        parts, kept = _in_order(by_kind["slice"]), [*by_kind["state"], *by_kind["average"]]
+        made = replica.read(version)  # by another task on this executor, or an earlier attempt of this one
+        if made is None or len(made.trail) != self.done:
+            made = self._write(_weights(self.start, self.done - 1, n), version, parts)
+        return made, kept
+
+    def _write(self, before: Replica, version: Version, parts: list[Frame]) -> Replica:
+        """Leave the whole weights for the tasks on this executor."""
+        arrays = dict(before.arrays)
+        arrays.pop("gradient", None)
+        for name in ("params", "gradient"):
+            if name in parts[0].arrays:
+                arrays[name] = np.concatenate([part.arrays[name] for part in parts])
+        reports: dict[str, Any] = {}
+        for part in parts:
+            if "reports" in part.meta:
+                reports = part.meta["reports"]
+                arrays |= {name: part.arrays[name] for name in ("buffers", "counters") if name in part.arrays}
+        told = [{name: v for name, v in part.meta.items() if name != "reports"} for part in parts]
+        trail = [*before.trail, {"slices": told, "reports": reports}]
+        replica.write(version, published.pack(version.iteration, **arrays), [], trail)
+        made = replica.read(version)
+        if made is None:
+            raise RuntimeError(f"{version.path} is gone as soon as it was written")
+        return made
+
+    def _finish(self, n: int, model: Replica, kept: list[Buffer]) -> Iterator[bytes | Parts]:
+        """Yield, keyed, what stays with the slice; the first one tells the driver how it went."""
+        arrays = dict(model.arrays)
+        params = arrays.pop("params")
+        if n == 0:
+            yield key(update.RESULT)
+            yield frame.pack({"kind": "trail", "trail": list(model.trail)}, arrays)
+        start, stop = slices.bounds(len(params), self.partitions)[n]
+        for parts in (master_frame(params[start:stop]), *([data] for data in kept)):
+            yield key(update.STATE)
+            yield parts
+
+
+def _weights(start: Start, done: int, n: int) -> Replica:
+    """Return the whole weights after some iterations of a group."""
+    version = start.version.after(done)
+    found = replica.read(version) if done else start.load_weights()
+    if found is None or (done and len(found.trail) != done):
+        raise stage.lacking(version.iteration, n)
+    return found
+
+
+def _by_kind(frames: Sequence[Buffer]) -> defaultdict[str, list[Buffer]]:
+    found: defaultdict[str, list[Buffer]] = defaultdict(list)
+    for data in frames:
+        found[frame.unpack(data).meta["kind"]].append(data)
+    return found
+
+
+def _in_order(frames: Sequence[Buffer]) -> list[Frame]:
+    """Read frames of slices, in the order of these."""
+    return sorted(map(frame.unpack, frames), key=lambda message: int(message.meta["start"]))
+
+
+def _with_reports(message: Parts, told: Frame) -> Parts:
+    """Let the first slice carry the reports, and the buffers that came with them."""
+    own = frame.unpack_parts(message)
+    return frame.pack({**own.meta, "reports": told.meta}, {**own.arrays, **told.arrays})

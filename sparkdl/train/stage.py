@@ -1,0 +1,116 @@
+"""What the tasks of all stages of a chain have in common: frames that arrive, problems that are passed on.
+
+Every task sends exactly two frames to every partition, some of them empty, because what arrives is zipped
+with the partition's token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparkdl import frame
+from sparkdl._spark import key
+from sparkdl.allreduce import update
+from sparkdl.data import store
+from sparkdl.frame import Buffer, Parts
+from sparkdl.train import replica
+from sparkdl.train.executor_files import decode, encode
+from sparkdl.train.replica import Version
+
+
+class ProblemError(Exception):
+    """Carries the news why an iteration cannot be completed."""
+
+    def __init__(self, *problems: dict[str, Any]) -> None:
+        super().__init__(problems)
+        self.problems = problems
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A frame and its header."""
+
+    meta: Mapping[str, Any]
+    data: bytes
+
+
+def receive(frames: Iterator[bytes]) -> tuple[store.Token, list[Arrived]]:
+    """Tell the partition's token from what arrived for it: the first stage reads the token alone."""
+    token = store.Token.from_frame(frame.unpack(next(frames)))
+    # Zipped element by element with the token and empty frames.
+    return token, [Arrived(frame.unpack(data).meta, data) for data in frames if data]
+
+
+def check(arrived: Sequence[Arrived]) -> None:
+    """Check that all gradients have arrived.
+
+    Raises:
+        ProblemError: if not; all problems, each once, in the order of their iterations and sources.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for message in arrived:
+        if message.meta["kind"] == "problem":
+            problem = message.meta["problem"]
+            for one in problem if isinstance(problem, list) else [problem]:
+                found[repr(sorted(one.items()))] = one
+    if found:
+        raise ProblemError(*sorted(found.values(), key=lambda p: (p["iteration"], p.get("partition", 0))))
+
+
+def resolve(arrived: Sequence[Arrived], version: Version) -> list[Buffer]:
+    """Return what arrived, with what a partition has for itself in place of the frames that stand for it.
+
+    Raises:
+        ProblemError: if a file is not there.
+    """
+    found: list[Buffer] = []
+    for message in arrived:
+        if message.meta["kind"] == "bundle":
+            found += decode(frame.unpack(message.data).arrays["data"].data)
+        elif message.meta["kind"] == "own":
+            data = replica.read_own(version, message.meta["name"])
+            if data is None:
+                raise lacking(version.iteration, message.meta["name"])
+            found += decode(data)
+        else:
+            found.append(message.data)
+    return found
+
+
+def own(frames: Sequence[Parts], version: Version, name: str, local: bool) -> Parts:
+    """Return the frame by which a partition hands frames to itself.
+
+    Args:
+        frames: what it has for itself.
+        version: the model that they belong to.
+        name: tells them from others of that version on the executor.
+        local: whether they stay as a file, since the next task probably runs where this one does.
+    """
+    if local:
+        return replica.write_own(version, name, encode(frames))
+    data = np.frombuffer(frame.join(encode(frames)), np.uint8)
+    return frame.pack({"kind": "bundle"}, {"data": data})
+
+
+def lacking(iteration: int, what: object) -> ProblemError:
+    """Return the news that an executor lacks a file that an earlier stage has left."""
+    return ProblemError({"kind": "replica", "partition": what, "iteration": iteration})
+
+
+def pass_on(
+    partition: int, problems: Sequence[dict[str, Any]], partitions: int | None
+) -> Iterator[bytes | Parts]:
+    """Pass problems on to the next stage, of so many partitions, or to the driver."""
+    if partitions is None:
+        yield key(update.RESULT)
+        yield frame.pack({"kind": "problems", "problems": list(problems)})
+        return
+    for n in range(partitions):
+        yield key(n)
+        yield b""
+        yield key(n)
+        yield frame.pack({"kind": "problem", "source": partition, "problem": list(problems)})
