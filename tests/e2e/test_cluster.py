@@ -63,7 +63,7 @@ def test_executors_are_found_and_partitions_spread(cluster: Any) -> None:
         assert len({token.executor for token in tokens}) == 2
 
 
-@pytest.mark.parametrize("exchange", ["slices", "replicas"])
+@pytest.mark.parametrize("exchange", ["slices", "gather", "replicas"])
 def test_result_is_the_reference_to_the_bit(cluster: Any, exchange: str) -> None:
     assert_bit_equal(fit(cluster, Everything(), 15, exchange=exchange).module, expected(Everything(), 15))
 
@@ -112,7 +112,7 @@ class KillsAnExecutor:
         return self.inner(output, label)
 
 
-@pytest.mark.parametrize("exchange", ["slices", "replicas"])
+@pytest.mark.parametrize("exchange", ["slices", "gather", "replicas"])
 def test_an_executor_killed_while_training_changes_no_bit(cluster: Any, tmp_path: Any, exchange: str) -> None:
     flag = tmp_path / "kill"
     loss = KillsAnExecutor(str(flag))
@@ -159,12 +159,16 @@ GROUPS = {name: value for name, value in EVERYTHING.items() if name != "num_slic
     "exchange": "replicas",
     "iterations_per_job": 3,
 }
+GATHER = GROUPS | {"exchange": "gather"}
 
 
-@pytest.mark.parametrize("options", [EVERYTHING, GROUPS], ids=["slices", "groups"])
-@pytest.mark.parametrize("executors", [1, 2])
+@pytest.mark.parametrize(
+    ("options", "executors"),
+    [(EVERYTHING, 1), (EVERYTHING, 2), (GROUPS, 1), (GROUPS, 2), (GATHER, 2)],
+    ids=["slices-1", "slices-2", "groups-1", "groups-2", "gather-2"],
+)
 def test_executors_killed_at_once_change_no_bit(
-    cluster: Any, executors: int, options: dict[str, Any]
+    cluster: Any, options: dict[str, Any], executors: int
 ) -> None:
     undisturbed = fit(cluster, mlp(), 12, **options)
 

@@ -170,8 +170,10 @@ def _delete_replicas(_: int) -> None:
         shutil.rmtree(Path(folder, "sparkdl-fits"), ignore_errors=True)
 
 
-@pytest.mark.parametrize("exchange", ["slices", "replicas"])
-@pytest.mark.parametrize("commit_every", [None, 1, 4])
+@pytest.mark.parametrize(
+    ("exchange", "commit_every"),
+    [("slices", None), ("slices", 4), ("replicas", 1), ("replicas", 4), ("gather", None), ("gather", 4)],
+)
 def test_lost_optimizer_state_is_replayed_from_a_commit(
     data: Dataset, commit_every: Any, exchange: Any
 ) -> None:
