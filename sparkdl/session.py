@@ -49,6 +49,11 @@ SETTINGS = (
     Setting("spark.shuffle.compress", "false", "gradients are compressed for nothing: floats do not shrink"),
     Setting("spark.broadcast.compress", "false", "weights are compressed for nothing: floats do not shrink"),
     Setting(
+        "spark.rdd.compress",
+        "false",
+        "the optimizer's state is compressed for nothing, which PySpark turns on by default",
+    ),
+    Setting(
         "spark.locality.wait",
         "300ms",
         "with the default of 3s every job stalls for seconds after an executor was lost",

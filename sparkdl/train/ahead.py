@@ -17,7 +17,6 @@ from sparkdl.train.outcome import Outcome
 from sparkdl.train.recovery import Recovery
 from sparkdl.train.step import Iteration
 
-_GROUP_SECONDS = 1.0
 _FULL_GROUPS = 8
 """So many groups in a row have to be used up before a limit that an undone group has set is raised."""
 
@@ -27,7 +26,7 @@ class Ahead:
 
     Args:
         recovery: runs a group.
-        size: iterations of a group; ``None`` to fit about a second.
+        size: iterations of a group; ``None`` to fit the stepper's ``group_seconds``.
     """
 
     def __init__(self, recovery: Recovery, size: int | None) -> None:
@@ -84,4 +83,5 @@ class Ahead:
         self._each = (perf_counter() - begin) / len(outcomes)
         if self._size is None:
             # Not all at once: the first ones take longer than those after them.
-            self._now = max(1, min(int(_GROUP_SECONDS / self._each), 2 * self._now))
+            fitting = int(self._recovery.stepper.group_seconds / self._each)
+            self._now = max(1, min(fitting, 2 * self._now))

@@ -36,6 +36,8 @@ class GatherStepper(ReplicaStepper):
         arguments: those of :class:`ReplicaStepper`.
     """
 
+    group_seconds = 4.0  # what stays is persisted at the end of each, which takes as long as an iteration
+
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**(arguments | {"keeps": True}))  # the weights, if nothing else
 

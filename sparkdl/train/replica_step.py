@@ -65,11 +65,21 @@ def choose_exchange(config: TrainConfig, layout: ParamLayout, sc: Any, partition
             "make it with sparkdl.session.builder(...), or set it in your confs",
             code="config-cluster",
         )
+    weights = layout.numel * layout.itemsize
+    fits = weights <= partitions * slices.MAX_SLICE_BYTES
+    if wanted == "gather" and not fits:
+        raise ConfigError(
+            f"exchange='gather': {weights >> 20} MiB of weights over {partitions} partitions are slices of "
+            f"more than {slices.MAX_SLICE_BYTES >> 20} MiB; give the Dataset a larger num_partitions, or "
+            "take exchange='slices'"
+        )
     if wanted != "auto":
         return wanted
-    small = partitions * layout.numel * layout.itemsize <= _REPLICAS_BYTES
-    free = config.num_slices is None and config.drop_stragglers is None
-    return "replicas" if small and free and not moves else "slices"
+    if moves or config.num_slices is not None or config.drop_stragglers is not None:
+        return "slices"
+    if partitions * weights <= _REPLICAS_BYTES:
+        return "replicas"
+    return "gather" if fits else "slices"
 
 
 class ReplicaStepper(Stepper):

@@ -233,6 +233,9 @@ class Stepper:
         finally:
             weights.release()
 
+    group_seconds = 1.0
+    """How long a group of iterations should take, if it may be of any size."""
+
     @property
     def longest_group(self) -> int:
         """How many iterations :meth:`run` takes at once, at most."""

@@ -277,6 +277,7 @@ def test_the_size_of_groups_adapts() -> None:
     class Instant:
         class stepper:  # noqa: N801
             longest_group = 50
+            group_seconds = 1.0
 
         def __init__(self) -> None:
             self.sizes: list[int] = []
@@ -321,6 +322,30 @@ def test_options_that_exclude_each_other() -> None:
         make(exchange="gather", drop_stragglers=Drop())
     with pytest.raises(ConfigError, match="iterations_per_job=2 needs exchange='replicas'"):
         make(exchange="slices", iterations_per_job=2)
+
+
+def test_large_models_gather_if_their_slices_fit(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparkdl.train.replica_step._REPLICAS_BYTES", 0)
+    chosen: list[type] = []
+    original = Trainer._stepper
+
+    def stepper(self: Any, ship: Any) -> Any:
+        chosen.append(type(made := original(self, ship)))
+        return made
+
+    monkeypatch.setattr(Trainer, "_stepper", stepper)
+
+    def train(**options: Any) -> None:
+        settings = {"loss": nn.CrossEntropyLoss(), "optimizer": torch.optim.SGD, "progress": False}
+        Trainer(mlp(), **settings, end_when=MaxIteration(2), **options).fit(data)  # type: ignore[arg-type]
+
+    train()
+    train(num_slices=2)
+    monkeypatch.setattr("sparkdl.allreduce.slices.MAX_SLICE_BYTES", 1000)
+    train()
+    assert [kind.__name__ for kind in chosen] == ["GatherStepper", "Stepper", "Stepper"]
+    with pytest.raises(ConfigError, match="slices of more than 0 MiB; give the Dataset a larger num_part"):
+        train(exchange="gather")
 
 
 def test_triggers_know_what_they_can_foresee() -> None:
