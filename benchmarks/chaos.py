@@ -45,6 +45,8 @@ def spot_conf() -> dict[str, str]:
     return {name: value.strip() for name, value in pairs}
 
 
+EXCHANGES = ("auto", "slices", "gather", "replicas")
+
 _DYNAMIC = {
     "spark.dynamicAllocation.enabled": "true",
     "spark.dynamicAllocation.shuffleTracking.enabled": "true",
@@ -160,6 +162,7 @@ def train(args: argparse.Namespace) -> None:
             batch_size=128,
             seed=1,
             end_when=MaxIteration(args.iterations),
+            exchange=args.exchange,
             hooks=[
                 Report(),
                 *([Checkpoint(args.folder, EveryIterations(20))] if scenario.victims == 0 else []),
@@ -191,13 +194,17 @@ class Ended:
 
 
 def run(
-    name: str, master: str, iterations: int, harm: Callable[[Path, subprocess.Popen[Any]], int] | None
+    name: str,
+    master: str,
+    iterations: int,
+    exchange: str,
+    harm: Callable[[Path, subprocess.Popen[Any]], int] | None,
 ) -> Ended:
     """Run a driver, again and again if it is killed, and disturb it meanwhile."""
     with tempfile.TemporaryDirectory(prefix="sparkdl-chaos-") as text:
         folder, faults, begin = Path(text), 0, time.monotonic()
         command = [sys.executable, __file__, "--role", "driver", "--scenario", name, "--master", master]
-        command += ["--folder", text, "--iterations", str(iterations)]
+        command += ["--folder", text, "--iterations", str(iterations), "--exchange", exchange]
         command += ["--disturbed"] if harm is not None else []
         while not (folder / "weights.npy").exists():
             with (folder / "log").open("w") as log:
@@ -265,15 +272,15 @@ def _progress(folder: Path) -> int:
         return 0
 
 
-def measure(name: str, kills: int, iterations: int, seed: int) -> dict[str, Any]:
+def measure(name: str, kills: int, iterations: int, seed: int, exchange: str) -> dict[str, Any]:
     """Run a scenario and return its line."""
     scenario = SCENARIOS[name]
     with cluster(3 if scenario.pauses else 2) as spark:
-        calm = run(name, spark.url, iterations, None)
+        calm = run(name, spark.url, iterations, exchange, None)
         harm = Harm(scenario, spark, kills, seed)
         ended: list[Ended] = []
         while harm.left > 0 and len(ended) < kills:
-            ended.append(run(name, spark.url, iterations, harm))
+            ended.append(run(name, spark.url, iterations, exchange, harm))
             if scenario.victims is None:
                 harm.left -= ended[-1].faults
             print(f"{name}: run {len(ended)} has ended, {max(harm.left, 0)} faults left", file=sys.stderr)
@@ -282,6 +289,7 @@ def measure(name: str, kills: int, iterations: int, seed: int) -> dict[str, Any]
     lost = sum(each.seconds - calm.seconds - pauses for each in ended)
     return {
         "scenario": name,
+        "exchange": exchange,
         "kills": faults,
         "runs": len(ended),
         "bit_identical": sum(each.weights == calm.weights for each in ended),
@@ -297,6 +305,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=10, help="faults in all, per scenario")
     parser.add_argument("--scenario", choices=("all", *SCENARIOS), default="kill")
     parser.add_argument("--iterations", type=int, default=300, help="iterations of each run")
+    parser.add_argument("--exchange", choices=EXCHANGES, default="auto", help="of Trainer (auto: replicas)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments and victims")
     parser.add_argument("--role", choices=("harm", "driver"), default="harm", help=argparse.SUPPRESS)
     parser.add_argument("--master", help=argparse.SUPPRESS)
@@ -308,7 +317,7 @@ def main() -> int:
         return 0
     same = True
     for name in SCENARIOS if args.scenario == "all" else [args.scenario]:
-        line = measure(name, args.kills, args.iterations, args.seed)
+        line = measure(name, args.kills, args.iterations, args.seed, args.exchange)
         same &= line["bit_identical"] == line["runs"]
         print(json.dumps(line), flush=True)
     return 0 if same else 1
