@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 INFERENCE_KEYS = {
     "batch",
@@ -55,6 +57,7 @@ def test_iteration_prints_one_json_line():
     assert found["bytes"]["slices"] == 11 * 4
 
 
+@pytest.mark.slow
 def test_inference_prints_one_json_line():
     found = run("inference.py", "--models", "mlp", "--column", "binary", "--rows", "60", "--turns", "1")
     assert set(found) >= INFERENCE_KEYS

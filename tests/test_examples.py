@@ -85,7 +85,7 @@ def is_there(package):
     return find_spec(parent) is not None and find_spec(package) is not None
 
 
-QUICK = ("ncf_movielens", "tune_pipeline")  # the others take a minute each: pytest -m slow
+QUICK = ("ncf_movielens",)  # the others take a minute each: pytest -m slow
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ def quick(**values):
     return TorchClassifier(**{"batchSize": 35, "learningRate": 0.02, "maxEpochs": 10, "seed": 1, **values})
 
 
+@pytest.mark.slow  # digits are compared in the fast suite
 def test_iris_no_worse_than_sparks_perceptron(iris):
     train, test = iris
     theirs = MultilayerPerceptronClassifier(layers=[4, 5, 3], seed=1).fit(train).transform(test)
