@@ -104,6 +104,18 @@ def codec_of(given: object) -> Codec:
     raise ConfigError(f"gradient_codec={given!r}: expected one of {names}, or Int8(...) or TopK(...)")
 
 
+def cast_of(given: object) -> Cast:
+    """Return the codec of weights that an option means: one that works value by value.
+
+    Raises:
+        ConfigError: if it means none.
+    """
+    if isinstance(given, str) and given in get_args(Cast):
+        return given  # type: ignore[return-value]
+    names = ", ".join(map(repr, get_args(Cast)))
+    raise ConfigError(f"weights_codec={given!r}: expected one of {names}")
+
+
 def has_error_feedback(codec: Codec) -> bool:
     """Return whether a source has to keep what the codec leaves out."""
     return isinstance(codec, Int8 | TopK) and codec.error_feedback
@@ -163,6 +175,14 @@ def _encode_int8(codec: Int8, values: torch.Tensor) -> Encoded:
     integers = (blocks / divisors).round_().clamp_(-127, 127).to(torch.int8)
     arrays = {"gradient": integers.view(-1)[: len(values)].numpy(), "scales": scales.numpy()}
     return Encoded({"codec": "int8", "block": codec.block}, arrays)
+
+
+def rounded(codec: Cast, values: Array) -> Array:
+    """Return what arrives of values that travel by a codec."""
+    if codec == "fp32":
+        return values
+    encoded = encode(codec, values)
+    return decode(encoded.meta, encoded.arrays, values.dtype)
 
 
 def _blocks(values: torch.Tensor, block: int) -> torch.Tensor:

@@ -71,6 +71,7 @@ class Update:
         combine: how gradients are combined.
         averaging: whether an average of the weights is kept.
         turn: what the driver says in this iteration.
+        master: the slice in full precision, if ``weights`` have less.
     """
 
     layout: ParamLayout
@@ -81,6 +82,7 @@ class Update:
     combine: Combine = "mean"
     averaging: bool = False
     turn: Turn = Turn()
+    master: Array | None = None
 
     @property
     def whole(self) -> bool:
@@ -180,7 +182,9 @@ def update_slice(update: Update, frames: Iterator[Buffer]) -> Iterator[Keyed]:
         yield RESULT, frame.pack({"kind": "problems", "problems": _in_order(arrived.problems)})
         return
     current = update.weights.load()
-    weights = np.array(current.arrays["params"][update.start : update.stop])
+    weights = np.array(
+        current.arrays["params"][update.start : update.stop] if update.master is None else update.master
+    )
     optimizer = SliceOptimizer(update.rule.optimizer, update.layout, update.start, update.stop, arrived.state)
     gradient: Array | None = None
     if arrived.shards:  # none if every sample of the iteration has weight zero: nothing to learn

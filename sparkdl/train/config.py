@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from sparkdl.allreduce.codec import Codec, codec_of
+from sparkdl.allreduce.codec import Cast, Codec, cast_of, codec_of
 from sparkdl.allreduce.update import Combine
 from sparkdl.exceptions import ConfigError
 from sparkdl.nn.numerics import Numerics
@@ -46,6 +46,7 @@ class TrainConfig:
     clip: ClipByValue | ClipByNorm | None = None
     combine: Combine = "mean"
     gradient_codec: Codec | Literal["int8"] = "fp32"
+    weights_codec: Cast = "fp32"
     local_steps: LocalSteps | int | None = None
     averaging: Averaging | None = None
     metrics: Any = None
@@ -102,6 +103,7 @@ class TrainConfig:
         if self.combine not in ("mean", "adasum"):
             raise ConfigError(f"combine={self.combine!r}: expected 'mean' or 'adasum'")
         codec_of(self.gradient_codec)
+        cast_of(self.weights_codec)
         self._check_local_steps()
         if self.averaging is not None and not isinstance(self.averaging, Averaging):
             raise ConfigError(f"averaging={self.averaging!r}: expected EMA(...) or SWA(...)")
@@ -135,6 +137,16 @@ class TrainConfig:
                 f"iterations_per_job={self.iterations_per_job} needs exchange='replicas' or 'gather'; found "
                 "'slices'"
             )
+
+        if self.weights_codec != "fp32":
+            taken = {"exchange": self.exchange not in ("auto", "gather")} | {
+                name: getattr(self, name) is not None for name in ("num_slices", "drop_stragglers")
+            }
+            for name in (name for name, other in taken.items() if other):
+                raise ConfigError(
+                    f"weights_codec={self.weights_codec!r} needs exchange='gather'; found "
+                    f"{name}={getattr(self, name)!r}"
+                )
 
     def _check_local_steps(self) -> None:
         if self.local_steps is None:

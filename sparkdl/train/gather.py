@@ -20,6 +20,8 @@ from sparkdl import frame
 from sparkdl._spark import broadcast_value, key
 from sparkdl.allreduce import slices, update
 from sparkdl.allreduce import weights as published
+from sparkdl.allreduce.codec import Cast, encode, rounded
+from sparkdl.allreduce.codec import decode as decode_values
 from sparkdl.allreduce.weights import WeightsRef
 from sparkdl.frame import Array, Buffer, Frame, Parts
 from sparkdl.optim.reduction import add_up
@@ -30,6 +32,8 @@ from sparkdl.train.kept import master_frame
 from sparkdl.train.replica import Replica, Start, Version
 from sparkdl.train.stage import Arrived, ProblemError
 from sparkdl.train.worker import FitRef, Worker
+
+_UNTOLD = ("reports", "codec")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,8 @@ class SyncSlice:
             return message, stage.own(left, version, f"left-{self.phase}-{n}", self.local)
         if told:
             message = _with_reports(message, told[0])
-        return message, stage.own([message, *kept], version.after(1), f"slice-{n}", self.local)
+        own = stage.own([message, *kept], version.after(1), f"slice-{n}", self.local)
+        return _coded(message, worker.spec.weights_codec), own
 
     def _update(
         self, worker: Worker, n: int, version: Version, totals: Sequence[Array], frames: list[Buffer]
@@ -101,7 +106,8 @@ class SyncSlice:
         """Run the update as far as its totals are known; return its results by kind, and what stays."""
         spec = worker.spec
         start, stop = slices.bounds(spec.layout.numel, self.partitions)[n]
-        before = _weights(self.start, self.done, n)
+        before, kept_before = _weights(self.start, self.done, n), self._kept(n)
+        master = kept_before.pop(0) if kept_before and _kind(kept_before[0]) == "slice" else None
         task = update.Update(
             spec.layout,
             start,
@@ -111,10 +117,11 @@ class SyncSlice:
             spec.combine,
             spec.averaging,
             replace(self.turn, totals=tuple(totals)),
+            frame.unpack(master).arrays["params"] if master is not None else None,
         )
         results: dict[str, Parts] = {}
         kept: list[Parts] = []
-        for kind, parts in update.update_slice(task, iter([*self._kept(n), *frames])):
+        for kind, parts in update.update_slice(task, iter([*kept_before, *frames])):
             if kind == update.STATE:
                 kept.append(parts)
                 continue
@@ -126,7 +133,7 @@ class SyncSlice:
         return results, kept
 
     def _kept(self, n: int) -> list[Buffer]:
-        """Return what the iteration before has left with the slice."""
+        """Return what the iteration before has left with the slice: itself, state, average."""
         if not self.done and not self.start.kept:
             return []
         if not self.done and self.start.seed >= 0:
@@ -136,8 +143,7 @@ class SyncSlice:
         found = replica.read_own(version, f"slice-{n}")
         if found is None:
             raise stage.lacking(version.iteration, n)
-        _, *kept = decode(found)  # the first one is the slice itself
-        return kept
+        return list(decode(found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +170,7 @@ class Gather:
         token, arrived = stage.receive(frames)
         worker = self.fit.worker()
         try:
-            model, kept = self._assemble(n, arrived)
+            model, kept = self._assemble(n, arrived, worker.spec.weights_codec)
         except ProblemError as error:
             onward = self.partitions if self.forward is not None else None
             yield from stage.pass_on(n, error.problems, onward)
@@ -176,32 +182,45 @@ class Gather:
                 yield from self._finish(n, model, kept)
         worker.end_task()
 
-    def _assemble(self, n: int, arrived: list[Arrived]) -> tuple[Replica, list[Buffer]]:
-        """Return the model after the iterations so far, and what stays with the partition's slice."""
+    def _assemble(self, n: int, arrived: list[Arrived], codec: Cast) -> tuple[Replica, list[Buffer]]:
+        """Return the model after the iterations so far, and the partition's slice and what stays with it."""
         if not self.done:
-            return _weights(self.start, 0, n), []
+            found = _weights(self.start, 0, n)
+            return (found if self.start.weights is None else self._rounded(found, codec)), []
         stage.check(arrived)
         version = self.start.version.after(self.done)
         by_kind = _by_kind(stage.resolve(arrived, version))
-        parts, kept = _in_order(by_kind["slice"]), [*by_kind["state"], *by_kind["average"]]
+        (own,) = (data for data in by_kind["slice"] if "codec" not in frame.unpack(data).meta)
         made = replica.read(version)  # by another task on this executor, or an earlier attempt of this one
         if made is None or len(made.trail) != self.done:
-            made = self._write(_weights(self.start, self.done - 1, n), version, parts)
-        return made, kept
+            before = _weights(self.start, self.done - 1, n)
+            made = self._write(before, version, _in_order(by_kind["slice"]), codec)
+        return made, [own, *by_kind["state"], *by_kind["average"]]
 
-    def _write(self, before: Replica, version: Version, parts: list[Frame]) -> Replica:
+    def _rounded(self, model: Replica, codec: Cast) -> Replica:
+        """Return the weights as they would have arrived from the owners of the slices."""
+        if codec == "fp32":
+            return model
+        params = model.arrays["params"]
+        bounds = slices.bounds(len(params), self.partitions)
+        whole = np.concatenate([rounded(codec, params[start:stop]) for start, stop in bounds])
+        parts = published.pack(self.start.version.iteration, **{**model.arrays, "params": whole})
+        return Replica(frame.join(parts), [])
+
+    def _write(self, before: Replica, version: Version, parts: list[Frame], codec: Cast) -> Replica:
         """Leave the whole weights for the tasks on this executor."""
         arrays = dict(before.arrays)
         arrays.pop("gradient", None)
-        for name in ("params", "gradient"):
-            if name in parts[0].arrays:
-                arrays[name] = np.concatenate([part.arrays[name] for part in parts])
+        dtype = arrays["params"].dtype
+        arrays["params"] = np.concatenate([_params(part, codec, dtype) for part in parts])
+        if "gradient" in parts[0].arrays:
+            arrays["gradient"] = np.concatenate([part.arrays["gradient"] for part in parts])
         reports: dict[str, Any] = {}
         for part in parts:
             if "reports" in part.meta:
                 reports = part.meta["reports"]
                 arrays |= {name: part.arrays[name] for name in ("buffers", "counters") if name in part.arrays}
-        told = [{name: v for name, v in part.meta.items() if name != "reports"} for part in parts]
+        told = [{name: v for name, v in part.meta.items() if name not in _UNTOLD} for part in parts]
         trail = [*before.trail, {"slices": told, "reports": reports}]
         replica.write(version, published.pack(version.iteration, **arrays), [], trail)
         made = replica.read(version)
@@ -212,12 +231,12 @@ class Gather:
     def _finish(self, n: int, model: Replica, kept: list[Buffer]) -> Iterator[bytes | Parts]:
         """Yield, keyed, what stays with the slice; the first one tells the driver how it went."""
         arrays = dict(model.arrays)
-        params = arrays.pop("params")
+        del arrays["params"]
         if n == 0:
             yield key(update.RESULT)
             yield frame.pack({"kind": "trail", "trail": list(model.trail)}, arrays)
-        start, stop = slices.bounds(len(params), self.partitions)[n]
-        for parts in (master_frame(params[start:stop]), *([data] for data in kept)):
+        own, *rest = kept
+        for parts in (master_frame(frame.unpack(own).arrays["params"]), *([data] for data in rest)):
             yield key(update.STATE)
             yield parts
 
@@ -241,6 +260,28 @@ def _by_kind(frames: Sequence[Buffer]) -> defaultdict[str, list[Buffer]]:
 def _in_order(frames: Sequence[Buffer]) -> list[Frame]:
     """Read frames of slices, in the order of these."""
     return sorted(map(frame.unpack, frames), key=lambda message: int(message.meta["start"]))
+
+
+def _kind(data: Buffer) -> str:
+    return str(frame.unpack(data).meta["kind"])
+
+
+def _coded(message: Parts, codec: Cast) -> Parts:
+    """Write a slice for its way to other partitions."""
+    own = frame.unpack_parts(message)
+    encoded = encode(codec, own.arrays["params"])
+    others = {name: array for name, array in own.arrays.items() if name != "params"}
+    coded = {f"params.{name}": array for name, array in encoded.arrays.items()}
+    return frame.pack({**own.meta, "codec": dict(encoded.meta)}, {**others, **coded})
+
+
+def _params(part: Frame, codec: Cast, dtype: np.dtype[Any]) -> Array:
+    """Return a slice as it arrives, also the partition's own."""
+    if "codec" not in part.meta:
+        return rounded(codec, part.arrays["params"])
+    prefix = "params."
+    coded = {n.removeprefix(prefix): a for n, a in part.arrays.items() if n.startswith(prefix)}
+    return decode_values(part.meta["codec"], coded, dtype)
 
 
 def _with_reports(message: Parts, told: Frame) -> Parts:

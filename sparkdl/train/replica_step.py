@@ -57,7 +57,7 @@ def choose_exchange(config: TrainConfig, layout: ParamLayout, sc: Any, partition
     Raises:
         ConfigError: if chains are wanted in a session that would run their tasks away from their rows.
     """
-    wanted = config.exchange
+    wanted = config.exchange if config.weights_codec == "fp32" else "gather"
     moves = sc.getConf().get(_LOCALITY, "true") == "true" and not sc.master.startswith("local[")
     if wanted in ("replicas", "gather") and moves:
         raise ConfigError(

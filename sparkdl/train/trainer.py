@@ -105,6 +105,8 @@ class Trainer:
             - ``num_slices``: parameter-sync tasks, with slices (one per partition);
             - ``gradient_codec``: how gradients travel: ``"fp32"``, ``"bf16"``, ``"fp16"``, ``"int8"`` or
               :class:`Int8`, or :class:`TopK`; they are summed in full;
+            - ``weights_codec``: how weights travel with ``exchange="gather"``: ``"fp32"``, ``"bf16"`` or
+              ``"fp16"``; the owners of slices keep them in full;
             - ``local_steps``: how many steps each partition takes by itself between two exchanges, or
               :class:`LocalSteps` (None: gradients are exchanged in each step).
 
@@ -373,6 +375,7 @@ class Trainer:
                 threads=threads,
                 numerics=self.config.numerics(),
                 gradient_codec=codec_of(self.config.gradient_codec),
+                weights_codec=self.config.weights_codec,
                 inner=self._inner,
             )
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from sparkdl._spark import broadcast_value, task_resources
-from sparkdl.allreduce.codec import Codec, has_error_feedback
+from sparkdl.allreduce.codec import Cast, Codec, has_error_feedback
 from sparkdl.allreduce.update import Combine
 from sparkdl.data.columns import Structure
 from sparkdl.layout import ParamLayout
@@ -49,6 +49,7 @@ class FitSpec:
         threads: torch threads per task.
         numerics: precision and the like.
         gradient_codec: how gradients travel.
+        weights_codec: how weights travel between the owners of slices.
         inner: how partitions step by themselves; ``None`` if they send gradients.
     """
 
@@ -68,6 +69,7 @@ class FitSpec:
     threads: int
     numerics: Numerics
     gradient_codec: Codec = "fp32"
+    weights_codec: Cast = "fp32"
     inner: InnerRule | None = None
 
     @property

@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.data import as_dataset, digits, partitioned
 from support.models import Everything, mlp
-from support.reference import assert_bit_equal
+from support.reference import assert_bit_equal, relative_error
 from torch import nn
 
 from sparkdl import Dataset, Trainer
@@ -320,8 +320,27 @@ def test_options_that_exclude_each_other() -> None:
         make(exchange="replicas", num_slices=2)
     with pytest.raises(ConfigError, match="drop_stragglers needs exchange='slices'; found exchange='gather'"):
         make(exchange="gather", drop_stragglers=Drop())
+    with pytest.raises(ConfigError, match="weights_codec='bf16' needs exchange='gather'; found exchange='sl"):
+        make(exchange="slices", weights_codec="bf16")
+    with pytest.raises(ConfigError, match="weights_codec='int8': expected one of 'fp32', 'bf16', 'fp16'"):
+        make(weights_codec="int8")
     with pytest.raises(ConfigError, match="iterations_per_job=2 needs exchange='replicas'"):
         make(exchange="slices", iterations_per_job=2)
+
+
+@pytest.mark.parametrize("codec", ["bf16", "fp16"])
+def test_weights_in_half_the_bytes_keep_full_masters(data: Dataset, codec: Any) -> None:
+    options: dict[str, Any] = {"exchange": "gather", "weights_codec": codec, "module": mlp()}
+    found = [fit(data, "gather", **options, iterations_per_job=k) for k in (1, 4)]
+    assert_bit_equal(found[1].module, found[0].module)
+    looked = fit(data, "gather", **options, hooks=[Recorder(3, ACTS["replace the weights"])])
+    assert_bit_equal(looked.module, found[0].module)  # masters went over the driver
+    full = fit(data, "gather", module=mlp())
+    assert 0 < relative_error(found[0].module, full.module) < 0.01
+    weight = next(found[0].module.parameters()).detach()
+    assert not torch.equal(
+        weight, weight.to(getattr(torch, "bfloat16" if codec == "bf16" else "half")).float()
+    )
 
 
 def test_large_models_gather_if_their_slices_fit(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
