@@ -98,7 +98,7 @@ def own(frames: Sequence[Parts], version: Version, name: str, local: bool) -> Pa
 
 def lacking(iteration: int, what: object) -> ProblemError:
     """Return the news that an executor lacks a file that an earlier stage has left."""
-    return ProblemError({"kind": "replica", "partition": what, "iteration": iteration})
+    return ProblemError({"kind": "replica", "what": str(what), "iteration": iteration})
 
 
 def pass_on(
