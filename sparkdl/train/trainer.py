@@ -271,7 +271,10 @@ class Trainer:
                 run.error = error
                 loop.end(failed=True)
                 if isinstance(error, NonFiniteError | TaskError | CheckpointError):
-                    error.result = self._result(run, "error")
+                    try:
+                        error.result = self._result(run, "error")
+                    except TaskError as lost:  # with exchange="gather" executors have the weights, or had
+                        error.add_note(f"The last weights cannot be fetched any more: {lost}")
                 raise
             try:
                 loop.end(failed=False)

@@ -199,3 +199,13 @@ def test_without_commits_a_loss_ends_the_run_with_what_there_is(data: Dataset) -
     straight = trainer("", 5, hooks=[]).fit(data)
     assert_bit_equal(caught.value.result.module, straight.module)
     assert np.isfinite(caught.value.result.history.column("loss")).all()
+
+
+def test_weights_that_are_lost_with_all_executors_are_said_to_be_lost(data: Dataset) -> None:
+    from sparkdl.exceptions import TaskError
+
+    options = {"commit_every": 0, "max_failures": 1, "exchange": "gather", "iterations_per_job": 1}
+    with pytest.raises(TaskError, match="fetch") as caught:
+        trainer("", 14, hooks=[Lose({5})], **options).fit(data)
+    assert caught.value.result is None
+    assert "The last weights cannot be fetched any more" in caught.value.__notes__[0]
