@@ -6,8 +6,9 @@ from itertools import pairwise
 
 from sparkdl.layout import ParamLayout
 
-MAX_SLICE_BYTES = 256 << 20
-"""No frame comes near the 2 GiB that a JVM array can hold, moments and headers included."""
+MAX_SLICE_BYTES = 64 << 20
+"""An executor's heap holds several frames of a slice at a time, its moments among them: with slices of
+200 MB, 4 GiB were not enough. And no frame comes near the 2 GiB that a JVM array can hold."""
 
 
 def bounds(numel: int, slices: int) -> list[tuple[int, int]]:

@@ -48,6 +48,9 @@ LONGEST_GROUP = 50
 _REPLICAS_BYTES = 32 << 20
 """Up to so many bytes of gradients per task and iteration replicas are the automatic choice."""
 
+_MOST_GATHERED_BYTES = 256 << 20
+"""Slices of up to this size may be gathered, if that is wanted and the executors' heaps are large."""
+
 _LOCALITY = "spark.shuffle.reduceLocality.enabled"
 
 
@@ -66,11 +69,10 @@ def choose_exchange(config: TrainConfig, layout: ParamLayout, sc: Any, partition
             code="config-cluster",
         )
     weights = layout.numel * layout.itemsize
-    fits = weights <= partitions * slices.MAX_SLICE_BYTES
-    if wanted == "gather" and not fits:
+    if wanted == "gather" and weights > partitions * _MOST_GATHERED_BYTES:
         raise ConfigError(
             f"exchange='gather': {weights >> 20} MiB of weights over {partitions} partitions are slices of "
-            f"more than {slices.MAX_SLICE_BYTES >> 20} MiB; give the Dataset a larger num_partitions, or "
+            f"more than {_MOST_GATHERED_BYTES >> 20} MiB; give the Dataset a larger num_partitions, or "
             "take exchange='slices'"
         )
     if wanted != "auto":
@@ -79,7 +81,7 @@ def choose_exchange(config: TrainConfig, layout: ParamLayout, sc: Any, partition
         return "slices"
     if partitions * weights <= _REPLICAS_BYTES:
         return "replicas"
-    return "gather" if fits else "slices"
+    return "gather" if weights <= partitions * slices.MAX_SLICE_BYTES else "slices"
 
 
 class ReplicaStepper(Stepper):
