@@ -119,7 +119,7 @@ def store_files() -> list[str]:
     found = []
     for folder in os.environ.get("SPARK_LOCAL_DIRS", "").split(","):
         found += [str(path) for path in Path(folder, "sparkdl").rglob("*.bin")]
-        found += [str(path) for path in Path(folder, "sparkdl-fits").glob("*/*")]
+        found += [str(path) for path in Path(folder, "sparkdl-fits").rglob("*") if path.is_file()]
     return found
 
 

@@ -18,18 +18,17 @@ _AVERAGE = partial(torch.optim.SGD, lr=1.0)
 class LocalSteps:
     """Let each partition take optimizer steps on its rows before anything is exchanged.
 
-    An iteration then is a round of so many steps, over as many times ``batch_size`` rows; triggers,
-    schedules, hooks and history count rounds. The Trainer's optimizer, groups, schedule and clipping are
-    those of the partitions' own steps. What they keep between rounds stays with the partition; where an
+    An iteration then is a round of so many steps, over as many times ``batch_size`` rows: that is what
+    triggers, schedules, hooks and the history count. The Trainer's optimizer, groups, schedule and clipping
+    are those of the partitions' own steps. What they keep between rounds stays with the partition; where an
     executor takes it away, the partition begins with a fresh one, and the history counts it as ``lost``.
 
     Args:
         steps: steps of a round; or a mapping from epochs, counted from 0, to the steps from there on:
             ``{0: 1, 5: 8}`` is post-local SGD (Lin et al., ICLR 2020).
-        outer: factory of the optimizer to which how far the partitions went is the gradient. The default
-        takes the
-            mean of their weights (local SGD; Stich, ICLR 2019). DiLoCo (arXiv 2311.08105) is AdamW for the
-            Trainer's optimizer and ``partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)`` here.
+        outer: factory of the optimizer to which how far the partitions went is the gradient. By default the
+            weights become the mean of theirs (local SGD; Stich, ICLR 2019). For DiLoCo (arXiv 2311.08105)
+            give AdamW to the Trainer, and here SGD of rate 0.7 with Nesterov's momentum of 0.9.
 
     Raises:
         ConfigError: if a number of steps or an epoch cannot be one.

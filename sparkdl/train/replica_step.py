@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl import frame
-from sparkdl._spark import Task, broadcast_id
+from sparkdl._spark import JavaObject, Task, broadcast_id
 from sparkdl.allreduce import slices
 from sparkdl.allreduce.update import Turn
 from sparkdl.allreduce.weights import RemoteWeights, Weights, WeightsRef
@@ -178,6 +178,10 @@ class ReplicaStepper(Stepper):
     def _where(self, model: ModelState, replicated: bool) -> WeightsRef | None:
         """Return where executors find the weights; ``None`` if they have them as files."""
         return model.weights.ref
+
+    def _holders(self) -> list[JavaObject]:
+        # After a loss the two may have been computed again on different executors.
+        return [*super()._holders(), *self._chain.holders]
 
     def close(self) -> None:
         """Delete what is on the executors besides models."""
