@@ -34,10 +34,10 @@ def test_bounds(numel, count, expected):
     [
         (1000, 4, "float32", 4),
         (3, 4, "float32", 3),
-        (1 << 26, 1, "float32", 1),
-        ((1 << 26) + 1, 1, "float32", 2),
-        (1 << 26, 1, "float64", 2),
-        (10 << 26, 16, "float32", 16),
+        (1 << 24, 1, "float32", 1),
+        ((1 << 24) + 1, 1, "float32", 2),
+        (1 << 24, 1, "float64", 2),
+        (10 << 24, 16, "float32", 16),
     ],
 )
 def test_one_slice_per_partition_unless_it_is_too_large_or_empty(numel, partitions, dtype, count):
