@@ -224,6 +224,32 @@ class FrameJobs:
         """Run a job and return its frames, partition by partition."""
         return _read_all(self._python_rdd.collectAndServe(frames))
 
+    def run_on_executors(self, task: Task, *, profile: JavaObject | None = None) -> None:
+        """Run a task once on each executor that there is now.
+
+        One that is busy for longer than Spark waits for it (``spark.locality.wait``) is left out: another
+        executor runs its task once more.
+        """
+        places = self._array_list()
+        for location in self._executors() or [None]:
+            preferred = self._array_list()
+            if location is not None:
+                preferred.add(location)
+            places.add(self._jvm.scala.Tuple2(bytearray(), self._jvm.PythonUtils.toSeq(preferred)))
+        tag = self._jvm.scala.reflect.ClassTag.apply(self._jvm.java.lang.Class.forName("[B"))
+        tokens = self._context.makeRDD(self._jvm.PythonUtils.toSeq(places), tag)
+        self.collect(self.stage(tokens, task, profile=profile))
+
+    def _executors(self) -> list[str]:
+        """Return the executors, besides the driver, in the words by which an RDD names where it prefers to run."""
+        blocks = self._block_manager_master().getMemoryStatus().keysIterator()
+        found = []
+        while blocks.hasNext():
+            block_manager = blocks.next()
+            if not block_manager.isDriver():
+                found.append(f"executor_{block_manager.host()}_{block_manager.executorId()}")
+        return found
+
     # -- keeping and releasing ------------------------------------------------------------------
 
     def persist_replicated(self, frames: JavaObject) -> None:
@@ -253,17 +279,20 @@ class FrameJobs:
 
     def drop_block(self, rdd_id: int, partition: int, timeout: float = 10.0) -> None:
         """Forget a cached block wherever it is: the next job computes it again."""
-        storage = "org.apache.spark.storage"
-        environment = self._context.env()
-        manager = self._getter(
-            environment, "org.apache.spark.SparkEnv", "blockManager", f"{storage}.BlockManager"
-        )
-        master = self._getter(manager, f"{storage}.BlockManager", "master", f"{storage}.BlockManagerMaster")
+        master = self._block_manager_master()
         block = self._jvm.org.apache.spark.storage.RDDBlockId(rdd_id, partition)
         master.removeBlock(block)
         deadline = time.monotonic() + timeout
         while master.getLocations(block).size() and time.monotonic() < deadline:
             time.sleep(0.01)  # executors delete the block in their own time
+
+    def _block_manager_master(self) -> JavaObject:
+        storage = "org.apache.spark.storage"
+        environment = self._context.env()
+        manager = self._getter(
+            environment, "org.apache.spark.SparkEnv", "blockManager", f"{storage}.BlockManager"
+        )
+        return self._getter(manager, f"{storage}.BlockManager", "master", f"{storage}.BlockManagerMaster")
 
     def _getter(self, obj: JavaObject, owner: str, method: str, returns: str) -> JavaObject:
         """Call a method without arguments by its exact signature.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 import uuid
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -30,7 +31,7 @@ from sparkdl.data.columns import (
     plan_dataframe,
     structure_of,
 )
-from sparkdl.data.store import Token, delete_partition
+from sparkdl.data.store import Token, delete_store
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.frame import Array, Parts
 
@@ -316,6 +317,8 @@ class Dataset:
                     raise
                 _verify(found)
             except BaseException:
+                with suppress(Exception):  # the error that is on its way says more
+                    jobs.run_on_executors(_DeleteStore(store))
                 tokens.unpersist(False)
                 raise
         _warn_if_uneven(found, available)
@@ -342,7 +345,7 @@ class Dataset:
         jobs = FrameJobs(self._spark.sparkContext)
         try:
             with _described(self._spark, "release the partition store"):
-                jobs.collect(jobs.stage(store.tokens, _delete_partition))
+                jobs.run_on_executors(_DeleteStore(store.partitions[0].store))
         finally:
             store.tokens.unpersist(True)
 
@@ -366,10 +369,16 @@ def _described(spark: SparkSession, doing: str) -> Iterator[None]:
         jobs.describe(None)
 
 
-def _delete_partition(partition: int, tokens: Iterator[bytes]) -> Iterator[bytes | Parts]:
-    for token in tokens:
-        delete_partition(Token.from_frame(frame.unpack(token)))
-        yield b""
+@dataclass(frozen=True, slots=True)
+class _DeleteStore:
+    """Task that deletes a store's files from its executor."""
+
+    store: str
+
+    def __call__(self, _: int, tokens: Iterator[bytes]) -> Iterator[bytes | Parts]:
+        deque(tokens, maxlen=0)
+        delete_store(self.store)
+        yield from ()
 
 
 def _unnamed(features: Structure, label: Structure) -> dict[str, ColumnPlan]:

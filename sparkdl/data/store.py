@@ -240,11 +240,7 @@ def missing(partition: int) -> Parts:
     return frame.pack({"kind": "missing", "partition": partition})
 
 
-def delete_partition(token: Token) -> None:
-    """Remove a partition's files, if they are on this executor."""
-    for folder in {Path(token.folder), _folder(token.store, token.partition)}:
-        shutil.rmtree(folder, ignore_errors=True)
-        try:
-            folder.parent.rmdir()
-        except OSError:
-            pass  # other partitions of the store are still there, or it was never here
+def delete_store(store: str) -> None:
+    """Remove what is on this executor of a store: partitions, also those that were built again elsewhere."""
+    for folder in local_folders():
+        shutil.rmtree(folder / _FOLDER / store, ignore_errors=True)

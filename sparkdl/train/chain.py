@@ -106,11 +106,6 @@ class Chain:
             self._jobs.persist(self._tokens)
         return self._tokens
 
-    @property
-    def holders(self) -> list[JavaObject]:
-        """The padded tokens, by which tasks find their places, if there are any."""
-        return [] if self._tokens is None else [self._tokens]
-
     def release(self) -> None:
         """Delete what is on the executors for the store."""
         if self._tokens is not None:

@@ -179,10 +179,6 @@ class ReplicaStepper(Stepper):
         """Return where executors find the weights; ``None`` if they have them as files."""
         return model.weights.ref
 
-    def _holders(self) -> list[JavaObject]:
-        # After a loss the two may have been computed again on different executors.
-        return [*super()._holders(), *self._chain.holders]
-
     def close(self) -> None:
         """Delete what is on the executors besides models."""
         super().close()

@@ -296,18 +296,14 @@ class Stepper:
         jobs = self._jobs
         jobs.describe("sparkdl: delete the run's files")
         try:
-            for rdd in self._holders():
-                jobs.collect(jobs.stage(rdd, DeleteFiles(self._fit.fit_id)))
+            # On all of them: where tasks have run in the course of losses, no RDD knows any more.
+            jobs.run_on_executors(DeleteFiles(self._fit.fit_id), profile=self._profile)
         except Exception as error:
             if not is_job_failure(error):
                 raise
             _log.debug("files of fit %s were not deleted: %s", self._fit.fit_id, error)
         finally:
             jobs.describe(None)
-
-    def _holders(self) -> list[JavaObject]:
-        """Return the RDDs whose tasks have left files: theirs run on the same executors."""
-        return [self.store.tokens]
 
     def _forward_backward(
         self, iteration: Iteration, weights: WeightsRef, since: int, **more: Any

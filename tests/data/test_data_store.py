@@ -12,7 +12,7 @@ from sparkdl.data.columns import ColumnPlan
 from sparkdl.data.store import (
     PartitionMissingError,
     Token,
-    delete_partition,
+    delete_store,
     read_positions,
     read_rows,
     write_partition,
@@ -177,14 +177,15 @@ def test_local_folders_without_spark(monkeypatch):
     assert len(store.local_folders()) == 1
 
 
-def test_delete_removes_the_partition_and_the_last_one_the_store(local_dir):
-    tokens = [write(batch(0, 1), partition=p) for p in range(2)]
-    delete_partition(tokens[0])
-    names = ("_row", "features", "label")
-    assert files_in(local_dir) == [f"sparkdl/store/part-00001/{name}.bin" for name in names]
-    delete_partition(tokens[1])
-    assert not (local_dir / "sparkdl/store").exists()
-    delete_partition(tokens[1])  # a second time does no harm
+def test_delete_removes_all_partitions_of_one_store(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path}/a,{tmp_path}/b")
+    for partition in range(3):
+        write(batch(0, 1), partition=partition)
+        (tmp_path / "a/sparkdl/other").mkdir(parents=True, exist_ok=True)
+    delete_store("store")
+    assert files_in(tmp_path) == []
+    assert (tmp_path / "a/sparkdl/other").is_dir()
+    delete_store("store")  # a second time does no harm
 
 
 COLUMNS = st.lists(

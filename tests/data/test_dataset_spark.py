@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import store_files
 from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql import Row
 from pyspark.sql import functions as F
@@ -301,3 +302,11 @@ def test_rdd_elements_that_disagree(spark: Any) -> None:
     rdd = spark.sparkContext.parallelize([(1.0, 0)] * 5 + [("a", 0)], 1)
     with pytest.raises(DataError, match="row 5 of input partition 0: 'a' is not a number"):
         Dataset.from_rdd(rdd).store()
+
+
+def test_a_partition_that_fails_takes_the_others_with_it(spark: Any) -> None:
+    rdd = spark.sparkContext.parallelize([(1.0, 0)] * 5 + [("a", 0)], 2)
+    with pytest.raises(DataError, match="'a' is not a number"):
+        Dataset.from_rdd(rdd, num_partitions=2).store()
+    left = spark.sparkContext.parallelize(range(2), 2).flatMap(lambda _: store_files()).collect()
+    assert not left

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from collections import deque
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from sparkdl import Dataset, Trainer, session
+from sparkdl._spark import FrameJobs
 from sparkdl.optim import LAMB, ClipByNorm
 from sparkdl.train import EMA, Hook, MaxIteration
 from sparkdl.train.resources import task_profile, threads_per_task
@@ -61,6 +64,32 @@ def test_executors_are_found_and_partitions_spread(cluster: Any) -> None:
         tokens = data.store().partitions
         assert len(tokens) == 2
         assert len({token.executor for token in tokens}) == 2
+
+
+def test_a_task_on_each_executor(cluster: Any) -> None:
+    jobs = FrameJobs(cluster.sparkContext)
+    marks = cluster.range(100).rdd.map(lambda _: os.environ["SPARK_LOCAL_DIRS"]).distinct().collect()
+
+    def mark(_: int, tokens: Any) -> Any:
+        deque(tokens)
+        Path(os.environ["SPARK_LOCAL_DIRS"], "mark").touch()
+        yield from ()
+
+    jobs.run_on_executors(mark)
+    found = [Path(folder, "mark") for folder in marks]
+    assert len(found) == 2
+    for path in found:
+        path.unlink()  # each is there
+
+
+def test_files_of_a_partition_that_was_built_again_elsewhere_are_deleted(cluster: Any) -> None:
+    with Dataset.from_numpy(X[:ROWS], Y[:ROWS], spark=cluster, num_partitions=2) as data:
+        first, second = data.store().partitions
+        elsewhere = Path(second.folder).parent / Path(first.folder).name
+        shutil.copytree(first.folder, elsewhere)
+        FrameJobs(cluster.sparkContext).drop_block(data.store().tokens.id(), 0)
+    assert not elsewhere.exists()
+    assert not Path(first.folder).exists()
 
 
 @pytest.mark.parametrize("exchange", ["slices", "gather", "replicas"])

@@ -35,7 +35,7 @@ def iris(spark):
 def flowers(spark):
     """Iris as a table with text in it."""
     data = load_iris(as_frame=True)
-    names = [data.target_names[k] for k in data.target]
+    names = [str(data.target_names[k]) for k in data.target]  # Spark 3.5 takes no strings of numpy
     size = ["small" if width < 1 else "large" for width in data.frame["petal width (cm)"]]
     values = [
         (*(float(v) for v in row), s, name)
