@@ -231,9 +231,9 @@ class FrameJobs:
         executor runs its task once more.
         """
         places = self._array_list()
-        for location in self._executors() or [None]:
+        for location in self._executors() or [""]:
             preferred = self._array_list()
-            if location is not None:
+            if location:
                 preferred.add(location)
             places.add(self._jvm.scala.Tuple2(bytearray(), self._jvm.PythonUtils.toSeq(preferred)))
         tag = self._jvm.scala.reflect.ClassTag.apply(self._jvm.java.lang.Class.forName("[B"))
@@ -241,7 +241,7 @@ class FrameJobs:
         self.collect(self.stage(tokens, task, profile=profile))
 
     def _executors(self) -> list[str]:
-        """Return the executors, besides the driver, in the words by which an RDD names where it prefers to run."""
+        """Return the executors besides the driver, as an RDD names the places where it prefers to run."""
         blocks = self._block_manager_master().getMemoryStatus().keysIterator()
         found = []
         while blocks.hasNext():

@@ -30,11 +30,14 @@ from sparkdl.frame import Array, Buffer, Frame, Parts
 from sparkdl.layout import ParamLayout
 from sparkdl.optim.rule import UpdateRule
 from sparkdl.optim.slice import SliceOptimizer
+from sparkdl.rows import Indices, Rows
 
 RESULT = 0
 """Key of the frames that go to the driver: the new slice and the reports."""
 STATE = 1
 """Key of the frames that stay: the optimizer's state of the slice, or the sums for the next phase."""
+
+_ROWS = "rows."
 
 Keyed = tuple[int, Parts]
 Combine = Literal["mean", "adasum"]
@@ -105,7 +108,8 @@ def shard_frame(
     weight: float,
     gradient: Array,
     used: NDArray[np.bool_],
-    touched: Mapping[int, NDArray[np.bool_]] | None = None,
+    rows: Rows | None = None,
+    start: int = 0,
     codec: Codec = "fp32",
     left_out: Array | None = None,
 ) -> Parts:
@@ -116,17 +120,47 @@ def shard_frame(
         weight: number of samples, or sum of their weights.
         gradient: its mean gradient over the slice, numpy array.
         used: per parameter of the layout, whether it got a gradient.
-        touched: rows that have a gradient, by parameter, where the gradient is row-sparse.
+        rows: where the gradient is row-sparse, the rows that have one; others are not sent.
+        start: first element of the slice.
         codec: how the gradient is written.
         left_out: filled with what the codec leaves out, if given.
     """
-    encoded = encode(codec, gradient)
+    sent = gradient if rows is None else rows.take(gradient, start)
+    encoded = encode(codec, sent)
     arrays = {**encoded.arrays, "used": used}
-    for index, rows in (touched or {}).items():
-        arrays[f"touched.{index}"] = np.packbits(rows)
+    if rows is not None:
+        arrays |= {f"{_ROWS}{index}": _narrow(own) for index, own in rows.tables.items()}
     if left_out is not None:
-        np.subtract(gradient, decode(encoded.meta, encoded.arrays, gradient.dtype), out=left_out)
+        rest = sent - decode(encoded.meta, encoded.arrays, gradient.dtype)
+        if rows is None:
+            left_out[:] = rest
+        else:
+            left_out.fill(0)
+            rows.put(rest, left_out, start)
     return frame.pack({"kind": "shard", "source": source, "weight": weight, **encoded.meta}, arrays)
+
+
+def rows_of(shard: Frame, layout: ParamLayout) -> Rows:
+    """Return the rows of a shard's gradient."""
+    tables = {
+        int(name.removeprefix(_ROWS)): array for name, array in shard.arrays.items() if name.startswith(_ROWS)
+    }
+    return Rows(layout, tables)
+
+
+def renumber(shard: Frame, onto: Rows) -> Parts:
+    """Return a shard of all weights as one of a packed vector, which covers all of its rows."""
+    rows = {
+        f"{_ROWS}{index}": _narrow(np.searchsorted(onto.tables[index], own))
+        for index, own in rows_of(shard, onto.layout).tables.items()
+        if index in onto.tables
+    }
+    return frame.pack(shard.meta, {**shard.arrays, **rows})
+
+
+def _narrow(rows: Indices) -> Indices:
+    small = not len(rows) or int(rows[-1]) <= np.iinfo(np.uint32).max
+    return rows.astype(np.uint32) if small else rows
 
 
 def problem_frame(source: int, problem: dict[str, Any]) -> Parts:
@@ -188,7 +222,7 @@ def update_slice(update: Update, frames: Iterator[Buffer]) -> Iterator[Keyed]:
     optimizer = SliceOptimizer(update.rule.optimizer, update.layout, update.start, update.stop, arrived.state)
     gradient: Array | None = None
     if arrived.shards:  # none if every sample of the iteration has weight zero: nothing to learn
-        shards = _Shards.of(arrived.shards, update.layout)
+        shards = _Shards.of(arrived.shards, update)
         problem = None if update.turn.totals else shards.prepare(update)
         if problem is not None:
             yield RESULT, frame.pack({"kind": "problems", "problems": [problem]})
@@ -198,7 +232,7 @@ def update_slice(update: Update, frames: Iterator[Buffer]) -> Iterator[Keyed]:
             meta = {"kind": "partials", "start": update.start, "sources": _sources(arrived.shards)}
             yield RESULT, frame.pack(meta, {"partials": partials})
             if not update.turn.totals:
-                yield from ((STATE, parts) for parts in shards.frames())
+                yield from ((STATE, parts) for parts in shards.frames(update))
     elif not update.last:
         meta = {"kind": "partials", "start": update.start, "sources": _sources([])}
         yield RESULT, frame.pack(meta, {"partials": np.zeros(0)})
@@ -242,8 +276,14 @@ def _finish(
     yield from ((STATE, parts) for parts in kept)
 
 
-def _gradient(shard: Frame, dtype: np.dtype[Any]) -> Array:
-    return decode(shard.meta, shard.arrays, dtype)
+def _gradient(shard: Frame, update: Update) -> Array:
+    sent = decode(shard.meta, shard.arrays, np.dtype(update.layout.dtype))
+    rows = rows_of(shard, update.layout)
+    if not rows.tables:
+        return sent
+    whole = np.zeros(update.stop - update.start, sent.dtype)
+    rows.put(sent, whole, update.start)
+    return whole
 
 
 def _sources(shards: Sequence[Frame]) -> int:
@@ -278,17 +318,20 @@ class _Shards:
     touched: dict[int, NDArray[np.bool_]]
 
     @classmethod
-    def of(cls, shards: Sequence[Frame], layout: ParamLayout) -> _Shards:
-        dtype = np.dtype(layout.dtype)
-        parts = [Part(m.meta["source"], m.meta["weight"], _gradient(m, dtype)) for m in shards]
+    def of(cls, shards: Sequence[Frame], update: Update) -> _Shards:
+        layout = update.layout
+        parts = [Part(m.meta["source"], m.meta["weight"], _gradient(m, update)) for m in shards]
         used = np.logical_or.reduce([m.arrays["used"] for m in shards])
+        # A source that has used a table without naming rows may have touched them all.
+        sparse = [rows_of(m, layout) for m in shards]
+        tables = {index for rows in sparse for index in rows.tables}
+        for message, rows in zip(shards, sparse, strict=True):
+            tables -= {i for i in tables if message.arrays["used"][i] and i not in rows.tables}
         touched: dict[int, NDArray[np.bool_]] = {}
-        for message in shards:
-            for name, packed in message.arrays.items():
-                if name.startswith("touched."):
-                    index = int(name.removeprefix("touched."))
-                    rows = np.unpackbits(packed, count=layout.params[index].shape[0]).astype(np.bool_)
-                    touched[index] = touched[index] | rows if index in touched else rows
+        for index in tables:
+            touched[index] = np.zeros(layout.params[index].shape[0], np.bool_)
+            for rows in sparse:
+                touched[index][rows.tables.get(index, [])] = True
         return cls(parts, used, touched)
 
     def prepare(self, update: Update) -> dict[str, Any] | None:
@@ -301,10 +344,11 @@ class _Shards:
         problems = (_find_non_finite(update, part.values, self.parts) for part in self.parts)
         return next((problem for problem in problems if problem is not None), None)
 
-    def frames(self) -> Iterator[Parts]:
+    def frames(self, update: Update) -> Iterator[Parts]:
         """Pack them for the next phase."""
+        rows = Rows(update.layout, {index: np.flatnonzero(mask) for index, mask in self.touched.items()})
         for part in self.parts:
-            yield shard_frame(part.source, part.weight, part.values, self.used, self.touched)
+            yield shard_frame(part.source, part.weight, part.values, self.used, rows, update.start)
 
 
 def _steps(

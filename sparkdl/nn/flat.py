@@ -143,6 +143,8 @@ class FlatModule:
         device: where module and vectors are.
         params: trainable parameters, shape (layout.numel,).
         grad: their gradients, same shape; ``backward`` accumulates into it.
+        own_params: the weights' own memory, if it is the host's. What is written there need not be loaded.
+        holds: what the one who wrote there says it is; ``None`` as soon as others were loaded.
     """
 
     def __init__(
@@ -156,6 +158,8 @@ class FlatModule:
         self.params = torch.empty(self.layout.numel, dtype=dtype, device=self.device)
         self.grad = torch.zeros(self.layout.numel, dtype=dtype, device=self.device)
         self._grads: list[torch.Tensor] = []
+        self.own_params: Array | None = None
+        self.holds: object = None
         for spec, p in zip(self.layout.params, self._tensors, strict=True):
             view = self.params[spec.offset : spec.end].view(spec.shape)
             view.copy_(p.detach())
@@ -168,9 +172,11 @@ class FlatModule:
         self._versions = [gradient._version for gradient in self._grads]
         if self.device.type == "cpu":
             self._host_params, self._host_grad = self.params, self.grad
+            self.own_params = self.params.numpy()
         else:
             self._host_params = self._host_grad = torch.empty(self.layout.numel, dtype=dtype, pin_memory=True)
         self._frozen = np.zeros(len(self._tensors), np.bool_)
+        self._lent = False
         self._touched: dict[int, NDArray[np.bool_]] = {}
         self._dense: set[int] = set()
         self._watch_sparse()
@@ -183,15 +189,9 @@ class FlatModule:
 
     def _watch_sparse(self) -> None:
         """Record the rows of sparse gradients; only embeddings built for them are watched."""
-        index_of = {id(p): index for index, p in enumerate(self._tensors)}
-        weights = {
-            id(layer.weight): layer.weight
-            for layer in self.module.modules()
-            if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse
-        }
-        for weight in weights.values():
-            if (index := index_of.get(id(weight))) is not None:
-                weight.register_hook(self._watcher(index, len(weight)))  # type: ignore[no-untyped-call]
+        for index in sparse_tables(self.module):
+            weight = self._tensors[index]
+            weight.register_hook(self._watcher(index, len(weight)))  # type: ignore[no-untyped-call]
 
     def _watcher(self, index: int, rows: int) -> Callable[[torch.Tensor], None]:
         def watch(gradient: torch.Tensor) -> None:
@@ -220,10 +220,24 @@ class FlatModule:
 
     def zero_grad(self) -> None:
         """Clear gradients and the record of what backward reached."""
-        self.grad.zero_()
+        if self._lent:
+            self.grad.zero_()
+            self._lent = False
+        else:
+            self._zero_what_backward_wrote()
         self._versions = [gradient._version for gradient in self._grads]
         self._touched.clear()
         self._dense.clear()
+
+    def _zero_what_backward_wrote(self) -> None:
+        """Clear the rows of sparse gradients, and everything between the tables."""
+        begin = 0
+        for index, rows in sorted(self.touched.items()):
+            spec = self.layout.params[index]
+            self.grad[begin : spec.offset].zero_()
+            self._grads[index].index_fill_(0, torch.from_numpy(np.flatnonzero(rows)).to(self.device), 0)
+            begin = spec.end
+        self.grad[begin:].zero_()
 
     def check_gradients(self) -> None:
         """Check that backward wrote into the flat vector.
@@ -261,7 +275,9 @@ class FlatModule:
 
     def load(self, params: Array, buffers: Array, counters: Array) -> None:
         """Copy weights and buffers in; the arrays may be read-only."""
-        np.copyto(self._host_params.numpy(), params)
+        if params is not self.own_params:
+            self.holds = None
+            np.copyto(self._host_params.numpy(), params)
         if self._host_params is not self.params:
             self.params.copy_(self._host_params)
         self._buffers.load(buffers)
@@ -273,9 +289,15 @@ class FlatModule:
             self._host_grad.copy_(self.grad)
         return self._host_grad.numpy()
 
+    def lend_gradient(self) -> torch.Tensor:
+        """Return the gradient on the host to be overwritten; valid as long as that of :meth:`grad_numpy`."""
+        self._lent = True
+        return torch.from_numpy(self.grad_numpy())
+
     @contextmanager
     def updating(self) -> Iterator[torch.Tensor]:
         """Yield the weights on the host, to be changed in place."""
+        self.holds = None
         if self._host_params is self.params:
             yield self.params
             return
@@ -324,6 +346,25 @@ class FlatModule:
     def attempt(self, work: Callable[[], T]) -> T:
         """Do the work of a pass."""
         return work()
+
+
+def sparse_tables(module: nn.Module) -> list[int]:
+    """Return the trainable parameters, by index, that are weights of embeddings with sparse gradients."""
+    return _tables(module, sparse=True)
+
+
+def dense_tables(module: nn.Module) -> list[int]:
+    """Return the trainable parameters, by index, that are weights of embeddings with dense gradients."""
+    return _tables(module, sparse=False)
+
+
+def _tables(module: nn.Module, sparse: bool) -> list[int]:
+    kind = {
+        id(layer.weight): bool(layer.sparse)
+        for layer in module.modules()
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+    }
+    return [index for index, (_, p) in enumerate(trainable(module)) if kind.get(id(p)) is sparse]
 
 
 class _BufferVector:

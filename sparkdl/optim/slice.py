@@ -28,6 +28,7 @@ from sparkdl.optim.reducing import ReducingOptimizer
 from sparkdl.optim.reduction import Reduction, Sums, drive
 from sparkdl.optim.segments import segments
 from sparkdl.optim.spec import Built, OptimizerSpec
+from sparkdl.rows import row_width
 
 _SCALARS = (bool, int, float, str, type(None))
 
@@ -56,9 +57,7 @@ class Run:
         part: dict[str, Any] = {}
         for name, value in self.state.items():
             if isinstance(value, torch.Tensor):
-                value = (
-                    value[start - self.start : stop - self.start] if self._is_elementwise(value) else value
-                )
+                value = value[start - self.start : stop - self.start] if self.is_elementwise(value) else value
                 part[name] = value.clone()
             else:
                 part[name] = value
@@ -69,17 +68,18 @@ class Run:
         if (self.stop, self.group, self.state.keys()) != (other.start, other.group, other.state.keys()):
             return False
         pairs = ((value, other.state[name]) for name, value in self.state.items())
-        return all(self._is_elementwise(a) or _equal(a, b) for a, b in pairs)
+        return all(self.is_elementwise(a) or _equal(a, b) for a, b in pairs)
 
     def append(self, other: Run) -> None:
         """Take over a run that this one goes on with."""
         self.state = {
-            name: torch.cat([value, other.state[name]]) if self._is_elementwise(value) else value
+            name: torch.cat([value, other.state[name]]) if self.is_elementwise(value) else value
             for name, value in self.state.items()
         }
         self.stop = other.stop
 
-    def _is_elementwise(self, value: Any) -> bool:
+    def is_elementwise(self, value: Any) -> bool:
+        """Whether a state has one value per weight."""
         return isinstance(value, torch.Tensor) and value.shape == (self.stop - self.start,)
 
 
@@ -103,7 +103,7 @@ class SliceOptimizer:
         self.stop = stop
         self._ranges = spec.group_ranges
         self._classes = spec.classes
-        self.runs = list(self._fresh_runs()) if state is None else self._join(_read_runs(state))
+        self.runs = list(self._fresh_runs()) if state is None else self._join(read_runs(state))
 
     def step(
         self,
@@ -144,20 +144,26 @@ class SliceOptimizer:
         if not self.runs:
             return
         run_of: dict[torch.Tensor, Run] = {}
+        states: dict[torch.Tensor, dict[str, Any]] = {}
         for run in self.runs:
             begin, end = run.start - self.start, run.stop - self.start
             tensor, own = weights[begin:end], gradient[begin:end]
+            state = run.state
             if self._is_sparse(run):
                 # Adding a sparse tensor to a view, torch writes beyond it: it counts the offset twice.
                 tensor, own = tensor.clone(), _sparse(own, self._touched(run, own, touched))
+                if own.dim() == 2:
+                    tensor, state = tensor[None], _reshaped(state, (end - begin,), (1, end - begin))
             if self._is_used(run, used):
                 tensor.grad = own
             run_of[tensor] = run
+            if state:
+                states[tensor] = state
         built = self.spec.build_all((tensor, run.group) for tensor, run in run_of.items())
         for optimizer, groups in built:
             for tensor in _tensors(optimizer):
-                if run_of[tensor].state:
-                    optimizer.state[tensor] = run_of[tensor].state
+                if tensor in states:
+                    optimizer.state[tensor] = states[tensor]
             if hyper:
                 for group, index in zip(optimizer.param_groups, groups, strict=True):
                     _override(group, hyper[index])
@@ -165,9 +171,9 @@ class SliceOptimizer:
         for optimizer, _ in built:
             for tensor in _tensors(optimizer):
                 run = run_of[tensor]
-                run.state = optimizer.state.get(tensor, {})
+                run.state = _reshaped(optimizer.state.get(tensor, {}), (1, run.stop - run.start), (-1,))
                 if tensor.grad is not None and tensor.grad.is_sparse:
-                    weights[run.start - self.start : run.stop - self.start] = tensor
+                    weights[run.start - self.start : run.stop - self.start] = tensor.view(-1)
 
     def _step(self, built: Sequence[Built], run_of: Mapping[torch.Tensor, Run]) -> Reduction:
         reducing = [optimizer for optimizer, _ in built if isinstance(optimizer, ReducingOptimizer)]
@@ -215,10 +221,13 @@ class SliceOptimizer:
         own = next(groups for groups in self._ranges if run.group in groups)
         return any(used[i] for i, spec in enumerate(self.layout.params) if spec.group in own)
 
+    def class_of(self, run: Run) -> type[torch.optim.Optimizer]:
+        """Return the class of a run's optimizer."""
+        return next(c for c, groups in zip(self._classes, self._ranges, strict=True) if run.group in groups)
+
     def _is_sparse(self, run: Run) -> bool:
         """Whether the run's optimizer takes sparse gradients only."""
-        part = next(i for i, groups in enumerate(self._ranges) if run.group in groups)
-        return issubclass(self._classes[part], torch.optim.SparseAdam)
+        return issubclass(self.class_of(run), torch.optim.SparseAdam)
 
     def _touched(self, run: Run, gradient: torch.Tensor, touched: Touched | None) -> torch.Tensor:
         """Return the elements of a run that have a gradient, as positions in the run."""
@@ -227,8 +236,9 @@ class SliceOptimizer:
             rows = (touched or {}).get(segment.param)
             if rows is not None:
                 spec = self.layout.params[segment.param]
-                elements = np.arange(segment.start - spec.offset, segment.stop - spec.offset)
-                of_segment = rows[elements // (spec.numel // len(rows))]
+                of_segment = np.repeat(rows, row_width(spec))[
+                    segment.start - spec.offset : segment.stop - spec.offset
+                ]
                 mask[segment.start - run.start : segment.stop - run.start] = torch.from_numpy(of_segment)
         return mask.nonzero().flatten()
 
@@ -292,7 +302,11 @@ class SliceOptimizer:
 
     def state_frame(self) -> Parts:
         """Serialize runs and state; arrays are referenced, not copied."""
-        return _pack_runs(self.runs, self.spec.name)
+        return pack_runs(self.runs, self.spec.name)
+
+    def state_frame_of(self, start: int, stop: int) -> Parts:
+        """Serialize what concerns a part of the slice."""
+        return pack_runs(list(_cut(self.runs, start, stop)), self.spec.name)
 
 
 def cut_states(states: Sequence[Frame], bounds: Sequence[tuple[int, int]]) -> list[Parts]:
@@ -305,23 +319,21 @@ def cut_states(states: Sequence[Frame], bounds: Sequence[tuple[int, int]]) -> li
     Returns:
         A state frame per new slice.
     """
-    runs = [run for state in states for run in _read_runs(state)]
-    return [
-        _pack_runs(
-            [
-                run
-                if start <= run.start and run.stop <= stop
-                else run.cut(max(start, run.start), min(stop, run.stop))
-                for run in runs
-                if run.start < stop and run.stop > start
-            ],
-            "the optimizer",
-        )
-        for start, stop in bounds
-    ]
+    runs = [run for state in states for run in read_runs(state)]
+    return [pack_runs(list(_cut(runs, start, stop)), "the optimizer") for start, stop in bounds]
 
 
-def _pack_runs(runs: Sequence[Run], optimizer: str) -> Parts:
+def _cut(runs: Sequence[Run], start: int, stop: int) -> Iterator[Run]:
+    """Yield the runs in elements [start, stop), those at the ends cut."""
+    for run in runs:
+        if start <= run.start and run.stop <= stop and run.start < run.stop:
+            yield run
+        elif run.start < stop and run.stop > start:
+            yield run.cut(max(start, run.start), min(stop, run.stop))
+
+
+def pack_runs(runs: Sequence[Run], optimizer: str) -> Parts:
+    """Serialize runs of an optimizer, named for errors; arrays are referenced, not copied."""
     table: list[Any] = []
     arrays: dict[str, Array] = {}
     for index, run in enumerate(runs):
@@ -353,10 +365,26 @@ def _override(group: dict[str, Any], values: Mapping[str, Any]) -> None:
 
 
 def _sparse(gradient: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Return the gradient's elements at some positions as a sparse vector."""
+    """Return the gradient's elements at some positions as a sparse vector.
+
+    All of them are one row of a sparse matrix, for which torch needs no index per element.
+    """
+    if len(positions) == len(gradient):
+        row = torch.zeros((1, 1), dtype=torch.int64)
+        return torch.sparse_coo_tensor(
+            row, gradient[None], (1, len(gradient)), is_coalesced=True, check_invariants=False
+        )
     return torch.sparse_coo_tensor(
         positions[None], gradient[positions], gradient.shape, is_coalesced=True, check_invariants=False
     )
+
+
+def _reshaped(state: dict[str, Any], shape: tuple[int, ...], new: tuple[int, ...]) -> dict[str, Any]:
+    """Give a state's tensors of one shape another."""
+    return {
+        name: value.view(new) if isinstance(value, torch.Tensor) and value.shape == shape else value
+        for name, value in state.items()
+    }
 
 
 def _exchange(partials: Sequence[Sums]) -> Generator[Sums, Sums, list[Sums]]:
@@ -385,7 +413,8 @@ def _equal(first: Any, second: Any) -> bool:
     return type(first) is type(second) and bool(first == second)
 
 
-def _read_runs(state: Frame) -> list[Run]:
+def read_runs(state: Frame) -> list[Run]:
+    """Read runs back, with copies of their state."""
     runs = []
     for index, (start, stop, group, scalars) in enumerate(state.meta["runs"]):
         values: dict[str, Any] = dict(scalars)

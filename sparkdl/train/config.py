@@ -21,7 +21,7 @@ from sparkdl.train.local_steps import LocalSteps
 from sparkdl.train.schedule import Schedule
 from sparkdl.train.triggers import EveryEpoch, MaxEpoch, Trigger
 
-Exchange = Literal["auto", "slices", "gather", "replicas"]
+Exchange = Literal["auto", "slices", "gather", "replicas", "rows"]
 """How gradients become the next iteration's weights."""
 
 
@@ -128,14 +128,14 @@ class TrainConfig:
             raise ConfigError(f"exchange={self.exchange!r}: expected one of {known}")
         if self.iterations_per_job is not None:
             _check_int("iterations_per_job", self.iterations_per_job, 1, "iterations of one job, or None")
-        if self.exchange in ("gather", "replicas"):
+        if self.exchange in ("gather", "replicas", "rows"):
             for name in ("num_slices", "drop_stragglers"):
                 if getattr(self, name) is not None:
                     raise ConfigError(f"{name} needs exchange='slices'; found exchange={self.exchange!r}")
         elif self.exchange == "slices" and (self.iterations_per_job or 1) > 1:
             raise ConfigError(
-                f"iterations_per_job={self.iterations_per_job} needs exchange='replicas' or 'gather'; found "
-                "'slices'"
+                f"iterations_per_job={self.iterations_per_job} needs exchange='replicas', 'gather' or "
+                "'rows'; found 'slices'"
             )
 
         if self.weights_codec != "fp32":

@@ -24,6 +24,7 @@ from sparkdl.layout import ParamLayout
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import BatchLoss, forward_backward
+from sparkdl.rows import Rows, nonzero_rows
 from sparkdl.train import stage
 from sparkdl.train.cursor import Place
 from sparkdl.train.drop import Allowance
@@ -31,6 +32,12 @@ from sparkdl.train.inner import InnerSteps, take_steps
 from sparkdl.train.partition_state import PartitionState
 from sparkdl.train.replica import Delivery
 from sparkdl.train.worker import FitRef, FitSpec, Worker
+
+_SCANNED_BYTES = 64 << 10
+"""Tables of this size and more are looked through for rows of zeros."""
+
+_WORTHWHILE = 1.5
+"""Rows go alone if the table has so many times more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,10 +194,11 @@ class ForwardBackward:
                 values = values + residual.arrays["left_out"]
                 touched = _touched_with(values, touched, spec.layout)
             left_out = np.empty_like(values)
+        rows = _rows(values, touched, spec)
         used, kept = gradient.used, list(gradient.kept)
         if self.delivery is not None and self.delivery.whole:
             parts = update.shard_frame(
-                partition, weight, values, used, touched, spec.gradient_codec, left_out
+                partition, weight, values, used, rows, 0, spec.gradient_codec, left_out
             )
             own = self._own(partition, parts)
             for n in range(self.slices):
@@ -198,14 +206,9 @@ class ForwardBackward:
                 yield own if n == partition else parts
         else:
             for n, (start, stop) in enumerate(slices.bounds(len(values), self.slices)):
-                rows_here = {
-                    index: mask
-                    for index, mask in touched.items()
-                    if spec.layout.params[index].offset < stop and spec.layout.params[index].end > start
-                }
                 rest = left_out[start:stop] if left_out is not None else None
                 parts = update.shard_frame(
-                    partition, weight, values[start:stop], used, rows_here, spec.gradient_codec, rest
+                    partition, weight, values[start:stop], used, rows, start, spec.gradient_codec, rest
                 )
                 yield key(n)
                 yield self._own(partition, parts) if n == partition else parts
@@ -324,6 +327,19 @@ def changed_buffers(replica: FlatModule, before: Any) -> dict[str, Array]:
     """Return the buffers that the forward pass changed, by kind; most modules have none."""
     after = {"buffers": replica.buffers(), "counters": replica.counters()}
     return {name: a for name, a in after.items() if not np.array_equal(a, before[name])}
+
+
+def _rows(values: Array, touched: Mapping[int, NDArray[np.bool_]], spec: FitSpec) -> Rows | None:
+    """Return the rows of tables that are to be sent; ``None`` if everything is."""
+    tables = {index: np.flatnonzero(mask) for index, mask in touched.items()}
+    for index in spec.scanned:
+        table = spec.layout.params[index]
+        if table.numel * values.itemsize < _SCANNED_BYTES:
+            continue
+        rows = nonzero_rows(values[table.offset : table.end].reshape(table.shape[0], -1))
+        if len(rows) * _WORTHWHILE <= table.shape[0]:
+            tables[index] = rows
+    return Rows(spec.layout, tables) if tables else None
 
 
 def _touched_with(

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from sparkdl.frame import Array, Frame, Parts
@@ -115,7 +114,7 @@ def take_steps(
             continue
         own, touched = replica.used, replica.touched
         used |= own
-        gradient = torch.from_numpy(replica.grad_numpy())
+        gradient = replica.lend_gradient()
         with replica.updating() as weights:  # on a GPU they pass through the host in each step
             drive([inner.rule.update(optimizer, weights, gradient, own, steps.hyper, touched)])
     with replica.updating() as weights:

@@ -127,9 +127,16 @@ def write(
     version: Version, weights: Parts, kept: Sequence[Parts], trail: Sequence[Mapping[str, Any]]
 ) -> None:
     """Leave a version for the next task, and delete those that no task of the group needs."""
+    write_only(version, weights, kept, trail)
+    _delete_all_but(version, len(trail))
+
+
+def write_only(
+    version: Version, weights: Parts, kept: Sequence[Parts], trail: Sequence[Mapping[str, Any]] = ()
+) -> None:
+    """Leave a version for the next task."""
     header: Parts = [json.dumps(list(trail), separators=(",", ":")).encode()]
     write_file(version.path, encode([header, weights, *kept]))
-    _delete_all_but(version, len(trail))
 
 
 def write_own(version: Version, name: str, parts: Parts) -> Parts:

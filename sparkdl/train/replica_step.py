@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl import frame
-from sparkdl._spark import JavaObject, Task, broadcast_id
+from sparkdl._spark import Task, broadcast_id
 from sparkdl.allreduce import slices
 from sparkdl.allreduce.update import Turn
 from sparkdl.allreduce.weights import RemoteWeights, Weights, WeightsRef
@@ -54,15 +54,24 @@ _MOST_GATHERED_BYTES = 256 << 20
 _LOCALITY = "spark.shuffle.reduceLocality.enabled"
 
 
-def choose_exchange(config: TrainConfig, layout: ParamLayout, sc: Any, partitions: int) -> Exchange:
+def choose_exchange(
+    config: TrainConfig, layout: ParamLayout, sc: Any, partitions: int, rows: bool = False
+) -> Exchange:
     """Return the exchange that is wanted, or the one that suits the size.
+
+    Args:
+        config: the options.
+        layout: layout of the flat vectors.
+        sc: the SparkContext.
+        partitions: number of partitions.
+        rows: whether rows of tables should be exchanged if nobody says otherwise.
 
     Raises:
         ConfigError: if chains are wanted in a session that would run their tasks away from their rows.
     """
     wanted = config.exchange if config.weights_codec == "fp32" else "gather"
     moves = sc.getConf().get(_LOCALITY, "true") == "true" and not sc.master.startswith("local[")
-    if wanted in ("replicas", "gather") and moves:
+    if wanted in ("replicas", "gather", "rows") and moves:
         raise ConfigError(
             f"exchange={wanted!r} needs a session with {_LOCALITY}=false, which is read when Spark starts: "
             "make it with sparkdl.session.builder(...), or set it in your confs",
@@ -79,6 +88,8 @@ def choose_exchange(config: TrainConfig, layout: ParamLayout, sc: Any, partition
         return wanted
     if moves or config.num_slices is not None or config.drop_stragglers is not None:
         return "slices"
+    if rows:
+        return "rows"
     if partitions * weights <= _REPLICAS_BYTES:
         return "replicas"
     return "gather" if weights <= partitions * slices.MAX_SLICE_BYTES else "slices"

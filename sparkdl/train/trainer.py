@@ -24,10 +24,11 @@ from sparkdl.exceptions import CheckpointError, ConfigError, ModelError, NonFini
 from sparkdl.layout import ParamLayout, TensorSpec
 from sparkdl.metrics.spec import Metrics
 from sparkdl.nn import serialize
-from sparkdl.nn.flat import FlatModule, layout_of, write_back
+from sparkdl.nn.flat import FlatModule, dense_tables, layout_of, sparse_tables, write_back
 from sparkdl.nn.lightning import LightningSchedule, from_lightning
 from sparkdl.nn.objective import Loss, LossObjective, Objective, Step, StepObjective
 from sparkdl.optim import OptimizerSpec, check_sliceable, optimizer_spec
+from sparkdl.optim.packed import lazy_groups, sparse_groups
 from sparkdl.optim.rule import UpdateRule
 from sparkdl.optim.spec import Optimizers
 from sparkdl.train.check import dry_run
@@ -48,6 +49,7 @@ from sparkdl.train.replica_step import ReplicaStepper, choose_exchange
 from sparkdl.train.resources import task_profile, threads_per_task
 from sparkdl.train.result import FitResult
 from sparkdl.train.resume import setting_of
+from sparkdl.train.row_step import RowStepper, check_rows, suits_rows
 from sparkdl.train.run import Run, Snapshot
 from sparkdl.train.schedule import PerEpoch, PerIteration, ScheduledHyper
 from sparkdl.train.state import TrainState
@@ -167,12 +169,20 @@ class Trainer:
         with _trainable(module, self._unfreezes) as self._frozen_at_first:
             spec, group_of = optimizer_spec(optimizer, module, self.config.groups)
             self._layout: ParamLayout = layout_of(module, group_of)
+            sparse, dense = sparse_tables(module), dense_tables(module)
         self._optimizer: OptimizerSpec = spec
         self._rule = UpdateRule(spec, self.config.clip)
         self._stateful = check_sliceable(spec)
         self._inner: InnerRule | None = None
         if self.config.local is not None:
             self._step_locally(self.config.local)
+        lazy = lazy_groups(self._rule.optimizer)
+        self._tables = tuple(index for index in sparse if self._layout.params[index].group in lazy)
+        # To SparseAdam an element of zero is none, and to name its row would make it one.
+        by_element = sparse_groups(self._rule.optimizer)
+        self._scanned = tuple(i for i in dense if self._layout.params[i].group not in by_element)
+        if self.config.exchange == "rows":
+            check_rows(self.config, self._tables)
         ScheduledHyper(spec, self.config.schedule)  # a schedule that cannot be built is told now
         self._label: Structure | None = None
         self.name = self.config.name or type(module).__name__
@@ -380,6 +390,8 @@ class Trainer:
                 gradient_codec=codec_of(self.config.gradient_codec),
                 weights_codec=self.config.weights_codec,
                 inner=self._inner,
+                tables=self._tables,
+                scanned=self._scanned,
             )
 
     @contextmanager
@@ -428,10 +440,11 @@ class Trainer:
             or (self._inner is not None and self._inner.stateful),
             "describe": self._describe,
         }
-        exchange = choose_exchange(config, self._layout, ship.jobs.sc, len(ship.store.partitions))
+        suits = suits_rows(config, self._layout, self._tables)
+        exchange = choose_exchange(config, self._layout, ship.jobs.sc, len(ship.store.partitions), suits)
         if exchange == "slices":
             return Stepper(**arguments)
-        steppers = {"replicas": ReplicaStepper, "gather": GatherStepper}
+        steppers = {"replicas": ReplicaStepper, "gather": GatherStepper, "rows": RowStepper}
         return steppers[exchange](averages=config.averaging is not None, **arguments)
 
     def _setting(self, store: Store) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import gc
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -26,6 +26,9 @@ from sparkdl.nn.numerics import Numerics, device_of_task, make_replica
 from sparkdl.nn.objective import Objective
 from sparkdl.optim.rule import UpdateRule
 from sparkdl.train.inner import InnerRule
+
+if TYPE_CHECKING:
+    from sparkdl.train.live import LiveModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,8 @@ class FitSpec:
         gradient_codec: how gradients travel.
         weights_codec: how weights travel between the owners of slices.
         inner: how partitions step by themselves; ``None`` if they send gradients.
+        tables: parameters with row-sparse gradients whose optimizer leaves other rows as they are.
+        scanned: tables with dense gradients, of which rows of zeros are not sent.
     """
 
     module: nn.Module
@@ -71,6 +76,8 @@ class FitSpec:
     gradient_codec: Codec = "fp32"
     weights_codec: Cast = "fp32"
     inner: InnerRule | None = None
+    tables: tuple[int, ...] = ()
+    scanned: tuple[int, ...] = ()
 
     @property
     def error_feedback(self) -> bool:
@@ -88,11 +95,16 @@ class Worker:
 
     Args:
         read_spec: reads the fixed part; each call gives a module of its own.
+
+    Attributes:
+        spec: the fixed part.
+        live: the whole model, where iterations change parts of it (``train/live.py``).
     """
 
     def __init__(self, read_spec: Callable[[], FitSpec]) -> None:
         self.spec = spec = read_spec()
         self._another_spec = read_spec
+        self.live: LiveModel | None = None
         self._tasks = 0
         self._replicas: dict[str, FlatModule] = {}
         torch.set_num_threads(spec.threads)

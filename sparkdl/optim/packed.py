@@ -1,0 +1,133 @@
+"""The optimizer's state of some rows of embedding tables, out of the state of all weights and back.
+
+An optimizer that leaves weights without gradient as they are (*lazy*) does to a packed vector
+(:mod:`sparkdl.rows`) what it does to the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparkdl.frame import Frame, Parts
+from sparkdl.layout import ParamLayout
+from sparkdl.optim.slice import Run, SliceOptimizer, pack_runs, read_runs
+from sparkdl.optim.spec import OptimizerSpec
+from sparkdl.rows import Rows
+
+_STATELESS = (torch.optim.SGD,)
+_SPOILERS = ("momentum", "weight_decay")
+"""Options that, where they are not zero, change weights whose gradient is zero."""
+
+
+def lazy_groups(spec: OptimizerSpec) -> frozenset[int]:
+    """Return the parameter groups whose weights stay as they are where their gradient is zero.
+
+    Those of ``SparseAdam``, and of ``Adagrad`` and ``SGD`` without weight decay and momentum, without
+    penalties.
+    """
+    found = set()
+    for shadow, cls, groups in zip(spec.shadow(), spec.classes, spec.group_ranges, strict=True):
+        for index, options in zip(groups, shadow.param_groups, strict=True):
+            plain = cls in (torch.optim.SparseAdam, torch.optim.Adagrad, *_STATELESS)
+            if plain and not _spoilt(options) and not any(_penalties(spec, index)):
+                found.add(index)
+    return frozenset(found)
+
+
+def sparse_groups(spec: OptimizerSpec) -> frozenset[int]:
+    """Return the parameter groups whose optimizer takes sparse gradients only."""
+    pairs = zip(spec.classes, spec.group_ranges, strict=True)
+    return frozenset(
+        group for cls, groups in pairs if issubclass(cls, torch.optim.SparseAdam) for group in groups
+    )
+
+
+def _spoilt(options: Mapping[str, Any]) -> bool:
+    return any(options.get(name) for name in _SPOILERS)
+
+
+def _penalties(spec: OptimizerSpec, group: int) -> tuple[float, ...]:
+    penalty = spec.group_penalties[group]
+    return (penalty.l1, penalty.l2)
+
+
+def lazy_tables(
+    optimizer: SliceOptimizer, tables: Sequence[int], hyper: Sequence[Mapping[str, Any]]
+) -> list[int]:
+    """Return the tables of which the next step may be given some rows alone.
+
+    Not those that have no state yet: the optimizer fills the state of all rows in its first step.
+
+    Args:
+        optimizer: of all weights.
+        tables: tables with a lazy optimizer, as indices of the layout.
+        hyper: see :meth:`SliceOptimizer.update`.
+    """
+    found = []
+    for index in tables:
+        spec = optimizer.layout.params[index]
+        run = next(run for run in optimizer.runs if run.start <= spec.offset < run.stop)
+        spoilt = bool(hyper) and _spoilt(hyper[run.group])
+        stateless = optimizer.class_of(run) in _STATELESS
+        if not spoilt and (run.state or stateless):
+            found.append(index)
+    return found
+
+
+def take_state(optimizer: SliceOptimizer, rows: Rows) -> Parts:
+    """Return the state of the elements that are covered, as that of an optimizer of the packed vector.
+
+    Args:
+        optimizer: of all weights.
+        rows: the elements; at least one row of each table.
+    """
+    place = _places(rows.layout, rows.packed)
+    runs = []
+    for run in optimizer.runs:
+        state = {
+            name: _tensor(rows.take(value.numpy(), run.start)) if run.is_elementwise(value) else value
+            for name, value in run.state.items()
+        }
+        runs.append(Run(place[run.start], place[run.stop], run.group, state))
+    return pack_runs(runs, optimizer.spec.name)
+
+
+def put_state(optimizer: SliceOptimizer, rows: Rows, state: Frame) -> None:
+    """Take over the state that an optimizer of the packed vector has left.
+
+    Args:
+        optimizer: of all weights.
+        rows: the elements; at least one row of each table.
+        state: frame from :meth:`SliceOptimizer.state_frame`.
+    """
+    place = _places(rows.packed, rows.layout)
+    runs = []
+    for packed in read_runs(state):
+        start, stop = place[packed.start], place[packed.stop]
+        if stop - start == packed.stop - packed.start:  # all of it
+            runs.append(Run(start, stop, packed.group, packed.state))
+            continue
+        own = next(run for run in optimizer.runs if run.start <= start and stop <= run.stop)
+        if (own.start, own.stop) != (start, stop):
+            own = own.cut(start, stop)
+        for name, value in packed.state.items():
+            if packed.is_elementwise(value):
+                rows.put(value.numpy(), own.state[name].numpy(), start)
+            else:
+                own.state[name] = value
+        runs.append(own)
+    optimizer.runs = runs
+
+
+def _places(of: ParamLayout, to: ParamLayout) -> dict[int, int]:
+    """Return where the borders of the parameters of one layout are in another."""
+    places = {a.offset: b.offset for a, b in zip(of.params, to.params, strict=True)}
+    return places | {of.numel: to.numel}
+
+
+def _tensor(values: Any) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values))

@@ -1,0 +1,193 @@
+"""The whole model in a process's memory, brought from version to version by what iterations have changed.
+
+Where an iteration changes some rows of large tables and leaves the others as they are, neither weights nor
+the optimizer's state are written anew in each: a *change* has the elements that are covered
+(:mod:`sparkdl.rows`) as they are after it. Executors keep the last changes as files. A process that lacks
+more than these, or is to compute an earlier iteration again, starts from the whole model at the beginning of
+the group.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparkdl import frame
+from sparkdl.allreduce import weights as published
+from sparkdl.frame import Array, Frame, Parts
+from sparkdl.nn.flat import FlatModule
+from sparkdl.optim.packed import put_state
+from sparkdl.optim.slice import SliceOptimizer
+from sparkdl.rows import Rows
+from sparkdl.train import replica, stage
+from sparkdl.train.executor_files import decode, delete_files, encode, map_file, write_file
+from sparkdl.train.replica import Replica, Start, Version
+from sparkdl.train.worker import FitSpec, Worker
+
+_CHANGE = "change"
+_CHANGES = 8
+"""So many changes stay on an executor, for processes that have run no task meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What an iteration has changed.
+
+    Attributes:
+        rows: the elements that are given.
+        arrays: packed params, buffers and counters.
+        state: frame of the optimizer's state of these elements.
+        report: what the iteration has to report.
+    """
+
+    rows: Rows
+    arrays: Mapping[str, Array]
+    state: Frame
+    report: Mapping[str, Any]
+
+
+class LiveModel:
+    """The model in this process.
+
+    Args:
+        spec: the fixed part of the fit.
+        module: the module, whose memory the weights live in if it is the host's.
+        version: which version is given.
+        base: the whole model.
+
+    Attributes:
+        version: the version in memory; ``None`` while it changes.
+        params: flat trainable parameters.
+        buffers: flat floating-point buffers.
+        counters: flat integer and boolean buffers.
+        optimizer: the optimizer of all weights, with its state.
+        reports: what iterations had to report, by their number.
+        gradient: the last iteration's combined gradient, if the driver wanted it.
+    """
+
+    def __init__(self, spec: FitSpec, module: FlatModule, version: Version, base: Replica) -> None:
+        arrays, (state,) = base.arrays, [*base.kept, None][:1]
+        self._module = module
+        self.params: Array = (
+            np.empty_like(arrays["params"]) if module.own_params is None else module.own_params
+        )
+        np.copyto(self.params, arrays["params"])
+        self.buffers, self.counters = np.array(arrays["buffers"]), np.array(arrays["counters"])
+        self.optimizer = SliceOptimizer(
+            spec.rule.optimizer,
+            spec.layout,
+            0,
+            spec.layout.numel,
+            frame.unpack(state) if state is not None else None,
+        )
+        self.reports: dict[int, Mapping[str, Any]] = {}
+        self.gradient: Array = self.params[:0]
+        self._set(version)
+
+    def _set(self, version: Version | None) -> None:
+        self.version = version
+        self._module.holds = version
+
+    @property
+    def arrays(self) -> Mapping[str, Array]:
+        """Params, buffers and counters."""
+        return {"params": self.params, "buffers": self.buffers, "counters": self.counters}
+
+    def is_between(self, start: Version, version: Version) -> bool:
+        """Return whether this is a version of a group that some changes lead on from."""
+        own = self.version
+        if own is None or (own.fit_id, own.generation) != (version.fit_id, version.generation):
+            return False
+        if self._module.own_params is not None and self._module.holds != own:
+            return False  # others were loaded since
+        known = all(number in self.reports for number in range(start.iteration + 1, own.iteration + 1))
+        return start.iteration <= own.iteration <= version.iteration and known
+
+    def apply(self, change: Change) -> None:
+        """Go on to the next version."""
+        assert self.version is not None
+        after = self.version.after(1)
+        self._set(None)
+        change.rows.put(change.arrays["params"], self.params)
+        put_state(self.optimizer, change.rows, change.state)
+        self.buffers, self.counters = (np.array(change.arrays[name]) for name in ("buffers", "counters"))
+        self.reports[after.iteration] = change.report
+        self.gradient = np.array(change.arrays.get("gradient", self.params[:0]))
+        self._set(after)
+
+
+def bring(worker: Worker, start: Start, version: Version) -> LiveModel:
+    """Return this process's model, brought to a version.
+
+    Args:
+        worker: this process's state of the fit.
+        start: what the group starts from.
+        version: a version of the group.
+
+    Raises:
+        ProblemError: if this executor lacks the files for it.
+    """
+    live = worker.live
+    if live is None or not live.is_between(start.version, version):
+        base = start.load()
+        if base is None:
+            raise stage.lacking(start.version.iteration, "the weights")
+        live = worker.live = LiveModel(worker.spec, worker.replica, start.version, base)
+    while live.version is not None and live.version != version:
+        change = read_change(worker.spec, live.version.after(1))
+        if change is None:
+            raise stage.lacking(live.version.iteration + 1, "a change")
+        live.apply(change)
+    for number in [number for number in live.reports if number <= start.version.iteration]:
+        del live.reports[number]
+    return live
+
+
+def write_change(version: Version, change: Change) -> None:
+    """Leave the change that leads to a version for this executor's other processes."""
+    rows = {f"rows.{index}": own for index, own in change.rows.tables.items()}
+    arrays = frame.pack({"kind": _CHANGE}, {**change.arrays, **rows})
+    header: Parts = [json.dumps(change.report, separators=(",", ":")).encode()]
+    write_file(_path(version), encode([header, arrays, frame.pack(change.state.meta, change.state.arrays)]))
+
+
+def read_change(spec: FitSpec, version: Version) -> Change | None:
+    """Return the change that leads to a version, if this executor has it."""
+    mapped = map_file(_path(version))
+    if mapped is None:
+        return None
+    header, arrays, state = decode(mapped)
+    found = dict(frame.unpack(arrays).arrays)
+    tables = {int(name.removeprefix("rows.")): found.pop(name) for name in list(found) if name[:5] == "rows."}
+    report = json.loads(bytes(header))
+    return Change(Rows(spec.layout, tables), found, frame.unpack(state), report)
+
+
+def write_base(start: Version, live: LiveModel) -> None:
+    """Leave the whole model for the next group, unless another task of this executor has done so."""
+    assert live.version is not None
+    if replica.read(live.version) is None:
+        weights = published.pack(live.version.iteration, **live.arrays)
+        replica.write_only(live.version, weights, [live.optimizer.state_frame()])
+    delete_outdated(start, live.version)
+
+
+def delete_outdated(start: Version, version: Version) -> None:
+    """Delete the files that neither the group's tasks nor the next group's need."""
+
+    def outdated(name: str) -> bool:
+        which, _, what = name.partition(".")
+        generation, iteration = map(int, which.split("-"))
+        first = version.iteration - _CHANGES if what == _CHANGE else version.iteration - 1
+        return generation != version.generation or iteration < (first if what else start.iteration)
+
+    delete_files(version.path.parent, outdated)
+
+
+def _path(version: Version) -> Path:
+    return version.path.with_name(f"{version.path.name}.{_CHANGE}")

@@ -1,0 +1,155 @@
+"""A chain's task where gradients are row-sparse: every iteration of a group as one stage of one Spark job.
+
+Like :class:`~sparkdl.train.advance.Advance`, in which every executor makes all weights itself from all
+gradients; but of tables whose optimizer is lazy it updates the rows that were touched, and nothing of the
+others is read, written or sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparkdl import frame
+from sparkdl._spark import key
+from sparkdl.allreduce import slices, update
+from sparkdl.allreduce import weights as published
+from sparkdl.allreduce.weights import WeightsRef
+from sparkdl.frame import Array, Buffer, Frame, Parts
+from sparkdl.optim.packed import lazy_tables, take_state
+from sparkdl.rows import Rows, union
+from sparkdl.train import live, stage
+from sparkdl.train.forward_backward import ForwardBackward, Stopwatch
+from sparkdl.train.kept import master_frame
+from sparkdl.train.live import Change, LiveModel
+from sparkdl.train.replica import Start
+from sparkdl.train.stage import Arrived, ProblemError
+from sparkdl.train.worker import FitRef, FitSpec, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateRows:
+    """The task of one stage, the same for all partitions.
+
+    Attributes:
+        fit: the fixed part.
+        partitions: number of partitions.
+        start: what the group starts from.
+        done: iterations of the group that are completed before this stage.
+        turn: what the driver says in the iteration to complete; ``None`` in the first stage.
+        forward: the iteration to begin; ``None`` in the last stage.
+    """
+
+    fit: FitRef
+    partitions: int
+    start: Start
+    done: int
+    turn: update.Turn | None
+    forward: ForwardBackward | None
+
+    def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
+        """Yield two frames for each partition, or what goes to the driver and what stays."""
+        clock = Stopwatch()
+        token, arrived = stage.receive(frames)
+        worker = self.fit.worker()
+        try:
+            model = self._model(worker, arrived)
+        except ProblemError as error:
+            onward = self.partitions if self.forward is not None else None
+            yield from stage.pass_on(partition, error.problems, onward)
+        else:
+            if self.forward is not None:
+                clock.lap("update")
+                yield from self.forward.compute(partition, token, worker, clock, lambda: model.arrays)
+            else:
+                yield from self._finish(partition, model)
+        worker.end_task()
+
+    def _model(self, worker: Worker, arrived: list[Arrived]) -> LiveModel:
+        """Return the model after the iterations so far."""
+        if self.turn is None:
+            return live.bring(worker, self.start, self.start.version)
+        stage.check(arrived)
+        before, version = self.start.version.after(self.done), self.start.version.after(self.done + 1)
+        known = worker.live is not None and worker.live.version == version
+        if known or live.read_change(worker.spec, version) is not None:  # another task has made it
+            return live.bring(worker, self.start, version)
+        model = live.bring(worker, self.start, before)
+        change = self._update(worker.spec, model, stage.resolve(arrived, before))
+        live.write_change(version, change)
+        live.delete_outdated(self.start.version, version)
+        model.apply(change)
+        return model
+
+    def _update(self, spec: FitSpec, model: LiveModel, arrived: list[Buffer]) -> Change:
+        """Make the next version of what the gradients concern."""
+        turn = self.turn
+        assert turn is not None
+        number = self.start.version.iteration + self.done
+        messages = [frame.unpack(data) for data in arrived]
+        shards = [message for message in messages if message.meta["kind"] == "shard"]
+        reports = [frame.pack(m.meta, m.arrays) for m in messages if m.meta["kind"] != "shard"]
+        # Whoever wants the whole gradient wants all rows of it.
+        tables = [] if turn.gradient else lazy_tables(model.optimizer, spec.tables, turn.hyper)
+        rows = _covered(spec, shards, tables)
+        weights = {**model.arrays, "params": rows.take(model.params)}
+        layout = rows.packed
+        task = update.Update(
+            layout,
+            0,
+            layout.numel,
+            spec.rule,
+            WeightsRef(number, frame.join(published.pack(number, **weights))),
+            spec.combine,
+            False,
+            turn,
+        )
+        frames = [take_state(model.optimizer, rows), *(update.renumber(m, rows) for m in shards), *reports]
+        found: dict[str, Frame] = {}
+        for _, parts in update.update_slice(task, map(frame.join, frames)):
+            message = frame.unpack_parts(parts)
+            if message.meta["kind"] == "problems":
+                raise ProblemError(
+                    *({**problem, "iteration": number} for problem in message.meta["problems"])
+                )
+            found[message.meta["kind"]] = message
+        told: dict[str, Any] = {
+            kind: dict(found[kind].meta) for kind in ("slice", "reports") if kind in found
+        }
+        arrays: dict[str, Array] = {**weights, **found["slice"].arrays}
+        if "reports" in found:
+            arrays |= found["reports"].arrays
+        return Change(rows, arrays, found["state"], told)
+
+    def _finish(self, n: int, model: LiveModel) -> Iterator[bytes | Parts]:
+        """Yield, keyed, the slice that stays with the partition; the first one tells the driver the rest."""
+        live.write_base(self.start.version, model)
+        if n == 0:
+            first, last = self.start.version.iteration + 1, self.start.version.iteration + self.done + 1
+            told = [model.reports[number] for number in range(first, last + 1)]
+            trail = [{"slices": [one["slice"]], "reports": one["reports"]} for one in told]
+            arrays = {"buffers": model.buffers, "counters": model.counters}
+            if self.turn is not None and self.turn.gradient:
+                arrays["gradient"] = model.gradient
+            yield key(update.RESULT)
+            yield frame.pack({"kind": "trail", "trail": trail}, arrays)
+        start, stop = slices.bounds(len(model.params), self.partitions)[n]
+        for parts in (master_frame(model.params[start:stop]), model.optimizer.state_frame_of(start, stop)):
+            yield key(update.STATE)
+            yield parts
+
+
+def _covered(spec: FitSpec, shards: list[Frame], tables: list[int]) -> Rows:
+    """Return the elements that the gradients concern: of some tables, the rows that any source has touched.
+
+    At least one of each, so that no parameter is empty.
+    """
+    touched = union(spec.layout, [update.rows_of(message, spec.layout) for message in shards])
+    first = np.zeros(1, np.int64)
+    covered = {
+        index: rows if len(rows) else first for index, rows in touched.tables.items() if index in tables
+    }
+    return Rows(spec.layout, covered)

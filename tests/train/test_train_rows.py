@@ -1,0 +1,223 @@
+"""Row-sparse gradients: rows alone are sent, and with ``exchange="rows"`` rows alone are updated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.data import as_dataset
+from support.reference import Partition, assert_bit_equal, decomposed, relative_error, threads
+from torch import nn
+
+from sparkdl import Dataset, Trainer
+from sparkdl.exceptions import ConfigError, NonFiniteError
+from sparkdl.optim import ClipByNorm, ParamGroup
+from sparkdl.train import (
+    EMA,
+    Checkpoint,
+    EveryIterations,
+    Hook,
+    Int8,
+    MaxIteration,
+    PerIteration,
+    Run,
+    TrainConfig,
+)
+from sparkdl.train.config import Exchange
+from sparkdl.train.replica_step import choose_exchange
+from sparkdl.train.row_step import suits_rows
+
+USERS, ITEMS, WIDTH = 400, 90, 8
+
+
+class Factors(nn.Module):
+    """Two tables and a dense part, with a buffer that every batch changes."""
+
+    def __init__(self, sparse: bool = True, users: int = USERS) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.user = nn.Embedding(users, WIDTH, sparse=sparse)
+        self.item = nn.Embedding(ITEMS, WIDTH, sparse=sparse)
+        self.norm = nn.BatchNorm1d(2 * WIDTH)
+        self.head = nn.Linear(2 * WIDTH, 1)
+
+    def forward(self, pairs: Any) -> Any:
+        both = torch.cat([self.user(pairs[:, 0]), self.item(pairs[:, 1])], 1)
+        return self.head(torch.relu(self.norm(both))).squeeze(-1)
+
+
+GENERATOR = np.random.default_rng(0)
+PAIRS = np.stack([GENERATOR.integers(0, USERS, 240), GENERATOR.integers(0, ITEMS, 240)], 1)
+SCORES = GENERATOR.normal(size=240).astype(np.float32)
+PARTS = [Partition(PAIRS[a:b], SCORES[a:b]) for a, b in pairwise([0, 130, 130, 240])]
+ADAM = partial(torch.optim.Adam, lr=1e-2)
+LAZY = {
+    "user*": partial(torch.optim.SparseAdam, lr=1e-2),
+    "item*": partial(torch.optim.Adagrad, lr=1e-2),
+    "*": ADAM,
+}
+
+
+@pytest.fixture
+def data(spark: Any) -> Any:
+    with as_dataset(spark, PARTS) as data:
+        yield data
+
+
+def fit(data: Dataset, exchange: Exchange, module: nn.Module | None = None, **options: Any) -> Any:
+    settings: dict[str, Any] = {
+        "loss": nn.MSELoss(),
+        "optimizer": LAZY,
+        "batch_size": 60,
+        "seed": 3,
+        "end_when": MaxIteration(10),
+        "progress": False,
+        "exchange": exchange,
+    }
+    resume = options.pop("resume", False)
+    if exchange != "slices":
+        settings["iterations_per_job"] = 4
+    return Trainer(module or Factors(), **settings | options).fit(data, resume=resume)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "several optimizers": {},
+    "no state": {"optimizer": partial(torch.optim.SGD, lr=0.1)},
+    "one at a time": {"iterations_per_job": 1},
+    "a table that stays dense": {"optimizer": {"user*": LAZY["user*"], "*": ADAM}},
+    "a schedule": {"schedule": PerIteration(partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.9))},
+    "a penalty": {"groups": [ParamGroup("item*", l2=0.1)]},
+    "int8": {"gradient_codec": Int8(block=8)},
+    "micro-batches and bf16": {"micro_batch_size": 7, "gradient_codec": "bf16"},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_no_bit_changes(data: Dataset, options: dict[str, Any]) -> None:
+    alone = {name: value for name, value in options.items() if name != "iterations_per_job"}
+    if "gradient_codec" in options:  # blocks begin where rows do only with all of them
+        alone["num_slices"] = 1
+    expected = fit(data, "slices", **alone)
+    found = fit(data, "rows", **options)
+    assert_bit_equal(found.module, expected.module)
+    assert found.history.column("loss") == expected.history.column("loss")
+    assert len(found.history) == found.state.iteration == 10
+    if "iterations_per_job" not in options and "optimizer" not in options:
+        first, *_, last = (row["bytes"]["state"] for row in found.history)
+        assert last < 0.5 * first  # of some rows only
+
+
+def test_norms_of_rows_are_those_of_all_up_to_rounding(data: Dataset) -> None:
+    expected = fit(data, "slices", clip=ClipByNorm(0.01), num_slices=1)
+    assert relative_error(fit(data, "rows", clip=ClipByNorm(0.01)).module, expected.module) < 1e-6
+
+
+def test_a_frozen_table_and_one_without_rows(data: Dataset) -> None:
+    class Unused(Factors):
+        def __init__(self) -> None:
+            super().__init__()
+            self.other = nn.Embedding(7, 3, sparse=True)
+
+    optimizers = {"other*": partial(torch.optim.SparseAdam, lr=0.1)} | LAZY
+    expected = fit(data, "slices", Unused(), optimizer=optimizers)
+    assert_bit_equal(fit(data, "rows", Unused(), optimizer=optimizers).module, expected.module)
+
+
+class Looks(Hook):
+    """Notes weights and gradients, and replaces the weights once."""
+
+    gradients = EveryIterations(3)
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def on_iteration_end(self, run: Run) -> None:
+        if run.gradients():
+            self.seen += [array.copy() for array in run.gradients().values()]
+        if run.state.iteration == 6:
+            snapshot = run.snapshot()
+            self.seen.append(snapshot.params.copy())
+            run.replace(replace(snapshot, params=snapshot.params * np.float32(0.5)))
+
+
+def test_hooks_look_at_gradients_and_replace_weights(data: Dataset) -> None:
+    expected, found = Looks(), Looks()
+    results = [fit(data, "slices", hooks=[expected]), fit(data, "rows", hooks=[found])]
+    assert_bit_equal(results[1].module, results[0].module)
+    assert len(found.seen) == len(expected.seen) > 10
+    assert all(map(np.array_equal, found.seen, expected.seen))
+
+
+def test_checkpoints_and_resume_across_modes(data: Dataset, tmp_path: Any) -> None:
+    expected = fit(data, "slices", num_slices=2)
+    for first, then in (("rows", "slices"), ("slices", "rows"), ("rows", "rows")):
+        folder = tmp_path / f"{first}-{then}"
+        hooks = [Checkpoint(str(folder), EveryIterations(3))]
+        fit(data, first, hooks=hooks, end_when=MaxIteration(6))
+        found = fit(data, then, hooks=hooks, resume=True)
+        assert_bit_equal(found.module, expected.module)
+
+
+def test_what_fails_in_the_middle_of_a_group(data: Dataset) -> None:
+    class Fails(nn.MSELoss):
+        def forward(self, output: Any, label: Any) -> Any:
+            loss = super().forward(output, label)
+            return loss * torch.nan if self.calls() > 6 else loss
+
+        def calls(self) -> int:
+            self.count = getattr(self, "count", 0) + 1
+            return self.count
+
+    with pytest.raises(NonFiniteError, match="the loss became nan"):
+        fit(data, "rows", loss=Fails())
+
+
+# -- what is sent ---------------------------------------------------------------------------------
+
+
+def test_dense_embeddings_send_rows_with_a_gradient_only(spark: Any) -> None:
+    module = Factors(sparse=False, users=4000)
+    with as_dataset(spark, PARTS) as data:
+        found = fit(data, "slices", module, optimizer=ADAM, num_slices=2)
+    with threads(1):
+        expected = decomposed(module, nn.MSELoss(), ADAM, PARTS, 60, 10, seed=3)
+    assert_bit_equal(found.module, expected)
+    whole = 3 * 4 * sum(p.numel() for p in module.parameters())
+    assert found.history[0]["bytes"]["gradients"] < 0.2 * whole
+
+
+# -- choice ---------------------------------------------------------------------------------------
+
+
+def test_rows_are_chosen_for_large_tables(data: Dataset, monkeypatch: Any) -> None:
+    trainer = Trainer(Factors(), loss=nn.MSELoss(), optimizer=LAZY)
+    layout, tables, sc = trainer._layout, trainer._tables, data.spark.sparkContext
+    assert [layout.params[index].name for index in tables] == ["user.weight", "item.weight"]
+    assert not suits_rows(TrainConfig(), layout, tables)
+    monkeypatch.setattr("sparkdl.train.row_step._TABLES_BYTES", 1024)
+    assert suits_rows(TrainConfig(), layout, tables)
+    assert not suits_rows(TrainConfig(), layout, [])
+    assert not suits_rows(TrainConfig(averaging=EMA(0.9)), layout, tables)
+    assert choose_exchange(TrainConfig(), layout, sc, 3, True) == "rows"
+    assert choose_exchange(TrainConfig(exchange="replicas"), layout, sc, 3, True) == "replicas"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optimizer": ADAM}, "make embeddings with sparse=True"),
+        ({"averaging": EMA(0.9)}, "cannot be combined with averaging; found averaging=EMA"),
+        ({"combine": "adasum"}, "cannot be combined with combine"),
+        ({"local_steps": 4}, "cannot be combined with local_steps"),
+        ({"num_slices": 2}, "num_slices needs exchange='slices'"),
+        ({"weights_codec": "bf16"}, "weights_codec='bf16' needs exchange='gather'"),
+    ],
+)
+def test_options_that_exclude_rows(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Trainer(Factors(), loss=nn.MSELoss(), exchange="rows", **{"optimizer": LAZY} | options)
