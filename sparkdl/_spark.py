@@ -113,7 +113,7 @@ class FrameJobs:
         for include in sc._python_includes or ():
             self._includes.add(include)
         levels = self._jvm.org.apache.spark.storage.StorageLevel
-        self._one_copy, self._two_copies = levels.MEMORY_AND_DISK(), levels.MEMORY_AND_DISK_2()
+        self._one_copy, self._two_copies = levels.MEMORY_AND_DISK(), levels.MEMORY_AND_DISK_SER_2()
         if re.match(
             r"local(\[|$)", sc.master
         ):  # one process: Spark would log twice per block that it has no peer

@@ -59,6 +59,11 @@ SETTINGS = (
         "with the default of 3s every job stalls for seconds after an executor was lost",
     ),
     Setting(
+        "spark.shuffle.io.retryWait",
+        "1s",
+        "with the default of 5s every job stalls for up to 15 s after an executor was lost",
+    ),
+    Setting(
         "spark.shuffle.reduceLocality.enabled",
         "false",
         "iterations of small models run as two jobs each, instead of many in one (exchange='replicas')",

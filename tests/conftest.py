@@ -17,7 +17,12 @@ from sparkdl import session
 
 LOCAL = "local[2]"
 CLUSTER = "local-cluster[2,1,2048]"
-TESTS = str(Path(__file__).parent)
+# JVMs that live for minutes on few cores do nothing but compile, unless they are told to compile little.
+JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+os.environ["SPARK_SUBMIT_OPTS"] = JVM_OPTIONS  # of drivers, also those that tests start
+os.environ["SPARK_DAEMON_JAVA_OPTS"] = JVM_OPTIONS  # of masters and workers
+# For tasks, which run helpers of the tests, and the package of this folder, whatever is installed.
+TASKS_PATH = os.pathsep.join(str(folder) for folder in Path(__file__).parents[:2])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,9 +48,10 @@ class _Sessions:
     def get(self, master: str) -> SparkSession:
         if self.master != master:
             self.stop()
-            os.environ["PYTHONPATH"] = TESTS  # for tasks that run helpers of the tests
+            os.environ["PYTHONPATH"] = TASKS_PATH
             conf = {
-                "spark.executorEnv.PYTHONPATH": TESTS,
+                "spark.executorEnv.PYTHONPATH": TASKS_PATH,
+                "spark.executor.extraJavaOptions": JVM_OPTIONS,
                 "spark.ui.enabled": "false",
                 "spark.sql.shuffle.partitions": "2",
                 "spark.driver.memory": "2g",

@@ -181,14 +181,15 @@ class _Arrived:
     state_bytes: int
 
 
-def _receive(frames: Iterator[Buffer]) -> _Arrived:
+def _receive(frames: Iterator[Buffer | Parts]) -> _Arrived:
     received, state_bytes = 0, 0
     groups: dict[str, list[Frame]] = {kind: [] for kind in ("state", "average", "shard", "report", "problem")}
     for data in frames:
-        message = frame.unpack(data)
-        received += len(data)
+        message = frame.unpack_parts(data) if isinstance(data, list) else frame.unpack(data)
+        length = frame.size(data) if isinstance(data, list) else len(data)
+        received += length
         if message.meta["kind"] in ("state", "average"):
-            state_bytes += len(data)
+            state_bytes += length
         groups[message.meta["kind"]].append(message)
     state, average = (groups[kind][0] if groups[kind] else None for kind in ("state", "average"))
     shards = sorted(groups["shard"], key=lambda m: int(m.meta["source"]))
@@ -197,13 +198,13 @@ def _receive(frames: Iterator[Buffer]) -> _Arrived:
     )
 
 
-def update_slice(update: Update, frames: Iterator[Buffer]) -> Iterator[Keyed]:
+def update_slice(update: Update, frames: Iterator[Buffer | Parts]) -> Iterator[Keyed]:
     """Sum the shards of one slice, update it, and yield what goes to the driver and what stays.
 
     Args:
         update: the slice and the rule.
         frames: the slice's state, if any, its shards, and for slice 0 also the sources' reports; in
-            later phases the sums that an earlier one left.
+            later phases the sums that an earlier one left. As they arrived, or as they were packed.
 
     Yields:
         (RESULT, frame) for the driver and (STATE, frame) for the next phase or iteration.

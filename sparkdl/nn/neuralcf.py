@@ -27,6 +27,8 @@ class NeuralCF(nn.Module):
         embedding: width of the perceptron's embeddings; 0 to go without the perceptron.
         mf_embedding: width of the factorisation's embeddings; 0 to go without the factorisation.
         hidden: widths of the perceptron's layers.
+        sparse: whether the embeddings' gradients are row-sparse, for large tables: optimizers such as
+            ``SparseAdam`` then update the rows of the batch only.
 
     Shapes:
         input: user ids and item ids, integers from 0, of one shape, usually (rows,).
@@ -47,6 +49,7 @@ class NeuralCF(nn.Module):
         embedding: int = 64,
         mf_embedding: int = 64,
         hidden: Sequence[int] = (128, 64, 32),
+        sparse: bool = False,
     ) -> None:
         super().__init__()
         name = type(self).__name__
@@ -59,14 +62,14 @@ class NeuralCF(nn.Module):
         self.embedding, self.mf_embedding = embedding, mf_embedding
         width = mf_embedding
         if embedding:
-            self.user = nn.Embedding(users, embedding)
-            self.item = nn.Embedding(items, embedding)
+            self.user = nn.Embedding(users, embedding, sparse=sparse)
+            self.item = nn.Embedding(items, embedding, sparse=sparse)
             widths = (2 * embedding, *self.hidden)
             self.mlp = perceptron(widths)
             width += widths[-1]
         if mf_embedding:
-            self.mf_user = nn.Embedding(users, mf_embedding)
-            self.mf_item = nn.Embedding(items, mf_embedding)
+            self.mf_user = nn.Embedding(users, mf_embedding, sparse=sparse)
+            self.mf_item = nn.Embedding(items, mf_embedding, sparse=sparse)
         for table in self.children():
             if isinstance(table, nn.Embedding):
                 nn.init.normal_(table.weight, std=0.01)

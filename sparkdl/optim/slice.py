@@ -151,7 +151,8 @@ class SliceOptimizer:
             state = run.state
             if self._is_sparse(run):
                 # Adding a sparse tensor to a view, torch writes beyond it: it counts the offset twice.
-                tensor, own = tensor.clone(), _sparse(own, self._touched(run, own, touched))
+                mask = self._touched(run, own, touched)
+                tensor, own = tensor.clone(), _sparse(own, mask)
                 if own.dim() == 2:
                     tensor, state = tensor[None], _reshaped(state, (end - begin,), (1, end - begin))
             if self._is_used(run, used):
@@ -230,7 +231,7 @@ class SliceOptimizer:
         return issubclass(self.class_of(run), torch.optim.SparseAdam)
 
     def _touched(self, run: Run, gradient: torch.Tensor, touched: Touched | None) -> torch.Tensor:
-        """Return the elements of a run that have a gradient, as positions in the run."""
+        """Return which elements of a run have a gradient."""
         mask = gradient != 0
         for segment in segments(self.layout, run.start, run.stop):
             rows = (touched or {}).get(segment.param)
@@ -240,7 +241,7 @@ class SliceOptimizer:
                     segment.start - spec.offset : segment.stop - spec.offset
                 ]
                 mask[segment.start - run.start : segment.stop - run.start] = torch.from_numpy(of_segment)
-        return mask.nonzero().flatten()
+        return mask
 
     @property
     def _apart(self) -> set[int]:
@@ -364,16 +365,17 @@ def _override(group: dict[str, Any], values: Mapping[str, Any]) -> None:
         group[name] = torch.full_like(own, value) if isinstance(own, torch.Tensor) else value
 
 
-def _sparse(gradient: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Return the gradient's elements at some positions as a sparse vector.
+def _sparse(gradient: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return some elements of a gradient as a sparse vector.
 
     All of them are one row of a sparse matrix, for which torch needs no index per element.
     """
-    if len(positions) == len(gradient):
+    if mask.all():
         row = torch.zeros((1, 1), dtype=torch.int64)
         return torch.sparse_coo_tensor(
             row, gradient[None], (1, len(gradient)), is_coalesced=True, check_invariants=False
         )
+    positions = mask.nonzero().flatten()
     return torch.sparse_coo_tensor(
         positions[None], gradient[positions], gradient.shape, is_coalesced=True, check_invariants=False
     )

@@ -78,6 +78,8 @@ def delete_files(folder: Path, outdated: Callable[[str], bool]) -> None:
 
     Who has mapped a file keeps it.
     """
+    if not folder.is_dir():
+        return
     with os.scandir(folder) as entries:
         for entry in entries:
             if not entry.name.startswith(_DRAFT) and outdated(entry.name):

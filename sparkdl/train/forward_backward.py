@@ -24,7 +24,7 @@ from sparkdl.layout import ParamLayout
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import BatchLoss, forward_backward
-from sparkdl.rows import Rows, nonzero_rows
+from sparkdl.rows import Indices, Rows, nonzero_rows
 from sparkdl.train import stage
 from sparkdl.train.cursor import Place
 from sparkdl.train.drop import Allowance
@@ -331,7 +331,7 @@ def changed_buffers(replica: FlatModule, before: Any) -> dict[str, Array]:
 
 def _rows(values: Array, touched: Mapping[int, NDArray[np.bool_]], spec: FitSpec) -> Rows | None:
     """Return the rows of tables that are to be sent; ``None`` if everything is."""
-    tables = {index: np.flatnonzero(mask) for index, mask in touched.items()}
+    tables: dict[int, Indices] = {index: np.flatnonzero(mask) for index, mask in touched.items()}
     for index in spec.scanned:
         table = spec.layout.params[index]
         if table.numel * values.itemsize < _SCANNED_BYTES:

@@ -2,9 +2,9 @@
 
 Where an iteration changes some rows of large tables and leaves the others as they are, neither weights nor
 the optimizer's state are written anew in each: a *change* has the elements that are covered
-(:mod:`sparkdl.rows`) as they are after it. Executors keep the last changes as files. A process that lacks
-more than these, or is to compute an earlier iteration again, starts from the whole model at the beginning of
-the group.
+(:mod:`sparkdl.rows`) as they are after it. Where several processes of an executor take turns, it keeps the
+last changes as files, and the whole model at the beginning of the group, from which a process starts that is
+new or has to compute an earlier iteration again. What an executor lacks, the driver sends.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from sparkdl.train.replica import Replica, Start, Version
 from sparkdl.train.worker import FitSpec, Worker
 
 _CHANGE = "change"
-_CHANGES = 8
-"""So many changes stay on an executor, for processes that have run no task meanwhile."""
+_MOST_CHANGES = 8
+"""So many changes at most stay on an executor, for processes that have run no task meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,22 +168,29 @@ def read_change(spec: FitSpec, version: Version) -> Change | None:
     return Change(Rows(spec.layout, tables), found, frame.unpack(state), report)
 
 
-def write_base(start: Version, live: LiveModel) -> None:
+def write_base(live: LiveModel) -> None:
     """Leave the whole model for the next group, unless another task of this executor has done so."""
     assert live.version is not None
     if replica.read(live.version) is None:
         weights = published.pack(live.version.iteration, **live.arrays)
         replica.write_only(live.version, weights, [live.optimizer.state_frame()])
-    delete_outdated(start, live.version)
 
 
-def delete_outdated(start: Version, version: Version) -> None:
-    """Delete the files that neither the group's tasks nor the next group's need."""
+def changes_to_keep(slots: int) -> int:
+    """Return how many changes an executor with so many task slots keeps: 0 if one process runs all tasks.
+
+    Spark gives a task to the process that has been idle for longest.
+    """
+    return 0 if slots == 1 else min(slots, _MOST_CHANGES) + 1
+
+
+def delete_outdated(start: Version, version: Version, changes: int) -> None:
+    """Delete the files that neither the group's tasks nor the next group's need, but for the last changes."""
 
     def outdated(name: str) -> bool:
         which, _, what = name.partition(".")
         generation, iteration = map(int, which.split("-"))
-        first = version.iteration - _CHANGES if what == _CHANGE else version.iteration - 1
+        first = version.iteration - (changes if what == _CHANGE else 1)
         return generation != version.generation or iteration < (first if what else start.iteration)
 
     delete_files(version.path.parent, outdated)

@@ -19,6 +19,7 @@ from sparkdl.exceptions import ConfigError
 from sparkdl.layout import ParamLayout
 from sparkdl.train.config import TrainConfig
 from sparkdl.train.gather_step import GatherStepper
+from sparkdl.train.live import changes_to_keep
 from sparkdl.train.replica import Delivery, Start
 from sparkdl.train.replica_step import ReplicaStepper
 from sparkdl.train.row_update import UpdateRows
@@ -82,6 +83,7 @@ class RowStepper(GatherStepper):
         return ReplicaStepper._seed(self, model)
 
     def _tasks(self, start: Start, iterations: Sequence[Iteration], local: bool) -> list[Task]:
+        changes = changes_to_keep(self.store.executors.cores)
         tasks: list[Task] = []
         turn: Turn | None = None
         for done, iteration in enumerate([*iterations, None], start=-1):
@@ -89,6 +91,6 @@ class RowStepper(GatherStepper):
             if iteration is not None:
                 delivery = Delivery(start.version.after(done + 1), whole=True, local=local)
                 forward = self._forward(iteration, start, delivery)
-            tasks.append(UpdateRows(self._fit, self.slices, start, done, turn, forward))
+            tasks.append(UpdateRows(self._fit, self.slices, start, done, turn, forward, changes))
             turn = iteration.turn if iteration is not None else None
         return tasks

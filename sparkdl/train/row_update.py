@@ -41,6 +41,7 @@ class UpdateRows:
         done: iterations of the group that are completed before this stage.
         turn: what the driver says in the iteration to complete; ``None`` in the first stage.
         forward: the iteration to begin; ``None`` in the last stage.
+        changes: how many changes executors keep as files; none at all if one process runs all tasks of one.
     """
 
     fit: FitRef
@@ -49,6 +50,7 @@ class UpdateRows:
     done: int
     turn: update.Turn | None
     forward: ForwardBackward | None
+    changes: int
 
     def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
         """Yield two frames for each partition, or what goes to the driver and what stays."""
@@ -79,8 +81,9 @@ class UpdateRows:
             return live.bring(worker, self.start, version)
         model = live.bring(worker, self.start, before)
         change = self._update(worker.spec, model, stage.resolve(arrived, before))
-        live.write_change(version, change)
-        live.delete_outdated(self.start.version, version)
+        if self.changes:
+            live.write_change(version, change)
+        live.delete_outdated(self.start.version, version, self.changes)
         model.apply(change)
         return model
 
@@ -109,7 +112,7 @@ class UpdateRows:
         )
         frames = [take_state(model.optimizer, rows), *(update.renumber(m, rows) for m in shards), *reports]
         found: dict[str, Frame] = {}
-        for _, parts in update.update_slice(task, map(frame.join, frames)):
+        for _, parts in update.update_slice(task, iter(frames)):
             message = frame.unpack_parts(parts)
             if message.meta["kind"] == "problems":
                 raise ProblemError(
@@ -126,7 +129,8 @@ class UpdateRows:
 
     def _finish(self, n: int, model: LiveModel) -> Iterator[bytes | Parts]:
         """Yield, keyed, the slice that stays with the partition; the first one tells the driver the rest."""
-        live.write_base(self.start.version, model)
+        if self.changes:
+            live.write_base(model)
         if n == 0:
             first, last = self.start.version.iteration + 1, self.start.version.iteration + self.done + 1
             told = [model.reports[number] for number in range(first, last + 1)]
