@@ -100,10 +100,12 @@ class Trainer:
             - ``clip``: :class:`ClipByValue` or :class:`ClipByNorm`;
             - ``combine``: ``"mean"`` of the partitions' gradients or ``"adasum"``;
             - ``averaging``: :class:`EMA` or :class:`SWA` of the weights;
-            - ``exchange``: ``"slices"``, whose owners update them, or ``"replicas"``, where every executor
-              makes all weights; ``"auto"`` takes the latter for up to 32 MiB of gradients per task;
-            - ``iterations_per_job``: with replicas, how many iterations are one Spark job (as many as take
-              about a second); the result does not depend on it;
+            - ``exchange``: ``"slices"``, whose owners update them; ``"gather"``, where they hand them to each
+              other; ``"replicas"``, where every executor makes all weights; ``"rows"``, where it makes the
+              rows of tables that a batch has touched. ``"auto"`` takes the last for large tables with lazy
+              optimizers, replicas for up to 32 MiB of gradients per task, gather above;
+            - ``iterations_per_job``: how many iterations are one Spark job, unless with slices (as many as
+              take some seconds); the result does not depend on it;
             - ``num_slices``: parameter-sync tasks, with slices (one per partition);
             - ``gradient_codec``: how gradients travel: ``"fp32"``, ``"bf16"``, ``"fp16"``, ``"int8"`` or
               :class:`Int8`, or :class:`TopK`; they are summed in full;

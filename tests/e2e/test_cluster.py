@@ -15,7 +15,7 @@ import psutil
 import pytest
 import torch
 from sklearn.datasets import load_digits
-from support.models import Everything, mlp
+from support.models import Everything, Factors, mlp
 from support.reference import Partition, assert_bit_equal, decomposed, relative_error, threads
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
@@ -210,6 +210,36 @@ def test_executors_killed_at_once_change_no_bit(
     result = fit(cluster, mlp(), 12, hooks=[Kill()], **options)
     assert_bit_equal(result.module, undisturbed.module)
     assert len(result.history) == 12
+
+
+def test_rows_of_tables_survive_executors_killed_at_once(cluster: Any) -> None:
+    random = np.random.default_rng(0)
+    pairs = np.stack([random.integers(0, 400, 240), random.integers(0, 90, 240)], 1)
+    lazy = partial(torch.optim.SparseAdam, lr=1e-2)
+
+    def train(exchange: str, *hooks: Hook) -> Any:
+        with Dataset.from_numpy(pairs, pairs.sum(1).astype(np.float32), spark=cluster) as data:
+            return Trainer(
+                Factors(),
+                loss=nn.MSELoss(),
+                optimizer={"user*": lazy, "item*": lazy, "*": ADAM},
+                batch_size=60,
+                end_when=MaxIteration(12),
+                iterations_per_job=None if exchange == "slices" else 3,
+                exchange=exchange,
+                hooks=hooks,
+                progress=False,
+            ).fit(data)
+
+    class Kill(Hook):
+        def on_iteration_end(self, run: Any) -> None:
+            if run.state.iteration == 5:
+                for pid in executor_pids():
+                    os.kill(pid, signal.SIGKILL)
+
+    found = train("rows", Kill())
+    assert_bit_equal(found.module, train("slices").module)
+    assert len(found.history) == 12
 
 
 def test_threads_per_task() -> None:

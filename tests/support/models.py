@@ -63,3 +63,19 @@ class VisitCounter(nn.Module):
 
     def forward(self, row: Tensor) -> Tensor:
         return self.visits(row)
+
+
+class Factors(nn.Module):
+    """Two tables and a dense part, with a buffer that every batch changes."""
+
+    def __init__(self, sparse: bool = True, users: int = 400, items: int = 90, width: int = 8) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.user = nn.Embedding(users, width, sparse=sparse)
+        self.item = nn.Embedding(items, width, sparse=sparse)
+        self.norm = nn.BatchNorm1d(2 * width)
+        self.head = nn.Linear(2 * width, 1)
+
+    def forward(self, pairs: Tensor) -> Tensor:
+        both = torch.cat([self.user(pairs[:, 0]), self.item(pairs[:, 1])], 1)
+        return self.head(torch.relu(self.norm(both))).squeeze(-1)

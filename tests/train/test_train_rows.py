@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.data import as_dataset
+from support.models import Factors
 from support.reference import Partition, assert_bit_equal, decomposed, relative_error, threads
 from torch import nn
 
@@ -32,23 +33,7 @@ from sparkdl.train.config import Exchange
 from sparkdl.train.replica_step import choose_exchange
 from sparkdl.train.row_step import suits_rows
 
-USERS, ITEMS, WIDTH = 400, 90, 8
-
-
-class Factors(nn.Module):
-    """Two tables and a dense part, with a buffer that every batch changes."""
-
-    def __init__(self, sparse: bool = True, users: int = USERS) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.user = nn.Embedding(users, WIDTH, sparse=sparse)
-        self.item = nn.Embedding(ITEMS, WIDTH, sparse=sparse)
-        self.norm = nn.BatchNorm1d(2 * WIDTH)
-        self.head = nn.Linear(2 * WIDTH, 1)
-
-    def forward(self, pairs: Any) -> Any:
-        both = torch.cat([self.user(pairs[:, 0]), self.item(pairs[:, 1])], 1)
-        return self.head(torch.relu(self.norm(both))).squeeze(-1)
+USERS, ITEMS = 400, 90
 
 
 GENERATOR = np.random.default_rng(0)

@@ -1,0 +1,147 @@
+"""What codecs and local steps cost in accuracy, on real data.
+
+    python benchmarks/convergence.py --json convergence.json
+
+LeNet-5 on MNIST-5k (4,000 images to train on, 1,000 to test with) and NeuralCF on MovieLens-100K (hit ratio
+and NDCG at 10 of 99 others), trained as in ``examples/`` (without averaged weights), the same for each variant
+but for what it is named by. A row is the mean over seeds; with local steps an epoch has as many steps as without, but fewer exchanges.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from torch import nn
+from torchmetrics.classification import MulticlassAccuracy
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+import mnist_lenet as mnist
+import ncf_movielens as ncf
+
+from sparkdl import Column, Dataset, Trainer, session
+from sparkdl.metrics import NDCG, HitRatio, MetricSpec
+from sparkdl.nn import LeNet5, NeuralCF
+from sparkdl.train import Int8, LocalSteps, MaxEpoch, TopK
+
+_OUTER = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
+LOCAL: Mapping[str, Mapping[str, Any]] = {
+    "local_steps=4": {"local_steps": 4},
+    "local_steps=8": {"local_steps": 8},
+    "post-local, 1 then 8": {"local_steps": LocalSteps({0: 1, 2: 8})},
+    "DiLoCo, 8": {"local_steps": LocalSteps(8, outer=_OUTER)},
+}
+CODECS: Mapping[str, Mapping[str, Any]] = {
+    "bf16": {"gradient_codec": "bf16"},
+    "fp16": {"gradient_codec": "fp16"},
+    "int8": {"gradient_codec": Int8()},
+    "TopK(0.1)": {"gradient_codec": TopK(0.1)},
+    "TopK(0.01)": {"gradient_codec": TopK(0.01)},
+    "weights bf16": {"weights_codec": "bf16"},
+    "int8, weights bf16": {"gradient_codec": Int8(), "weights_codec": "bf16"},
+}
+
+
+def on_mnist(spark: SparkSession, seeds: int) -> list[dict[str, Any]]:
+    """Return a row per variant."""
+    train, test = mnist.read_mnist(spark)
+    image = Column("image", shape=(1, 28, 28), dtype="uint8")
+    rows = []
+    with (
+        Dataset.from_dataframe(train, features=image, label="digit", transform=mnist.scale) as data,
+        Dataset.from_dataframe(test, features=image, label="digit", transform=mnist.scale) as held_out,
+    ):
+        for name, options in ({"fp32": {}} | CODECS | LOCAL).items():
+            found, took = [], []
+            for seed in range(seeds):
+                torch.manual_seed(seed)
+                trainer = Trainer(
+                    LeNet5(),
+                    loss=nn.CrossEntropyLoss(),
+                    optimizer=partial(torch.optim.Adam, lr=3e-3),
+                    batch_size=128,
+                    seed=seed,
+                    end_when=MaxEpoch(8),
+                    metrics={"accuracy": MulticlassAccuracy(10, average="micro")},
+                    progress=False,
+                    **options,
+                )
+                begin = time.perf_counter()
+                trainer.fit(data)
+                took.append(time.perf_counter() - begin)
+                found.append(trainer.evaluate(held_out)["accuracy"])
+            row = {"data": "mnist", "variant": name, "accuracy": [round(100 * a, 1) for a in found]}
+            rows.append(row | {"mean": round(100 * statistics.mean(found), 2), "seconds": _round(took)})
+            print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def on_movielens(spark: SparkSession, users: int | None, epochs: int) -> list[dict[str, Any]]:
+    """Return a row per variant, of one seed."""
+    ratings = ncf.read_ratings(spark, users).cache()
+    count, items = (1 + top for top in ratings.agg(F.max("user"), F.max("item")).collect()[0])
+    train, test = ncf.leave_last_out(ratings, 0)
+    pairs, others = ncf.with_negatives(train, items, 0), ncf.with_others(test, ratings, items, 0)
+    rows = []
+    with (
+        Dataset.from_dataframe(pairs, features=ncf.FEATURES) as data,
+        Dataset.from_dataframe(others, features=ncf.FEATURES) as last,
+    ):
+        for name, options in ({"fp32": {}} | LOCAL).items():
+            torch.manual_seed(0)
+            trainer = Trainer(
+                NeuralCF(count, items, 32, 32, hidden=(32, 16, 8)),
+                step=partial(ncf.ranking_step, negatives=4),
+                optimizer=partial(torch.optim.Adam, lr=8e-3),
+                metrics={
+                    "hr": MetricSpec(HitRatio(10), ncf.with_relevance),
+                    "ndcg": MetricSpec(NDCG(10), ncf.with_relevance),
+                },
+                batch_size=4096,
+                seed=0,
+                end_when=MaxEpoch(epochs),
+                progress=False,
+                **options,
+            )
+            begin = time.perf_counter()
+            trainer.fit(data)
+            took = time.perf_counter() - begin
+            scores = {name: round(score, 4) for name, score in trainer.evaluate(last).items()}
+            rows.append({"data": "movielens", "variant": name, **scores, "seconds": _round([took])})
+            print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
+def _round(seconds: list[float]) -> float:
+    return round(statistics.median(seconds), 1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--master", default="local-cluster[2,1,4096]")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--users", type=int, help="how many of MovieLens' users; by default all")
+    parser.add_argument("--epochs", type=int, default=14, help="of NeuralCF")
+    parser.add_argument("--json", help="where to write the rows")
+    args = parser.parse_args()
+    spark = session.builder(args.master, app_name="benchmark convergence").getOrCreate()
+    try:
+        rows = on_mnist(spark, args.seeds) + on_movielens(spark, args.users, args.epochs)
+    finally:
+        spark.stop()
+    if args.json:
+        Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
