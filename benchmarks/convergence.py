@@ -2,9 +2,10 @@
 
     python benchmarks/convergence.py --json convergence.json
 
-LeNet-5 on MNIST-5k (4,000 images to train on, 1,000 to test with) and NeuralCF on MovieLens-100K (hit ratio
-and NDCG at 10 of 99 others), trained as in ``examples/`` (without averaged weights), the same for each variant
-but for what it is named by. A row is the mean over seeds; with local steps an epoch has as many steps as without, but fewer exchanges.
+LeNet-5 on MNIST-5k (4,000 images to train on, 1,000 to test with) and NeuralCF on MovieLens-100K (hit
+ratio and NDCG at 10 of 99 others), trained as in ``examples/`` (without averaged weights), the same for each
+variant but for what it is named by. A row is the mean over seeds; with local steps an epoch has as many steps
+as without, but fewer exchanges.
 """
 
 from __future__ import annotations

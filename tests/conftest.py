@@ -17,9 +17,10 @@ from sparkdl import session
 
 LOCAL = "local[2]"
 CLUSTER = "local-cluster[2,1,2048]"
-# JVMs that live for minutes on few cores do nothing but compile, unless they are told to compile little.
+# JVMs that live for a minute on few cores do nothing but compile, unless they are told to compile little. The
+# tests' own driver lives longer.
 JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-os.environ["SPARK_SUBMIT_OPTS"] = JVM_OPTIONS  # of drivers, also those that tests start
+os.environ["SPARK_SUBMIT_OPTS"] = JVM_OPTIONS  # of drivers that tests start
 os.environ["SPARK_DAEMON_JAVA_OPTS"] = JVM_OPTIONS  # of masters and workers
 # For tasks, which run helpers of the tests, and the package of this folder, whatever is installed.
 TASKS_PATH = os.pathsep.join(str(folder) for folder in Path(__file__).parents[:2])
@@ -58,7 +59,9 @@ class _Sessions:
                 "spark.driver.bindAddress": "127.0.0.1",
                 "spark.driver.host": "127.0.0.1",
             }
+            os.environ.pop("SPARK_SUBMIT_OPTS", None)
             self.spark = session.builder(master, "sparkdl-tests", conf).getOrCreate()
+            os.environ["SPARK_SUBMIT_OPTS"] = JVM_OPTIONS
             self.spark.sparkContext.setLogLevel("OFF")
             self.master = master
         assert self.spark is not None

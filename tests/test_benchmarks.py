@@ -43,6 +43,7 @@ def run(script, *options):
     return json.loads(line)
 
 
+@pytest.mark.slow
 def test_iteration_prints_one_json_line():
     options = ["--model", "tiny", "--batch", "20", "--iterations", "5", "--warmup", "3", "--partitions", "2"]
     options += ["--exchange", "slices"]

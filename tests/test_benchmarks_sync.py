@@ -20,6 +20,7 @@ KEYS = {
 }
 
 
+@pytest.mark.slow
 def test_sync_is_measured_beside_gloo(tmp_path):
     path = tmp_path / "sync.json"
     options = ["--parameters", "1e4", "--partitions", "2", "--iterations", "3", "--seconds", "0.5"]

@@ -65,6 +65,7 @@ def test_recovery_guide(namespace: dict[str, Any], tmp_path: Path) -> None:
     assert {"digits", "longest"} <= {path.name for path in (tmp_path / "runs").iterdir()}
 
 
+@pytest.mark.slow
 def test_spark_ml_guide(namespace: dict[str, Any], tmp_path: Path) -> None:
     for package in ("sklearn", "PIL", "matplotlib"):
         pytest.importorskip(package)

@@ -16,7 +16,6 @@ pytest.importorskip("ipykernel")
 from execute_notebooks import FOLDER, run  # noqa: E402
 
 FILES = sorted(FOLDER.glob("*.ipynb"))
-QUICK = ("inside_one_iteration",)  # the others take up to a minute each: pytest -m slow
 NEEDS = {
     "pipeline_and_tuning": ("sklearn", "matplotlib"),
     "quickstart": ("sklearn", "matplotlib"),
@@ -32,10 +31,8 @@ def name_of(path: Path) -> str:
     return path.stem
 
 
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(p, marks=() if p.stem in QUICK else pytest.mark.slow, id=p.stem) for p in FILES],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_a_notebook_runs(path: Path) -> None:
     for package in NEEDS.get(path.stem, ("matplotlib",)):
         if find_spec(package) is None:

@@ -7,6 +7,7 @@ Stage t of a group's chain is iteration t's forward-backward, preceded by the up
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -50,6 +51,9 @@ _REPLICAS_BYTES = 32 << 20
 
 _MOST_GATHERED_BYTES = 256 << 20
 """Slices of up to this size may be gathered, if that is wanted and the executors' heaps are large."""
+
+_FAILING = re.compile(r"iteration (\d+), partition ")
+"""How the message of a module that fails in a task begins."""
 
 _LOCALITY = "spark.shuffle.reduceLocality.enabled"
 
@@ -163,8 +167,8 @@ class ReplicaStepper(Stepper):
             except (TaskError, ModelError) as error:
                 if len(iterations) == 1 or (isinstance(error, TaskError) and not error.remote_traceback):
                     raise
-                # The user's code fails in one of them: those before it are completed one by one.
-                iterations = iterations[:1]
+                # The user's code fails in one of them: those before it are completed.
+                iterations = iterations[: _sound(error, first, len(iterations))]
                 continue
             problems = problems_among(sent.messages)
             if not problems:
@@ -255,6 +259,13 @@ class ReplicaStepper(Stepper):
             publish_seconds=time.perf_counter() - begin,
         )
         return model_after(model, new, sent, iterations, seed), outcomes
+
+
+def _sound(error: Exception, first: Iteration, count: int) -> int:
+    """Return how many iterations of a group to try again, after one that fails: at least one."""
+    told = _FAILING.match(str(error))
+    before = int(told[1]) - 1 - first.state.iteration if told is not None else 1
+    return max(1, min(before, count - 1))
 
 
 def outcomes_of(

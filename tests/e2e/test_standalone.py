@@ -53,5 +53,6 @@ def test_submit_to_a_standalone_cluster(master: str) -> None:
     assert accuracy(submit(master, "--epochs", "1")) > 0.5
 
 
+@pytest.mark.slow
 def test_submit_to_local_cluster() -> None:
     assert accuracy(submit("local-cluster[2,1,2048]", "--epochs", "1")) > 0.5
