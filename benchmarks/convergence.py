@@ -20,7 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import torch
+from pyspark import cloudpickle as spark_cloudpickle
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from torch import nn
@@ -34,6 +36,10 @@ from sparkdl import Column, Dataset, Trainer, session
 from sparkdl.metrics import NDCG, HitRatio, MetricSpec
 from sparkdl.nn import LeNet5, NeuralCF
 from sparkdl.train import Int8, LocalSteps, MaxEpoch, TopK
+
+for _pickler in (cloudpickle, spark_cloudpickle):  # executors cannot import examples
+    _pickler.register_pickle_by_value(mnist)
+    _pickler.register_pickle_by_value(ncf)
 
 _OUTER = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
 LOCAL: Mapping[str, Mapping[str, Any]] = {
@@ -53,13 +59,15 @@ CODECS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def on_mnist(spark: SparkSession, seeds: int) -> list[dict[str, Any]]:
+def on_mnist(spark: SparkSession, partitions: int, seeds: int) -> list[dict[str, Any]]:
     """Return a row per variant."""
     train, test = mnist.read_mnist(spark)
     image = Column("image", shape=(1, 28, 28), dtype="uint8")
     rows = []
     with (
-        Dataset.from_dataframe(train, features=image, label="digit", transform=mnist.scale) as data,
+        Dataset.from_dataframe(
+            train, features=image, label="digit", transform=mnist.scale, num_partitions=partitions
+        ) as data,
         Dataset.from_dataframe(test, features=image, label="digit", transform=mnist.scale) as held_out,
     ):
         for name, options in ({"fp32": {}} | CODECS | LOCAL).items():
@@ -87,7 +95,9 @@ def on_mnist(spark: SparkSession, seeds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def on_movielens(spark: SparkSession, users: int | None, epochs: int) -> list[dict[str, Any]]:
+def on_movielens(
+    spark: SparkSession, partitions: int, users: int | None, epochs: int
+) -> list[dict[str, Any]]:
     """Return a row per variant, of one seed."""
     ratings = ncf.read_ratings(spark, users).cache()
     count, items = (1 + top for top in ratings.agg(F.max("user"), F.max("item")).collect()[0])
@@ -95,7 +105,7 @@ def on_movielens(spark: SparkSession, users: int | None, epochs: int) -> list[di
     pairs, others = ncf.with_negatives(train, items, 0), ncf.with_others(test, ratings, items, 0)
     rows = []
     with (
-        Dataset.from_dataframe(pairs, features=ncf.FEATURES) as data,
+        Dataset.from_dataframe(pairs, features=ncf.FEATURES, num_partitions=partitions) as data,
         Dataset.from_dataframe(others, features=ncf.FEATURES) as last,
     ):
         for name, options in ({"fp32": {}} | LOCAL).items():
@@ -130,6 +140,7 @@ def _round(seconds: list[float]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--master", default="local-cluster[2,1,4096]")
+    parser.add_argument("--partitions", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--users", type=int, help="how many of MovieLens' users; by default all")
     parser.add_argument("--epochs", type=int, default=14, help="of NeuralCF")
@@ -137,7 +148,8 @@ def main() -> None:
     args = parser.parse_args()
     spark = session.builder(args.master, app_name="benchmark convergence").getOrCreate()
     try:
-        rows = on_mnist(spark, args.seeds) + on_movielens(spark, args.users, args.epochs)
+        rows = on_mnist(spark, args.partitions, args.seeds)
+        rows += on_movielens(spark, args.partitions, args.users, args.epochs)
     finally:
         spark.stop()
     if args.json:

@@ -78,6 +78,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=15.0, help="of each mode in each round")
+    parser.add_argument("--conf", nargs="+", default=[], metavar="NAME=VALUE", help="further Spark confs")
     parser.add_argument("--json", help="where to write the rows")
     args = parser.parse_args()
     if args.rounds < 1 or args.seconds <= 0:
@@ -87,7 +88,8 @@ def arguments() -> argparse.Namespace:
 
 def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure and return a row per work and mode."""
-    spark = session.builder(args.master, app_name="benchmark peers").getOrCreate()
+    conf = dict(pair.split("=", 1) for pair in args.conf)
+    spark = session.builder(args.master, "benchmark peers", conf).getOrCreate()
     rows: list[dict[str, Any]] = []
     try:
         executors = session.executors(spark)
