@@ -4,7 +4,7 @@
 
 NeuralCF with MovieLens-1M's and MovieLens-20M's numbers of users and items, on synthetic pairs, with
 ``SparseAdam`` for the tables and ``Adam`` for the rest. The two take turns, ``--rounds`` times after one that
-is thrown away; a figure is the median of the rounds, each the median of the second half of ``--seconds``.
+is thrown away; a figure is the median of the rounds, each the mean of the second half of ``--seconds``.
 """
 
 from __future__ import annotations

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 import cloudpickle
@@ -224,11 +226,11 @@ class FrameJobs:
         """Run a job and return its frames, partition by partition."""
         return _read_all(self._python_rdd.collectAndServe(frames))
 
-    def run_on_executors(self, task: Task, *, profile: JavaObject | None = None) -> None:
-        """Run a task once on each executor that there is now.
+    def run_on_executors(self, work: Callable[[], None], *, profile: JavaObject | None = None) -> None:
+        """Do some work once on each executor that there is now.
 
         One that is busy for longer than Spark waits for it (``spark.locality.wait``) is left out: another
-        executor runs its task once more.
+        executor does it once more.
         """
         places = self._array_list()
         for location in self._executors() or [""]:
@@ -238,7 +240,7 @@ class FrameJobs:
             places.add(self._jvm.scala.Tuple2(bytearray(), self._jvm.PythonUtils.toSeq(preferred)))
         tag = self._jvm.scala.reflect.ClassTag.apply(self._jvm.java.lang.Class.forName("[B"))
         tokens = self._context.makeRDD(self._jvm.PythonUtils.toSeq(places), tag)
-        self.collect(self.stage(tokens, task, profile=profile))
+        self.collect(self.stage(tokens, _Once(work), profile=profile))
 
     def _executors(self) -> list[str]:
         """Return the executors besides the driver, as an RDD names the places where it prefers to run."""
@@ -308,6 +310,18 @@ class FrameJobs:
         arguments = self._array_list()
         arguments.add(obj)
         return handle.invokeWithArguments(arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class _Once:
+    """Task that does some work and yields nothing."""
+
+    work: Callable[[], None]
+
+    def __call__(self, _: int, frames: Iterator[bytes]) -> Iterator[bytes]:
+        deque(frames, maxlen=0)
+        self.work()
+        yield from ()
 
 
 def _read_all(connection: JavaObject) -> list[bytes]:

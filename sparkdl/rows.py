@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from sparkdl.frame import Array
 from sparkdl.layout import ParamLayout, TensorSpec, lay_out
 
 Indices = NDArray[np.integer]
+_PREFIX = "rows."
 
 
 class _Piece(NamedTuple):
@@ -41,7 +43,18 @@ class Rows:
     layout: ParamLayout
     tables: Mapping[int, Indices]
 
+    @classmethod
+    def read(cls, layout: ParamLayout, arrays: Mapping[str, Array]) -> Rows:
+        """Read what :attr:`arrays` has put among the arrays of a frame."""
+        prefix = len(_PREFIX)
+        return cls(layout, {int(n[prefix:]): a for n, a in arrays.items() if n.startswith(_PREFIX)})
+
     @property
+    def arrays(self) -> dict[str, Indices]:
+        """The rows by name, to travel in a frame."""
+        return {f"{_PREFIX}{index}": _narrow(rows) for index, rows in self.tables.items()}
+
+    @cached_property
     def packed(self) -> ParamLayout:
         """Layout of the packed vector."""
         if not self.tables:
@@ -116,6 +129,11 @@ class Rows:
             begin = last
         if begin < stop:
             yield _Piece(slice(begin - start, stop - start), None, 1)
+
+
+def _narrow(rows: Indices) -> Indices:
+    small = not len(rows) or int(rows[-1]) <= np.iinfo(np.uint32).max
+    return rows.astype(np.uint32) if small else rows
 
 
 def row_width(spec: TensorSpec) -> int:

@@ -30,14 +30,12 @@ from sparkdl.frame import Array, Buffer, Frame, Parts
 from sparkdl.layout import ParamLayout
 from sparkdl.optim.rule import UpdateRule
 from sparkdl.optim.slice import SliceOptimizer
-from sparkdl.rows import Indices, Rows
+from sparkdl.rows import Rows
 
 RESULT = 0
 """Key of the frames that go to the driver: the new slice and the reports."""
 STATE = 1
 """Key of the frames that stay: the optimizer's state of the slice, or the sums for the next phase."""
-
-_ROWS = "rows."
 
 Keyed = tuple[int, Parts]
 Combine = Literal["mean", "adasum"]
@@ -129,7 +127,7 @@ def shard_frame(
     encoded = encode(codec, sent)
     arrays = {**encoded.arrays, "used": used}
     if rows is not None:
-        arrays |= {f"{_ROWS}{index}": _narrow(own) for index, own in rows.tables.items()}
+        arrays |= rows.arrays
     if left_out is not None:
         rest = sent - decode(encoded.meta, encoded.arrays, gradient.dtype)
         if rows is None:
@@ -140,27 +138,11 @@ def shard_frame(
     return frame.pack({"kind": "shard", "source": source, "weight": weight, **encoded.meta}, arrays)
 
 
-def rows_of(shard: Frame, layout: ParamLayout) -> Rows:
-    """Return the rows of a shard's gradient."""
-    tables = {
-        int(name.removeprefix(_ROWS)): array for name, array in shard.arrays.items() if name.startswith(_ROWS)
-    }
-    return Rows(layout, tables)
-
-
 def renumber(shard: Frame, onto: Rows) -> Parts:
     """Return a shard of all weights as one of a packed vector, which covers all of its rows."""
-    rows = {
-        f"{_ROWS}{index}": _narrow(np.searchsorted(onto.tables[index], own))
-        for index, own in rows_of(shard, onto.layout).tables.items()
-        if index in onto.tables
-    }
-    return frame.pack(shard.meta, {**shard.arrays, **rows})
-
-
-def _narrow(rows: Indices) -> Indices:
-    small = not len(rows) or int(rows[-1]) <= np.iinfo(np.uint32).max
-    return rows.astype(np.uint32) if small else rows
+    rows = Rows.read(onto.layout, shard.arrays).tables
+    places = {index: np.searchsorted(onto.tables[index], rows[index]) for index in rows.keys() & onto.tables}
+    return frame.pack(shard.meta, {**shard.arrays, **Rows(onto.packed, places).arrays})
 
 
 def problem_frame(source: int, problem: dict[str, Any]) -> Parts:
@@ -277,9 +259,8 @@ def _finish(
     yield from ((STATE, parts) for parts in kept)
 
 
-def _gradient(shard: Frame, update: Update) -> Array:
+def _gradient(shard: Frame, rows: Rows, update: Update) -> Array:
     sent = decode(shard.meta, shard.arrays, np.dtype(update.layout.dtype))
-    rows = rows_of(shard, update.layout)
     if not rows.tables:
         return sent
     whole = np.zeros(update.stop - update.start, sent.dtype)
@@ -321,10 +302,13 @@ class _Shards:
     @classmethod
     def of(cls, shards: Sequence[Frame], update: Update) -> _Shards:
         layout = update.layout
-        parts = [Part(m.meta["source"], m.meta["weight"], _gradient(m, update)) for m in shards]
+        sparse = [Rows.read(layout, m.arrays) for m in shards]
+        parts = [
+            Part(m.meta["source"], m.meta["weight"], _gradient(m, rows, update))
+            for m, rows in zip(shards, sparse, strict=True)
+        ]
         used = np.logical_or.reduce([m.arrays["used"] for m in shards])
         # A source that has used a table without naming rows may have touched them all.
-        sparse = [rows_of(m, layout) for m in shards]
         tables = {index for rows in sparse for index in rows.tables}
         for message, rows in zip(shards, sparse, strict=True):
             tables -= {i for i in tables if message.arrays["used"][i] and i not in rows.tables}

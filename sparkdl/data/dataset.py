@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import uuid
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -33,7 +32,7 @@ from sparkdl.data.columns import (
 )
 from sparkdl.data.store import Token, delete_store
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.frame import Array, Parts
+from sparkdl.frame import Array
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -318,7 +317,7 @@ class Dataset:
                 _verify(found)
             except BaseException:
                 with suppress(Exception):  # the error that is on its way says more
-                    jobs.run_on_executors(_DeleteStore(store))
+                    jobs.run_on_executors(partial(delete_store, store))
                 tokens.unpersist(False)
                 raise
         _warn_if_uneven(found, available)
@@ -345,7 +344,7 @@ class Dataset:
         jobs = FrameJobs(self._spark.sparkContext)
         try:
             with _described(self._spark, "release the partition store"):
-                jobs.run_on_executors(_DeleteStore(store.partitions[0].store))
+                jobs.run_on_executors(partial(delete_store, store.partitions[0].store))
         finally:
             store.tokens.unpersist(True)
 
@@ -367,18 +366,6 @@ def _described(spark: SparkSession, doing: str) -> Iterator[None]:
         yield
     finally:
         jobs.describe(None)
-
-
-@dataclass(frozen=True, slots=True)
-class _DeleteStore:
-    """Task that deletes a store's files from its executor."""
-
-    store: str
-
-    def __call__(self, _: int, tokens: Iterator[bytes]) -> Iterator[bytes | Parts]:
-        deque(tokens, maxlen=0)
-        delete_store(self.store)
-        yield from ()
 
 
 def _unnamed(features: Structure, label: Structure) -> dict[str, ColumnPlan]:

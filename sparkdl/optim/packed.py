@@ -33,7 +33,7 @@ def lazy_groups(spec: OptimizerSpec) -> frozenset[int]:
     for shadow, cls, groups in zip(spec.shadow(), spec.classes, spec.group_ranges, strict=True):
         for index, options in zip(groups, shadow.param_groups, strict=True):
             plain = cls in (torch.optim.SparseAdam, torch.optim.Adagrad, *_STATELESS)
-            if plain and not _spoilt(options) and not any(_penalties(spec, index)):
+            if plain and not _spoilt(options) and not spec.group_penalties[index]:
                 found.add(index)
     return frozenset(found)
 
@@ -48,11 +48,6 @@ def sparse_groups(spec: OptimizerSpec) -> frozenset[int]:
 
 def _spoilt(options: Mapping[str, Any]) -> bool:
     return any(options.get(name) for name in _SPOILERS)
-
-
-def _penalties(spec: OptimizerSpec, group: int) -> tuple[float, ...]:
-    penalty = spec.group_penalties[group]
-    return (penalty.l1, penalty.l2)
 
 
 def lazy_tables(

@@ -7,9 +7,10 @@ that they come to the same weights; nothing has to be sent to them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from sparkdl import frame
 from sparkdl._spark import key
@@ -17,18 +18,20 @@ from sparkdl.allreduce import slices, update
 from sparkdl.allreduce import weights as published
 from sparkdl.allreduce.weights import WeightsRef
 from sparkdl.frame import Buffer, Parts
-from sparkdl.layout import ParamLayout
 from sparkdl.train import replica, stage
 from sparkdl.train.forward_backward import ForwardBackward, Stopwatch
 from sparkdl.train.kept import cut_kept
+from sparkdl.train.live import LiveModel
 from sparkdl.train.replica import Replica, Start
 from sparkdl.train.stage import Arrived, ProblemError
-from sparkdl.train.worker import FitRef, Worker
+from sparkdl.train.worker import FitRef, FitSpec, Worker
+
+Model = TypeVar("Model", Replica, LiveModel)
 
 
 @dataclass(frozen=True, slots=True)
-class Advance:
-    """The task of one stage, the same for all partitions.
+class UpdateStage(ABC, Generic[Model]):
+    """The task of one stage where every executor makes the weights, the same for all partitions.
 
     Attributes:
         fit: the fixed part.
@@ -37,7 +40,6 @@ class Advance:
         done: iterations of the group that are completed before this stage.
         turn: what the driver says in the iteration to complete; ``None`` in the first stage.
         forward: the iteration to begin; ``None`` in the last stage.
-        keeps: whether anything stays with the weights after the last stage.
     """
 
     fit: FitRef
@@ -46,7 +48,6 @@ class Advance:
     done: int
     turn: update.Turn | None
     forward: ForwardBackward | None
-    keeps: bool
 
     def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
         """Yield two frames for each partition, or what goes to the driver and what stays."""
@@ -63,8 +64,27 @@ class Advance:
                 clock.lap("update")
                 yield from self.forward.compute(partition, token, worker, clock, lambda: model.arrays)
             else:
-                yield from self._finish(partition, model, worker.spec.layout)
+                yield from self._finish(partition, model, worker.spec)
         worker.end_task()
+
+    @abstractmethod
+    def _model(self, worker: Worker, partition: int, arrived: list[Arrived]) -> Model:
+        """Return the model after the iterations so far."""
+
+    @abstractmethod
+    def _finish(self, partition: int, model: Model, spec: FitSpec) -> Iterator[bytes | Parts]:
+        """Yield, keyed, what goes to the driver and what stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advance(UpdateStage[Replica]):
+    """The task of a stage that updates all weights.
+
+    Attributes:
+        keeps: whether anything stays with the weights after the last stage.
+    """
+
+    keeps: bool
 
     def _model(self, worker: Worker, partition: int, arrived: list[Arrived]) -> Replica:
         """Return the model after the iterations so far."""
@@ -106,9 +126,7 @@ class Advance:
                 kept.append(parts)
                 continue
             message = frame.unpack_parts(parts)
-            if message.meta["kind"] == "problems":
-                problems = message.meta["problems"]
-                raise ProblemError(*({**problem, "iteration": version.iteration - 1} for problem in problems))
+            stage.check_update(message.meta, version.iteration - 1)
             report[message.meta["kind"]] = message.meta
             arrays |= message.arrays
         weights = published.pack(version.iteration, **arrays)
@@ -118,7 +136,7 @@ class Advance:
             raise RuntimeError(f"{version.path} is gone as soon as it was written")
         return made
 
-    def _finish(self, partition: int, model: Replica, layout: ParamLayout) -> Iterator[bytes | Parts]:
+    def _finish(self, partition: int, model: Replica, spec: FitSpec) -> Iterator[bytes | Parts]:
         """Yield, keyed, the partition's part of what stays; the first one tells the driver the rest."""
         if partition == 0:
             yield key(update.RESULT)
@@ -126,7 +144,7 @@ class Advance:
             yield key(update.RESULT)
             yield frame.pack({"kind": "trail", "trail": list(model.trail)})
         kept = [frame.unpack(data) for data in model.kept]
-        bounds = slices.bounds(layout.numel, self.partitions)[partition]
+        bounds = slices.bounds(spec.layout.numel, self.partitions)[partition]
         for parts in cut_kept(kept, [bounds])[0]:
             yield key(update.STATE)
             yield parts

@@ -12,9 +12,7 @@ import os
 import shutil
 import struct
 import uuid
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from sparkdl import frame
@@ -86,14 +84,6 @@ def delete_files(folder: Path, outdated: Callable[[str], bool]) -> None:
                 Path(entry.path).unlink(missing_ok=True)
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteFiles:
-    """Task that deletes a fit's files from its executor."""
-
-    fit_id: str
-
-    def __call__(self, _: int, tokens: Iterator[bytes]) -> Iterator[bytes]:
-        """Yield nothing."""
-        deque(tokens, maxlen=0)
-        shutil.rmtree(fit_folder(self.fit_id), ignore_errors=True)
-        yield from ()
+def delete_fit(fit_id: str) -> None:
+    """Delete a fit's files from this executor."""
+    shutil.rmtree(fit_folder(fit_id), ignore_errors=True)

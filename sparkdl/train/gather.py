@@ -126,9 +126,7 @@ class SyncSlice:
                 kept.append(parts)
                 continue
             meta = frame.unpack_parts(parts).meta
-            if meta["kind"] == "problems":
-                iteration = version.iteration
-                raise ProblemError(*({**problem, "iteration": iteration} for problem in meta["problems"]))
+            stage.check_update(meta, version.iteration)
             results[meta["kind"]] = parts
         return results, kept
 

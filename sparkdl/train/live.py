@@ -150,8 +150,7 @@ def bring(worker: Worker, start: Start, version: Version) -> LiveModel:
 
 def write_change(version: Version, change: Change) -> None:
     """Leave the change that leads to a version for this executor's other processes."""
-    rows = {f"rows.{index}": own for index, own in change.rows.tables.items()}
-    arrays = frame.pack({"kind": _CHANGE}, {**change.arrays, **rows})
+    arrays = frame.pack({"kind": _CHANGE}, {**change.arrays, **change.rows.arrays})
     header: Parts = [json.dumps(change.report, separators=(",", ":")).encode()]
     write_file(_path(version), encode([header, arrays, frame.pack(change.state.meta, change.state.arrays)]))
 
@@ -162,10 +161,8 @@ def read_change(spec: FitSpec, version: Version) -> Change | None:
     if mapped is None:
         return None
     header, arrays, state = decode(mapped)
-    found = dict(frame.unpack(arrays).arrays)
-    tables = {int(name.removeprefix("rows.")): found.pop(name) for name in list(found) if name[:5] == "rows."}
-    report = json.loads(bytes(header))
-    return Change(Rows(spec.layout, tables), found, frame.unpack(state), report)
+    found = frame.unpack(arrays).arrays
+    return Change(Rows.read(spec.layout, found), found, frame.unpack(state), json.loads(bytes(header)))
 
 
 def write_base(live: LiveModel) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -223,16 +223,23 @@ class ReplicaStepper(Stepper):
 
     def _tasks(self, start: Start, iterations: Sequence[Iteration], local: bool) -> list[Task]:
         """Return the task of each stage."""
-        tasks: list[Task] = []
+        return [
+            Advance(self._fit, self.slices, start, done, turn, forward, self._keeps)
+            for done, turn, forward in self._stages(start, iterations, local)
+        ]
+
+    def _stages(
+        self, start: Start, iterations: Sequence[Iteration], local: bool
+    ) -> Iterator[tuple[int, Turn | None, ForwardBackward | None]]:
+        """Yield, for each stage, what is completed before it, the update and the iteration to begin."""
         turn: Turn | None = None
         for done, iteration in enumerate([*iterations, None], start=-1):
             forward = None
             if iteration is not None:
                 delivery = Delivery(start.version.after(done + 1), whole=True, local=local)
                 forward = self._forward(iteration, start, delivery)
-            tasks.append(Advance(self._fit, self.slices, start, done, turn, forward, self._keeps))
+            yield done, turn, forward
             turn = iteration.turn if iteration is not None else None
-        return tasks
 
     def _forward(self, iteration: Iteration, start: Start, delivery: Delivery) -> ForwardBackward:
         nowhere = WeightsRef(0, None)  # they are on the executor

@@ -14,13 +14,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from sparkdl._spark import Task
-from sparkdl.allreduce.update import Turn
 from sparkdl.exceptions import ConfigError
 from sparkdl.layout import ParamLayout
 from sparkdl.train.config import TrainConfig
 from sparkdl.train.gather_step import GatherStepper
 from sparkdl.train.live import changes_to_keep
-from sparkdl.train.replica import Delivery, Start
+from sparkdl.train.replica import Start
 from sparkdl.train.replica_step import ReplicaStepper
 from sparkdl.train.row_update import UpdateRows
 from sparkdl.train.step import Iteration, ModelState
@@ -64,9 +63,6 @@ def _hindrances(config: TrainConfig) -> dict[str, bool]:
         "combine": config.combine != "mean",
         "averaging": config.averaging is not None,
         "local_steps": config.local_steps is not None,
-        "weights_codec": config.weights_codec != "fp32",
-        "num_slices": config.num_slices is not None,
-        "drop_stragglers": config.drop_stragglers is not None,
     }
 
 
@@ -84,13 +80,7 @@ class RowStepper(GatherStepper):
 
     def _tasks(self, start: Start, iterations: Sequence[Iteration], local: bool) -> list[Task]:
         changes = changes_to_keep(self.store.executors.cores)
-        tasks: list[Task] = []
-        turn: Turn | None = None
-        for done, iteration in enumerate([*iterations, None], start=-1):
-            forward = None
-            if iteration is not None:
-                delivery = Delivery(start.version.after(done + 1), whole=True, local=local)
-                forward = self._forward(iteration, start, delivery)
-            tasks.append(UpdateRows(self._fit, self.slices, start, done, turn, forward, changes))
-            turn = iteration.turn if iteration is not None else None
-        return tasks
+        return [
+            UpdateRows(self._fit, self.slices, start, done, turn, forward, changes)
+            for done, turn, forward in self._stages(start, iterations, local)
+        ]

@@ -1,6 +1,6 @@
 """A chain's task where gradients are row-sparse: every iteration of a group as one stage of one Spark job.
 
-Like :class:`~sparkdl.train.advance.Advance`, in which every executor makes all weights itself from all
+As in :class:`~sparkdl.train.advance.Advance`, every executor makes all weights itself from all
 gradients; but of tables whose optimizer is lazy it updates the rows that were touched, and nothing of the
 others is read, written or sent.
 """
@@ -22,68 +22,38 @@ from sparkdl.frame import Array, Buffer, Frame, Parts
 from sparkdl.optim.packed import lazy_tables, take_state
 from sparkdl.rows import Rows, union
 from sparkdl.train import live, stage
-from sparkdl.train.forward_backward import ForwardBackward, Stopwatch
+from sparkdl.train.advance import UpdateStage
 from sparkdl.train.kept import master_frame
 from sparkdl.train.live import Change, LiveModel
-from sparkdl.train.replica import Start
-from sparkdl.train.stage import Arrived, ProblemError
-from sparkdl.train.worker import FitRef, FitSpec, Worker
+from sparkdl.train.stage import Arrived
+from sparkdl.train.worker import FitSpec, Worker
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateRows:
-    """The task of one stage, the same for all partitions.
+class UpdateRows(UpdateStage[LiveModel]):
+    """The task of a stage that updates the rows that were touched.
 
     Attributes:
-        fit: the fixed part.
-        partitions: number of partitions.
-        start: what the group starts from.
-        done: iterations of the group that are completed before this stage.
-        turn: what the driver says in the iteration to complete; ``None`` in the first stage.
-        forward: the iteration to begin; ``None`` in the last stage.
         changes: how many changes executors keep as files; none at all if one process runs all tasks of one.
     """
 
-    fit: FitRef
-    partitions: int
-    start: Start
-    done: int
-    turn: update.Turn | None
-    forward: ForwardBackward | None
     changes: int
 
-    def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
-        """Yield two frames for each partition, or what goes to the driver and what stays."""
-        clock = Stopwatch()
-        token, arrived = stage.receive(frames)
-        worker = self.fit.worker()
-        try:
-            model = self._model(worker, arrived)
-        except ProblemError as error:
-            onward = self.partitions if self.forward is not None else None
-            yield from stage.pass_on(partition, error.problems, onward)
-        else:
-            if self.forward is not None:
-                clock.lap("update")
-                yield from self.forward.compute(partition, token, worker, clock, lambda: model.arrays)
-            else:
-                yield from self._finish(partition, model)
-        worker.end_task()
-
-    def _model(self, worker: Worker, arrived: list[Arrived]) -> LiveModel:
+    def _model(self, worker: Worker, partition: int, arrived: list[Arrived]) -> LiveModel:
         """Return the model after the iterations so far."""
         if self.turn is None:
             return live.bring(worker, self.start, self.start.version)
         stage.check(arrived)
         before, version = self.start.version.after(self.done), self.start.version.after(self.done + 1)
-        known = worker.live is not None and worker.live.version == version
-        if known or live.read_change(worker.spec, version) is not None:  # another task has made it
+        if worker.live is not None and worker.live.version == version:
             return live.bring(worker, self.start, version)
         model = live.bring(worker, self.start, before)
-        change = self._update(worker.spec, model, stage.resolve(arrived, before))
-        if self.changes:
-            live.write_change(version, change)
-        live.delete_outdated(self.start.version, version, self.changes)
+        change = live.read_change(worker.spec, version)  # by another task on this executor
+        if change is None:
+            change = self._update(worker.spec, model, stage.resolve(arrived, before))
+            if self.changes:
+                live.write_change(version, change)
+            live.delete_outdated(self.start.version, version, self.changes)
         model.apply(change)
         return model
 
@@ -114,10 +84,7 @@ class UpdateRows:
         found: dict[str, Frame] = {}
         for _, parts in update.update_slice(task, iter(frames)):
             message = frame.unpack_parts(parts)
-            if message.meta["kind"] == "problems":
-                raise ProblemError(
-                    *({**problem, "iteration": number} for problem in message.meta["problems"])
-                )
+            stage.check_update(message.meta, number)
             found[message.meta["kind"]] = message
         told: dict[str, Any] = {
             kind: dict(found[kind].meta) for kind in ("slice", "reports") if kind in found
@@ -127,11 +94,11 @@ class UpdateRows:
             arrays |= found["reports"].arrays
         return Change(rows, arrays, found["state"], told)
 
-    def _finish(self, n: int, model: LiveModel) -> Iterator[bytes | Parts]:
+    def _finish(self, partition: int, model: LiveModel, spec: FitSpec) -> Iterator[bytes | Parts]:
         """Yield, keyed, the slice that stays with the partition; the first one tells the driver the rest."""
         if self.changes:
             live.write_base(model)
-        if n == 0:
+        if partition == 0:
             first, last = self.start.version.iteration + 1, self.start.version.iteration + self.done + 1
             told = [model.reports[number] for number in range(first, last + 1)]
             trail = [{"slices": [one["slice"]], "reports": one["reports"]} for one in told]
@@ -140,7 +107,7 @@ class UpdateRows:
                 arrays["gradient"] = model.gradient
             yield key(update.RESULT)
             yield frame.pack({"kind": "trail", "trail": trail}, arrays)
-        start, stop = slices.bounds(len(model.params), self.partitions)[n]
+        start, stop = slices.bounds(spec.layout.numel, self.partitions)[partition]
         for parts in (master_frame(model.params[start:stop]), model.optimizer.state_frame_of(start, stop)):
             yield key(update.STATE)
             yield parts
@@ -151,7 +118,7 @@ def _covered(spec: FitSpec, shards: list[Frame], tables: list[int]) -> Rows:
 
     At least one of each, so that no parameter is empty.
     """
-    touched = union(spec.layout, [update.rows_of(message, spec.layout) for message in shards])
+    touched = union(spec.layout, [Rows.read(spec.layout, message.arrays) for message in shards])
     first = np.zeros(1, np.int64)
     covered = {
         index: rows if len(rows) else first for index, rows in touched.tables.items() if index in tables

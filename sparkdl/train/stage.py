@@ -61,6 +61,16 @@ def check(arrived: Sequence[Arrived]) -> None:
         raise ProblemError(*sorted(found.values(), key=lambda p: (p["iteration"], p.get("partition", 0))))
 
 
+def check_update(meta: Mapping[str, Any], iteration: int) -> None:
+    """Check what an update says.
+
+    Raises:
+        ProblemError: if it says that it could not be made, with the iteration.
+    """
+    if meta["kind"] == "problems":
+        raise ProblemError(*({**problem, "iteration": iteration} for problem in meta["problems"]))
+
+
 def resolve(arrived: Sequence[Arrived], version: Version) -> list[Buffer]:
     """Return what arrived, with what a partition has for itself in place of the frames that stand for it.
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from sparkdl.layout import ParamLayout
 from sparkdl.optim.reduction import add_up
 from sparkdl.train.cursor import Cursor, Place
 from sparkdl.train.drop import Allowance
-from sparkdl.train.executor_files import DeleteFiles
+from sparkdl.train.executor_files import delete_fit
 from sparkdl.train.forward_backward import ForwardBackward
 from sparkdl.train.inner import InnerSteps
 from sparkdl.train.kept import Pick
@@ -297,7 +298,7 @@ class Stepper:
         jobs.describe("sparkdl: delete the run's files")
         try:
             # On all of them: where tasks have run in the course of losses, no RDD knows any more.
-            jobs.run_on_executors(DeleteFiles(self._fit.fit_id), profile=self._profile)
+            jobs.run_on_executors(partial(delete_fit, self._fit.fit_id), profile=self._profile)
         except Exception as error:
             if not is_job_failure(error):
                 raise

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections import deque
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,10 +69,8 @@ def test_a_task_on_each_executor(cluster: Any) -> None:
     jobs = FrameJobs(cluster.sparkContext)
     marks = cluster.range(100).rdd.map(lambda _: os.environ["SPARK_LOCAL_DIRS"]).distinct().collect()
 
-    def mark(_: int, tokens: Any) -> Any:
-        deque(tokens)
+    def mark() -> None:
         Path(os.environ["SPARK_LOCAL_DIRS"], "mark").touch()
-        yield from ()
 
     jobs.run_on_executors(mark)
     found = [Path(folder, "mark") for folder in marks]
