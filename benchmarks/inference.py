@@ -42,8 +42,8 @@ from sparkdl.ml import TorchClassificationModel
 from sparkdl.nn.resnet import ResNet20
 
 SHAPES: dict[str, tuple[int, ...]] = {"mlp": (784,), "resnet20": (3, 32, 32)}
-_WARM_UP = 2
-ROWS = {"mlp": 40_000, "resnet20": 2_000}
+_WARM_UP = 8
+ROWS = {"mlp": 160_000, "resnet20": 2_000}
 
 
 def main() -> None:
@@ -55,8 +55,8 @@ def main() -> None:
     parser.add_argument(
         "--arrow", help="bytes per Arrow batch, as in 64m; what session.builder sets, if not given"
     )
-    parser.add_argument("--rows", type=int, help="records; 40000 for mlp and 2000 for resnet20 by default")
-    parser.add_argument("--turns", type=int, default=5, help="turns that count, after two to warm up (5)")
+    parser.add_argument("--rows", type=int, help="records; 160000 for mlp and 2000 for resnet20 by default")
+    parser.add_argument("--turns", type=int, default=9, help="turns that count, after eight to warm up (9)")
     args = parser.parse_args()
     conf = {"spark.driver.memory": "4g", "spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
     spark = session.builder(args.master, "inference", conf).getOrCreate()

@@ -78,11 +78,16 @@ SETTINGS = (
 )
 """Confs that change speed or limits. ``conf/*.conf`` holds the same for spark-submit."""
 
+# Read by Arrow's Java library: else it checks its bounds, and who still uses the memory, for each number of
+# each row on its way to Python. Spark makes room before it writes.
+_ARROW_UNCHECKED = "ARROW_ENABLE_UNSAFE_MEMORY_ACCESS"
+
 _UNCHECKED = {
     "spark.ui.showConsoleProgress": "false",  # it would overwrite the training progress bar
     "spark.sql.execution.arrow.maxBytesPerBatch": "4m",  # of rows for Python; 64m overflow a core's cache
     # Spark 4.3 cannot hand tables with vectors to SQL functions by columns.
     "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled": "false",
+    f"spark.executorEnv.{_ARROW_UNCHECKED}": "true",
 }
 """Confs that nobody is told to set."""
 
@@ -114,6 +119,7 @@ def builder(
             # Workers on this machine should run this interpreter, also when no virtual
             # environment is activated.
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            os.environ.setdefault(_ARROW_UNCHECKED, "true")  # for the JVM, which is the executor too
     level = logs.set_up()
     rich = {"spark.log.level": level} if level is not None else {}
     for name, value in {**recommended(), **rich, **(conf or {})}.items():

@@ -24,6 +24,7 @@ from sparkdl.ml.outputs import Output, dense, select
 from sparkdl.nn import serialize
 from sparkdl.nn.batch import call, map_tensors
 from sparkdl.nn.numerics import device_of_task
+from sparkdl.nn.prepack import prepack
 from sparkdl.nn.trace import explain_failure
 
 _BATCH_BYTES = 1 << 20
@@ -169,7 +170,10 @@ def _load(shipped: Shipped, threads: int | None) -> _Model:
             _models.popitem(last=False)
             gc.unfreeze()
         module: nn.Module = serialize.loads(data)
-        model = _models[shipped.digest, device] = _Model(module.eval().to(device), device, len(data))
+        module = module.eval().to(device)
+        if device == "cpu":
+            prepack(module)
+        model = _models[shipped.digest, device] = _Model(module, device, len(data))
     _models.move_to_end((shipped.digest, device))
     return model
 
