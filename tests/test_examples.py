@@ -85,12 +85,8 @@ def is_there(package):
     return find_spec(parent) is not None and find_spec(package) is not None
 
 
-QUICK = ("ncf_movielens",)  # the others take a minute each: pytest -m slow
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODEL_EXAMPLES]
-)
+@pytest.mark.slow  # half a minute each
+@pytest.mark.parametrize("name", MODEL_EXAMPLES)
 def test_an_example_prints_its_score_last(name):
     if name in NEEDS and not is_there(NEEDS[name]):
         pytest.skip(f"needs the files of {NEEDS[name]}")

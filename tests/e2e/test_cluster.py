@@ -94,7 +94,7 @@ def test_result_is_the_reference_to_the_bit(cluster: Any, exchange: str) -> None
     assert_bit_equal(fit(cluster, Everything(), 15, exchange=exchange).module, expected(Everything(), 15))
 
 
-@pytest.mark.parametrize("exchange", ["slices", "replicas"])
+@pytest.mark.parametrize("exchange", ["slices", pytest.param("replicas", marks=pytest.mark.slow)])
 def test_weights_by_broadcast_give_the_same_bits(cluster: Any, monkeypatch: Any, exchange: str) -> None:
     monkeypatch.setattr("sparkdl.allreduce.weights.INLINE_BYTES", 0)
     assert_bit_equal(fit(cluster, Everything(), 5, exchange=exchange).module, expected(Everything(), 5))

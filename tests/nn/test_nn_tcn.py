@@ -65,6 +65,7 @@ def test_weights_are_normalised():
     assert torch.allclose(model(series), before, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_learns_the_adding_problem():
     torch.manual_seed(0)
     model = TCN(2, channels=(24,) * 3, kernel=4)

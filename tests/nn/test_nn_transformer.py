@@ -58,6 +58,7 @@ def test_can_be_trained_and_shipped():
     check_trainable(TransformerClassifier(9, 3, 8, 2, 2, 16, dropout=0.0), torch.randint(0, 9, (5, 7)))
 
 
+@pytest.mark.slow
 def test_learns_which_token_comes_first():
     torch.manual_seed(0)
     tokens = torch.randint(3, 8, (800, 8))

@@ -41,6 +41,7 @@ def test_can_be_trained_and_shipped(batch_norm):
     check_trainable(model, torch.randn(4, 1, 32, 32))
 
 
+@pytest.mark.slow
 def test_learns_digits():
     torch.manual_seed(0)
     images, label = digits()

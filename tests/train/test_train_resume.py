@@ -172,7 +172,7 @@ def _delete_replicas(_: int) -> None:
 
 @pytest.mark.parametrize(
     ("exchange", "commit_every"),
-    [("slices", 4), ("replicas", 1), ("gather", None)],
+    [("slices", 4), ("replicas", 1), pytest.param("gather", None, marks=pytest.mark.slow)],
 )
 def test_lost_optimizer_state_is_replayed_from_a_commit(
     data: Dataset, commit_every: Any, exchange: Any
