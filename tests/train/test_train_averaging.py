@@ -61,7 +61,7 @@ def test_ema_equals_torch(decay):
         (SWA(start_epoch=0, every=EveryEpoch() | EveryIterations(3)), lambda i: i % 4 == 0 or i % 3 == 0, 20),
         (SWA(start_epoch=11), lambda i: False, 0),
     ],
-    ids=repr,
+    ids=lambda value: None if callable(value) else repr(value),
 )
 def test_swa_equals_torch(averaging, chosen, count):
     assert simulate(averaging, 40, 4, chosen) == count
