@@ -52,6 +52,7 @@ def namespace(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
             value.release()
 
 
+@pytest.mark.slow
 def test_training_guide(namespace: dict[str, Any], tmp_path: Path) -> None:
     for package in ("sklearn", "lightning.pytorch", "tensorboard", "mlflow", "matplotlib"):
         pytest.importorskip(package)

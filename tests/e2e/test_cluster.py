@@ -94,7 +94,8 @@ def test_result_is_the_reference_to_the_bit(cluster: Any, exchange: str) -> None
     assert_bit_equal(fit(cluster, Everything(), 15, exchange=exchange).module, expected(Everything(), 15))
 
 
-@pytest.mark.parametrize("exchange", ["slices", pytest.param("replicas", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("exchange", ["slices", "replicas"])
 def test_weights_by_broadcast_give_the_same_bits(cluster: Any, monkeypatch: Any, exchange: str) -> None:
     monkeypatch.setattr("sparkdl.allreduce.weights.INLINE_BYTES", 0)
     assert_bit_equal(fit(cluster, Everything(), 5, exchange=exchange).module, expected(Everything(), 5))
@@ -190,7 +191,13 @@ GATHER = GROUPS | {"exchange": "gather"}
 
 @pytest.mark.parametrize(
     ("options", "executors"),
-    [(EVERYTHING, 1), (EVERYTHING, 2), (GROUPS, 1), (GROUPS, 2), (GATHER, 2)],
+    [
+        (EVERYTHING, 1),
+        (EVERYTHING, 2),
+        (GROUPS, 1),
+        pytest.param(GROUPS, 2, marks=pytest.mark.slow),
+        (GATHER, 2),
+    ],
     ids=["slices-1", "slices-2", "groups-1", "groups-2", "gather-2"],
 )
 def test_executors_killed_at_once_change_no_bit(

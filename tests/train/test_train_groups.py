@@ -239,7 +239,9 @@ class Explodes(nn.Module):
         return self.linear(x)
 
 
-@pytest.mark.parametrize(("error", "kind"), [(False, NonFiniteError), (True, ModelError)])
+@pytest.mark.parametrize(
+    ("error", "kind"), [(False, NonFiniteError), pytest.param(True, ModelError, marks=pytest.mark.slow)]
+)
 def test_what_fails_in_the_middle_of_a_group(data: Dataset, error: bool, kind: Any) -> None:
     failures = {}
     for mode in MODES:
