@@ -169,10 +169,8 @@ def _load(shipped: Shipped, threads: int | None) -> _Model:
         while _models and len(data) + sum(other.bytes for other in _models.values()) > _KEPT_BYTES:
             _models.popitem(last=False)
             gc.unfreeze()
-        module: nn.Module = serialize.loads(data)
-        module = module.eval().to(device)
-        if device == "cpu":
-            prepack(module)
+        loaded: nn.Module = serialize.loads(data)
+        module = prepack(loaded.eval().to(device))
         model = _models[shipped.digest, device] = _Model(module, device, len(data))
     _models.move_to_end((shipped.digest, device))
     return model

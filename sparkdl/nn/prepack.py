@@ -16,8 +16,8 @@ def prepack(module: nn.Module) -> nn.Module:
     for all, and is twice as fast on others. Results differ by rounding. The weights must not change
     afterwards; a second copy of them is kept, for code that reads them.
 
-    Only layers that are exactly ``nn.Linear`` and have float32 weights change. They compute as before under
-    autocast, with gradients, and for inputs of another type.
+    Only layers that are exactly ``nn.Linear`` and have float32 weights on the CPU change. They compute as
+    before under autocast, with gradients, and for inputs of another type.
 
     Returns:
         The same module.
