@@ -108,6 +108,7 @@ class FrameJobs:
         self._python_function = self._jvm.SimplePythonFunction
         self._python_rdd = self._jvm.PythonRDD
         self._pairwise_rdd = self._jvm.PairwiseRDD
+        self._zipped = self._jvm.org.apache.spark.rdd.ZippedPartitionsRDD2
         self._env: JavaObject = self._hash_map()
         for name, value in sc.environment.items():
             self._env.put(name, value)
@@ -120,6 +121,9 @@ class FrameJobs:
             r"local(\[|$)", sc.master
         ):  # one process: Spark would log twice per block that it has no peer
             self._two_copies = self._one_copy
+        self._java_serializer = self._jvm.org.apache.spark.serializer.JavaSerializer(self._context.conf())
+        self._class_tag = self._jvm.scala.reflect.ClassTag.apply(self._jvm.java.lang.Object._java_lang_class)
+        self._zipper: JavaObject | None = None
         self._partitioners: dict[int, JavaObject] = {}
         self._rates: dict[tuple[int, ...], JavaObject] = {}
 
@@ -178,9 +182,20 @@ class FrameJobs:
                 rates.put(_KEY + name, 0.0)
         return self.values(pairs.sampleByKey(False, rates, 0))
 
-    def shuffle(self, pairs: JavaObject, partitions: int) -> JavaObject:
-        """Return the pair RDD in which frames with key n are in partition n."""
-        return pairs.partitionBy(self._partitioner(partitions))
+    def shuffle(self, pairs: JavaObject, partitions: int, *, light: bool = False) -> JavaObject:
+        """Return the pair RDD in which frames with key n are in partition n.
+
+        Args:
+            pairs: frames with their keys.
+            partitions: number of partitions.
+            light: whether a task sends little. Spark would take Kryo for these pairs, of which each task
+                makes a new one per partition, for milliseconds. Java's own serializer is there at once, but
+                holds on to what it has written until the task ends.
+        """
+        shuffled = pairs.partitionBy(self._partitioner(partitions))
+        if light:
+            shuffled.rdd().setSerializer(self._java_serializer)
+        return shuffled
 
     def values(self, pairs: JavaObject) -> JavaObject:
         """Return the frames of a pair RDD, in its partitions."""
@@ -203,7 +218,14 @@ class FrameJobs:
 
         A stage reads frame by frame in turn, and runs where the first RDD's block is.
         """
-        return first.toJavaRDD().zip(second.toJavaRDD()).rdd()
+        if self._zipper is None:
+            zipped = first.toJavaRDD().zip(second.toJavaRDD()).rdd()
+            self._zipper = zipped.f()
+            return zipped
+        # ``zip`` has Spark read the byte code of its own function each time, which takes longer than all else
+        # that makes a stage.
+        tag = self._class_tag
+        return self._zipped(self._context, self._zipper, first, second, False, tag, tag, tag)
 
     def _partitioner(self, partitions: int) -> JavaObject:
         # Equal (number, id) means equal partitioner to Spark: the id only has to be constant.

@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,12 @@ class Token:
 
 def local_folders() -> list[Path]:
     """Return the executor's local directories, which Spark removes when the executor stops."""
-    dirs = os.environ.get("SPARK_LOCAL_DIRS", "")
-    return [Path(d) for d in dirs.split(",") if d] or [Path(tempfile.gettempdir())]
+    return list(_folders_named(os.environ.get("SPARK_LOCAL_DIRS", "")))
+
+
+@lru_cache(maxsize=1)
+def _folders_named(dirs: str) -> tuple[Path, ...]:
+    return tuple(Path(d) for d in dirs.split(",") if d) or (Path(tempfile.gettempdir()),)
 
 
 def _folder(store: str, partition: int) -> Path:

@@ -130,7 +130,7 @@ class Advance(UpdateStage[Replica]):
             report[message.meta["kind"]] = message.meta
             arrays |= message.arrays
         weights = published.pack(version.iteration, **arrays)
-        replica.write(version, weights, kept if self.keeps else [], [*before.trail, report])
+        replica.write(version, weights, kept if self.keeps else [], [*before.trail, replica.report(report)])
         made = replica.read(version)
         if made is None:
             raise RuntimeError(f"{version.path} is gone as soon as it was written")
@@ -142,7 +142,7 @@ class Advance(UpdateStage[Replica]):
             yield key(update.RESULT)
             yield [model.weights]
             yield key(update.RESULT)
-            yield frame.pack({"kind": "trail", "trail": list(model.trail)})
+            yield frame.pack({"kind": "trail", "trail": replica.read_trail(model.trail)})
         kept = [frame.unpack(data) for data in model.kept]
         bounds = slices.bounds(spec.layout.numel, self.partitions)[partition]
         for parts in cut_kept(kept, [bounds])[0]:

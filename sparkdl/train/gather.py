@@ -219,7 +219,7 @@ class Gather:
                 reports = part.meta["reports"]
                 arrays |= {name: part.arrays[name] for name in ("buffers", "counters") if name in part.arrays}
         told = [{name: v for name, v in part.meta.items() if name not in _UNTOLD} for part in parts]
-        trail = [*before.trail, {"slices": told, "reports": reports}]
+        trail = [*before.trail, replica.report({"slices": told, "reports": reports})]
         replica.write(version, published.pack(version.iteration, **arrays), [], trail)
         made = replica.read(version)
         if made is None:
@@ -232,7 +232,7 @@ class Gather:
         del arrays["params"]
         if n == 0:
             yield key(update.RESULT)
-            yield frame.pack({"kind": "trail", "trail": list(model.trail)}, arrays)
+            yield frame.pack({"kind": "trail", "trail": replica.read_trail(model.trail)}, arrays)
         own, *rest = kept
         for parts in (master_frame(frame.unpack(own).arrays["params"]), *([data] for data in rest)):
             yield key(update.STATE)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from sparkdl.optim.packed import put_state
 from sparkdl.optim.slice import SliceOptimizer
 from sparkdl.rows import Rows
 from sparkdl.train import replica, stage
-from sparkdl.train.executor_files import decode, delete_files, encode, map_file, write_file
+from sparkdl.train.executor_files import decode, delete_files, encode, read_file, write_file
 from sparkdl.train.replica import Replica, Start, Version
 from sparkdl.train.worker import FitSpec, Worker
 
@@ -157,10 +156,10 @@ def write_change(version: Version, change: Change) -> None:
 
 def read_change(spec: FitSpec, version: Version) -> Change | None:
     """Return the change that leads to a version, if this executor has it."""
-    mapped = map_file(_path(version))
-    if mapped is None:
+    data = read_file(_path(version))
+    if data is None:
         return None
-    header, arrays, state = decode(mapped)
+    header, arrays, state = decode(data)
     found = frame.unpack(arrays).arrays
     return Change(Rows.read(spec.layout, found), found, frame.unpack(state), json.loads(bytes(header)))
 
@@ -190,8 +189,8 @@ def delete_outdated(start: Version, version: Version, changes: int) -> None:
         first = version.iteration - (changes if what == _CHANGE else 1)
         return generation != version.generation or iteration < (first if what else start.iteration)
 
-    delete_files(version.path.parent, outdated)
+    delete_files(version.folder, outdated)
 
 
-def _path(version: Version) -> Path:
-    return version.path.with_name(f"{version.path.name}.{_CHANGE}")
+def _path(version: Version) -> str:
+    return f"{version.path}.{_CHANGE}"

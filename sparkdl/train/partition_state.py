@@ -8,10 +8,10 @@ partitions makes good for it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from sparkdl import frame
 from sparkdl.frame import Frame, Parts
@@ -20,7 +20,7 @@ from sparkdl.train.executor_files import (
     delete_files,
     encode,
     fit_folder,
-    map_file,
+    read_file,
     write_file,
 )
 
@@ -43,10 +43,10 @@ class PartitionState:
 
     def read(self, partition: int) -> Mapping[str, Frame] | None:
         """Return the frames that the iteration before has left, by kind; ``None`` if there are none."""
-        mapped = map_file(self._path(partition, self.iteration))
-        if mapped is None:
+        data = read_file(self._path(partition, self.iteration))
+        if data is None:
             return None
-        frames = [frame.unpack(data) for data in decode(mapped)]
+        frames = [frame.unpack(one) for one in decode(data)]
         return {message.meta["kind"]: message for message in frames}
 
     def write(self, partition: int, frames: list[Parts]) -> None:
@@ -57,7 +57,8 @@ class PartitionState:
     def pass_on(self, partition: int) -> None:
         """Leave to the next iteration what the one before has left: this one does nothing."""
         after = self._path(partition, self.iteration + 1)
-        after.unlink(missing_ok=True)  # of an earlier attempt
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(after)  # of an earlier attempt
         try:
             os.link(self._path(partition, self.iteration), after)
         except FileNotFoundError:
@@ -69,8 +70,11 @@ class PartitionState:
     def _delete_outdated(self, partition: int) -> None:
         own = f"{partition}-"
         keep = {f"{own}{n}" for n in (self.since, self.iteration, self.iteration + 1)}
-        folder = self._path(partition, self.iteration).parent
-        delete_files(folder, lambda name: name.startswith(own) and name not in keep)
+        delete_files(self._folder, lambda name: name.startswith(own) and name not in keep)
 
-    def _path(self, partition: int, iteration: int) -> Path:
-        return fit_folder(self.fit_id) / _FOLDER / f"{partition}-{iteration}"
+    @property
+    def _folder(self) -> str:
+        return f"{fit_folder(self.fit_id)}/{_FOLDER}"
+
+    def _path(self, partition: int, iteration: int) -> str:
+        return f"{self._folder}/{partition}-{iteration}"

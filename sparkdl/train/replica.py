@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from sparkdl import frame
@@ -24,7 +23,7 @@ from sparkdl.train.executor_files import (
     delete_files,
     encode,
     fit_folder,
-    map_file,
+    read_file,
     write_file,
 )
 
@@ -50,9 +49,19 @@ class Version:
         return Version(self.fit_id, self.generation, self.iteration + iterations)
 
     @property
-    def path(self) -> Path:
+    def name(self) -> str:
+        """The name of the version's file."""
+        return f"{self.generation}-{self.iteration}"
+
+    @property
+    def folder(self) -> str:
+        """The folder of this executor where the fit's versions are."""
+        return f"{fit_folder(self.fit_id)}/{_FOLDER}"
+
+    @property
+    def path(self) -> str:
         """The version's file on this executor."""
-        return fit_folder(self.fit_id) / _FOLDER / f"{self.generation}-{self.iteration}"
+        return f"{self.folder}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +71,13 @@ class Replica:
     Attributes:
         weights: frame of params, buffers and counters.
         kept: frames of the optimizer's state and the averaged weights.
-        trail: what the iterations since the group's first have to report, in their order.
+        trail: what the iterations since the group's first have to report, in their order, as JSON: it is
+            passed on from stage to stage, and only the last one reads it.
     """
 
     weights: Buffer
     kept: Sequence[Buffer]
-    trail: Sequence[Mapping[str, Any]] = ()
+    trail: Sequence[bytes] = ()
 
     @property
     def arrays(self) -> Mapping[str, Any]:
@@ -123,20 +133,25 @@ class Start:
         return Replica(found.weights, []) if found is not None else None
 
 
-def write(
-    version: Version, weights: Parts, kept: Sequence[Parts], trail: Sequence[Mapping[str, Any]]
-) -> None:
+def write(version: Version, weights: Parts, kept: Sequence[Parts], trail: Sequence[bytes]) -> None:
     """Leave a version for the next task, and delete those that no task of the group needs."""
     write_only(version, weights, kept, trail)
     _delete_all_but(version, len(trail))
 
 
-def write_only(
-    version: Version, weights: Parts, kept: Sequence[Parts], trail: Sequence[Mapping[str, Any]] = ()
-) -> None:
+def write_only(version: Version, weights: Parts, kept: Sequence[Parts], trail: Sequence[bytes] = ()) -> None:
     """Leave a version for the next task."""
-    header: Parts = [json.dumps(list(trail), separators=(",", ":")).encode()]
-    write_file(version.path, encode([header, weights, *kept]))
+    write_file(version.path, encode([[b"\n".join(trail)], weights, *kept]))
+
+
+def report(told: Mapping[str, Any]) -> bytes:
+    """Return what an iteration has to report, as it is in a trail."""
+    return json.dumps(told, separators=(",", ":")).encode()
+
+
+def read_trail(trail: Sequence[bytes]) -> list[Any]:
+    """Return what the iterations of a trail have to report."""
+    return [json.loads(line) for line in trail]
 
 
 def write_own(version: Version, name: str, parts: Parts) -> Parts:
@@ -151,11 +166,11 @@ def write_own(version: Version, name: str, parts: Parts) -> Parts:
 
 def read_own(version: Version, name: str) -> Buffer | None:
     """Return what :func:`write_own` has left on this executor, or ``None``."""
-    return map_file(_own(version, name))
+    return read_file(_own(version, name))
 
 
-def _own(version: Version, name: str) -> Path:
-    return version.path.with_name(f"{version.path.name}.{name}")
+def _own(version: Version, name: str) -> str:
+    return f"{version.path}.{name}"
 
 
 def _delete_all_but(version: Version, group: int) -> None:
@@ -163,14 +178,14 @@ def _delete_all_but(version: Version, group: int) -> None:
 
     Other processes of the executor do the same; who has mapped a file keeps it.
     """
-    keep = {version.path.name, version.after(-1).path.name, version.after(-group).path.name}
-    delete_files(version.path.parent, lambda name: name.split(".")[0] not in keep)
+    keep = {version.name, version.after(-1).name, version.after(-group).name}
+    delete_files(version.folder, lambda name: name.split(".")[0] not in keep)
 
 
 def read(version: Version) -> Replica | None:
     """Return a version that this executor has, or ``None``."""
-    mapped = map_file(version.path)
-    if mapped is None:
+    data = read_file(version.path)
+    if data is None:
         return None
-    header, weights, *kept = decode(mapped)
-    return Replica(weights, kept, json.loads(bytes(header)))
+    trail, weights, *kept = decode(data)
+    return Replica(weights, kept, bytes(trail).splitlines())

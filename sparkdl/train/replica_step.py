@@ -219,7 +219,8 @@ class ReplicaStepper(Stepper):
         last = iterations[-1].state.iteration + 1
         name = "forward-backward and sync" if len(iterations) == 1 else f"up to iteration {last}"
         describe = self._describe(iterations[0].state, name)
-        return self._chain.run(self.store, self._tasks(start, iterations, local), broadcasts, describe)
+        tasks = self._tasks(start, iterations, local)
+        return self._chain.run(self.store, tasks, broadcasts, describe, self._sends_little(self.slices))
 
     def _tasks(self, start: Start, iterations: Sequence[Iteration], local: bool) -> list[Task]:
         """Return the task of each stage."""
