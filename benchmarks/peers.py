@@ -7,6 +7,7 @@ Every mode trains the same module on the same rows with the same batch size and 
 
     torch           one process, as many threads as all executors have cores
     ddp             TorchDistributor with DistributedDataParallel over gloo, a process per executor
+    bare            stages of Spark jobs that send a gradient's bytes and do nothing else: the groups' floor
     slices          sparkdl, exchange="slices": two jobs per iteration
     replicas        sparkdl, exchange="replicas", iterations_per_job=1
     groups          sparkdl, exchange="replicas": many iterations per job
@@ -14,7 +15,8 @@ Every mode trains the same module on the same rows with the same batch size and 
     local           the same with local_steps=8: a row's time is that of a step, an eighth of a round
 
 The modes take turns, ``--rounds`` times; a figure is the median of its rounds, each the median of
-``--seconds``, of which the first half warms up. The first round of sparkdl is thrown away: the JVM compiles.
+``--seconds``, of which the first half warms up. The JVMs compile as they go: before the first round they run
+groups for ``--warm-up`` seconds, and the first round of what runs on Spark is thrown away.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import bare
 import ddp_torch
 from workloads import OPTIMIZERS, make
 
@@ -54,7 +57,7 @@ SPARKDL: Mapping[str, Mapping[str, Any]] = {
     "groups bf16": {"exchange": "replicas", "gradient_codec": "bf16"},
     "local": {"exchange": "replicas", "local_steps": LOCAL_STEPS},
 }
-MODES = ("torch", "ddp", *SPARKDL)
+MODES = ("torch", "ddp", "bare", *SPARKDL)
 
 
 @dataclass(slots=True)
@@ -78,6 +81,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=15.0, help="of each mode in each round")
+    parser.add_argument("--warm-up", type=float, default=120.0, help="seconds, before each work")
     parser.add_argument("--conf", nargs="+", default=[], metavar="NAME=VALUE", help="further Spark confs")
     parser.add_argument("--json", help="where to write the rows")
     args = parser.parse_args()
@@ -99,10 +103,14 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
             work = make(model, batch, None)
             with Dataset.from_numpy(work.features, work.label, spark=spark) as data:
                 found: dict[str, list[float]] = {mode: [] for mode in args.modes}
+                sparkdl(work, data, batch, args.warm_up, SPARKDL["groups"])
+                nbytes = sum(p.nbytes for p in work.module.parameters())
                 for turn in range(args.rounds + 1):
                     for mode in args.modes:
                         if mode in SPARKDL:
                             took = sparkdl(work, data, batch, args.seconds, SPARKDL[mode])
+                        elif mode == "bare":
+                            took = bare.milliseconds_per_stage(spark, data, nbytes, args.seconds)
                         elif turn == 0:
                             continue
                         elif mode == "torch":

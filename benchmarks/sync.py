@@ -5,6 +5,7 @@
 
 What is trained is one flat parameter, whose forward and backward are one pass over it each. The sync of an
 iteration is what it takes beyond forward, backward and reading rows; figures are medians after a warm-up.
+Beside it are Spark's own stages, as many and with as many bytes, in which nobody computes (``bare.py``).
 The peer is what DDP does between backward and the next forward, at its plainest: an all-reduce of the same
 gradient over gloo and Adam on all of it, in two processes of one thread. It runs before and after each row.
 
@@ -33,6 +34,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+import bare
 import numpy as np
 import psutil
 import torch
@@ -200,6 +202,7 @@ def measure(spark: SparkSession, args: argparse.Namespace, numel: int, partition
         forget_peaks()
         history = trainer.fit(data).history[warm.warm or 1 :]
         peaks = [peak(process) for process in workers()]
+        floor = bare_seconds(spark, data, args.exchange, numel, args.seconds / 2)
     sync = [row["seconds"] - away for row, away in zip(history, busy.seconds[-len(history) :], strict=True)]
     seconds = statistics.median(sync)
     slices = args.slices or slices_of(numel, partitions)
@@ -207,6 +210,7 @@ def measure(spark: SparkSession, args: argparse.Namespace, numel: int, partition
         "slices": slices,
         "slots": executors.count * executors.cores,
         "milliseconds": digits(1000 * seconds),
+        "bare_milliseconds": digits(1000 * floor) if floor is not None else None,
         "phases": {
             name: digits(1000 * statistics.median(row["phases"][name] for row in history)) for name in PHASES
         },
@@ -221,6 +225,20 @@ def measure(spark: SparkSession, args: argparse.Namespace, numel: int, partition
         "load_average": round(os.getloadavg()[0], 2),
         "master": args.master,
     }
+
+
+def bare_seconds(
+    spark: SparkSession, data: Dataset, exchange: str, numel: int, seconds: float
+) -> float | None:
+    """Return what the stages of an iteration take if nobody computes in them; ``None`` for two jobs each."""
+    partitions = len(data.store().partitions)
+    if exchange == "replicas":
+        stages, elements = 1, numel
+    elif exchange == "gather":
+        stages, elements = 2, -(-numel // partitions)
+    else:
+        return None
+    return stages * bare.milliseconds_per_stage(spark, data, _FLOAT * elements, seconds) / 1000
 
 
 def digits(number: float) -> float:
@@ -500,6 +518,7 @@ COLUMNS = (
     "parameters",
     "partitions",
     "milliseconds",
+    "bare_milliseconds",
     "bandwidth_MB_s",
     "gloo_milliseconds",
     "ratio_to_gloo",

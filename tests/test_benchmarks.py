@@ -66,3 +66,10 @@ def test_inference_prints_one_json_line():
     assert found["arrow"] == "4m"
     assert found["records_per_second"] > 0
     assert found["torch_records_per_second"] > 0
+
+
+@pytest.mark.slow
+def test_bare_prints_one_json_line():
+    found = run("bare.py", "--bytes", "100", "--rounds", "1", "--seconds", "1")
+    assert (found["round"], found["bytes"]) == (0, 100)
+    assert found["ms_per_stage"] > 0

@@ -2,7 +2,8 @@
 
 Nothing but speed, or a tolerated loss, may depend on them: an executor can be gone at any time, and its files
 with it. They appear under their names when they are complete. Large ones are mapped, so that all Python
-processes of an executor share one copy.
+processes of an executor share one copy. Where one process runs all tasks of an executor, those that are not
+too large, and that need not outlive it, stay in its memory instead, under the same names.
 """
 
 from __future__ import annotations
@@ -28,12 +29,24 @@ _MOST_BUFFERS = 1024
 _SMALL = 256 << 10
 """Up to so many bytes reading takes less time than mapping."""
 
+_MOST_HELD = 32 << 20
+"""Larger files are not held in memory."""
+
+_held: dict[str, bytes] = {}
+_holds = False
+
 # Paths are strings in here: for a small model pathlib takes a tenth of a task's time.
 
 
 def fit_folder(fit_id: str) -> str:
     """Return the folder of a fit's files on this executor."""
     return f"{local_folders()[0]}/{_ROOT}/{fit_id}"
+
+
+def hold_files(in_memory: bool) -> None:
+    """Say whether this process, which runs all tasks of its executor, may hold files from now on."""
+    global _holds
+    _holds = in_memory
 
 
 def encode(frames: Sequence[Parts]) -> Parts:
@@ -53,6 +66,15 @@ def decode(data: Buffer) -> Iterator[Buffer]:
         position += _LENGTH.size
         yield view[position : position + size]
         position += size + -size % _LENGTH.size
+
+
+def hold_file(path: str, parts: Parts) -> None:
+    """Leave a file that need not outlive this process, in its memory if that is possible."""
+    if _holds and frame.size(parts) <= _MOST_HELD:
+        _held[path] = frame.join(parts)
+    else:
+        _held.pop(path, None)
+        write_file(path, parts)
 
 
 def write_file(path: str, parts: Parts) -> None:
@@ -86,6 +108,8 @@ def _write(file: int, parts: Parts) -> None:
 
 def read_file(path: str) -> Buffer | None:
     """Return a file's bytes, mapped if they are many, or ``None`` if it is not there."""
+    if path in _held:
+        return _held[path]
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -104,6 +128,9 @@ def delete_files(folder: str, outdated: Callable[[str], bool]) -> None:
 
     Who has mapped a file keeps it.
     """
+    for path in [path for path in _held if os.path.dirname(path) == folder]:
+        if outdated(os.path.basename(path)):
+            del _held[path]
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -116,4 +143,6 @@ def delete_files(folder: str, outdated: Callable[[str], bool]) -> None:
 
 def delete_fit(fit_id: str) -> None:
     """Delete a fit's files from this executor."""
+    for path in [path for path in _held if path.startswith(f"{fit_folder(fit_id)}/")]:
+        del _held[path]
     shutil.rmtree(fit_folder(fit_id), ignore_errors=True)

@@ -23,8 +23,8 @@ from sparkdl.train.executor_files import (
     delete_files,
     encode,
     fit_folder,
+    hold_file,
     read_file,
-    write_file,
 )
 
 _FOLDER = "replicas"
@@ -141,7 +141,7 @@ def write(version: Version, weights: Parts, kept: Sequence[Parts], trail: Sequen
 
 def write_only(version: Version, weights: Parts, kept: Sequence[Parts], trail: Sequence[bytes] = ()) -> None:
     """Leave a version for the next task."""
-    write_file(version.path, encode([[b"\n".join(trail)], weights, *kept]))
+    hold_file(version.path, encode([[b"\n".join(trail)], weights, *kept]))
 
 
 def report(told: Mapping[str, Any]) -> bytes:
@@ -160,7 +160,7 @@ def write_own(version: Version, name: str, parts: Parts) -> Parts:
     Returns:
         The frame to send in its place.
     """
-    write_file(_own(version, name), parts)
+    hold_file(_own(version, name), parts)
     return frame.pack({"kind": "own", "name": name})
 
 

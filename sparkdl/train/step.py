@@ -186,7 +186,7 @@ class Stepper:
     ) -> None:
         self._jobs = jobs
         self.store = store
-        self._fit = fit
+        self._fit = replace(fit, in_memory=self._one_process())
         self._fit_broadcast = fit_broadcast
         self._layout = layout
         self._num_slices = num_slices
@@ -205,7 +205,15 @@ class Stepper:
         with those before, cut anew.
         """
         self.store = store
+        self._fit = replace(self._fit, in_memory=self._one_process())
         self.slices = self._choose_slices()
+
+    def _one_process(self) -> bool:
+        """Return whether the same Python process runs all tasks of an executor."""
+        get = self._jobs.sc.getConf().get
+        reused = get("spark.python.worker.reuse", "true") == "true"
+        # Of two attempts of a task at a time one is killed, and its process with it.
+        return self.store.executors.cores == 1 and reused and get("spark.speculation", "false") == "false"
 
     def _choose_slices(self) -> int:
         if self._num_slices is not None:

@@ -25,7 +25,9 @@ from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.numerics import Numerics, device_of_task, make_replica
 from sparkdl.nn.objective import Objective
 from sparkdl.optim.rule import UpdateRule
+from sparkdl.train.executor_files import hold_files
 from sparkdl.train.inner import InnerRule
+from sparkdl.train.memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from sparkdl.train.live import LiveModel
@@ -108,6 +110,7 @@ class Worker:
         self._tasks = 0
         self._replicas: dict[str, FlatModule] = {}
         torch.set_num_threads(spec.threads)
+        keep_freed_memory()
 
     @property
     def replica(self) -> FlatModule:
@@ -144,10 +147,13 @@ class FitRef:
     Attributes:
         fit_id: unique id of the fit.
         broadcast_id: id of the broadcast that holds the pickled :class:`FitSpec`.
+        in_memory: whether one process runs all tasks of an executor, and may hold in its memory what they
+            leave for each other.
     """
 
     fit_id: str
     broadcast_id: int
+    in_memory: bool = False
 
     def worker(self) -> Worker:
         """Return this process's state of the fit, made at first use."""
@@ -161,6 +167,7 @@ class FitRef:
         elif torch.get_num_threads() != worker.spec.threads:
             torch.set_num_threads(worker.spec.threads)  # another fit's task ran here in between
         _workers.move_to_end(self.fit_id)
+        hold_files(self.in_memory)
         return worker
 
 

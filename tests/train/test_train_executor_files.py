@@ -1,0 +1,95 @@
+"""Files that tasks leave for later tasks: on disk, or in the memory of the one process that there is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sparkdl.train import executor_files, memory
+from sparkdl.train.executor_files import (
+    delete_files,
+    delete_fit,
+    fit_folder,
+    hold_file,
+    hold_files,
+    read_file,
+    write_file,
+)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    yield f"{fit_folder('fit')}/some"
+    hold_files(False)
+    delete_fit("fit")
+
+
+@pytest.mark.parametrize("parts", [[], [b""], [b"a", b"", b"b" * 100], [b"x" * 300_000], [b"1"] * 3000])
+def test_what_is_written_is_read(folder: str, parts: list[bytes]) -> None:
+    write_file(f"{folder}/file", list(parts))
+    data = read_file(f"{folder}/file")
+    assert data is not None
+    assert bytes(data) == b"".join(parts)
+    assert os.listdir(folder) == ["file"]
+
+
+def test_what_is_not_there_is_none(folder: str) -> None:
+    assert read_file(f"{folder}/file") is None
+    delete_files(folder, lambda name: True)
+
+
+def test_who_has_read_a_file_keeps_it(folder: str) -> None:
+    write_file(f"{folder}/file", [b"y" * 300_000])
+    data = read_file(f"{folder}/file")
+    delete_files(folder, lambda name: name == "file")
+    assert data is not None
+    assert bytes(data[:3]) == b"yyy"
+    assert read_file(f"{folder}/file") is None
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_held_files_behave_as_others(folder: str, held: bool) -> None:
+    hold_files(held)
+    for name in ("one", "other"):
+        hold_file(f"{folder}/{name}", [name.encode(), b"!"])
+    assert os.path.exists(folder) is not held
+    assert read_file(f"{folder}/one") == b"one!"
+    hold_files(not held)  # what is there stays there
+    assert read_file(f"{folder}/other") == b"other!"
+    hold_file(f"{folder}/one", [b"again"])
+    assert read_file(f"{folder}/one") == b"again"
+    delete_files(folder, lambda name: name == "one")
+    assert read_file(f"{folder}/one") is None
+    assert read_file(f"{folder}/other") == b"other!"
+    delete_fit("fit")
+    assert read_file(f"{folder}/other") is None
+    assert not executor_files._held
+
+
+def test_large_and_lasting_files_are_on_disk(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executor_files, "_MOST_HELD", 3)
+    hold_files(True)
+    hold_file(f"{folder}/small", [b"123"])
+    hold_file(f"{folder}/large", [b"12", b"34"])
+    write_file(f"{folder}/lasting", [b"1"])
+    assert sorted(os.listdir(folder)) == ["large", "lasting"]
+    assert read_file(f"{folder}/large") == b"1234"
+
+
+def test_freed_memory_is_kept_where_the_c_library_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[int, int]] = []
+
+    class Glibc:
+        def mallopt(self, option: int, value: int) -> int:
+            told.append((option, value))
+            return 1
+
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: Glibc())
+    memory.keep_freed_memory()
+    assert dict(told) == {-4: 0, -1: 2**31 - 1}
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: object())
+    memory.keep_freed_memory()
