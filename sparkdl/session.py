@@ -88,6 +88,7 @@ _UNCHECKED = {
     # Spark 4.3 cannot hand tables with vectors to SQL functions by columns.
     "spark.sql.execution.arrow.pythonUDF.columnarInput.enabled": "false",
     f"spark.executorEnv.{_ARROW_UNCHECKED}": "true",
+    "spark.log.level": "WARN",  # executors write some fifteen lines for each task by default
 }
 """Confs that nobody is told to set."""
 
