@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import numpy as np
 
-from sparkdl import Dataset, session
+from sparkdl import Dataset, frame, session
 from sparkdl._spark import FrameJobs, key
 from sparkdl.allreduce.update import RESULT
+from sparkdl.frame import Parts
 from sparkdl.train.chain import Chain
 
 if TYPE_CHECKING:
@@ -61,11 +62,11 @@ class Send:
 class End:
     """Task of the last stage, which tells the driver nothing."""
 
-    def __call__(self, _: int, frames: Iterator[bytes]) -> Iterator[bytes]:
+    def __call__(self, _: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
         """Read what arrives."""
         deque(frames, maxlen=0)
         yield key(RESULT)
-        yield b""
+        yield frame.pack({"kind": "nothing"})
 
 
 def milliseconds_per_stage(spark: SparkSession, data: Dataset, nbytes: int, seconds: float) -> float:

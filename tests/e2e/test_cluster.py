@@ -192,9 +192,9 @@ GATHER = GROUPS | {"exchange": "gather"}
 @pytest.mark.parametrize(
     ("options", "executors"),
     [
-        (EVERYTHING, 1),
+        pytest.param(EVERYTHING, 1, marks=pytest.mark.slow),
         (EVERYTHING, 2),
-        (GROUPS, 1),
+        pytest.param(GROUPS, 1, marks=pytest.mark.slow),
         pytest.param(GROUPS, 2, marks=pytest.mark.slow),
         (GATHER, 2),
     ],

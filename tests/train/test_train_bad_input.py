@@ -200,6 +200,7 @@ def test_worker_that_dies(spark: Any) -> None:
     assert caught.value.result.state.iteration == 0
 
 
+@pytest.mark.slow
 def test_a_poison_row_costs_one_retry_budget_and_leaves_nothing_running(cluster: Any, tmp_path: Path) -> None:
     attempts = tmp_path / "attempts"
 

@@ -138,6 +138,7 @@ def test_hooks_look_at_gradients_and_replace_weights(data: Dataset) -> None:
     assert all(map(np.array_equal, found.seen, expected.seen))
 
 
+@pytest.mark.slow
 def test_checkpoints_and_resume_across_modes(data: Dataset, tmp_path: Any) -> None:
     expected = fit(data, "slices", num_slices=2)
     for first, then in (("rows", "slices"), ("slices", "rows"), ("rows", "rows")):
