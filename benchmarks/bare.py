@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 _STAGES = 25
-_LIGHT = 32 << 20  # as in train/step.py
 
 
 @dataclass(frozen=True)
@@ -58,15 +57,11 @@ class Send:
             yield b""
 
 
-@dataclass(frozen=True)
-class End:
-    """Task of the last stage, which tells the driver nothing."""
-
-    def __call__(self, _: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
-        """Read what arrives."""
-        deque(frames, maxlen=0)
-        yield key(RESULT)
-        yield frame.pack({"kind": "nothing"})
+def end(_: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
+    """Task of the last stage: read what arrives, and tell the driver nothing."""
+    deque(frames, maxlen=0)
+    yield key(RESULT)
+    yield frame.pack({"kind": "nothing"})
 
 
 def milliseconds_per_stage(spark: SparkSession, data: Dataset, nbytes: int, seconds: float) -> float:
@@ -80,14 +75,13 @@ def milliseconds_per_stage(spark: SparkSession, data: Dataset, nbytes: int, seco
     """
     store = data.store()
     partitions = len(store.partitions)
-    light = nbytes * partitions <= _LIGHT
+    tasks: list[Any] = [*[Send(partitions, nbytes)] * _STAGES, end]
     chain = Chain(FrameJobs(spark.sparkContext), keeps=False, profile=None)
     times: list[float] = []
     begin = time.monotonic()
     try:
         while len(times) < 4 or time.monotonic() - begin < seconds:
-            tasks: list[Any] = [Send(partitions, nbytes)] * _STAGES
-            sent = chain.run(store, [*tasks, End()], [], "bare stages", light)
+            sent = chain.run(store, tasks, [], "bare stages", nbytes * partitions)
             times.append(1000 * sent.seconds / _STAGES)
     finally:
         chain.release()
@@ -110,8 +104,8 @@ def main() -> None:
             for turn in range(args.rounds):
                 for nbytes in map(int, args.bytes):
                     took = milliseconds_per_stage(spark, data, nbytes, args.seconds)
-                    print(json.dumps({"round": turn, "bytes": nbytes, "ms_per_stage": round(took, 1)}))
-                    sys.stdout.flush()
+                    row = {"round": turn, "bytes": nbytes, "ms_per_stage": round(took, 1)}
+                    print(json.dumps(row), flush=True)
     finally:
         spark.stop()
 

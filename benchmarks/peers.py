@@ -103,7 +103,8 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
             work = make(model, batch, None)
             with Dataset.from_numpy(work.features, work.label, spark=spark) as data:
                 found: dict[str, list[float]] = {mode: [] for mode in args.modes}
-                sparkdl(work, data, batch, args.warm_up, SPARKDL["groups"])
+                if set(args.modes) - {"torch", "ddp"}:
+                    sparkdl(work, data, batch, args.warm_up, SPARKDL["groups"])
                 nbytes = sum(p.nbytes for p in work.module.parameters())
                 for turn in range(args.rounds + 1):
                     for mode in args.modes:

@@ -202,7 +202,7 @@ def measure(spark: SparkSession, args: argparse.Namespace, numel: int, partition
         forget_peaks()
         history = trainer.fit(data).history[warm.warm or 1 :]
         peaks = [peak(process) for process in workers()]
-        floor = bare_seconds(spark, data, args.exchange, numel, args.seconds / 2)
+        floor = bare_seconds(spark, data, moves(args.exchange, partitions), numel, args.seconds / 2)
     sync = [row["seconds"] - away for row, away in zip(history, busy.seconds[-len(history) :], strict=True)]
     seconds = statistics.median(sync)
     slices = args.slices or slices_of(numel, partitions)
@@ -227,18 +227,12 @@ def measure(spark: SparkSession, args: argparse.Namespace, numel: int, partition
     }
 
 
-def bare_seconds(
-    spark: SparkSession, data: Dataset, exchange: str, numel: int, seconds: float
-) -> float | None:
+def bare_seconds(spark: SparkSession, data: Dataset, does: Moves, numel: int, seconds: float) -> float | None:
     """Return what the stages of an iteration take if nobody computes in them; ``None`` for two jobs each."""
-    partitions = len(data.store().partitions)
-    if exchange == "replicas":
-        stages, elements = 1, numel
-    elif exchange == "gather":
-        stages, elements = 2, -(-numel // partitions)
-    else:
+    if does.driver:
         return None
-    return stages * bare.milliseconds_per_stage(spark, data, _FLOAT * elements, seconds) / 1000
+    elements = -(-numel // len(data.store().partitions)) if does.shared else numel
+    return does.tasks * bare.milliseconds_per_stage(spark, data, _FLOAT * elements, seconds) / 1000
 
 
 def digits(number: float) -> float:

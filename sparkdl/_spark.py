@@ -32,6 +32,10 @@ Task = Callable[[int, Iterator[bytes]], Iterable[bytes | Parts]]
 # PythonPartitioner takes their low 32 bits.
 _KEY = 1 << 40
 
+_LITTLE_BYTES = 32 << 20
+"""Up to so many bytes may wait in an executor's heap until their task ends: Java's serializer holds on to
+what it has written."""
+
 
 def key(n: int) -> bytes:
     """Return the frame that keys the frame after it with ``n``, in a stream of keyed frames."""
@@ -108,7 +112,7 @@ class FrameJobs:
         self._python_function = self._jvm.SimplePythonFunction
         self._python_rdd = self._jvm.PythonRDD
         self._pairwise_rdd = self._jvm.PairwiseRDD
-        self._zipped = self._jvm.org.apache.spark.rdd.ZippedPartitionsRDD2
+        self._zipped_rdd = self._jvm.org.apache.spark.rdd.ZippedPartitionsRDD2
         self._env: JavaObject = self._hash_map()
         for name, value in sc.environment.items():
             self._env.put(name, value)
@@ -122,8 +126,9 @@ class FrameJobs:
         ):  # one process: Spark would log twice per block that it has no peer
             self._two_copies = self._one_copy
         self._java_serializer = self._jvm.org.apache.spark.serializer.JavaSerializer(self._context.conf())
-        self._class_tag = self._jvm.scala.reflect.ClassTag.apply(self._jvm.java.lang.Object._java_lang_class)
-        self._zipper: JavaObject | None = None
+        self._bytes_tag = self._jvm.scala.reflect.ClassTag.apply(self._jvm.java.lang.Class.forName("[B"))
+        self._any_tag = self._jvm.scala.reflect.ClassTag.Any()
+        self._zip_function: JavaObject | None = None
         self._partitioners: dict[int, JavaObject] = {}
         self._rates: dict[tuple[int, ...], JavaObject] = {}
 
@@ -182,18 +187,18 @@ class FrameJobs:
                 rates.put(_KEY + name, 0.0)
         return self.values(pairs.sampleByKey(False, rates, 0))
 
-    def shuffle(self, pairs: JavaObject, partitions: int, *, light: bool = False) -> JavaObject:
+    def shuffle(self, pairs: JavaObject, partitions: int, *, task_bytes: int | None = None) -> JavaObject:
         """Return the pair RDD in which frames with key n are in partition n.
 
         Args:
             pairs: frames with their keys.
             partitions: number of partitions.
-            light: whether a task sends little. Spark would take Kryo for these pairs, of which each task
-                makes a new one per partition, for milliseconds. Java's own serializer is there at once, but
-                holds on to what it has written until the task ends.
+            task_bytes: bytes that a task sends, about; ``None`` if that is not known.
         """
         shuffled = pairs.partitionBy(self._partitioner(partitions))
-        if light:
+        # Spark would take Kryo for these pairs, of which each task makes a new one per partition, for
+        # milliseconds. Java's own serializer is there at once.
+        if task_bytes is not None and task_bytes <= _LITTLE_BYTES:
             shuffled.rdd().setSerializer(self._java_serializer)
         return shuffled
 
@@ -218,14 +223,12 @@ class FrameJobs:
 
         A stage reads frame by frame in turn, and runs where the first RDD's block is.
         """
-        if self._zipper is None:
-            zipped = first.toJavaRDD().zip(second.toJavaRDD()).rdd()
-            self._zipper = zipped.f()
-            return zipped
         # ``zip`` has Spark read the byte code of its own function each time, which takes longer than all else
-        # that makes a stage.
-        tag = self._class_tag
-        return self._zipped(self._context, self._zipper, first, second, False, tag, tag, tag)
+        # that makes a stage. So it is called once, for the function.
+        if self._zip_function is None:
+            self._zip_function = first.toJavaRDD().zip(second.toJavaRDD()).rdd().f()
+        tag = self._any_tag
+        return self._zipped_rdd(self._context, self._zip_function, first, second, False, tag, tag, tag)
 
     def _partitioner(self, partitions: int) -> JavaObject:
         # Equal (number, id) means equal partitioner to Spark: the id only has to be constant.
@@ -260,8 +263,7 @@ class FrameJobs:
             if location:
                 preferred.add(location)
             places.add(self._jvm.scala.Tuple2(bytearray(), self._jvm.PythonUtils.toSeq(preferred)))
-        tag = self._jvm.scala.reflect.ClassTag.apply(self._jvm.java.lang.Class.forName("[B"))
-        tokens = self._context.makeRDD(self._jvm.PythonUtils.toSeq(places), tag)
+        tokens = self._context.makeRDD(self._jvm.PythonUtils.toSeq(places), self._bytes_tag)
         self.collect(self.stage(tokens, _Once(work), profile=profile))
 
     def _executors(self) -> list[str]:

@@ -65,6 +65,11 @@ class ParamLayout:
         """Bytes per parameter scalar."""
         return 8 if self.dtype == "float64" else 4
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the flat vector of trainable scalars."""
+        return self.numel * self.itemsize
+
     def param_at(self, index: int) -> TensorSpec:
         """Return the parameter that owns element ``index`` of the flat vector.
 

@@ -20,5 +20,5 @@ def bounds(numel: int, slices: int) -> list[tuple[int, int]]:
 
 def count(layout: ParamLayout, partitions: int) -> int:
     """Choose the number of slices: one per partition, more where a slice would be too large."""
-    needed = -(-layout.numel * layout.itemsize // MAX_SLICE_BYTES)
+    needed = -(-layout.nbytes // MAX_SLICE_BYTES)
     return min(max(partitions, needed), layout.numel)

@@ -53,7 +53,7 @@ class Chain:
         self._tokens: JavaObject | None = None
 
     def run(
-        self, store: Store, tasks: Sequence[Task], broadcasts: Sequence[Any], describe: str, light: bool
+        self, store: Store, tasks: Sequence[Task], broadcasts: Sequence[Any], describe: str, task_bytes: int
     ) -> Chained:
         """Run the stages.
 
@@ -64,7 +64,7 @@ class Chain:
                 one gets a partition's token, the others what has arrived for it too.
             broadcasts: broadcasts that the tasks read.
             describe: the job's name.
-            light: whether tasks send little; see :meth:`FrameJobs.shuffle`.
+            task_bytes: bytes that a task sends, about.
         """
         jobs, partitions = self._jobs, len(store.partitions)
         started, begin = time.time(), time.perf_counter()
@@ -72,7 +72,7 @@ class Chain:
         stage = shuffled = None
         for task in tasks:
             if stage is not None:
-                shuffled = jobs.shuffle(jobs.keyed(stage), partitions, light=light)
+                shuffled = jobs.shuffle(jobs.keyed(stage), partitions, task_bytes=task_bytes)
             arriving = store.tokens if shuffled is None else jobs.zip(tokens, jobs.values(shuffled))
             stage = jobs.stage(arriving, task, broadcasts, profile=self._profile)
         kept = stage if self._keeps else None

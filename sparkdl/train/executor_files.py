@@ -23,6 +23,7 @@ from sparkdl.frame import Buffer, Parts
 _ROOT = "sparkdl-fits"
 _DRAFT = "draft-"
 _LENGTH = struct.Struct("<q56x")  # as long as an array's alignment in a frame
+_WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _MOST_BUFFERS = 1024
 """As many as Linux writes at once."""
 
@@ -91,9 +92,6 @@ def write_file(path: str, parts: Parts) -> None:
     finally:
         os.close(file)
     os.rename(draft, path)
-
-
-_WRITE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 def _write(file: int, parts: Parts) -> None:

@@ -70,7 +70,7 @@ class GatherStepper(ReplicaStepper):
     ) -> tuple[ModelState, list[Outcome]]:
         """Leave the weights where they are, and tell what each iteration reports."""
         (message,) = [m for m in sent.messages if m.meta["kind"] == "trail"]
-        kept, size = sent.kept, self._layout.numel * self._layout.itemsize
+        kept, size = sent.kept, self._layout.nbytes
         new = RemoteWeights(
             model.weights.version + len(iterations),
             np.array(message.arrays["buffers"]),

@@ -150,8 +150,8 @@ def bring(worker: Worker, start: Start, version: Version) -> LiveModel:
 def write_change(version: Version, change: Change) -> None:
     """Leave the change that leads to a version for this executor's other processes."""
     arrays = frame.pack({"kind": _CHANGE}, {**change.arrays, **change.rows.arrays})
-    header: Parts = [json.dumps(change.report, separators=(",", ":")).encode()]
-    write_file(_path(version), encode([header, arrays, frame.pack(change.state.meta, change.state.arrays)]))
+    report: Parts = [replica.report(change.report)]
+    write_file(_path(version), encode([report, arrays, frame.pack(change.state.meta, change.state.arrays)]))
 
 
 def read_change(spec: FitSpec, version: Version) -> Change | None:

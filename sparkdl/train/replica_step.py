@@ -81,7 +81,7 @@ def choose_exchange(
             "make it with sparkdl.session.builder(...), or set it in your confs",
             code="config-cluster",
         )
-    weights = layout.numel * layout.itemsize
+    weights = layout.nbytes
     if wanted == "gather" and weights > partitions * _MOST_GATHERED_BYTES:
         raise ConfigError(
             f"exchange='gather': {weights >> 20} MiB of weights over {partitions} partitions are slices of "
@@ -220,7 +220,7 @@ class ReplicaStepper(Stepper):
         name = "forward-backward and sync" if len(iterations) == 1 else f"up to iteration {last}"
         describe = self._describe(iterations[0].state, name)
         tasks = self._tasks(start, iterations, local)
-        return self._chain.run(self.store, tasks, broadcasts, describe, self._sends_little(self.slices))
+        return self._chain.run(self.store, tasks, broadcasts, describe, self.slices * self._layout.nbytes)
 
     def _tasks(self, start: Start, iterations: Sequence[Iteration], local: bool) -> list[Task]:
         """Return the task of each stage."""

@@ -48,9 +48,6 @@ from sparkdl.train.worker import FitRef
 
 _log = logging.getLogger("sparkdl")
 
-_LITTLE_BYTES = 32 << 20
-"""Up to so many bytes may wait in an executor's heap until their task ends."""
-
 _ONE_SLICE_BYTES = 4 << 20
 """Up to this size an update that needs reductions runs as one slice: nothing is left to reduce, and
 each reduction would be a job of its own."""
@@ -218,7 +215,7 @@ class Stepper:
     def _choose_slices(self) -> int:
         if self._num_slices is not None:
             return self._num_slices
-        if self._reductions and self._layout.numel * self._layout.itemsize <= _ONE_SLICE_BYTES:
+        if self._reductions and self._layout.nbytes <= _ONE_SLICE_BYTES:
             return 1
         return slices.count(self._layout, len(self.store.partitions))
 
@@ -344,10 +341,6 @@ class Stepper:
             **more,
         )
 
-    def _sends_little(self, gradients: int) -> bool:
-        """Return whether so many gradients are little to send; see :meth:`FrameJobs.shuffle`."""
-        return gradients * self._layout.numel * self._layout.itemsize <= _LITTLE_BYTES
-
     def let_go(self, before: ModelState, after: ModelState) -> None:
         """Release what nobody needs any more once the iterations between two models are completed."""
         before.release_outdated(self._jobs)
@@ -365,7 +358,7 @@ class Stepper:
         forward_backward = self._forward_backward(iteration, weights.ref, state.iteration)
         moved = iteration.cursor.broadcasts if iteration.cursor is not None else ()
         shards = jobs.stage(self.store.tokens, forward_backward, [*broadcasts, *moved], profile=self._profile)
-        shuffled = jobs.shuffle(jobs.keyed(shards), self.slices, light=self._sends_little(1))
+        shuffled = jobs.shuffle(jobs.keyed(shards), self.slices, task_bytes=self._layout.nbytes)
         kept: JavaObject | None = None
         sums: JavaObject | None = None
         messages: list[Frame] = []
