@@ -9,6 +9,7 @@ made by the same code. A task reads what arrives and sends so many bytes to each
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import sys
@@ -48,6 +49,9 @@ class Send:
         # One per process: new memory would cost more than sending it.
         kept: dict[int, bytes] = sys.__dict__.setdefault("_sparkdl_bare", {})
         if self.nbytes not in kept:
+            if not kept:  # as sparkdl's workers do: PySpark collects garbage after each task
+                gc.collect()
+                gc.freeze()
             kept.clear()
             kept[self.nbytes] = b"\1" * self.nbytes
         for n in range(self.partitions):
@@ -81,7 +85,7 @@ def milliseconds_per_stage(spark: SparkSession, data: Dataset, nbytes: int, seco
     begin = time.monotonic()
     try:
         while len(times) < 4 or time.monotonic() - begin < seconds:
-            sent = chain.run(store, tasks, [], "bare stages", nbytes * partitions)
+            sent = chain.run(store, tasks, [], "bare stages", nbytes)
             times.append(1000 * sent.seconds / _STAGES)
     finally:
         chain.release()

@@ -12,11 +12,13 @@ Every mode trains the same module on the same rows with the same batch size and 
     replicas        sparkdl, exchange="replicas", iterations_per_job=1
     groups          sparkdl, exchange="replicas": many iterations per job
     groups bf16     the same with gradient_codec="bf16"
-    local           the same with local_steps=8: a row's time is that of a step, an eighth of a round
+    local 8         the same with local_steps=8: a row's time is that of a step, an eighth of a round
+    local 64        the same with local_steps=64
 
 The modes take turns, ``--rounds`` times; a figure is the median of its rounds, each the median of
-``--seconds``, of which the first half warms up. The JVMs compile as they go: before the first round they run
-groups for ``--warm-up`` seconds, and the first round of what runs on Spark is thrown away.
+``--seconds``, of which the first half warms up. The JVMs compile as they go, for minutes: they run groups for
+``--warm-up`` seconds before the first work and for a fifth of it before each further one, and the first round
+of what runs on Spark is thrown away.
 """
 
 from __future__ import annotations
@@ -41,7 +43,6 @@ from sparkdl import Dataset, Trainer, session
 from sparkdl.train import TrainState, Trigger
 
 FOLDER = Path(__file__).parent
-LOCAL_STEPS = 8
 WORKS = {
     "empty": ("tiny", 2),
     "mlp": ("mlp", 128),
@@ -55,7 +56,8 @@ SPARKDL: Mapping[str, Mapping[str, Any]] = {
     "replicas": {"exchange": "replicas", "iterations_per_job": 1},
     "groups": {"exchange": "replicas"},
     "groups bf16": {"exchange": "replicas", "gradient_codec": "bf16"},
-    "local": {"exchange": "replicas", "local_steps": LOCAL_STEPS},
+    "local 8": {"exchange": "replicas", "local_steps": 8},
+    "local 64": {"exchange": "replicas", "local_steps": 64},
 }
 MODES = ("torch", "ddp", "bare", *SPARKDL)
 
@@ -81,7 +83,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=15.0, help="of each mode in each round")
-    parser.add_argument("--warm-up", type=float, default=120.0, help="seconds, before each work")
+    parser.add_argument("--warm-up", type=float, default=300.0, help="seconds, before the first work")
     parser.add_argument("--conf", nargs="+", default=[], metavar="NAME=VALUE", help="further Spark confs")
     parser.add_argument("--json", help="where to write the rows")
     args = parser.parse_args()
@@ -104,7 +106,7 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
             with Dataset.from_numpy(work.features, work.label, spark=spark) as data:
                 found: dict[str, list[float]] = {mode: [] for mode in args.modes}
                 if set(args.modes) - {"torch", "ddp"}:
-                    sparkdl(work, data, batch, args.warm_up, SPARKDL["groups"])
+                    sparkdl(work, data, batch, args.warm_up / (5 if rows else 1), SPARKDL["groups"])
                 nbytes = sum(p.nbytes for p in work.module.parameters())
                 for turn in range(args.rounds + 1):
                     for mode in args.modes:

@@ -32,10 +32,6 @@ Task = Callable[[int, Iterator[bytes]], Iterable[bytes | Parts]]
 # PythonPartitioner takes their low 32 bits.
 _KEY = 1 << 40
 
-_LITTLE_BYTES = 32 << 20
-"""Up to so many bytes may wait in an executor's heap until their task ends: Java's serializer holds on to
-what it has written."""
-
 
 def key(n: int) -> bytes:
     """Return the frame that keys the frame after it with ``n``, in a stream of keyed frames."""
@@ -187,18 +183,18 @@ class FrameJobs:
                 rates.put(_KEY + name, 0.0)
         return self.values(pairs.sampleByKey(False, rates, 0))
 
-    def shuffle(self, pairs: JavaObject, partitions: int, *, task_bytes: int | None = None) -> JavaObject:
+    def shuffle(self, pairs: JavaObject, partitions: int, *, small_frames: bool = False) -> JavaObject:
         """Return the pair RDD in which frames with key n are in partition n.
 
         Args:
             pairs: frames with their keys.
             partitions: number of partitions.
-            task_bytes: bytes that a task sends, about; ``None`` if that is not known.
+            small_frames: whether fifty frames may wait in an executor's heap.
         """
         shuffled = pairs.partitionBy(self._partitioner(partitions))
         # Spark would take Kryo for these pairs, of which each task makes a new one per partition, for
-        # milliseconds. Java's own serializer is there at once.
-        if task_bytes is not None and task_bytes <= _LITTLE_BYTES:
+        # milliseconds. Java's own serializer is there at once, but holds on to the last hundred objects.
+        if small_frames:
             shuffled.rdd().setSerializer(self._java_serializer)
         return shuffled
 

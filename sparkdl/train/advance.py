@@ -49,7 +49,7 @@ class UpdateStage(ABC, Generic[Model]):
     turn: update.Turn | None
     forward: ForwardBackward | None
 
-    def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
+    def __call__(self, partition: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
         """Yield two frames for each partition, or what goes to the driver and what stays."""
         clock = Stopwatch()
         token, arrived = stage.receive(frames)

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkdl import frame
-from sparkdl._spark import FrameJobs, JavaObject, Task
+from sparkdl._spark import FrameJobs, JavaObject
 from sparkdl.allreduce import update
 from sparkdl.data.dataset import Store
 from sparkdl.frame import Frame
+from sparkdl.train import pieces
+from sparkdl.train.pieces import ChainTask, InPieces
 
 
 @dataclass(slots=True)
@@ -49,11 +51,16 @@ class Chain:
         self._jobs = jobs
         self._keeps = keeps
         self._profile = profile
-        self._store: Store | None = None
+        self._padded_for: tuple[Store, int] | None = None
         self._tokens: JavaObject | None = None
 
     def run(
-        self, store: Store, tasks: Sequence[Task], broadcasts: Sequence[Any], describe: str, task_bytes: int
+        self,
+        store: Store,
+        tasks: Sequence[ChainTask],
+        broadcasts: Sequence[Any],
+        describe: str,
+        frame_bytes: int,
     ) -> Chained:
         """Run the stages.
 
@@ -64,17 +71,20 @@ class Chain:
                 one gets a partition's token, the others what has arrived for it too.
             broadcasts: broadcasts that the tasks read.
             describe: the job's name.
-            task_bytes: bytes that a task sends, about.
+            frame_bytes: bytes of the first frame that a task sends to a partition, about; the second one is
+                small.
         """
         jobs, partitions = self._jobs, len(store.partitions)
         started, begin = time.time(), time.perf_counter()
-        tokens = self._padded(store)
+        cut = pieces.count(frame_bytes)
+        tokens = self._padded(store, cut + 1)
         stage = shuffled = None
-        for task in tasks:
+        for number, task in enumerate(tasks, start=1):
             if stage is not None:
-                shuffled = jobs.shuffle(jobs.keyed(stage), partitions, task_bytes=task_bytes)
+                shuffled = jobs.shuffle(jobs.keyed(stage), partitions, small_frames=True)
             arriving = store.tokens if shuffled is None else jobs.zip(tokens, jobs.values(shuffled))
-            stage = jobs.stage(arriving, task, broadcasts, profile=self._profile)
+            run = task if cut == 1 else InPieces(task, cut, sends=number < len(tasks))
+            stage = jobs.stage(arriving, run, broadcasts, profile=self._profile)
         kept = stage if self._keeps else None
         if kept is not None:
             jobs.persist_replicated(kept)
@@ -94,26 +104,32 @@ class Chain:
 
     def forget(self, store: Store, partition: int) -> None:
         """Forget where a partition is, since its files are not there."""
-        for rdd in (store.tokens, self._padded(store)):
-            self._jobs.drop_block(rdd.id(), partition)
+        for rdd in (store.tokens, self._tokens):
+            if rdd is not None:
+                self._jobs.drop_block(rdd.id(), partition)
 
-    def _padded(self, store: Store) -> JavaObject:
+    def _padded(self, store: Store, frames: int) -> JavaObject:
         """Return the tokens, each followed by as many empty frames as a chain's stage is to read.
 
         What arrives at a stage is zipped with them, by which its tasks run where their rows are.
+
+        Args:
+            store: the partition store.
+            frames: number of frames that a partition gets from each.
         """
-        if self._store is not store:
+        if self._padded_for != (store, frames):
             self.release()
-            pad = _Pad(2 * len(store.partitions))
-            self._store, self._tokens = store, self._jobs.stage(store.tokens, pad, profile=self._profile)
+            pad = _Pad(frames * len(store.partitions))
+            self._tokens = self._jobs.stage(store.tokens, pad, profile=self._profile)
             self._jobs.persist(self._tokens)
+            self._padded_for = store, frames
         return self._tokens
 
     def release(self) -> None:
         """Delete what is on the executors for the store."""
         if self._tokens is not None:
             self._jobs.unpersist(self._tokens)
-            self._store = self._tokens = None
+            self._padded_for = self._tokens = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,8 @@ _MOST_BUFFERS = 1024
 _SMALL = 256 << 10
 """Up to so many bytes reading takes less time than mapping."""
 
-_MOST_HELD = 32 << 20
-"""Larger files are not held in memory."""
+_MOST_HELD = 96 << 20
+"""Larger files are not held in memory: the system can take a disk's cache back."""
 
 _held: dict[str, bytes] = {}
 _holds = False
@@ -48,6 +48,11 @@ def hold_files(in_memory: bool) -> None:
     """Say whether this process, which runs all tasks of its executor, may hold files from now on."""
     global _holds
     _holds = in_memory
+
+
+def holds_files() -> bool:
+    """Return whether this process, which runs all tasks of its executor, may hold files."""
+    return _holds
 
 
 def encode(frames: Sequence[Parts]) -> Parts:

@@ -60,7 +60,7 @@ class SyncSlice:
     last: bool
     local: bool
 
-    def __call__(self, n: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
+    def __call__(self, n: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
         """Yield two frames for each partition: slice or partial sums, and what the slice has for itself."""
         _, arrived = stage.receive(frames)
         worker = self.fit.worker()
@@ -162,7 +162,7 @@ class Gather:
     done: int
     forward: ForwardBackward | None
 
-    def __call__(self, n: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
+    def __call__(self, n: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
         """Yield two frames for each partition, or what goes to the driver and what stays."""
         clock = Stopwatch()
         token, arrived = stage.receive(frames)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl import frame
-from sparkdl._spark import JavaObject, Task
+from sparkdl._spark import JavaObject
 from sparkdl.allreduce.weights import RemoteWeights, WeightsRef
 from sparkdl.frame import Array
 from sparkdl.train.chain import Chained
@@ -24,6 +24,7 @@ from sparkdl.train.executor_files import encode
 from sparkdl.train.gather import Gather, SyncSlice
 from sparkdl.train.kept import MASTER, Pick
 from sparkdl.train.outcome import Outcome
+from sparkdl.train.pieces import ChainTask
 from sparkdl.train.replica import Delivery, Start
 from sparkdl.train.replica_step import ReplicaStepper, model_after, outcomes_of
 from sparkdl.train.step import Iteration, ModelState
@@ -50,9 +51,9 @@ class GatherStepper(ReplicaStepper):
         of_slices = [encode([[data] for data in frames]) for frames in self.fetch(model)]
         return self._jobs.sc.broadcast(frame.join(encode(of_slices)))
 
-    def _tasks(self, start: Start, iterations: Sequence[Iteration], local: bool) -> list[Task]:
+    def _tasks(self, start: Start, iterations: Sequence[Iteration], local: bool) -> list[ChainTask]:
         phases = 1 + (self._reductions if self.slices > 1 else 0)
-        tasks: list[Task] = []
+        tasks: list[ChainTask] = []
         for done, iteration in enumerate(iterations):
             delivery = Delivery(start.version.after(done), whole=False, local=local)
             forward = self._forward(iteration, start, delivery)
@@ -64,6 +65,9 @@ class GatherStepper(ReplicaStepper):
                 for phase in range(phases)
             ]
         return [*tasks, Gather(self._fit, self.slices, start, len(iterations), None)]
+
+    def _frame_bytes(self) -> int:
+        return self._layout.nbytes // self.slices
 
     def _after(
         self, sent: Chained, iterations: Sequence[Iteration], model: ModelState, seed: Any

@@ -24,6 +24,7 @@ from sparkdl.train.executor_files import (
     encode,
     fit_folder,
     hold_file,
+    holds_files,
     read_file,
 )
 
@@ -176,9 +177,12 @@ def _own(version: Version, name: str) -> str:
 def _delete_all_but(version: Version, group: int) -> None:
     """Delete all versions but this one, the one before it, and the one its group has started from.
 
-    Other processes of the executor do the same; who has mapped a file keeps it.
+    Other processes of the executor do the same; who has mapped a file keeps it. Where there are none, and
+    files are in memory, nobody is left who needs the version before: only a stage that runs again would.
     """
-    keep = {version.name, version.after(-1).name, version.after(-group).name}
+    keep = {version.name, version.after(-group).name}
+    if not holds_files():
+        keep.add(version.after(-1).name)
     delete_files(version.folder, lambda name: name.split(".")[0] not in keep)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl import frame
-from sparkdl._spark import Task, broadcast_id
+from sparkdl._spark import broadcast_id
 from sparkdl.allreduce import slices
 from sparkdl.allreduce.update import Turn
 from sparkdl.allreduce.weights import RemoteWeights, Weights, WeightsRef
@@ -30,6 +30,7 @@ from sparkdl.train.executor_files import encode
 from sparkdl.train.forward_backward import ForwardBackward
 from sparkdl.train.kept import cut_kept
 from sparkdl.train.outcome import Outcome, outcome_of
+from sparkdl.train.pieces import ChainTask
 from sparkdl.train.replica import Delivery, Start, Version
 from sparkdl.train.run import Kept, Snapshot
 from sparkdl.train.step import (
@@ -220,9 +221,13 @@ class ReplicaStepper(Stepper):
         name = "forward-backward and sync" if len(iterations) == 1 else f"up to iteration {last}"
         describe = self._describe(iterations[0].state, name)
         tasks = self._tasks(start, iterations, local)
-        return self._chain.run(self.store, tasks, broadcasts, describe, self.slices * self._layout.nbytes)
+        return self._chain.run(self.store, tasks, broadcasts, describe, self._frame_bytes())
 
-    def _tasks(self, start: Start, iterations: Sequence[Iteration], local: bool) -> list[Task]:
+    def _frame_bytes(self) -> int:
+        """Return how long a frame is that a task sends to another, about."""
+        return self._layout.nbytes
+
+    def _tasks(self, start: Start, iterations: Sequence[Iteration], local: bool) -> list[ChainTask]:
         """Return the task of each stage."""
         return [
             Advance(self._fit, self.slices, start, done, turn, forward, self._keeps)

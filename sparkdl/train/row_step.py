@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sparkdl._spark import Task
 from sparkdl.exceptions import ConfigError
 from sparkdl.layout import ParamLayout
 from sparkdl.train.config import TrainConfig
 from sparkdl.train.gather_step import GatherStepper
 from sparkdl.train.live import changes_to_keep
+from sparkdl.train.pieces import ChainTask
 from sparkdl.train.replica import Start
 from sparkdl.train.replica_step import ReplicaStepper
 from sparkdl.train.row_update import UpdateRows
@@ -29,6 +29,9 @@ _TABLES_BYTES = 16 << 20
 
 _REST = 4
 """And if everything else is at most one part in so many of the weights: it goes from all to all, too."""
+
+_ROWS_BYTES = 4 << 20
+"""About what the rows of a large batch take; nobody knows beforehand."""
 
 
 def suits_rows(config: TrainConfig, layout: ParamLayout, tables: Sequence[int]) -> bool:
@@ -78,7 +81,10 @@ class RowStepper(GatherStepper):
     def _seed(self, model: ModelState) -> Any:
         return ReplicaStepper._seed(self, model)
 
-    def _tasks(self, start: Start, iterations: Sequence[Iteration], local: bool) -> list[Task]:
+    def _frame_bytes(self) -> int:
+        return min(self._layout.nbytes, _ROWS_BYTES)
+
+    def _tasks(self, start: Start, iterations: Sequence[Iteration], local: bool) -> list[ChainTask]:
         changes = changes_to_keep(self.store.executors.cores)
         return [
             UpdateRows(self._fit, self.slices, start, done, turn, forward, changes)

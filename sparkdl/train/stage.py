@@ -35,10 +35,10 @@ class Arrived:
     """A frame and its header."""
 
     meta: Mapping[str, Any]
-    data: bytes
+    data: Buffer
 
 
-def receive(frames: Iterator[bytes]) -> tuple[store.Token, list[Arrived]]:
+def receive(frames: Iterator[Buffer]) -> tuple[store.Token, list[Arrived]]:
     """Tell the partition's token from what arrived for it: the first stage reads the token alone."""
     token = store.Token.from_frame(frame.unpack(next(frames)))
     # Zipped element by element with the token and empty frames.

@@ -48,6 +48,9 @@ from sparkdl.train.worker import FitRef
 
 _log = logging.getLogger("sparkdl")
 
+_SMALL_BYTES = 32 << 20
+"""Gradients of up to this size may wait in an executor's heap until their task ends."""
+
 _ONE_SLICE_BYTES = 4 << 20
 """Up to this size an update that needs reductions runs as one slice: nothing is left to reduce, and
 each reduction would be a job of its own."""
@@ -358,7 +361,9 @@ class Stepper:
         forward_backward = self._forward_backward(iteration, weights.ref, state.iteration)
         moved = iteration.cursor.broadcasts if iteration.cursor is not None else ()
         shards = jobs.stage(self.store.tokens, forward_backward, [*broadcasts, *moved], profile=self._profile)
-        shuffled = jobs.shuffle(jobs.keyed(shards), self.slices, task_bytes=self._layout.nbytes)
+        shuffled = jobs.shuffle(
+            jobs.keyed(shards), self.slices, small_frames=self._layout.nbytes <= _SMALL_BYTES
+        )
         kept: JavaObject | None = None
         sums: JavaObject | None = None
         messages: list[Frame] = []

@@ -1,0 +1,107 @@
+"""Large frames travel in pieces, and nobody notices."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.data import as_dataset, partitioned
+from support.reference import assert_bit_equal
+from torch import nn
+
+from sparkdl import Trainer, frame
+from sparkdl._spark import key
+from sparkdl.frame import Buffer, Parts
+from sparkdl.train import MaxIteration, pieces
+from sparkdl.train.pieces import PIECE_BYTES, InPieces
+
+SIZES = st.sampled_from(
+    [0, 1, 1000, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES, 5 * PIECE_BYTES + 7]
+)
+
+
+def sent(task: Any, source: int, expected: int) -> dict[bytes, list[bytes]]:
+    """Return what a task sends to each partition, as Spark hands it on."""
+    found: dict[bytes, list[bytes]] = {}
+    stream = iter(InPieces(task, expected, sends=True)(source, iter([b"token"])))
+    for to in stream:
+        assert isinstance(to, bytes)
+        data = next(stream)
+        found.setdefault(to, []).append(data if isinstance(data, bytes) else frame.join(data))
+    return found
+
+
+@given(sizes=st.lists(st.tuples(SIZES, SIZES), min_size=1, max_size=3), expected=st.integers(2, 4))
+def test_what_is_cut_is_joined(sizes: list[tuple[int, int]], expected: int) -> None:
+    draw = random.Random(0)
+    whole = [(draw.randbytes(first), draw.randbytes(second)) for first, second in sizes]
+
+    def task(source: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
+        assert list(frames) == [b"token"]
+        for to in (0, 1):
+            for data in whole[source]:
+                yield key(to)
+                yield [data[:10], memoryview(data)[10:]] if source else data
+
+    arrived: list[bytes] = []
+    for source in range(len(whole)):
+        frames = sent(task, source, expected)[key(1)]
+        assert len(frames) == expected + 1
+        arrived += [piece for data in frames for piece in (data, b"")]
+    draw.shuffle(arrived)
+    token, *joined = (bytes(data) for data in pieces.joined(iter([b"token", *arrived])))
+    assert token == b"token"
+    assert sorted(joined) == sorted(data for both in whole for data in both if data)
+
+
+@pytest.mark.parametrize("size", [0, 1, PIECE_BYTES, PIECE_BYTES + 1, 10 * PIECE_BYTES])
+def test_number_of_pieces(size: int) -> None:
+    assert (pieces.count(size) - 1) * PIECE_BYTES < max(size, 1) <= pieces.count(size) * PIECE_BYTES
+
+
+def test_the_last_stage_sends_frames_as_they_are() -> None:
+    def task(_: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
+        yield key(0)
+        yield [bytes(data) for data in frames]
+
+    assert list(InPieces(task, 3, sends=False)(0, iter([b"token"]))) == [key(0), [b"token"]]
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "slices": {"exchange": "slices"},
+    "groups": {"exchange": "replicas", "iterations_per_job": 4},
+    "gather": {"exchange": "gather", "iterations_per_job": 4},
+}
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+def test_no_bit_changes(spark: Any, codec: Any) -> None:
+    found: list[nn.Module] = []
+    with as_dataset(spark, partitioned([40, 0, 30])) as data:
+        for options in MODES.values():
+            torch.manual_seed(0)
+            trainer = Trainer(
+                nn.Sequential(nn.Linear(64, 8_000), nn.Tanh(), nn.Linear(8_000, 10)),
+                loss=nn.CrossEntropyLoss(),
+                optimizer=torch.optim.Adam,
+                batch_size=30,
+                end_when=MaxIteration(4),
+                gradient_codec=codec,
+                progress=False,
+                num_slices=1 if codec == "int8" and options is MODES["slices"] else None,
+                **options,
+            )
+            found.append(trainer.fit(data).module)
+            if codec == "int8" and options is MODES["groups"]:
+                break  # the blocks of a codec are cut where slices are
+    for other in found[1:]:
+        assert_bit_equal(other, found[0])
+
+
+def test_frames_of_the_test_above_are_cut() -> None:
+    assert pieces.count(4 * 8_000 * 64 // 3) > 1
