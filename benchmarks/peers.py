@@ -16,9 +16,9 @@ Every mode trains the same module on the same rows with the same batch size and 
     local 64        the same with local_steps=64
 
 The modes take turns, ``--rounds`` times; a figure is the median of its rounds, each the median of
-``--seconds``, of which the first half warms up. The JVMs compile as they go, for minutes: they run groups for
-``--warm-up`` seconds before the first work and for a fifth of it before each further one, and the first round
-of what runs on Spark is thrown away.
+``--seconds``, of which the first half warms up. The JVMs compile as they go, for minutes: they run groups of
+the empty model for ``--warm-up`` seconds at first, and those of each work for a fifth of it; what runs on
+Spark does one round more, the first, which is thrown away.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=15.0, help="of each mode in each round")
-    parser.add_argument("--warm-up", type=float, default=300.0, help="seconds, before the first work")
+    parser.add_argument("--warm-up", type=float, default=300.0, help="seconds at first")
     parser.add_argument("--conf", nargs="+", default=[], metavar="NAME=VALUE", help="further Spark confs")
     parser.add_argument("--json", help="where to write the rows")
     args = parser.parse_args()
@@ -94,19 +94,22 @@ def arguments() -> argparse.Namespace:
 
 def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure and return a row per work and mode."""
-    conf = dict(pair.split("=", 1) for pair in args.conf)
+    conf = {"spark.driver.memory": "4g"} | dict(pair.split("=", 1) for pair in args.conf)  # rows start there
     spark = session.builder(args.master, "benchmark peers", conf).getOrCreate()
     rows: list[dict[str, Any]] = []
     try:
         executors = session.executors(spark)
         cores = executors.count * executors.cores
+        warm_up = args.warm_up if set(args.modes) - {"torch", "ddp"} else 0.0
+        if warm_up:
+            warm(spark, "empty", warm_up)
         for name in args.works:
             model, batch = WORKS[name]
             work = make(model, batch, None)
             with Dataset.from_numpy(work.features, work.label, spark=spark) as data:
                 found: dict[str, list[float]] = {mode: [] for mode in args.modes}
-                if set(args.modes) - {"torch", "ddp"}:
-                    sparkdl(work, data, batch, args.warm_up / (5 if rows else 1), SPARKDL["groups"])
+                if warm_up:
+                    sparkdl(work, data, batch, warm_up / 5, SPARKDL["groups"])
                 nbytes = sum(p.nbytes for p in work.module.parameters())
                 for turn in range(args.rounds + 1):
                     for mode in args.modes:
@@ -129,6 +132,14 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     finally:
         spark.stop()
     return rows
+
+
+def warm(spark: Any, name: str, seconds: float) -> None:
+    """Train one of the works for a while."""
+    model, batch = WORKS[name]
+    work = make(model, batch, None)
+    with Dataset.from_numpy(work.features, work.label, spark=spark) as data:
+        sparkdl(work, data, batch, seconds, SPARKDL["groups"])
 
 
 def sparkdl(work: Any, data: Dataset, batch: int, seconds: float, options: Mapping[str, Any]) -> float:

@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+_COLOURS = {"torch": "tab:gray", "ddp": "tab:gray", "bare": "lightgray"}
+
 
 def draw(rows: list[dict[str, Any]], target: str) -> None:
     """Draw milliseconds per iteration, a panel per work and a bar per mode."""
@@ -17,11 +19,11 @@ def draw(rows: list[dict[str, Any]], target: str) -> None:
     panels = figure.subplots(-(-len(works) // 3), min(len(works), 3), squeeze=False).flat
     for work, panel in zip(works, panels, strict=False):
         own = [row for row in rows if row["work"] == work]
-        colours = ["tab:blue" if row["mode"] not in ("torch", "ddp") else "tab:gray" for row in own]
+        colours = [_COLOURS.get(row["mode"], "tab:blue") for row in own]
         bars = panel.barh(
             [row["mode"] for row in own], [row["ms_per_iteration"] for row in own], color=colours
         )
-        panel.bar_label(bars, fmt="%.0f", padding=2)
+        panel.bar_label(bars, fmt="%.3g", padding=2)
         panel.invert_yaxis()
         panel.margins(x=0.15)
         panel.set_title(work)

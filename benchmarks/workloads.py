@@ -44,7 +44,7 @@ def make(model: str, batch: int, optimizer: str | None) -> Workload:
     """Build a workload with rows for tens of iterations per epoch."""
     torch.manual_seed(0)
     random = np.random.default_rng(0)
-    rows = max(40 * batch, 1000)
+    rows = max(64 * batch, 1024)
     if model == "tiny":
         x = random.standard_normal((rows, 10), dtype=np.float32)
         label = x.sum(1, keepdims=True)

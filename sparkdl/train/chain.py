@@ -51,7 +51,8 @@ class Chain:
         self._jobs = jobs
         self._keeps = keeps
         self._profile = profile
-        self._padded_for: tuple[Store, int] | None = None
+        self._store: Store | None = None
+        self._frames = 0
         self._tokens: JavaObject | None = None
 
     def run(
@@ -117,19 +118,19 @@ class Chain:
             store: the partition store.
             frames: number of frames that a partition gets from each.
         """
-        if self._padded_for != (store, frames):
+        if self._store is not store or self._frames != frames:
             self.release()
             pad = _Pad(frames * len(store.partitions))
             self._tokens = self._jobs.stage(store.tokens, pad, profile=self._profile)
             self._jobs.persist(self._tokens)
-            self._padded_for = store, frames
+            self._store, self._frames = store, frames
         return self._tokens
 
     def release(self) -> None:
         """Delete what is on the executors for the store."""
         if self._tokens is not None:
             self._jobs.unpersist(self._tokens)
-            self._padded_for = self._tokens = None
+            self._store = self._tokens = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,8 @@ _TABLES_BYTES = 16 << 20
 _REST = 4
 """And if everything else is at most one part in so many of the weights: it goes from all to all, too."""
 
-_ROWS_BYTES = 4 << 20
-"""About what the rows of a large batch take; nobody knows beforehand."""
+_ROWS_BYTES = 8 << 20
+"""About what the rows of a large batch take, of all partitions; nobody knows beforehand."""
 
 
 def suits_rows(config: TrainConfig, layout: ParamLayout, tables: Sequence[int]) -> bool:
@@ -82,7 +82,7 @@ class RowStepper(GatherStepper):
         return ReplicaStepper._seed(self, model)
 
     def _frame_bytes(self) -> int:
-        return min(self._layout.nbytes, _ROWS_BYTES)
+        return min(self._layout.nbytes, _ROWS_BYTES // self.slices)
 
     def _tasks(self, start: Start, iterations: Sequence[Iteration], local: bool) -> list[ChainTask]:
         changes = changes_to_keep(self.store.executors.cores)
