@@ -27,6 +27,7 @@ from sparkdl._spark import FrameJobs, key
 from sparkdl.allreduce.update import RESULT
 from sparkdl.frame import Parts
 from sparkdl.train.chain import Chain
+from sparkdl.train.memory import keep_freed_memory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,6 +51,7 @@ class Send:
         kept: dict[int, bytes] = sys.__dict__.setdefault("_sparkdl_bare", {})
         if self.nbytes not in kept:
             if not kept:  # as sparkdl's workers do: PySpark collects garbage after each task
+                keep_freed_memory()
                 gc.collect()
                 gc.freeze()
             kept.clear()

@@ -25,7 +25,7 @@ def draw(rows: list[dict[str, Any]], target: str) -> None:
         )
         panel.bar_label(bars, fmt="%.3g", padding=2)
         panel.invert_yaxis()
-        panel.margins(x=0.15)
+        panel.margins(x=0.25)
         panel.set_title(work)
         panel.set_xlabel("ms per iteration")
     for panel in list(panels):
