@@ -9,7 +9,6 @@ made by the same code. A task reads what arrives and sends so many bytes to each
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import statistics
 import sys
@@ -27,7 +26,7 @@ from sparkdl._spark import FrameJobs, key
 from sparkdl.allreduce.update import RESULT
 from sparkdl.frame import Parts
 from sparkdl.train.chain import Chain
-from sparkdl.train.memory import keep_freed_memory
+from sparkdl.train.memory import exempt_objects, keep_freed_memory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,10 +49,9 @@ class Send:
         # One per process: new memory would cost more than sending it.
         kept: dict[int, bytes] = sys.__dict__.setdefault("_sparkdl_bare", {})
         if self.nbytes not in kept:
-            if not kept:  # as sparkdl's workers do: PySpark collects garbage after each task
+            if not kept:  # as sparkdl's workers do
                 keep_freed_memory()
-                gc.collect()
-                gc.freeze()
+                exempt_objects()
             kept.clear()
             kept[self.nbytes] = b"\1" * self.nbytes
         for n in range(self.partitions):

@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
         cores = executors.count * executors.cores
         warm_up = args.warm_up if set(args.modes) - {"torch", "ddp"} else 0.0
         if warm_up:
-            warm(spark, "empty", warm_up)
+            warm(spark, warm_up)
         for name in args.works:
             model, batch = WORKS[name]
             work = make(model, batch, None)
@@ -134,9 +134,9 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def warm(spark: Any, name: str, seconds: float) -> None:
-    """Train one of the works for a while."""
-    model, batch = WORKS[name]
+def warm(spark: Any, seconds: float) -> None:
+    """Train the empty model for a while."""
+    model, batch = WORKS["empty"]
     work = make(model, batch, None)
     with Dataset.from_numpy(work.features, work.label, spark=spark) as data:
         sparkdl(work, data, batch, seconds, SPARKDL["groups"])

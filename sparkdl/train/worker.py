@@ -27,7 +27,7 @@ from sparkdl.nn.objective import Objective
 from sparkdl.optim.rule import UpdateRule
 from sparkdl.train.executor_files import hold_files
 from sparkdl.train.inner import InnerRule
-from sparkdl.train.memory import keep_freed_memory
+from sparkdl.train.memory import exempt_objects, keep_freed_memory
 
 if TYPE_CHECKING:
     from sparkdl.train.live import LiveModel
@@ -130,14 +130,12 @@ class Worker:
     def end_task(self) -> None:
         """Exempt all objects so far from garbage collection, at the end of the first few tasks.
 
-        PySpark's daemon collects after every task, and walking torch's objects takes 80 ms or
-        more. Torch imports half of itself when its first optimizer steps, so the end of the first
-        task of each kind is the earliest time that helps.
+        Torch imports half of itself when its first optimizer steps, so the end of the first task of
+        each kind is the earliest time that helps.
         """
         if self._tasks < _TASKS_UNTIL_SETTLED:
             self._tasks += 1
-            gc.collect()
-            gc.freeze()
+            exempt_objects()
 
 
 @dataclass(frozen=True, slots=True)

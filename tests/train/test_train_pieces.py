@@ -79,11 +79,17 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("codec", ["fp32", "int8"])
-def test_no_bit_changes(spark: Any, codec: Any) -> None:
+@pytest.mark.parametrize(
+    ("codec", "modes", "num_slices"),
+    [
+        ("fp32", ["slices", "groups", "gather"], None),
+        ("int8", ["slices", "groups"], 1),  # the blocks of a codec are cut where slices are
+    ],
+)
+def test_no_bit_changes(spark: Any, codec: Any, modes: list[str], num_slices: int | None) -> None:
     found: list[nn.Module] = []
     with as_dataset(spark, partitioned([40, 0, 30])) as data:
-        for options in MODES.values():
+        for mode in modes:
             torch.manual_seed(0)
             trainer = Trainer(
                 nn.Sequential(nn.Linear(64, 8_000), nn.Tanh(), nn.Linear(8_000, 10)),
@@ -93,12 +99,10 @@ def test_no_bit_changes(spark: Any, codec: Any) -> None:
                 end_when=MaxIteration(4),
                 gradient_codec=codec,
                 progress=False,
-                num_slices=1 if codec == "int8" and options is MODES["slices"] else None,
-                **options,
+                num_slices=num_slices if mode == "slices" else None,
+                **MODES[mode],
             )
             found.append(trainer.fit(data).module)
-            if codec == "int8" and options is MODES["groups"]:
-                break  # the blocks of a codec are cut where slices are
     for other in found[1:]:
         assert_bit_equal(other, found[0])
 
