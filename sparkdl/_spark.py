@@ -183,19 +183,15 @@ class FrameJobs:
                 rates.put(_KEY + name, 0.0)
         return self.values(pairs.sampleByKey(False, rates, 0))
 
-    def shuffle(self, pairs: JavaObject, partitions: int, *, small_frames: bool = False) -> JavaObject:
+    def shuffle(self, pairs: JavaObject, partitions: int) -> JavaObject:
         """Return the pair RDD in which frames with key n are in partition n.
 
-        Args:
-            pairs: frames with their keys.
-            partitions: number of partitions.
-            small_frames: whether fifty frames may wait in an executor's heap.
+        A hundred frames may wait in an executor's heap, so they should be small.
         """
         shuffled = pairs.partitionBy(self._partitioner(partitions))
         # Spark would take Kryo for these pairs, of which each task makes a new one per partition, for
         # milliseconds. Java's own serializer is there at once, but holds on to the last hundred objects.
-        if small_frames:
-            shuffled.rdd().setSerializer(self._java_serializer)
+        shuffled.rdd().setSerializer(self._java_serializer)
         return shuffled
 
     def values(self, pairs: JavaObject) -> JavaObject:

@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 Buffer = bytes | bytearray | memoryview
 Parts = list[Buffer]
 """A frame in parts, to be written one after the other."""
+Packed = Buffer | Parts
+"""A frame as it has arrived, or as it was laid out."""
 Array = NDArray[Any]
 
 _ALIGN = 64
@@ -35,6 +37,11 @@ class Frame:
 
     meta: Mapping[str, Any]
     arrays: Mapping[str, Array] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return sum(array.nbytes for array in self.arrays.values())
 
 
 def pack(meta: Mapping[str, Any], arrays: Mapping[str, Array] | None = None) -> Parts:
@@ -64,8 +71,26 @@ def _bytes_of(array: Array) -> memoryview:
     return memoryview(flat).cast("B")
 
 
-def unpack(frame: Buffer) -> Frame:
-    """Read a frame back; its arrays are read-only views of ``frame``."""
+def unpack(packed: Packed, *, writable: bool = False) -> Frame:
+    """Read a frame back.
+
+    Args:
+        packed: the frame, or what :func:`pack` has just laid out.
+        writable: whether the arrays that were laid out may be overwritten.
+
+    Returns:
+        The frame; its arrays are views, read-only unless otherwise said.
+    """
+    if isinstance(packed, list):
+        frame = _unpack_parts(packed) if len(packed) > 1 else _unpack(packed[0])
+    else:
+        frame = _unpack(packed)
+    for array in frame.arrays.values():
+        array.flags.writeable = writable
+    return frame
+
+
+def _unpack(frame: Buffer) -> Frame:
     (length,) = _LENGTH.unpack_from(frame)
     position = _LENGTH.size + length
     meta, table = json.loads(bytes(frame[_LENGTH.size : position]))
@@ -77,8 +102,7 @@ def unpack(frame: Buffer) -> Frame:
     return Frame(meta, arrays)
 
 
-def unpack_parts(parts: Parts) -> Frame:
-    """Read a frame that :func:`pack` has just laid out; its arrays are views of what was packed."""
+def _unpack_parts(parts: Parts) -> Frame:
     _, header, *rest = parts
     meta, table = json.loads(bytes(header))
     buffers = rest[1::2]  # each after its padding
@@ -91,13 +115,17 @@ def unpack_parts(parts: Parts) -> Frame:
 
 def _view(buffer: Buffer, dtype: str, shape: Sequence[int], offset: int) -> Array:
     view: Array = np.frombuffer(buffer, np.dtype(dtype), prod(shape), offset)
-    view.flags.writeable = False
     return view.reshape(shape)
 
 
-def size(parts: Parts) -> int:
+def size(packed: Packed) -> int:
     """Total bytes of a packed frame."""
-    return sum(memoryview(part).nbytes for part in parts)
+    return sum(memoryview(part).nbytes for part in parts(packed))
+
+
+def parts(packed: Packed) -> Parts:
+    """Return the parts of a packed frame: one, if it has arrived."""
+    return packed if isinstance(packed, list) else [packed]
 
 
 def join(parts: Parts) -> bytes:

@@ -35,14 +35,14 @@ def weighted_mean(parts: Sequence[Part]) -> Array:
     A single part is returned as it is, bit for bit.
     """
     ordered = sorted(parts, key=lambda part: part.source)
-    mean = np.array(ordered[0].values)
     if len(ordered) == 1:
-        return mean
+        return np.array(ordered[0].values)
     total = sum(part.weight for part in ordered)
-    mean *= mean.dtype.type(ordered[0].weight / total)
+    scale = ordered[0].values.dtype.type
+    mean: Array = ordered[0].values * scale(ordered[0].weight / total)
     scaled = np.empty_like(mean)
     for part in ordered[1:]:
-        np.multiply(part.values, mean.dtype.type(part.weight / total), out=scaled)
+        np.multiply(part.values, scale(part.weight / total), out=scaled)
         mean += scaled
     return mean
 

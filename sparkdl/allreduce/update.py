@@ -13,7 +13,7 @@ import os
 import socket
 import time
 import zlib
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ from sparkdl.allreduce import adasum
 from sparkdl.allreduce.codec import Codec, decode, encode
 from sparkdl.allreduce.combine import Part, weighted_drift, weighted_mean
 from sparkdl.allreduce.weights import WeightsRef
-from sparkdl.frame import Array, Buffer, Frame, Parts
+from sparkdl.frame import Array, Frame, Packed, Parts
 from sparkdl.layout import ParamLayout
 from sparkdl.optim.rule import UpdateRule
 from sparkdl.optim.slice import SliceOptimizer
@@ -163,12 +163,12 @@ class _Arrived:
     state_bytes: int
 
 
-def _receive(frames: Iterator[Buffer | Parts]) -> _Arrived:
+def _receive(frames: Iterable[Packed | Frame]) -> _Arrived:
     received, state_bytes = 0, 0
     groups: dict[str, list[Frame]] = {kind: [] for kind in ("state", "average", "shard", "report", "problem")}
     for data in frames:
-        message = frame.unpack_parts(data) if isinstance(data, list) else frame.unpack(data)
-        length = frame.size(data) if isinstance(data, list) else len(data)
+        message = data if isinstance(data, Frame) else frame.unpack(data)
+        length = message.nbytes if isinstance(data, Frame) else frame.size(data)
         received += length
         if message.meta["kind"] in ("state", "average"):
             state_bytes += length
@@ -180,13 +180,14 @@ def _receive(frames: Iterator[Buffer | Parts]) -> _Arrived:
     )
 
 
-def update_slice(update: Update, frames: Iterator[Buffer | Parts]) -> Iterator[Keyed]:
+def update_slice(update: Update, frames: Iterable[Packed | Frame]) -> Iterator[Keyed]:
     """Sum the shards of one slice, update it, and yield what goes to the driver and what stays.
 
     Args:
         update: the slice and the rule.
         frames: the slice's state, if any, its shards, and for slice 0 also the sources' reports; in
-            later phases the sums that an earlier one left. As they arrived, or as they were packed.
+            later phases the sums that an earlier one left. As they arrived, as they were packed, or read: a
+            state whose arrays are writable is overwritten.
 
     Yields:
         (RESULT, frame) for the driver and (STATE, frame) for the next phase or iteration.
@@ -348,7 +349,9 @@ def _steps(
     else:
         if update.combine == "adasum" and not update.whole:
             yield np.zeros(0)  # a single source has nothing to combine, but phases are counted
-        gradient = np.array(shards.parts[0].values)
+        gradient = shards.parts[0].values
+        if not (update.last and gradient.flags.writeable):  # of others, or to be left for the next phase
+            gradient = np.array(gradient)
     combined = np.array(gradient) if update.turn.gradient else gradient
     yield from update.rule.update(
         optimizer,
@@ -393,7 +396,9 @@ def _average(update: Update, before: Frame | None, weights: Array) -> Array:
 
 def _find_non_finite(update: Update, gradient: Array, parts: list[Part]) -> dict[str, Any] | None:
     """Name the parameter and the sources whose gradient is NaN or infinite."""
-    if np.isfinite(np.sum(gradient, dtype=np.float64)):  # one pass; NaN and infinity survive a sum
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = np.sum(gradient)  # one pass; NaN and infinity survive a sum, and a sum is rarely too large
+    if np.isfinite(total):
         return None
     bad = np.flatnonzero(~np.isfinite(gradient))
     if not len(bad):

@@ -8,7 +8,7 @@ from typing import Any
 
 from sparkdl import frame
 from sparkdl._spark import broadcast_id, broadcast_value
-from sparkdl.frame import Array, Buffer, Frame, Parts
+from sparkdl.frame import Array, Frame, Packed, Parts
 
 INLINE_BYTES = 64 << 10
 """Up to this size weights travel inside the stage's task binary, which Spark broadcasts anyway; a
@@ -26,10 +26,10 @@ class WeightsRef:
     """
 
     version: int
-    inline: Buffer | None
+    inline: Packed | None
     broadcast_id: int = -1
 
-    def data(self) -> Buffer:
+    def data(self) -> Packed:
         """Return the frame; called in tasks."""
         return self.inline if self.inline is not None else broadcast_value(self.broadcast_id)
 

@@ -273,11 +273,12 @@ class FlatModule:
         """Return the names of the parameters that are frozen now."""
         return [self.layout.params[index].name for index in np.flatnonzero(self._frozen)]
 
-    def load(self, params: Array, buffers: Array, counters: Array) -> None:
-        """Copy weights and buffers in; the arrays may be read-only."""
+    def load(self, params: Array | Sequence[Array], buffers: Array, counters: Array) -> None:
+        """Copy weights, whole or in slices, and buffers in; the arrays may be read-only."""
         if params is not self.own_params:
             self.holds = None
-            np.copyto(self._host_params.numpy(), params)
+            of_slices = [params] if isinstance(params, np.ndarray) else params
+            np.concatenate(of_slices, out=self._host_params.numpy())
         if self._host_params is not self.params:
             self.params.copy_(self._host_params)
         self._buffers.load(buffers)

@@ -91,7 +91,8 @@ class SliceOptimizer:
         layout: where the parameters are.
         start: first element of the slice.
         stop: one past its last element.
-        state: frame from :meth:`state_frame` of the same slice; fresh without.
+        state: frame from :meth:`state_frame` of the same slice; fresh without. If its arrays are writable
+            they are the optimizer's from now on.
     """
 
     def __init__(
@@ -416,13 +417,14 @@ def _equal(first: Any, second: Any) -> bool:
 
 
 def read_runs(state: Frame) -> list[Run]:
-    """Read runs back, with copies of their state."""
+    """Read runs back, with copies of what may not be written."""
     runs = []
     for index, (start, stop, group, scalars) in enumerate(state.meta["runs"]):
         values: dict[str, Any] = dict(scalars)
         prefix = f"{index}."
         for name, array in state.arrays.items():
             if name.startswith(prefix):
-                values[name.removeprefix(prefix)] = torch.from_numpy(np.array(array))  # writable copy
+                own = array if array.flags.writeable else np.array(array)
+                values[name.removeprefix(prefix)] = torch.from_numpy(own)
         runs.append(Run(start, stop, group, values))
     return runs

@@ -17,7 +17,7 @@ from sparkdl._spark import key
 from sparkdl.allreduce import slices, update
 from sparkdl.allreduce import weights as published
 from sparkdl.allreduce.weights import WeightsRef
-from sparkdl.frame import Buffer, Parts
+from sparkdl.frame import Buffer, Packed, Parts
 from sparkdl.train import replica, stage
 from sparkdl.train.forward_backward import ForwardBackward, Stopwatch
 from sparkdl.train.kept import cut_kept
@@ -103,7 +103,7 @@ class Advance(UpdateStage[Replica]):
             raise stage.lacking(version.iteration - 1, partition)
         return self._update(worker, before, stage.resolve(arrived, version.after(-1)))
 
-    def _update(self, worker: Worker, before: Replica, arrived: list[Buffer]) -> Replica:
+    def _update(self, worker: Worker, before: Replica, arrived: list[Packed]) -> Replica:
         """Make the next version of the model of all gradients."""
         spec, turn = worker.spec, self.turn
         assert turn is not None
@@ -125,7 +125,7 @@ class Advance(UpdateStage[Replica]):
             if kind == update.STATE:
                 kept.append(parts)
                 continue
-            message = frame.unpack_parts(parts)
+            message = frame.unpack(parts)
             stage.check_update(message.meta, version.iteration - 1)
             report[message.meta["kind"]] = message.meta
             arrays |= message.arrays
@@ -140,7 +140,7 @@ class Advance(UpdateStage[Replica]):
         """Yield, keyed, the partition's part of what stays; the first one tells the driver the rest."""
         if partition == 0:
             yield key(update.RESULT)
-            yield [model.weights]
+            yield frame.parts(model.weights)
             yield key(update.RESULT)
             yield frame.pack({"kind": "trail", "trail": replica.read_trail(model.trail)})
         kept = [frame.unpack(data) for data in model.kept]

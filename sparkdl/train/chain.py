@@ -82,9 +82,9 @@ class Chain:
         stage = shuffled = None
         for number, task in enumerate(tasks, start=1):
             if stage is not None:
-                shuffled = jobs.shuffle(jobs.keyed(stage), partitions, small_frames=True)
+                shuffled = jobs.shuffle(jobs.keyed(stage), partitions)
             arriving = store.tokens if shuffled is None else jobs.zip(tokens, jobs.values(shuffled))
-            run = task if cut == 1 else InPieces(task, cut, sends=number < len(tasks))
+            run = InPieces(task, pieces=cut if number < len(tasks) else 0)
             stage = jobs.stage(arriving, run, broadcasts, profile=self._profile)
         kept = stage if self._keeps else None
         if kept is not None:
@@ -100,7 +100,7 @@ class Chain:
         finally:
             jobs.describe(None)
             jobs.release_shuffle(shuffled)
-        messages = [frame.unpack(data) for data in received]
+        messages = [frame.unpack(data) for data in pieces.joined(received)]
         return Chained(messages, kept, started, time.perf_counter() - begin)
 
     def forget(self, store: Store, partition: int) -> None:

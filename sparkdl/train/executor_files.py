@@ -3,7 +3,8 @@
 Nothing but speed, or a tolerated loss, may depend on them: an executor can be gone at any time, and its files
 with it. They appear under their names when they are complete. Large ones are mapped, so that all Python
 processes of an executor share one copy. Where one process runs all tasks of an executor, those that are not
-too large, and that need not outlive it, stay in its memory instead, under the same names.
+too large, and that need not outlive it, stay in its memory instead, under the same names: their frames as
+they were laid out, whose arrays nobody may change from then on.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from sparkdl import frame
 from sparkdl.data.store import local_folders
-from sparkdl.frame import Buffer, Parts
+from sparkdl.frame import Buffer, Packed, Parts
 
 _ROOT = "sparkdl-fits"
 _DRAFT = "draft-"
@@ -30,10 +31,10 @@ _MOST_BUFFERS = 1024
 _SMALL = 256 << 10
 """Up to so many bytes reading takes less time than mapping."""
 
-_MOST_HELD = 96 << 20
+_MOST_HELD = 1 << 30
 """Larger files are not held in memory: the system can take a disk's cache back."""
 
-_held: dict[str, bytes] = {}
+_held: dict[str, Sequence[Parts]] = {}
 _holds = False
 
 # Paths are strings in here: for a small model pathlib takes a tenth of a task's time.
@@ -55,13 +56,13 @@ def holds_files() -> bool:
     return _holds
 
 
-def encode(frames: Sequence[Parts]) -> Parts:
+def encode(frames: Sequence[Packed]) -> Parts:
     """Write frames one after the other, each after its length."""
-    parts: Parts = []
+    encoded: Parts = []
     for own in frames:
         size = frame.size(own)
-        parts += [_LENGTH.pack(size), *own, bytes(-size % _LENGTH.size)]
-    return parts
+        encoded += [_LENGTH.pack(size), *frame.parts(own), bytes(-size % _LENGTH.size)]
+    return encoded
 
 
 def decode(data: Buffer) -> Iterator[Buffer]:
@@ -74,13 +75,33 @@ def decode(data: Buffer) -> Iterator[Buffer]:
         position += size + -size % _LENGTH.size
 
 
-def hold_file(path: str, parts: Parts) -> None:
-    """Leave a file that need not outlive this process, in its memory if that is possible."""
-    if _holds and frame.size(parts) <= _MOST_HELD:
-        _held[path] = frame.join(parts)
+def hold_frames(path: str, frames: Sequence[Packed], *, lent: bool = False) -> None:
+    """Leave frames that need not outlive this process, in its memory if that is possible.
+
+    Args:
+        path: name of the file.
+        frames: the frames.
+        lent: whether their memory will be used for something else, so that they are to be copied.
+    """
+    if _holds and sum(map(frame.size, frames)) <= _MOST_HELD:
+        held = [frame.parts(one) for one in frames]
+        _held[path] = [[frame.join(parts)] for parts in held] if lent else held
     else:
         _held.pop(path, None)
-        write_file(path, parts)
+        write_file(path, encode(frames))
+
+
+def read_frames(path: str) -> Sequence[Packed] | None:
+    """Return the frames that :func:`hold_frames` has left, or ``None`` if they are not there."""
+    if path in _held:
+        return _held[path]
+    data = read_file(path)
+    return list(decode(data)) if data is not None else None
+
+
+def take_frames(path: str) -> Sequence[Packed] | None:
+    """Return frames as :func:`read_frames` does, and forget them if they are held."""
+    return _held.pop(path, None) or read_frames(path)
 
 
 def write_file(path: str, parts: Parts) -> None:
@@ -111,8 +132,6 @@ def _write(file: int, parts: Parts) -> None:
 
 def read_file(path: str) -> Buffer | None:
     """Return a file's bytes, mapped if they are many, or ``None`` if it is not there."""
-    if path in _held:
-        return _held[path]
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

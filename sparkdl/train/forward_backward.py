@@ -19,7 +19,7 @@ from sparkdl.allreduce.weights import WeightsRef
 from sparkdl.data import store
 from sparkdl.data.columns import Structure
 from sparkdl.exceptions import ModelError
-from sparkdl.frame import Array, Frame, Parts
+from sparkdl.frame import Array, Buffer, Frame, Parts
 from sparkdl.layout import ParamLayout
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.flat import FlatModule
@@ -69,7 +69,7 @@ class ForwardBackward:
     state: PartitionState | None = None
     delivery: Delivery | None = None
 
-    def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
+    def __call__(self, partition: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
         """Yield keyed frames: a shard for each slice, and a report for slice 0."""
         clock = Stopwatch()
         (token,) = [store.Token.from_frame(frame.unpack(data)) for data in frames]
@@ -221,7 +221,8 @@ class ForwardBackward:
         """Return what a partition sends to itself."""
         if self.delivery is None or not self.delivery.local:
             return parts
-        return stage.own([parts], self.delivery.version, f"gradient-{partition}", local=True)
+        # The gradient's memory is the replica's, for the next gradient of any partition.
+        return stage.own([parts], self.delivery.version, f"gradient-{partition}", local=True, lent=True)
 
     def _nothing(self, partition: int) -> Iterator[bytes]:
         """Send no gradient."""

@@ -23,7 +23,7 @@ from sparkdl.allreduce import weights as published
 from sparkdl.allreduce.codec import Cast, encode, rounded
 from sparkdl.allreduce.codec import decode as decode_values
 from sparkdl.allreduce.weights import WeightsRef
-from sparkdl.frame import Array, Buffer, Frame, Parts
+from sparkdl.frame import Array, Buffer, Frame, Packed, Parts
 from sparkdl.optim.reduction import add_up
 from sparkdl.train import replica, stage
 from sparkdl.train.executor_files import decode
@@ -31,9 +31,11 @@ from sparkdl.train.forward_backward import ForwardBackward, Stopwatch
 from sparkdl.train.kept import master_frame
 from sparkdl.train.replica import Replica, Start, Version
 from sparkdl.train.stage import Arrived, ProblemError
-from sparkdl.train.worker import FitRef, Worker
+from sparkdl.train.worker import FitRef, FitSpec, Worker
 
 _UNTOLD = ("reports", "codec")
+_SLICE = "slice-"
+"""How the names of the slices begin in a version whose weights lie in slices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +91,11 @@ class SyncSlice:
         (message,) = (results[kind] for kind in ("slice", "partials") if kind in results)
         told = [frame.unpack(data) for data in reports]
         if "reports" in results:
-            told = [frame.unpack_parts(results["reports"])]
+            told = [frame.unpack(results["reports"])]
         if not self.last:
-            sums = kept if not self.phase else [[data] for data in shards]
+            sums = kept if not self.phase else shards
             known = frame.pack({"kind": "totals"}, {str(i): total for i, total in enumerate(totals)})
-            left = [message, known, *sums, *(frame.pack(m.meta, m.arrays) for m in told)]
+            left: list[Packed] = [message, known, *sums, *(frame.pack(m.meta, m.arrays) for m in told)]
             return message, stage.own(left, version, f"left-{self.phase}-{n}", self.local)
         if told:
             message = _with_reports(message, told[0])
@@ -101,13 +103,13 @@ class SyncSlice:
         return _coded(message, worker.spec.weights_codec), own
 
     def _update(
-        self, worker: Worker, n: int, version: Version, totals: Sequence[Array], frames: list[Buffer]
+        self, worker: Worker, n: int, version: Version, totals: Sequence[Array], frames: list[Packed]
     ) -> tuple[dict[str, Parts], list[Parts]]:
         """Run the update as far as its totals are known; return its results by kind, and what stays."""
         spec = worker.spec
         start, stop = slices.bounds(spec.layout.numel, self.partitions)[n]
         before, kept_before = _weights(self.start, self.done, n), self._kept(n)
-        master = kept_before.pop(0) if kept_before and _kind(kept_before[0]) == "slice" else None
+        master = kept_before.pop(0) if kept_before and kept_before[0].meta["kind"] == "slice" else None
         task = update.Update(
             spec.layout,
             start,
@@ -117,31 +119,33 @@ class SyncSlice:
             spec.combine,
             spec.averaging,
             replace(self.turn, totals=tuple(totals)),
-            frame.unpack(master).arrays["params"] if master is not None else None,
+            master.arrays["params"] if master is not None else None,
         )
         results: dict[str, Parts] = {}
         kept: list[Parts] = []
-        for kind, parts in update.update_slice(task, iter([*kept_before, *frames])):
+        for kind, parts in update.update_slice(task, [*kept_before, *frames]):
             if kind == update.STATE:
                 kept.append(parts)
                 continue
-            meta = frame.unpack_parts(parts).meta
+            meta = frame.unpack(parts).meta
             stage.check_update(meta, version.iteration)
             results[meta["kind"]] = parts
         return results, kept
 
-    def _kept(self, n: int) -> list[Buffer]:
+    def _kept(self, n: int) -> list[Frame]:
         """Return what the iteration before has left with the slice: itself, state, average."""
         if not self.done and not self.start.kept:
             return []
         if not self.done and self.start.seed >= 0:
             of_slices = list(decode(broadcast_value(self.start.seed)))
-            return list(decode(of_slices[n]))
-        version = self.start.version.after(self.done)
-        found = replica.read_own(version, f"slice-{n}")
+            return [frame.unpack(data) for data in decode(of_slices[n])]
+        version, name = self.start.version.after(self.done), f"slice-{n}"
+        # The state is updated in place, which spares three copies of the slice. A task that runs again does
+        # not find it any more, and the group is run again with a seed.
+        found = replica.take_own(version, name) if self.last else replica.read_own(version, name)
         if found is None:
             raise stage.lacking(version.iteration, n)
-        return list(decode(found))
+        return [_state_to_overwrite(data) if self.last else frame.unpack(data) for data in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,23 +172,23 @@ class Gather:
         token, arrived = stage.receive(frames)
         worker = self.fit.worker()
         try:
-            model, kept = self._assemble(n, arrived, worker.spec.weights_codec)
+            model, kept = self._assemble(n, arrived, worker.spec)
         except ProblemError as error:
             onward = self.partitions if self.forward is not None else None
             yield from stage.pass_on(n, error.problems, onward)
         else:
             if self.forward is not None:
                 clock.lap("gather")
-                yield from self.forward.compute(n, token, worker, clock, lambda: model.arrays)
+                yield from self.forward.compute(n, token, worker, clock, lambda: _loadable(model))
             else:
                 yield from self._finish(n, model, kept)
         worker.end_task()
 
-    def _assemble(self, n: int, arrived: list[Arrived], codec: Cast) -> tuple[Replica, list[Buffer]]:
+    def _assemble(self, n: int, arrived: list[Arrived], spec: FitSpec) -> tuple[Replica, list[Packed]]:
         """Return the model after the iterations so far, and the partition's slice and what stays with it."""
         if not self.done:
             found = _weights(self.start, 0, n)
-            return (found if self.start.weights is None else self._rounded(found, codec)), []
+            return (found if self.start.weights is None else self._rounded(found, spec.weights_codec)), []
         stage.check(arrived)
         version = self.start.version.after(self.done)
         by_kind = _by_kind(stage.resolve(arrived, version))
@@ -192,7 +196,7 @@ class Gather:
         made = replica.read(version)  # by another task on this executor, or an earlier attempt of this one
         if made is None or len(made.trail) != self.done:
             before = _weights(self.start, self.done - 1, n)
-            made = self._write(before, version, _in_order(by_kind["slice"]), codec)
+            made = self._write(before, version, _in_order(by_kind["slice"]), spec)
         return made, [own, *by_kind["state"], *by_kind["average"]]
 
     def _rounded(self, model: Replica, codec: Cast) -> Replica:
@@ -205,12 +209,12 @@ class Gather:
         parts = published.pack(self.start.version.iteration, **{**model.arrays, "params": whole})
         return Replica(frame.join(parts), [])
 
-    def _write(self, before: Replica, version: Version, parts: list[Frame], codec: Cast) -> Replica:
-        """Leave the whole weights for the tasks on this executor."""
-        arrays = dict(before.arrays)
-        arrays.pop("gradient", None)
-        dtype = arrays["params"].dtype
-        arrays["params"] = np.concatenate([_params(part, codec, dtype) for part in parts])
+    def _write(self, before: Replica, version: Version, parts: list[Frame], spec: FitSpec) -> Replica:
+        """Leave all weights, in slices, for the tasks on this executor."""
+        arrays = {name: before.arrays[name] for name in ("buffers", "counters")}
+        dtype = np.dtype(spec.layout.dtype)
+        # They are put together when they are loaded, which copies them anyway.
+        arrays |= {f"{_SLICE}{i}": _params(p, spec.weights_codec, dtype) for i, p in enumerate(parts)}
         if "gradient" in parts[0].arrays:
             arrays["gradient"] = np.concatenate([part.arrays["gradient"] for part in parts])
         reports: dict[str, Any] = {}
@@ -220,23 +224,23 @@ class Gather:
                 arrays |= {name: part.arrays[name] for name in ("buffers", "counters") if name in part.arrays}
         told = [{name: v for name, v in part.meta.items() if name not in _UNTOLD} for part in parts]
         trail = [*before.trail, replica.report({"slices": told, "reports": reports})]
-        replica.write(version, published.pack(version.iteration, **arrays), [], trail)
+        replica.write(version, frame.pack({"kind": "weights"}, arrays), [], trail)
         made = replica.read(version)
         if made is None:
             raise RuntimeError(f"{version.path} is gone as soon as it was written")
         return made
 
-    def _finish(self, n: int, model: Replica, kept: list[Buffer]) -> Iterator[bytes | Parts]:
+    def _finish(self, n: int, model: Replica, kept: list[Packed]) -> Iterator[bytes | Parts]:
         """Yield, keyed, what stays with the slice; the first one tells the driver how it went."""
-        arrays = dict(model.arrays)
-        del arrays["params"]
         if n == 0:
+            names = ("buffers", "counters", "gradient")
+            arrays = {name: array for name, array in model.arrays.items() if name in names}
             yield key(update.RESULT)
             yield frame.pack({"kind": "trail", "trail": replica.read_trail(model.trail)}, arrays)
         own, *rest = kept
-        for parts in (master_frame(frame.unpack(own).arrays["params"]), *([data] for data in rest)):
+        for data in (master_frame(frame.unpack(own).arrays["params"]), *rest):
             yield key(update.STATE)
-            yield parts
+            yield frame.parts(data)
 
 
 def _weights(start: Start, done: int, n: int) -> Replica:
@@ -248,25 +252,36 @@ def _weights(start: Start, done: int, n: int) -> Replica:
     return found
 
 
-def _by_kind(frames: Sequence[Buffer]) -> defaultdict[str, list[Buffer]]:
-    found: defaultdict[str, list[Buffer]] = defaultdict(list)
+def _loadable(model: Replica) -> dict[str, Any]:
+    """Return what is to be loaded into the module."""
+    arrays = model.arrays
+    of_slices = [array for name, array in arrays.items() if name.startswith(_SLICE)]
+    names = ("buffers", "counters")
+    return {"params": of_slices or [arrays["params"]], **{name: arrays[name] for name in names}}
+
+
+def _by_kind(frames: Sequence[Packed]) -> defaultdict[str, list[Packed]]:
+    found: defaultdict[str, list[Packed]] = defaultdict(list)
     for data in frames:
         found[frame.unpack(data).meta["kind"]].append(data)
     return found
 
 
-def _in_order(frames: Sequence[Buffer]) -> list[Frame]:
+def _in_order(frames: Sequence[Packed]) -> list[Frame]:
     """Read frames of slices, in the order of these."""
     return sorted(map(frame.unpack, frames), key=lambda message: int(message.meta["start"]))
 
 
-def _kind(data: Buffer) -> str:
-    return str(frame.unpack(data).meta["kind"])
+def _state_to_overwrite(data: Packed) -> Frame:
+    """Read what stays with a slice; a state in this process's memory may be overwritten."""
+    message = frame.unpack(data)
+    in_memory = isinstance(data, list) and len(data) > 1
+    return frame.unpack(data, writable=True) if in_memory and message.meta["kind"] == "state" else message
 
 
 def _coded(message: Parts, codec: Cast) -> Parts:
     """Write a slice for its way to other partitions."""
-    own = frame.unpack_parts(message)
+    own = frame.unpack(message)
     encoded = encode(codec, own.arrays["params"])
     others = {name: array for name, array in own.arrays.items() if name != "params"}
     coded = {f"params.{name}": array for name, array in encoded.arrays.items()}
@@ -284,5 +299,5 @@ def _params(part: Frame, codec: Cast, dtype: np.dtype[Any]) -> Array:
 
 def _with_reports(message: Parts, told: Frame) -> Parts:
     """Let the first slice carry the reports, and the buffers that came with them."""
-    own = frame.unpack_parts(message)
+    own = frame.unpack(message)
     return frame.pack({**own.meta, "reports": told.meta}, {**own.arrays, **told.arrays})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparkdl import frame
-from sparkdl.frame import Array, Frame, Parts
+from sparkdl.frame import Array, Buffer, Frame, Parts
 from sparkdl.optim.slice import cut_states
 
 MASTER = "master"
@@ -40,7 +40,7 @@ def cut_kept(kept: Sequence[Frame], bounds: Sequence[tuple[int, int]]) -> list[l
     return cut
 
 
-def without_master(frames: Iterable[bytes]) -> Iterator[bytes]:
+def without_master(frames: Iterable[Buffer]) -> Iterator[Buffer]:
     """Pass on what stays with a slice besides its weights."""
     return (data for data in frames if frame.unpack(data).meta["kind"] != MASTER)
 
@@ -55,6 +55,6 @@ class Pick:
 
     kind: str
 
-    def __call__(self, _: int, frames: Iterator[bytes]) -> Iterator[bytes]:
+    def __call__(self, _: int, frames: Iterator[Buffer]) -> Iterator[Parts]:
         """Yield them."""
-        return (data for data in frames if frame.unpack(data).meta["kind"] == self.kind)
+        return ([data] for data in frames if frame.unpack(data).meta["kind"] == self.kind)

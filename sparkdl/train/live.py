@@ -169,7 +169,7 @@ def write_base(live: LiveModel) -> None:
     assert live.version is not None
     if replica.read(live.version) is None:
         weights = published.pack(live.version.iteration, **live.arrays)
-        replica.write_only(live.version, weights, [live.optimizer.state_frame()])
+        replica.write_copy(live.version, weights, [live.optimizer.state_frame()])
 
 
 def changes_to_keep(slots: int) -> int:

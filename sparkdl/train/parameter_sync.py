@@ -6,11 +6,13 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from sparkdl import frame
 from sparkdl._spark import key
 from sparkdl.allreduce import slices, update
 from sparkdl.allreduce.weights import WeightsRef
-from sparkdl.frame import Parts
+from sparkdl.frame import Buffer, Parts
 from sparkdl.train.kept import without_master
+from sparkdl.train.pieces import cut
 from sparkdl.train.worker import FitRef
 
 
@@ -33,7 +35,7 @@ class ParameterSync:
     turn: update.Turn
     keyed: bool
 
-    def __call__(self, index: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
+    def __call__(self, index: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
         """Yield the updated slice, its state and, from slice 0, the reports."""
         worker = self.fit.worker()
         spec = worker.spec
@@ -53,28 +55,28 @@ class ParameterSync:
 _INDEX = struct.Struct("<q56x")  # as long as an array's alignment in a frame
 
 
-def pass_kept(index: int, frames: Iterator[bytes]) -> Iterator[Parts]:
+def pass_kept(index: int, frames: Iterator[Buffer]) -> Iterator[Parts]:
     """Pass on what stays with a slice besides its weights, with the slice's index in front."""
     for data in without_master(frames):
         yield [_INDEX.pack(index), data]
 
 
-def split_kept(data: bytes) -> tuple[int, bytes]:
+def split_kept(data: Buffer) -> tuple[int, bytes]:
     """Return index and frame of what :func:`pass_kept` has passed on."""
     (index,) = _INDEX.unpack_from(data)
-    return index, data[_INDEX.size :]
+    return index, bytes(memoryview(data)[_INDEX.size :])
 
 
 def key_kept(slices: Iterable[tuple[int, list[bytes]]]) -> Iterator[bytes]:
     """Send frames that once stayed with slices on their way to these slices."""
     for index, frames in slices:
-        for data in frames:
+        for piece in cut(index, frames):
             yield key(index)
-            yield data
+            yield frame.join(piece)
 
 
-def keep(_: int, frames: Iterator[bytes]) -> Iterator[bytes]:
-    """Let frames stay with their slice."""
-    for data in frames:
+def keep(_: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Let frames that arrive in pieces stay with their slice, in these."""
+    for piece in pieces:
         yield key(update.STATE)
-        yield data
+        yield piece

@@ -1,16 +1,19 @@
-"""Large frames travel between the stages of a chain in pieces.
+"""Frames travel and stay in pieces.
 
 On its way to Python Spark copies each frame into a buffer which every task makes anew and doubles until the
 frame fits: for 20 MB these are 64 MB of new memory, which takes longer to be filled with zeros than the frame
-to be sent. On its way from Python a frame is one array, which Java's collector handles apart if it is large.
-Pieces pass through buffers that stay small, and through the processor's cache.
+to be sent. On its way from Python a frame is one array, which Java's collector handles apart if it is large,
+and of which there are several where a frame is persisted. Pieces pass through buffers that stay small, and
+through the processor's cache.
 """
 
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -18,7 +21,7 @@ from sparkdl import frame
 from sparkdl.frame import Array, Buffer, Parts
 
 ChainTask = Callable[[int, Iterator[Buffer]], Iterable[bytes | Parts]]
-"""What runs in a chain's task: (partition, token and what has arrived) -> frames out."""
+"""What runs in a task: (partition, token, frames that have arrived) -> frames out."""
 
 PIECE_BYTES = 256 << 10
 
@@ -33,71 +36,85 @@ def count(nbytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class InPieces:
-    """A chain's task, whose frames arrive and leave in pieces.
+    """A task whose frames arrive and leave in pieces.
 
     Attributes:
         task: the task.
-        pieces: number of pieces of the first frame that it sends to a partition, however long that is: as
-            many frames arrive as are expected. The second one is sent as it is.
-        sends: whether frames are for a next stage. The last one's are not.
+        token: whether the first frame that arrives is a partition's token, which is whole.
+        keyed: whether frames leave in turn with their keys.
+        pieces: in a chain, number of pieces of the first frame that the task sends to a partition, however
+            long that is: as many frames arrive as are expected. The second one is sent as it is. Otherwise 0:
+            each frame is sent in as many pieces as it has.
     """
 
     task: ChainTask
-    pieces: int
-    sends: bool
+    token: bool = True
+    keyed: bool = True
+    pieces: int = 0
 
     def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterable[bytes | Parts]:
         """Run the task."""
-        leaving = self.task(partition, joined(frames))
-        return cut(partition, leaving, self.pieces) if self.sends else leaving
+        first = [next(frames)] if self.token else []
+        leaving = self.task(partition, chain(first, joined(frames)))
+        return cut_keyed(partition, leaving, self.pieces) if self.keyed else cut(partition, leaving)
 
 
-def cut(source: int, frames: Iterable[bytes | Parts], pieces: int) -> Iterator[bytes | Parts]:
-    """Yield keyed frames in pieces.
+def cut(source: int, frames: Iterable[bytes | Parts]) -> Iterator[Parts]:
+    """Yield frames in pieces.
 
     Args:
-        source: the partition that sends them.
-        frames: keys and frames in turn, two for each key.
-        pieces: number of pieces of a key's first frame.
+        source: who sends them. Pieces of two frames of the same sender must not arrive mixed with each other
+            unless they are from the same call.
+        frames: the frames.
     """
-    begun: set[bytes | Parts] = set()
+    for number, data in enumerate(frames):
+        yield from _pieces(source, number, data, PIECE_BYTES)
+
+
+def cut_keyed(source: int, frames: Iterable[bytes | Parts], pieces: int = 0) -> Iterator[bytes | Parts]:
+    """Yield frames in pieces, each after its frame's key.
+
+    Args:
+        source: who sends them.
+        frames: keys and frames in turn.
+        pieces: see :class:`InPieces`; if not 0 there are two frames for each key.
+    """
+    numbers: Counter[bytes] = Counter()
     stream = iter(frames)
-    for key in stream:
-        data = next(stream)
-        parts: Parts = [data] if isinstance(data, bytes) else data
-        size, second = frame.size(parts), key in begun
-        begun.add(key)
-        step = max(PIECE_BYTES, -(-size // pieces)) if not second else size
-        left = 1 if second else pieces
-        for offset, piece in _pieces(parts, step):
-            yield key
-            yield [_HEAD.pack(source, second, offset, size), *piece]
-            left -= 1
-        for _ in range(left):
-            yield key
+    for to in stream:
+        assert isinstance(to, bytes)
+        data, number = next(stream), numbers[to]
+        numbers[to] += 1
+        expected = 0 if not pieces else 1 if number else pieces
+        largest = max(PIECE_BYTES, -(-frame.size(data) // expected)) if expected else PIECE_BYTES
+        for piece in _pieces(source, number, data, largest):
+            yield to
+            yield piece
+            expected -= 1
+        for _ in range(expected):
+            yield to
             yield b""
 
 
-def _pieces(parts: Parts, step: int) -> Iterator[tuple[int, Parts]]:
-    """Cut a frame after each so many bytes; yield where each piece begins, and the piece."""
-    offset, room = 0, step
+def _pieces(source: int, number: int, data: bytes | Parts, largest: int) -> Iterator[Parts]:
+    """Yield the pieces of a frame, each of so many bytes at most."""
+    size, offset, room = frame.size(data), 0, largest
     piece: Parts = []
-    for part in parts:
+    for part in frame.parts(data):
         rest = memoryview(part)
         while len(rest):
             piece.append(rest[:room])
             rest = rest[room:]
             room -= len(piece[-1])
             if not room:
-                yield offset, piece
-                offset, piece, room = offset + step, [], step
+                yield [_HEAD.pack(source, number, offset, size), *piece]
+                offset, piece, room = offset + largest, [], largest
     if piece:
-        yield offset, piece
+        yield [_HEAD.pack(source, number, offset, size), *piece]
 
 
-def joined(frames: Iterator[bytes]) -> Iterator[Buffer]:
-    """Yield a partition's token and the frames that arrive for it, each when its last piece has come."""
-    yield next(frames)
+def joined(frames: Iterable[bytes]) -> Iterator[Buffer]:
+    """Yield frames that have arrived in pieces, each when its last piece has come."""
     begun: dict[tuple[int, int], tuple[Array, int]] = {}
     for data in frames:
         if not data:  # zipped with a piece that nobody needs

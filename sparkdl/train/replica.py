@@ -17,15 +17,15 @@ from typing import Any
 from sparkdl import frame
 from sparkdl._spark import broadcast_value
 from sparkdl.allreduce.weights import WeightsRef
-from sparkdl.frame import Buffer, Parts
+from sparkdl.frame import Packed, Parts
 from sparkdl.train.executor_files import (
     decode,
     delete_files,
-    encode,
     fit_folder,
-    hold_file,
+    hold_frames,
     holds_files,
-    read_file,
+    read_frames,
+    take_frames,
 )
 
 _FOLDER = "replicas"
@@ -76,8 +76,8 @@ class Replica:
             passed on from stage to stage, and only the last one reads it.
     """
 
-    weights: Buffer
-    kept: Sequence[Buffer]
+    weights: Packed
+    kept: Sequence[Packed]
     trail: Sequence[bytes] = ()
 
     @property
@@ -135,14 +135,17 @@ class Start:
 
 
 def write(version: Version, weights: Parts, kept: Sequence[Parts], trail: Sequence[bytes]) -> None:
-    """Leave a version for the next task, and delete those that no task of the group needs."""
-    write_only(version, weights, kept, trail)
+    """Leave a version for the next task, and delete those that no task of the group needs.
+
+    Nobody may change its arrays from then on.
+    """
+    hold_frames(version.path, [b"\n".join(trail), weights, *kept])
     _delete_all_but(version, len(trail))
 
 
-def write_only(version: Version, weights: Parts, kept: Sequence[Parts], trail: Sequence[bytes] = ()) -> None:
-    """Leave a version for the next task."""
-    hold_file(version.path, encode([[b"\n".join(trail)], weights, *kept]))
+def write_copy(version: Version, weights: Parts, kept: Sequence[Parts]) -> None:
+    """Leave a copy of a version, whose arrays will change, for the next group."""
+    hold_frames(version.path, [b"", weights, *kept], lent=True)
 
 
 def report(told: Mapping[str, Any]) -> bytes:
@@ -155,19 +158,30 @@ def read_trail(trail: Sequence[bytes]) -> list[Any]:
     return [json.loads(line) for line in trail]
 
 
-def write_own(version: Version, name: str, parts: Parts) -> Parts:
-    """Leave a frame for the next task of the same partition, which runs where this one does.
+def write_own(version: Version, name: str, frames: Sequence[Packed], *, lent: bool = False) -> Parts:
+    """Leave frames for the next task of the same partition, which runs where this one does.
+
+    Args:
+        version: the model that they belong to.
+        name: tells them from others of that version.
+        frames: the frames, whose arrays nobody may change from then on.
+        lent: whether their memory will be used for something else.
 
     Returns:
-        The frame to send in its place.
+        The frame to send in their place.
     """
-    hold_file(_own(version, name), parts)
+    hold_frames(_own(version, name), frames, lent=lent)
     return frame.pack({"kind": "own", "name": name})
 
 
-def read_own(version: Version, name: str) -> Buffer | None:
+def read_own(version: Version, name: str) -> Sequence[Packed] | None:
     """Return what :func:`write_own` has left on this executor, or ``None``."""
-    return read_file(_own(version, name))
+    return read_frames(_own(version, name))
+
+
+def take_own(version: Version, name: str) -> Sequence[Packed] | None:
+    """Return what :func:`write_own` has left, to be changed: from memory nobody gets it once more."""
+    return take_frames(_own(version, name))
 
 
 def _own(version: Version, name: str) -> str:
@@ -178,18 +192,19 @@ def _delete_all_but(version: Version, group: int) -> None:
     """Delete all versions but this one, the one before it, and the one its group has started from.
 
     Other processes of the executor do the same; who has mapped a file keeps it. Where there are none, and
-    files are in memory, nobody is left who needs the version before: only a stage that runs again would.
+    files are in memory, nobody is left who needs those before: only a stage, or a group, that runs again
+    would, and that is told by the driver what it needs.
     """
-    keep = {version.name, version.after(-group).name}
+    keep = {version.name}
     if not holds_files():
-        keep.add(version.after(-1).name)
+        keep |= {version.after(-1).name, version.after(-group).name}
     delete_files(version.folder, lambda name: name.split(".")[0] not in keep)
 
 
 def read(version: Version) -> Replica | None:
     """Return a version that this executor has, or ``None``."""
-    data = read_file(version.path)
-    if data is None:
+    frames = read_frames(version.path)
+    if frames is None:
         return None
-    trail, weights, *kept = decode(data)
-    return Replica(weights, kept, bytes(trail).splitlines())
+    trail, weights, *kept = frames
+    return Replica(weights, kept, frame.join(frame.parts(trail)).splitlines())

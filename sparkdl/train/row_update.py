@@ -18,7 +18,7 @@ from sparkdl._spark import key
 from sparkdl.allreduce import slices, update
 from sparkdl.allreduce import weights as published
 from sparkdl.allreduce.weights import WeightsRef
-from sparkdl.frame import Array, Buffer, Frame, Parts
+from sparkdl.frame import Array, Frame, Packed, Parts
 from sparkdl.optim.packed import lazy_tables, take_state
 from sparkdl.rows import Rows, union
 from sparkdl.train import live, stage
@@ -57,7 +57,7 @@ class UpdateRows(UpdateStage[LiveModel]):
         model.apply(change)
         return model
 
-    def _update(self, spec: FitSpec, model: LiveModel, arrived: list[Buffer]) -> Change:
+    def _update(self, spec: FitSpec, model: LiveModel, arrived: list[Packed]) -> Change:
         """Make the next version of what the gradients concern."""
         turn = self.turn
         assert turn is not None
@@ -83,7 +83,7 @@ class UpdateRows(UpdateStage[LiveModel]):
         frames = [take_state(model.optimizer, rows), *(update.renumber(m, rows) for m in shards), *reports]
         found: dict[str, Frame] = {}
         for _, parts in update.update_slice(task, iter(frames)):
-            message = frame.unpack_parts(parts)
+            message = frame.unpack(parts)
             stage.check_update(message.meta, number)
             found[message.meta["kind"]] = message
         told: dict[str, Any] = {

@@ -22,7 +22,7 @@ from fsspec.implementations.local import LocalFileSystem
 from safetensors.numpy import load, save
 
 from sparkdl import frame
-from sparkdl.frame import Array, Parts
+from sparkdl.frame import Array, Buffer, Parts
 from sparkdl.train.kept import without_master
 
 
@@ -31,7 +31,7 @@ def name_of(index: int, count: int) -> str:
     return f"slice-{index:05d}-of-{count:05d}.safetensors"
 
 
-def encode(frames: Sequence[bytes]) -> bytes:
+def encode(frames: Sequence[Buffer]) -> bytes:
     """Return the file of one slice's frames."""
     arrays: dict[str, Array] = {}
     table: list[dict[str, Any]] = []
@@ -71,7 +71,7 @@ class WriteSlice:
     folder: str
     count: int
 
-    def __call__(self, index: int, frames: Iterator[bytes]) -> Iterator[Parts]:
+    def __call__(self, index: int, frames: Iterator[Buffer]) -> Iterator[Parts]:
         """Yield the file's name and checksum."""
         data = encode(list(without_master(frames)))
         name = name_of(index, self.count)

@@ -16,7 +16,7 @@ from sparkdl import frame
 from sparkdl._spark import key
 from sparkdl.allreduce import update
 from sparkdl.data import store
-from sparkdl.frame import Buffer, Parts
+from sparkdl.frame import Buffer, Packed, Parts
 from sparkdl.train import replica
 from sparkdl.train.executor_files import decode, encode
 from sparkdl.train.replica import Version
@@ -71,37 +71,38 @@ def check_update(meta: Mapping[str, Any], iteration: int) -> None:
         raise ProblemError(*({**problem, "iteration": iteration} for problem in meta["problems"]))
 
 
-def resolve(arrived: Sequence[Arrived], version: Version) -> list[Buffer]:
+def resolve(arrived: Sequence[Arrived], version: Version) -> list[Packed]:
     """Return what arrived, with what a partition has for itself in place of the frames that stand for it.
 
     Raises:
         ProblemError: if a file is not there.
     """
-    found: list[Buffer] = []
+    found: list[Packed] = []
     for message in arrived:
         if message.meta["kind"] == "bundle":
             found += decode(frame.unpack(message.data).arrays["data"].data)
         elif message.meta["kind"] == "own":
-            data = replica.read_own(version, message.meta["name"])
-            if data is None:
+            own = replica.read_own(version, message.meta["name"])
+            if own is None:
                 raise lacking(version.iteration, message.meta["name"])
-            found += decode(data)
+            found += own
         else:
             found.append(message.data)
     return found
 
 
-def own(frames: Sequence[Parts], version: Version, name: str, local: bool) -> Parts:
+def own(frames: Sequence[Packed], version: Version, name: str, local: bool, *, lent: bool = False) -> Parts:
     """Return the frame by which a partition hands frames to itself.
 
     Args:
-        frames: what it has for itself.
+        frames: what it has for itself, whose arrays nobody may change from then on.
         version: the model that they belong to.
         name: tells them from others of that version on the executor.
         local: whether they stay as a file, since the next task probably runs where this one does.
+        lent: whether their memory will be used for something else.
     """
     if local:
-        return replica.write_own(version, name, encode(frames))
+        return replica.write_own(version, name, frames, lent=lent)
     data = np.frombuffer(frame.join(encode(frames)), np.uint8)
     return frame.pack({"kind": "bundle"}, {"data": data})
 

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 from sparkdl import frame
-from sparkdl._spark import FrameJobs, JavaObject, Task, frames_of, is_job_failure, task_error
+from sparkdl._spark import FrameJobs, JavaObject, frames_of, is_job_failure, task_error
 from sparkdl.allreduce import slices, update
 from sparkdl.allreduce.update import Turn
 from sparkdl.allreduce.weights import RemoteWeights, Weights, WeightsRef, publish
 from sparkdl.data.dataset import MAX_REBUILDS, Store
 from sparkdl.exceptions import DataError, ModelError, NonFiniteError
-from sparkdl.frame import Array, Frame
+from sparkdl.frame import Array, Buffer, Frame
 from sparkdl.layout import ParamLayout
 from sparkdl.optim.reduction import add_up
 from sparkdl.train.cursor import Cursor, Place
@@ -41,15 +41,13 @@ from sparkdl.train.parameter_sync import (
     split_kept,
 )
 from sparkdl.train.partition_state import PartitionState
+from sparkdl.train.pieces import ChainTask, InPieces, joined
 from sparkdl.train.run import Kept, Snapshot
 from sparkdl.train.slice_files import WriteSlice
 from sparkdl.train.state import TrainState
 from sparkdl.train.worker import FitRef
 
 _log = logging.getLogger("sparkdl")
-
-_SMALL_BYTES = 32 << 20
-"""Gradients of up to this size may wait in an executor's heap until their task ends."""
 
 _ONE_SLICE_BYTES = 4 << 20
 """Up to this size an update that needs reductions runs as one slice: nothing is left to reduce, and
@@ -360,10 +358,9 @@ class Stepper:
         # Job 1: each partition's gradient, cut into shards, written as the map side of a shuffle.
         forward_backward = self._forward_backward(iteration, weights.ref, state.iteration)
         moved = iteration.cursor.broadcasts if iteration.cursor is not None else ()
-        shards = jobs.stage(self.store.tokens, forward_backward, [*broadcasts, *moved], profile=self._profile)
-        shuffled = jobs.shuffle(
-            jobs.keyed(shards), self.slices, small_frames=self._layout.nbytes <= _SMALL_BYTES
-        )
+        task = InPieces(forward_backward)
+        shards = jobs.stage(self.store.tokens, task, [*broadcasts, *moved], profile=self._profile)
+        shuffled = jobs.shuffle(jobs.keyed(shards), self.slices)
         kept: JavaObject | None = None
         sums: JavaObject | None = None
         messages: list[Frame] = []
@@ -383,7 +380,8 @@ class Stepper:
                     arriving = jobs.union(_staying(jobs, model.kept), arriving)
                 keyed = self._keeps if last else phase == 0
                 sync = ParameterSync(self._fit, weights.ref, self.slices, turn, keyed)
-                results = jobs.stage(arriving, sync, broadcasts, preserves_partitioning=True)
+                task = InPieces(sync, token=False, keyed=keyed)
+                results = jobs.stage(arriving, task, broadcasts, preserves_partitioning=True)
                 if keyed and last:
                     kept = results
                     jobs.persist_replicated(kept)
@@ -393,7 +391,7 @@ class Stepper:
                 if keyed:
                     results = jobs.select(jobs.keyed(results), update.RESULT, drop=[update.STATE])
                 jobs.describe(self._describe(state, "parameter sync" if last else "reduction"))
-                received = [frame.unpack(data) for data in jobs.collect(results)]
+                received = [frame.unpack(data) for data in joined(jobs.collect(results))]
                 messages += received
                 torn = _torn(received)
                 if torn or problems_among(received):
@@ -489,11 +487,11 @@ class Stepper:
         """Let go of a model that no iteration will start from."""
         model.release(self._jobs)
 
-    def _collect_kept(self, kept: JavaObject, task: Task, doing: str) -> list[bytes]:
-        jobs = self._jobs
+    def _collect_kept(self, kept: JavaObject, task: ChainTask, doing: str) -> list[Buffer]:
+        jobs, in_pieces = self._jobs, InPieces(task, token=False, keyed=False)
         jobs.describe(f"sparkdl: {doing}")
         try:
-            return jobs.collect(jobs.stage(_staying(jobs, kept), task))
+            return list(joined(jobs.collect(jobs.stage(_staying(jobs, kept), in_pieces))))
         except Exception as error:
             if is_job_failure(error):
                 raise task_error(error, f"trying to {doing}") from None

@@ -6,16 +6,20 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from sparkdl import frame
 from sparkdl.train import executor_files, memory
 from sparkdl.train.executor_files import (
     delete_files,
     delete_fit,
     fit_folder,
-    hold_file,
     hold_files,
+    hold_frames,
     read_file,
+    read_frames,
+    take_frames,
     write_file,
 )
 
@@ -51,33 +55,61 @@ def test_who_has_read_a_file_keeps_it(folder: str) -> None:
     assert read_file(f"{folder}/file") is None
 
 
+def read(path: str) -> list[bytes] | None:
+    frames = read_frames(path)
+    return None if frames is None else [frame.join(frame.parts(one)) for one in frames]
+
+
 @pytest.mark.parametrize("held", [True, False])
-def test_held_files_behave_as_others(folder: str, held: bool) -> None:
+def test_held_frames_behave_as_files(folder: str, held: bool) -> None:
     hold_files(held)
     for name in ("one", "other"):
-        hold_file(f"{folder}/{name}", [name.encode(), b"!"])
+        hold_frames(f"{folder}/{name}", [[name.encode(), b"!"], b"whole"])
     assert os.path.exists(folder) is not held
-    assert read_file(f"{folder}/one") == b"one!"
+    assert read(f"{folder}/one") == [b"one!", b"whole"]
     hold_files(not held)  # what is there stays there
-    assert read_file(f"{folder}/other") == b"other!"
-    hold_file(f"{folder}/one", [b"again"])
-    assert read_file(f"{folder}/one") == b"again"
+    assert read(f"{folder}/other") == [b"other!", b"whole"]
+    hold_frames(f"{folder}/one", [b"again"])
+    assert read(f"{folder}/one") == [b"again"]
     delete_files(folder, lambda name: name == "one")
-    assert read_file(f"{folder}/one") is None
-    assert read_file(f"{folder}/other") == b"other!"
+    assert read(f"{folder}/one") is None
+    assert read(f"{folder}/other") == [b"other!", b"whole"]
     delete_fit("fit")
-    assert read_file(f"{folder}/other") is None
+    assert read(f"{folder}/other") is None
     assert not executor_files._held
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_held_frames_are_copied_where_their_memory_is_lent(folder: str, held: bool) -> None:
+    hold_files(held)
+    array = np.arange(3)
+    for name, lent in (("lent", True), ("given", False)):
+        hold_frames(f"{folder}/{name}", [frame.pack({}, {"array": array})], lent=lent)
+    array[0] = 9
+    for name, first in (("lent", 0), ("given", 9 if held else 0)):
+        (data,) = read_frames(f"{folder}/{name}") or []
+        assert frame.unpack(data).arrays["array"].tolist() == [first, 1, 2]
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_held_frames_can_be_taken_once(folder: str, held: bool) -> None:
+    hold_files(held)
+    hold_frames(f"{folder}/file", [b"data"])
+    taken = take_frames(f"{folder}/file")
+    assert taken is not None
+    assert len(taken) == 1
+    assert (take_frames(f"{folder}/file") is None) is held
+    assert take_frames(f"{folder}/none") is None
 
 
 def test_large_and_lasting_files_are_on_disk(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(executor_files, "_MOST_HELD", 3)
     hold_files(True)
-    hold_file(f"{folder}/small", [b"123"])
-    hold_file(f"{folder}/large", [b"12", b"34"])
+    hold_frames(f"{folder}/small", [b"123"])
+    hold_frames(f"{folder}/large", [[b"12", b"34"]])
     write_file(f"{folder}/lasting", [b"1"])
     assert sorted(os.listdir(folder)) == ["large", "lasting"]
-    assert read_file(f"{folder}/large") == b"1234"
+    assert read(f"{folder}/large") == [b"1234"]
 
 
 def test_freed_memory_is_kept_where_the_c_library_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
