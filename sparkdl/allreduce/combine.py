@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sparkdl import buffers
 from sparkdl.frame import Array
 
 
@@ -36,11 +37,11 @@ def weighted_mean(parts: Sequence[Part]) -> Array:
     """
     ordered = sorted(parts, key=lambda part: part.source)
     if len(ordered) == 1:
-        return np.array(ordered[0].values)
+        return buffers.copy(ordered[0].values)
     total = sum(part.weight for part in ordered)
     scale = ordered[0].values.dtype.type
-    mean: Array = ordered[0].values * scale(ordered[0].weight / total)
-    scaled = np.empty_like(mean)
+    mean, scaled = (buffers.empty_like(ordered[0].values) for _ in range(2))
+    np.multiply(ordered[0].values, scale(ordered[0].weight / total), out=mean)
     for part in ordered[1:]:
         np.multiply(part.values, scale(part.weight / total), out=scaled)
         mean += scaled

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sparkdl import frame
+from sparkdl import buffers, frame
 from sparkdl.allreduce import adasum
 from sparkdl.allreduce.codec import Codec, decode, encode
 from sparkdl.allreduce.combine import Part, weighted_drift, weighted_mean
@@ -200,7 +200,7 @@ def update_slice(update: Update, frames: Iterable[Packed | Frame]) -> Iterator[K
         yield RESULT, frame.pack({"kind": "problems", "problems": _in_order(arrived.problems)})
         return
     current = update.weights.load()
-    weights = np.array(
+    weights = buffers.copy(
         current.arrays["params"][update.start : update.stop] if update.master is None else update.master
     )
     optimizer = SliceOptimizer(update.rule.optimizer, update.layout, update.start, update.stop, arrived.state)
@@ -351,7 +351,7 @@ def _steps(
             yield np.zeros(0)  # a single source has nothing to combine, but phases are counted
         gradient = shards.parts[0].values
         if not (update.last and gradient.flags.writeable):  # of others, or to be left for the next phase
-            gradient = np.array(gradient)
+            gradient = buffers.copy(gradient)
     combined = np.array(gradient) if update.turn.gradient else gradient
     yield from update.rule.update(
         optimizer,

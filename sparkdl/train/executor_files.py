@@ -17,7 +17,7 @@ import struct
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 
-from sparkdl import frame
+from sparkdl import buffers, frame
 from sparkdl.data.store import local_folders
 from sparkdl.frame import Buffer, Packed, Parts
 
@@ -84,11 +84,20 @@ def hold_frames(path: str, frames: Sequence[Packed], *, lent: bool = False) -> N
         lent: whether their memory will be used for something else, so that they are to be copied.
     """
     if _holds and sum(map(frame.size, frames)) <= _MOST_HELD:
-        held = [frame.parts(one) for one in frames]
-        _held[path] = [[frame.join(parts)] for parts in held] if lent else held
+        _held[path] = [_copy(one) if lent else frame.parts(one) for one in frames]
     else:
         _held.pop(path, None)
         write_file(path, encode(frames))
+
+
+def _copy(packed: Packed) -> Parts:
+    """Copy a frame into one piece of memory."""
+    whole, position = buffers.empty(frame.size(packed)).data, 0
+    for part in frame.parts(packed):
+        view = memoryview(part).cast("B")
+        whole[position : position + len(view)] = view
+        position += len(view)
+    return [whole]
 
 
 def read_frames(path: str) -> Sequence[Packed] | None:

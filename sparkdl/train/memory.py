@@ -5,8 +5,13 @@ from __future__ import annotations
 import ctypes
 import gc
 
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 _NEVER = 2**31 - 1
+_LARGE = 16 << 20
+"""Blocks of this size and more are mapped: in holes between others few would fit, and each hole is a loss."""
+
+_MOST_FREE = 256 << 20
+"""So much freed memory is kept at least before any is given back."""
 
 
 def keep_freed_memory() -> None:
@@ -15,7 +20,7 @@ def keep_freed_memory() -> None:
     An iteration allocates several times the size of the weights and frees it again: frames, gradients,
     copies. By default large blocks are mapped afresh each time, and the system fills them with zeros page by
     page, for 0.7 ms per MB, several times what it takes to write them. The process stays as large as it has
-    once been; Spark ends it after a minute without a task.
+    once been, but for :func:`trim_memory`; Spark ends it after a minute without a task.
 
     Only glibc can be told; with others nothing happens.
     """
@@ -23,8 +28,38 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return
-    mallopt(_M_MMAP_MAX, 0)
+    mallopt(_M_MMAP_THRESHOLD, _LARGE)
     mallopt(_M_TRIM_THRESHOLD, _NEVER)
+
+
+class _Usage(ctypes.Structure):
+    """The C library's ``struct mallinfo2``."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    )
+
+
+def trim_memory() -> None:
+    """Give freed memory back to the system if there is more of it than memory in use.
+
+    Freed blocks between live ones fit later ones ever less often, so that what is kept may grow.
+
+    Only glibc can be asked, from 2.33 on; with others nothing happens.
+    """
+    try:
+        library = ctypes.CDLL(None)
+        usage, trim = library.mallinfo2, library.malloc_trim
+    except (OSError, AttributeError):
+        return
+    usage.restype = _Usage
+    now = usage()
+    if now.fordblks > max(_MOST_FREE, now.uordblks):
+        trim(ctypes.c_size_t(0))
 
 
 def exempt_objects() -> None:

@@ -15,15 +15,16 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 
-import numpy as np
-
-from sparkdl import frame
+from sparkdl import buffers, frame
 from sparkdl.frame import Array, Buffer, Parts
 
 ChainTask = Callable[[int, Iterator[Buffer]], Iterable[bytes | Parts]]
 """What runs in a task: (partition, token, frames that have arrived) -> frames out."""
 
 PIECE_BYTES = 256 << 10
+
+MORE = b"more"
+"""What a task of :class:`InRounds` sends after its pieces if it has more of them."""
 
 _HEAD = struct.Struct("<IIQQ40x")
 """Source, which of its frames, where in it, its length; as long as an array's alignment in a frame."""
@@ -57,6 +58,31 @@ class InPieces:
         first = [next(frames)] if self.token else []
         leaving = self.task(partition, chain(first, joined(frames)))
         return cut_keyed(partition, leaving, self.pieces) if self.keyed else cut(partition, leaving)
+
+
+@dataclass(frozen=True, slots=True)
+class InRounds:
+    """A task whose frames arrive in pieces, some of which go to the driver: it asks for the others later.
+
+    Attributes:
+        task: the task.
+        first: number of the first piece that is sent.
+        stop: one past the last one.
+    """
+
+    task: ChainTask
+    first: int
+    stop: int
+
+    def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterable[bytes | Parts]:
+        """Run the task."""
+        number = -1
+        # To the end in any case: of a task that does not read all of its input Spark ends the process.
+        for number, piece in enumerate(cut(partition, self.task(partition, joined(frames)))):
+            if self.first <= number < self.stop:
+                yield piece
+        if number >= self.stop:
+            yield MORE
 
 
 def cut(source: int, frames: Iterable[bytes | Parts]) -> Iterator[Parts]:
@@ -124,7 +150,7 @@ def joined(frames: Iterable[bytes]) -> Iterator[Buffer]:
         if len(piece) == size:
             yield piece
             continue
-        whole, missing = begun.pop((source, which), None) or (np.empty(size, np.uint8), size)
+        whole, missing = begun.pop((source, which), None) or (buffers.empty(size), size)
         whole[offset : offset + len(piece)] = piece
         if missing > len(piece):
             begun[source, which] = whole, missing - len(piece)

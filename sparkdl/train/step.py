@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -41,13 +42,16 @@ from sparkdl.train.parameter_sync import (
     split_kept,
 )
 from sparkdl.train.partition_state import PartitionState
-from sparkdl.train.pieces import ChainTask, InPieces, joined
+from sparkdl.train.pieces import MORE, PIECE_BYTES, ChainTask, InPieces, InRounds, joined
 from sparkdl.train.run import Kept, Snapshot
 from sparkdl.train.slice_files import WriteSlice
 from sparkdl.train.state import TrainState
 from sparkdl.train.worker import FitRef
 
 _log = logging.getLogger("sparkdl")
+
+_COLLECTED_BYTES = 256 << 20
+"""So much of what stays with the slices one job sends to the driver, about."""
 
 _ONE_SLICE_BYTES = 4 << 20
 """Up to this size an update that needs reductions runs as one slice: nothing is left to reduce, and
@@ -488,10 +492,18 @@ class Stepper:
         model.release(self._jobs)
 
     def _collect_kept(self, kept: JavaObject, task: ChainTask, doing: str) -> list[Buffer]:
-        jobs, in_pieces = self._jobs, InPieces(task, token=False, keyed=False)
+        jobs, step = self._jobs, max(1, _COLLECTED_BYTES // PIECE_BYTES // self.slices)
         jobs.describe(f"sparkdl: {doing}")
+        pieces: list[bytes] = []
         try:
-            return list(joined(jobs.collect(jobs.stage(_staying(jobs, kept), in_pieces))))
+            # Heaps hold what a job returns, an executor's twice.
+            for first in count(0, step):
+                in_round = InRounds(task, first, first + step)
+                received = jobs.collect(jobs.stage(_staying(jobs, kept), in_round))
+                pieces += [data for data in received if data != MORE]
+                if MORE not in received:
+                    break
+            return list(joined(pieces))
         except Exception as error:
             if is_job_failure(error):
                 raise task_error(error, f"trying to {doing}") from None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from sparkdl import buffers
 from sparkdl._spark import broadcast_value, task_resources
 from sparkdl.allreduce.codec import Cast, Codec, has_error_feedback
 from sparkdl.allreduce.update import Combine
@@ -27,7 +28,7 @@ from sparkdl.nn.objective import Objective
 from sparkdl.optim.rule import UpdateRule
 from sparkdl.train.executor_files import hold_files
 from sparkdl.train.inner import InnerRule
-from sparkdl.train.memory import exempt_objects, keep_freed_memory
+from sparkdl.train.memory import exempt_objects, keep_freed_memory, trim_memory
 
 if TYPE_CHECKING:
     from sparkdl.train.live import LiveModel
@@ -131,11 +132,13 @@ class Worker:
         """Exempt all objects so far from garbage collection, at the end of the first few tasks.
 
         Torch imports half of itself when its first optimizer steps, so the end of the first task of
-        each kind is the earliest time that helps.
+        each kind is the earliest time that helps. Later on look after the memory now and then.
         """
-        if self._tasks < _TASKS_UNTIL_SETTLED:
-            self._tasks += 1
+        self._tasks += 1
+        if self._tasks <= _TASKS_UNTIL_SETTLED:
             exempt_objects()
+        elif self._tasks % _TASKS_UNTIL_TRIMMED == 0:
+            trim_memory()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +163,7 @@ class FitRef:
             while len(_workers) >= _MAX_FITS:
                 _workers.popitem(last=False)
                 gc.unfreeze()
+            buffers.release()
             worker = Worker(lambda: serialize.loads(broadcast_value(self.broadcast_id)))
             _workers[self.fit_id] = worker
         elif torch.get_num_threads() != worker.spec.threads:
@@ -171,4 +175,5 @@ class FitRef:
 
 _workers: OrderedDict[str, Worker] = OrderedDict()
 _TASKS_UNTIL_SETTLED = 6
+_TASKS_UNTIL_TRIMMED = 64
 _MAX_FITS = 2  # fits that run side by side, as in a CrossValidator with parallelism 2

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sparkdl import frame
-from sparkdl.train import executor_files, memory
+from sparkdl.train import executor_files
 from sparkdl.train.executor_files import (
     delete_files,
     delete_fit,
@@ -110,18 +110,3 @@ def test_large_and_lasting_files_are_on_disk(folder: str, monkeypatch: pytest.Mo
     write_file(f"{folder}/lasting", [b"1"])
     assert sorted(os.listdir(folder)) == ["large", "lasting"]
     assert read(f"{folder}/large") == [b"1234"]
-
-
-def test_freed_memory_is_kept_where_the_c_library_can_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[int, int]] = []
-
-    class Glibc:
-        def mallopt(self, option: int, value: int) -> int:
-            told.append((option, value))
-            return 1
-
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: Glibc())
-    memory.keep_freed_memory()
-    assert dict(told) == {-4: 0, -1: 2**31 - 1}
-    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: object())
-    memory.keep_freed_memory()

@@ -18,7 +18,7 @@ from sparkdl import Trainer, frame
 from sparkdl._spark import key
 from sparkdl.frame import Buffer, Parts
 from sparkdl.train import MaxIteration, pieces
-from sparkdl.train.pieces import PIECE_BYTES, InPieces
+from sparkdl.train.pieces import PIECE_BYTES, InPieces, InRounds
 
 SIZES = st.sampled_from(
     [0, 1, 1000, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES, 5 * PIECE_BYTES + 7]
@@ -77,6 +77,27 @@ def test_a_task_gets_its_frames_whole_and_sends_pieces() -> None:
     left = [frame.join(piece) for piece in leaving if isinstance(piece, list)]
     assert len(left) == len(arriving)
     assert [bytes(data) for data in pieces.joined(left)] == whole
+
+
+@pytest.mark.parametrize("step", [1, 2, 4, 6, 7])
+def test_the_driver_gets_frames_in_rounds(step: int) -> None:
+    whole = [bytes([n]) * (n * PIECE_BYTES + 1) for n in range(3)]  # six pieces
+
+    def task(_: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
+        return ([data] for data in frames)
+
+    rounds, received = 0, list[bytes]()
+    for _ in range(9):
+        rounds += 1
+        arriving = (frame.join(piece) for piece in pieces.cut(7, whole))
+        sent = InRounds(task, len(received), len(received) + step)(0, arriving)
+        new = [data if isinstance(data, bytes) else frame.join(data) for data in sent]
+        assert next(arriving, None) is None  # Spark ends processes whose tasks leave anything unread
+        received += [data for data in new if data != pieces.MORE]
+        if pieces.MORE not in new:
+            break
+    assert rounds == -(-6 // step)
+    assert [bytes(data) for data in pieces.joined(received)] == whole
 
 
 MODES: dict[str, dict[str, Any]] = {
