@@ -37,10 +37,10 @@ class GatherStepper(ReplicaStepper):
         arguments: those of :class:`ReplicaStepper`.
     """
 
-    group_seconds = 4.0  # what stays is persisted at the end of each, which takes as long as an iteration
-
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**(arguments | {"keeps": True}))  # the weights, if nothing else
+        # What stays is persisted at the end of each group, for some 10 ms per MB of weights.
+        self.group_seconds = 4.0 + self._layout.nbytes / 20e6
 
     def _where(self, model: ModelState, replicated: bool) -> WeightsRef | None:
         there = replicated and isinstance(model.weights, RemoteWeights)
