@@ -205,7 +205,8 @@ def measure(spark: SparkSession, args: argparse.Namespace, numel: int, partition
         floor = bare_seconds(spark, data, moves(args.exchange, partitions), numel, args.seconds / 2)
     sync = [row["seconds"] - away for row, away in zip(history, busy.seconds[-len(history) :], strict=True)]
     seconds = statistics.median(sync)
-    slices = args.slices or slices_of(numel, partitions)
+    driver = moves(args.exchange, partitions).driver
+    slices = args.slices or (slices_of(numel, partitions) if driver else partitions)
     return {
         "slices": slices,
         "slots": executors.count * executors.cores,
