@@ -81,10 +81,8 @@ def unpack(packed: Packed, *, writable: bool = False) -> Frame:
     Returns:
         The frame; its arrays are views, read-only unless otherwise said.
     """
-    if isinstance(packed, list):
-        frame = _unpack_parts(packed) if len(packed) > 1 else _unpack(packed[0])
-    else:
-        frame = _unpack(packed)
+    first, *more = laid_out = parts(packed)
+    frame = _unpack_parts(laid_out) if more else _unpack(first)
     for array in frame.arrays.values():
         array.flags.writeable = writable
     return frame

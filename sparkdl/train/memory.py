@@ -15,7 +15,7 @@ _MOST_FREE = 256 << 20
 
 
 def keep_freed_memory() -> None:
-    """Tell the C library not to give freed memory back to the system.
+    """Tell the C library to keep freed memory, but for that of large blocks.
 
     An iteration allocates several times the size of the weights and frees it again: frames, gradients,
     copies. By default large blocks are mapped afresh each time, and the system fills them with zeros page by
