@@ -14,6 +14,9 @@ import numpy as np
 from sparkdl import buffers
 from sparkdl.frame import Array
 
+_BLOCK = 1 << 16
+"""So many numbers are summed over all sources while they are in the processor's cache."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -40,11 +43,16 @@ def weighted_mean(parts: Sequence[Part]) -> Array:
         return buffers.copy(ordered[0].values)
     total = sum(part.weight for part in ordered)
     scale = ordered[0].values.dtype.type
-    mean, scaled = (buffers.empty_like(ordered[0].values) for _ in range(2))
-    np.multiply(ordered[0].values, scale(ordered[0].weight / total), out=mean)
-    for part in ordered[1:]:
-        np.multiply(part.values, scale(part.weight / total), out=scaled)
-        mean += scaled
+    weighted = [(part.values, scale(part.weight / total)) for part in ordered]
+    mean = buffers.empty_like(ordered[0].values)
+    scaled = np.empty(min(len(mean), _BLOCK), mean.dtype)
+    for start in range(0, len(mean), _BLOCK):
+        stop = min(start + _BLOCK, len(mean))
+        (values, weight), *others = weighted
+        np.multiply(values[start:stop], weight, out=mean[start:stop])
+        for values, weight in others:
+            product = np.multiply(values[start:stop], weight, out=scaled[: stop - start])
+            mean[start:stop] += product
     return mean
 
 

@@ -5,6 +5,9 @@ stretches with one parameter group and one history. Torch skips a parameter whos
 ``None`` (no weight decay, no momentum, no step count); a run is split where such a parameter
 begins and ends, from the first iteration in which it differs from its neighbours.
 
+Torch's optimizers make several arrays as long as a parameter in each step. An elementwise one gets a long run
+in blocks, whose arrays stay in the processor's cache.
+
 A :class:`~sparkdl.optim.reducing.ReducingOptimizer` needs sums over all slices in the middle of its
 step, and with ``per_parameter`` sums of each parameter alone: its runs then are parameters, or parts
 of one. It goes along with all others also on a slice that has none of its weights, by a run without
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -31,6 +35,9 @@ from sparkdl.optim.spec import Built, OptimizerSpec
 from sparkdl.rows import row_width
 
 _SCALARS = (bool, int, float, str, type(None))
+
+_BLOCK = 1 << 18
+"""Most elements of a block: shorter ones cost more in Python than they save in memory."""
 
 Touched = Mapping[int, NDArray[np.bool_]]
 """Rows of a parameter's first dimension that have a gradient, by the parameter's index in the layout."""
@@ -62,6 +69,39 @@ class Run:
             else:
                 part[name] = value
         return Run(start, stop, self.group, part)
+
+    def blocks(self) -> list[Run]:
+        """Return parts of about equal length, whose states are views into the run's, or copies of scalars."""
+        length = self.stop - self.start
+        count = -(-length // _BLOCK)
+        borders = [self.start + length * i // count for i in range(count + 1)]
+        return [self._view(start, stop) for start, stop in pairwise(borders)]
+
+    def _view(self, start: int, stop: int) -> Run:
+        view: dict[str, Any] = {}
+        for name, value in self.state.items():
+            if self.is_elementwise(value):
+                view[name] = value[start - self.start : stop - self.start]
+            else:
+                view[name] = value.clone() if isinstance(value, torch.Tensor) else value
+        return Run(start, stop, self.group, view)
+
+    def take_back(self, blocks: Sequence[Run]) -> None:
+        """Take over the state of its blocks after a step, copying what is not in its place."""
+        state: dict[str, Any] = {}
+        for name, value in blocks[0].state.items():
+            state[name] = value
+            if not blocks[0].is_elementwise(value):
+                continue
+            whole = self.state.get(name)
+            if not self.is_elementwise(whole) or whole.dtype != value.dtype:
+                whole = value.new_empty(self.stop - self.start)
+            for block in blocks:
+                place = whole[block.start - self.start : block.stop - self.start]
+                if place.data_ptr() != block.state[name].data_ptr():
+                    place.copy_(block.state[name])
+            state[name] = whole
+        self.state = state
 
     def goes_on_with(self, other: Run) -> bool:
         """Return whether another run begins where this one ends and has the same history."""
@@ -146,7 +186,8 @@ class SliceOptimizer:
             return
         run_of: dict[torch.Tensor, Run] = {}
         states: dict[torch.Tensor, dict[str, Any]] = {}
-        for run in self.runs:
+        blocks = [run.blocks() if self._comes_in_blocks(run) else [run] for run in self.runs]
+        for run in chain.from_iterable(blocks):
             begin, end = run.start - self.start, run.stop - self.start
             tensor, own = weights[begin:end], gradient[begin:end]
             state = run.state
@@ -176,6 +217,9 @@ class SliceOptimizer:
                 run.state = _reshaped(optimizer.state.get(tensor, {}), (1, run.stop - run.start), (-1,))
                 if tensor.grad is not None and tensor.grad.is_sparse:
                     weights[run.start - self.start : run.stop - self.start] = tensor.view(-1)
+        for run, parts in zip(self.runs, blocks, strict=True):
+            if parts[0] is not run:
+                run.take_back(parts)
 
     def _step(self, built: Sequence[Built], run_of: Mapping[torch.Tensor, Run]) -> Reduction:
         reducing = [optimizer for optimizer, _ in built if isinstance(optimizer, ReducingOptimizer)]
@@ -230,6 +274,13 @@ class SliceOptimizer:
     def _is_sparse(self, run: Run) -> bool:
         """Whether the run's optimizer takes sparse gradients only."""
         return issubclass(self.class_of(run), torch.optim.SparseAdam)
+
+    def _comes_in_blocks(self, run: Run) -> bool:
+        """Whether the run is long, and the optimizer does the same to each of its elements."""
+        cls = self.class_of(run)
+        return run.stop - run.start > _BLOCK and not issubclass(
+            cls, (ReducingOptimizer, torch.optim.SparseAdam)
+        )
 
     def _touched(self, run: Run, gradient: torch.Tensor, touched: Touched | None) -> torch.Tensor:
         """Return which elements of a run have a gradient."""

@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from sparkdl.allreduce import combine as combine_module
 from sparkdl.allreduce.combine import Part, weighted_drift, weighted_mean
 
 VALUES = st.floats(-1e6, 1e6, width=32)
@@ -95,3 +96,12 @@ def test_an_infinite_or_nan_gradient_is_not_hidden():
     assert np.isinf(found[0])
     assert np.isnan(found[1])
     assert found[2] == 1
+
+
+def test_more_numbers_than_a_block_has_are_summed_alike(monkeypatch):
+    rng = np.random.default_rng(0)
+    sources = [Part(n, float(n + 1), rng.standard_normal(23).astype(np.float32)) for n in range(3)]
+    whole = weighted_mean(sources)
+    monkeypatch.setattr(combine_module, "_BLOCK", 5)
+    np.testing.assert_array_equal(weighted_mean(sources), whole)
+    assert not np.shares_memory(whole, sources[0].values)

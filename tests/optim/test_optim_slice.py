@@ -10,6 +10,7 @@ from sparkdl import frame
 from sparkdl.exceptions import OptimizerError
 from sparkdl.layout import ParamLayout, lay_out
 from sparkdl.optim import LAMB, LARS, LBFGS, OptimizerSpec, SliceOptimizer, optimizer_spec
+from sparkdl.optim import slice as slice_module
 from sparkdl.optim.reduction import add_up, drive
 
 OPTIMIZERS = {
@@ -89,6 +90,54 @@ def test_slices_are_bit_equal_to_the_whole(factory, cuts, used):
     for spec in LAYOUT.params:
         assert torch.equal(found[spec.offset : spec.end], expected[spec.offset : spec.end]), spec.name
     compare_states(reference, model, states)
+
+
+@pytest.mark.parametrize("used", [ALWAYS, SOMETIMES], ids=["always used", "sometimes used"])
+@pytest.mark.parametrize("factory", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_blocks_of_long_runs_are_bit_equal_to_the_whole(factory, used, monkeypatch):
+    monkeypatch.setattr(slice_module, "_BLOCK", 4)
+    model = Model()
+    reference = factory(model.parameters())
+    expected = train_whole(model, reference, used)
+    found, states = train_slices(OptimizerSpec(factory), LAYOUT, CUTS["3 slices"], used)
+    assert torch.equal(found, expected)
+    compare_states(reference, model, states)
+
+
+def test_state_of_blocks_stays_where_it_is(monkeypatch):
+    monkeypatch.setattr(slice_module, "_BLOCK", 4)
+    optimizer = make()
+    step(optimizer, [True] * 5)
+    before = optimizer.runs[0].state["exp_avg"]
+    old = before.clone()
+    step(optimizer, [True] * 5)
+    after = optimizer.runs[0].state["exp_avg"]
+    assert after is before
+    assert not torch.equal(after, old)
+    assert int(optimizer.runs[0].state["step"]) == 2
+
+
+class Replacing(optim.Optimizer):
+    """Puts a new tensor in place of its state in each step, in double precision from the second one on."""
+
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            state = self.state[p]
+            state["sum"] = state["sum"].double() + p.grad if state else p.grad.clone()
+
+
+def test_a_state_that_is_replaced_in_blocks_is_kept(monkeypatch):
+    monkeypatch.setattr(slice_module, "_BLOCK", 4)
+    optimizer = make(factory=Replacing)
+    for count in (1, 2, 3):
+        step(optimizer, [True] * 5)
+        found = optimizer.runs[0].state["sum"]
+        assert found.dtype == (torch.float32 if count == 1 else torch.float64)
+        assert found.tolist() == [count] * 46
 
 
 def compare_states(reference, model, states):
