@@ -80,6 +80,12 @@ SETTINGS = (
         "a new executor holds no second copy of the optimizer's state for up to a minute, so that losing two "
         "executors within that minute ends the training",
     ),
+    Setting(
+        "spark.network.maxRemoteBlockSizeFetchToMem",
+        "64m",
+        "the optimizer's state of a large model goes to its second executor as one message of up to 200 MB, "
+        "of which heaps of 1 GB hold too few copies",
+    ),
     Setting("spark.driver.maxResultSize", "0", "models larger than the limit cannot return to the driver"),
 )
 """Confs that change speed or limits. ``conf/*.conf`` holds the same for spark-submit."""

@@ -53,6 +53,9 @@ _log = logging.getLogger("sparkdl")
 _COLLECTED_BYTES = 256 << 20
 """So much of what stays with the slices one job sends to the driver, about."""
 
+_RESULT_BYTES = 64 << 20
+"""So much of it one task sends: the executor's heap holds what a task returns up to three times."""
+
 _ONE_SLICE_BYTES = 4 << 20
 """Up to this size an update that needs reductions runs as one slice: nothing is left to reduce, and
 each reduction would be a job of its own."""
@@ -492,11 +495,11 @@ class Stepper:
         model.release(self._jobs)
 
     def _collect_kept(self, kept: JavaObject, task: ChainTask, doing: str) -> list[Buffer]:
-        jobs, step = self._jobs, max(1, _COLLECTED_BYTES // PIECE_BYTES // self.slices)
+        jobs, most = self._jobs, min(_COLLECTED_BYTES // self.slices, _RESULT_BYTES)
+        step = max(1, most // PIECE_BYTES)
         jobs.describe(f"sparkdl: {doing}")
         pieces: list[bytes] = []
         try:
-            # Heaps hold what a job returns, an executor's twice.
             for first in count(0, step):
                 in_round = InRounds(task, first, first + step)
                 received = jobs.collect(jobs.stage(_staying(jobs, kept), in_round))
