@@ -30,6 +30,7 @@ Task = Callable[[int, Iterator[bytes]], Iterable[bytes | Parts]]
 
 # Keys above 32 bits reach the JVM as Long through py4j, which the key type of the frames needs;
 # PythonPartitioner takes their low 32 bits.
+_LARGE_FRAME = 32 << 20
 _KEY = 1 << 40
 
 
@@ -117,10 +118,11 @@ class FrameJobs:
             self._includes.add(include)
         levels = self._jvm.org.apache.spark.storage.StorageLevel
         self._one_copy, self._two_copies = levels.MEMORY_AND_DISK(), levels.MEMORY_AND_DISK_SER_2()
+        self._two_on_disk = levels.DISK_ONLY_2()
         if re.match(
             r"local(\[|$)", sc.master
         ):  # one process: Spark would log twice per block that it has no peer
-            self._two_copies = self._one_copy
+            self._two_copies, self._two_on_disk = self._one_copy, levels.DISK_ONLY()
         self._java_serializer = self._jvm.org.apache.spark.serializer.JavaSerializer(self._context.conf())
         self._bytes_tag = self._jvm.scala.reflect.ClassTag.apply(self._jvm.java.lang.Class.forName("[B"))
         self._any_tag = self._jvm.scala.reflect.ClassTag.Any()
@@ -270,13 +272,18 @@ class FrameJobs:
 
     # -- keeping and releasing ------------------------------------------------------------------
 
-    def persist_replicated(self, frames: JavaObject) -> None:
+    def persist_replicated(self, frames: JavaObject, frame_bytes: int = 0) -> None:
         """Keep an RDD on two executors and cut its lineage when it is next computed.
 
         Only a ``PythonRDD`` lets go of its parents: a ``PairwiseRDD`` would keep every iteration
         before it in the task binary, until the JVM's stack overflows.
+
+        Args:
+            frames: the RDD.
+            frame_bytes: length of a frame, about; long ones are kept on disk alone, since heaps are small
+                beside what is kept of a large model.
         """
-        frames.persist(self._two_copies)
+        frames.persist(self._two_copies if frame_bytes < _LARGE_FRAME else self._two_on_disk)
         frames.localCheckpoint()
 
     def persist(self, frames: JavaObject) -> None:

@@ -93,7 +93,7 @@ class Run:
             state[name] = value
             if not blocks[0].is_elementwise(value):
                 continue
-            whole = self.state.get(name)
+            whole: Any = self.state.get(name)
             if not self.is_elementwise(whole) or whole.dtype != value.dtype:
                 whole = value.new_empty(self.stop - self.start)
             for block in blocks:

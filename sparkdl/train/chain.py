@@ -88,7 +88,7 @@ class Chain:
             stage = jobs.stage(arriving, run, broadcasts, profile=self._profile)
         kept = stage if self._keeps else None
         if kept is not None:
-            jobs.persist_replicated(kept)
+            jobs.persist_replicated(kept, frame_bytes)
         drop = [update.STATE] if self._keeps else []
         jobs.describe(describe)
         try:

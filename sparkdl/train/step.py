@@ -391,7 +391,7 @@ class Stepper:
                 results = jobs.stage(arriving, task, broadcasts, preserves_partitioning=True)
                 if keyed and last:
                     kept = results
-                    jobs.persist_replicated(kept)
+                    jobs.persist_replicated(kept, self._layout.nbytes // self.slices)
                 elif keyed:
                     sums = results
                     jobs.persist(sums)
@@ -467,7 +467,7 @@ class Stepper:
             source = jobs.sc.parallelize(list(enumerate(kept)), len(kept)).mapPartitions(key_kept)
             shuffled = jobs.shuffle(jobs.keyed(frames_of(source)), self.slices)
             restored = jobs.stage(jobs.values(shuffled), keep, preserves_partitioning=True)
-            jobs.persist_replicated(restored)
+            jobs.persist_replicated(restored, self._layout.nbytes // self.slices)
             jobs.describe("sparkdl: restore the optimizer's state")
             try:
                 jobs.collect(jobs.select(jobs.keyed(restored), update.RESULT, drop=[update.STATE]))

@@ -101,6 +101,12 @@ def test_weights_by_broadcast_give_the_same_bits(cluster: Any, monkeypatch: Any,
     assert_bit_equal(fit(cluster, Everything(), 5, exchange=exchange).module, expected(Everything(), 5))
 
 
+@pytest.mark.parametrize("exchange", ["slices", "gather"])
+def test_state_on_disk_alone_gives_the_same_bits(cluster: Any, monkeypatch: Any, exchange: str) -> None:
+    monkeypatch.setattr("sparkdl._spark._LARGE_FRAME", 0)
+    assert_bit_equal(fit(cluster, Everything(), 6, exchange=exchange).module, expected(Everything(), 6))
+
+
 def test_lost_files_are_rebuilt(cluster: Any) -> None:
     def lose(data: Dataset) -> None:
         for token in data.store().partitions:
@@ -161,6 +167,36 @@ def test_an_executor_killed_while_training_changes_no_bit(cluster: Any, tmp_path
     assert_bit_equal(result.module, expected(Everything(), 12))
     assert not flag.exists()
     assert set(executor_pids()) != before
+
+
+class FailsOnce(torch.optim.Adam):
+    """Fails in an executor after its fifth step, when weights and moments have changed."""
+
+    def __init__(self, params: Any, flag: str, **options: Any) -> None:
+        super().__init__(params, **options)
+        self.flag = flag
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)
+        states = list(self.state.values())
+        if "SPARK_LOCAL_DIRS" in os.environ and states and int(states[0]["step"]) == 5:
+            try:
+                os.remove(self.flag)  # only the first task to get here finds the file
+            except FileNotFoundError:
+                return
+            raise RuntimeError("once")
+
+
+@pytest.mark.parametrize("exchange", ["gather", "replicas"])
+def test_an_update_that_fails_once_in_a_group_changes_no_bit(
+    cluster: Any, tmp_path: Any, exchange: str
+) -> None:
+    flag = tmp_path / "fail"
+    flag.touch()
+    options = {"optimizer": partial(FailsOnce, flag=str(flag), lr=1e-3), "iterations_per_job": 6}
+    result = fit(cluster, Everything(), 12, exchange=exchange, max_failures=0, **options)
+    assert_bit_equal(result.module, expected(Everything(), 12))
+    assert not flag.exists()
 
 
 EVERYTHING = {
