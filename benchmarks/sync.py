@@ -12,8 +12,8 @@ gradient over gloo and Adam on all of it, in two processes of one thread. It run
 A cost model is fitted to the rows, and from it follows what the sync would take on a cluster of one task per
 executor, as a fraction of an iteration's compute. That is extrapolated: no cluster was measured.
 
-The largest sizes take memory beyond the executors' heaps: 100 million parameters some 4.5 GB for each Python
-worker and 6.6 GB for the driver's Python, and minutes for each fit: the first one is a warm-up.
+The largest sizes take memory beyond the executors' heaps: 100 million parameters some 4 GB for each Python
+worker and 6.8 GB for the driver's Python, and minutes for each fit: the first one is a warm-up.
 """
 
 from __future__ import annotations
