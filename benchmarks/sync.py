@@ -202,11 +202,11 @@ def measure(spark: SparkSession, args: argparse.Namespace, numel: int, partition
         forget_peaks()
         history = trainer.fit(data).history[warm.warm or 1 :]
         peaks = [peak(process) for process in workers()]
-        floor = bare_seconds(spark, data, moves(args.exchange, partitions), numel, args.seconds / 2)
+        does = moves(args.exchange, partitions)
+        floor = bare_seconds(spark, data, does, numel, args.seconds / 2)
     sync = [row["seconds"] - away for row, away in zip(history, busy.seconds[-len(history) :], strict=True)]
     seconds = statistics.median(sync)
-    driver = moves(args.exchange, partitions).driver
-    slices = args.slices or (slices_of(numel, partitions) if driver else partitions)
+    slices = args.slices or (slices_of(numel, partitions) if does.driver else partitions)
     return {
         "slices": slices,
         "slots": executors.count * executors.cores,

@@ -30,8 +30,10 @@ Task = Callable[[int, Iterator[bytes]], Iterable[bytes | Parts]]
 
 # Keys above 32 bits reach the JVM as Long through py4j, which the key type of the frames needs;
 # PythonPartitioner takes their low 32 bits.
-_LARGE_FRAME = 32 << 20
 _KEY = 1 << 40
+
+_LARGE_FRAME = 32 << 20
+"""Frames from this size on are kept on disk alone: heaps are small beside what is kept of a large model."""
 
 
 def key(n: int) -> bytes:
@@ -272,7 +274,7 @@ class FrameJobs:
 
     # -- keeping and releasing ------------------------------------------------------------------
 
-    def persist_replicated(self, frames: JavaObject, frame_bytes: int = 0) -> None:
+    def persist_replicated(self, frames: JavaObject, frame_bytes: int) -> None:
         """Keep an RDD on two executors and cut its lineage when it is next computed.
 
         Only a ``PythonRDD`` lets go of its parents: a ``PairwiseRDD`` would keep every iteration
@@ -280,8 +282,7 @@ class FrameJobs:
 
         Args:
             frames: the RDD.
-            frame_bytes: length of a frame, about; long ones are kept on disk alone, since heaps are small
-                beside what is kept of a large model.
+            frame_bytes: length of a frame, about.
         """
         frames.persist(self._two_copies if frame_bytes < _LARGE_FRAME else self._two_on_disk)
         frames.localCheckpoint()

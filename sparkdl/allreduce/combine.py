@@ -43,16 +43,14 @@ def weighted_mean(parts: Sequence[Part]) -> Array:
         return buffers.copy(ordered[0].values)
     total = sum(part.weight for part in ordered)
     scale = ordered[0].values.dtype.type
-    weighted = [(part.values, scale(part.weight / total)) for part in ordered]
-    mean = buffers.empty_like(ordered[0].values)
+    (first, share), *others = [(part.values, scale(part.weight / total)) for part in ordered]
+    mean = buffers.empty_like(first)
     scaled = np.empty(min(len(mean), _BLOCK), mean.dtype)
     for start in range(0, len(mean), _BLOCK):
         stop = min(start + _BLOCK, len(mean))
-        (values, weight), *others = weighted
-        np.multiply(values[start:stop], weight, out=mean[start:stop])
+        np.multiply(first[start:stop], share, out=mean[start:stop])
         for values, weight in others:
-            product = np.multiply(values[start:stop], weight, out=scaled[: stop - start])
-            mean[start:stop] += product
+            mean[start:stop] += np.multiply(values[start:stop], weight, out=scaled[: stop - start])
     return mean
 
 

@@ -60,15 +60,12 @@ class Run:
     state: dict[str, Any] = field(default_factory=dict)
 
     def cut(self, start: int, stop: int) -> Run:
-        """Return a part of the run with its part of the state."""
-        part: dict[str, Any] = {}
-        for name, value in self.state.items():
+        """Return a part of the run with a copy of its part of the state."""
+        part = self._view(start, stop)
+        for name, value in part.state.items():
             if isinstance(value, torch.Tensor):
-                value = value[start - self.start : stop - self.start] if self.is_elementwise(value) else value
-                part[name] = value.clone()
-            else:
-                part[name] = value
-        return Run(start, stop, self.group, part)
+                part.state[name] = value.clone()
+        return part
 
     def blocks(self) -> list[Run]:
         """Return parts of about equal length, whose states are views into the run's, or copies of scalars."""
@@ -87,21 +84,20 @@ class Run:
         return Run(start, stop, self.group, view)
 
     def take_back(self, blocks: Sequence[Run]) -> None:
-        """Take over the state of its blocks after a step, copying what is not in its place."""
-        state: dict[str, Any] = {}
-        for name, value in blocks[0].state.items():
-            state[name] = value
-            if not blocks[0].is_elementwise(value):
-                continue
-            whole: Any = self.state.get(name)
-            if not self.is_elementwise(whole) or whole.dtype != value.dtype:
-                whole = value.new_empty(self.stop - self.start)
-            for block in blocks:
-                place = whole[block.start - self.start : block.stop - self.start]
-                if place.data_ptr() != block.state[name].data_ptr():
-                    place.copy_(block.state[name])
-            state[name] = whole
+        """Take over the state of its blocks after a step."""
+        state = dict(blocks[0].state)
+        for name, value in state.items():
+            if blocks[0].is_elementwise(value):
+                in_place = self._is_in_place(name, blocks)
+                state[name] = self.state[name] if in_place else torch.cat([b.state[name] for b in blocks])
         self.state = state
+
+    def _is_in_place(self, name: str, blocks: Sequence[Run]) -> bool:
+        """Whether a state of its blocks still is views into the run's."""
+        whole: Any = self.state.get(name)
+        return self.is_elementwise(whole) and all(
+            block.state[name].data_ptr() == whole[block.start - self.start :].data_ptr() for block in blocks
+        )
 
     def goes_on_with(self, other: Run) -> bool:
         """Return whether another run begins where this one ends and has the same history."""
@@ -218,7 +214,7 @@ class SliceOptimizer:
                 if tensor.grad is not None and tensor.grad.is_sparse:
                     weights[run.start - self.start : run.stop - self.start] = tensor.view(-1)
         for run, parts in zip(self.runs, blocks, strict=True):
-            if parts[0] is not run:
+            if len(parts) > 1:
                 run.take_back(parts)
 
     def _step(self, built: Sequence[Built], run_of: Mapping[torch.Tensor, Run]) -> Reduction:
@@ -277,10 +273,8 @@ class SliceOptimizer:
 
     def _comes_in_blocks(self, run: Run) -> bool:
         """Whether the run is long, and the optimizer does the same to each of its elements."""
-        cls = self.class_of(run)
-        return run.stop - run.start > _BLOCK and not issubclass(
-            cls, (ReducingOptimizer, torch.optim.SparseAdam)
-        )
+        reducing = issubclass(self.class_of(run), ReducingOptimizer)
+        return run.stop - run.start > _BLOCK and not reducing and not self._is_sparse(run)
 
     def _touched(self, run: Run, gradient: torch.Tensor, touched: Touched | None) -> torch.Tensor:
         """Return which elements of a run have a gradient."""

@@ -67,7 +67,7 @@ class GatherStepper(ReplicaStepper):
         return [*tasks, Gather(self._fit, self.slices, start, len(iterations), None)]
 
     def _frame_bytes(self) -> int:
-        return self._layout.nbytes // self.slices
+        return self._slice_bytes()
 
     def _after(
         self, sent: Chained, iterations: Sequence[Iteration], model: ModelState, seed: Any

@@ -391,7 +391,7 @@ class Stepper:
                 results = jobs.stage(arriving, task, broadcasts, preserves_partitioning=True)
                 if keyed and last:
                     kept = results
-                    jobs.persist_replicated(kept, self._layout.nbytes // self.slices)
+                    jobs.persist_replicated(kept, self._slice_bytes())
                 elif keyed:
                     sums = results
                     jobs.persist(sums)
@@ -467,7 +467,7 @@ class Stepper:
             source = jobs.sc.parallelize(list(enumerate(kept)), len(kept)).mapPartitions(key_kept)
             shuffled = jobs.shuffle(jobs.keyed(frames_of(source)), self.slices)
             restored = jobs.stage(jobs.values(shuffled), keep, preserves_partitioning=True)
-            jobs.persist_replicated(restored, self._layout.nbytes // self.slices)
+            jobs.persist_replicated(restored, self._slice_bytes())
             jobs.describe("sparkdl: restore the optimizer's state")
             try:
                 jobs.collect(jobs.select(jobs.keyed(restored), update.RESULT, drop=[update.STATE]))
@@ -493,6 +493,10 @@ class Stepper:
     def release(self, model: ModelState) -> None:
         """Let go of a model that no iteration will start from."""
         model.release(self._jobs)
+
+    def _slice_bytes(self) -> int:
+        """Return how long a slice of the weights is, about."""
+        return self._layout.nbytes // self.slices
 
     def _collect_kept(self, kept: JavaObject, task: ChainTask, doing: str) -> list[Buffer]:
         jobs, most = self._jobs, min(_COLLECTED_BYTES // self.slices, _RESULT_BYTES)
