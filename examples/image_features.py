@@ -98,7 +98,7 @@ class Features(nn.Module):
 
 def train_network(tiles: DataFrame, args: argparse.Namespace) -> ResNet:
     """Train a small ResNet to tell which photograph a tile is from."""
-    classes = F.array_position(F.array(*map(F.lit, TRAINED_ON)), F.col("photograph")) - 1
+    classes = F.call_function("array_position", F.array(*map(F.lit, TRAINED_ON)), F.col("photograph")) - 1
     data = Dataset.from_dataframe(
         tiles.withColumn("label", classes),
         features=Column("tile", SHAPE, "uint8"),

@@ -42,6 +42,11 @@ def key(n: int) -> bytes:
     return packed
 
 
+def keyed_by(packed: bytes) -> int:
+    """Return what :func:`key` was made of."""
+    return int.from_bytes(packed, "big") - _KEY
+
+
 def broadcast_id(broadcast: Any) -> int:
     """Return the id by which a task finds a broadcast; called on the driver."""
     number: int = broadcast._jbroadcast.id()
@@ -197,6 +202,13 @@ class FrameJobs:
         # milliseconds. Java's own serializer is there at once, but holds on to the last hundred objects.
         shuffled.rdd().setSerializer(self._java_serializer)
         return shuffled
+
+    def coalesce(self, frames: JavaObject, partitions: int) -> JavaObject:
+        """Make so many partitions of neighbouring ones; no data moves.
+
+        Only where Spark knows no place at which it prefers to run them: else it goes by places.
+        """
+        return frames.toJavaRDD().coalesce(partitions).rdd()
 
     def values(self, pairs: JavaObject) -> JavaObject:
         """Return the frames of a pair RDD, in its partitions."""

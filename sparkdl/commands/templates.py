@@ -36,7 +36,7 @@ $read
 def prepare(df: DataFrame) -> DataFrame:
     """Return the columns features, an array, and label$label_kind."""
     features = F.array(*(F.col(f"`{name}`").cast("float") for name in FEATURES))
-    label = $label
+$label
     return df.select(features.alias("features"), label.alias("label"))
 
 
@@ -111,8 +111,13 @@ def read(spark: SparkSession) -> DataFrame:
     radius = F.sqrt(F.col("x") ** 2 + F.col("y") ** 2)
     return points.withColumn(LABEL, F.when(radius.between(0.8, 1.6), "inside").otherwise("outside"))'''
 
-CLASS_LABEL = 'F.array_position(F.array(*map(F.lit, CLASSES)), F.col(f"`{LABEL}`").cast("string")) - 1'
-NUMBER_LABEL = 'F.array(F.col(f"`{LABEL}`").cast("float"))  # of one value, like the model\'s output'
+# Before Spark 4.0 F.array_position takes no column to look for.
+CLASS_LABEL = """\
+    classes = F.array(*map(F.lit, CLASSES))
+    label = F.call_function("array_position", classes, F.col(f"`{LABEL}`").cast("string")) - 1"""
+
+NUMBER_LABEL = """\
+    label = F.array(F.col(f"`{LABEL}`").cast("float"))  # of one value, like the model's output"""
 
 SCALE_INPUTS = """\
     columns = [F.col("features")[n] for n in range(len(FEATURES))]

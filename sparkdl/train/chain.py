@@ -77,14 +77,16 @@ class Chain:
         """
         jobs, partitions = self._jobs, len(store.partitions)
         started, begin = time.time(), time.perf_counter()
-        cut = pieces.count(frame_bytes)
+        cut, blocks = pieces.count(frame_bytes), pieces.blocks(frame_bytes)
         tokens = self._padded(store, cut + 1)
         stage = shuffled = None
         for number, task in enumerate(tasks, start=1):
+            arriving = store.tokens
             if stage is not None:
-                shuffled = jobs.shuffle(jobs.keyed(stage), partitions)
-            arriving = store.tokens if shuffled is None else jobs.zip(tokens, jobs.values(shuffled))
-            run = InPieces(task, pieces=cut if number < len(tasks) else 0)
+                shuffled = jobs.shuffle(jobs.keyed(stage), partitions * blocks)
+                values = jobs.values(shuffled)
+                arriving = jobs.zip(tokens, jobs.coalesce(values, partitions) if blocks > 1 else values)
+            run = InPieces(task) if number == len(tasks) else InPieces(task, pieces=cut, blocks=blocks)
             stage = jobs.stage(arriving, run, broadcasts, profile=self._profile)
         kept = stage if self._keeps else None
         if kept is not None:

@@ -13,15 +13,20 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat
 
 from sparkdl import buffers, frame
+from sparkdl._spark import key, keyed_by
 from sparkdl.frame import Array, Buffer, Parts
 
 ChainTask = Callable[[int, Iterator[Buffer]], Iterable[bytes | Parts]]
 """What runs in a task: (partition, token, frames that have arrived) -> frames out."""
 
 PIECE_BYTES = 256 << 10
+
+_BLOCK_BYTES = 32 << 20
+"""So much of a frame lies in one block of a chain's shuffle at most: Spark fetches a larger one into a file
+first, from ``spark.network.maxRemoteBlockSizeFetchToMem`` on, and otherwise holds it in memory as a whole."""
 
 MORE = b"more"
 """What a task of :class:`InRounds` sends after its pieces if it has more of them."""
@@ -35,6 +40,11 @@ def count(nbytes: int) -> int:
     return max(1, -(-nbytes // PIECE_BYTES))
 
 
+def blocks(nbytes: int) -> int:
+    """Return in how many blocks of a shuffle a frame of so many bytes travels."""
+    return max(1, -(-nbytes // _BLOCK_BYTES))
+
+
 @dataclass(frozen=True, slots=True)
 class InPieces:
     """A task whose frames arrive and leave in pieces.
@@ -46,18 +56,22 @@ class InPieces:
         pieces: in a chain, number of pieces of the first frame that the task sends to a partition, however
             long that is: as many frames arrive as are expected. The second one is sent as it is. Otherwise 0:
             each frame is sent in as many pieces as it has.
+        blocks: in a chain, number of a shuffle's blocks in which the pieces for a partition lie.
     """
 
     task: ChainTask
     token: bool = True
     keyed: bool = True
     pieces: int = 0
+    blocks: int = 1
 
     def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterable[bytes | Parts]:
         """Run the task."""
         first = [next(frames)] if self.token else []
         leaving = self.task(partition, chain(first, joined(frames)))
-        return cut_keyed(partition, leaving, self.pieces) if self.keyed else cut(partition, leaving)
+        if not self.keyed:
+            return cut(partition, leaving)
+        return cut_keyed(partition, leaving, self.pieces, self.blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +111,16 @@ def cut(source: int, frames: Iterable[bytes | Parts]) -> Iterator[Parts]:
         yield from _pieces(source, number, data, PIECE_BYTES)
 
 
-def cut_keyed(source: int, frames: Iterable[bytes | Parts], pieces: int = 0) -> Iterator[bytes | Parts]:
-    """Yield frames in pieces, each after its frame's key.
+def cut_keyed(
+    source: int, frames: Iterable[bytes | Parts], pieces: int = 0, blocks: int = 1
+) -> Iterator[bytes | Parts]:
+    """Yield frames in pieces, each after its frame's key, or its block's.
 
     Args:
         source: who sends them.
         frames: keys and frames in turn.
         pieces: see :class:`InPieces`; if not 0 there are two frames for each key.
+        blocks: see :class:`InPieces`; block b of n is for key n * blocks + b.
     """
     numbers: Counter[bytes] = Counter()
     stream = iter(frames)
@@ -113,13 +130,18 @@ def cut_keyed(source: int, frames: Iterable[bytes | Parts], pieces: int = 0) -> 
         numbers[to] += 1
         expected = 0 if not pieces else 1 if number else pieces
         largest = max(PIECE_BYTES, -(-frame.size(data) // expected)) if expected else PIECE_BYTES
-        for piece in _pieces(source, number, data, largest):
-            yield to
+        keys = [key(keyed_by(to) * blocks + block) for block in range(blocks)] if blocks > 1 else []
+        for place, piece in enumerate(_padded(_pieces(source, number, data, largest), expected)):
+            yield keys[place * blocks // pieces] if keys else to
             yield piece
-            expected -= 1
-        for _ in range(expected):
-            yield to
-            yield b""
+
+
+def _padded(pieces: Iterable[Parts], expected: int) -> Iterator[bytes | Parts]:
+    """Yield pieces, and empty ones until there are as many as expected."""
+    for piece in pieces:
+        yield piece
+        expected -= 1
+    yield from repeat(b"", expected)
 
 
 def _pieces(source: int, number: int, data: bytes | Parts, largest: int) -> Iterator[Parts]:

@@ -25,10 +25,10 @@ SIZES = st.sampled_from(
 )
 
 
-def sent(task: Any, source: int, expected: int) -> dict[bytes, list[bytes]]:
-    """Return what a task sends to each partition, as Spark hands it on."""
+def sent(task: Any, source: int, expected: int, blocks: int = 1) -> dict[bytes, list[bytes]]:
+    """Return what a task sends to each partition, as Spark hands it on, by block."""
     found: dict[bytes, list[bytes]] = {}
-    stream = iter(InPieces(task, pieces=expected)(source, iter([b"token"])))
+    stream = iter(InPieces(task, pieces=expected, blocks=blocks)(source, iter([b"token"])))
     for to in stream:
         assert isinstance(to, bytes)
         data = next(stream)
@@ -57,6 +57,30 @@ def test_what_is_cut_is_joined(sizes: list[tuple[int, int]], expected: int) -> N
     draw.shuffle(arrived)
     joined = [bytes(data) for data in pieces.joined(arrived)]
     assert sorted(joined) == sorted(data for both in whole for data in both if data)
+
+
+@given(first=SIZES, second=SIZES, expected=st.integers(2, 9), blocks=st.integers(2, 5))
+def test_pieces_are_dealt_out_to_blocks(first: int, second: int, expected: int, blocks: int) -> None:
+    blocks = min(blocks, expected)
+    whole = random.Random(0).randbytes(first), random.Random(1).randbytes(second)
+
+    def task(_: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
+        assert list(frames) == [b"token"]
+        for to in (0, 1, 2):
+            for data in whole:
+                yield key(to)
+                yield data
+
+    found = sent(task, 0, expected, blocks)
+    assert sorted(found) == [key(n) for n in range(3 * blocks)]
+    for to in (0, 1, 2):
+        of_blocks = [found[key(to * blocks + block)] for block in range(blocks)]
+        assert sum(map(len, of_blocks)) == expected + 1  # all that arrives is zipped
+        # The second frame, which is small, is in the first block.
+        in_block = [len(frames) - (block == 0) for block, frames in enumerate(of_blocks)]
+        assert max(in_block) - min(in_block) <= 1
+        arrived = [data for frames in of_blocks for data in frames]
+        assert sorted(map(bytes, pieces.joined(arrived))) == sorted(data for data in whole if data)
 
 
 @pytest.mark.parametrize("size", [0, 1, PIECE_BYTES, PIECE_BYTES + 1, 10 * PIECE_BYTES])
@@ -135,5 +159,29 @@ def test_no_bit_changes(spark: Any, codec: Any, modes: list[str], num_slices: in
         assert_bit_equal(other, found[0])
 
 
-def test_frames_of_the_test_above_are_cut() -> None:
-    assert pieces.count(4 * 8_000 * 64 // 3) > 1
+@pytest.mark.parametrize("mode", ["groups", "gather"])
+def test_no_bit_changes_where_pieces_lie_in_blocks(
+    cluster: Any, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[nn.Module] = []
+    with as_dataset(cluster, partitioned([40, 0, 30])) as data:
+        for block_bytes in (pieces._BLOCK_BYTES, 2 * PIECE_BYTES):
+            monkeypatch.setattr(pieces, "_BLOCK_BYTES", block_bytes)
+            torch.manual_seed(0)
+            trainer = Trainer(
+                nn.Sequential(nn.Linear(64, 8_000), nn.Tanh(), nn.Linear(8_000, 10)),
+                loss=nn.CrossEntropyLoss(),
+                optimizer=torch.optim.Adam,
+                batch_size=30,
+                end_when=MaxIteration(4),
+                progress=False,
+                **MODES[mode],
+            )
+            found.append(trainer.fit(data).module)
+    assert_bit_equal(found[1], found[0])
+
+
+def test_frames_of_the_tests_above_are_cut() -> None:
+    nbytes = 4 * 8_000 * 64 // 3
+    assert pieces.count(nbytes) > 2
+    assert pieces.blocks(nbytes) == 1
