@@ -51,7 +51,7 @@ _REPLICAS_BYTES = 32 << 20
 """Up to so many bytes of gradients per task and iteration replicas are the automatic choice."""
 
 _MOST_GATHERED_BYTES = 256 << 20
-"""Slices of up to this size may be gathered, if that is wanted and the executors' heaps are large."""
+"""Slices of up to this size may be gathered."""
 
 _FAILING = re.compile(r"iteration (\d+), partition ")
 """How the message of a module that fails in a task begins."""
@@ -97,7 +97,7 @@ def choose_exchange(
         return "rows"
     if partitions * weights <= _REPLICAS_BYTES:
         return "replicas"
-    return "gather" if weights <= partitions * slices.MAX_SLICE_BYTES else "slices"
+    return "gather" if weights <= partitions * _MOST_GATHERED_BYTES else "slices"
 
 
 class ReplicaStepper(Stepper):

@@ -363,10 +363,9 @@ def test_large_models_gather_if_their_slices_fit(data: Dataset, monkeypatch: pyt
 
     train()
     train(num_slices=2)
-    monkeypatch.setattr("sparkdl.allreduce.slices.MAX_SLICE_BYTES", 1000)
+    monkeypatch.setattr("sparkdl.train.replica_step._MOST_GATHERED_BYTES", 1000)
     train()
     assert [kind.__name__ for kind in chosen] == ["GatherStepper", "Stepper", "Stepper"]
-    monkeypatch.setattr("sparkdl.train.replica_step._MOST_GATHERED_BYTES", 1000)
     with pytest.raises(ConfigError, match="slices of more than 0 MiB; give the Dataset a larger num_part"):
         train(exchange="gather")
 
