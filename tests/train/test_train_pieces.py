@@ -14,7 +14,7 @@ from support.data import as_dataset, partitioned
 from support.reference import assert_bit_equal
 from torch import nn
 
-from sparkdl import Trainer, frame
+from sparkdl import Dataset, Trainer, frame
 from sparkdl._spark import key
 from sparkdl.frame import Buffer, Parts
 from sparkdl.train import MaxIteration, pieces
@@ -131,6 +131,21 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
+def trained(data: Dataset, **options: Any) -> nn.Module:
+    """Train a module whose frames are cut into pieces."""
+    torch.manual_seed(0)
+    trainer = Trainer(
+        nn.Sequential(nn.Linear(64, 8_000), nn.Tanh(), nn.Linear(8_000, 10)),
+        loss=nn.CrossEntropyLoss(),
+        optimizer=torch.optim.Adam,
+        batch_size=30,
+        end_when=MaxIteration(4),
+        progress=False,
+        **options,
+    )
+    return trainer.fit(data).module
+
+
 @pytest.mark.parametrize(
     ("codec", "modes", "num_slices"),
     [
@@ -142,19 +157,8 @@ def test_no_bit_changes(spark: Any, codec: Any, modes: list[str], num_slices: in
     found: list[nn.Module] = []
     with as_dataset(spark, partitioned([40, 0, 30])) as data:
         for mode in modes:
-            torch.manual_seed(0)
-            trainer = Trainer(
-                nn.Sequential(nn.Linear(64, 8_000), nn.Tanh(), nn.Linear(8_000, 10)),
-                loss=nn.CrossEntropyLoss(),
-                optimizer=torch.optim.Adam,
-                batch_size=30,
-                end_when=MaxIteration(4),
-                gradient_codec=codec,
-                progress=False,
-                num_slices=num_slices if mode == "slices" else None,
-                **MODES[mode],
-            )
-            found.append(trainer.fit(data).module)
+            options = {"num_slices": num_slices if mode == "slices" else None, **MODES[mode]}
+            found.append(trained(data, gradient_codec=codec, **options))
     for other in found[1:]:
         assert_bit_equal(other, found[0])
 
@@ -163,22 +167,10 @@ def test_no_bit_changes(spark: Any, codec: Any, modes: list[str], num_slices: in
 def test_no_bit_changes_where_pieces_lie_in_blocks(
     cluster: Any, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found: list[nn.Module] = []
     with as_dataset(cluster, partitioned([40, 0, 30])) as data:
-        for block_bytes in (pieces._BLOCK_BYTES, 2 * PIECE_BYTES):
-            monkeypatch.setattr(pieces, "_BLOCK_BYTES", block_bytes)
-            torch.manual_seed(0)
-            trainer = Trainer(
-                nn.Sequential(nn.Linear(64, 8_000), nn.Tanh(), nn.Linear(8_000, 10)),
-                loss=nn.CrossEntropyLoss(),
-                optimizer=torch.optim.Adam,
-                batch_size=30,
-                end_when=MaxIteration(4),
-                progress=False,
-                **MODES[mode],
-            )
-            found.append(trainer.fit(data).module)
-    assert_bit_equal(found[1], found[0])
+        in_one = trained(data, **MODES[mode])
+        monkeypatch.setattr(pieces, "_BLOCK_BYTES", 2 * PIECE_BYTES)
+        assert_bit_equal(trained(data, **MODES[mode]), in_one)
 
 
 def test_frames_of_the_tests_above_are_cut() -> None:
