@@ -72,7 +72,8 @@ class Recovery:
     _before: ModelState | None = None
     _commit: Commit | None = None
     _since: list[Iteration] = field(default_factory=list)
-    _interval: float = 1.0
+    _seconds: float = 0.0
+    _commit_seconds: float = 0.0
     _times: deque[float] = field(default_factory=deque)
 
     def run(self, iterations: Sequence[Iteration]) -> list[Outcome]:
@@ -91,8 +92,9 @@ class Recovery:
         )
         if self.model.kept is not None and self.every != 0:
             self._since += map(_as_it_was, iterations, outcomes)
-            if self._commit is None or len(self._since) >= self._interval:
-                self._take_commit((perf_counter() - begin) / len(outcomes))
+            self._seconds += perf_counter() - begin
+            if self._is_due():
+                self._take_commit()
         if len(outcomes) == 1:
             self.let_go()
         return outcomes
@@ -182,7 +184,7 @@ class Recovery:
     def commit(self) -> bool:
         """Commit now; return whether nothing before it will run again."""
         if self.model.kept is not None and self._since:
-            self._take_commit(0.0)
+            self._take_commit()
         return not self._since
 
     def release(self) -> None:
@@ -238,8 +240,16 @@ class Recovery:
             self._step([iteration])
             self.let_go()
 
-    def _take_commit(self, iteration_seconds: float) -> None:
-        """Copy what stays with the slices to the driver, and choose when to do it again."""
+    def _is_due(self) -> bool:
+        """Return whether it is time for a commit."""
+        if self._commit is None:
+            return True
+        if self.every is not None:
+            return len(self._since) >= self.every
+        return self._commit_seconds <= _SHARE * self._seconds
+
+    def _take_commit(self) -> None:
+        """Copy what stays with the slices to the driver."""
         begin = perf_counter()
         model = self.model
         weights = model.weights
@@ -252,9 +262,8 @@ class Recovery:
         iteration = self._since[-1].state.iteration + 1
         self._commit = Commit(snapshot, model.average_buffers, kept, iteration)
         self._since.clear()
-        if iteration_seconds:
-            share = (perf_counter() - begin) / max(iteration_seconds, 1e-3)
-            self._interval = self.every or max(1.0, share / _SHARE)
+        # The time between two commits counts, not that of the first iteration, in which processes start.
+        self._seconds, self._commit_seconds = 0.0, perf_counter() - begin
 
 
 def _as_it_was(iteration: Iteration, outcome: Outcome) -> Iteration:
