@@ -53,15 +53,23 @@ def broadcast_id(broadcast: Any) -> int:
     return number
 
 
-def broadcast_value(number: int) -> Any:
+def broadcast_value(number: int, *, once: bool = False) -> Any:
     """Return the value of a broadcast that the stage of this task names; called in tasks.
 
     Capturing the ``Broadcast`` object itself would register it with the next job that any thread
     of the application pickles.
+
+    Args:
+        number: the broadcast's id.
+        once: whether this process is not to keep the value: it can be read again from the executor's disk.
     """
     from pyspark import broadcast
 
-    return broadcast._from_id(number).value
+    found = broadcast._from_id(number)
+    value = found.value
+    if once and getattr(found, "_path", None) is not None:  # with encryption there is no file
+        vars(found).pop("_value", None)
+    return value
 
 
 def task_resources() -> dict[str, list[str]]:

@@ -11,6 +11,7 @@ the serializer writes one after the other; unpacking returns read-only views.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ Array = NDArray[Any]
 
 _ALIGN = 64
 _LENGTH = struct.Struct("<I")
+_KIND = re.compile(rb'\[\{"kind":"(\w+)"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ def unpack(packed: Packed, *, writable: bool = False) -> Frame:
 
     Args:
         packed: the frame, or what :func:`pack` has just laid out.
-        writable: whether the arrays that were laid out may be overwritten.
+        writable: whether the arrays may be overwritten, if their memory allows it.
 
     Returns:
         The frame; its arrays are views, read-only unless otherwise said.
@@ -84,7 +86,7 @@ def unpack(packed: Packed, *, writable: bool = False) -> Frame:
     first, *more = laid_out = parts(packed)
     frame = _unpack_parts(laid_out) if more else _unpack(first)
     for array in frame.arrays.values():
-        array.flags.writeable = writable
+        array.flags.writeable = writable and array.flags.writeable
     return frame
 
 
@@ -114,6 +116,18 @@ def _unpack_parts(parts: Parts) -> Frame:
 def _view(buffer: Buffer, dtype: str, shape: Sequence[int], offset: int) -> Array:
     view: Array = np.frombuffer(buffer, np.dtype(dtype), prod(shape), offset)
     return view.reshape(shape)
+
+
+def kind_of(begin: Buffer) -> str:
+    """Return the kind of a frame by its beginning, where its meta has that first.
+
+    Raises:
+        ValueError: if it has not.
+    """
+    found = _KIND.match(begin, _LENGTH.size)
+    if found is None:
+        raise ValueError(f"a frame without kind: {bytes(begin[:40])!r}")
+    return found[1].decode()
 
 
 def size(packed: Packed) -> int:

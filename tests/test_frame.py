@@ -86,3 +86,15 @@ def test_size_is_the_length_of_the_joined_frame():
 def test_a_frame_without_arrays_is_only_its_header():
     assert len(frame.pack({})) == 2
     assert round_trip({}).arrays == {}
+
+
+@pytest.mark.parametrize("kind", ["state", "slice", "a_b"])
+def test_the_kind_of_a_frame_is_in_its_beginning(kind):
+    data = frame.join(frame.pack({"kind": kind, "more": [1]}, {"array": np.zeros(1000)}))
+    assert frame.kind_of(memoryview(data)[:40]) == kind
+
+
+@pytest.mark.parametrize("meta", [{}, {"more": 1, "kind": "state"}])
+def test_a_frame_that_does_not_begin_with_its_kind_is_told(meta):
+    with pytest.raises(ValueError, match="without kind"):
+        frame.kind_of(frame.join(frame.pack(meta)))

@@ -33,25 +33,65 @@ class Part:
     values: Array
 
 
+class NonFiniteMeanError(Exception):
+    """Says that a mean is NaN or infinite.
+
+    Args:
+        index: the first such element.
+        sources: the sources that are so there.
+    """
+
+    def __init__(self, index: int, sources: Sequence[int]) -> None:
+        super().__init__(f"element {index}, sources {sources}")
+        self.index = index
+        self.sources = sources
+
+
 def weighted_mean(parts: Sequence[Part]) -> Array:
-    """Return the mean of the parts by weight, summed in source order, as a fresh array.
+    """Return the mean of the parts by weight, summed in source order.
 
     A single part is returned as it is, bit for bit.
+
+    Args:
+        parts: at least one; the mean takes the memory of the first one that is writable.
+
+    Raises:
+        NonFiniteMeanError: if an element is NaN or infinite.
     """
     ordered = sorted(parts, key=lambda part: part.source)
-    if len(ordered) == 1:
-        return buffers.copy(ordered[0].values)
+    values = [part.values for part in ordered]
+    mean = next((own for own in values if own.flags.writeable), None)
+    if mean is None:
+        mean = buffers.empty_like(values[0])
     total = sum(part.weight for part in ordered)
-    scale = ordered[0].values.dtype.type
-    (first, share), *others = [(part.values, scale(part.weight / total)) for part in ordered]
-    mean = buffers.empty_like(first)
-    scaled = np.empty(min(len(mean), _BLOCK), mean.dtype)
+    scale = mean.dtype.type
+    shares = [scale(part.weight / total) for part in ordered]
+    summed, scaled = np.empty((2, min(len(mean), _BLOCK)), mean.dtype)
     for start in range(0, len(mean), _BLOCK):
-        stop = min(start + _BLOCK, len(mean))
-        np.multiply(first[start:stop], share, out=mean[start:stop])
-        for values, weight in others:
-            mean[start:stop] += np.multiply(values[start:stop], weight, out=scaled[: stop - start])
+        blocks = [own[start : start + _BLOCK] for own in values]
+        found = blocks[0]
+        if len(blocks) > 1:
+            found = np.multiply(blocks[0], shares[0], out=summed[: len(found)])
+            for block, share in zip(blocks[1:], shares[1:], strict=True):
+                found += np.multiply(block, share, out=scaled[: len(found)])
+        bad = first_non_finite(found)  # while it is in the processor's cache
+        if bad is not None:
+            sources = [
+                p.source for p, block in zip(ordered, blocks, strict=True) if not np.isfinite(block[bad])
+            ]
+            raise NonFiniteMeanError(start + bad, sources)
+        mean[start : start + _BLOCK] = found
     return mean
+
+
+def first_non_finite(values: Array) -> int | None:
+    """Return the first element that is NaN or infinite; ``None`` if all are numbers."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = np.sum(values)  # one pass; NaN and infinity survive a sum, and a sum is rarely too large
+    if np.isfinite(total):
+        return None
+    bad = np.flatnonzero(~np.isfinite(values))
+    return int(bad[0]) if len(bad) else None
 
 
 def weighted_drift(start: Array, parts: Sequence[Part]) -> Array:

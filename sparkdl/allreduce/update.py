@@ -24,7 +24,13 @@ from numpy.typing import NDArray
 from sparkdl import buffers, frame
 from sparkdl.allreduce import adasum
 from sparkdl.allreduce.codec import Codec, decode, encode
-from sparkdl.allreduce.combine import Part, weighted_drift, weighted_mean
+from sparkdl.allreduce.combine import (
+    NonFiniteMeanError,
+    Part,
+    first_non_finite,
+    weighted_drift,
+    weighted_mean,
+)
 from sparkdl.allreduce.weights import WeightsRef
 from sparkdl.frame import Array, Frame, Packed, Parts
 from sparkdl.layout import ParamLayout
@@ -72,7 +78,8 @@ class Update:
         combine: how gradients are combined.
         averaging: whether an average of the weights is kept.
         turn: what the driver says in this iteration.
-        master: the slice in full precision, if ``weights`` have less.
+        master: the slice itself, if ``weights`` do not have it, or in less precision; overwritten if
+            writable.
     """
 
     layout: ParamLayout
@@ -167,7 +174,7 @@ def _receive(frames: Iterable[Packed | Frame]) -> _Arrived:
     received, state_bytes = 0, 0
     groups: dict[str, list[Frame]] = {kind: [] for kind in ("state", "average", "shard", "report", "problem")}
     for data in frames:
-        message = data if isinstance(data, Frame) else frame.unpack(data)
+        message = data if isinstance(data, Frame) else frame.unpack(data, writable=not isinstance(data, list))
         length = message.nbytes if isinstance(data, Frame) else frame.size(data)
         received += length
         if message.meta["kind"] in ("state", "average"):
@@ -186,8 +193,8 @@ def update_slice(update: Update, frames: Iterable[Packed | Frame]) -> Iterator[K
     Args:
         update: the slice and the rule.
         frames: the slice's state, if any, its shards, and for slice 0 also the sources' reports; in
-            later phases the sums that an earlier one left. As they arrived, as they were packed, or read: a
-            state whose arrays are writable is overwritten.
+            later phases the sums that an earlier one left. As they arrived, as they were packed, or read.
+            What has arrived, or was read to be writable, is overwritten.
 
     Yields:
         (RESULT, frame) for the driver and (STATE, frame) for the next phase or iteration.
@@ -200,9 +207,9 @@ def update_slice(update: Update, frames: Iterable[Packed | Frame]) -> Iterator[K
         yield RESULT, frame.pack({"kind": "problems", "problems": _in_order(arrived.problems)})
         return
     current = update.weights.load()
-    weights = buffers.copy(
-        current.arrays["params"][update.start : update.stop] if update.master is None else update.master
-    )
+    weights = current.arrays["params"][update.start : update.stop] if update.master is None else update.master
+    if not weights.flags.writeable:
+        weights = buffers.copy(weights)
     optimizer = SliceOptimizer(update.rule.optimizer, update.layout, update.start, update.stop, arrived.state)
     gradient: Array | None = None
     if arrived.shards:  # none if every sample of the iteration has weight zero: nothing to learn
@@ -323,12 +330,18 @@ class _Shards:
     def prepare(self, update: Update) -> dict[str, Any] | None:
         """Look for NaN and take the mean; return the problem, if there is one."""
         if update.combine == "mean":
-            mean = weighted_mean(self.parts)
-            problem = _find_non_finite(update, mean, self.parts)
+            try:
+                mean = weighted_mean(self.parts)
+            except NonFiniteMeanError as error:
+                return _non_finite(update, error.index, error.sources)
             self.parts = [Part(self.parts[0].source, sum(p.weight for p in self.parts), mean)]
-            return problem
-        problems = (_find_non_finite(update, part.values, self.parts) for part in self.parts)
-        return next((problem for problem in problems if problem is not None), None)
+            return None
+        for part in self.parts:
+            bad = first_non_finite(part.values)
+            if bad is not None:
+                sources = [p.source for p in self.parts if not np.isfinite(p.values[bad])]
+                return _non_finite(update, bad, sources)
+        return None
 
     def frames(self, update: Update) -> Iterator[Parts]:
         """Pack them for the next phase."""
@@ -387,29 +400,19 @@ def _replay(update: Update, steps: Generator[Array, Array, Array]) -> tuple[Arra
 def _average(update: Update, before: Frame | None, weights: Array) -> Array:
     """Let the new weights enter their average."""
     if before is None or update.turn.average == 1.0:
-        return weights
-    average = np.array(before.arrays["params"])
+        return np.array(weights)  # the weights' own memory may be overwritten by the next update
+    average = before.arrays["params"]
+    if not average.flags.writeable:
+        average = np.array(average)
     if update.turn.average:
         average += average.dtype.type(update.turn.average) * (weights - average)
     return average
 
 
-def _find_non_finite(update: Update, gradient: Array, parts: list[Part]) -> dict[str, Any] | None:
+def _non_finite(update: Update, index: int, sources: Sequence[int]) -> dict[str, Any]:
     """Name the parameter and the sources whose gradient is NaN or infinite."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = np.sum(gradient)  # one pass; NaN and infinity survive a sum, and a sum is rarely too large
-    if np.isfinite(total):
-        return None
-    bad = np.flatnonzero(~np.isfinite(gradient))
-    if not len(bad):
-        return None
-    index = int(bad[0])
-    sources = sorted(p.source for p in parts if not np.isfinite(p.values[index]))
-    return {
-        "kind": "gradient",
-        "parameter": update.layout.param_at(update.start + index).name,
-        "sources": sources,
-    }
+    parameter = update.layout.param_at(update.start + index).name
+    return {"kind": "gradient", "parameter": parameter, "sources": list(sources)}
 
 
 def _in_order(messages: list[Frame]) -> list[Any]:

@@ -29,9 +29,9 @@ class WeightsRef:
     inline: Packed | None
     broadcast_id: int = -1
 
-    def data(self) -> Packed:
-        """Return the frame; called in tasks."""
-        return self.inline if self.inline is not None else broadcast_value(self.broadcast_id)
+    def data(self, *, once: bool = False) -> Packed:
+        """Return the frame, which the process keeps unless it is wanted once; called in tasks."""
+        return self.inline if self.inline is not None else broadcast_value(self.broadcast_id, once=once)
 
     def load(self) -> Frame:
         """Return params, buffers and counters as read-only arrays; called in tasks."""

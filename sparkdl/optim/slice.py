@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -82,6 +82,18 @@ class Run:
             else:
                 view[name] = value.clone() if isinstance(value, torch.Tensor) else value
         return Run(start, stop, self.group, view)
+
+    def take(self, blocks: Sequence[Run]) -> None:
+        """Take the state away that some of its blocks have made in their first step."""
+        for block in blocks:
+            for name, value in block.state.items():
+                if not block.is_elementwise(value):
+                    self.state[name] = value
+                    continue
+                if name not in self.state:
+                    self.state[name] = value.new_empty(self.stop - self.start)
+                self.state[name][block.start - self.start : block.stop - self.start] = value
+            block.state = {}
 
     def take_back(self, blocks: Sequence[Run]) -> None:
         """Take over the state of its blocks after a step."""
@@ -178,12 +190,37 @@ class SliceOptimizer:
         """
         if not used.all():
             self.runs = list(self._split(used))
-        if not self.runs:
+        blocks: list[tuple[Run, list[Run]]] = []
+        for run in self.runs:
+            if not self._comes_in_blocks(run):
+                blocks.append((run, [run]))
+            elif run.state:
+                blocks.append((run, run.blocks()))
+            else:
+                for part in _one_by_one(run):
+                    drive([self._advance(part, weights, gradient, used, hyper, touched)])
+                    run.take(part)
+        together = [part for _, parts in blocks for part in parts]
+        yield from self._advance(together, weights, gradient, used, hyper, touched)
+        for run, parts in blocks:
+            if len(parts) > 1:
+                run.take_back(parts)
+
+    def _advance(
+        self,
+        runs: Sequence[Run],
+        weights: torch.Tensor,
+        gradient: torch.Tensor,
+        used: NDArray[np.bool_],
+        hyper: Sequence[Mapping[str, Any]],
+        touched: Touched | None,
+    ) -> Reduction:
+        """Update some runs; see :meth:`update`."""
+        if not runs:
             return
         run_of: dict[torch.Tensor, Run] = {}
         states: dict[torch.Tensor, dict[str, Any]] = {}
-        blocks = [run.blocks() if self._comes_in_blocks(run) else [run] for run in self.runs]
-        for run in chain.from_iterable(blocks):
+        for run in runs:
             begin, end = run.start - self.start, run.stop - self.start
             tensor, own = weights[begin:end], gradient[begin:end]
             state = run.state
@@ -213,9 +250,6 @@ class SliceOptimizer:
                 run.state = _reshaped(optimizer.state.get(tensor, {}), (1, run.stop - run.start), (-1,))
                 if tensor.grad is not None and tensor.grad.is_sparse:
                     weights[run.start - self.start : run.stop - self.start] = tensor.view(-1)
-        for run, parts in zip(self.runs, blocks, strict=True):
-            if len(parts) > 1:
-                run.take_back(parts)
 
     def _step(self, built: Sequence[Built], run_of: Mapping[torch.Tensor, Run]) -> Reduction:
         reducing = [optimizer for optimizer, _ in built if isinstance(optimizer, ReducingOptimizer)]
@@ -397,6 +431,13 @@ def pack_runs(runs: Sequence[Run], optimizer: str) -> Parts:
                 )
         table.append([run.start, run.stop, run.group, scalars])
     return pack({"kind": "state", "runs": table}, arrays)
+
+
+def _one_by_one(run: Run) -> Iterator[Sequence[Run]]:
+    """Yield blocks of a run for their first step: the state that they make is there twice for a while."""
+    first, *others = run.blocks()
+    yield [first]
+    yield from ([block] for block in others) if run.state else [others]
 
 
 def _tensors(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:

@@ -12,18 +12,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
 from sparkdl import frame
 from sparkdl._spark import key
 from sparkdl.allreduce import slices, update
 from sparkdl.allreduce import weights as published
 from sparkdl.allreduce.weights import WeightsRef
-from sparkdl.frame import Buffer, Packed, Parts
+from sparkdl.frame import Buffer, Frame, Parts
 from sparkdl.train import replica, stage
 from sparkdl.train.forward_backward import ForwardBackward, Stopwatch
 from sparkdl.train.kept import cut_kept
 from sparkdl.train.live import LiveModel
 from sparkdl.train.replica import Replica, Start
-from sparkdl.train.stage import Arrived, ProblemError
+from sparkdl.train.stage import ProblemError
 from sparkdl.train.worker import FitRef, FitSpec, Worker
 
 Model = TypeVar("Model", Replica, LiveModel)
@@ -68,7 +70,7 @@ class UpdateStage(ABC, Generic[Model]):
         worker.end_task()
 
     @abstractmethod
-    def _model(self, worker: Worker, partition: int, arrived: list[Arrived]) -> Model:
+    def _model(self, worker: Worker, partition: int, arrived: list[Frame]) -> Model:
         """Return the model after the iterations so far."""
 
     @abstractmethod
@@ -86,7 +88,7 @@ class Advance(UpdateStage[Replica]):
 
     keeps: bool
 
-    def _model(self, worker: Worker, partition: int, arrived: list[Arrived]) -> Replica:
+    def _model(self, worker: Worker, partition: int, arrived: list[Frame]) -> Replica:
         """Return the model after the iterations so far."""
         if self.turn is None:
             found = self.start.load_weights()
@@ -103,7 +105,7 @@ class Advance(UpdateStage[Replica]):
             raise stage.lacking(version.iteration - 1, partition)
         return self._update(worker, before, stage.resolve(arrived, version.after(-1)))
 
-    def _update(self, worker: Worker, before: Replica, arrived: list[Packed]) -> Replica:
+    def _update(self, worker: Worker, before: Replica, arrived: list[Frame]) -> Replica:
         """Make the next version of the model of all gradients."""
         spec, turn = worker.spec, self.turn
         assert turn is not None
@@ -119,7 +121,8 @@ class Advance(UpdateStage[Replica]):
             turn,
         )
         kept: list[Parts] = []
-        arrays = {name: before.arrays[name] for name in ("params", "buffers", "counters")}
+        # Copies: a view of the frame that the driver has sent would hold on to all of it.
+        arrays = {name: np.array(before.arrays[name]) for name in ("buffers", "counters")}
         report: dict[str, Any] = {}
         for kind, parts in update.update_slice(task, iter([*before.kept, *arrived])):
             if kind == update.STATE:
@@ -129,7 +132,7 @@ class Advance(UpdateStage[Replica]):
             stage.check_update(message.meta, version.iteration - 1)
             report[message.meta["kind"]] = message.meta
             arrays |= message.arrays
-        weights = published.pack(version.iteration, **arrays)
+        weights = published.pack(version.iteration, **arrays)  # with the slice, which is all of them
         replica.write(version, weights, kept if self.keeps else [], [*before.trail, replica.report(report)])
         made = replica.read(version)
         if made is None:

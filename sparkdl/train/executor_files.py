@@ -35,6 +35,7 @@ _MOST_HELD = 1 << 30
 """Larger files are not held in memory: the system can take a disk's cache back."""
 
 _held: dict[str, Sequence[Parts]] = {}
+_lent: set[str] = set()
 _holds = False
 
 # Paths are strings in here: for a small model pathlib takes a tenth of a task's time.
@@ -81,13 +82,22 @@ def hold_frames(path: str, frames: Sequence[Packed], *, lent: bool = False) -> N
     Args:
         path: name of the file.
         frames: the frames.
-        lent: whether their memory will be used for something else, so that they are to be copied.
+        lent: whether their memory will be used for something else, as :func:`keep_lent` then says.
     """
     if _holds and sum(map(frame.size, frames)) <= _MOST_HELD:
-        _held[path] = [_copy(one) if lent else frame.parts(one) for one in frames]
+        _held[path] = [frame.parts(one) for one in frames]
+        if lent:
+            _lent.add(path)
     else:
         _held.pop(path, None)
         write_file(path, encode(frames))
+
+
+def keep_lent() -> None:
+    """Copy the frames that are still held in memory that is about to be used for something else."""
+    for path in _lent & _held.keys():
+        _held[path] = [_copy(one) for one in _held[path]]
+    _lent.clear()
 
 
 def _copy(packed: Packed) -> Parts:
@@ -111,6 +121,11 @@ def read_frames(path: str) -> Sequence[Packed] | None:
 def take_frames(path: str) -> Sequence[Packed] | None:
     """Return frames as :func:`read_frames` does, and forget them if they are held."""
     return _held.pop(path, None) or read_frames(path)
+
+
+def forget_frames(path: str) -> None:
+    """Forget frames if they are held."""
+    _held.pop(path, None)
 
 
 def write_file(path: str, parts: Parts) -> None:
@@ -159,9 +174,7 @@ def delete_files(folder: str, outdated: Callable[[str], bool]) -> None:
 
     Who has mapped a file keeps it.
     """
-    for path in [path for path in _held if os.path.dirname(path) == folder]:
-        if outdated(os.path.basename(path)):
-            del _held[path]
+    forget_outdated(folder, outdated)
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
@@ -170,6 +183,13 @@ def delete_files(folder: str, outdated: Callable[[str], bool]) -> None:
         if not name.startswith(_DRAFT) and outdated(name):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{folder}/{name}")
+
+
+def forget_outdated(folder: str, outdated: Callable[[str], bool]) -> None:
+    """Forget the files of a folder that are held, if their names say that they are outdated."""
+    for path in [path for path in _held if os.path.dirname(path) == folder]:
+        if outdated(os.path.basename(path)):
+            del _held[path]
 
 
 def delete_fit(fit_id: str) -> None:

@@ -28,9 +28,10 @@ from sparkdl.rows import Indices, Rows, nonzero_rows
 from sparkdl.train import stage
 from sparkdl.train.cursor import Place
 from sparkdl.train.drop import Allowance
+from sparkdl.train.executor_files import keep_lent
 from sparkdl.train.inner import InnerSteps, take_steps
 from sparkdl.train.partition_state import PartitionState
-from sparkdl.train.replica import Delivery
+from sparkdl.train.replica import GRADIENT, Delivery
 from sparkdl.train.worker import FitRef, FitSpec, Worker
 
 _SCANNED_BYTES = 64 << 10
@@ -118,6 +119,7 @@ class ForwardBackward:
         before = self.state.read(partition) if self.state is not None else None
         lost = self.state is not None and before is None and self.iteration > 0
         clock.lap("weights_in")
+        keep_lent()  # a gradient of another partition, or of an earlier attempt, in the replica's memory
         try:
             result, gradient = self._gradient(replica, batches, before or {}, worker, clock, partition)
         except ModelError as error:
@@ -221,8 +223,7 @@ class ForwardBackward:
         """Return what a partition sends to itself."""
         if self.delivery is None or not self.delivery.local:
             return parts
-        # The gradient's memory is the replica's, for the next gradient of any partition.
-        return stage.own([parts], self.delivery.version, f"gradient-{partition}", local=True, lent=True)
+        return stage.own([parts], self.delivery.version, f"{GRADIENT}{partition}", local=True, lent=True)
 
     def _nothing(self, partition: int) -> Iterator[bytes]:
         """Send no gradient."""

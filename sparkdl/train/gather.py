@@ -19,7 +19,6 @@ import numpy as np
 from sparkdl import frame
 from sparkdl._spark import broadcast_value, key
 from sparkdl.allreduce import slices, update
-from sparkdl.allreduce import weights as published
 from sparkdl.allreduce.codec import Cast, encode, rounded
 from sparkdl.allreduce.codec import decode as decode_values
 from sparkdl.allreduce.weights import WeightsRef
@@ -30,12 +29,12 @@ from sparkdl.train.executor_files import decode
 from sparkdl.train.forward_backward import ForwardBackward, Stopwatch
 from sparkdl.train.kept import master_frame
 from sparkdl.train.replica import Replica, Start, Version
-from sparkdl.train.stage import Arrived, ProblemError
+from sparkdl.train.stage import ProblemError
 from sparkdl.train.worker import FitRef, FitSpec, Worker
 
 _UNTOLD = ("reports", "codec")
-_SLICE = "slice-"
-"""How the names of the slices begin in a version whose weights lie in slices."""
+_WEIGHTS = "weights"
+"""Name of a version's slices on an executor: they lie beside what else belongs to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +63,9 @@ class SyncSlice:
 
     def __call__(self, n: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
         """Yield two frames for each partition: slice or partial sums, and what the slice has for itself."""
+        if self.last:
+            # Modules have loaded them, and one of them will be overwritten.
+            replica.forget_own(self.start.version.after(self.done), _WEIGHTS)
         _, arrived = stage.receive(frames)
         worker = self.fit.worker()
         try:
@@ -78,24 +80,23 @@ class SyncSlice:
                 yield b""
         worker.end_task()
 
-    def _sync(self, worker: Worker, n: int, arrived: list[Arrived]) -> tuple[Parts, Parts]:
+    def _sync(self, worker: Worker, n: int, arrived: list[Frame]) -> tuple[Parts, Parts]:
         """Return the frame for other partitions, and the one for the slice's own."""
         stage.check(arrived)
         version = self.start.version.after(self.done)
         by_kind = _by_kind(stage.resolve(arrived, version))
-        shards, reports = by_kind["shard"], by_kind["reports"]
-        totals = [array for data in by_kind["totals"] for array in frame.unpack(data).arrays.values()]
+        shards, told = by_kind["shard"], by_kind["reports"]
+        totals = [array for message in by_kind["totals"] for array in message.arrays.values()]
         if self.phase:
             totals.append(add_up(m.arrays["partials"] for m in _in_order(by_kind["partials"])))
         results, kept = self._update(worker, n, version, totals, [*shards, *by_kind["report"]])
         (message,) = (results[kind] for kind in ("slice", "partials") if kind in results)
-        told = [frame.unpack(data) for data in reports]
         if "reports" in results:
             told = [frame.unpack(results["reports"])]
         if not self.last:
-            sums = kept if not self.phase else shards
+            sums = kept if not self.phase else [_packed(shard) for shard in shards]
             known = frame.pack({"kind": "totals"}, {str(i): total for i, total in enumerate(totals)})
-            left: list[Packed] = [message, known, *sums, *(frame.pack(m.meta, m.arrays) for m in told)]
+            left: list[Packed] = [message, known, *sums, *map(_packed, told)]
             return message, stage.own(left, version, f"left-{self.phase}-{n}", self.local)
         if told:
             message = _with_reports(message, told[0])
@@ -103,23 +104,25 @@ class SyncSlice:
         return _coded(message, worker.spec.weights_codec), own
 
     def _update(
-        self, worker: Worker, n: int, version: Version, totals: Sequence[Array], frames: list[Packed]
+        self, worker: Worker, n: int, version: Version, totals: Sequence[Array], frames: list[Frame]
     ) -> tuple[dict[str, Parts], list[Parts]]:
         """Run the update as far as its totals are known; return its results by kind, and what stays."""
         spec = worker.spec
         start, stop = slices.bounds(spec.layout.numel, self.partitions)[n]
-        before, kept_before = _weights(self.start, self.done, n), self._kept(n)
-        master = kept_before.pop(0) if kept_before and kept_before[0].meta["kind"] == "slice" else None
+        before, master = self._before(n, start, stop)
+        kept_before = self._kept(n)
+        if kept_before and kept_before[0].meta["kind"] == "slice":
+            master = kept_before.pop(0).arrays["params"]
         task = update.Update(
             spec.layout,
             start,
             stop,
             spec.rule,
-            WeightsRef(version.iteration, before.weights),
+            WeightsRef(version.iteration, before),
             spec.combine,
             spec.averaging,
             replace(self.turn, totals=tuple(totals)),
-            master.arrays["params"] if master is not None else None,
+            master,
         )
         results: dict[str, Parts] = {}
         kept: list[Parts] = []
@@ -132,20 +135,29 @@ class SyncSlice:
             results[meta["kind"]] = parts
         return results, kept
 
+    def _before(self, n: int, start: int, stop: int) -> tuple[Parts, Array | None]:
+        """Return the model before this iteration, and its slice if the driver has sent the weights.
+
+        The frame that they lie in need not stay in memory.
+        """
+        arrays = _model(self.start, self.done, n).arrays
+        buffered = {name: np.array(arrays[name]) for name in ("buffers", "counters")}
+        master = np.array(arrays["params"][start:stop]) if "params" in arrays else None
+        return frame.pack({"kind": "model"}, buffered), master
+
     def _kept(self, n: int) -> list[Frame]:
         """Return what the iteration before has left with the slice: itself, state, average."""
         if not self.done and not self.start.kept:
             return []
-        if not self.done and self.start.seed >= 0:
-            of_slices = list(decode(broadcast_value(self.start.seed)))
-            return [frame.unpack(data) for data in decode(of_slices[n])]
+        if not self.done and self.start.seed:
+            return [frame.unpack(data) for data in decode(broadcast_value(self.start.seed[n], once=True))]
         version, name = self.start.version.after(self.done), f"slice-{n}"
-        # The state is updated in place, which spares three copies of the slice. A task that runs again does
-        # not find it any more, and the group is run again with a seed.
+        # Slice and state are updated in place, which spares four copies of the slice. A task that runs again
+        # does not find them any more, and the group is run again with a seed.
         found = replica.take_own(version, name) if self.last else replica.read_own(version, name)
         if found is None:
             raise stage.lacking(version.iteration, n)
-        return [_state_to_overwrite(data) if self.last else frame.unpack(data) for data in found]
+        return [frame.unpack(data, writable=self.last) for data in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,49 +184,61 @@ class Gather:
         token, arrived = stage.receive(frames)
         worker = self.fit.worker()
         try:
-            model, kept = self._assemble(n, arrived, worker.spec)
+            model, weights, kept = self._assemble(n, arrived, worker.spec)
         except ProblemError as error:
             onward = self.partitions if self.forward is not None else None
             yield from stage.pass_on(n, error.problems, onward)
         else:
             if self.forward is not None:
                 clock.lap("gather")
-                yield from self.forward.compute(n, token, worker, clock, lambda: _loadable(model))
+                loadable = {**model.arrays, "params": weights}
+                yield from self.forward.compute(n, token, worker, clock, lambda: loadable)
             else:
                 yield from self._finish(n, model, kept)
         worker.end_task()
 
-    def _assemble(self, n: int, arrived: list[Arrived], spec: FitSpec) -> tuple[Replica, list[Packed]]:
-        """Return the model after the iterations so far, and the partition's slice and what stays with it."""
-        if not self.done:
-            found = _weights(self.start, 0, n)
-            return (found if self.start.weights is None else self._rounded(found, spec.weights_codec)), []
-        stage.check(arrived)
+    def _assemble(
+        self, n: int, arrived: list[Frame], spec: FitSpec
+    ) -> tuple[Replica, Sequence[Array], list[Frame]]:
+        """Return the model after the iterations so far, its weights, and what stays with the partition."""
         version = self.start.version.after(self.done)
+        if not self.done:
+            if self.start.whole:
+                replica.start_over(version)
+            model = _model(self.start, 0, n)
+            if self.start.weights is None:
+                return model, self._weights(version), []
+            return model, self._rounded(model.arrays["params"], spec.weights_codec), []
+        stage.check(arrived)
         by_kind = _by_kind(stage.resolve(arrived, version))
-        (own,) = (data for data in by_kind["slice"] if "codec" not in frame.unpack(data).meta)
+        (own,) = (message for message in by_kind["slice"] if "codec" not in message.meta)
         made = replica.read(version)  # by another task on this executor, or an earlier attempt of this one
         if made is None or len(made.trail) != self.done:
-            before = _weights(self.start, self.done - 1, n)
-            made = self._write(before, version, _in_order(by_kind["slice"]), spec)
-        return made, [own, *by_kind["state"], *by_kind["average"]]
+            made = self._write(_model(self.start, self.done - 1, n), version, by_kind["slice"], spec)
+        return made, self._weights(version), [own, *by_kind["state"], *by_kind["average"]]
 
-    def _rounded(self, model: Replica, codec: Cast) -> Replica:
+    def _weights(self, version: Version) -> Sequence[Array]:
+        """Return the slices that a task of this executor has left."""
+        found = replica.read_own(version, _WEIGHTS)
+        if found is None:
+            raise stage.lacking(version.iteration, _WEIGHTS)
+        return list(frame.unpack(found[0]).arrays.values())
+
+    def _rounded(self, params: Array, codec: Cast) -> Sequence[Array]:
         """Return the weights as they would have arrived from the owners of the slices."""
-        if codec == "fp32":
-            return model
-        params = model.arrays["params"]
-        bounds = slices.bounds(len(params), self.partitions)
-        whole = np.concatenate([rounded(codec, params[start:stop]) for start, stop in bounds])
-        parts = published.pack(self.start.version.iteration, **{**model.arrays, "params": whole})
-        return Replica(frame.join(parts), [])
+        return [
+            rounded(codec, params[start:stop]) for start, stop in slices.bounds(len(params), self.partitions)
+        ]
 
-    def _write(self, before: Replica, version: Version, parts: list[Frame], spec: FitSpec) -> Replica:
+    def _write(self, before: Replica, version: Version, parts: Sequence[Frame], spec: FitSpec) -> Replica:
         """Leave all weights, in slices, for the tasks on this executor."""
-        arrays = {name: before.arrays[name] for name in ("buffers", "counters")}
+        parts = _in_order(parts)
         dtype = np.dtype(spec.layout.dtype)
         # They are put together when they are loaded, which copies them anyway.
-        arrays |= {f"{_SLICE}{i}": _params(p, spec.weights_codec, dtype) for i, p in enumerate(parts)}
+        weights = {str(i): _params(part, spec.weights_codec, dtype) for i, part in enumerate(parts)}
+        replica.write_own(version, _WEIGHTS, [frame.pack({"kind": _WEIGHTS}, weights)])
+        # Copies: a view of the frame that the driver has sent would hold on to all of it.
+        arrays = {name: np.array(before.arrays[name]) for name in ("buffers", "counters")}
         if "gradient" in parts[0].arrays:
             arrays["gradient"] = np.concatenate([part.arrays["gradient"] for part in parts])
         reports: dict[str, Any] = {}
@@ -224,13 +248,13 @@ class Gather:
                 arrays |= {name: part.arrays[name] for name in ("buffers", "counters") if name in part.arrays}
         told = [{name: v for name, v in part.meta.items() if name not in _UNTOLD} for part in parts]
         trail = [*before.trail, replica.report({"slices": told, "reports": reports})]
-        replica.write(version, frame.pack({"kind": "weights"}, arrays), [], trail)
+        replica.write(version, frame.pack({"kind": "model"}, arrays), [], trail)
         made = replica.read(version)
         if made is None:
             raise RuntimeError(f"{version.path} is gone as soon as it was written")
         return made
 
-    def _finish(self, n: int, model: Replica, kept: list[Packed]) -> Iterator[bytes | Parts]:
+    def _finish(self, n: int, model: Replica, kept: list[Frame]) -> Iterator[bytes | Parts]:
         """Yield, keyed, what stays with the slice; the first one tells the driver how it went."""
         if n == 0:
             names = ("buffers", "counters", "gradient")
@@ -238,45 +262,35 @@ class Gather:
             yield key(update.RESULT)
             yield frame.pack({"kind": "trail", "trail": replica.read_trail(model.trail)}, arrays)
         own, *rest = kept
-        for data in (master_frame(frame.unpack(own).arrays["params"]), *rest):
+        for parts in (master_frame(own.arrays["params"]), *map(_packed, rest)):
             yield key(update.STATE)
-            yield frame.parts(data)
+            yield parts
 
 
-def _weights(start: Start, done: int, n: int) -> Replica:
-    """Return the whole weights after some iterations of a group."""
+def _model(start: Start, done: int, n: int) -> Replica:
+    """Return the model after some iterations of a group; with weights only if the driver has sent them."""
     version = start.version.after(done)
-    found = replica.read(version) if done else start.load_weights()
+    found = replica.read(version) if done else start.load_weights(once=True)
     if found is None or (done and len(found.trail) != done):
         raise stage.lacking(version.iteration, n)
     return found
 
 
-def _loadable(model: Replica) -> dict[str, Any]:
-    """Return what is to be loaded into the module."""
-    arrays = model.arrays
-    of_slices = [array for name, array in arrays.items() if name.startswith(_SLICE)]
-    names = ("buffers", "counters")
-    return {"params": of_slices or [arrays["params"]], **{name: arrays[name] for name in names}}
-
-
-def _by_kind(frames: Sequence[Packed]) -> defaultdict[str, list[Packed]]:
-    found: defaultdict[str, list[Packed]] = defaultdict(list)
-    for data in frames:
-        found[frame.unpack(data).meta["kind"]].append(data)
+def _by_kind(frames: Sequence[Frame]) -> defaultdict[str, list[Frame]]:
+    found: defaultdict[str, list[Frame]] = defaultdict(list)
+    for message in frames:
+        found[message.meta["kind"]].append(message)
     return found
 
 
-def _in_order(frames: Sequence[Packed]) -> list[Frame]:
-    """Read frames of slices, in the order of these."""
-    return sorted(map(frame.unpack, frames), key=lambda message: int(message.meta["start"]))
+def _in_order(frames: Sequence[Frame]) -> list[Frame]:
+    """Return frames of slices in the order of these."""
+    return sorted(frames, key=lambda message: int(message.meta["start"]))
 
 
-def _state_to_overwrite(data: Packed) -> Frame:
-    """Read what stays with a slice; a state in this process's memory may be overwritten."""
-    message = frame.unpack(data)
-    in_memory = isinstance(data, list) and len(data) > 1
-    return frame.unpack(data, writable=True) if in_memory and message.meta["kind"] == "state" else message
+def _packed(message: Frame) -> Parts:
+    """Lay a frame out again, to be passed on."""
+    return frame.pack(message.meta, message.arrays)
 
 
 def _coded(message: Parts, codec: Cast) -> Parts:

@@ -11,6 +11,8 @@ when somebody looks at them: a hook, a validation, a checkpoint, the end.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from operator import eq
 from typing import Any
 
 import numpy as np
@@ -22,7 +24,7 @@ from sparkdl.frame import Array
 from sparkdl.train.chain import Chained
 from sparkdl.train.executor_files import encode
 from sparkdl.train.gather import Gather, SyncSlice
-from sparkdl.train.kept import MASTER, Pick
+from sparkdl.train.kept import MASTER
 from sparkdl.train.outcome import Outcome
 from sparkdl.train.pieces import ChainTask
 from sparkdl.train.replica import Delivery, Start
@@ -46,10 +48,9 @@ class GatherStepper(ReplicaStepper):
         there = replicated and isinstance(model.weights, RemoteWeights)
         return None if there else model.weights.ref
 
-    def _seed(self, model: ModelState) -> Any:
+    def _seed(self, model: ModelState) -> list[Any]:
         """Broadcast what stays with each slice, for executors that do not have it."""
-        of_slices = [encode([[data] for data in frames]) for frames in self.fetch(model)]
-        return self._jobs.sc.broadcast(frame.join(encode(of_slices)))
+        return [self._jobs.sc.broadcast(frame.join(encode(frames))) for frames in self.fetch(model)]
 
     def _tasks(self, start: Start, iterations: Sequence[Iteration], local: bool) -> list[ChainTask]:
         phases = 1 + (self._reductions if self.slices > 1 else 0)
@@ -70,7 +71,7 @@ class GatherStepper(ReplicaStepper):
         return self._slice_bytes()
 
     def _after(
-        self, sent: Chained, iterations: Sequence[Iteration], model: ModelState, seed: Any
+        self, sent: Chained, iterations: Sequence[Iteration], model: ModelState, seed: Sequence[Any]
     ) -> tuple[ModelState, list[Outcome]]:
         """Leave the weights where they are, and tell what each iteration reports."""
         (message,) = [m for m in sent.messages if m.meta["kind"] == "trail"]
@@ -90,5 +91,5 @@ class GatherStepper(ReplicaStepper):
 
     def _master(self, kept: JavaObject | None) -> Array:
         """Fetch the weights from the slices."""
-        frames = map(frame.unpack, self._collect_kept(kept, Pick(MASTER), "fetch the weights"))
-        return np.concatenate([message.arrays["params"] for message in frames])
+        slices = self._collect_kept(kept, partial(eq, MASTER), "fetch the weights")
+        return np.concatenate([frame.unpack(data).arrays["params"] for _, data in slices])

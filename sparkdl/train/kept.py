@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 
 from sparkdl import frame
-from sparkdl.frame import Array, Buffer, Frame, Parts
+from sparkdl.frame import Array, Frame, Parts
 from sparkdl.optim.slice import cut_states
 
 MASTER = "master"
@@ -40,21 +39,6 @@ def cut_kept(kept: Sequence[Frame], bounds: Sequence[tuple[int, int]]) -> list[l
     return cut
 
 
-def without_master(frames: Iterable[Buffer]) -> Iterator[Buffer]:
-    """Pass on what stays with a slice besides its weights."""
-    return (data for data in frames if frame.unpack(data).meta["kind"] != MASTER)
-
-
-@dataclass(frozen=True, slots=True)
-class Pick:
-    """Task that passes on a slice's frames of one kind.
-
-    Attributes:
-        kind: which ones.
-    """
-
-    kind: str
-
-    def __call__(self, _: int, frames: Iterator[Buffer]) -> Iterator[Parts]:
-        """Yield them."""
-        return ([data] for data in frames if frame.unpack(data).meta["kind"] == self.kind)
+def is_not_master(kind: str) -> bool:
+    """Return whether frames of a kind are not the slice's weights but what else stays with it."""
+    return kind != MASTER

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -11,7 +10,6 @@ from sparkdl._spark import key
 from sparkdl.allreduce import slices, update
 from sparkdl.allreduce.weights import WeightsRef
 from sparkdl.frame import Buffer, Parts
-from sparkdl.train.kept import without_master
 from sparkdl.train.pieces import cut
 from sparkdl.train.worker import FitRef
 
@@ -50,21 +48,6 @@ class ParameterSync:
             elif kind == update.RESULT:
                 yield parts
         worker.end_task()
-
-
-_INDEX = struct.Struct("<q56x")  # as long as an array's alignment in a frame
-
-
-def pass_kept(index: int, frames: Iterator[Buffer]) -> Iterator[Parts]:
-    """Pass on what stays with a slice besides its weights, with the slice's index in front."""
-    for data in without_master(frames):
-        yield [_INDEX.pack(index), data]
-
-
-def split_kept(data: Buffer) -> tuple[int, bytes]:
-    """Return index and frame of what :func:`pass_kept` has passed on."""
-    (index,) = _INDEX.unpack_from(data)
-    return index, bytes(memoryview(data)[_INDEX.size :])
 
 
 def key_kept(slices: Iterable[tuple[int, list[bytes]]]) -> Iterator[bytes]:

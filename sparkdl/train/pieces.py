@@ -29,7 +29,7 @@ _BLOCK_BYTES = 32 << 20
 first, from ``spark.network.maxRemoteBlockSizeFetchToMem`` on, and otherwise holds it in memory as a whole."""
 
 MORE = b"more"
-"""What a task of :class:`InRounds` sends after its pieces if it has more of them."""
+"""What :class:`InRounds` sends after its pieces if there are more of them."""
 
 _HEAD = struct.Struct("<IIQQ40x")
 """Source, which of its frames, where in it, its length; as long as an array's alignment in a frame."""
@@ -76,27 +76,37 @@ class InPieces:
 
 @dataclass(frozen=True, slots=True)
 class InRounds:
-    """A task whose frames arrive in pieces, some of which go to the driver: it asks for the others later.
+    """A task that passes pieces on as they arrive, some of them: the driver asks for the others later.
 
     Attributes:
-        task: the task.
-        first: number of the first piece that is sent.
+        wanted: whether the frames of a kind are passed on.
+        first: number of the first piece of these that is sent.
         stop: one past the last one.
     """
 
-    task: ChainTask
+    wanted: Callable[[str], bool]
     first: int
     stop: int
 
-    def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterable[bytes | Parts]:
-        """Run the task."""
+    def __call__(self, _: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield them, and whether there are more."""
         number = -1
         # To the end in any case: of a task that does not read all of its input Spark ends the process.
-        for number, piece in enumerate(cut(partition, self.task(partition, joined(frames)))):
+        for number, piece in enumerate(self._wanted(pieces)):
             if self.first <= number < self.stop:
                 yield piece
         if number >= self.stop:
             yield MORE
+
+    def _wanted(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield the pieces of wanted frames, which arrive in the order in which they were cut."""
+        passes = False
+        for piece in pieces:
+            _, _, offset, _ = _HEAD.unpack_from(piece)
+            if not offset:
+                passes = self.wanted(frame.kind_of(memoryview(piece)[_HEAD.size :]))
+            if passes:
+                yield piece
 
 
 def cut(source: int, frames: Iterable[bytes | Parts]) -> Iterator[Parts]:
@@ -163,6 +173,11 @@ def _pieces(source: int, number: int, data: bytes | Parts, largest: int) -> Iter
 
 def joined(frames: Iterable[bytes]) -> Iterator[Buffer]:
     """Yield frames that have arrived in pieces, each when its last piece has come."""
+    return (data for _, data in joined_by_source(frames))
+
+
+def joined_by_source(frames: Iterable[bytes]) -> Iterator[tuple[int, Buffer]]:
+    """Yield who sent a frame, and the frame, when its last piece has come."""
     begun: dict[tuple[int, int], tuple[Array, int]] = {}
     for data in frames:
         if not data:  # zipped with a piece that nobody needs
@@ -170,11 +185,11 @@ def joined(frames: Iterable[bytes]) -> Iterator[Buffer]:
         source, which, offset, size = _HEAD.unpack_from(data)
         piece = memoryview(data)[_HEAD.size :]
         if len(piece) == size:
-            yield piece
+            yield source, piece
             continue
         whole, missing = begun.pop((source, which), None) or (buffers.empty(size), size)
         whole[offset : offset + len(piece)] = piece
         if missing > len(piece):
             begun[source, which] = whole, missing - len(piece)
         else:
-            yield whole.data
+            yield source, whole.data

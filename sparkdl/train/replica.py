@@ -21,12 +21,19 @@ from sparkdl.frame import Packed, Parts
 from sparkdl.train.executor_files import (
     decode,
     delete_files,
+    encode,
     fit_folder,
+    forget_frames,
+    forget_outdated,
     hold_frames,
     holds_files,
     read_frames,
     take_frames,
+    write_file,
 )
+
+GRADIENT = "gradient-"
+"""How the name begins under which a partition leaves its gradient for itself."""
 
 _FOLDER = "replicas"
 
@@ -109,27 +116,37 @@ class Start:
         version: the model's version.
         weights: its weights; ``None`` if the executors' files should do.
         kept: whether anything stays with the weights.
-        seed: id of the broadcast of what stays with them; -1 if the executors' files should do.
+        seed: ids of the broadcasts of what stays with them, one for all or one for each slice; none if the
+            executors' files should do.
     """
 
     version: Version
     weights: WeightsRef | None
     kept: bool
-    seed: int = -1
+    seed: tuple[int, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """Whether the driver has sent all that is needed."""
+        return self.weights is not None and (bool(self.seed) or not self.kept)
 
     def load(self) -> Replica | None:
         """Return the model; ``None`` if this executor does not have what stays with the weights."""
         if not self.kept:
             return self.load_weights()
-        if self.seed >= 0 and self.weights is not None:
-            return Replica(self.weights.data(), list(decode(broadcast_value(self.seed))))
+        if self.seed and self.weights is not None:
+            return Replica(self.weights.data(), list(decode(broadcast_value(self.seed[0], once=True))))
         found = read(self.version)
         return Replica(found.weights, found.kept) if found is not None else None
 
-    def load_weights(self) -> Replica | None:
-        """Return the weights alone; ``None`` if this executor does not have them."""
+    def load_weights(self, *, once: bool = False) -> Replica | None:
+        """Return the weights alone; ``None`` if this executor does not have them.
+
+        Args:
+            once: whether this process is not to keep them if the driver sends them.
+        """
         if self.weights is not None:
-            return Replica(self.weights.data(), [])
+            return Replica(self.weights.data(once=once), [])
         found = read(self.version)
         return Replica(found.weights, []) if found is not None else None
 
@@ -144,8 +161,8 @@ def write(version: Version, weights: Parts, kept: Sequence[Parts], trail: Sequen
 
 
 def write_copy(version: Version, weights: Parts, kept: Sequence[Parts]) -> None:
-    """Leave a copy of a version, whose arrays will change, for the next group."""
-    hold_frames(version.path, [b"", weights, *kept], lent=True)
+    """Leave a copy of a version, whose arrays will change, for the next group, as a file."""
+    write_file(version.path, encode([b"", weights, *kept]))
 
 
 def report(told: Mapping[str, Any]) -> bytes:
@@ -165,7 +182,7 @@ def write_own(version: Version, name: str, frames: Sequence[Packed], *, lent: bo
         version: the model that they belong to.
         name: tells them from others of that version.
         frames: the frames, whose arrays nobody may change from then on.
-        lent: whether their memory will be used for something else.
+        lent: whether their memory is the replica's, for the next gradient.
 
     Returns:
         The frame to send in their place.
@@ -182,6 +199,17 @@ def read_own(version: Version, name: str) -> Sequence[Packed] | None:
 def take_own(version: Version, name: str) -> Sequence[Packed] | None:
     """Return what :func:`write_own` has left, to be changed: from memory nobody gets it once more."""
     return take_frames(_own(version, name))
+
+
+def forget_own(version: Version, name: str) -> None:
+    """Forget what :func:`write_own` has left, if it is in memory."""
+    forget_frames(_own(version, name))
+
+
+def start_over(version: Version) -> None:
+    """Forget what this process holds, but for gradients: a group begins with what the driver has sent."""
+    gradients = f"{version.name}.{GRADIENT}"
+    forget_outdated(version.folder, lambda name: not name.startswith(gradients))
 
 
 def _own(version: Version, name: str) -> str:

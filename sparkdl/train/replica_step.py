@@ -154,14 +154,14 @@ class ReplicaStepper(Stepper):
     ) -> tuple[ModelState, list[Outcome]]:
         first = iterations[0]
         version = Version(self._fit.fit_id, self._generation, first.state.iteration)
-        replicated, local, seed = model.replicated, True, None
+        replicated, local = model.replicated, True
+        seed: Sequence[Any] = ()
         for _ in range(MAX_REBUILDS):
-            if seed is None and model.kept is not None and not replicated:
+            if not seed and model.kept is not None and not replicated:
                 seed = self._seed(model)
-                seeds.append(seed)
-            number = broadcast_id(seed) if seed is not None else -1
+                seeds += seed
             ref = self._where(model, replicated)
-            start = Start(version, ref, model.kept is not None, number)
+            start = Start(version, ref, model.kept is not None, tuple(map(broadcast_id, seed)))
             try:
                 with job_errors(first):
                     sent = self._run_job(start, iterations, model, seed, local)
@@ -200,14 +200,19 @@ class ReplicaStepper(Stepper):
         super().close()
         self._chain.release()
 
-    def _seed(self, model: ModelState) -> Any:
+    def _seed(self, model: ModelState) -> list[Any]:
         """Broadcast what stays with the weights, for executors that do not have it."""
         messages = [frame.unpack(data) for frames in self.fetch(model) for data in frames]
         (whole,) = cut_kept(messages, slices.bounds(self._layout.numel, 1))
-        return self._jobs.sc.broadcast(frame.join(encode(whole)))
+        return [self._jobs.sc.broadcast(frame.join(encode(whole)))]
 
     def _run_job(
-        self, start: Start, iterations: Sequence[Iteration], model: ModelState, seed: Any, local: bool
+        self,
+        start: Start,
+        iterations: Sequence[Iteration],
+        model: ModelState,
+        seed: Sequence[Any],
+        local: bool,
     ) -> Chained:
         self._leaves_files = True
         cursor = iterations[0].cursor
@@ -215,7 +220,7 @@ class ReplicaStepper(Stepper):
             self._fit_broadcast,
             *model.weights.broadcasts,
             *(cursor.broadcasts if cursor is not None else ()),
-            *([seed] if seed is not None else []),
+            *seed,
         ]
         last = iterations[-1].state.iteration + 1
         name = "forward-backward and sync" if len(iterations) == 1 else f"up to iteration {last}"
@@ -253,7 +258,7 @@ class ReplicaStepper(Stepper):
         return self._forward_backward(iteration, nowhere, since, delivery=delivery)
 
     def _after(
-        self, sent: Chained, iterations: Sequence[Iteration], model: ModelState, seed: Any
+        self, sent: Chained, iterations: Sequence[Iteration], model: ModelState, seed: Sequence[Any]
     ) -> tuple[ModelState, list[Outcome]]:
         """Publish the weights that came back, and tell what each iteration reports."""
         begin = time.perf_counter()
@@ -324,7 +329,7 @@ def model_after(
     weights: Weights | RemoteWeights,
     sent: Chained,
     iterations: Sequence[Iteration],
-    seed: Any,
+    seed: Sequence[Any],
 ) -> ModelState:
     """Return the model after a group."""
     outdated = before.weights if sent.kept is not None else None

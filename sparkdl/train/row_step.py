@@ -78,7 +78,7 @@ class RowStepper(GatherStepper):
 
     group_seconds = 8.0  # whole tables are written and persisted at the end of each
 
-    def _seed(self, model: ModelState) -> Any:
+    def _seed(self, model: ModelState) -> list[Any]:
         return ReplicaStepper._seed(self, model)
 
     def _frame_bytes(self) -> int:

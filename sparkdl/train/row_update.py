@@ -25,7 +25,6 @@ from sparkdl.train import live, stage
 from sparkdl.train.advance import UpdateStage
 from sparkdl.train.kept import master_frame
 from sparkdl.train.live import Change, LiveModel
-from sparkdl.train.stage import Arrived
 from sparkdl.train.worker import FitSpec, Worker
 
 
@@ -39,7 +38,7 @@ class UpdateRows(UpdateStage[LiveModel]):
 
     changes: int
 
-    def _model(self, worker: Worker, partition: int, arrived: list[Arrived]) -> LiveModel:
+    def _model(self, worker: Worker, partition: int, arrived: list[Frame]) -> LiveModel:
         """Return the model after the iterations so far."""
         if self.turn is None:
             return live.bring(worker, self.start, self.start.version)
@@ -57,14 +56,13 @@ class UpdateRows(UpdateStage[LiveModel]):
         model.apply(change)
         return model
 
-    def _update(self, spec: FitSpec, model: LiveModel, arrived: list[Packed]) -> Change:
+    def _update(self, spec: FitSpec, model: LiveModel, messages: list[Frame]) -> Change:
         """Make the next version of what the gradients concern."""
         turn = self.turn
         assert turn is not None
         number = self.start.version.iteration + self.done
-        messages = [frame.unpack(data) for data in arrived]
         shards = [message for message in messages if message.meta["kind"] == "shard"]
-        reports = [frame.pack(m.meta, m.arrays) for m in messages if m.meta["kind"] != "shard"]
+        reports = [message for message in messages if message.meta["kind"] != "shard"]
         # Whoever wants the whole gradient wants all rows of it.
         tables = [] if turn.gradient else lazy_tables(model.optimizer, spec.tables, turn.hyper)
         rows = _covered(spec, shards, tables)
@@ -75,14 +73,15 @@ class UpdateRows(UpdateStage[LiveModel]):
             0,
             layout.numel,
             spec.rule,
-            WeightsRef(number, frame.join(published.pack(number, **weights))),
+            WeightsRef(number, published.pack(number, **weights)),
             spec.combine,
             False,
             turn,
         )
-        frames = [take_state(model.optimizer, rows), *(update.renumber(m, rows) for m in shards), *reports]
+        packed = [update.renumber(message, rows) for message in shards]
+        frames: list[Packed | Frame] = [take_state(model.optimizer, rows), *packed, *reports]
         found: dict[str, Frame] = {}
-        for _, parts in update.update_slice(task, iter(frames)):
+        for _, parts in update.update_slice(task, frames):
             message = frame.unpack(parts)
             stage.check_update(message.meta, number)
             found[message.meta["kind"]] = message

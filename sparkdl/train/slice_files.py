@@ -23,7 +23,7 @@ from safetensors.numpy import load, save
 
 from sparkdl import frame
 from sparkdl.frame import Array, Buffer, Parts
-from sparkdl.train.kept import without_master
+from sparkdl.train.kept import is_not_master
 
 
 def name_of(index: int, count: int) -> str:
@@ -73,7 +73,7 @@ class WriteSlice:
 
     def __call__(self, index: int, frames: Iterator[Buffer]) -> Iterator[Parts]:
         """Yield the file's name and checksum."""
-        data = encode(list(without_master(frames)))
+        data = encode([own for own in frames if is_not_master(frame.kind_of(own))])
         name = name_of(index, self.count)
         write_whole(posixpath.join(self.folder, name), data)
         yield frame.pack({"name": name, "sha256": hashlib.sha256(data).hexdigest()})

@@ -7,7 +7,6 @@ with the partition's token.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from sparkdl import frame
 from sparkdl._spark import key
 from sparkdl.allreduce import update
 from sparkdl.data import store
-from sparkdl.frame import Buffer, Packed, Parts
+from sparkdl.frame import Buffer, Frame, Packed, Parts
 from sparkdl.train import replica
 from sparkdl.train.executor_files import decode, encode
 from sparkdl.train.replica import Version
@@ -30,22 +29,17 @@ class ProblemError(Exception):
         self.problems = problems
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """A frame and its header."""
+def receive(frames: Iterator[Buffer]) -> tuple[store.Token, list[Frame]]:
+    """Tell the partition's token from what arrived for it: the first stage reads the token alone.
 
-    meta: Mapping[str, Any]
-    data: Buffer
-
-
-def receive(frames: Iterator[Buffer]) -> tuple[store.Token, list[Arrived]]:
-    """Tell the partition's token from what arrived for it: the first stage reads the token alone."""
+    What has arrived is this task's alone, which may overwrite it: another attempt receives it once more.
+    """
     token = store.Token.from_frame(frame.unpack(next(frames)))
     # Zipped element by element with the token and empty frames.
-    return token, [Arrived(frame.unpack(data).meta, data) for data in frames if data]
+    return token, [frame.unpack(data, writable=True) for data in frames if data]
 
 
-def check(arrived: Sequence[Arrived]) -> None:
+def check(arrived: Sequence[Frame]) -> None:
     """Check that all gradients have arrived.
 
     Raises:
@@ -71,23 +65,23 @@ def check_update(meta: Mapping[str, Any], iteration: int) -> None:
         raise ProblemError(*({**problem, "iteration": iteration} for problem in meta["problems"]))
 
 
-def resolve(arrived: Sequence[Arrived], version: Version) -> list[Packed]:
+def resolve(arrived: Sequence[Frame], version: Version) -> list[Frame]:
     """Return what arrived, with what a partition has for itself in place of the frames that stand for it.
 
     Raises:
         ProblemError: if a file is not there.
     """
-    found: list[Packed] = []
+    found: list[Frame] = []
     for message in arrived:
         if message.meta["kind"] == "bundle":
-            found += decode(frame.unpack(message.data).arrays["data"].data)
+            found += map(frame.unpack, decode(message.arrays["data"].data))
         elif message.meta["kind"] == "own":
             own = replica.read_own(version, message.meta["name"])
             if own is None:
                 raise lacking(version.iteration, message.meta["name"])
-            found += own
+            found += map(frame.unpack, own)
         else:
-            found.append(message.data)
+            found.append(message)
     return found
 
 
@@ -99,7 +93,7 @@ def own(frames: Sequence[Packed], version: Version, name: str, local: bool, *, l
         version: the model that they belong to.
         name: tells them from others of that version on the executor.
         local: whether they stay as a file, since the next task probably runs where this one does.
-        lent: whether their memory will be used for something else.
+        lent: whether their memory is the replica's, for the next gradient.
     """
     if local:
         return replica.write_own(version, name, frames, lent=lent)

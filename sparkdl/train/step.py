@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
+from operator import eq, itemgetter
 from typing import Any
 
 import numpy as np
@@ -29,24 +30,21 @@ from sparkdl.layout import ParamLayout
 from sparkdl.optim.reduction import add_up
 from sparkdl.train.cursor import Cursor, Place
 from sparkdl.train.drop import Allowance
-from sparkdl.train.executor_files import delete_fit
 from sparkdl.train.forward_backward import ForwardBackward
 from sparkdl.train.inner import InnerSteps
-from sparkdl.train.kept import Pick
+from sparkdl.train.kept import is_not_master
 from sparkdl.train.outcome import Outcome, outcome_of
 from sparkdl.train.parameter_sync import (
     ParameterSync,
     keep,
     key_kept,
-    pass_kept,
-    split_kept,
 )
 from sparkdl.train.partition_state import PartitionState
-from sparkdl.train.pieces import MORE, PIECE_BYTES, ChainTask, InPieces, InRounds, joined
+from sparkdl.train.pieces import MORE, PIECE_BYTES, InPieces, InRounds, joined, joined_by_source
 from sparkdl.train.run import Kept, Snapshot
 from sparkdl.train.slice_files import WriteSlice
 from sparkdl.train.state import TrainState
-from sparkdl.train.worker import FitRef
+from sparkdl.train.worker import FitRef, forget_fit
 
 _log = logging.getLogger("sparkdl")
 
@@ -74,7 +72,7 @@ class ModelState:
             their broadcast: Spark ships that task's description with every job that reads its RDD.
         average_buffers: averaged floating-point buffers, if weights are averaged.
         replicated: whether the executors that made it have it as a file (``train/replica.py``).
-        seed: broadcast of what stayed with the weights before these, named like ``outdated``.
+        seed: broadcasts of what stayed with the weights before these, named like ``outdated``.
     """
 
     weights: Weights | RemoteWeights
@@ -82,7 +80,7 @@ class ModelState:
     outdated: Weights | RemoteWeights | None = None
     average_buffers: Array | None = None
     replicated: bool = False
-    seed: Any = None
+    seed: Sequence[Any] = ()
 
     def release(self, jobs: FrameJobs) -> None:
         """Delete weights and optimizer state from the executors."""
@@ -95,8 +93,8 @@ class ModelState:
             jobs.unpersist(self.kept)
         if self.outdated is not None:
             self.outdated.release()
-        if self.seed is not None:
-            self.seed.destroy()
+        for broadcast in self.seed:
+            broadcast.destroy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +312,7 @@ class Stepper:
         jobs.describe("sparkdl: delete the run's files")
         try:
             # On all of them: where tasks have run in the course of losses, no RDD knows any more.
-            jobs.run_on_executors(partial(delete_fit, self._fit.fit_id), profile=self._profile)
+            jobs.run_on_executors(partial(forget_fit, self._fit.fit_id), profile=self._profile)
         except Exception as error:
             if not is_job_failure(error):
                 raise
@@ -422,8 +420,8 @@ class Stepper:
         """Fetch the averaged weights; the current ones before the first iteration."""
         if model.kept is None:
             return model.weights.params
-        data = self._collect_kept(model.kept, Pick("average"), "fetch the averaged weights")
-        parts = [frame.unpack(d).arrays["params"] for d in data]
+        slices = self._collect_kept(model.kept, partial(eq, "average"), "fetch the averaged weights")
+        parts = [frame.unpack(data).arrays["params"] for _, data in slices]
         return np.concatenate(parts) if parts else model.weights.params
 
     def fetch(self, model: ModelState) -> Kept:
@@ -435,9 +433,8 @@ class Stepper:
         if model.kept is None:
             return []
         found: Kept = [[] for _ in range(self.slices)]
-        for data in self._collect_kept(model.kept, pass_kept, "fetch the optimizer's state"):
-            index, kept = split_kept(data)
-            found[index].append(kept)
+        for index, data in self._collect_kept(model.kept, is_not_master, "fetch the optimizer's state"):
+            found[index].append(bytes(data))
         return found
 
     def write(self, model: ModelState, folder: str) -> dict[str, str]:
@@ -451,9 +448,10 @@ class Stepper:
         """
         if model.kept is None:
             return {}
-        task = WriteSlice(folder, self.slices)
-        found = self._collect_kept(model.kept, task, "write the optimizer's state")
-        return {meta["name"]: meta["sha256"] for meta in (frame.unpack(data).meta for data in found)}
+        task = InPieces(WriteSlice(folder, self.slices), token=False, keyed=False)
+        with self._reading_kept("write the optimizer's state"):
+            received = self._jobs.collect(self._jobs.stage(_staying(self._jobs, model.kept), task))
+        return {meta["name"]: meta["sha256"] for meta in (frame.unpack(d).meta for d in joined(received))}
 
     def restore(self, snapshot: Snapshot, kept: Kept, average_buffers: Array | None) -> ModelState:
         """Publish weights and let frames from :meth:`fetch` stay with the slices again.
@@ -487,8 +485,8 @@ class Stepper:
         if model.kept is not None:
             self._jobs.unpersist(model.kept)
         model.weights.release()
-        if model.seed is not None:
-            model.seed.destroy()
+        for broadcast in model.seed:
+            broadcast.destroy()
 
     def release(self, model: ModelState) -> None:
         """Let go of a model that no iteration will start from."""
@@ -498,25 +496,34 @@ class Stepper:
         """Return how long a slice of the weights is, about."""
         return self._layout.nbytes // self.slices
 
-    def _collect_kept(self, kept: JavaObject, task: ChainTask, doing: str) -> list[Buffer]:
+    def _collect_kept(
+        self, kept: JavaObject, wanted: Callable[[str], bool], doing: str
+    ) -> list[tuple[int, Buffer]]:
+        """Return the frames of some kinds that stay with the slices, each after its slice, in their order."""
         jobs, most = self._jobs, min(_COLLECTED_BYTES // self.slices, _RESULT_BYTES)
         step = max(1, most // PIECE_BYTES)
-        jobs.describe(f"sparkdl: {doing}")
         pieces: list[bytes] = []
-        try:
+        with self._reading_kept(doing):
             for first in count(0, step):
-                in_round = InRounds(task, first, first + step)
+                in_round = InRounds(wanted, first, first + step)
                 received = jobs.collect(jobs.stage(_staying(jobs, kept), in_round))
                 pieces += [data for data in received if data != MORE]
                 if MORE not in received:
                     break
-            return list(joined(pieces))
+        return sorted(joined_by_source(pieces), key=itemgetter(0))
+
+    @contextmanager
+    def _reading_kept(self, doing: str) -> Iterator[None]:
+        """Name a job that reads what stays with the slices, and its failure."""
+        self._jobs.describe(f"sparkdl: {doing}")
+        try:
+            yield
         except Exception as error:
             if is_job_failure(error):
                 raise task_error(error, f"trying to {doing}") from None
             raise
         finally:
-            jobs.describe(None)
+            self._jobs.describe(None)
 
     def _assemble(self, messages: list[Frame], old: Weights | RemoteWeights) -> Weights:
         """Put the slices that came back together and publish them."""

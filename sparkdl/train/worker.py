@@ -26,7 +26,7 @@ from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.numerics import Numerics, device_of_task, make_replica
 from sparkdl.nn.objective import Objective
 from sparkdl.optim.rule import UpdateRule
-from sparkdl.train.executor_files import hold_files
+from sparkdl.train.executor_files import delete_fit, hold_files
 from sparkdl.train.inner import InnerRule
 from sparkdl.train.memory import exempt_objects, keep_freed_memory, trim_memory
 
@@ -164,13 +164,22 @@ class FitRef:
                 _workers.popitem(last=False)
                 gc.unfreeze()
             buffers.release()
-            worker = Worker(lambda: serialize.loads(broadcast_value(self.broadcast_id)))
+            worker = Worker(lambda: serialize.loads(broadcast_value(self.broadcast_id, once=True)))
             _workers[self.fit_id] = worker
         elif torch.get_num_threads() != worker.spec.threads:
             torch.set_num_threads(worker.spec.threads)  # another fit's task ran here in between
         _workers.move_to_end(self.fit_id)
         hold_files(self.in_memory)
         return worker
+
+
+def forget_fit(fit_id: str) -> None:
+    """Delete what a fit has left on this executor and in this process."""
+    delete_fit(fit_id)
+    if _workers.pop(fit_id, None) is not None:
+        buffers.release()
+        gc.unfreeze()
+        exempt_objects()
 
 
 _workers: OrderedDict[str, Worker] = OrderedDict()

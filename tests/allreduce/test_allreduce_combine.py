@@ -5,12 +5,20 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from sparkdl.allreduce import combine as combine_module
-from sparkdl.allreduce.combine import Part, weighted_drift, weighted_mean
+from sparkdl.allreduce.combine import NonFiniteMeanError, Part, weighted_drift, weighted_mean
 
 VALUES = st.floats(-1e6, 1e6, width=32)
 WEIGHTS = st.integers(1, 10**6).map(float) | st.floats(0.125, 1000)
+
+
+def _read_only(values):
+    view = values.view()
+    view.flags.writeable = False
+    return view
+
+
 COMBINE = {
-    "mean": weighted_mean,
+    "mean": lambda parts: weighted_mean([Part(p.source, p.weight, _read_only(p.values)) for p in parts]),
     "drift": lambda parts: weighted_drift(np.zeros_like(parts[0].values), parts),
 }
 
@@ -51,7 +59,7 @@ def test_the_order_of_arrival_changes_no_bit(combine, parts, random):
 @pytest.mark.parametrize("combine", COMBINE.values(), ids=COMBINE)
 @settings(deadline=None)
 @given(
-    values=hnp.arrays("float32", 5, elements=st.floats(width=32)),
+    values=hnp.arrays("float32", 5, elements=st.floats(width=32, allow_nan=False, allow_infinity=False)),
     weight=WEIGHTS,
 )
 def test_a_single_part_is_returned_bit_for_bit_as_a_fresh_array(combine, values, weight):
@@ -90,18 +98,48 @@ def test_means_keep_the_dtype_and_the_parts(dtype):
         np.testing.assert_allclose(found, [4, 8])
 
 
-def test_an_infinite_or_nan_gradient_is_not_hidden():
-    bad = np.array([np.inf, np.nan, 1], np.float32)
-    found = weighted_mean([Part(0, 1.0, np.ones(3, np.float32)), Part(1, 1.0, bad)])
-    assert np.isinf(found[0])
-    assert np.isnan(found[1])
-    assert found[2] == 1
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("place", [0, 4, 5, 22])
+@pytest.mark.parametrize("writable", [True, False])
+def test_an_infinite_or_nan_gradient_is_not_hidden(monkeypatch, bad, place, writable):
+    monkeypatch.setattr(combine_module, "_BLOCK", 5)
+    sources = [np.ones(23, np.float32) for _ in range(3)]
+    sources[1][place:] = bad
+    for values in sources:
+        values.flags.writeable = writable
+    with pytest.raises(NonFiniteMeanError) as caught:
+        weighted_mean([Part(n, 1.0, values) for n, values in enumerate(sources)])
+    assert (caught.value.index, caught.value.sources) == (place, [1])
+
+
+def test_numbers_with_too_large_a_sum_are_numbers():
+    large = np.full(3, 3e38, np.float32)
+    np.testing.assert_array_equal(weighted_mean([Part(0, 1.0, large), Part(1, 1.0, large)]), large)
+
+
+@pytest.mark.parametrize("writable", range(8))
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_mean_takes_the_memory_of_what_may_be_overwritten(monkeypatch, writable, count):
+    monkeypatch.setattr(combine_module, "_BLOCK", 5)
+    rng = np.random.default_rng(0)
+    sources = [Part(n, float(n + 1), rng.standard_normal(23).astype(np.float32)) for n in range(count)]
+    fresh = COMBINE["mean"](sources)
+    before = [part.values.copy() for part in sources]
+    for n, part in enumerate(sources):
+        part.values.flags.writeable = bool(writable >> n & 1)
+    found = weighted_mean(sources)
+    np.testing.assert_array_equal(found, fresh)
+    taken = next((n for n in range(count) if writable >> n & 1), None)
+    for n, part in enumerate(sources):
+        assert np.shares_memory(found, part.values) is (n == taken)
+        if n != taken:
+            np.testing.assert_array_equal(part.values, before[n])
 
 
 def test_more_numbers_than_a_block_has_are_summed_alike(monkeypatch):
     rng = np.random.default_rng(0)
-    sources = [Part(n, float(n + 1), rng.standard_normal(23).astype(np.float32)) for n in range(3)]
+    values = [_read_only(rng.standard_normal(23).astype(np.float32)) for _ in range(3)]
+    sources = [Part(n, float(n + 1), own) for n, own in enumerate(values)]
     whole = weighted_mean(sources)
     monkeypatch.setattr(combine_module, "_BLOCK", 5)
     np.testing.assert_array_equal(weighted_mean(sources), whole)
-    assert not np.shares_memory(whole, sources[0].values)

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from functools import partial
 from itertools import permutations
 
@@ -6,7 +7,7 @@ import pytest
 import torch
 
 from sparkdl import frame
-from sparkdl.allreduce.update import RESULT, STATE, Update, problem_frame, shard_frame, update_slice
+from sparkdl.allreduce.update import RESULT, STATE, Turn, Update, problem_frame, shard_frame, update_slice
 from sparkdl.allreduce.weights import WeightsRef
 from sparkdl.layout import ParamLayout, lay_out
 from sparkdl.optim import OptimizerSpec
@@ -89,6 +90,44 @@ def test_state_travels_from_iteration_to_iteration():
         kept = [data for key, data in frames if key == STATE]
         params = frame.unpack(frames[0][1]).arrays["params"]
     np.testing.assert_array_equal(params, whole.detach().numpy())
+
+
+def test_what_may_be_overwritten_is_and_changes_no_bit():
+    gradients = [np.sin(np.arange(8) + n).astype(np.float32) for n in range(2)]
+    shards = [frame.unpack(shard(n, n + 1.0, own)) for n, own in enumerate(gradients)]
+    master = replace(task(0, 8, ADAM), master=_read_only(PARAMS))
+    kept = [parts for key, parts in update_slice(master, shards) if key == STATE]
+    expected = [frame.join(parts) for _, parts in update_slice(master, [*kept, *shards])]
+
+    writable = [frame.unpack(bytearray(frame.join(parts)), writable=True) for parts in kept]
+    writable += [frame.unpack(bytearray(shard(1, 2.0, gradients[1])), writable=True), shards[0]]
+    own = replace(task(0, 8, ADAM), master=PARAMS.copy())
+    results = [frame.unpack(parts) for _, parts in update_slice(own, writable)]
+    params, state = results[0].arrays["params"], results[1].arrays
+    assert np.shares_memory(params, own.master)
+    assert np.shares_memory(state["0.exp_avg"], writable[0].arrays["0.exp_avg"])
+    assert not np.array_equal(writable[1].arrays["gradient"], gradients[1])
+    np.testing.assert_array_equal(shards[0].arrays["gradient"], gradients[0])
+    np.testing.assert_array_equal(PARAMS, np.arange(8))
+    first, second = map(frame.unpack, expected)
+    assert params.tobytes() == first.arrays["params"].tobytes()
+    assert state.keys() == second.arrays.keys()
+    assert all(state[name].tobytes() == second.arrays[name].tobytes() for name in state)
+
+
+def _read_only(array):
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def test_an_average_does_not_share_memory_with_the_weights():
+    gradient = np.ones(8, np.float32)
+    first = replace(task(), master=PARAMS.copy(), averaging=True, turn=Turn(average=1.0))
+    results = [frame.unpack(parts) for _, parts in update_slice(first, [shard(0, 1.0, gradient)])]
+    (average,) = (m.arrays["params"] for m in results if m.meta["kind"] == "average")
+    np.testing.assert_array_equal(average, results[0].arrays["params"])
+    assert not np.shares_memory(average, results[0].arrays["params"])
 
 
 def test_the_order_of_arrival_changes_no_bit():

@@ -33,8 +33,8 @@ ROWS = 640
 
 def fit(spark: Any, module: nn.Module, iterations: int, disturb: Any = None, **options: Any) -> Any:
     loss = options.pop("loss", nn.CrossEntropyLoss())
-    validation = options.pop("validation", None)
-    with Dataset.from_numpy(X[:ROWS], Y[:ROWS], spark=spark, num_partitions=2) as data:
+    validation, partitions = options.pop("validation", None), options.pop("partitions", 2)
+    with Dataset.from_numpy(X[:ROWS], Y[:ROWS], spark=spark, num_partitions=partitions) as data:
         if disturb is not None:
             disturb(data)
         return Trainer(
@@ -92,6 +92,17 @@ def test_files_of_a_partition_that_was_built_again_elsewhere_are_deleted(cluster
 @pytest.mark.parametrize("exchange", ["slices", "gather", "replicas"])
 def test_result_is_the_reference_to_the_bit(cluster: Any, exchange: str) -> None:
     assert_bit_equal(fit(cluster, Everything(), 15, exchange=exchange).module, expected(Everything(), 15))
+
+
+@pytest.mark.parametrize("exchange", ["gather", "replicas"])
+@pytest.mark.parametrize("codec", ["fp32", "bf16"])
+def test_several_partitions_in_a_process_change_no_bit(cluster: Any, exchange: str, codec: str) -> None:
+    # Partitions of one process share the replica's gradient, which is lent, and the weights of a version.
+    options = {"partitions": 5, "averaging": EMA(0.9), "gradient_codec": codec}
+    found = fit(cluster, mlp(), 9, exchange=exchange, iterations_per_job=4, **options)
+    wanted = fit(cluster, mlp(), 9, exchange="slices", **options)
+    assert_bit_equal(found.module, wanted.module)
+    assert_bit_equal(found.unaveraged, wanted.unaveraged)
 
 
 @pytest.mark.slow

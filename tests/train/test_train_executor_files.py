@@ -15,8 +15,10 @@ from sparkdl.train.executor_files import (
     delete_files,
     delete_fit,
     fit_folder,
+    forget_frames,
     hold_files,
     hold_frames,
+    keep_lent,
     read_file,
     read_frames,
     take_frames,
@@ -80,15 +82,21 @@ def test_held_frames_behave_as_files(folder: str, held: bool) -> None:
 
 
 @pytest.mark.parametrize("held", [True, False])
-def test_held_frames_are_copied_where_their_memory_is_lent(folder: str, held: bool) -> None:
+def test_held_frames_are_copied_before_memory_that_was_lent_is_used(folder: str, held: bool) -> None:
     hold_files(held)
     array = np.arange(3)
-    for name, lent in (("lent", True), ("given", False)):
+    for name, lent in (("lent", True), ("given", False), ("read", True)):
         hold_frames(f"{folder}/{name}", [frame.pack({}, {"array": array})], lent=lent)
+    forget_frames(f"{folder}/read")
+    (data,) = read_frames(f"{folder}/lent") or []
+    assert np.shares_memory(frame.unpack(data).arrays["array"], array) is held
+    keep_lent()
+    assert (read_frames(f"{folder}/read") is None) is held
     array[0] = 9
     for name, first in (("lent", 0), ("given", 9 if held else 0)):
         (data,) = read_frames(f"{folder}/{name}") or []
         assert frame.unpack(data).arrays["array"].tolist() == [first, 1, 2]
+    assert not executor_files._lent
 
 
 @pytest.mark.parametrize("held", [True, False])

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import partial
+from operator import eq
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -103,25 +106,26 @@ def test_a_task_gets_its_frames_whole_and_sends_pieces() -> None:
     assert [bytes(data) for data in pieces.joined(left)] == whole
 
 
-@pytest.mark.parametrize("step", [1, 2, 4, 6, 7])
+@pytest.mark.parametrize("step", [1, 3, 4, 8, 9])
 def test_the_driver_gets_frames_in_rounds(step: int) -> None:
-    whole = [bytes([n]) * (n * PIECE_BYTES + 1) for n in range(3)]  # six pieces
-
-    def task(_: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
-        return ([data] for data in frames)
+    kinds = ["state", "other", "state", "state"]
+    arrays = [{"array": np.full(n * PIECE_BYTES, n, np.uint8)} for n in range(4)]
+    whole = [frame.join(frame.pack({"kind": kind}, a)) for kind, a in zip(kinds, arrays, strict=True)]
+    # of the kind that is wanted, 1 + 3 + 4 pieces
 
     rounds, received = 0, list[bytes]()
     for _ in range(9):
         rounds += 1
         arriving = (frame.join(piece) for piece in pieces.cut(7, whole))
-        sent = InRounds(task, len(received), len(received) + step)(0, arriving)
-        new = [data if isinstance(data, bytes) else frame.join(data) for data in sent]
+        new = list(InRounds(partial(eq, "state"), len(received), len(received) + step)(0, arriving))
         assert next(arriving, None) is None  # Spark ends processes whose tasks leave anything unread
         received += [data for data in new if data != pieces.MORE]
         if pieces.MORE not in new:
             break
-    assert rounds == -(-6 // step)
-    assert [bytes(data) for data in pieces.joined(received)] == whole
+    assert rounds == -(-8 // step)
+    assert [(source, bytes(data)) for source, data in pieces.joined_by_source(received)] == [
+        (7, whole[n]) for n in (0, 2, 3)
+    ]
 
 
 MODES: dict[str, dict[str, Any]] = {
