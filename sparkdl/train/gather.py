@@ -140,10 +140,9 @@ class SyncSlice:
 
         The frame that they lie in need not stay in memory.
         """
-        arrays = _model(self.start, self.done, n).arrays
-        buffered = {name: np.array(arrays[name]) for name in ("buffers", "counters")}
-        master = np.array(arrays["params"][start:stop]) if "params" in arrays else None
-        return frame.pack({"kind": "model"}, buffered), master
+        model = _model(self.start, self.done, n)
+        master = np.array(model.arrays["params"][start:stop]) if "params" in model.arrays else None
+        return _without_weights(model), master
 
     def _kept(self, n: int) -> list[Frame]:
         """Return what the iteration before has left with the slice: itself, state, average."""
@@ -208,13 +207,15 @@ class Gather:
             model = _model(self.start, 0, n)
             if self.start.weights is None:
                 return model, self._weights(version), []
+            # For the tasks that want nothing else, and need not read all that the driver has sent.
+            replica.write(version, _without_weights(model), [], [])
             return model, self._rounded(model.arrays["params"], spec.weights_codec), []
         stage.check(arrived)
         by_kind = _by_kind(stage.resolve(arrived, version))
         (own,) = (message for message in by_kind["slice"] if "codec" not in message.meta)
         made = replica.read(version)  # by another task on this executor, or an earlier attempt of this one
         if made is None or len(made.trail) != self.done:
-            made = self._write(_model(self.start, self.done - 1, n), version, by_kind["slice"], spec)
+            made = self._write(_buffered(self.start, self.done - 1, n), version, by_kind["slice"], spec)
         return made, self._weights(version), [own, *by_kind["state"], *by_kind["average"]]
 
     def _weights(self, version: Version) -> Sequence[Array]:
@@ -237,8 +238,7 @@ class Gather:
         # They are put together when they are loaded, which copies them anyway.
         weights = {str(i): _params(part, spec.weights_codec, dtype) for i, part in enumerate(parts)}
         replica.write_own(version, _WEIGHTS, [frame.pack({"kind": _WEIGHTS}, weights)])
-        # Copies: a view of the frame that the driver has sent would hold on to all of it.
-        arrays = {name: np.array(before.arrays[name]) for name in ("buffers", "counters")}
+        arrays = {name: before.arrays[name] for name in ("buffers", "counters")}
         if "gradient" in parts[0].arrays:
             arrays["gradient"] = np.concatenate([part.arrays["gradient"] for part in parts])
         reports: dict[str, Any] = {}
@@ -274,6 +274,18 @@ def _model(start: Start, done: int, n: int) -> Replica:
     if found is None or (done and len(found.trail) != done):
         raise stage.lacking(version.iteration, n)
     return found
+
+
+def _buffered(start: Start, done: int, n: int) -> Replica:
+    """Return the model after some iterations of a group, with its weights or without."""
+    found = None if done else replica.read(start.version)
+    return Replica(found.weights, []) if found is not None else _model(start, done, n)
+
+
+def _without_weights(model: Replica) -> Parts:
+    """Pack copies of buffers and counters: views would hold on to all that the driver has sent."""
+    arrays = {name: np.array(model.arrays[name]) for name in ("buffers", "counters")}
+    return frame.pack({"kind": "model"}, arrays)
 
 
 def _by_kind(frames: Sequence[Frame]) -> defaultdict[str, list[Frame]]:
@@ -313,5 +325,5 @@ def _params(part: Frame, codec: Cast, dtype: np.dtype[Any]) -> Array:
 
 def _with_reports(message: Parts, told: Frame) -> Parts:
     """Let the first slice carry the reports, and the buffers that came with them."""
-    own = frame.unpack(message)
+    own = frame.unpack(message, writable=True)  # by the next update, as that of other slices
     return frame.pack({**own.meta, "reports": told.meta}, {**own.arrays, **told.arrays})
