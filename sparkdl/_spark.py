@@ -61,14 +61,18 @@ def broadcast_value(number: int, *, once: bool = False) -> Any:
 
     Args:
         number: the broadcast's id.
-        once: whether this process is not to keep the value: it can be read again from the executor's disk.
+        once: whether this process is not to keep the value, bytes or a ``bytearray`` that the caller may
+            overwrite: it can be read again from the executor's disk.
     """
     from pyspark import broadcast
 
     found = broadcast._from_id(number)
     value = found.value
-    if once and getattr(found, "_path", None) is not None:  # with encryption there is no file
-        vars(found).pop("_value", None)
+    if not once:
+        return value
+    if getattr(found, "_path", None) is None:  # with encryption there is no file: this is the only copy
+        return bytes(value)
+    vars(found).pop("_value", None)
     return value
 
 

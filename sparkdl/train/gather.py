@@ -149,7 +149,8 @@ class SyncSlice:
         if not self.done and not self.start.kept:
             return []
         if not self.done and self.start.seed:
-            return [frame.unpack(data) for data in decode(broadcast_value(self.start.seed[n], once=True))]
+            of_slice = decode(broadcast_value(self.start.seed[n], once=True))
+            return [frame.unpack(data, writable=True) for data in of_slice]
         version, name = self.start.version.after(self.done), f"slice-{n}"
         # Slice and state are updated in place, which spares four copies of the slice. A task that runs again
         # does not find them any more, and the group is run again with a seed.

@@ -50,7 +50,7 @@ class GatherStepper(ReplicaStepper):
 
     def _seed(self, model: ModelState) -> list[Any]:
         """Broadcast what stays with each slice, for executors that do not have it."""
-        return [self._jobs.sc.broadcast(frame.join(encode(frames))) for frames in self.fetch(model)]
+        return [self._jobs.sc.broadcast(bytearray().join(encode(frames))) for frames in self.fetch(model)]
 
     def _tasks(self, start: Start, iterations: Sequence[Iteration], local: bool) -> list[ChainTask]:
         phases = 1 + (self._reductions if self.slices > 1 else 0)
