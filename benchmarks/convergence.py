@@ -45,6 +45,7 @@ _OUTER = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
 LOCAL: Mapping[str, Mapping[str, Any]] = {
     "local_steps=4": {"local_steps": 4},
     "local_steps=8": {"local_steps": 8},
+    "local_steps=64": {"local_steps": 64},
     "post-local, 1 then 8": {"local_steps": LocalSteps({0: 1, 2: 8})},
     "DiLoCo, 8": {"local_steps": LocalSteps(8, outer=_OUTER)},
 }
@@ -57,9 +58,11 @@ CODECS: Mapping[str, Mapping[str, Any]] = {
     "weights bf16": {"weights_codec": "bf16"},
     "int8, weights bf16": {"gradient_codec": Int8(), "weights_codec": "bf16"},
 }
+Variants = Mapping[str, Mapping[str, Any]]
+VARIANTS: Variants = {"fp32": {}, **CODECS, **LOCAL}
 
 
-def on_mnist(spark: SparkSession, partitions: int, seeds: int) -> list[dict[str, Any]]:
+def on_mnist(spark: SparkSession, partitions: int, seeds: int, variants: Variants) -> list[dict[str, Any]]:
     """Return a row per variant."""
     train, test = mnist.read_mnist(spark)
     image = Column("image", shape=(1, 28, 28), dtype="uint8")
@@ -70,7 +73,7 @@ def on_mnist(spark: SparkSession, partitions: int, seeds: int) -> list[dict[str,
         ) as data,
         Dataset.from_dataframe(test, features=image, label="digit", transform=mnist.scale) as held_out,
     ):
-        for name, options in ({"fp32": {}} | CODECS | LOCAL).items():
+        for name, options in variants.items():
             found, took = [], []
             for seed in range(seeds):
                 torch.manual_seed(seed)
@@ -96,7 +99,7 @@ def on_mnist(spark: SparkSession, partitions: int, seeds: int) -> list[dict[str,
 
 
 def on_movielens(
-    spark: SparkSession, partitions: int, users: int | None, epochs: int
+    spark: SparkSession, partitions: int, users: int | None, epochs: int, variants: Variants
 ) -> list[dict[str, Any]]:
     """Return a row per variant, of one seed."""
     ratings = ncf.read_ratings(spark, users).cache()
@@ -108,7 +111,7 @@ def on_movielens(
         Dataset.from_dataframe(pairs, features=ncf.FEATURES, num_partitions=partitions) as data,
         Dataset.from_dataframe(others, features=ncf.FEATURES) as last,
     ):
-        for name, options in ({"fp32": {}} | LOCAL).items():
+        for name, options in variants.items():
             torch.manual_seed(0)
             trainer = Trainer(
                 NeuralCF(count, items, 32, 32, hidden=(32, 16, 8)),
@@ -144,12 +147,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--users", type=int, help="how many of MovieLens' users; by default all")
     parser.add_argument("--epochs", type=int, default=14, help="of NeuralCF")
+    parser.add_argument(
+        "--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), metavar="NAME"
+    )
     parser.add_argument("--json", help="where to write the rows")
     args = parser.parse_args()
     spark = session.builder(args.master, app_name="benchmark convergence").getOrCreate()
     try:
-        rows = on_mnist(spark, args.partitions, args.seeds)
-        rows += on_movielens(spark, args.partitions, args.users, args.epochs)
+        variants = {name: VARIANTS[name] for name in args.variants}
+        rows = on_mnist(spark, args.partitions, args.seeds, variants)
+        uncoded = {name: options for name, options in variants.items() if name not in CODECS}
+        rows += on_movielens(spark, args.partitions, args.users, args.epochs, uncoded)
     finally:
         spark.stop()
     if args.json:

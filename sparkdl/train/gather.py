@@ -207,24 +207,22 @@ class Gather:
                 replica.start_over(version)
             model = _model(self.start, 0, n)
             if self.start.weights is None:
-                return model, self._weights(version), []
+                weights = _weights(version)
+                if weights is None:
+                    raise stage.lacking(version.iteration, _WEIGHTS)
+                return model, weights, []
             # For the tasks that want nothing else, and need not read all that the driver has sent.
             replica.write(version, _without_weights(model), [], [])
             return model, self._rounded(model.arrays["params"], spec.weights_codec), []
         stage.check(arrived)
         by_kind = _by_kind(stage.resolve(arrived, version))
         (own,) = (message for message in by_kind["slice"] if "codec" not in message.meta)
-        made = replica.read(version)  # by another task on this executor, or an earlier attempt of this one
-        if made is None or len(made.trail) != self.done:
-            made = self._write(_buffered(self.start, self.done - 1, n), version, by_kind["slice"], spec)
-        return made, self._weights(version), [own, *by_kind["state"], *by_kind["average"]]
-
-    def _weights(self, version: Version) -> Sequence[Array]:
-        """Return the slices that a task of this executor has left."""
-        found = replica.read_own(version, _WEIGHTS)
-        if found is None:
-            raise stage.lacking(version.iteration, _WEIGHTS)
-        return list(frame.unpack(found[0]).arrays.values())
+        # By another task on this executor, or an earlier attempt of this one.
+        made, weights = replica.read(version), _weights(version)
+        if made is None or len(made.trail) != self.done or weights is None:
+            before = _buffered(self.start, self.done - 1, n)
+            made, weights = self._write(before, version, by_kind["slice"], spec)
+        return made, weights, [own, *by_kind["state"], *by_kind["average"]]
 
     def _rounded(self, params: Array, codec: Cast) -> Sequence[Array]:
         """Return the weights as they would have arrived from the owners of the slices."""
@@ -232,8 +230,10 @@ class Gather:
             rounded(codec, params[start:stop]) for start, stop in slices.bounds(len(params), self.partitions)
         ]
 
-    def _write(self, before: Replica, version: Version, parts: Sequence[Frame], spec: FitSpec) -> Replica:
-        """Leave all weights, in slices, for the tasks on this executor."""
+    def _write(
+        self, before: Replica, version: Version, parts: Sequence[Frame], spec: FitSpec
+    ) -> tuple[Replica, Sequence[Array]]:
+        """Leave the model, and its weights in slices, for the tasks on this executor."""
         parts = _in_order(parts)
         dtype = np.dtype(spec.layout.dtype)
         # They are put together when they are loaded, which copies them anyway.
@@ -253,7 +253,7 @@ class Gather:
         made = replica.read(version)
         if made is None:
             raise RuntimeError(f"{version.path} is gone as soon as it was written")
-        return made
+        return made, list(weights.values())
 
     def _finish(self, n: int, model: Replica, kept: list[Frame]) -> Iterator[bytes | Parts]:
         """Yield, keyed, what stays with the slice; the first one tells the driver how it went."""
@@ -281,6 +281,12 @@ def _buffered(start: Start, done: int, n: int) -> Replica:
     """Return the model after some iterations of a group, with its weights or without."""
     found = None if done else replica.read(start.version)
     return Replica(found.weights, []) if found is not None else _model(start, done, n)
+
+
+def _weights(version: Version) -> Sequence[Array] | None:
+    """Return the slices that a task of this executor has left."""
+    found = replica.read_own(version, _WEIGHTS)
+    return None if found is None else list(frame.unpack(found[0]).arrays.values())
 
 
 def _without_weights(model: Replica) -> Parts:
