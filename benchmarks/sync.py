@@ -248,12 +248,12 @@ def slices_of(numel: int, partitions: int) -> int:
 
 def workers() -> list[psutil.Process]:
     """Return the Python workers of executors that descend from this process: ``local``, ``local-cluster``."""
-    found = []
+    found: dict[int, psutil.Process] = {}
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if "pyspark.daemon" in process.cmdline():
-                found.append(process)
-    return found
+                found[process.pid] = process
+    return [process for process in found.values() if process.ppid() in found]  # not those that start them
 
 
 def forget_peaks() -> None:

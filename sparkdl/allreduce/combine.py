@@ -41,7 +41,7 @@ class NonFiniteMeanError(Exception):
         sources: the sources that are so there.
     """
 
-    def __init__(self, index: int, sources: Sequence[int]) -> None:
+    def __init__(self, index: int, sources: list[int]) -> None:
         super().__init__(f"element {index}, sources {sources}")
         self.index = index
         self.sources = sources
@@ -76,10 +76,7 @@ def weighted_mean(parts: Sequence[Part]) -> Array:
                 found += np.multiply(block, share, out=scaled[: len(found)])
         bad = first_non_finite(found)  # while it is in the processor's cache
         if bad is not None:
-            sources = [
-                p.source for p, block in zip(ordered, blocks, strict=True) if not np.isfinite(block[bad])
-            ]
-            raise NonFiniteMeanError(start + bad, sources)
+            raise NonFiniteMeanError(start + bad, non_finite_sources(ordered, start + bad))
         mean[start : start + _BLOCK] = found
     return mean
 
@@ -92,6 +89,11 @@ def first_non_finite(values: Array) -> int | None:
         return None
     bad = np.flatnonzero(~np.isfinite(values))
     return int(bad[0]) if len(bad) else None
+
+
+def non_finite_sources(parts: Sequence[Part], index: int) -> list[int]:
+    """Return the sources in whose values an element is NaN or infinite."""
+    return [part.source for part in parts if not np.isfinite(part.values[index])]
 
 
 def weighted_drift(start: Array, parts: Sequence[Part]) -> Array:

@@ -28,6 +28,7 @@ from sparkdl.allreduce.combine import (
     NonFiniteMeanError,
     Part,
     first_non_finite,
+    non_finite_sources,
     weighted_drift,
     weighted_mean,
 )
@@ -339,8 +340,7 @@ class _Shards:
         for part in self.parts:
             bad = first_non_finite(part.values)
             if bad is not None:
-                sources = [p.source for p in self.parts if not np.isfinite(p.values[bad])]
-                return _non_finite(update, bad, sources)
+                return _non_finite(update, bad, non_finite_sources(self.parts, bad))
         return None
 
     def frames(self, update: Update) -> Iterator[Parts]:
@@ -409,10 +409,10 @@ def _average(update: Update, before: Frame | None, weights: Array) -> Array:
     return average
 
 
-def _non_finite(update: Update, index: int, sources: Sequence[int]) -> dict[str, Any]:
+def _non_finite(update: Update, index: int, sources: list[int]) -> dict[str, Any]:
     """Name the parameter and the sources whose gradient is NaN or infinite."""
     parameter = update.layout.param_at(update.start + index).name
-    return {"kind": "gradient", "parameter": parameter, "sources": list(sources)}
+    return {"kind": "gradient", "parameter": parameter, "sources": sources}
 
 
 def _in_order(messages: list[Frame]) -> list[Any]:

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import numpy as np
-
 from sparkdl import frame
 from sparkdl._spark import key
 from sparkdl.allreduce import slices, update
@@ -121,8 +119,7 @@ class Advance(UpdateStage[Replica]):
             turn,
         )
         kept: list[Parts] = []
-        # Copies: a view of the frame that the driver has sent would hold on to all of it.
-        arrays = {name: np.array(before.arrays[name]) for name in ("buffers", "counters")}
+        arrays = before.copy_buffers()
         report: dict[str, Any] = {}
         for kind, parts in update.update_slice(task, iter([*before.kept, *arrived])):
             if kind == update.STATE:

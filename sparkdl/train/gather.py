@@ -135,14 +135,16 @@ class SyncSlice:
             results[meta["kind"]] = parts
         return results, kept
 
-    def _before(self, n: int, start: int, stop: int) -> tuple[Parts, Array | None]:
+    def _before(self, n: int, start: int, stop: int) -> tuple[Packed, Array | None]:
         """Return the model before this iteration, and its slice if the driver has sent the weights.
 
         The frame that they lie in need not stay in memory.
         """
         model = _model(self.start, self.done, n)
-        master = np.array(model.arrays["params"][start:stop]) if "params" in model.arrays else None
-        return _without_weights(model), master
+        params = model.arrays.get("params")
+        if params is None:
+            return model.weights, None
+        return _without_weights(model), np.array(params[start:stop])
 
     def _kept(self, n: int) -> list[Frame]:
         """Return what the iteration before has left with the slice: itself, state, average."""
@@ -290,9 +292,8 @@ def _weights(version: Version) -> Sequence[Array] | None:
 
 
 def _without_weights(model: Replica) -> Parts:
-    """Pack copies of buffers and counters: views would hold on to all that the driver has sent."""
-    arrays = {name: np.array(model.arrays[name]) for name in ("buffers", "counters")}
-    return frame.pack({"kind": "model"}, arrays)
+    """Pack buffers and counters alone."""
+    return frame.pack({"kind": "model"}, model.copy_buffers())
 
 
 def _by_kind(frames: Sequence[Frame]) -> defaultdict[str, list[Frame]]:

@@ -14,10 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from sparkdl import frame
 from sparkdl._spark import broadcast_value
 from sparkdl.allreduce.weights import WeightsRef
-from sparkdl.frame import Packed, Parts
+from sparkdl.frame import Array, Packed, Parts
 from sparkdl.train.executor_files import (
     decode,
     delete_files,
@@ -91,6 +93,11 @@ class Replica:
     def arrays(self) -> Mapping[str, Any]:
         """The weights' arrays."""
         return frame.unpack(self.weights).arrays
+
+    def copy_buffers(self) -> dict[str, Array]:
+        """Return copies of buffers and counters: views would hold on to all that the driver has sent."""
+        arrays = self.arrays
+        return {name: np.array(arrays[name]) for name in ("buffers", "counters")}
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,25 +141,23 @@ class ReplicaStepper(Stepper):
 
     def run(self, iterations: Sequence[Iteration], model: ModelState) -> tuple[ModelState, list[Outcome]]:
         """Run a group of iterations; see :meth:`Stepper.run`."""
-        seeds: list[Any] = []
+        seed: list[Any] = []
         try:
-            return self._run(iterations, model, seeds)
+            return self._run(iterations, model, seed)
         except BaseException:
-            for seed in seeds:
-                seed.destroy()
+            for broadcast in seed:
+                broadcast.destroy()
             raise
 
     def _run(
-        self, iterations: Sequence[Iteration], model: ModelState, seeds: list[Any]
+        self, iterations: Sequence[Iteration], model: ModelState, seed: list[Any]
     ) -> tuple[ModelState, list[Outcome]]:
         first = iterations[0]
         version = Version(self._fit.fit_id, self._generation, first.state.iteration)
         replicated, local = model.replicated, True
-        seed: Sequence[Any] = ()
         for _ in range(MAX_REBUILDS):
             if not seed and model.kept is not None and not replicated:
-                seed = self._seed(model)
-                seeds += seed
+                seed += self._seed(model)
             ref = self._where(model, replicated)
             start = Start(version, ref, model.kept is not None, tuple(map(broadcast_id, seed)))
             try:

@@ -34,11 +34,7 @@ from sparkdl.train.forward_backward import ForwardBackward
 from sparkdl.train.inner import InnerSteps
 from sparkdl.train.kept import is_not_master
 from sparkdl.train.outcome import Outcome, outcome_of
-from sparkdl.train.parameter_sync import (
-    ParameterSync,
-    keep,
-    key_kept,
-)
+from sparkdl.train.parameter_sync import ParameterSync, keep, key_kept
 from sparkdl.train.partition_state import PartitionState
 from sparkdl.train.pieces import MORE, PIECE_BYTES, InPieces, InRounds, joined, joined_by_source
 from sparkdl.train.run import Kept, Snapshot

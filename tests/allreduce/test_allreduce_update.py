@@ -5,6 +5,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
+from support.data import read_only
 
 from sparkdl import frame
 from sparkdl.allreduce.update import RESULT, STATE, Turn, Update, problem_frame, shard_frame, update_slice
@@ -95,7 +96,7 @@ def test_state_travels_from_iteration_to_iteration():
 def test_what_may_be_overwritten_is_and_changes_no_bit():
     gradients = [np.sin(np.arange(8) + n).astype(np.float32) for n in range(2)]
     shards = [frame.unpack(shard(n, n + 1.0, own)) for n, own in enumerate(gradients)]
-    master = replace(task(0, 8, ADAM), master=_read_only(PARAMS))
+    master = replace(task(0, 8, ADAM), master=read_only(PARAMS))
     kept = [parts for key, parts in update_slice(master, shards) if key == STATE]
     expected = [frame.join(parts) for _, parts in update_slice(master, [*kept, *shards])]
 
@@ -113,12 +114,6 @@ def test_what_may_be_overwritten_is_and_changes_no_bit():
     assert params.tobytes() == first.arrays["params"].tobytes()
     assert state.keys() == second.arrays.keys()
     assert all(state[name].tobytes() == second.arrays[name].tobytes() for name in state)
-
-
-def _read_only(array):
-    view = array.view()
-    view.flags.writeable = False
-    return view
 
 
 def test_an_average_does_not_share_memory_with_the_weights():

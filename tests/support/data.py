@@ -29,3 +29,10 @@ def as_dataset(spark: Any, partitions: list[Partition]) -> Dataset:
         lambda p: list(zip(partitions[p].x, partitions[p].y, strict=True))
     )
     return Dataset.from_rdd(rdd, num_partitions="input")
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    """Return a view that must not be written."""
+    view = array.view()
+    view.flags.writeable = False
+    return view
