@@ -6,7 +6,7 @@
          weights/    parquet: pieces of a safetensors file (offset, data); only with a built module
          code/       parquet: pieces of a pickle; only where saving was told to write one
 
-Nothing is unpickled unless the caller says so.
+Nothing is unpickled unless the caller says so, and nothing imported but what is listed or the caller trusts.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from torch import nn
 
 from sparkdl import __version__
 from sparkdl.exceptions import ConfigError, SerializationError
+from sparkdl.nn import compare, weights
 from sparkdl.nn import source as sources
-from sparkdl.nn import weights
 from sparkdl.nn.signature import Signature
 from sparkdl.nn.source import ModuleSource
+from sparkdl.nn.trust import LISTED_ONLY, Trust
 
 FORMAT = 1
 KEY = "sparkdl"
@@ -150,7 +151,13 @@ def check_pickle(info: Mapping[str, Any], path: str, allow_pickle: bool, remedy:
         )
 
 
-def build(info: Mapping[str, Any], path: str, pieces: Iterable[weights.Chunk], code: bytes | None) -> Content:
+def build(
+    info: Mapping[str, Any],
+    path: str,
+    pieces: Iterable[weights.Chunk],
+    code: bytes | None,
+    trust: Trust = LISTED_ONLY,
+) -> Content:
     """Make what was described; the reverse of :func:`describe`.
 
     Args:
@@ -158,19 +165,20 @@ def build(info: Mapping[str, Any], path: str, pieces: Iterable[weights.Chunk], c
         path: for errors.
         pieces: of the weights, the header first; not asked for where there is no module.
         code: the pickle, if there is one and it may be read.
+        trust: what the description may name besides what is listed.
 
     Raises:
-        ConfigError: if the description or the weights cannot be read.
+        ConfigError: if the description or the weights cannot be read, or it names what may not be named.
         ModelError: if the module cannot be built, or the weights do not fit it.
     """
     try:
         pickled = {} if code is None else _loads(code)
-        attributes = {name: sources.decode(value) for name, value in info["attributes"].items()}
+        attributes = {name: sources.decode(value, trust) for name, value in info["attributes"].items()}
         attributes |= {name: value for name, value in pickled.items() if name != "module"}
         described = info["module"]
         if described is None:
             return Content(attributes=attributes)
-        source = described["source"] and ModuleSource.from_json(described["source"])
+        source = described["source"] and ModuleSource.from_json(described["source"], trust)
         signature = described["signature"] and Signature.from_json(described["signature"])
         if source is None:
             module: nn.Module = pickled["module"]
@@ -211,7 +219,7 @@ def _need_pickle(name: str, value: Any, error: ConfigError, allow_pickle: bool) 
 def _dumps(values: dict[str, Any], module: nn.Module | None) -> bytes:
     """Pickle values; of the module's tensors, which are saved apart, only the names."""
     names: dict[int, str] = {}
-    for name, tensor in sources.all_tensors(module) if module is not None else ():
+    for name, tensor in compare.all_tensors(module) if module is not None else ():
         names.setdefault(id(tensor), name)
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types

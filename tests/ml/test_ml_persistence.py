@@ -95,11 +95,11 @@ def test_tied_weights_dtypes_and_buffers_in_small_pieces(
     path = tmp_path / "model"
     TorchModel.from_module(module).save(str(path))
     assert len(list((path / "weights").glob("part-*.parquet"))) > 2
-    read = TorchModel.load(str(path)).module
+    read = TorchModel.load(str(path), trust=[Everything]).module
     assert_same_weights(module, read)
     assert read.tied_a.weight is read.tied_b.weight
     assert not read.frozen.weight.requires_grad
-    assert_same_weights(module, Predictor.load(str(path))._module)
+    assert_same_weights(module, Predictor.load(str(path), trust=[Everything])._module)
 
 
 def test_estimators_come_back(spark: Any, tmp_path: Path) -> None:
