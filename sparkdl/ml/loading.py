@@ -14,9 +14,9 @@ from pyspark.sql import SparkSession
 
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml import trusting
-from sparkdl.nn.saved import METADATA
 from sparkdl.nn.trust import Entry, Trust
 
+_METADATA = "metadata"  # Spark's folder in that of each stage
 _SPARKS = re.compile(r"(org\.apache\.spark|pyspark)\.ml(\.[a-z_]+)*\.[A-Z]\w*")
 _ANY_SQL = ".SQLTransformer"  # its statement comes from the file, and SQL can call Java's methods
 _OWN = frozenset(
@@ -57,7 +57,7 @@ def load(path: str, *, trust: Entry | Iterable[Entry] = ()) -> Any:
     if not folders:
         raise ConfigError(f"path={path!r}: nothing complete was saved there", code="config-saved")
     for folder in folders:
-        for row in spark.read.text(posixpath.join(folder, METADATA)).collect():
+        for row in spark.read.text(posixpath.join(folder, _METADATA)).collect():
             _check(row[0], folder, names)
     with trusting.trust(*names.prefixes):
         own = spark if int(pyspark.__version__.split(".")[0]) >= 4 else spark.sparkContext
@@ -100,6 +100,6 @@ def _stages(spark: SparkSession, path: str) -> Iterator[str]:
     seen = set()
     while files.hasNext():
         folder = files.next().getPath().getParent()
-        if folder.getName() == METADATA and folder.toString() not in seen:
+        if folder.getName() == _METADATA and folder.toString() not in seen:
             seen.add(folder.toString())
             yield folder.getParent().toString()
