@@ -249,6 +249,7 @@ def _start(master: str | None, conf: dict[str, str], plain: bool) -> SparkSessio
 
 def _check_confs(report: Report, spark: SparkSession) -> None:
     from sparkdl import session
+    from sparkdl.exceptions import ConfigError
 
     conf = spark.sparkContext.getConf()
     lacking = {setting.name for setting in session.missing(spark)}
@@ -265,6 +266,10 @@ def _check_confs(report: Report, spark: SparkSession) -> None:
             )
             if setting.name in lacking:
                 report.advice.append(f"set {setting.name}={setting.value}: without it {setting.cost}")
+    try:
+        session.check_encryption(spark)
+    except ConfigError as error:
+        report.problems.append(str(error))
     for name, bad, value, cost in _WATCHED:
         if re.fullmatch(bad, conf.get(name) or ""):
             report.advice.append(f"set {name}={value}: with {conf.get(name)} {cost}")

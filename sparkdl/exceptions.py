@@ -76,6 +76,7 @@ class ConfigError(SparkdlError, ValueError):
         "config",
         "config-cluster",
         "config-command",
+        "config-encryption",
         "config-environment",
         "config-package",
         "config-resume",
