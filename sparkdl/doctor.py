@@ -20,6 +20,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from sparkdl import redaction
 from sparkdl.arguments import key_value
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ def register(subparsers: Any) -> None:
 def _run(args: argparse.Namespace) -> int:
     conf = dict(pair for pairs in args.conf for pair in pairs)
     report = examine(args.master, conf, plain=args.plain)
-    print(json.dumps({"can_train": report.can_train, **asdict(report)}) if args.json else render(report))
+    found = json.dumps({"can_train": report.can_train, **asdict(report)}) if args.json else render(report)
+    print(redaction.text(found))
     return 0 if report.can_train else 1
 
 
