@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from support.runs import FakeRun
 
 from sparkdl import logs, redaction, session  # noqa: F401  # logs has the filter
-from sparkdl.commands.clusters import CONF, read_properties
+from sparkdl.commands import properties
+from sparkdl.commands.clusters import CONF
 from sparkdl.commands.runs import runs
 from sparkdl.exceptions import CheckpointError, ConfigError, SparkdlError, TaskError
 from sparkdl.summary import JsonLines
@@ -98,7 +99,7 @@ def test_a_pattern_that_python_cannot_read_hides_all() -> None:
 def test_our_own_confs_are_shown() -> None:
     own = session.recommended()
     for file in CONF.glob("*.conf"):
-        own |= read_properties(file)
+        own |= properties.read(file)
     assert redaction.confs(own) == own
 
 
