@@ -432,6 +432,21 @@ def test_signals_reach_the_job_and_ctrl_c_does_not_end_the_command(
     assert main(["submit", "--master", "local[2]", "train.py"]) == 3
 
 
+def test_a_terminal_that_closes_leaves_no_confs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    fake_spark(folder, monkeypatch, "trap 'exit 3' HUP; ls -d sparkdl-*/*; kill -HUP $PPID; sleep 30 & wait")
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        assert main(["submit", "--master", "local[2]", "train.py"]) == 3
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert "spark.properties" in capfd.readouterr().out
+    assert not list(folder.glob("sparkdl-*"))
+
+
 def test_a_dry_run_prints_a_command_and_writes_nothing(folder: Path, capsys: Any) -> None:
     before = sorted(folder.iterdir())
     assert main(["submit", "--master", "local[2]", "--modules", "--dry-run", "train.py", "--x"]) == 0
