@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from sparkdl import redaction
 from sparkdl.exceptions import SparkdlError
 
 _EXAMPLES = """examples:
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         folder = CheckpointFolder(args.path)
         found = folder.complete()
         if not found:
-            print(f"no complete checkpoint in {args.path}", file=sys.stderr)
+            print(redaction.text(f"no complete checkpoint in {args.path}"), file=sys.stderr)
             return 1
         if args.export is not None:
             return _export(folder, found, args)
@@ -56,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         return 1
     if args.json:
         for row in rows:
-            print(json.dumps(row))
+            print(redaction.text(json.dumps(row)))
     else:
         _print_table(rows)
     return 1 if any(row["problem"] for row in rows) else 0

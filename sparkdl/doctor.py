@@ -20,6 +20,7 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from sparkdl import redaction
 from sparkdl.arguments import key_value
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ def register(subparsers: Any) -> None:
 def _run(args: argparse.Namespace) -> int:
     conf = dict(pair for pairs in args.conf for pair in pairs)
     report = examine(args.master, conf, plain=args.plain)
-    print(json.dumps({"can_train": report.can_train, **asdict(report)}) if args.json else render(report))
+    found = json.dumps({"can_train": report.can_train, **asdict(report)}) if args.json else render(report)
+    print(redaction.text(found))
     return 0 if report.can_train else 1
 
 
@@ -249,6 +251,7 @@ def _start(master: str | None, conf: dict[str, str], plain: bool) -> SparkSessio
 
 def _check_confs(report: Report, spark: SparkSession) -> None:
     from sparkdl import session
+    from sparkdl.exceptions import ConfigError
 
     conf = spark.sparkContext.getConf()
     lacking = {setting.name for setting in session.missing(spark)}
@@ -265,6 +268,10 @@ def _check_confs(report: Report, spark: SparkSession) -> None:
             )
             if setting.name in lacking:
                 report.advice.append(f"set {setting.name}={setting.value}: without it {setting.cost}")
+    try:
+        session.check_encryption(spark)
+    except ConfigError as error:
+        report.problems.append(str(error))
     for name, bad, value, cost in _WATCHED:
         if re.fullmatch(bad, conf.get(name) or ""):
             report.advice.append(f"set {name}={value}: with {conf.get(name)} {cost}")

@@ -26,6 +26,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, ClassVar
 
+from sparkdl import redaction
+
 if TYPE_CHECKING:
     from sparkdl.train.result import FitResult
 
@@ -37,7 +39,7 @@ class SparkdlError(Exception):
     """Base class of all errors raised by sparkdl.
 
     A message that quotes another error loses that error's link; its code is kept, if this class has it
-    and no other is given.
+    and no other is given. URLs in it lose their credentials.
 
     Args:
         args: the message.
@@ -56,7 +58,7 @@ class SparkdlError(Exception):
         if args and isinstance(args[0], str):
             quoted = _LINK.findall(args[0])
             args = (_LINK.sub("", args[0]), *args[1:])
-        super().__init__(*args)
+        super().__init__(*(redaction.text(arg) if isinstance(arg, str) else arg for arg in args))
         chosen = code or next((found for found in quoted if found in self.codes), self.codes[0])
         if chosen not in self.codes:
             raise ValueError(f"{type(self).__name__} has no code {chosen!r}; it has {', '.join(self.codes)}")
@@ -76,6 +78,7 @@ class ConfigError(SparkdlError, ValueError):
         "config",
         "config-cluster",
         "config-command",
+        "config-encryption",
         "config-environment",
         "config-package",
         "config-resume",
@@ -162,4 +165,4 @@ class TaskError(SparkdlError):
 
     def __init__(self, message: str, remote_traceback: str = "", *, code: str | None = None) -> None:
         super().__init__(message, code=code)
-        self.remote_traceback = remote_traceback
+        self.remote_traceback = redaction.text(remote_traceback)

@@ -6,11 +6,21 @@ import logging
 import os
 from pathlib import Path
 
+from sparkdl import redaction
 from sparkdl.exceptions import ConfigError
 
 VARIABLE = "SPARKDL_LOG"
 LEVELS = ("DEBUG", "INFO", "WARN", "ERROR")
 _CONFIGURATION = Path(__file__).parent / "conf" / "log4j2.properties"
+
+
+def _redact(record: logging.LogRecord) -> bool:
+    """Take the credentials out of the URLs of what the logger ``sparkdl`` says; a filter."""
+    record.msg, record.args = redaction.text(record.getMessage()), None
+    return True
+
+
+logging.getLogger("sparkdl").addFilter(_redact)
 
 
 def level() -> str | None:

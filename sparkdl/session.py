@@ -185,6 +185,34 @@ def check(spark: SparkSession) -> None:
         )
 
 
+PLAIN_FILES = "spark.sparkdl.plainFiles"
+"""Conf by which a user of Spark's I/O encryption accepts that sparkdl's own files are not encrypted."""
+
+
+def check_encryption(spark: SparkSession) -> None:
+    """Check that Spark's I/O encryption is off, or that plain files are accepted beside it.
+
+    Spark encrypts what it writes itself. sparkdl's files in the same folders are mapped into memory and read
+    by row, which encryption of whole files does not allow, and Python workers have no access to Spark's key.
+
+    Raises:
+        ConfigError: if ``spark.io.encryption.enabled`` is true and :data:`PLAIN_FILES` is not.
+    """
+    if not _is_true(spark.sparkContext.getConf().get("spark.io.encryption.enabled")):
+        return
+    if not _is_true(spark.conf.get(PLAIN_FILES, "false")):
+        raise ConfigError(
+            "spark.io.encryption.enabled=true: sparkdl writes rows, gradients and weights to the executors' "
+            f"local directories without encryption. Set {PLAIN_FILES}=true if modes 0700 and 0600, or an "
+            "encrypted disk, protect them well enough",
+            code="config-encryption",
+        )
+
+
+def _is_true(value: str | None) -> bool:
+    return (value or "").strip().lower() == "true"
+
+
 def spark_version(spark: SparkSession) -> tuple[int, int]:
     """Return (major, minor) of Spark."""
     major, minor = re.findall(r"\d+", spark.version)[:2]

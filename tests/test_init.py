@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -88,6 +90,74 @@ def test_the_script_is_in_good_style(table: str, label: str) -> None:
     options = ["--isolated", "--line-length", "110"]
     subprocess.run([*ruff, "check", *options, "--select", "E,F,W,UP,B", "shop/train.py"], check=True)
     subprocess.run([*ruff, "format", *options, "--check", "shop/train.py"], check=True)
+
+
+ODD = 'x"""\nopen("pwned", "w")\n"""'
+NAMES = [
+    ODD,
+    "a\\Name",
+    "a\\N{BULLET}",
+    "cr\rx",
+    'q"uote',
+    "it's $title ${x}",
+    "é\u2028",
+    "tab\t`x`",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_name_becomes_code(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    label = name.encode("utf-8", "replace").decode()  # Parquet has UTF-8 alone
+    file = f"{name.replace('/', '_')}.parquet"
+    pq.write_table(
+        pa.table({label: ["a", name.encode("utf-8", "replace").decode()] * 5, "n": range(10)}), file
+    )
+    assert main(["init", "new", "--cluster", "standalone", "--data", file, "--label", label]) == 0
+    capsys.readouterr().out.encode()
+    tree = ast.parse(Path("new/train.py").read_text("utf-8"))
+    found = {
+        node.targets[0].id: ast.literal_eval(node.value)  # type: ignore[attr-defined]
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+    }
+    assert found == {
+        "DATA": str(Path(file).resolve()),
+        "LABEL": label,
+        "FEATURES": ["n"],
+        "CLASSES": ["a", label],
+    }
+    assert (ast.get_docstring(tree) or "").startswith("Predict ")
+    assert all(
+        isinstance(node, ast.Import | ast.ImportFrom | ast.Assign | ast.FunctionDef | ast.If | ast.Expr)
+        for node in tree.body
+    )
+    assert len([node for node in tree.body if isinstance(node, ast.Expr)]) == 1
+    assert len(Path("new/README.md").read_text("utf-8").split("\n\n")[0].splitlines()) == 1
+    assert not Path("pwned").exists()
+
+
+def test_a_name_that_is_not_utf_8_is_an_error(table: str, capsys: Any) -> None:
+    Path(table).rename("caf\udce9.parquet")
+    assert main(["init", "new", "--data", "caf\udce9.parquet", "--label", "kind"]) == 1
+    error = capsys.readouterr().err
+    error.encode()
+    assert "is not UTF-8" in error
+    assert not Path("new").exists()
+
+
+@pytest.mark.parametrize(
+    "master", ['spark://h:1"\npack-env = false #', "spark://h:1'; touch pwned; '", "spark://\\u\x7f"]
+)
+def test_no_master_becomes_code(master: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "new", "--cluster", "standalone", "--master", master]) == 0
+    found = read_job_file(Path("new/job.toml"))
+    assert (found["master"], found["pack_env"]) == (master, True)
+    (line,) = [line for line in Path("new/README.md").read_text("utf-8").splitlines() if "doctor" in line]
+    assert shlex.split(line, comments=True)[3] == "".join(c if c.isprintable() else "\ufffd" for c in master)
 
 
 def test_nothing_is_overwritten(tmp_path: Path, capsys: Any) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from support.models import mlp
 from support.runs import FakeRun
 
@@ -88,3 +89,48 @@ def test_an_empty_folder_and_a_missing_one_are_told(tmp_path: Path, capsys: Any)
         list(runs(str(tmp_path / "none")))
     with pytest.raises(ConfigError, match="cannot be read"):
         list(runs("carrier-pigeon://x"))
+
+
+FOREIGN: dict[str, bytes] = {
+    "binary.jsonl": bytes(range(256)) * 10,
+    "numbers.jsonl": b'{"kind": "begin", "iteration": "x", "time": 3, "name": ["a"]}\n'
+    b'{"kind": "iteration", "iteration": "many", "epoch": null, "loss": {}}\n'
+    b'{"kind": "begin", "iteration": "2"}\n{"kind": "end", "status": 5, "best_score": "high"}\n',
+    "huge.jsonl": b'{"kind": "iteration", "iteration": 1e999, "loss": 1' + b"0" * 4000 + b"}\n",
+    "deep.jsonl": b"[" * 200_000 + b"\n",
+    "odd.ndjson": rb'{"kind": "begin", "name": "\ud800\u001b[2J\n", "time": "\u0000"}',
+    "run/iteration-00000001/state.json": b"\xff\xfe",
+    "run2/iteration-00000001/state.json": b'{"state": {"iteration": "x", "loss": [], "best_score": "?"}}',
+    "run3/iteration-00000001/state.json": b'{"state": 1}',
+}
+
+
+def test_foreign_files_do_not_hide_the_runs(folder: Path, capsys: Any) -> None:
+    for name, content in FOREIGN.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    (folder / "gone.jsonl").symlink_to("nowhere")
+    Path(os.fsdecode(os.fsencode(folder) + b"/caf\xe9.jsonl")).write_text('{"kind": "begin", "name": "é"}\n')
+    for arguments in ([], ["--json"]):
+        assert main(["runs", str(folder), *arguments]) == 0
+        out = capsys.readouterr().out
+        out.encode()  # there are no halves of characters
+        assert "\x1b" not in out
+        assert {"digits", "twice", "killed"} <= set(out.replace('"', " ").replace(",", " ").split())
+
+
+def test_a_file_that_cannot_be_read_is_passed_over(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    opened = LocalFileSystem.open
+
+    def refuse(self: Any, path: str, *args: Any, **kwargs: Any) -> Any:
+        if "twice" in path:
+            raise PermissionError(13, "Permission denied", path)
+        return opened(self, path, *args, **kwargs)
+
+    monkeypatch.setattr(LocalFileSystem, "open", refuse)
+    assert main(["runs", str(folder)]) == 0
+    found = capsys.readouterr()
+    assert "passed over logs/twice.jsonl: " in found.err
+    assert "digits" in found.out

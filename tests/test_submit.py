@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sparkdl import session
 from sparkdl.__main__ import main
-from sparkdl.commands import board, clusters, packing, submit
+from sparkdl.commands import board, clusters, packing, properties, submit
 from sparkdl.commands.job import Job, read_job_file
 from sparkdl.exceptions import ConfigError
 
@@ -34,9 +38,8 @@ def planned(**job: Any) -> submit.Submission:
 
 
 def confs(submission: submit.Submission) -> dict[str, str]:
-    command = submission.command
-    pairs = [command[n + 1] for n, part in enumerate(command) if part == "--conf"]
-    return dict(pair.split("=", 1) for pair in pairs)
+    assert "--conf" not in submission.command
+    return submission.confs
 
 
 def test_the_confs_are_those_of_the_kind_of_cluster() -> None:
@@ -77,9 +80,24 @@ def test_what_the_installation_says_wins_over_defaults_but_not_over_what_trainin
     )
     monkeypatch.setenv("SPARK_CONF_DIR", str(folder))
     found = confs(planned())
-    assert "spark.executor.memory" not in found
+    assert found["spark.executor.memory"] == "9g"
     assert found["spark.shuffle.compress"] == "false"
-    assert clusters.site_defaults()["spark.eventLog.dir"] == "hdfs:///logs"
+    # spark-submit reads either its own defaults or a file that is named, so they are in that one.
+    assert found["spark.eventLog.dir"] == "hdfs:///logs"
+    assert confs(planned(conf={"spark.executor.memory": "7g"}))["spark.executor.memory"] == "7g"
+
+
+def test_archives_modules_and_interpreters_of_the_installation_stay(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "spark-defaults.conf").write_text(
+        "spark.archives hdfs:///a.zip\nspark.submit.pyFiles lib.zip\nspark.pyspark.python /opt/python\n"
+    )
+    monkeypatch.setenv("SPARK_CONF_DIR", str(folder))
+    found = confs(planned(env="hdfs:///e.tar.gz", modules=True))
+    assert found["spark.archives"] == "hdfs:///a.zip,hdfs:///e.tar.gz#environment"
+    assert found["spark.submit.pyFiles"] == "lib.zip,there/modules.zip"
+    assert confs(planned())["spark.pyspark.python"] == "/opt/python"
 
 
 def test_the_script_and_its_arguments_come_last() -> None:
@@ -125,6 +143,18 @@ def test_environments_that_cannot_be_shipped(env: str, problem: str) -> None:
     assert raised.value.code == "config-environment"
 
 
+@pytest.mark.parametrize("env", ["a,b.tar.gz", "a#b.zip", "hdfs:///e.tar.gz#environment"])
+def test_environments_whose_names_spark_takes_apart(env: str) -> None:
+    if "://" not in env:
+        with tarfile.open(env, "w") as archive:
+            archive.add("train.py")
+    with pytest.raises(ConfigError, match=r"has '[,#]' in its name") as raised:
+        planned(env=env)
+    assert raised.value.code == "config-environment"
+    with pytest.raises(ConfigError, match="has ',' in its name"):
+        submit.plan(Job(master="yarn", script="train.py", modules=True), Path("/tmp/a,b"))
+
+
 def test_local_mode_has_nobody_to_ship_to() -> None:
     with pytest.raises(ConfigError, match="no executor to ship an environment to"):
         planned(master="local[2]", env="e.tar.gz")
@@ -142,11 +172,19 @@ def test_packing_makes_an_environment_that_runs_elsewhere(
     stale = target.with_name(f"{target.name.split('-')[0]}-0000.tar.gz")
     stale.parent.mkdir(parents=True)
     stale.write_text("old")
+    secrets = (".env", "pip.conf", ".git/config", "job.toml", "bin/mine", "notes.py", "lib/key.pem")
+    for name in (*secrets, f"{jars.parents[1].relative_to(prefix)}/.pypirc"):
+        (prefix / name).parent.mkdir(exist_ok=True)
+        (prefix / name).write_text("secret")
     packing.pack(prefix, target)
     assert list(target.parent.iterdir()) == [target]
+    assert target.stat().st_mode & 0o777 == 0o600
     assert packing.packed_path(prefix) == target
     with tarfile.open(target) as archive:
-        assert not [name for name in archive.getnames() if "jars" in name]
+        site = jars.parents[1].relative_to(prefix)
+        found = {name for name in archive.getnames() if not name.startswith(("bin/python", "lib64"))}
+        package = {f"{site}/thing-1.0.dist-info/METADATA", f"{site}/thing.py", "bin/thing"}
+        assert found == {"pyvenv.cfg", *package}
         # Python 3.11.4 and later warn of archives that are extracted without a filter.
         trusting = {"filter": "fully_trusted"} if hasattr(tarfile, "fully_trusted_filter") else {}
         archive.extractall(folder / "moved", **trusting)  # type: ignore[arg-type]
@@ -163,6 +201,22 @@ def test_packing_makes_an_environment_that_runs_elsewhere(
     (package / "direct_url.json").write_text('{"dir_info": {"editable": true}, "url": "file:///x"}')
     with pytest.raises(ConfigError, match="thing is installed in editable mode"):
         packing.packed_path(prefix)
+    (package / "direct_url.json").unlink()
+    (package / "RECORD").unlink()
+    with pytest.raises(ConfigError, match=r"thing has no list of files \(RECORD\)"):
+        packing.packed_path(prefix)
+
+
+def test_a_package_that_lists_files_elsewhere_does_not_bring_them(folder: Path) -> None:
+    prefix = bare_environment(folder / "venv")
+    (folder / "secret").write_text("")
+    (record,) = prefix.glob("lib/python3*/site-packages/thing-1.0.dist-info/RECORD")
+    record.write_text(f"../../../../secret,,\n{folder}/secret,,\n../../..,,\nthing.py,,\n")
+    packing.pack(prefix, folder / "packed.tar.gz")
+    with tarfile.open(folder / "packed.tar.gz") as archive:
+        names = [name for name in archive.getnames() if "python" not in name or "thing" in name]
+    assert [name for name in names if "secret" in name or ".." in name] == []
+    assert len([name for name in names if name.endswith("thing.py")]) == 1
 
 
 def bare_environment(prefix: Path) -> Path:
@@ -170,10 +224,13 @@ def bare_environment(prefix: Path) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(prefix)], check=True)
     site = next(prefix.glob("lib/python3*/site-packages"))
     (site / "thing.py").write_text("there = True\n")
+    (prefix / "bin" / "thing").write_text("#!python\n")
     (site / "thing-1.0.dist-info").mkdir()
     (site / "thing-1.0.dist-info" / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: thing\nVersion: 1.0\n"
     )
+    listed = ("thing.py", "../../../bin/thing", "pyspark/jars/spark.jar", "thing-1.0.dist-info/METADATA")
+    (site / "thing-1.0.dist-info" / "RECORD").write_text("".join(f"{name},,\n" for name in listed))
     return prefix
 
 
@@ -200,6 +257,29 @@ def test_modules_travel_without_what_is_not_source(folder: Path) -> None:
     assert confs(submission)["spark.submit.pyFiles"] == "there/modules.zip"
     with zipfile.ZipFile(packing.zip_modules(folder, folder / "m.zip")) as archive:
         assert archive.namelist() == ["helpers.py", "net/__init__.py", "net/layers.py", "train.py"]
+
+
+def test_modules_with_odd_times_and_links(folder: Path) -> None:
+    (folder / "net").mkdir()
+    (folder / "net" / "old.py").write_text("")
+    os.utime(folder / "net" / "old.py", (0, 0))
+    (folder / "net" / "loop").symlink_to(folder)
+    (folder / "self").symlink_to(".")
+    (folder / "nowhere.py").symlink_to("gone")
+    (folder / "folder.py").mkdir()
+    (folder / "common").symlink_to("net")
+    os.mkfifo(folder / "pipe.py")
+    with zipfile.ZipFile(packing.zip_modules(folder, folder / "m.zip")) as archive:
+        assert archive.namelist() == ["common/old.py", "net/old.py", "train.py"]
+
+
+def test_modules_that_cannot_be_read_are_an_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied", "train.py")
+
+    monkeypatch.setattr(zipfile.ZipFile, "write", refuse)
+    with pytest.raises(ConfigError, match=r"--modules: .* cannot be packed: .*train\.py"):
+        packing.zip_modules(folder, folder / "m.zip")
 
 
 # -- the job file ---------------------------------------------------------------------------------
@@ -302,6 +382,16 @@ def test_mistakes_in_a_job_file_are_named(folder: Path, text: str, problem: str)
     assert raised.value.code == "config-command"
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_job_file_in_another_encoding_is_an_error(folder: Path, encoding: str) -> None:
+    (folder / "job.toml").write_text("master = 'yarn'\nname = 'é'\n", encoding=encoding)
+    with pytest.raises(ConfigError, match=r"job.toml, line \d: byte 0x(e9|ff) is not UTF-8") as raised:
+        read_job_file(folder / "job.toml")
+    assert raised.value.code == "config-command"
+    (folder / "job.toml").write_text("name = 'é'\n", encoding="utf-8-sig")
+    assert read_job_file(folder / "job.toml") == {"name": "é"}
+
+
 def test_a_job_file_that_is_not_there_is_an_error_without_traceback(capsys: Any) -> None:
     assert main(["submit", "--conf-file", "none.toml"]) == 1
     assert "job file none.toml cannot be read: No such file" in capsys.readouterr().err
@@ -342,6 +432,21 @@ def test_signals_reach_the_job_and_ctrl_c_does_not_end_the_command(
     assert main(["submit", "--master", "local[2]", "train.py"]) == 3
 
 
+def test_a_terminal_that_closes_leaves_no_confs(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    fake_spark(folder, monkeypatch, "trap 'exit 3' HUP; ls -d sparkdl-*/*; kill -HUP $PPID; sleep 30 & wait")
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        assert main(["submit", "--master", "local[2]", "train.py"]) == 3
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert "spark.properties" in capfd.readouterr().out
+    assert not list(folder.glob("sparkdl-*"))
+
+
 def test_a_dry_run_prints_a_command_and_writes_nothing(folder: Path, capsys: Any) -> None:
     before = sorted(folder.iterdir())
     assert main(["submit", "--master", "local[2]", "--modules", "--dry-run", "train.py", "--x"]) == 0
@@ -349,6 +454,107 @@ def test_a_dry_run_prints_a_command_and_writes_nothing(folder: Path, capsys: Any
     assert "--master 'local[2]' \\\n" in out
     assert out.endswith("train.py --x\n")
     assert sorted(folder.iterdir()) == before
+
+
+# -- secrets ------------------------------------------------------------------------------------------
+
+SECRET_JOB = """
+master = "local[2]"
+script = "train.py"
+name = "ftp://me:wJalr@host/x"
+args = ["--api-token", "wJalr", "--lr", "0.1"]
+
+[conf]
+"spark.hadoop.fs.s3a.secret.key" = "wJalr/X=+ y\\\\ é\U0001f600"
+spark.driver.extraJavaOptions = "-Dpassword=wJalr"
+"""
+
+
+def test_no_secret_is_on_the_command_line(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    (folder / "job.toml").write_text(SECRET_JOB.replace('args = ["--api-token", "wJalr", "--lr", "0.1"]', ""))
+    (folder / "spark-defaults.conf").write_text("spark.hadoop.fs.s3a.access.key wJalr-site\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(folder))
+    fake_spark(
+        folder,
+        monkeypatch,
+        'umask 0; while [ "$1" != --properties-file ]; do shift; done; echo "$2"; stat -c %a "$2"; cat "$2"; '
+        'cat /proc/$$/cmdline | tr "\\0" " "',
+    )
+    before = os.umask(0)
+    try:
+        assert main(["submit", "--conf-file", "job.toml"]) == 0
+    finally:
+        os.umask(before)
+    file, mode, *lines = capfd.readouterr().out.splitlines()
+    assert mode == "600"
+    assert not Path(file).exists()
+    assert not Path(file).parent.exists()
+    assert "spark.hadoop.fs.s3a.access.key=wJalr-site" in lines
+    (secret,) = [line for line in lines if line.startswith("spark.hadoop.fs.s3a.secret")]
+    assert secret == r"spark.hadoop.fs.s3a.secret.key=wJalr/X\=+\ y\\\ \u00e9\ud83d\ude00"
+    assert "wJalr/" not in lines[-1]
+
+
+def test_a_dry_run_shows_no_secret(folder: Path, capsys: Any) -> None:
+    (folder / "job.toml").write_text(SECRET_JOB)
+    assert main(["submit", "--conf-file", "job.toml", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert "wJalr" not in out
+    assert "#   spark.hadoop.fs.s3a.secret.key = *********(redacted)\n" in out
+    assert "#   spark.shuffle.compress = false\n" in out
+    assert "--lr 0.1" in out
+    assert "--name 'ftp://***@host/x'" in out
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'conf = "wJalr"',
+        '[conf]\n"spark.password" = ["wJalr"]',
+        'args = "--password=wJalr"',
+        "args = [['wJalr']]",
+    ],
+)
+def test_mistakes_in_a_job_file_are_named_without_values(folder: Path, text: str) -> None:
+    (folder / "job.toml").write_text(text)
+    with pytest.raises(ConfigError, match="expected a ") as raised:
+        read_job_file(folder / "job.toml")
+    assert "wJalr" not in str(raised.value)
+
+
+def test_properties_are_those_of_java(folder: Path) -> None:
+    text = (
+        "a b\n  c=d\n e : f \n!x\n# y\n\ng\n h\\ i\\=\\:j = k\\\n   l # m\\u00e9\\n\r\n"
+        "n\\\\\no=\\\\\\\n\np = \\q\\ud83d\\ude00\\"
+    )
+    (folder / "x").write_text(text, newline="")
+    assert properties.read(folder / "x") == {
+        "a": "b",
+        "c": "d",
+        "e": "f",
+        "g": "",
+        "h i=:j": "kl # mé\n",
+        "n\\": "",
+        "o": "\\",
+        "p": "q\U0001f600",
+    }
+
+
+@given(st.dictionaries(st.text(min_size=1), st.text().map(lambda text: text.strip(" \t")), max_size=3))
+def test_properties_are_read_as_they_were_written(confs: dict[str, str]) -> None:
+    confs = {name: value for name, value in confs.items() if name.isprintable()}
+    with tempfile.TemporaryDirectory() as name:
+        properties.write(Path(name, "x"), confs)
+        assert properties.read(Path(name, "x")) == confs
+
+
+def test_java_reads_what_was_written(spark: Any, folder: Path) -> None:
+    odd = {"a =:#!\\ é": " !#=:\\ \t\r\n\f\x0b\x7f é\U0001f600 ", "b": "", "c": "\u2028"}
+    properties.write(folder / "x", odd)
+    found = spark._jvm.java.util.Properties()
+    found.load(spark._jvm.java.io.FileReader(str(folder / "x")))
+    assert {name: found.getProperty(name) for name in odd} == odd
+    assert found.size() == len(odd)
 
 
 def test_tensorboard_runs_as_long_as_the_job(monkeypatch: pytest.MonkeyPatch) -> None:

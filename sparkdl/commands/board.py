@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 
+from sparkdl import redaction
 from sparkdl.exceptions import ConfigError
 
 PORT = 6006
@@ -33,7 +34,7 @@ def board(logdir: str) -> Iterator[str]:
     )
     address = f"http://localhost:{port}/"
     try:
-        print(f"sparkdl: TensorBoard shows {logdir} at {address}", file=sys.stderr)
+        print(redaction.text(f"sparkdl: TensorBoard shows {logdir} at {address}"), file=sys.stderr)
         yield address
     finally:
         process.terminate()

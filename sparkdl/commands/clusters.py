@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
 from sparkdl import session
+from sparkdl.commands import properties
 from sparkdl.exceptions import ConfigError
 
 CONF = Path(__file__).parents[1] / "conf"
 KINDS = ("local", "standalone", "yarn", "kubernetes")
-_PROPERTY = re.compile(r"(?P<name>[^#!\s=:][^\s=:]*)\s*[=:]?\s*(?P<value>.*)")
 
 
 def kind_of(master: str) -> str:
@@ -42,16 +41,6 @@ def is_one_process(master: str) -> bool:
     return master.startswith("local") and not master.startswith("local-cluster")
 
 
-def read_properties(path: Path) -> dict[str, str]:
-    """Read a file of Spark confs as Java does: key, blanks or ``=``, value; comments begin with ``#``."""
-    found = {}
-    for line in path.read_text().splitlines():
-        match = _PROPERTY.fullmatch(line.strip())
-        if match:
-            found[match["name"]] = match["value"]
-    return found
-
-
 def defaults(master: str, site: Mapping[str, str]) -> dict[str, str]:
     """Return the confs that a job on this master starts with.
 
@@ -60,7 +49,7 @@ def defaults(master: str, site: Mapping[str, str]) -> dict[str, str]:
         site: what the installation's ``spark-defaults.conf`` says. It wins, except over the confs that
             :func:`sparkdl.session.builder` sets in any case.
     """
-    found = read_properties(CONF / f"{kind_of(master)}.conf")
+    found = properties.read(CONF / f"{kind_of(master)}.conf")
     found.pop("spark.master", None)
     always = session.recommended()
     return {name: value for name, value in found.items() if name in always or name not in site}
@@ -85,4 +74,4 @@ def site_defaults() -> dict[str, str]:
     """Return what the installation's ``spark-defaults.conf`` says."""
     folder = Path(os.environ.get("SPARK_CONF_DIR") or spark_home() / "conf")
     file = folder / "spark-defaults.conf"
-    return read_properties(file) if file.is_file() else {}
+    return properties.read(file) if file.is_file() else {}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+import shlex
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -59,17 +61,16 @@ def run(args: argparse.Namespace) -> int:
         )
     args.folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
-        (args.folder / name).write_text(text)
+        (args.folder / name).write_text(text, encoding="utf-8")
     if table is not None:
         classes = f" ({', '.join(table.classes[:5])}{', ...' if len(table.classes) > 5 else ''})"
-        print(
-            f"{table.task} of {table.label}{classes if table.classes else ''} by {', '.join(table.features)}"
-        )
+        features = ", ".join(table.features)
+        print(_line(f"{table.task} of {table.label}{classes if table.classes else ''} by {features}"))
         for name, why in table.left_out:
-            print(f"left out: {name}, {why}")
+            print(_line(f"left out: {name}, {why}"))
     print(f"wrote {', '.join(str(args.folder / name) for name in files)}; next:")
     if args.folder != Path():
-        print(f"  cd {args.folder}")
+        print(f"  cd {shlex.quote(str(args.folder))}")
     print("  sparkdl submit --conf-file job.toml")
     return 0
 
@@ -102,13 +103,14 @@ def starter(table: Table | None, cluster: str, master: str | None, *, nulls: boo
     notes = ""
     if table is not None and cluster != "local" and "://" not in table.path:
         notes = (
-            f"\n\n`{table.path}` is a path of this machine: on a cluster, all machines must see it there, or "
-            "`DATA` in `train.py` names a store that they reach, such as `hdfs://` or `s3a://`."
+            f"\n\n`{_line(table.path)}` is a path of this machine: on a cluster, all machines must see it "
+            "there, or `DATA` in `train.py` names a store that they reach, such as `hdfs://` or `s3a://`."
         )
-    values = {"title": title, "cluster": cluster, "master": master, "notes": notes}
+    quoted = f"'{master}'" if "'" not in master else shlex.quote(master)
+    values = {"title": _line(title), "cluster": cluster, "master": _line(quoted), "notes": notes}
     return {
-        "train.py": templates.SCRIPT.substitute(_script(table, nulls), title=f"{title}."),
-        "job.toml": Template(templates.JOBS[cluster]).safe_substitute(master=master),
+        "train.py": templates.SCRIPT.substitute(_script(table, nulls), title=f"{_escaped(title)}."),
+        "job.toml": Template(templates.JOBS[cluster]).safe_substitute(master=_toml(master)),
         "README.md": templates.README.substitute(values),
     }
 
@@ -157,7 +159,28 @@ def _batch_size(rows: int) -> str:
 
 
 def _literal(text: str) -> str:
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+    return f'"{_escaped(text)}"'
+
+
+def _escaped(text: str) -> str:
+    """Return a text as it stands inside of quotes in Python: no file or column name becomes code."""
+    return "".join(_escape(character) for character in text)
+
+
+def _escape(character: str) -> str:
+    if character in '\\"':
+        return f"\\{character}"
+    return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+
+
+def _toml(text: str) -> str:
+    """Return a text as a TOML string, quotes included."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _line(text: str) -> str:
+    """Return a text as it stands in prose: on one line."""
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)
 
 
 def _listed(names: tuple[str, ...]) -> str:

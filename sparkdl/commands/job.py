@@ -57,11 +57,6 @@ class Job:
         if self.log_level is not None and self.log_level.upper() not in logs.LEVELS:
             raise _error(f"log-level {self.log_level!r}: expected one of {', '.join(logs.LEVELS)}")
 
-    @property
-    def mode(self) -> str:
-        """Where the driver runs: ``client`` or ``cluster``."""
-        return self.deploy_mode or self.conf.get("spark.submit.deployMode", "client")
-
 
 _PATHS = ("script", "env", "tensorboard")
 _EXPECTED = {
@@ -81,9 +76,15 @@ def read_job_file(path: Path) -> dict[str, Any]:
         ConfigError: naming the key that is unknown or has a value of another type.
     """
     try:
-        table = tomllib.loads(path.read_text())
+        table = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:
         raise _error(f"job file {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        line, byte = error.object.count(b"\n", 0, error.start) + 1, error.object[error.start]
+        raise _error(
+            f"job file {path}, line {line}: byte 0x{byte:02x} is not UTF-8, which TOML needs: save the "
+            "file in that encoding"
+        ) from error
     except tomllib.TOMLDecodeError as error:
         raise _error(
             f"job file {path} is not TOML: {error}. Texts are quoted; a conf that is the beginning of "
@@ -96,7 +97,8 @@ def read_job_file(path: Path) -> dict[str, Any]:
             raise _error(f"job file {path}: {key!r} is not known; expected {', '.join(known)}")
         name = known[key]
         if not _fits(name, value):
-            raise _error(f"job file {path}: {key} = {value!r}: expected {_EXPECTED.get(name, 'a string')}")
+            expected = _EXPECTED.get(name, "a string")
+            raise _error(f"job file {path}: {key} is a {type(value).__name__}: expected {expected}")
         if name == "conf":
             value = dict(_flat(path, "", value))
         elif name == "args":
@@ -124,7 +126,10 @@ def _flat(path: Path, prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[s
         elif isinstance(value, str | int | float):
             yield name, str(value)
         else:
-            raise _error(f"job file {path}: conf {name} = {value!r}: expected a string, number or boolean")
+            raise _error(
+                f"job file {path}: conf {name} is a {type(value).__name__}: expected a string, number or "
+                "boolean"
+            )
 
 
 def _error(message: str) -> ConfigError:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from sparkdl import redaction
 from sparkdl.exceptions import ConfigError
 
 _EXAMPLES = """\
@@ -74,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
     """List the runs; return 1 if there is none."""
     found = sorted(runs(args.path), key=lambda run: (run.started or "", run.path))
     if not found:
-        print(f"no run in {args.path}: expected files of JsonLines or Checkpoint hooks", file=sys.stderr)
+        where = redaction.text(args.path)
+        print(f"no run in {where}: expected files of JsonLines or Checkpoint hooks", file=sys.stderr)
         return 1
     if args.json:
         for row in found:
@@ -105,8 +107,13 @@ def runs(path: str) -> Iterator[RunSummary]:
     logs = [name for name in files if name.endswith((".jsonl", ".ndjson"))]
     homes = [posixpath.dirname(name) for name in logs]
     for name, home in zip(logs, homes, strict=True):
-        with fs.open(name, "r", encoding="utf-8") as file:
-            found = list(read_lines(_relative(name, root), file))
+        try:
+            # Somebody else's file may hold anything.
+            with fs.open(name, "r", encoding="utf-8", errors="replace") as file:
+                found = list(read_lines(_relative(name, root), file))
+        except OSError as error:
+            _pass_over(_relative(name, root), error)
+            continue
         if found and homes.count(home) == 1:
             for folder in [folder for folder in checkpoints if f"{folder}/".startswith(f"{home}/")]:
                 found[-1] = _completed(found[-1], checkpoints.pop(folder))
@@ -129,26 +136,28 @@ def read_lines(path: str, lines: Iterable[str]) -> Iterator[RunSummary]:
         row = _row(line)
         kind = row.get("kind")
         if kind == "begin":
-            if current is not None and not 0 < row.get("iteration", 0) <= current.iterations:
+            if current is not None and not 0 < _count(row.get("iteration")) <= current.iterations:
                 yield current
                 current = None
             current = replace(
-                current or RunSummary(path, started=row.get("time")), name=row.get("name"), state="unfinished"
+                current or RunSummary(path, started=_text(row.get("time"))),
+                name=_text(row.get("name")),
+                state="unfinished",
             )
         elif kind == "iteration":
             current = replace(
                 current or RunSummary(path),
-                iterations=row.get("iteration", 0),
-                epochs=row.get("epoch", 0),
-                loss=row.get("loss"),
+                iterations=_count(row.get("iteration")),
+                epochs=_count(row.get("epoch")),
+                loss=_finite(row.get("loss")),
             )
         elif kind == "end" and current is not None:
             current = replace(
                 current,
-                state=str(row.get("status", "finished")).lower(),
-                reason=row.get("reason"),
-                monitored=row.get("monitored") or None,
-                best_score=row.get("best_score"),
+                state=(_text(row.get("status")) or "finished").lower(),
+                reason=_text(row.get("reason")),
+                monitored=_text(row.get("monitored")) or None,
+                best_score=_finite(row.get("best_score")),
             )
     if current is not None:
         yield current
@@ -157,7 +166,7 @@ def read_lines(path: str, lines: Iterable[str]) -> Iterator[RunSummary]:
 def _row(line: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except ValueError:  # somebody else's, or cut off by a full disk
+    except (ValueError, RecursionError):  # somebody else's, or cut off by a full disk
         return {}
     return row if isinstance(row, dict) else {}
 
@@ -171,7 +180,11 @@ def _checkpoints(fs: Any, files: Iterable[str]) -> dict[str, dict[str, Any]]:
             newest[posixpath.dirname(step)] = name
     found = {}
     for folder, name in newest.items():
-        mark = _row(fs.cat_file(name).decode())
+        try:
+            mark = _row(fs.cat_file(name).decode(errors="replace"))
+        except OSError as error:
+            _pass_over(name, error)
+            continue
         if isinstance(mark.get("state"), dict):
             found[folder] = mark["state"]
     return found
@@ -180,23 +193,43 @@ def _checkpoints(fs: Any, files: Iterable[str]) -> dict[str, dict[str, Any]]:
 def _completed(run: RunSummary, state: Mapping[str, Any]) -> RunSummary:
     """Add what a checkpoint knows to what the lines say, which go further."""
     best = run.best_score if run.best_score is not None else _finite(state.get("best_score"))
-    if run.iterations >= int(state.get("iteration", 0)):
+    if run.iterations >= _count(state.get("iteration")):
         return replace(run, best_score=best)
     return replace(
         run,
-        iterations=int(state["iteration"]),
-        epochs=int(state.get("epoch", 0)) + (int(state.get("step", 0)) > 0),
+        iterations=_count(state["iteration"]),
+        epochs=_count(state.get("epoch")) + (_count(state.get("step")) > 0),
         loss=_finite(state.get("loss")),
         best_score=best,
     )
 
 
 def _finite(value: Any) -> float | None:
-    return float(value) if value is not None and math.isfinite(float(value)) else None
+    """Return a number that is one, also as text such as ``"nan"``, which checkpoints have."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+
+
+def _text(value: Any) -> str | None:
+    """Return a text that can be printed on one line."""
+    if not isinstance(value, str):
+        return None
+    return redaction.text("".join(c if c.isprintable() else "\ufffd" for c in value))
+
+
+def _pass_over(name: str, error: OSError) -> None:
+    print(f"sparkdl: passed over {_text(name)}: {_text(str(error))}", file=sys.stderr)
 
 
 def _relative(name: str, root: str) -> str:
-    return posixpath.relpath(name, root)
+    return _text(posixpath.relpath(name, root)) or ""
 
 
 def _age(info: Mapping[str, Any]) -> float:

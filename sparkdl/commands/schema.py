@@ -111,6 +111,13 @@ def read_table(
 
 def _open(path: str) -> ds.Dataset:
     try:
+        path.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"--data {path!r}: the name is not UTF-8, which Parquet's readers need: rename it",
+            code="config-command",
+        ) from error
+    try:
         return ds.dataset(path, format="parquet")
     except FileNotFoundError as error:
         raise ConfigError(f"--data {path!r} is not there", code="config-command") from error

@@ -15,9 +15,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from sparkdl import logs
+from sparkdl import logs, redaction
 from sparkdl.arguments import key_value
-from sparkdl.commands import packing
+from sparkdl.commands import packing, properties
 from sparkdl.commands.board import board
 from sparkdl.commands.clusters import defaults, is_one_process, site_defaults, spark_home
 from sparkdl.commands.job import DEPLOY_MODES, Job, read_job_file
@@ -33,6 +33,7 @@ examples:
 
 The job file holds the same by name (master, script, args, name, deploy-mode, env, pack-env, modules,
 tensorboard, log-level) and a table [conf]; the command line wins. The exit status is spark-submit's.
+Secrets belong in the job file: all users of this machine can see the command line.
 """
 
 
@@ -126,6 +127,8 @@ class Submission:
     Attributes:
         command: spark-submit, its options, the script and its arguments.
         options: where the script is in it.
+        confs: what :attr:`properties` holds.
+        properties: file of confs that the command names. Other users of a machine see command lines.
         environment: variables it gets beside those of this process.
         modules: folder whose modules go to a zip file, and that file; ``None`` without ``modules``.
         packed: archive that the environment of this process is packed to; ``None`` without ``pack_env``.
@@ -133,17 +136,24 @@ class Submission:
 
     command: tuple[str, ...]
     options: int
+    confs: dict[str, str]
+    properties: Path
     environment: dict[str, str]
     modules: tuple[Path, Path] | None
     packed: Path | None
 
     def prepare(self) -> None:
-        """Write the files that travel with the job."""
+        """Write the confs and the files that travel with the job.
+
+        Raises:
+            ConfigError: if the script's modules cannot be read.
+        """
         if self.modules is not None:
             packing.zip_modules(*self.modules)
         if self.packed is not None and not self.packed.exists():
             say(f"packing {sys.prefix}, which may take minutes, to {self.packed}")
             packing.pack(Path(sys.prefix), self.packed)
+        properties.write(self.properties, self.confs)
 
     def run(self) -> int:
         """Run spark-submit on this process's own streams and return its exit status."""
@@ -154,16 +164,19 @@ class Submission:
         return status if status >= 0 else 128 - status
 
     def shown(self) -> str:
-        """Return the command as a shell takes it."""
-        lines = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        """Return the command as a shell takes it, below its confs; without secrets."""
+        confs = redaction.confs(self.confs)
+        lines = [f"{name}={shlex.quote(redaction.assignments(v))}" for name, v in self.environment.items()]
         lines.append(shlex.quote(self.command[0]))
         for part in self.command[1 : self.options]:
             if part.startswith("--"):
                 lines.append(part)
             else:
-                lines[-1] += f" {shlex.quote(part)}"
-        lines.append(shlex.join(self.command[self.options :]))
-        return " \\\n    ".join(lines)
+                lines[-1] += f" {shlex.quote(redaction.text(part))}"
+        lines.append(shlex.join(redaction.arguments(self.command[self.options :])))
+        remarks = [f"# {self.properties} holds:"]
+        remarks += [f"#   {name} = {_line(confs[name])}" for name in sorted(confs)]
+        return "\n".join(remarks) + "\n" + " \\\n    ".join(lines)
 
 
 def plan(job: Job, folder: Path) -> Submission:
@@ -176,7 +189,9 @@ def plan(job: Job, folder: Path) -> Submission:
     Raises:
         ConfigError: if the environment cannot be shipped.
     """
-    conf = {**defaults(job.master, site_defaults()), **job.conf}
+    # With a file of confs spark-submit does not read the installation's own one.
+    site = site_defaults()
+    conf = {**site, **defaults(job.master, site), **job.conf}
     conf.pop("spark.master", None)
     if job.deploy_mode is not None:
         conf["spark.submit.deployMode"] = job.deploy_mode
@@ -191,35 +206,39 @@ def plan(job: Job, folder: Path) -> Submission:
             )
         if packed is None:
             packing.check_archive(env)
+        packing.check_name(env)
         archives = [conf["spark.archives"]] if conf.get("spark.archives") else []
         conf["spark.archives"] = ",".join([*archives, f"{env}#{packing.UNPACKED}"])
     conf |= _interpreters(job, conf, env is not None)
     modules = None
     if job.modules:
         modules = (Path(job.script).resolve().parent, folder / "modules.zip")
+        packing.check_name(str(modules[1]))
         files = [conf["spark.submit.pyFiles"]] if conf.get("spark.submit.pyFiles") else []
         conf["spark.submit.pyFiles"] = ",".join([*files, str(modules[1])])
     command = [str(spark_home() / "bin" / "spark-submit"), "--master", job.master]
     if job.name is not None:
         command += ["--name", job.name]
-    for name, value in conf.items():
-        command += ["--conf", f"{name}={value}"]
-    return Submission((*command, job.script, *job.args), len(command), _variables(job), modules, packed)
+    file = folder / "spark.properties"
+    command += ["--properties-file", str(file)]
+    whole = (*command, job.script, *job.args)
+    return Submission(whole, len(command), conf, file, _variables(job), modules, packed)
 
 
 def _interpreters(job: Job, conf: dict[str, str], shipped: bool) -> dict[str, str]:
     """Return the confs that say which Python runs the driver and the tasks."""
     executors, driver = "spark.pyspark.python", "spark.pyspark.driver.python"
+    here = conf.get("spark.submit.deployMode", DEPLOY_MODES[0]) == DEPLOY_MODES[0]
     found = {}
     if shipped:
         found[executors] = packing.INTERPRETER
-    elif executors not in conf and "PYSPARK_PYTHON" not in os.environ and job.mode == "client":
+    elif executors not in conf and "PYSPARK_PYTHON" not in os.environ and here:
         found[executors] = sys.executable
         if not job.master.startswith("local"):
             say(
                 f"executors run {sys.executable}: it must be there on each machine; --pack-env ships this one"
             )
-    if job.mode == "client" and driver not in conf:
+    if here and driver not in conf:
         found[driver] = sys.executable
     return found
 
@@ -248,9 +267,10 @@ def _wait(process: subprocess.Popen[bytes], heartbeat_s: float = 0.5) -> int:
 
 @contextmanager
 def _forwarding() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
-    """Pass SIGTERM on to the process that is named, and leave Ctrl-C to it.
+    """Pass SIGTERM and SIGHUP on to the process that is named, and leave Ctrl-C to it.
 
-    A terminal sends Ctrl-C to all processes; the job may take its time to end in order.
+    A terminal sends Ctrl-C to all processes; the job may take its time to end in order. This process waits
+    for it in any case, and deletes the file of confs then.
     """
     waiting: list[int] = []
     targets: list[subprocess.Popen[bytes]] = []
@@ -265,8 +285,11 @@ def _forwarding() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
         for number in waiting:  # what came before the process was there
             process.send_signal(number)
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
     signal.signal(signal.SIGTERM, forward)
+    if before[signal.SIGHUP] != signal.SIG_IGN:  # by nohup
+        signal.signal(signal.SIGHUP, forward)
     signal.signal(signal.SIGINT, lambda number, frame: None)
     try:
         yield send_to
@@ -278,3 +301,8 @@ def _forwarding() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
 def say(text: str) -> None:
     """Print a remark to stderr: stdout is the job's."""
     print(f"sparkdl: {text}", file=sys.stderr)
+
+
+def _line(value: str) -> str:
+    """Return a conf's value on one line."""
+    return value if value.isprintable() else ascii(value)

@@ -146,7 +146,7 @@ script = "train.py"
 """,
     "standalone": """\
 # sparkdl submit --conf-file job.toml
-master = "$master"
+master = $master
 script = "train.py"
 pack-env = true # ships the virtual environment that the command runs in; or: env = "environment.tar.gz"
 # tensorboard = "runs"
@@ -171,7 +171,7 @@ pack-env = true # ships the virtual environment that the command runs in; or: en
 """,
     "kubernetes": """\
 # sparkdl submit --conf-file job.toml
-master = "$master"
+master = $master
 script = "train.py"
 # tensorboard = "runs"
 
@@ -196,7 +196,7 @@ README = Template("""\
 | `job.toml` | where and with what it runs ($cluster); every line says why |
 
 ```sh
-sparkdl doctor --master '$master'       # whether the setup can train
+sparkdl doctor --master $master       # whether the setup can train
 sparkdl submit --conf-file job.toml     # train
 sparkdl runs runs                       # what was trained, and how it ended
 ```

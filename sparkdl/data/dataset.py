@@ -95,6 +95,7 @@ class Dataset:
                 f"num_partitions={num_partitions!r}: expected a positive integer, 'input' to keep the "
                 "source's partitions, or None for one per executor"
             )
+        session.check_encryption(spark)
         self._spark = spark
         self._source = source
         self._num_partitions = num_partitions

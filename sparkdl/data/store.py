@@ -5,6 +5,8 @@ stops. All Python workers of an executor map the same files, so a partition is i
 partition is written as a stream of batches and may be larger than memory. Its *token* (a small
 frame) says where it is; tokens are what Spark persists, places and rebuilds.
 
+Files and folders are for their owner alone, and plain: see ``session.check_encryption``.
+
 Beside the columns lies a file with each row's position in the source, which only predictions read.
 """
 
@@ -21,7 +23,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -29,6 +31,7 @@ from sparkdl import frame
 from sparkdl.data.columns import ColumnPlan
 from sparkdl.exceptions import DataError
 from sparkdl.frame import Array, Frame, Parts
+from sparkdl.private import make_folder, opener
 
 _FOLDER = "sparkdl"
 _POSITIONS = "_row"
@@ -121,13 +124,13 @@ def write_partition(
     """
     final = _folder(store, partition)
     draft = final.with_name(f"{final.name}.{uuid.uuid4().hex}")
-    draft.mkdir(parents=True)
+    make_folder(draft)
     known: dict[str, ColumnPlan] = {plan.key: plan for plan in plans}
     rows = 0
     try:
         with ExitStack() as stack:
-            files = {key: stack.enter_context((draft / f"{key}.bin").open("wb")) for key in known}
-            positions = stack.enter_context((draft / f"{_POSITIONS}.bin").open("wb"))
+            files = {key: stack.enter_context(_create(draft, key)) for key in known}
+            positions = stack.enter_context(_create(draft, _POSITIONS))
             for position, batch in batches:
                 count = len(next(iter(batch.values())))
                 if not count:
@@ -143,6 +146,10 @@ def write_partition(
         raise
     columns = tuple((p.key, p.dtype or "", p.shape or ()) for p in known.values()) if rows else ()
     return Token(store, partition, rows, str(final), executor, columns)
+
+
+def _create(folder: Path, key: str) -> BinaryIO:
+    return open(folder / f"{key}.bin", "xb", opener=opener)
 
 
 def _put_in_place(draft: Path, final: Path) -> None:

@@ -28,6 +28,7 @@ from pyspark.ml.util import (
 from pyspark.sql import SparkSession
 from torch import nn
 
+from sparkdl import redaction
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.attributes import ATTRIBUTES
 from sparkdl.ml.trusting import trusted
@@ -310,7 +311,7 @@ class _Folders:
 
     def rename(self, source: JavaObject, target: JavaObject) -> None:
         if not self.fs.rename(source, target):
-            raise OSError(f"cannot rename {source.toString()} to {target.toString()}")
+            raise OSError(redaction.text(f"cannot rename {source.toString()} to {target.toString()}"))
 
     def delete_drafts(self) -> None:
         """Delete what crashes have left half-written."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from sparkdl import redaction
+
 if TYPE_CHECKING:
     from sparkdl.train.run import Run
 
@@ -27,7 +29,8 @@ def ending(run: Run) -> Ending:
     error = run.error
     if error is not None:
         killed = isinstance(error, KeyboardInterrupt)
-        return Ending("KILLED" if killed else "FAILED", f"{type(error).__name__}: {error}".split("\n")[0])
+        reason = redaction.text(f"{type(error).__name__}: {error}".split("\n")[0])
+        return Ending("KILLED" if killed else "FAILED", reason)
     if run.stopped == "interrupt":
         return Ending("KILLED", "interrupt")
     return Ending("FINISHED", run.stopped or "end_when")

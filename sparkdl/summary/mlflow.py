@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import sparkdl
+from sparkdl import redaction
 from sparkdl.summary.ending import ending
 from sparkdl.summary.example import example
 from sparkdl.summary.interval import Interval, Thinning
@@ -178,7 +179,7 @@ class MLflow(Hook):
         try:
             action()
         except Exception as error:
-            reason = str(error).strip().split("\n")[0]
+            reason = redaction.text(str(error).strip().split("\n")[0])
             warnings.warn(f"MLflow did not take {what}: {type(error).__name__}: {reason:.300}", stacklevel=3)
 
     def _log_artifacts(self, run: Run) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from sparkdl import redaction
+
 if TYPE_CHECKING:
     from sparkdl.train.run import Run
 
@@ -38,10 +40,12 @@ def flatten(options: Mapping[str, Any], prefix: str = "") -> dict[str, Plain]:
 
 
 def _plain(value: Any) -> Plain:
-    if isinstance(value, str | int | float):
+    if isinstance(value, str):
+        return redaction.text(value)
+    if isinstance(value, int | float):
         return value
     if isinstance(value, Sequence):
         return f"[{', '.join(str(_plain(item)) for item in value)}]"[:_LONGEST]
-    text = str(getattr(value, "__qualname__", None) or repr(value))
+    text = redaction.text(str(getattr(value, "__qualname__", None) or repr(value)))
     # An address in memory says nothing, and differs from run to run.
     return type(value).__name__ if _ADDRESS.search(text) else text[:_LONGEST]

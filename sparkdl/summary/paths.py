@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from sparkdl import redaction
 from sparkdl.exceptions import ConfigError
 
 _PUSH_SECONDS = 60.0
@@ -92,7 +93,8 @@ class Target:
         except Exception as error:
             if strict:
                 raise
-            warnings.warn(f"{self.path} could not be written: {error!r}", UserWarning, stacklevel=2)
+            message = redaction.text(f"{self.path} could not be written: {error!r}")
+            warnings.warn(message, UserWarning, stacklevel=2)
             return False
         finally:
             now = time.monotonic()
@@ -104,7 +106,6 @@ class Target:
         if self.push() and self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         elif self._folder is not None:
-            warnings.warn(
-                f"{self.path} is incomplete; all of it is in {self._folder}", UserWarning, stacklevel=2
-            )
+            message = redaction.text(f"{self.path} is incomplete; all of it is in {self._folder}")
+            warnings.warn(message, UserWarning, stacklevel=2)
         self._folder = None

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from threading import Thread
 
+from sparkdl import redaction
 from sparkdl.exceptions import CheckpointError, ConfigError, TaskError
 from sparkdl.train.checkpoint import CheckpointFiles, CheckpointFolder, Path, latest, read_point, tensors_of
 from sparkdl.train.hooks import Hook
@@ -180,7 +181,7 @@ class Checkpoint(Hook):
         message = f"a checkpoint could not be written to {self.path}: {error}; {standing}"
         if self._failures > self.max_failures:
             raise CheckpointError(f"{message}. {self._failures} writes in a row have failed") from error
-        warnings.warn(f"{message}. The run goes on", UserWarning, stacklevel=2)
+        warnings.warn(redaction.text(f"{message}. The run goes on"), UserWarning, stacklevel=2)
 
 
 def find_resume_point(resume: Resume, hooks: Sequence[Hook]) -> ResumePoint | None:

@@ -17,7 +17,7 @@ import struct
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 
-from sparkdl import buffers, frame
+from sparkdl import buffers, frame, private
 from sparkdl.data.store import local_folders
 from sparkdl.frame import Buffer, Packed, Parts
 
@@ -133,10 +133,10 @@ def write_file(path: str, parts: Parts) -> None:
     folder = os.path.dirname(path)
     draft = f"{folder}/{_DRAFT}{uuid.uuid4().hex}"
     try:
-        file = os.open(draft, _WRITE, 0o666)
+        file = os.open(draft, _WRITE, private.FILE_MODE)
     except FileNotFoundError:
-        os.makedirs(folder, exist_ok=True)
-        file = os.open(draft, _WRITE, 0o666)
+        private.make_folder(folder)
+        file = os.open(draft, _WRITE, private.FILE_MODE)
     try:
         _write(file, parts)
     finally:

@@ -13,6 +13,7 @@ from typing import Any
 
 from fsspec.spec import AbstractFileSystem
 
+from sparkdl import redaction
 from sparkdl.exceptions import ConfigError
 
 
@@ -53,7 +54,8 @@ class HadoopFileSystem(AbstractFileSystem):  # type: ignore[misc]
         except self._failure as error:
             cause = error.java_exception
             kind = FileNotFoundError if "FileNotFound" in cause.getClass().getName() else OSError
-            raise kind(f"{cause.getClass().getSimpleName()}: {cause.getMessage()}") from None
+            message = f"{cause.getClass().getSimpleName()}: {cause.getMessage()}"
+            raise kind(redaction.text(message)) from None
 
     @staticmethod
     def _describe(status: Any) -> dict[str, Any]:
@@ -76,12 +78,12 @@ class HadoopFileSystem(AbstractFileSystem):  # type: ignore[misc]
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
         """Make a folder and those above it."""
         if not self._call("mkdirs", self._path(path)):
-            raise OSError(f"cannot make the folder {path}")
+            raise OSError(redaction.text(f"cannot make the folder {path}"))
 
     def mv(self, path1: str, path2: str, **_: Any) -> None:
         """Rename."""
         if not self._call("rename", self._path(path1), self._path(path2)):
-            raise OSError(f"cannot rename {path1} to {path2}")
+            raise OSError(redaction.text(f"cannot rename {path1} to {path2}"))
 
     def rm(self, path: str, recursive: bool = False, maxdepth: int | None = None) -> None:
         """Delete."""

@@ -71,6 +71,12 @@ def environment(prefix: Path) -> Path:
     heavy = [path for path in sys.path if path.endswith("site-packages")]
     # On the path only: a site directory would bring this checkout along, which is installed there.
     (site / "heavy.pth").write_text(f"import sys; sys.path += {heavy!r}\n")
+    files = [str(path.relative_to(site)) for path in site.rglob("*") if path.is_file()]
+    (site / "sparkdl-0.dist-info").mkdir()
+    (site / "sparkdl-0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: sparkdl\nVersion: 0\n"
+    )
+    (site / "sparkdl-0.dist-info" / "RECORD").write_text("".join(f"{name},,\n" for name in files))
     return prefix
 
 

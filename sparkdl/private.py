@@ -1,0 +1,32 @@
+"""Files and folders for their owner alone, whatever the umask says.
+
+Rows, gradients, weights and Spark's confs lie in them, and machines have other users. Files and folders get
+their mode when they are made: a ``chmod`` afterwards would leave a moment in which they can be opened.
+"""
+
+from __future__ import annotations
+
+import os
+
+FILE_MODE = 0o600
+FOLDER_MODE = 0o700
+
+
+def opener(path: str, flags: int) -> int:
+    """Open a file that only its owner can read, if this makes it; for ``open(..., opener=)``."""
+    return os.open(path, flags, FILE_MODE)
+
+
+def make_folder(path: str | os.PathLike[str]) -> None:
+    """Make a folder, and those above it that are not there, for the owner alone.
+
+    ``os.makedirs(mode=)`` gives the mode to the last folder only.
+    """
+    try:
+        os.mkdir(path, FOLDER_MODE)
+    except FileNotFoundError:
+        make_folder(os.path.dirname(os.path.abspath(path)))
+        make_folder(path)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
