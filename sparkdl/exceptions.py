@@ -76,6 +76,7 @@ class ConfigError(SparkdlError, ValueError):
         "config",
         "config-cluster",
         "config-command",
+        "config-damaged",
         "config-environment",
         "config-package",
         "config-resume",
@@ -91,7 +92,7 @@ class CheckpointError(SparkdlError, OSError):
         result: what was trained before it happened; ``None`` outside of a fit.
     """
 
-    codes: ClassVar[tuple[str, ...]] = ("checkpoint",)
+    codes: ClassVar[tuple[str, ...]] = ("checkpoint", "checkpoint-folder")
     result: FitResult | None = None
 
 
