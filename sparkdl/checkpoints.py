@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from sparkdl.exceptions import SparkdlError
+from sparkdl.exceptions import ConfigError, SparkdlError
 
 _EXAMPLES = """examples:
   sparkdl checkpoints runs/lenet
@@ -33,7 +33,11 @@ def register(subparsers: Any) -> None:
     parser.add_argument("path", help="folder that a Checkpoint hook writes to, or its URL")
     parser.add_argument("--verify", action="store_true", help="read all files and compare their checksums")
     parser.add_argument("--json", action="store_true", help="print one JSON object per checkpoint")
-    parser.add_argument("--export", metavar="FILE", help="write a checkpoint's state_dict as safetensors")
+    parser.add_argument(
+        "--export",
+        metavar="FILE",
+        help="write a checkpoint's state_dict as safetensors, and its checksum beside it",
+    )
     parser.add_argument("--iteration", type=int, help="checkpoint to export (the newest)")
     parser.set_defaults(run=run)
 
@@ -68,7 +72,13 @@ def _export(folder: Any, found: dict[int, str], args: argparse.Namespace) -> int
         known = ", ".join(map(str, found))
         print(f"there is no checkpoint of iteration {iteration}; there are {known}", file=sys.stderr)
         return 1
+    from sparkdl.train.checkpoint.exported import write_checksum
+
     folder.export(found[iteration], args.export)
+    try:
+        write_checksum(args.export)
+    except OSError as error:
+        raise ConfigError(f"cannot write the checksum of {args.export}: {error}") from error
     print(f"wrote {args.export}: the state_dict after iteration {iteration}")
     return 0
 

@@ -16,6 +16,7 @@ from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.frame import Array
 from sparkdl.nn.weights import place
 from sparkdl.train import slice_files
+from sparkdl.train.checkpoint import exported
 from sparkdl.train.checkpoint.folder import CheckpointFolder
 from sparkdl.train.checkpoint.mark import STATE, TRAINING, WEIGHTS, Mark, damaged
 from sparkdl.train.checkpoint.store import Path, Store, join
@@ -44,17 +45,19 @@ def latest(path: Path) -> str | None:
 
 
 def load_weights(path: Path, module: nn.Module) -> None:
-    """Copy the weights and buffers of a checkpoint into a module.
+    """Copy the weights and buffers of a checkpoint into a module, once their checksum is compared.
 
     Args:
-        path: one checkpoint, such as ``latest("runs/lenet")`` returns.
+        path: one checkpoint, such as ``latest("runs/lenet")`` returns; or a file ``*.safetensors``, such as
+            ``sparkdl checkpoints --export`` writes. The checksum of a file lies beside it, in
+            ``<path>.sha256``; where there is none, only the file's structure is checked.
         module: a module built like the one that was trained; nothing is changed if it does not fit.
 
     Raises:
         ConfigError: if there is no complete checkpoint, it cannot be read, or is damaged.
         ModelError: naming the parameters and buffers that do not fit.
     """
-    with _reading(path) as checkpoint, checkpoint.verified(WEIGHTS) as file:
+    with _weights(path) as file:
         saved = load_file(file)
         _check_fit(path, saved, module)
         module.load_state_dict(saved, strict=False)
@@ -113,10 +116,28 @@ class _Checkpoint:
 
 
 @contextmanager
+def _weights(path: Path) -> Iterator[str]:
+    """Give a local path of the weights of a checkpoint, or of a file of weights."""
+    if exported.is_exported(path):
+        with _explained(path), exported.verified(path) as file:
+            yield file
+    else:
+        with _reading(path) as checkpoint, checkpoint.verified(WEIGHTS) as file:
+            yield file
+
+
+@contextmanager
 def _reading(path: Path) -> Iterator[_Checkpoint]:
     """Open a checkpoint, and name it in what goes wrong."""
-    try:
+    with _explained(path):
         yield _Checkpoint(path)
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Name a checkpoint in what goes wrong."""
+    try:
+        yield
     except (ConfigError, ModelError):
         raise
     except FileNotFoundError as error:
