@@ -83,7 +83,7 @@ _STRANGE: list[Any] = [
     *(None, True, False, 0, -1, 1, 2, 2**31, 2**63, -(2**63), 2**64, 10**30, 0.5, -0.0, float("nan"), 1e308),
     *(float("inf"), "", "0", "a", "\x00", "\ud800", "../../x", "/etc/passwd", "os:system", "a" * 1000),
     *([], [[]], [0], [-1, -1], [2**40, 2**40], {}, {"": None}, {"$build": "os:system", "arguments": {}}),
-    *({"$tuple": 3}, {"$dict": [[1]]}, {"$import": "antigravity:fly"}, {"$nothing": 1}),
+    *({"$tuple": 3}, {"$dict": [[1]]}, {"$import": "sparkdl_tripwire:fly"}, {"$nothing": 1}),
 ]
 
 
@@ -167,7 +167,9 @@ def damaged_safetensors(draw: st.DrawFn, data: bytes) -> bytes:
     length = int.from_bytes(data[:8], "little")
     text, rest = data[8 : 8 + length], data[8 + length :]
     if draw(st.integers(0, 4)) == 0:
-        length = draw(st.sampled_from([0, 1, length - 1, length + 1, len(data), 2**31, 2**63, 2**64 - 1]))
+        length = draw(
+            st.sampled_from([0, 1, max(length - 1, 0), length + 1, len(data), 2**31, 2**63, 2**64 - 1])
+        )
     else:
         text = draw(damaged_json(text))
         length = len(text)
