@@ -170,7 +170,8 @@ def _under(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
 def _state(values: Mapping[str, Any]) -> TrainState:
     """Return the state of a file."""
     counts = {f.name for f in fields(TrainState) if isinstance(f.default, int)}
-    return TrainState(**{name: _count(v) if name in counts else _number(v) for name, v in values.items()})
+    checked: dict[str, Any] = {n: _count(v) if n in counts else _number(v) for n, v in values.items()}
+    return TrainState(**checked)
 
 
 def _number(value: Any) -> float:
