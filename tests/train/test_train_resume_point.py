@@ -133,7 +133,9 @@ def test_what_is_damaged_is_set_aside(folder: str, name: str) -> None:
 
     change(folder, name, flip)
     before = contents(folder)
-    words = rf"{NAME} is damaged: {name} is not what was written.* it is now .*damaged-{NAME}, and an older"
+    words = (
+        rf"{NAME} is damaged: {name} is not what was written.* it is set aside as .*damaged-{NAME}, an older"
+    )
     with pytest.warns(UserWarning, match=words):
         assert Checkpoint(folder).resume_point() is None
     assert contents(folder) == {f"damaged-{path}": data for path, data in before.items()}
