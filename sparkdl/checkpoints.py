@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         if args.export is not None:
             return _export(folder, found, args)
         rows = [folder.describe(path, verify=args.verify) for path in found.values()]
-    except SparkdlError as error:
+    except (SparkdlError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     if args.json:
@@ -88,7 +88,7 @@ def _print_table(rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         state = row["state"]
         print(
-            f"{row['iteration']:>9}  {state.get('epoch', '?'):>5}  {_number(state.get('loss')):>10}  "
+            f"{row['iteration']:>9}  {_number(state.get('epoch')):>5}  {_number(state.get('loss')):>10}  "
             f"{_number(state.get('best_score')):>10}  {row['bytes'] / 2**20:>8.1f}  "
             f"{row['problem'] or ('sound' if row['verified'] else 'complete')}"
         )

@@ -90,6 +90,24 @@ def test_what_was_exported_is_verified_when_it_is_loaded(folder: Path, tmp_path:
         load_weights(tmp_path / "nothing.safetensors", module)
 
 
+def test_odd_values_are_no_traceback(folder: Path, capsys: Any) -> None:
+    mark = folder / "iteration-00000010" / "state.json"
+    content = json.loads(mark.read_text())
+    del content["seal"]
+    mark.write_text(json.dumps({**content, "state": {"epoch": [1], "loss": {}, "best_score": "\x1b[2J"}}))
+    (folder / "iteration-00000005" / "state.json").write_text(
+        json.dumps({**content, "sha256": {"../x": "y"}})
+    )
+    assert main(["checkpoints", str(folder)]) == 1
+    first, second = capsys.readouterr().out.splitlines()[1:]
+    assert "names the file '../x', which no checkpoint has" in first
+    assert second.split()[:4] == ["10", "?", "?", "?"]
+    (folder / "iteration-00000005" / "state.json").write_bytes(b"[" * 100_000)
+    assert main(["checkpoints", str(folder), "--verify", "--json"]) == 1
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert "state.json is not what was written" in rows[0]["problem"]
+
+
 def test_an_empty_folder_is_told(tmp_path: Path, capsys: Any) -> None:
     assert main(["checkpoints", str(tmp_path)]) == 1
     assert "no complete checkpoint" in capsys.readouterr().err

@@ -101,7 +101,7 @@ class Checkpoint(Hook):
                 if error.code != DAMAGED:
                     raise
                 aside = self._folder.set_aside(path)
-                message = f"{error.args[0]}; it is now {aside}, and an older one is tried"
+                message = f"{error.args[0]}; it is set aside as {aside}, an older one is tried"
                 warnings.warn(message, UserWarning, stacklevel=4)
         return None
 

@@ -8,7 +8,7 @@ to the same ones bit for bit, or cut anew if there is another number of them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from math import prod
 from typing import Any
 
@@ -111,7 +111,7 @@ class ResumePoint:
         """
         columns = _under("history.", arrays)
         history = History.from_arrays(columns, _rows(meta["validations"]))
-        state = TrainState(**{name: _number(value) for name, value in meta["state"].items()})
+        state = _state(meta["state"])
         if len({len(column) for column in columns.values()}) > 1 or len(history) != state.iteration:
             raise ValueError(f"a history of {len(history)} rows after {state.iteration} iterations")
         for name in ("params", "buffers", "counters", "left", "average_buffers"):
@@ -167,11 +167,18 @@ def _under(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
     return {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
 
 
-def _number(value: Any) -> Any:
+def _state(values: Mapping[str, Any]) -> TrainState:
+    """Return the state of a file."""
+    counts = {f.name for f in fields(TrainState) if isinstance(f.default, int)}
+    checked: dict[str, Any] = {n: _count(v) if n in counts else _number(v) for n, v in values.items()}
+    return TrainState(**checked)
+
+
+def _number(value: Any) -> float:
     """Return a number of a file."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{value!r:.40}, expected a number")
-    return value
+    return float(value)
 
 
 def _count(value: Any) -> int:

@@ -38,8 +38,13 @@ def encode(frames: Sequence[Buffer]) -> bytes:
     for i, data in enumerate(frames):
         message = frame.unpack(data)
         table.append({"meta": message.meta, "arrays": list(message.arrays)})
-        arrays |= {f"{i}.{name}": np.ascontiguousarray(a) for name, a in message.arrays.items()}
+        arrays |= {f"{i}.{name}": in_order(a) for name, a in message.arrays.items()}
     return save(arrays, metadata={"sparkdl": json.dumps(table)})
+
+
+def in_order(array: Array) -> Array:
+    """Return an array as safetensors can write it; one without dimensions stays so."""
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
 def decode(data: bytes) -> list[bytes]:

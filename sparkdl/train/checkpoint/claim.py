@@ -14,7 +14,7 @@ import socket
 import uuid
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, BinaryIO
 
 from sparkdl.exceptions import CheckpointError, ConfigError
 from sparkdl.train.checkpoint.store import Store, join
@@ -41,13 +41,13 @@ class Claim:
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
         self._path = join(store.root, RUNNING)
-        self._handle: int | None = None
+        self._lock: BinaryIO | None = None
         since = datetime.now(UTC).isoformat(timespec="seconds")
         host, pid = socket.gethostname(), os.getpid()
         self._own = {"id": uuid.uuid4().hex, "name": name, "host": host, "pid": pid, "since": since}
         try:
             if store.local:
-                self._handle = self._lock()
+                self._lock = self._take_lock()
             elif (other := self._owner()) is not None:
                 _log.warning(
                     "Checkpoint: %s was not given back by %s; if it goes on, it will end before its next "
@@ -87,9 +87,9 @@ class Claim:
         with suppress(OSError):
             if (self._owner() or {}).get("id") == self._own["id"]:
                 self._store.delete(self._path)
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def _owner(self) -> dict[str, Any] | None:
         """Return what the file says, ``None`` if there is none."""
@@ -101,26 +101,30 @@ class Claim:
             return {}
         return found if isinstance(found, dict) else {}
 
-    def _lock(self) -> int | None:
-        """Lock the file; return its handle, ``None`` where the file system has no locks."""
+    def _take_lock(self) -> BinaryIO | None:
+        """Lock the file and return it; ``None`` where the file system has no locks.
+
+        Whoever forgets the claim gives the lock back, as a notebook does whose run was interrupted twice.
+        """
         try:
             import fcntl
         except ImportError:
             return None
         while True:
-            handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+            file = os.fdopen(os.open(self._path, flags, 0o644), "r+b", buffering=0)
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_at(handle, self._path):
-                    return handle
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                os.close(handle)
+                file.close()
                 raise self._refused() from None
             except OSError as error:
-                os.close(handle)
+                file.close()
                 _log.warning("Checkpoint: cannot lock %s: %s", self._path, error)
                 return None
-            os.close(handle)  # the run before has deleted it just now
+            if _is_at(file.fileno(), self._path):
+                return file
+            file.close()  # the run before has deleted it just now
 
     def _refused(self) -> CheckpointError:
         return CheckpointError(

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.numpy import save as save_arrays
 from safetensors.torch import save as save_tensors
@@ -77,8 +76,8 @@ class CheckpointFiles:
         yield WEIGHTS, save_tensors(self.tensors, metadata={"format": "pt", **self.aliases})
         if self.training is not None:
             meta, arrays = self.training
-            contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-            yield TRAINING, save_arrays(contiguous, metadata={"sparkdl": json.dumps(meta)})
+            in_order = {name: slice_files.in_order(array) for name, array in arrays.items()}
+            yield TRAINING, save_arrays(in_order, metadata={"sparkdl": json.dumps(meta)})
         for index, frames in enumerate(self.slices):
             yield slice_files.name_of(index, len(self.slices)), slice_files.encode(frames)
 

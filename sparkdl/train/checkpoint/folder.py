@@ -101,7 +101,10 @@ class CheckpointFolder:
             self._claim.check()
 
     def complete(self) -> dict[int, str]:
-        """Return the complete checkpoints, oldest first, by number of iterations."""
+        """Return paths, or URLs, of the complete checkpoints, oldest first, by number of iterations."""
+        return {n: self._store.outside(path) for n, path in self._complete().items()}
+
+    def _complete(self) -> dict[int, str]:
         found = self._by_iteration()
         return {n: path for n, path in found.items() if self._store.exists(join(path, STATE))}
 
@@ -118,7 +121,7 @@ class CheckpointFolder:
     def latest(self) -> str | None:
         """Return the newest complete checkpoint, ``None`` if there is none."""
         complete = list(self.complete().values())
-        return self._store.outside(complete[-1]) if complete else None
+        return complete[-1] if complete else None
 
     def check_writable(self) -> None:
         """Write a small file and delete it again.
@@ -227,7 +230,7 @@ class CheckpointFolder:
             CheckpointError: if another run has taken the folder over.
             OSError: if they cannot be deleted.
         """
-        old = [path for path in list(self.complete().values())[:-keep] if not self._store.is_link(path)]
+        old = [path for path in list(self._complete().values())[:-keep] if not self._store.is_link(path)]
         if old:
             self._check_claim()
         for path in old:
@@ -254,7 +257,7 @@ class CheckpointFolder:
             verify: whether to read all files and compare their checksums.
         """
         iteration = int(path.rstrip("/").rpartition("-")[2])
-        where = self._store.outside(path)
+        where, path = path, self._store.inside(path)
         row: dict[str, Any] = {"iteration": iteration, "path": where, "verified": verify}
         row |= {"state": {}, "scores": {}, "bytes": 0, "problem": ""}
         try:
@@ -279,9 +282,9 @@ class CheckpointFolder:
         """
         problem = self.describe(path, verify=True)["problem"]
         if problem:
-            raise ConfigError(f"checkpoint {self._store.outside(path)} is {problem}", code="config-resume")
+            raise ConfigError(f"checkpoint {path} is {problem}", code="config-resume")
         try:
-            self._store.copy_out(join(path, WEIGHTS), file)
+            self._store.copy_out(join(self._store.inside(path), WEIGHTS), file)
         except OSError as error:
             raise ConfigError(f"cannot write {file}: {error}") from error
 
