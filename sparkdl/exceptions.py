@@ -82,6 +82,7 @@ class ConfigError(SparkdlError, ValueError):
         "config-resume",
         "config-saved",
         "config-source",
+        "config-trust",
     )
 
 

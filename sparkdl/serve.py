@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any, Protocol
@@ -22,6 +22,7 @@ from sparkdl.nn.batch import Inputs, call, group, map_tensors
 from sparkdl.nn.int8 import quantize as quantized
 from sparkdl.nn.metadata import CODE, LONGEST_METADATA, METADATA, WEIGHTS, check, check_inside, parse
 from sparkdl.nn.signature import Signature, TensorSpec
+from sparkdl.nn.trust import Entry, Trust
 
 
 class _Fitted(Protocol):
@@ -70,18 +71,22 @@ class Predictor:
         return cls(model.module, model.signature, **options)
 
     @classmethod
-    def load(cls, path: str, *, pickle: bool = False, **options: Any) -> Predictor:
+    def load(
+        cls, path: str, *, pickle: bool = False, trust: Entry | Iterable[Entry] = (), **options: Any
+    ) -> Predictor:
         """Read what ``model.save(path)`` wrote, without Spark.
 
         Args:
             path: folder, or URL of one that fsspec can open.
             pickle: whether pickled code may be read, for models that were saved with such. Reading a pickle
                 can run any code: only read what comes from someone you trust.
+            trust: packages, modules or classes that the model may name besides those of torch, torchmetrics
+                and sparkdl: ``["mypackage.nets"]``, or ``[Net]``. Nothing else is imported.
             **options: ``batch_size`` and ``quantize``.
 
         Raises:
             ConfigError: if there is no complete model that this version can read, or it holds a pickle that
-                was not allowed.
+                was not allowed, or names code that is not trusted.
             ModelError: if the module cannot be built, or the weights do not fit it.
         """
         folder = _Folder(str(path))
@@ -100,7 +105,13 @@ class Predictor:
                 code="config-saved",
             )
         saved.check_pickle(info, str(path), pickle, "Predictor.load(path, pickle=True)")
-        content = saved.build(info, str(path), folder.pieces(WEIGHTS), folder.pieces(CODE))
+        content = saved.build(
+            info,
+            str(path),
+            folder.pieces(WEIGHTS),
+            folder.pieces(CODE),
+            Trust.of(trust, everything=pickle),
+        )
         assert content.module is not None
         return cls(content.module, content.signature, **options)
 

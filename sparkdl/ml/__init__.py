@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sparkdl.ml.estimator import TorchEstimator as TorchEstimator
     from sparkdl.ml.estimator import TorchRegressor as TorchRegressor
     from sparkdl.ml.images import ImageToTensor as ImageToTensor
+    from sparkdl.ml.loading import load as load
     from sparkdl.ml.model import TorchClassificationModel as TorchClassificationModel
     from sparkdl.ml.model import TorchModel as TorchModel
     from sparkdl.ml.model import TorchRegressionModel as TorchRegressionModel
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from sparkdl.ml.summary import TrainingSummary as TrainingSummary
     from sparkdl.ml.text import TextIndexer as TextIndexer
     from sparkdl.ml.text import TextIndexerModel as TextIndexerModel
+    from sparkdl.ml.trusting import trust as trust
 
 _HOME = {
     "ImageToTensor": "sparkdl.ml.images",
@@ -35,7 +37,9 @@ _HOME = {
     "TorchRegressor": "sparkdl.ml.estimator",
     "TrainingSummary": "sparkdl.ml.summary",
     "allow_pickle": "sparkdl.ml.persistence",
+    "load": "sparkdl.ml.loading",
     "save": "sparkdl.ml.persistence",
+    "trust": "sparkdl.ml.trusting",
 }
 
 __all__ = [
@@ -50,7 +54,9 @@ __all__ = [
     "TorchRegressor",
     "TrainingSummary",
     "allow_pickle",
+    "load",
     "save",
+    "trust",
 ]
 
 

@@ -30,9 +30,11 @@ from torch import nn
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.attributes import ATTRIBUTES
 from sparkdl.ml.stored import check_class, explained, literal, read_metadata, set_params, write_metadata
+from sparkdl.ml.trusting import trusted
 from sparkdl.nn import integrity, saved, weights
 from sparkdl.nn.metadata import CODE, KEY, WEIGHTS, check, seal
 from sparkdl.nn.saved import Content
+from sparkdl.nn.trust import LISTED_ONLY, Entry, Trust
 
 R = TypeVar("R", bound=MLReadable[Any])
 JavaObject = Any
@@ -75,8 +77,23 @@ class TorchReadable(MLReadable[Any]):
 
     @classmethod
     def read(cls) -> TorchReader[Self]:
-        """Return a reader; options: ``pickle`` (``"true"`` to allow pickled code)."""
+        """Return a reader; options: ``pickle`` (``"true"`` to allow pickled code) and ``trust``."""
         return TorchReader(cls)
+
+    @classmethod
+    def load(cls, path: str, *, trust: Entry | Iterable[Entry] = ()) -> Self:
+        """Load from a path of any file system that Spark reads; short for ``read().load(path)``.
+
+        Args:
+            path: where it was saved.
+            trust: packages, modules or classes that it may name besides those of torch, torchmetrics and
+                sparkdl: ``["mypackage.nets"]``, or ``[Net]``. Nothing else is imported.
+
+        Raises:
+            ConfigError: if there is nothing that this version can read, or it names code that is not trusted.
+            ModelError: if the module cannot be built, or the weights do not fit it.
+        """
+        return cls.read().trust(trust).load(path)
 
 
 class TorchWriter(MLWriter):
@@ -144,10 +161,22 @@ class TorchReader(MLReader[R]):
         super().__init__()
         self.cls = cls
         self._options: dict[str, str] = {}
+        self._trust = LISTED_ONLY
 
     def option(self, key: str, value: Any) -> Self:
-        """Set an option: ``option("pickle", "true")`` allows to read pickled code."""
+        """Set an option.
+
+        ``option("pickle", "true")`` allows to read pickled code, ``option("trust", "mypackage,other.nets")``
+        to import these packages and modules.
+        """
+        if key.lower() == "trust":
+            return self.trust(value)
         self._options[key.lower()] = str(value)
+        return self
+
+    def trust(self, entries: Entry | Iterable[Entry]) -> Self:
+        """Trust packages, modules or classes that what is loaded may name, as :meth:`TorchReadable.load`."""
+        self._trust |= Trust.of(entries)
         return self
 
     def load(self, path: str) -> R:
@@ -155,7 +184,7 @@ class TorchReader(MLReader[R]):
 
         Raises:
             ConfigError: if there is nothing that this version can read, if it is of another class, or holds
-                a pickle that was not allowed.
+                a pickle that was not allowed, or names code that is not trusted.
             ModelError: if the module cannot be built, or the weights do not fit it.
         """
         spark, path = self.sparkSession, str(path)
@@ -178,6 +207,7 @@ class TorchReader(MLReader[R]):
             path,
             _read(spark, path, posixpath.join(place, WEIGHTS)),
             _read(spark, path, posixpath.join(place, CODE)),
+            self._trust | trusted() | Trust(everything=_allowed(self._options)),
         )
         with explained(path):
             instance: Any = instance_of(self.cls, content)

@@ -6,8 +6,9 @@
          weights/    parquet: pieces of a safetensors file (offset, data); only with a built module
          code/       parquet: pieces of a pickle; only where saving was told to write one
 
-Nothing is unpickled unless the caller says so. The metadata has the checksums of all, its own included, and
-all that is read is compared with them. Format 1 had none.
+Nothing is unpickled unless the caller says so, and nothing imported but what is listed or the caller trusts.
+The metadata has the checksums of all, its own included, and all that is read is compared with them. Format 1
+had none.
 """
 
 from __future__ import annotations
@@ -24,11 +25,12 @@ from torch import nn
 
 from sparkdl import __version__
 from sparkdl.exceptions import ConfigError, ModelError, SerializationError, SparkdlError
-from sparkdl.nn import integrity, weights
+from sparkdl.nn import compare, integrity, weights
 from sparkdl.nn import source as sources
 from sparkdl.nn.metadata import CODE, FORMAT, SHA256, WEIGHTS
 from sparkdl.nn.signature import Signature
 from sparkdl.nn.source import ModuleSource
+from sparkdl.nn.trust import LISTED_ONLY, Trust
 
 _SAVE_PICKLED = (
     "Or save it with code in a pickle: write().option('pickle', 'true').save(path), inside of a pipeline "
@@ -134,6 +136,7 @@ def build(
     path: str,
     pieces: Iterable[weights.Chunk],
     code: Iterable[weights.Chunk] = (),
+    trust: Trust = LISTED_ONLY,
 ) -> Content:
     """Make what was described; the reverse of :func:`describe`.
 
@@ -142,9 +145,11 @@ def build(
         path: for errors.
         pieces: of the weights, the header first; not asked for where there is no module.
         code: pieces of the pickle, which may be read; not asked for where there is none.
+        trust: what the description may name besides what is listed.
 
     Raises:
-        ConfigError: if the description or the weights cannot be read, or are not what was written.
+        ConfigError: if the description or the weights cannot be read, are not what was written, or it names
+            what may not be named.
         ModelError: if the module cannot be built, or the weights do not fit it.
     """
     digests = info.get(SHA256)
@@ -152,12 +157,12 @@ def build(
         pickled = {}
         if info["pickled"]:
             pickled = _loads(integrity.joined(code, digests and digests[CODE]))
-        attributes = {name: sources.decode(value) for name, value in info["attributes"].items()}
+        attributes = {name: sources.decode(value, trust) for name, value in info["attributes"].items()}
         attributes |= {name: value for name, value in pickled.items() if name != "module"}
         described = info["module"]
         if described is None:
             return Content(attributes=attributes)
-        source = described["source"] and ModuleSource.from_json(described["source"])
+        source = described["source"] and ModuleSource.from_json(described["source"], trust)
         signature = described["signature"] and Signature.from_json(described["signature"])
         frozen = frozenset(described["frozen"])
         reader = _read(iter(pieces), digests and digests[WEIGHTS])
@@ -218,7 +223,7 @@ def _need_pickle(name: str, value: Any, error: ConfigError, allow_pickle: bool) 
 def _dumps(values: dict[str, Any], module: nn.Module | None) -> bytes:
     """Pickle values; of the module's tensors, which are saved apart, only the names."""
     names: dict[int, str] = {}
-    for name, tensor in sources.all_tensors(module) if module is not None else ():
+    for name, tensor in compare.all_tensors(module) if module is not None else ():
         names.setdefault(id(tensor), name)
 
     class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types

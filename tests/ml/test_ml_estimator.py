@@ -455,10 +455,10 @@ def test_inputs_by_name_from_fit_to_serving(spark, tmp_path):
     df = points(spark).selectExpr("label as n", "features as f", "label * 2 as label")
     est = TorchRegressor(module=Subtract, featuresCols=["n", "f"], inputNames=["b", "a"], maxIter=2)
     est.save(str(tmp_path / "estimator"))
-    model = TorchRegressor.load(str(tmp_path / "estimator")).fit(df)
+    model = TorchRegressor.load(str(tmp_path / "estimator"), trust=[Subtract]).fit(df)
     assert [spec.key for spec in model.signature.inputs] == ["b", "a"]
     model.save(str(tmp_path / "model"))
-    read = TorchRegressionModel.load(str(tmp_path / "model"))
+    read = TorchRegressionModel.load(str(tmp_path / "model"), trust=[Subtract])
     rows = df.collect()
     expected = model.predictor()(b=[row.n for row in rows], a=[row.f.toArray() for row in rows])
     for each in (model, read):
@@ -467,7 +467,7 @@ def test_inputs_by_name_from_fit_to_serving(spark, tmp_path):
     spark.udf.register("predict_named", read.asUdf())
     found = [row.p for row in df.selectExpr("predict_named(n, f) as p").collect()]
     np.testing.assert_allclose(found, expected)
-    served = Predictor.load(str(tmp_path / "model"))
+    served = Predictor.load(str(tmp_path / "model"), trust=[Subtract])
     np.testing.assert_allclose(served(a=[r.f.toArray() for r in rows], b=[r.n for r in rows]), expected)
 
 

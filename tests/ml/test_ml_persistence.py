@@ -23,6 +23,7 @@ from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuil
 from support.models import Everything
 from torch import Tensor, nn
 
+import sparkdl.ml
 from sparkdl.exceptions import ConfigError, SerializationError
 from sparkdl.ml import (
     TorchClassificationModel,
@@ -94,11 +95,11 @@ def test_tied_weights_dtypes_and_buffers_in_small_pieces(
     path = tmp_path / "model"
     TorchModel.from_module(module).save(str(path))
     assert len(list((path / "weights").glob("part-*.parquet"))) > 2
-    read = TorchModel.load(str(path)).module
+    read = TorchModel.load(str(path), trust=[Everything]).module
     assert_same_weights(module, read)
     assert read.tied_a.weight is read.tied_b.weight
     assert not read.frozen.weight.requires_grad
-    assert_same_weights(module, Predictor.load(str(path))._module)
+    assert_same_weights(module, Predictor.load(str(path), trust=[Everything])._module)
 
 
 def test_estimators_come_back(spark: Any, tmp_path: Path) -> None:
@@ -156,6 +157,13 @@ def test_paths_are_not_patterns(spark: Any, tmp_path: Path, monkeypatch: Any, na
     assert len(list(tmp_path.iterdir())) == 5
     with pytest.raises(ConfigError, match="nothing complete"):
         TorchModel.load(str(tmp_path / "[aw{q]*"))
+
+
+@pytest.mark.parametrize("path", ["m[1]", "{a,b}", "*"])
+def test_pipelines_are_not_loaded_from_patterns(path: str) -> None:
+    """What sparkdl.ml.load looks at would not be what Spark loads then."""
+    with pytest.raises(ConfigError, match="Spark reads pipelines from all that this is a pattern of"):
+        sparkdl.ml.load(path)
 
 
 @pytest.fixture

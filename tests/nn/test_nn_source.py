@@ -16,9 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sparkdl.exceptions import ConfigError, ModelError
+from sparkdl.nn.importing import find, path_of
 from sparkdl.nn.lenet import LeNet5
-from sparkdl.nn.source import ModuleSource, decode, encode, find, path_of
+from sparkdl.nn.source import ModuleSource, decode, encode
+from sparkdl.nn.trust import Trust
 from sparkdl.optim.clip import ClipByNorm
+
+OWN = Trust.of([__name__, "support"])
 
 
 class Net(nn.Module):
@@ -93,7 +97,7 @@ def plain_loss(output: Tensor, label: Tensor) -> Tensor:
 
 
 def through_json(source: ModuleSource) -> ModuleSource:
-    return ModuleSource.from_json(json.loads(json.dumps(source.to_json())))
+    return ModuleSource.from_json(json.loads(json.dumps(source.to_json())), OWN)
 
 
 # -- descriptions of calls ------------------------------------------------------------------------
@@ -214,7 +218,7 @@ def test_descriptions_that_are_none(value: Any) -> None:
 @pytest.mark.parametrize("form", ["$import", "$partial", "$build"])
 def test_other_code_is_neither_imported_nor_called(path: str, form: str) -> None:
     value = {form: path, "positional": [], "arguments": {"command": "touch /tmp/never"}}
-    with pytest.raises(ConfigError, match=r"may not be named in a saved model|cannot be imported"):
+    with pytest.raises(ConfigError, match=r"a saved model may name; it was not imported|is no import path"):
         decode(value)
     with pytest.raises(ConfigError):
         ModuleSource(path, {}).build()
@@ -373,6 +377,10 @@ def test_numpy_numbers_become_pythons(value: Any) -> None:
         nn.ReLU,
         F.cross_entropy,
         F.gelu,
+        F.prelu,
+        F.logsigmoid,
+        torch.relu,
+        nn.init.xavier_uniform_,
         torch.optim.Adam,
         torch.float16,
         torch.bfloat16,
@@ -381,7 +389,7 @@ def test_numpy_numbers_become_pythons(value: Any) -> None:
     ],
 )
 def test_code_comes_back(value: Any) -> None:
-    assert decode(json.loads(json.dumps(encode(value)))) is value
+    assert decode(json.loads(json.dumps(encode(value))), OWN) is value
 
 
 def test_partials_losses_and_options_come_back() -> None:

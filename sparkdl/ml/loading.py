@@ -1,0 +1,113 @@
+"""Loading whatever Spark ML has saved, after a look at the classes that it names."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyspark
+from pyspark.ml.util import DefaultParamsReader
+from pyspark.sql import SparkSession
+
+from sparkdl.exceptions import ConfigError
+from sparkdl.ml import trusting
+from sparkdl.ml.stored import literal
+from sparkdl.nn.trust import Entry, Trust
+
+_METADATA = "metadata"  # Spark's folder in that of each stage
+_SPARKS = re.compile(r"(org\.apache\.spark|pyspark)\.ml(\.[a-z_]+)*\.[A-Z]\w*")
+_ANY_SQL = ".SQLTransformer"  # its statement comes from the file, and SQL can call Java's methods
+_OWN = frozenset(
+    {
+        "sparkdl.ml.estimator.TorchClassifier",
+        "sparkdl.ml.estimator.TorchEstimator",
+        "sparkdl.ml.estimator.TorchRegressor",
+        "sparkdl.ml.images.ImageToTensor",
+        "sparkdl.ml.model.TorchClassificationModel",
+        "sparkdl.ml.model.TorchModel",
+        "sparkdl.ml.model.TorchRegressionModel",
+        "sparkdl.ml.text.TextIndexer",
+        "sparkdl.ml.text.TextIndexerModel",
+    }
+)
+
+
+def load(path: str, *, trust: Entry | Iterable[Entry] = ()) -> Any:
+    """Load a pipeline, or any other estimator, transformer or model, from a path that is not trusted.
+
+    ``PipelineModel.load`` imports the classes of its stages by the names in their files, whatever they are.
+    This looks at all of these names first.
+
+    Args:
+        path: what ``save`` wrote, of any file system that Spark reads.
+        trust: packages, modules or classes that it may name besides those of Spark ML, torch, torchmetrics
+            and sparkdl: ``["mypackage"]``.
+
+    Raises:
+        ConfigError: if there is nothing, the path is a pattern, a class is not trusted, or the session is
+            one of Spark Connect, which cannot list files.
+    """
+    path = str(path)
+    if literal(path) != path:  # what is looked at must be what Spark loads
+        raise ConfigError(
+            f"path={path!r}: Spark reads pipelines from all that this is a pattern of; rename the folder, or "
+            "load a single model with its own class",
+            code="config-saved",
+        )
+    spark = SparkSession.active()
+    if not hasattr(spark, "_jsparkSession"):
+        raise ConfigError("load() needs a classic Spark session; load single models with their own class")
+    names = Trust.of(trust) | trusting.trusted()
+    folders = list(_stages(spark, path))
+    if not folders:
+        raise ConfigError(f"path={path!r}: nothing complete was saved there", code="config-saved")
+    for folder in folders:
+        for row in spark.read.text(posixpath.join(folder, _METADATA)).collect():
+            _check(row[0], folder, names)
+    with trusting.trust(*names.prefixes):
+        own = spark if int(pyspark.__version__.split(".")[0]) >= 4 else spark.sparkContext
+        return DefaultParamsReader.loadParamsInstance(path, own)
+
+
+def _check(text: str, folder: str, trust: Trust) -> None:
+    """Check the classes that a line of metadata names, and that stages lie below their pipeline."""
+    try:
+        metadata = json.loads(text, object_pairs_hook=_unique)
+        name, stages = metadata["class"], metadata.get("paramMap", {}).get("stageUids", [])
+        if not isinstance(name, str) or not all(re.fullmatch(r"[\w-]+", stage) for stage in stages):
+            raise ValueError(f"class {name!r:.100} with stages {stages!r:.100}")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ConfigError(
+            f"{folder} holds no metadata of Spark ML: {error!r}", code="config-saved"
+        ) from error
+    if name not in _OWN and (not _SPARKS.fullmatch(name) or name.endswith(_ANY_SQL)):
+        module, _, cls = name.rpartition(".")
+        trust.check(f"{module}:{cls}")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a dict of pairs; a second value of a name would be read here and the first one in the JVM."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name occurs twice")
+    return found
+
+
+def _stages(spark: SparkSession, path: str) -> Iterator[str]:
+    """Iterate over the folders below a path that hold metadata."""
+    jvm: Any = spark._jvm
+    session: Any = spark._jsparkSession
+    root = jvm.org.apache.hadoop.fs.Path(path)
+    fs = root.getFileSystem(session.sessionState().newHadoopConf())
+    if not fs.exists(root):
+        return
+    files = fs.listFiles(root, True)
+    seen = set()
+    while files.hasNext():
+        folder = files.next().getPath().getParent()
+        if folder.getName() == _METADATA and folder.toString() not in seen:
+            seen.add(folder.toString())
+            yield folder.getParent().toString()
