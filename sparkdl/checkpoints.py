@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sparkdl import redaction
-from sparkdl.exceptions import SparkdlError
+from sparkdl.exceptions import ConfigError, SparkdlError
 
 _EXAMPLES = """examples:
   sparkdl checkpoints runs/lenet
@@ -34,7 +34,11 @@ def register(subparsers: Any) -> None:
     parser.add_argument("path", help="folder that a Checkpoint hook writes to, or its URL")
     parser.add_argument("--verify", action="store_true", help="read all files and compare their checksums")
     parser.add_argument("--json", action="store_true", help="print one JSON object per checkpoint")
-    parser.add_argument("--export", metavar="FILE", help="write a checkpoint's state_dict as safetensors")
+    parser.add_argument(
+        "--export",
+        metavar="FILE",
+        help="write a checkpoint's state_dict as safetensors, and its checksum beside it",
+    )
     parser.add_argument("--iteration", type=int, help="checkpoint to export (the newest)")
     parser.set_defaults(run=run)
 
@@ -52,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
         if args.export is not None:
             return _export(folder, found, args)
         rows = [folder.describe(path, verify=args.verify) for path in found.values()]
-    except SparkdlError as error:
+    except (SparkdlError, OSError) as error:
         print(error, file=sys.stderr)
         return 1
     if args.json:
@@ -69,7 +73,13 @@ def _export(folder: Any, found: dict[int, str], args: argparse.Namespace) -> int
         known = ", ".join(map(str, found))
         print(f"there is no checkpoint of iteration {iteration}; there are {known}", file=sys.stderr)
         return 1
+    from sparkdl.train.checkpoint.exported import write_checksum
+
     folder.export(found[iteration], args.export)
+    try:
+        write_checksum(args.export)
+    except OSError as error:
+        raise ConfigError(f"cannot write the checksum of {args.export}: {error}") from error
     print(f"wrote {args.export}: the state_dict after iteration {iteration}")
     return 0
 
@@ -79,7 +89,7 @@ def _print_table(rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         state = row["state"]
         print(
-            f"{row['iteration']:>9}  {state.get('epoch', '?'):>5}  {_number(state.get('loss')):>10}  "
+            f"{row['iteration']:>9}  {_number(state.get('epoch')):>5}  {_number(state.get('loss')):>10}  "
             f"{_number(state.get('best_score')):>10}  {row['bytes'] / 2**20:>8.1f}  "
             f"{row['problem'] or ('sound' if row['verified'] else 'complete')}"
         )

@@ -78,6 +78,7 @@ class ConfigError(SparkdlError, ValueError):
         "config",
         "config-cluster",
         "config-command",
+        "config-damaged",
         "config-encryption",
         "config-environment",
         "config-package",
@@ -95,7 +96,7 @@ class CheckpointError(SparkdlError, OSError):
         result: what was trained before it happened; ``None`` outside of a fit.
     """
 
-    codes: ClassVar[tuple[str, ...]] = ("checkpoint",)
+    codes: ClassVar[tuple[str, ...]] = ("checkpoint", "checkpoint-folder")
     result: FitResult | None = None
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import posixpath
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError, DataError
@@ -19,7 +20,7 @@ from sparkdl.frame import Array
 from sparkdl.nn import saved, weights
 from sparkdl.nn.batch import Inputs, call, group, map_tensors
 from sparkdl.nn.int8 import quantize as quantized
-from sparkdl.nn.saved import CODE, METADATA, WEIGHTS
+from sparkdl.nn.metadata import CODE, LONGEST_METADATA, METADATA, WEIGHTS, check, check_inside, parse
 from sparkdl.nn.signature import Signature, TensorSpec
 from sparkdl.nn.trust import Entry, Trust
 
@@ -90,21 +91,26 @@ class Predictor:
         """
         folder = _Folder(str(path))
         metadata = folder.metadata()
-        if "stageUids" in metadata.get("paramMap", {}):
+        stages = _stages(metadata)
+        if stages:
             raise ConfigError(
-                f"path={path!r} holds a pipeline of {', '.join(metadata['paramMap']['stageUids'])}: give the "
+                f"path={path!r} holds a pipeline of {', '.join(stages)}: give the "
                 f"folder of the model in {posixpath.join(str(path), 'stages')}",
                 code="config-saved",
             )
-        info = saved.check(metadata, str(path))
+        info = check(metadata, str(path))
         if info["module"] is None or not metadata["class"].endswith("Model"):
             raise ConfigError(
-                f"path={path!r} holds a {metadata['class']}: expected a fitted model", code="config-saved"
+                f"path={path!r} holds a {metadata['class']:.200}: expected a fitted model",
+                code="config-saved",
             )
         saved.check_pickle(info, str(path), pickle, "Predictor.load(path, pickle=True)")
-        code = b"".join(piece.data for piece in folder.pieces(CODE)) if info["pickled"] else None
         content = saved.build(
-            info, str(path), folder.pieces(WEIGHTS), code, Trust.of(trust, everything=pickle)
+            info,
+            str(path),
+            folder.pieces(WEIGHTS),
+            folder.pieces(CODE),
+            Trust.of(trust, everything=pickle),
         )
         assert content.module is not None
         return cls(content.module, content.signature, **options)
@@ -216,6 +222,13 @@ def _joined(outputs: list[Any]) -> Any:
     return first
 
 
+def _stages(metadata: Mapping[str, Any]) -> list[str]:
+    """Return the stages of a pipeline's metadata; none if it is another's."""
+    params = metadata.get("paramMap")
+    found = params.get("stageUids") if isinstance(params, dict) else None
+    return list(map(str, found)) if isinstance(found, list) else []
+
+
 class _Folder:
     """A saved model in a local or remote folder."""
 
@@ -223,35 +236,33 @@ class _Folder:
         self._path = path
         try:
             self._fs, root = url_to_fs(path)
+            root = root.rstrip("/")
+            # a save that was cut off between two renames has left the previous one beside it
+            previous = posixpath.join(posixpath.dirname(root), f".{posixpath.basename(root)}.previous")
+            found = (r for r in (root, previous) if self._fs.exists(posixpath.join(r, METADATA)))
+            self._root = next(found, root)
         except (ImportError, ValueError, OSError) as error:
             raise ConfigError(f"path={path!r} cannot be opened: {error}", code="config-saved") from error
-        root = root.rstrip("/")
-        # a save that was cut off between two renames has left the previous one beside it
-        previous = posixpath.join(posixpath.dirname(root), f".{posixpath.basename(root)}.previous")
-        self._root = next((r for r in (root, previous) if self._fs.exists(posixpath.join(r, METADATA))), root)
+        if isinstance(self._fs, LocalFileSystem):
+            check_inside(self._root, path)
 
     def metadata(self) -> dict[str, Any]:
         """Read the metadata."""
         files = self._files(METADATA)
         if not files:
             raise ConfigError(f"path={self._path!r}: nothing complete was saved there", code="config-saved")
-        try:
-            value = json.loads(b"".join(self._fs.cat_file(file) for file in files))
-        except ValueError as error:
-            raise ConfigError(
-                f"path={self._path!r}: its metadata is not JSON: {error}", code="config-saved"
-            ) from error
-        if not isinstance(value, dict):
-            raise ConfigError(f"path={self._path!r} holds no metadata of Spark ML", code="config-saved")
-        return value
+        with self._explained():
+            text = b"".join(self._fs.cat_file(file, end=LONGEST_METADATA + 1) for file in files)
+        return parse(text, self._path)
 
     def pieces(self, name: str) -> Iterator[weights.Chunk]:
         """Read pieces in order, one at a time."""
-        for file in sorted(self._files(name), key=self._first_offset):
-            with self._fs.open(file, "rb") as handle, pq.ParquetFile(handle) as table:
-                for batch in table.iter_batches(batch_size=1, columns=["offset", "data"]):
-                    for row in batch.to_pylist():
-                        yield weights.Chunk(row["offset"], row["data"])
+        with self._explained():
+            for file in sorted(self._files(name), key=self._first_offset):
+                with self._fs.open(file, "rb") as handle, pq.ParquetFile(handle) as table:
+                    for batch in table.iter_batches(batch_size=1, columns=["offset", "data"]):
+                        for row in batch.to_pylist():
+                            yield weights.Chunk(row["offset"], row["data"])
 
     def _first_offset(self, file: str) -> int:
         with self._fs.open(file, "rb") as handle, pq.ParquetFile(handle) as table:
@@ -262,6 +273,20 @@ class _Folder:
         folder = posixpath.join(self._root, name)
         try:
             found = self._fs.ls(folder, detail=False)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return []
         return sorted(file for file in found if not posixpath.basename(file).startswith(("_", ".")))
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turn whatever readers of files raise into an error that says which model cannot be read."""
+        try:
+            yield
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"path={self._path!r} cannot be read, a file is damaged, missing or out of reach: "
+                f"{error!r:.300}",
+                code="config-saved",
+            ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from safetensors.torch import load_file
 from support.models import mlp
 
 from sparkdl.__main__ import main
-from sparkdl.train.checkpoint import CheckpointFolder
+from sparkdl.exceptions import ConfigError
+from sparkdl.train.checkpoint import CheckpointFolder, load_weights
 from sparkdl.train.state import TrainState
 
 
@@ -56,6 +58,54 @@ def test_it_exports_a_plain_state_dict(folder: Path, tmp_path: Path, capsys: Any
         assert torch.equal(module.state_dict()[name], value)
     assert main(["checkpoints", str(folder), "--export", str(file), "--iteration", "7"]) == 1
     assert "there are 5, 10" in capsys.readouterr().err
+
+
+def test_what_was_exported_is_verified_when_it_is_loaded(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "weights.safetensors"
+    assert main(["checkpoints", str(folder), "--export", str(file)]) == 0
+    beside = tmp_path / "weights.safetensors.sha256"
+    sound = file.read_bytes()
+    assert beside.read_text() == f"{hashlib.sha256(sound).hexdigest()}  weights.safetensors\n"
+    module = mlp(seed=1)
+    load_weights(file, module)
+    for name, value in mlp(seed=10).state_dict().items():
+        assert torch.equal(module.state_dict()[name], value)
+    for damaged in (sound[:-1] + bytes([sound[-1] ^ 1]), sound[:-5], b""):
+        file.write_bytes(damaged)
+        with pytest.raises(ConfigError, match=r"weights\.safetensors is damaged: the checksum is") as caught:
+            load_weights(file, module)
+        assert caught.value.code == "config-damaged"
+    file.write_bytes(sound)
+    for text in ("", "zz", "\xff", "0" * 64):
+        beside.write_text(text)
+        with pytest.raises(ConfigError, match="is damaged"):
+            load_weights(file, module)
+    beside.unlink()  # as other programs write it: only the structure is checked
+    load_weights(file, module)
+    for damaged in (sound[:-5], b"", sound[:8] + b"x" + sound[9:]):
+        file.write_bytes(damaged)
+        with pytest.raises(ConfigError, match="cannot be read"):
+            load_weights(file, module)
+    with pytest.raises(ConfigError):
+        load_weights(tmp_path / "nothing.safetensors", module)
+
+
+def test_odd_values_are_no_traceback(folder: Path, capsys: Any) -> None:
+    mark = folder / "iteration-00000010" / "state.json"
+    content = json.loads(mark.read_text())
+    del content["seal"]
+    mark.write_text(json.dumps({**content, "state": {"epoch": [1], "loss": {}, "best_score": "\x1b[2J"}}))
+    (folder / "iteration-00000005" / "state.json").write_text(
+        json.dumps({**content, "sha256": {"../x": "y"}})
+    )
+    assert main(["checkpoints", str(folder)]) == 1
+    first, second = capsys.readouterr().out.splitlines()[1:]
+    assert "names the file '../x', which no checkpoint has" in first
+    assert second.split()[:4] == ["10", "?", "?", "?"]
+    (folder / "iteration-00000005" / "state.json").write_bytes(b"[" * 100_000)
+    assert main(["checkpoints", str(folder), "--verify", "--json"]) == 1
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert "state.json is not what was written" in rows[0]["problem"]
 
 
 def test_an_empty_folder_is_told(tmp_path: Path, capsys: Any) -> None:

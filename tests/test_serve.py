@@ -14,16 +14,17 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from support.models import TwoTowers
+from support.saving import write
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.nn import saved, weights
+from sparkdl.nn import saved
 from sparkdl.nn.int8 import Int8Linear
 from sparkdl.nn.saved import Content
 from sparkdl.nn.signature import Signature, TensorSpec
 from sparkdl.serve import Predictor
 
-FORMAT_1 = Path(__file__).parent / "fixtures" / "format_1"
+FORMAT_1, FORMAT_2 = (Path(__file__).parent / "fixtures" / name for name in ("format_1", "format_2"))
 
 
 class Counting(nn.Module):
@@ -42,27 +43,6 @@ class Counting(nn.Module):
 class Pair(nn.Module):
     def forward(self, a: Tensor, b: Tensor) -> tuple[Tensor, list[Tensor]]:
         return a + b, [a, b.bfloat16()]
-
-
-def write(
-    path: Path, content: Content, *, chunk: int = 64, allow_pickle: bool = False, **changes: Any
-) -> None:
-    """Write a folder as Spark does."""
-    info, code = saved.describe(content, allow_pickle)
-    pieces = {"code": [] if code is None else [weights.Chunk(0, code)]}
-    if content.module is not None:
-        pieces["weights"] = list(weights.write(content.module, chunk))
-    for name, chunks in pieces.items():
-        (path / name).mkdir(parents=True)
-        (path / name / "_SUCCESS").touch()
-        for number, group in enumerate((chunks[1::2], chunks[::2])):  # files in the wrong order
-            columns = {"offset": [c.offset for c in group], "data": [c.data for c in group]}
-            schema = pa.schema({"offset": pa.int64(), "data": pa.binary()})
-            pq.write_table(pa.table(columns, schema), path / name / f"part-{number}.parquet")
-    (path / "metadata").mkdir()
-    (path / "metadata" / "_SUCCESS").touch()
-    metadata = {"class": "sparkdl.ml.model.TorchModel", "paramMap": {}, "sparkdl": {**info, **changes}}
-    (path / "metadata" / "part-00000.txt").write_text(json.dumps(metadata) + "\n")
 
 
 def numbers(*shape: int) -> Any:
@@ -192,9 +172,10 @@ def test_batch_sizes_that_are_refused(size: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["classifier", "regressor", "pipeline_model/stages/1_*"])
-def test_models_of_format_1_are_read(name: str) -> None:
-    expected = json.loads((FORMAT_1 / "expected.json").read_text())
-    (path,) = FORMAT_1.glob(name)
+@pytest.mark.parametrize("folder", [FORMAT_1, FORMAT_2])
+def test_models_of_all_formats_are_read(folder: Path, name: str) -> None:
+    expected = json.loads((folder / "expected.json").read_text())
+    (path,) = folder.glob(name)
     found = Predictor.load(str(path))(np.array(expected["x"], np.float32))
     np.testing.assert_allclose(found, expected[name.split("/")[0]], rtol=1e-5, atol=1e-6)
 
@@ -284,9 +265,9 @@ def test_what_is_no_model_is_explained(tmp_path: Path) -> None:
 
 
 def test_a_newer_format_is_explained(tmp_path: Path) -> None:
-    write(tmp_path / "model", Content(nn.Linear(3, 2)), format=2, version="9.0")
+    write(tmp_path / "model", Content(nn.Linear(3, 2)), format=3, version="9.0")
     with pytest.raises(
-        ConfigError, match=r"has format 2, written by sparkdl 9\.0; .* up to 1: install a newer one"
+        ConfigError, match=r"has format 3, written by sparkdl 9\.0; .* up to 2: install a newer one"
     ):
         Predictor.load(str(tmp_path / "model"))
 

@@ -8,13 +8,13 @@ from pyspark import keyword_only
 from pyspark.ml import Transformer
 from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.param.shared import HasInputCol, HasOutputCol
-from pyspark.ml.util import DefaultParamsReadable, DefaultParamsWritable
 from pyspark.sql import types as T
 
 from sparkdl.data.images import ImageFormat, require_pillow
 from sparkdl.exceptions import DataError
 from sparkdl.ml.converters import one_of
 from sparkdl.ml.rowwise import HandleInvalid, Settable, add_column, defined, find_field, quoted
+from sparkdl.ml.stored import Stored
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,8 +36,7 @@ class ImageToTensor(
     HasOutputCol,
     HandleInvalid,
     Settable,
-    DefaultParamsReadable["ImageToTensor"],
-    DefaultParamsWritable,
+    Stored,
 ):
     """Decodes images, brings them to one size and normalises them.
 

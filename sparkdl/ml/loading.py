@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml import trusting
+from sparkdl.ml.stored import literal
 from sparkdl.nn.trust import Entry, Trust
 
 _METADATA = "metadata"  # Spark's folder in that of each stage
@@ -46,10 +47,17 @@ def load(path: str, *, trust: Entry | Iterable[Entry] = ()) -> Any:
             and sparkdl: ``["mypackage"]``.
 
     Raises:
-        ConfigError: if there is nothing, a class is not trusted, or the session is one of Spark Connect,
-            which cannot list files.
+        ConfigError: if there is nothing, the path is a pattern, a class is not trusted, or the session is
+            one of Spark Connect, which cannot list files.
     """
-    spark, path = SparkSession.active(), str(path)
+    path = str(path)
+    if literal(path) != path:  # what is looked at must be what Spark loads
+        raise ConfigError(
+            f"path={path!r}: Spark reads pipelines from all that this is a pattern of; rename the folder, or "
+            "load a single model with its own class",
+            code="config-saved",
+        )
+    spark = SparkSession.active()
     if not hasattr(spark, "_jsparkSession"):
         raise ConfigError("load() needs a classic Spark session; load single models with their own class")
     names = Trust.of(trust) | trusting.trusted()

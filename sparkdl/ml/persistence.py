@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import json
 import posixpath
+import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Self, TypeVar, cast
 
-from pyspark.errors import AnalysisException
 from pyspark.ml import Model
 from pyspark.ml.util import (
-    DefaultParamsReader,
     DefaultParamsWriter,
     MLReadable,
     MLReader,
@@ -31,9 +30,11 @@ from torch import nn
 from sparkdl import redaction
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.attributes import ATTRIBUTES
+from sparkdl.ml.stored import check_class, explained, literal, read_metadata, set_params, write_metadata
 from sparkdl.ml.trusting import trusted
-from sparkdl.nn import saved, weights
-from sparkdl.nn.saved import CODE, KEY, METADATA, WEIGHTS, Content
+from sparkdl.nn import integrity, saved, weights
+from sparkdl.nn.metadata import CODE, KEY, WEIGHTS, check, seal
+from sparkdl.nn.saved import Content
 from sparkdl.nn.trust import LISTED_ONLY, Entry, Trust
 
 R = TypeVar("R", bound=MLReadable[Any])
@@ -42,6 +43,7 @@ JavaObject = Any
 _GROUP_BYTES = 32 << 20  # of one file; a JVM of 1 GiB must have room for several copies of it
 _CHUNK_BYTES = weights.CHUNK_BYTES
 _COLUMNS = "offset long, data binary"
+_DRAFT = re.compile("[0-9a-f]+")
 _pickle_allowed: ContextVar[bool] = ContextVar("sparkdl pickle allowed", default=False)
 
 
@@ -126,26 +128,27 @@ class TorchWriter(MLWriter):
                 "overwrite() needs a classic Spark session, for Spark Connect cannot rename folders: save "
                 f"under a new name, {path!r} was not touched"
             )
-        if _metadata(spark, path) is not None:
+        if read_metadata(spark, path) is not None:
             raise _exists(path)
         self.saveImpl(path)
 
     def saveImpl(self, path: str) -> None:
         """Write to a folder that does not exist; its metadata last, as a mark that all is there."""
-        content = content_of(self.instance)
+        content, spark = content_of(self.instance), self.sparkSession
         info, code = saved.describe(content, _allowed(self.optionMap))
         info["hyper"] = [param.name for param in self.instance.params if "." in param.name]
+        pieces: dict[str, Iterable[weights.Chunk]] = {}
         if content.module is not None:
-            _write(
-                self.sparkSession, posixpath.join(path, WEIGHTS), weights.write(content.module, _CHUNK_BYTES)
-            )
+            pieces[WEIGHTS] = weights.write(content.module, _CHUNK_BYTES)
         if code is not None:
-            _write(self.sparkSession, posixpath.join(path, CODE), _cut(code))
-        spark = self.sparkSession
-        text = DefaultParamsWriter._get_metadata_to_save(self.instance, spark, extraMetadata={KEY: info})
-        spark.createDataFrame([(text,)], "value string").coalesce(1).write.text(
-            posixpath.join(path, METADATA)
-        )
+            pieces[CODE] = _cut(code)
+        digests = {}
+        for name, stream in pieces.items():
+            hashed = integrity.Hashed(stream)
+            _write(spark, posixpath.join(path, name), hashed)
+            digests[name] = hashed.sha256
+        metadata = DefaultParamsWriter._get_metadata_to_save(self.instance, spark, extraMetadata={KEY: info})
+        write_metadata(spark, path, seal(json.loads(metadata), digests))
 
 
 class TorchReader(MLReader[R]):
@@ -187,35 +190,31 @@ class TorchReader(MLReader[R]):
         """
         spark, path = self.sparkSession, str(path)
         place = path
-        metadata = _metadata(spark, path)
+        metadata = read_metadata(spark, path)
         if metadata is None:  # a save was cut off between two renames
             place = sibling(path, "previous")
-            metadata = _metadata(spark, place)
+            metadata = read_metadata(spark, place)
         if metadata is None:
             raise ConfigError(f"path={path!r}: nothing complete was saved there", code="config-saved")
-        info = saved.check(metadata, path)
-        name = f"{self.cls.__module__}.{self.cls.__qualname__}"
-        if metadata["class"] != name:
-            found = metadata["class"].rpartition(".")[2]
-            raise ConfigError(
-                f"path={path!r} holds a {found}, expected a {self.cls.__name__}: {found}.load(...)",
-                code="config-saved",
-            )
+        info = check(metadata, path)
+        check_class(metadata, path, self.cls)
         remedy = (
             f"{self.cls.__name__}.read().option('pickle', 'true').load(path), inside of a pipeline with "
             "sparkdl.ml.allow_pickle(): ..."
         )
         saved.check_pickle(info, path, _allowed(self._options), remedy)
-        code = None
-        if info["pickled"]:
-            code = b"".join(piece.data for piece in _read(spark, posixpath.join(place, CODE)))
-        trust = self._trust | trusted() | Trust(everything=_allowed(self._options))
-        content = saved.build(info, path, _read(spark, posixpath.join(place, WEIGHTS)), code, trust)
-        instance: Any = instance_of(self.cls, content)
-        instance._resetUid(metadata["uid"])
-        for name in info["hyper"]:  # tuned models look for these Params, set or not
-            instance.getParam(name)
-        DefaultParamsReader.getAndSetParams(instance, metadata)
+        content = saved.build(
+            info,
+            path,
+            _read(spark, path, posixpath.join(place, WEIGHTS)),
+            _read(spark, path, posixpath.join(place, CODE)),
+            self._trust | trusted() | Trust(everything=_allowed(self._options)),
+        )
+        with explained(path):
+            instance: Any = instance_of(self.cls, content)
+            for name in info["hyper"]:  # tuned models look for these Params, set or not
+                instance.getParam(name)
+        set_params(instance, metadata, path)
         return cast(R, instance)
 
 
@@ -305,18 +304,26 @@ class _Folders:
     def __init__(self, spark: SparkSession, path: str) -> None:
         jvm: JavaObject = spark._jvm
         self.path = jvm.org.apache.hadoop.fs.Path
-        self._pattern = self.path(sibling(path, "saving-*"))
+        draft = self.path(sibling(path, "saving-"))
+        self._parent, self._prefix = draft.getParent(), draft.getName()
         session: JavaObject = spark._jsparkSession
-        self.fs = self._pattern.getFileSystem(session.sessionState().newHadoopConf())
+        self.fs = draft.getFileSystem(session.sessionState().newHadoopConf())
 
     def rename(self, source: JavaObject, target: JavaObject) -> None:
         if not self.fs.rename(source, target):
             raise OSError(redaction.text(f"cannot rename {source.toString()} to {target.toString()}"))
 
     def delete_drafts(self) -> None:
-        """Delete what crashes have left half-written."""
-        for status in self.fs.globStatus(self._pattern) or ():
-            self.fs.delete(status.getPath(), True)
+        """Delete what crashes have left half-written.
+
+        Names are compared, not matched: as a pattern, the path ``run[1]`` is ``run1``, another's.
+        """
+        if not self.fs.exists(self._parent):
+            return
+        for status in self.fs.listStatus(self._parent):
+            ending = status.getPath().getName().removeprefix(self._prefix)
+            if ending != status.getPath().getName() and _DRAFT.fullmatch(ending):
+                self.fs.delete(status.getPath(), True)
 
 
 def _exists(path: str) -> ConfigError:
@@ -330,22 +337,6 @@ def _allowed(options: Mapping[str, str]) -> bool:
     if value not in ("true", "false"):
         raise ConfigError(f"option pickle={value!r}: expected 'true' or 'false'")
     return value == "true" or _pickle_allowed.get()
-
-
-def _metadata(spark: SparkSession, path: str) -> dict[str, Any] | None:
-    """Read the metadata; ``None`` if there is none."""
-    try:
-        row = spark.read.text(posixpath.join(path, METADATA)).first()
-        value = None if row is None else json.loads(row[0])
-    except AnalysisException as error:
-        if "PATH_NOT_FOUND" in str(error):
-            return None
-        raise
-    except ValueError as error:
-        raise ConfigError(f"path={path!r}: its metadata is not JSON: {error}", code="config-saved") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"path={path!r} holds no metadata of Spark ML", code="config-saved")
-    return value
 
 
 def _cut(data: bytes) -> Iterator[weights.Chunk]:
@@ -373,13 +364,18 @@ def _write(spark: SparkSession, path: str, pieces: Iterable[weights.Chunk]) -> N
         flush()
 
 
-def _read(spark: SparkSession, path: str) -> Iterator[weights.Chunk]:
-    """Read pieces in order, some at a time: neither driver nor task ever holds all of them."""
-    df = spark.read.schema(_COLUMNS).parquet(path)
-    row = df.agg({"offset": "max"}).first()
-    last = -1 if row is None or row[0] is None else row[0]
-    for start in range(0, last + 1, _GROUP_BYTES):
-        # whole files are passed over by the range of offsets in their footers
-        rows = df.filter(f"offset >= {start} and offset < {start + _GROUP_BYTES}").collect()
-        for offset, data in sorted(rows):
-            yield weights.Chunk(offset, bytes(data))
+def _read(spark: SparkSession, path: str, folder: str) -> Iterator[weights.Chunk]:
+    """Read pieces in order, some at a time: neither driver nor task ever holds all of them.
+
+    Raises:
+        ConfigError: if Spark cannot; ``path`` is the model's, for the error.
+    """
+    with explained(path):
+        df = spark.read.schema(_COLUMNS).parquet(literal(folder))
+        row = df.agg({"offset": "max"}).first()
+        last = -1 if row is None or row[0] is None else row[0]
+        for start in range(0, last + 1, _GROUP_BYTES):
+            # whole files are passed over by the range of offsets in their footers
+            rows = df.filter(f"offset >= {start} and offset < {start + _GROUP_BYTES}").collect()
+            for offset, data in sorted(rows):
+                yield weights.Chunk(offset, bytes(data))

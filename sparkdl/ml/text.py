@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Self
 
-import pyspark
 from pyspark import keyword_only
 from pyspark.ml import Estimator, Model
 from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.param.shared import HasInputCol, HasOutputCol
-from pyspark.ml.util import (
-    DefaultParamsReadable,
-    DefaultParamsReader,
-    DefaultParamsWritable,
-    DefaultParamsWriter,
-)
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -22,12 +15,12 @@ from sparkdl.data.text import TextIndex, tokenize
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.converters import one_of
 from sparkdl.ml.rowwise import HandleInvalid, Settable, add_column, defined, find_field, quoted
+from sparkdl.ml.stored import ParamsReader, ParamsWriter, Stored
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pyspark import SparkContext
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame
 
 _FORMAT = 1
 
@@ -131,8 +124,7 @@ class TextIndexer(
     Estimator["TextIndexerModel"],
     _IndexParams,
     Settable,
-    DefaultParamsReadable["TextIndexer"],
-    DefaultParamsWritable,
+    Stored,
 ):
     r"""Learns a vocabulary; its model turns texts into rows of token numbers, all of one length.
 
@@ -277,7 +269,7 @@ class TextIndexer(
         return self.getOrDefault(self.unknownToken)
 
 
-class TextIndexerModel(Model, _IndexParams, DefaultParamsReadable["TextIndexerModel"], DefaultParamsWritable):
+class TextIndexerModel(Model, _IndexParams, Stored):
     """Turns texts into rows of token numbers, see :class:`TextIndexer`.
 
     Attributes:
@@ -325,42 +317,29 @@ class TextIndexerModel(Model, _IndexParams, DefaultParamsReadable["TextIndexerMo
             self.getHandleInvalid(),
         )
 
-    def write(self) -> DefaultParamsWriter:
-        """Return a writer of the model."""
-        return _Writer(self)
+    def write(self) -> ParamsWriter:
+        """Return a writer of the model: the vocabulary lies beside the Params, in the same JSON."""
+        return ParamsWriter(self, {"formatVersion": _FORMAT, "vocabulary": list(self.vocabulary)})
 
     @classmethod
-    def read(cls) -> DefaultParamsReader[TextIndexerModel]:
+    def read(cls) -> ParamsReader[TextIndexerModel]:
         """Return a reader of saved models."""
         return _Reader(cls)
 
 
-class _Writer(DefaultParamsWriter):
-    """Saves the vocabulary beside the Params, in the same JSON."""
-
-    instance: TextIndexerModel
-
-    def saveImpl(self, path: str) -> None:
-        vocabulary = {"formatVersion": _FORMAT, "vocabulary": list(self.instance.vocabulary)}
-        DefaultParamsWriter.saveMetadata(self.instance, path, _context(self.sparkSession), vocabulary)
-
-
-class _Reader(DefaultParamsReader["TextIndexerModel"]):
+class _Reader(ParamsReader["TextIndexerModel"]):
     def load(self, path: str) -> TextIndexerModel:
-        metadata = DefaultParamsReader.loadMetadata(path, _context(self.sparkSession))
-        if metadata.get("formatVersion", _FORMAT) > _FORMAT:
+        model, metadata = self.with_metadata(path)
+        version, vocabulary = metadata.get("formatVersion", _FORMAT), metadata.get("vocabulary")
+        if type(version) is not int or version > _FORMAT:
             raise ConfigError(
-                f"{path} has format version {metadata['formatVersion']}, this sparkdl reads up to {_FORMAT}: "
+                f"{path} has format version {version!r:.50}, this sparkdl reads up to {_FORMAT}: "
                 "read it with the sparkdl that wrote it, or a later one"
             )
-        model = super().load(path)
-        model.vocabulary = tuple(metadata["vocabulary"])
+        if not isinstance(vocabulary, list) or not all(isinstance(token, str) for token in vocabulary):
+            raise ConfigError(f"path={path!r} holds no vocabulary", code="config-saved")
+        model.vocabulary = tuple(vocabulary)
         return model
-
-
-def _context(spark: SparkSession) -> SparkSession | SparkContext:
-    """Return what this Spark's ML reads and writes metadata with."""
-    return spark if int(pyspark.__version__.split(".")[0]) >= 4 else spark.sparkContext
 
 
 def _text(stage: _IndexParams, df: DataFrame) -> tuple[Column, bool]:

@@ -7,6 +7,8 @@
          code/       parquet: pieces of a pickle; only where saving was told to write one
 
 Nothing is unpickled unless the caller says so, and nothing imported but what is listed or the caller trusts.
+The metadata has the checksums of all, its own included, and all that is read is compared with them. Format 1
+had none.
 """
 
 from __future__ import annotations
@@ -22,16 +24,13 @@ import torch
 from torch import nn
 
 from sparkdl import __version__
-from sparkdl.exceptions import ConfigError, SerializationError
-from sparkdl.nn import compare, weights
+from sparkdl.exceptions import ConfigError, ModelError, SerializationError, SparkdlError
+from sparkdl.nn import compare, integrity, weights
 from sparkdl.nn import source as sources
+from sparkdl.nn.metadata import CODE, FORMAT, SHA256, WEIGHTS
 from sparkdl.nn.signature import Signature
 from sparkdl.nn.source import ModuleSource
 from sparkdl.nn.trust import LISTED_ONLY, Trust
-
-FORMAT = 1
-KEY = "sparkdl"
-METADATA, WEIGHTS, CODE = "metadata", "weights", "code"
 
 _SAVE_PICKLED = (
     "Or save it with code in a pickle: write().option('pickle', 'true').save(path), inside of a pipeline "
@@ -66,12 +65,13 @@ def describe(content: Content, allow_pickle: bool) -> tuple[dict[str, Any], byte
     Returns:
         The metadata's entry, and the pickle if one is needed::
 
-            {"format": 1, "version": "0.1.0",
+            {"format": 2, "version": "0.1.0",
              "module": {"source": {"path": ..., "arguments": ...}, "frozen": [...], "signature": ...},
              "attributes": {"loss": ...},
              "pickled": ["optimizer"]}
 
-        To these Spark's side adds "hyper", the names of Params that stand for a factory's arguments.
+        To these Spark's side adds "hyper", the names of Params that stand for a factory's arguments, and
+        :func:`sparkdl.nn.metadata.seal` the checksums.
 
     Raises:
         ConfigError: naming the value that cannot be written.
@@ -110,27 +110,6 @@ def describe(content: Content, allow_pickle: bool) -> tuple[dict[str, Any], byte
     return info, _dumps(pickled, module) if pickled else None
 
 
-def check(metadata: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Return the metadata's entry, if this version can read it.
-
-    Raises:
-        ConfigError: if it was not written by sparkdl, or by a newer one.
-    """
-    info = metadata.get(KEY)
-    if not isinstance(info, dict) or not isinstance(info.get("format"), int):
-        raise ConfigError(
-            f"path={path!r} was not saved by sparkdl: it holds a {metadata.get('class', 'JSON file')}",
-            code="config-saved",
-        )
-    if info["format"] > FORMAT:
-        raise ConfigError(
-            f"path={path!r} has format {info['format']}, written by sparkdl {info.get('version')}; this is "
-            f"sparkdl {__version__}, which reads formats up to {FORMAT}: install a newer one",
-            code="config-saved",
-        )
-    return info
-
-
 def check_pickle(info: Mapping[str, Any], path: str, allow_pickle: bool, remedy: str) -> None:
     """Check that what is pickled may be read.
 
@@ -144,8 +123,9 @@ def check_pickle(info: Mapping[str, Any], path: str, allow_pickle: bool, remedy:
         ConfigError: if there is a pickle and the caller did not say so.
     """
     if info["pickled"] and not allow_pickle:
+        names = ", ".join(map(str, info["pickled"]))
         raise ConfigError(
-            f"path={path!r} holds a pickle ({', '.join(info['pickled'])}), and reading one can run any code. "
+            f"path={path!r} holds a pickle ({names:.200}), and reading one can run any code. "
             f"If you trust who wrote it: {remedy}",
             code="config-saved",
         )
@@ -155,7 +135,7 @@ def build(
     info: Mapping[str, Any],
     path: str,
     pieces: Iterable[weights.Chunk],
-    code: bytes | None,
+    code: Iterable[weights.Chunk] = (),
     trust: Trust = LISTED_ONLY,
 ) -> Content:
     """Make what was described; the reverse of :func:`describe`.
@@ -164,15 +144,19 @@ def build(
         info: the metadata's entry.
         path: for errors.
         pieces: of the weights, the header first; not asked for where there is no module.
-        code: the pickle, if there is one and it may be read.
+        code: pieces of the pickle, which may be read; not asked for where there is none.
         trust: what the description may name besides what is listed.
 
     Raises:
-        ConfigError: if the description or the weights cannot be read, or it names what may not be named.
+        ConfigError: if the description or the weights cannot be read, are not what was written, or it names
+            what may not be named.
         ModelError: if the module cannot be built, or the weights do not fit it.
     """
+    digests = info.get(SHA256)
     try:
-        pickled = {} if code is None else _loads(code)
+        pickled = {}
+        if info["pickled"]:
+            pickled = _loads(integrity.joined(code, digests and digests[CODE]))
         attributes = {name: sources.decode(value, trust) for name, value in info["attributes"].items()}
         attributes |= {name: value for name, value in pickled.items() if name != "module"}
         described = info["module"]
@@ -180,31 +164,51 @@ def build(
             return Content(attributes=attributes)
         source = described["source"] and ModuleSource.from_json(described["source"], trust)
         signature = described["signature"] and Signature.from_json(described["signature"])
+        frozen = frozenset(described["frozen"])
+        reader = _read(iter(pieces), digests and digests[WEIGHTS])
         if source is None:
             module: nn.Module = pickled["module"]
         else:
+            _check_sizes(source, reader)
             with torch.random.fork_rng(devices=[]):
                 module = source.build()
-        _fill(module, iter(pieces))
-        frozen = set(described["frozen"])
+        weights.restore(module, reader.tensors, reader.aliases)
         for name, parameter in module.named_parameters():
             if name in frozen:
                 parameter.requires_grad_(False)
-    except (KeyError, TypeError, AttributeError) as error:
+    except SparkdlError as error:
+        raise type(error)(f"path={path!r}: {error}", code=error.code) from error
+    except Exception as error:  # whatever else stumbles over a description that is none
         raise ConfigError(
-            f"path={path!r} cannot be read, its description is not complete: {error!r}", code="config-saved"
+            f"path={path!r} cannot be read, its description is not complete: {error!r:.300}",
+            code="config-saved",
         ) from error
     return Content(module, source, signature, attributes)
 
 
-def _fill(module: nn.Module, pieces: Iterator[weights.Chunk]) -> None:
+def _check_sizes(source: ModuleSource, reader: weights.Reader) -> None:
+    """Build the module without memory for its values first: a description may ask for terabytes.
+
+    Raises:
+        ModelError: if it does not have the tensors that were read.
+    """
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            twin = source.build()
+    except ModelError:  # some constructors look at values; what is wrong otherwise, building it will tell
+        return
+    weights.check_fit(twin, reader.tensors, reader.aliases)
+
+
+def _read(pieces: Iterator[weights.Chunk], sha256: str | None) -> weights.Reader:
     header = next(pieces, None)
     if header is None:
         raise ConfigError("weights are not complete: there are none", code="config-saved")
     reader = weights.Reader(header.data)
     for piece in pieces:
         reader.add(piece)
-    weights.restore(module, reader.finish(), reader.aliases)
+    reader.finish(sha256)
+    return reader
 
 
 def _need_pickle(name: str, value: Any, error: ConfigError, allow_pickle: bool) -> None:
@@ -261,5 +265,6 @@ def _loads(code: bytes) -> dict[str, Any]:
             "that it was written with",
             code="config-saved",
         ) from error
-    assert isinstance(values, dict)
+    if not isinstance(values, dict):
+        raise ConfigError(f"the pickle holds a {type(values).__name__}, expected a dict", code="config-saved")
     return values

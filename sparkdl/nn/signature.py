@@ -57,7 +57,11 @@ class Signature:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Signature:
-        """Read what :meth:`to_json` gave, also after a way through JSON."""
+        """Read what :meth:`to_json` gave, also after a way through JSON.
+
+        Raises:
+            ValueError, KeyError, TypeError: if it is something else.
+        """
         return cls(*(tuple(_spec(item) for item in value[side]) for side in ("inputs", "outputs")))
 
     @classmethod
@@ -140,8 +144,13 @@ def _spec_of(key: int | str | None, tensor: Tensor) -> TensorSpec:
 
 
 def _spec(value: Mapping[str, Any]) -> TensorSpec:
-    shape = value["shape"]
-    return TensorSpec(None if shape is None else tuple(shape), value["dtype"], value["key"])
+    shape, dtype, key = value["shape"], value["dtype"], value["key"]
+    sizes = shape is None or all(type(size) is int and size >= 0 for size in shape)
+    if not sizes or not isinstance(key, int | str | None):
+        raise ValueError(f"{value!r:.200} describes no tensor")
+    if dtype is not None and not isinstance(getattr(torch, dtype, None), torch.dtype):
+        raise ValueError(f"{dtype!r:.50} is no dtype of torch")
+    return TensorSpec(None if shape is None else tuple(shape), dtype, key)
 
 
 def _known(shape: tuple[int, ...] | None) -> tuple[int, ...]:

@@ -7,7 +7,9 @@ header's metadata says which name stands for which.
 
 from __future__ import annotations
 
+import hashlib
 import json
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -15,10 +17,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from sparkdl.exceptions import ConfigError, ModelError
+from sparkdl.nn.integrity import check_digest, check_joined, unique_names
 
 CHUNK_BYTES = 8 << 20
+_LONGEST_HEADER = 100_000_000  # as of the safetensors library
 
 _DTYPES = {
     "BOOL": torch.bool,
@@ -48,10 +53,18 @@ class Chunk:
     Attributes:
         offset: where it begins; the header is the piece at 0.
         data: its bytes.
+
+    Raises:
+        ConfigError: if these are something else, as damaged files may have it.
     """
 
     offset: int
     data: bytes
+
+    def __post_init__(self) -> None:
+        if type(self.offset) is not int or self.offset < 0 or type(self.data) is not bytes:
+            kinds = f"{self.offset!r:.50} and {type(self.data).__name__}"
+            raise ConfigError(f"a piece has {kinds}, expected its place and bytes", code="config-saved")
 
 
 def write(module: nn.Module, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
@@ -82,14 +95,50 @@ def write(module: nn.Module, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
             position += piece.numel()
 
 
+@dataclass
+class _Place:
+    """Where a tensor lies in the file; memory is taken when the first piece of it has arrived."""
+
+    name: str
+    begin: int
+    end: int
+    dtype: torch.dtype
+    shape: list[int]
+    flat: torch.Tensor | None = None
+
+    def bytes(self) -> torch.Tensor:
+        if self.flat is None:
+            try:
+                self.flat = torch.empty(self.end - self.begin, dtype=torch.uint8)
+            except (RuntimeError, MemoryError, OverflowError) as error:
+                raise ConfigError(
+                    f"the weights cannot be read: there is no memory for {self.name}, shape {self.shape} of "
+                    f"{self.dtype}, {self.end - self.begin} bytes: {error}",
+                    code="config-saved",
+                ) from error
+        return self.flat
+
+    def tensor(self) -> torch.Tensor:
+        try:
+            return self.bytes().view(self.dtype).reshape(self.shape)
+        except RuntimeError as error:  # no elements, but dimensions whose product torch cannot hold
+            raise ConfigError(
+                f"the weights cannot be read: {self.name} has shape {self.shape}: {error}",
+                code="config-saved",
+            ) from error
+
+
 class Reader:
     """Puts a stream back together, its pieces in any order.
+
+    Tensors and pieces must both cover the file exactly, without holes and overlaps: what is returned is
+    what was written, never memory as it was found.
 
     Args:
         header: the piece at offset 0.
 
     Attributes:
-        tensors: the tensors by name, not filled until :meth:`finish` has returned.
+        tensors: the tensors by name, when :meth:`finish` has returned.
         aliases: name of a tied tensor, and the one in ``tensors`` that stands for it.
 
     Raises:
@@ -98,24 +147,16 @@ class Reader:
 
     def __init__(self, header: bytes) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
-        self._places: list[tuple[int, int, torch.Tensor]] = []
+        self._header = header
         try:
-            length = int.from_bytes(header[:8], "little")
-            if len(header) != 8 + length:
-                raise ValueError(f"{len(header)} bytes, expected {8 + length}")
-            entries = json.loads(header[8:])
-            self.aliases: dict[str, str] = entries.pop("__metadata__", {})
-            self.aliases.pop("format", None)
-            self._end = len(header)
-            for name, entry in entries.items():
-                self._add(name, entry, len(header))
-        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+            self.aliases, self._places = _parse(header)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ConfigError(
-                f"this is not the header of a safetensors file: {error!r}", code="config-saved"
+                f"this is not the header of a safetensors file: {error!r:.300}", code="config-saved"
             ) from error
-        self._places.sort(key=lambda place: place[0])
-        self._missing = self._end - len(header)
-        self._seen = {0}
+        self._end = self._places[-1].end if self._places else len(header)
+        self._begins = [place.begin for place in self._places]
+        self._pieces = {0: len(header)}
 
     def add(self, chunk: Chunk) -> None:
         """Copy a piece to where it belongs; one that was there already is passed over.
@@ -123,51 +164,107 @@ class Reader:
         Raises:
             ConfigError: if it lies outside of the file.
         """
-        if chunk.offset in self._seen:
-            return
-        self._seen.add(chunk.offset)
         data = memoryview(chunk.data)
         begin, end = chunk.offset, chunk.offset + len(data)
-        if not 0 <= begin <= end <= self._end:
+        if self._pieces.get(begin) == end or begin == end:
+            return
+        if begin in self._pieces or end > self._end:
             raise ConfigError(
-                f"weights at {begin} to {end} lie outside of the file's {self._end} bytes",
+                f"weights at {begin} to {end} lie outside of the file's {self._end} bytes, or upon others",
                 code="config-saved",
             )
-        for start, stop, flat in self._overlapping(begin, end):
-            low, high = max(begin, start), min(end, stop)
-            source = torch.frombuffer(bytearray(data[low - begin : high - begin]), dtype=torch.uint8)
-            flat[low - start : high - start] = source
-        self._missing -= len(data)
+        self._pieces[begin] = end
+        for place in self._places[max(bisect_right(self._begins, begin) - 1, 0) :]:
+            if place.begin >= end:
+                break
+            low, high = max(begin, place.begin), min(end, place.end)
+            if low < high:
+                source = torch.frombuffer(bytearray(data[low - begin : high - begin]), dtype=torch.uint8)
+                place.bytes()[low - place.begin : high - place.begin] = source
 
-    def finish(self) -> dict[str, torch.Tensor]:
+    def finish(self, sha256: str | None = None) -> dict[str, torch.Tensor]:
         """Return the tensors by name, without the tied ones that another stands for.
 
+        Args:
+            sha256: checksum of the whole file, as :class:`sparkdl.nn.integrity.Hashed` makes it; ``None``
+                where there is none.
+
         Raises:
-            ConfigError: if pieces are missing.
+            ConfigError: if pieces are missing or overlap, or the file is not what was written.
         """
-        if self._missing:
+        missing = self._end - sum(end - begin for begin, end in self._pieces.items())
+        if missing > 0:
             raise ConfigError(
-                f"weights are not complete: {self._missing} of {self._end} bytes are missing",
-                code="config-saved",
+                f"weights are not complete: {missing} of {self._end} bytes are missing", code="config-saved"
             )
+        check_joined(self._pieces.items(), self._end)
+        if sha256 is not None:
+            digest = hashlib.sha256(self._header)
+            for place in self._places:
+                digest.update(place.bytes().numpy().data)
+            check_digest("the weights are", digest.hexdigest(), sha256)
+        self.tensors = {place.name: place.tensor() for place in self._places}
         return self.tensors
 
-    def _add(self, name: str, entry: Mapping[str, Any], start: int) -> None:
-        dtype, shape, (begin, end) = _DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
-        if end - begin != prod(shape) * dtype.itemsize or begin < 0:
-            raise ValueError(f"{name} has {end - begin} bytes and shape {shape} of {dtype}")
-        tensor = torch.empty(shape, dtype=dtype)
-        self.tensors[name] = tensor
-        if end > begin:
-            self._places.append((start + begin, start + end, tensor.reshape(-1).view(torch.uint8)))
-        self._end = max(self._end, start + end)
 
-    def _overlapping(self, begin: int, end: int) -> Iterator[tuple[int, int, torch.Tensor]]:
-        for start, stop, flat in self._places:
-            if start >= end:
-                break
-            if stop > begin:
-                yield start, stop, flat
+def _parse(header: bytes) -> tuple[dict[str, str], list[_Place]]:
+    """Return a header's metadata, but for the format, and its tensors in the order of their places."""
+    length = int.from_bytes(header[:8], "little")
+    if len(header) != 8 + length:
+        raise ValueError(f"{len(header)} bytes, expected {8 + length}")
+    if length > _LONGEST_HEADER:
+        raise ValueError(f"{length} bytes, expected at most {_LONGEST_HEADER}")
+    entries = json.loads(header[8:], object_pairs_hook=unique_names)
+    aliases = entries.pop("__metadata__", {})
+    aliases.pop("format", None)
+    places = [_place_of(name, entry, len(header)) for name, entry in entries.items()]
+    places.sort(key=lambda place: (place.begin, place.end))
+    end = len(header)
+    for place in places:
+        if place.begin != end:
+            raise ValueError(
+                f"{place.name} begins at {place.begin}, expected {end}: tensors overlap or leave holes"
+            )
+        end = place.end
+    for name, other in aliases.items():
+        if name in entries or other not in entries:
+            raise ValueError(f"{name} cannot stand for {other!r}")
+    return aliases, places
+
+
+def _place_of(name: str, entry: Mapping[str, Any], start: int) -> _Place:
+    dtype, shape, (begin, end) = _DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
+    for number in (*shape, begin, end):
+        if type(number) is not int or not 0 <= number < 1 << 62:
+            raise ValueError(f"{name}: {number!r:.50} is no size")
+    if end - begin != prod(shape) * dtype.itemsize:
+        raise ValueError(f"{name} has {end - begin} bytes and shape {shape} of {dtype}")
+    return _Place(name, start + begin, start + end, dtype, shape)
+
+
+def check_fit(module: nn.Module, tensors: Mapping[str, torch.Tensor], aliases: Mapping[str, str]) -> None:
+    """Check that a module has the tensors of a file; its values do not matter, it may be on the meta device.
+
+    Raises:
+        ModelError: naming what does not fit.
+    """
+    found, own = _with_tied(tensors, aliases), _own(module)
+    problems = [f"{name} is missing in the file" for name in own if name not in found]
+    problems += [f"{name} is not in the module" for name in found if name not in own]
+    both = {name: tensor for name, tensor in own.items() if name in found and not is_lazy(tensor)}
+    problems += [
+        f"{name} has shape {tuple(found[name].shape)} in the file and {tuple(tensor.shape)} in the module"
+        for name, tensor in both.items()
+        if tensor.shape != found[name].shape
+    ]
+    problems += [
+        f"{name} has dtype {found[name].dtype} in the file, which cannot be trained"
+        for name, tensor in both.items()
+        if tensor.requires_grad and not _has_gradient(found[name])
+    ]
+    if problems:
+        some = "; ".join(problems[:8]) + ("; ..." if len(problems) > 8 else "")
+        raise ModelError(f"the weights do not fit {type(module).__name__}: {some}", code="model-weights")
 
 
 def restore(module: nn.Module, tensors: Mapping[str, torch.Tensor], aliases: Mapping[str, str]) -> None:
@@ -181,18 +278,8 @@ def restore(module: nn.Module, tensors: Mapping[str, torch.Tensor], aliases: Map
     Raises:
         ModelError: naming what does not fit; nothing is changed then.
     """
-    found = {**tensors, **{name: tensors[kept] for name, kept in aliases.items() if kept in tensors}}
-    own = {name: value for name, value in module.state_dict(keep_vars=True).items() if _is_tensor(value)}
-    problems = [f"{name} is missing in the file" for name in own if name not in found]
-    problems += [f"{name} is not in the module" for name in found if name not in own]
-    problems += [
-        f"{name} has shape {tuple(found[name].shape)} in the file and {tuple(tensor.shape)} in the module"
-        for name, tensor in own.items()
-        if name in found and tensor.shape != found[name].shape
-    ]
-    if problems:
-        some = "; ".join(problems[:8]) + ("; ..." if len(problems) > 8 else "")
-        raise ModelError(f"the weights do not fit {type(module).__name__}: {some}", code="model-weights")
+    check_fit(module, tensors, aliases)
+    found, own = _with_tied(tensors, aliases), _own(module)
     extra = {name: found[name] for name in own if name.endswith("_extra_state")}
     owner: dict[int, torch.Tensor] = {}
     for name, tensor in own.items():
@@ -202,6 +289,18 @@ def restore(module: nn.Module, tensors: Mapping[str, torch.Tensor], aliases: Map
             tensor.data = new.clone() if shared else new
     if extra:
         module.load_state_dict(extra, strict=False)
+
+
+def _with_tied(tensors: Mapping[str, torch.Tensor], aliases: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    return {**tensors, **{name: tensors[kept] for name, kept in aliases.items() if kept in tensors}}
+
+
+def _own(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in module.state_dict(keep_vars=True).items() if _is_tensor(value)}
+
+
+def _has_gradient(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _is_tensor(value: Any) -> bool:

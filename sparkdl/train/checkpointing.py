@@ -9,7 +9,15 @@ from threading import Thread
 
 from sparkdl import redaction
 from sparkdl.exceptions import CheckpointError, ConfigError, TaskError
-from sparkdl.train.checkpoint import CheckpointFiles, CheckpointFolder, Path, latest, read_point, tensors_of
+from sparkdl.train.checkpoint import (
+    DAMAGED,
+    CheckpointFiles,
+    CheckpointFolder,
+    Path,
+    latest,
+    read_point,
+    tensors_of,
+)
 from sparkdl.train.hooks import Hook
 from sparkdl.train.options import integer_option, trigger_option
 from sparkdl.train.resume import ResumePoint
@@ -33,7 +41,8 @@ class Checkpoint(Hook):
     not at all. ``Trainer.fit(data, resume=True)`` goes on from the newest;
     :func:`sparkdl.train.checkpoint.latest` finds it, and :func:`sparkdl.train.checkpoint.load_weights`
     copies its weights into a module. A checkpoint at the end of an epoch is written after the epoch's
-    validation. Each run needs a folder of its own.
+    validation. Each run needs a folder of its own: while a run goes on, a second one is refused; on stores
+    that have no locks it takes the folder over, and the first one ends before its next checkpoint.
 
     A write that fails (a full disk, a store that does not answer) is a warning, older checkpoints stay,
     and the next one is tried when it is due; after several in a row the run ends.
@@ -53,7 +62,8 @@ class Checkpoint(Hook):
     Raises:
         ConfigError: if an argument cannot work; when the run begins, if the folder cannot be made or
             written to, has checkpoints of later iterations, or the module has state that is not a tensor.
-        CheckpointError: when writes keep failing; its ``result`` holds what was trained.
+        CheckpointError: when writes keep failing, or another run writes to the folder (code
+            ``"checkpoint-folder"``); its ``result`` holds what was trained.
     """
 
     def __init__(
@@ -80,20 +90,27 @@ class Checkpoint(Hook):
     def resume_point(self) -> ResumePoint | None:
         """Return what the newest sound checkpoint holds, ``None`` if there is none.
 
-        Newer ones that are damaged are set aside, with a warning.
+        Newer ones whose checksums differ are set aside, with a warning.
+
+        Raises:
+            ConfigError: if the newest cannot be read for another reason; it is left as it is.
         """
         for path in reversed(self._folder.complete().values()):
             try:
                 return read_point(path)
             except ConfigError as error:
-                warnings.warn(f"{error}; it is set aside, an older one is tried", UserWarning, stacklevel=4)
-                self._folder.set_aside(path)
+                if error.code != DAMAGED:
+                    raise
+                aside = self._folder.set_aside(path)
+                message = f"{error.args[0]}; it is set aside as {aside}, an older one is tried"
+                warnings.warn(message, UserWarning, stacklevel=4)
         return None
 
     def on_train_begin(self, run: Run) -> None:
-        """Make the folder; refuse one in which new checkpoints would not be the newest."""
+        """Make the folder and claim it; refuse one in which new checkpoints would not be the newest."""
         self._failures, self._error = 0, None
         tensors_of(run.module)
+        self._folder.claim(run.name)
         self._folder.create()
         self._folder.check_writable()
         later = [iteration for iteration in self._folder.complete() if iteration > run.state.iteration]
@@ -103,6 +120,14 @@ class Checkpoint(Hook):
                 f"this run starts at {run.state.iteration}; go on with fit(..., resume=True), choose "
                 "another folder, or delete the old ones",
                 code="config-resume",
+            )
+        foreign = [
+            path for iteration, path in self._folder.foreign().items() if iteration > run.state.iteration
+        ]
+        if foreign:
+            raise ConfigError(
+                f"Checkpoint(path={self.path!r}): {foreign[0]} is no checkpoint, and one of that name would "
+                "be written; move it elsewhere, or choose another folder"
             )
 
     def looks(self, previous: TrainState, current: TrainState) -> bool:
@@ -119,8 +144,11 @@ class Checkpoint(Hook):
         self._write_if_due(run)
 
     def on_train_end(self, run: Run) -> None:
-        """Wait for the last files."""
-        self._wait()
+        """Wait for the last files, and let other runs write to the folder."""
+        try:
+            self._wait()
+        finally:
+            self._folder.release()
 
     def _write_if_due(self, run: Run) -> None:
         if not self.every(run.previous, run.state):
@@ -175,6 +203,8 @@ class Checkpoint(Hook):
             self._failed(error)
 
     def _failed(self, error: Exception) -> None:
+        if isinstance(error, CheckpointError):
+            raise error  # another run writes there now, and the next write would fail likewise
         self._failures += 1
         latest = self._folder.latest()
         standing = f"the newest is {latest}" if latest else "there is none yet"

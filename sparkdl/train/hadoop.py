@@ -93,6 +93,10 @@ class HadoopFileSystem(AbstractFileSystem):  # type: ignore[misc]
         """Delete a file."""
         self.rm(path)
 
+    def rmdir(self, path: str) -> None:
+        """Delete a folder with nothing in it."""
+        self.rm(path)
+
     def put_file(self, lpath: str, rpath: str, **_: Any) -> None:
         """Copy a local file there."""
         self._call("copyFromLocalFile", False, True, self._local(lpath), self._path(rpath))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 
 import numpy as np
 
 from sparkdl import frame
-from sparkdl.frame import Array, Frame, Parts
+from sparkdl.frame import Array, Buffer, Frame, Parts
 from sparkdl.optim.slice import cut_states
 
 MASTER = "master"
@@ -42,3 +43,50 @@ def cut_kept(kept: Sequence[Frame], bounds: Sequence[tuple[int, int]]) -> list[l
 def is_not_master(kind: str) -> bool:
     """Return whether frames of a kind are not the slice's weights but what else stays with it."""
     return kind != MASTER
+
+
+def check_kept(kept: Sequence[Sequence[Buffer]], numel: int) -> None:
+    """Check what a file says that stays with the slices.
+
+    Args:
+        kept: frames of each slice.
+        numel: trainable scalars of the module.
+
+    Raises:
+        ValueError, LookupError, TypeError: if it does not cover the weights once, from first to last.
+    """
+    ends = {"state": 0, "average": 0}
+    for message in _unpacked(kept):
+        kind = message.meta["kind"]
+        if kind == "average":
+            ends[kind] += message.arrays["params"].size
+            continue
+        for start, stop, group, scalars in message.meta["runs"]:
+            if not (
+                start == ends[kind] <= stop
+                and isinstance(stop, int)
+                and isinstance(group, int)
+                and group >= 0
+            ):
+                raise ValueError(f"state of weights {start!r:.20} to {stop!r:.20} after {ends[kind]}")
+            ends[kind] = stop
+            dict(scalars)
+    for kind, end in ends.items():
+        if end not in (0, numel):
+            raise ValueError(f"{kind} of {end} weights, expected {numel}")
+
+
+def state_names(kept: Sequence[Sequence[Buffer]]) -> dict[int, set[str]]:
+    """Return the names of the optimizer's state by parameter group, of those that have any."""
+    names: dict[int, set[str]] = {}
+    for message in _unpacked(kept):
+        for index, (_, _, group, scalars) in enumerate(message.meta.get("runs", [])):
+            prefix = f"{index}."
+            arrays = {n.removeprefix(prefix) for n in message.arrays if n.startswith(prefix)}
+            if found := {*scalars, *arrays}:
+                names.setdefault(group, set()).update(found)
+    return names
+
+
+def _unpacked(kept: Sequence[Sequence[Buffer]]) -> Iterable[Frame]:
+    return map(frame.unpack, chain.from_iterable(kept))

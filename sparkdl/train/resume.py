@@ -7,9 +7,9 @@ to the same ones bit for bit, or cut anew if there is another number of them.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,12 @@ from sparkdl.exceptions import ConfigError
 from sparkdl.frame import Array
 from sparkdl.layout import ParamLayout
 from sparkdl.train.history import History
-from sparkdl.train.kept import cut_kept
+from sparkdl.train.kept import check_kept, cut_kept, state_names
 from sparkdl.train.run import Kept, Snapshot
+from sparkdl.train.setting import check_setting, check_state
 from sparkdl.train.state import TrainState
+
+_FLAT = np.empty(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +40,7 @@ class ResumePoint:
         averaged: how many iterations have entered the average.
         history: rows and validations so far.
         scores: latest value of each metric.
-        setting: what must be the same to go on: see :func:`setting_of`.
+        setting: what must be the same to go on: see :func:`~sparkdl.train.setting.setting_of`.
         steps: iterations of the current epoch.
         batch_size: rows of one iteration now.
         learning_rate_scale: factor of the learning rate.
@@ -101,22 +104,34 @@ class ResumePoint:
 
     @classmethod
     def from_arrays(cls, meta: Mapping[str, Any], arrays: Mapping[str, Array], kept: Kept) -> ResumePoint:
-        """Read what :meth:`to_arrays` returned."""
+        """Read what :meth:`to_arrays` returned.
+
+        Raises:
+            ValueError, LookupError, TypeError, AttributeError: if it is something else.
+        """
         columns = _under("history.", arrays)
+        history = History.from_arrays(columns, _rows(meta["validations"]))
+        state = _state(meta["state"])
+        if len({len(column) for column in columns.values()}) > 1 or len(history) != state.iteration:
+            raise ValueError(f"a history of {len(history)} rows after {state.iteration} iterations")
+        for name in ("params", "buffers", "counters", "left", "average_buffers"):
+            if arrays.get(name, _FLAT).ndim != 1:
+                raise ValueError(f"{name} has shape {arrays[name].shape}")
+        check_kept(kept, len(arrays["params"]))
         return cls(
-            state=TrainState(**meta["state"]),
+            state=state,
             snapshot=Snapshot(arrays["params"], arrays["buffers"], arrays["counters"]),
             kept=kept,
             average_buffers=arrays.get("average_buffers"),
-            averaged=meta["averaged"],
-            history=History.from_arrays(columns, meta["validations"]),
-            scores=meta["scores"],
-            setting=meta["setting"],
-            steps=meta["steps"],
-            batch_size=meta["batch_size"],
-            learning_rate_scale=meta["learning_rate_scale"],
-            frozen=frozenset(meta["frozen"]),
-            first=meta["first"],
+            averaged=_count(meta["averaged"]),
+            history=history,
+            scores={str(name): float(value) for name, value in meta["scores"].items()},
+            setting=_setting(meta["setting"]),
+            steps=_count(meta["steps"]),
+            batch_size=_count(meta["batch_size"]),
+            learning_rate_scale=float(meta["learning_rate_scale"]),
+            frozen=frozenset(map(str, meta["frozen"])),
+            first=_count(meta["first"]),
             left=arrays.get("left"),
             hooks={k: {**values, **_under(f"hook.{k}.", arrays)} for k, values in meta["hooks"].items()},
         )
@@ -127,21 +142,16 @@ class ResumePoint:
         Raises:
             ConfigError: naming what differs.
         """
-        for name, value in setting.items():
-            found = self.setting.get(name)
-            if found == value or name == "partitions":
-                continue
-            if name == "layout":
-                raise ConfigError(
-                    "resume: the checkpoint is of another module: its trainable parameters differ in names, "
-                    "shapes or parameter groups. Resume with the module and groups that it was trained with",
-                    code="config-resume",
-                )
+        check_setting(self.setting, setting)
+        params, sizes = self.snapshot.params, [prod(shape) for _, shape, _ in setting["layout"]]
+        if params.shape != (sum(sizes),) or str(params.dtype) != setting["dtype"]:
             raise ConfigError(
-                f"resume: {name} is {value!r} now and was {found!r} when the checkpoint was written; resume "
-                "with the same",
+                f"resume: the checkpoint has weights of shape {params.shape} and {params.dtype}; the "
+                f"module has {sum(sizes)} of {setting['dtype']}: resume with the module that it was trained "
+                "with",
                 code="config-resume",
             )
+        check_state(state_names(self.kept), setting, exactly="optimizer" not in self.setting)
 
     def kept_for(self, layout: ParamLayout, count: int) -> Kept:
         """Return what stays with each of ``count`` slices; cut anew if there were others."""
@@ -157,26 +167,56 @@ def _under(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
     return {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
 
 
-def setting_of(
-    layout: ParamLayout,
-    rows: Sequence[int],
-    *,
-    batch_size: int,
-    local_steps: int | Mapping[int, int] | None = None,
-    seed: int,
-    shuffle: bool,
-) -> dict[str, Any]:
-    """Return, JSON-compatible, what must be the same for a run to go on with the same bits."""
-    return json.loads(  # type: ignore[no-any-return]
-        json.dumps(
-            {
-                "layout": [[p.name, p.shape, p.group] for p in layout.params],
-                "rows": sum(rows),
-                "batch_size": batch_size,
-                "local_steps": local_steps,
-                "seed": seed,
-                "shuffle": shuffle,
-                "partitions": list(rows),
-            }
-        )
-    )
+def _state(values: Mapping[str, Any]) -> TrainState:
+    """Return the state of a file."""
+    counts = {f.name for f in fields(TrainState) if isinstance(f.default, int)}
+    checked: dict[str, Any] = {n: _count(v) if n in counts else _number(v) for n, v in values.items()}
+    return TrainState(**checked)
+
+
+def _number(value: Any) -> float:
+    """Return a number of a file."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{value!r:.40}, expected a number")
+    return float(value)
+
+
+def _count(value: Any) -> int:
+    """Return a number of a file that counts something."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise TypeError(f"{value!r:.40}, expected a count")
+    return value
+
+
+def _rows(validations: Any) -> list[dict[str, Any]]:
+    for row in validations:
+        if not isinstance(row, dict) or not isinstance(row["name"], str):
+            raise TypeError(f"a validation {row!r:.100}")
+        _count(row["iteration"])
+    return list(validations)
+
+
+def _setting(setting: Any) -> dict[str, Any]:
+    """Return a file's setting if its parts have the structure of those of :func:`setting_of`."""
+    for name, shape, group in setting["layout"]:
+        _entry(name, shape)
+        _count(group)
+    for name, shape in setting.get("buffers", []):
+        _entry(name, shape)
+    for key in ("optimizer", "inner_optimizer"):
+        if (optimizer := setting.get(key)) is not None and len(optimizer["classes"]) != len(
+            optimizer["groups"]
+        ):
+            raise ValueError(f"{key}={optimizer!r:.100}")
+        for count in optimizer["groups"] if optimizer is not None else ():
+            _count(count)
+    for rows in setting["partitions"]:
+        _count(rows)
+    return dict(setting)
+
+
+def _entry(name: Any, shape: Any) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"a parameter called {name!r:.40}")
+    for size in shape:
+        _count(size)

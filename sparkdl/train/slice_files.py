@@ -10,15 +10,15 @@ import hashlib
 import json
 import os
 import posixpath
-import struct
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
+from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from sparkdl import frame
@@ -38,23 +38,35 @@ def encode(frames: Sequence[Buffer]) -> bytes:
     for i, data in enumerate(frames):
         message = frame.unpack(data)
         table.append({"meta": message.meta, "arrays": list(message.arrays)})
-        arrays |= {f"{i}.{name}": np.ascontiguousarray(a) for name, a in message.arrays.items()}
+        arrays |= {f"{i}.{name}": in_order(a) for name, a in message.arrays.items()}
     return save(arrays, metadata={"sparkdl": json.dumps(table)})
+
+
+def in_order(array: Array) -> Array:
+    """Return an array as safetensors can write it; one without dimensions stays so."""
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
 def decode(data: bytes) -> list[bytes]:
     """Return the frames of a slice's file.
 
     Raises:
-        ValueError, KeyError, TypeError, SafetensorError: if it is no such file.
+        ValueError: if it is no such file.
     """
-    (length,) = struct.unpack_from("<Q", data)
-    table = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["sparkdl"])
-    arrays = load(data)
-    return [
-        frame.join(frame.pack(entry["meta"], {name: arrays[f"{i}.{name}"] for name in entry["arrays"]}))
-        for i, entry in enumerate(table)
-    ]
+    try:
+        arrays = load(data)  # compares lengths and offsets with the file
+        length = int.from_bytes(data[:8], "little")
+        table = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["sparkdl"])
+        return [frame.join(_frame_of(entry, f"{i}.", arrays)) for i, entry in enumerate(table)]
+    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"not the file of a slice: {error!r:.200}") from error
+
+
+def _frame_of(entry: Mapping[str, Any], prefix: str, arrays: Mapping[str, Array]) -> Parts:
+    meta, names = entry["meta"], entry["arrays"]
+    if not isinstance(meta, dict) or not isinstance(meta.get("kind"), str):
+        raise TypeError(f"a frame with meta={meta!r:.100}")
+    return frame.pack(meta, {name: arrays[f"{prefix}{name}"] for name in names})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +89,12 @@ class WriteSlice:
         name = name_of(index, self.count)
         write_whole(posixpath.join(self.folder, name), data)
         yield frame.pack({"name": name, "sha256": hashlib.sha256(data).hexdigest()})
+
+
+def digest_of(path: str) -> str:
+    """Return the sha256 of a local file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def write_synced(path: str, data: bytes) -> None:

@@ -28,6 +28,7 @@ from sparkdl.nn.flat import FlatModule, dense_tables, layout_of, sparse_tables, 
 from sparkdl.nn.lightning import LightningSchedule, from_lightning
 from sparkdl.nn.objective import Loss, LossObjective, Objective, Step, StepObjective
 from sparkdl.optim import OptimizerSpec, check_sliceable, optimizer_spec
+from sparkdl.optim.describe import describe_optimizer
 from sparkdl.optim.packed import lazy_groups, sparse_groups
 from sparkdl.optim.rule import UpdateRule
 from sparkdl.optim.spec import Optimizers
@@ -48,10 +49,10 @@ from sparkdl.train.progress import Progress
 from sparkdl.train.replica_step import ReplicaStepper, choose_exchange
 from sparkdl.train.resources import task_profile, threads_per_task
 from sparkdl.train.result import FitResult
-from sparkdl.train.resume import setting_of
 from sparkdl.train.row_step import RowStepper, check_rows, suits_rows
 from sparkdl.train.run import Run, Snapshot
 from sparkdl.train.schedule import PerEpoch, PerIteration, ScheduledHyper
+from sparkdl.train.setting import setting_of
 from sparkdl.train.state import TrainState
 from sparkdl.train.step import ModelState, Stepper
 from sparkdl.train.validation import Validation, check_validation, validation_sets
@@ -458,6 +459,8 @@ class Trainer:
             local_steps=config.local.steps if config.local is not None else None,
             seed=config.seed,
             shuffle=config.shuffle,
+            optimizer=describe_optimizer(self._rule.optimizer),
+            inner_optimizer=describe_optimizer(self._optimizer) if config.local is not None else None,
         )
 
     def _describe(self, state: TrainState, job: str) -> str:

@@ -16,7 +16,6 @@ import numpy as np
 import pyspark
 import pytest
 import torch
-from py4j.protocol import Py4JJavaError
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.evaluation import MulticlassClassificationEvaluator
 from pyspark.ml.feature import VectorAssembler
@@ -24,6 +23,7 @@ from pyspark.ml.tuning import CrossValidator, CrossValidatorModel, ParamGridBuil
 from support.models import Everything
 from torch import Tensor, nn
 
+import sparkdl.ml
 from sparkdl.exceptions import ConfigError, SerializationError
 from sparkdl.ml import (
     TorchClassificationModel,
@@ -39,7 +39,7 @@ from sparkdl.nn.lenet import LeNet5
 from sparkdl.optim.clip import ClipByNorm
 from sparkdl.serve import Predictor
 
-FORMAT_1 = Path(__file__).parent.parent / "fixtures" / "format_1"
+FORMAT_1, FORMAT_2 = (Path(__file__).parents[1] / "fixtures" / name for name in ("format_1", "format_2"))
 
 
 def model(seed: int = 0, cls: Any = TorchModel, **params: Any) -> Any:
@@ -140,6 +140,30 @@ def test_paths(spark: Any, tmp_path: Path) -> None:
         saved.save(path)  # type: ignore[arg-type]
         assert TorchModel.load(path).uid == saved.uid  # type: ignore[arg-type]
     assert names(tmp_path / "a b") == ["é%20"]
+
+
+@pytest.mark.parametrize("name", ["a[b]", "{x,y}", "w*", "q?", "back\\slash"])
+def test_paths_are_not_patterns(spark: Any, tmp_path: Path, monkeypatch: Any, name: str) -> None:
+    """Spark's readers and Hadoop's globStatus expand what its writers take as it is."""
+    monkeypatch.setattr(
+        persistence, "_GROUP_BYTES", 400
+    )  # appended to, so that more than one file is written
+    for other in ("ab", "x", "wide", "qu"):  # what the patterns would find
+        (tmp_path / f".{other}.saving-0123" / "weights").mkdir(parents=True)
+    saved = model(3)
+    saved.save(str(tmp_path / name))
+    assert_same_weights(saved.module, TorchModel.load(str(tmp_path / name)).module)
+    assert_same_weights(saved.module, Predictor.load(str(tmp_path / name))._module)
+    assert len(list(tmp_path.iterdir())) == 5
+    with pytest.raises(ConfigError, match="nothing complete"):
+        TorchModel.load(str(tmp_path / "[aw{q]*"))
+
+
+@pytest.mark.parametrize("path", ["m[1]", "{a,b}", "*"])
+def test_pipelines_are_not_loaded_from_patterns(path: str) -> None:
+    """What sparkdl.ml.load looks at would not be what Spark loads then."""
+    with pytest.raises(ConfigError, match="Spark reads pipelines from all that this is a pattern of"):
+        sparkdl.ml.load(path)
 
 
 @pytest.fixture
@@ -393,9 +417,9 @@ def test_errors_of_load(spark: Any, tmp_path: Path) -> None:
     metadata = json.loads(text.read_text())
     for crc in text.parent.glob(".*.crc"):
         crc.unlink()
-    metadata["sparkdl"] |= {"format": 2, "version": "9.1"}
+    metadata["sparkdl"] |= {"format": 3, "version": "9.1"}
     text.write_text(json.dumps(metadata))
-    with pytest.raises(ConfigError, match=r"format 2, written by sparkdl 9\.1; .* install a newer one"):
+    with pytest.raises(ConfigError, match=r"format 3, written by sparkdl 9\.1; .* install a newer one"):
         TorchModel.load(str(tmp_path / "model"))
     text.write_text("{")
     with pytest.raises(ConfigError, match="its metadata is not JSON"):
@@ -411,20 +435,102 @@ def test_a_model_without_its_metadata_is_not_complete(spark: Any, tmp_path: Path
         TorchModel.load(str(tmp_path / "model"))
 
 
-def test_other_failures_of_spark_are_not_taken_for_a_missing_model(spark: Any, monkeypatch: Any) -> None:
-    with pytest.raises(Py4JJavaError, match="No FileSystem for scheme"):
+def test_other_failures_of_spark_are_not_taken_for_a_missing_model(spark: Any) -> None:
+    with pytest.raises(ConfigError, match="cannot be read.*No FileSystem for scheme"):
         TorchModel.load("nosuch://model")
 
 
-# -- format 1 ----------------------------------------------------------------------------------------------
+# -- what is not what was saved --------------------------------------------------------------------------
 
 
-def test_format_1_is_read(spark: Any) -> None:
-    expected = json.loads((FORMAT_1 / "expected.json").read_text())
-    pipeline_model = PipelineModel.load(str(FORMAT_1 / "pipeline_model"))
+def parquet_of(folder: Path) -> Path:
+    """Return the file of a model's weights, without the checksum that Hadoop keeps beside it."""
+    (file,) = folder.glob("weights/part-*.parquet")
+    (folder / "weights" / f".{file.name}.crc").unlink()
+    return file
+
+
+def test_damage_is_told(spark: Any, tmp_path: Path) -> None:
+    saved, path = model(), tmp_path / "model"
+    saved.save(str(path))
+    file = parquet_of(path)
+    sound = file.read_bytes()
+    weight = saved.module[3].weight.detach().numpy().tobytes()
+    at = sound.index(weight)
+    file.write_bytes(sound[:at] + bytes([sound[at] ^ 1]) + sound[at + 1 :])
+    for load in (TorchModel.load, Predictor.load):
+        with pytest.raises(ConfigError, match="path='.*the weights are damaged: the checksum is"):
+            load(str(path))
+    for damaged in (sound[:-20], sound[: at + 9], b"", sound[:at] + b"\0" * 9 + sound[at:]):
+        file.write_bytes(damaged)
+        for load in (TorchModel.load, Predictor.load):
+            with pytest.raises(ConfigError) as caught:
+                load(str(path))
+            assert caught.value.code in ("config-saved", "config-damaged")
+            assert len(str(caught.value)) < 1000
+    file.unlink()
+    with pytest.raises(ConfigError, match="there are none|cannot be read"):
+        TorchModel.load(str(path))
+
+
+def test_damaged_metadata_is_told(spark: Any, tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    model(featuresCol="f").save(str(path))
+    (file,) = path.glob("metadata/part-*")
+    for crc in path.glob("metadata/.*.crc"):
+        crc.unlink()
+    sound = file.read_text()
+    for damaged in (
+        sound.replace('"f"', '"g"'),
+        sound.replace('"format":2', '"format":1'),
+        sound[:-40],
+        "[" * 100_000,
+        "",
+        sound.replace('"uid"', '"uie"'),
+    ):
+        assert damaged != sound
+        file.write_text(damaged)
+        with pytest.raises(ConfigError) as caught:
+            TorchModel.load(str(path))
+        assert caught.value.code in ("config-saved", "config-damaged")
+    metadata = json.loads(sound)
+    del metadata["sparkdl"]["sha256"]
+    metadata["sparkdl"]["format"] = 1  # without checksums
+    for name, value in (("paramMap", {"nothing": 1}), ("paramMap", 3), ("sparkVersion", None), ("uid", 3)):
+        file.write_text(json.dumps({**metadata, name: value}))
+        with pytest.raises(ConfigError, match="cannot be read"):
+            TorchModel.load(str(path))
+    file.unlink()
+    file.symlink_to("/dev/zero")
+    with pytest.raises(ConfigError, match="leads to /dev/zero"):
+        TorchModel.load(str(path))
+
+
+def test_a_damaged_pickle_is_not_read(spark: Any, tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    TorchModel.from_module(local()).write().option("pickle", "true").save(str(path))
+    (file,) = path.glob("code/part-*.parquet")
+    for crc in path.glob("code/.*.crc"):
+        crc.unlink()
+    data = file.read_bytes()
+    at = data.index(b"weight")
+    file.write_bytes(data[:at] + b"W" + data[at + 1 :])
+    with pytest.raises(ConfigError, match="the pickled code is damaged"):
+        TorchModel.read().option("pickle", "true").load(str(path))
+    with pytest.raises(ConfigError, match="the pickled code is damaged"):
+        Predictor.load(str(path), pickle=True)
+
+
+# -- formats ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("folder", [FORMAT_1, FORMAT_2])
+def test_all_formats_are_read(spark: Any, folder: Path) -> None:
+    expected = json.loads((folder / "expected.json").read_text())
+    pipeline_model = PipelineModel.load(str(folder / "pipeline_model"))
     models = {
-        "classifier": TorchClassificationModel.load(str(FORMAT_1 / "classifier")),
-        "regressor": TorchRegressionModel.load(str(FORMAT_1 / "regressor")),
+        "classifier": TorchClassificationModel.load(str(folder / "classifier")),
+        "regressor": TorchRegressionModel.load(str(folder / "regressor")),
         "pipeline_model": pipeline_model.stages[1],
     }
     for name, read in models.items():
@@ -437,8 +543,8 @@ def test_format_1_is_read(spark: Any) -> None:
     assert not models["classifier"].module[0].weight.requires_grad
     assert next(models["regressor"].module.parameters()).dtype is torch.float16
     estimators = (
-        TorchClassifier.load(str(FORMAT_1 / "estimator")),
-        Pipeline.load(str(FORMAT_1 / "pipeline")).getStages()[1],
+        TorchClassifier.load(str(folder / "estimator")),
+        Pipeline.load(str(folder / "pipeline")).getStages()[1],
     )
     for read in estimators:
         assert read.module is LeNet5

@@ -14,7 +14,6 @@ import pytest
 import torch
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.feature import RegexTokenizer, StopWordsRemover, Tokenizer
-from pyspark.ml.util import DefaultParamsReader
 from pyspark.sql import functions as F
 from torch import Tensor, nn
 
@@ -209,9 +208,32 @@ def test_a_model_is_saved_and_read(texts: Any, tmp_path: Path, monkeypatch: pyte
     assert list(TextIndexerModel.load(path).vocabulary) == odd
     (file,) = Path(path).glob("metadata/part-*")
     metadata = json.loads(file.read_text()) | {"formatVersion": 2}
-    monkeypatch.setattr(DefaultParamsReader, "loadMetadata", lambda *_: metadata)
+    del metadata["sparkdl"]  # as the first release had it, without a checksum
+    monkeypatch.setattr("sparkdl.ml.stored.read_metadata", lambda *_: metadata)
     with pytest.raises(ConfigError, match="format version 2, this sparkdl reads up to 1"):
         TextIndexerModel.load(path)
+
+
+def test_what_is_damaged_or_of_another_class_is_told(texts: Any, tmp_path: Path) -> None:
+    path = tmp_path / "in[dex]"
+    TextIndexerModel.from_vocabulary(["<pad>", "<unk>", "cat"]).save(str(path))
+    assert TextIndexerModel.load(str(path)).vocabulary[2] == "cat"
+    with pytest.raises(ConfigError, match="holds a TextIndexerModel, expected a TextIndexer"):
+        TextIndexer.load(str(path))
+    with pytest.raises(ConfigError, match="nothing complete was saved there"):
+        TextIndexer.load(str(tmp_path / "index"))
+    (file,) = path.glob("metadata/part-*")
+    for crc in path.glob("metadata/.*.crc"):
+        crc.unlink()
+    sound = file.read_text()
+    for damaged, message in (
+        (sound.replace("cat", "hat"), "the metadata is damaged"),
+        (sound.replace("sparkdl.ml.text.TextIndexerModel", "sparkdl_tripwire.Fly"), "holds a Fly"),
+        (sound[:-9], "is not JSON"),
+    ):
+        file.write_text(damaged)
+        with pytest.raises(ConfigError, match=message):
+            TextIndexerModel.load(str(path))
 
 
 def test_in_a_saved_pipeline(texts: Any, tmp_path: Path) -> None:

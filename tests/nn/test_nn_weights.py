@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import nn
 
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.nn import weights
+from sparkdl.nn.integrity import Hashed
 from sparkdl.nn.weights import Chunk
 
 
@@ -131,9 +134,16 @@ def test_missing_and_stray_pieces() -> None:
     reader.finish()
 
 
+def raw(text: str) -> bytes:
+    return len(text).to_bytes(8, "little") + text.encode()
+
+
 def header_of(entries: object) -> bytes:
-    text = json.dumps(entries).encode()
-    return len(text).to_bytes(8, "little") + text
+    return raw(json.dumps(entries))
+
+
+def entry(shape: list[Any], begin: int, end: int) -> dict[str, Any]:
+    return {"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}
 
 
 @pytest.mark.parametrize(
@@ -148,11 +158,77 @@ def header_of(entries: object) -> bytes:
         header_of({"a": {"dtype": "F32", "shape": [-1, -1], "data_offsets": [0, 4]}}),
         header_of({"a": {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}}),
         header_of({})[:-1],
+        header_of(None),
+        header_of({"__metadata__": 3}),
+        header_of({"__metadata__": {"a": "b"}}),
+        header_of({"a": entry([1], 0, 4), "__metadata__": {"a": "a"}}),
+        header_of({"a": entry([True], 0, 4)}),
+        header_of({"a": entry([1.0], 0, 4)}),
+        header_of({"a": entry([2**62, 4], 0, 2**66)}),
+        header_of({"a": entry([1], 4, 8)}),
+        header_of({"a": entry([1], 0, 4), "b": entry([1], 8, 12)}),
+        header_of({"a": entry([2], 0, 8), "b": entry([2], 4, 12)}),
+        header_of({"a": entry([1], 0, 4), "b": entry([1], 0, 4)}),
+        raw('{"a": %s, "a": %s}' % ((json.dumps(entry([1], 0, 4)),) * 2)),
+        raw("[" * 100_000),
+        raw('{"a":' * 100_000),
+        raw("9" * 5000),
+        (2**64 - 1).to_bytes(8, "little") + b"{}",
     ],
 )
 def test_headers_that_are_none(header: bytes) -> None:
     with pytest.raises(ConfigError, match="not the header of a safetensors file"):
         weights.Reader(header)
+
+
+def test_pieces_that_overlap_leave_no_hole_unseen() -> None:
+    """The number of bytes may be right, and memory was returned as it was found."""
+    header, first, second, *rest = weights.write(nn.Linear(4, 4), 20)
+    reader = weights.Reader(header.data)
+    for chunk in (first, Chunk(first.offset + 10, second.data), *rest):
+        reader.add(chunk)
+    with pytest.raises(ConfigError, match="pieces overlap or are missing: one begins at"):
+        reader.finish()
+    for odd in (Chunk(first.offset, first.data[:-1]), Chunk(0, b"x"), Chunk(3, header.data)):
+        with pytest.raises(ConfigError, match="upon others|overlap"):
+            read([header, first, odd, second, *rest])
+
+
+@pytest.mark.parametrize(("offset", "data"), [(None, b""), (-1, b""), (0, None), (True, b""), (0, "text")])
+def test_what_is_no_piece(offset: Any, data: Any) -> None:
+    with pytest.raises(ConfigError, match="a piece has"):
+        Chunk(offset, data)
+
+
+def test_a_checksum_is_that_of_the_whole_file() -> None:
+    hashed = Hashed(weights.write(Mixed(), 7))
+    chunks = list(hashed)
+    assert hashed.sha256 == hashlib.sha256(b"".join(chunk.data for chunk in chunks)).hexdigest()
+    for place in (0, 1, len(chunks) - 1):
+        reader = weights.Reader(chunks[0].data)
+        for number, chunk in enumerate(chunks[1:], 1):
+            data = bytes([chunk.data[0] ^ 128]) + chunk.data[1:] if number == place else chunk.data
+            reader.add(Chunk(chunk.offset, data))
+        if place == 0:
+            reader.finish(hashed.sha256)
+            continue
+        with pytest.raises(ConfigError, match="the weights are damaged") as caught:
+            reader.finish(hashed.sha256)
+        assert caught.value.code == "config-damaged"
+
+
+def test_what_a_header_only_promises_takes_no_memory() -> None:
+    reader = weights.Reader(header_of({"a": entry([2**50], 0, 2**52)}))
+    with pytest.raises(ConfigError, match="not complete"):
+        reader.finish()
+    with pytest.raises(ConfigError, match="there is no memory for a"):
+        reader.add(Chunk(reader._end - 4, b"1234"))
+
+
+def test_integers_are_no_parameters() -> None:
+    tensors = {"weight": torch.zeros(1, 2, dtype=torch.int32), "bias": torch.zeros(1)}
+    with pytest.raises(ModelError, match=r"weight has dtype torch\.int32 .*, which cannot be trained"):
+        weights.restore(nn.Linear(2, 1), tensors, {})
 
 
 def test_what_cannot_be_written() -> None:

@@ -6,12 +6,14 @@ import json
 import os
 import resource
 import threading
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -24,7 +26,9 @@ from sparkdl import Dataset, Trainer
 from sparkdl.exceptions import CheckpointError, ConfigError
 from sparkdl.train import EMA, Checkpoint, EarlyStopping, EveryIterations, Hook, MaxEpoch, MaxIteration, Run
 from sparkdl.train.checkpoint import CheckpointFolder, load_weights
+from sparkdl.train.hadoop import HadoopFileSystem
 from sparkdl.train.slice_files import decode, encode
+from sparkdl.train.state import TrainState
 
 PARTS = partitioned([90, 110])  # 4 iterations an epoch
 
@@ -290,7 +294,9 @@ def hadoop(spark: Any, tmp_path: Path) -> Iterator[str]:
     (tmp_path / "store").mkdir()
     conf = spark.sparkContext._jsc.hadoopConfiguration()
     conf.set("fs.viewfs.mounttable.sparkdl.link./store", f"file://{tmp_path}/store")
+    conf.set("fs.viewfs.impl.disable.cache", "true")  # else it stays mounted on the first test's folder
     yield "viewfs://sparkdl/store"
+    conf.unset("fs.viewfs.impl.disable.cache")
     conf.unset("fs.viewfs.mounttable.sparkdl.link./store")
 
 
@@ -310,6 +316,111 @@ def test_hadoops_file_systems(data: Dataset, hadoop: str, tmp_path: Path) -> Non
     assert row["problem"] == ""
     CheckpointFolder(f"{hadoop}/run").export(newest, str(tmp_path / "weights.safetensors"))
     assert (tmp_path / "weights.safetensors").stat().st_size > 1000
+
+
+def test_hadoop_folders_are_taken_literally_and_by_one_run(hadoop: str, tmp_path: Path) -> None:
+    def write(folder: CheckpointFolder, iteration: int) -> None:
+        folder.save(nn.Linear(2, 1), TrainState(iteration=iteration), {})
+
+    other = CheckpointFolder(f"{hadoop}/run1")
+    write(other, 1)
+    first, second = (CheckpointFolder(f"{hadoop}/run[1] {{x}}*") for _ in range(2))
+    first.claim("alice")
+    for iteration in (1, 2, 3):
+        write(first, iteration)
+    lost = first.begin(4)
+    second.claim("bob")
+    second.create()
+    assert not CheckpointFolder(lost).complete()
+    with pytest.raises(CheckpointError, match="the run 'bob'"):
+        write(first, 4)
+    place = tmp_path / "store" / "run[1] {x}*"
+    (place / "iteration-00000002" / "notes.txt").write_text("mine")
+    (place / "iteration-00000005").mkdir()
+    (place / "iteration-00000005" / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="iteration-00000005 is there already"):
+        write(second, 5)
+    second.prune(1)
+    second.set_aside(second.complete()[3])
+    second.release()
+    found = {folder: [n for n in names if not n.endswith(".crc")] for folder, names in files(place).items()}
+    assert found == {
+        "damaged-iteration-00000003": ["model.safetensors", "state.json"],
+        "iteration-00000002": ["notes.txt"],
+        "iteration-00000005": ["notes.txt"],
+    }
+    assert list(other.complete()) == [1]
+
+
+def test_hadoop_moves_no_checkpoint_into_another(hadoop: str, monkeypatch: Any) -> None:
+    """Of two runs that finish at the same time, the second is told so."""
+    folder = CheckpointFolder(f"{hadoop}/run")
+    folder.save(nn.Linear(2, 1), TrainState(iteration=5), {})
+    exists = HadoopFileSystem.exists
+    monkeypatch.setattr(
+        HadoopFileSystem, "exists", lambda fs, path: not path.endswith("-00000005") and exists(fs, path)
+    )
+    with pytest.raises(FileExistsError, match="iteration-00000005 is there already"):
+        folder.save(nn.Linear(2, 1), TrainState(iteration=5), {})
+    monkeypatch.undo()
+    assert set(folder._store.entries(folder.complete()[5])) == {"model.safetensors", "state.json"}
+    assert list(folder._store.entries(f"{hadoop}/run")) == ["iteration-00000005"]
+
+
+def test_a_run_resumes_from_a_store(data: Dataset) -> None:
+    url = f"memory://{uuid.uuid4().hex}"
+    straight = fit(data, 8)
+    fit(data, 7, Checkpoint(url, EveryIterations(3)))
+    result = fit(data, 8, Checkpoint(url, EveryIterations(3)), resume=True)
+    assert_bit_equal(result.module, straight.module)
+    memory = fsspec.filesystem("memory")
+    assert not memory.exists(f"{url}/.running.json")
+    for file in memory.find(url):
+        memory.rm_file(file)
+
+
+def test_two_runs_in_one_folder(data: Dataset, tmp_path: Path) -> None:
+    """The second one is refused, also inside of the first; the first goes on."""
+
+    class Another(Hook):
+        def on_iteration_end(self, run: Run) -> None:
+            if run.state.iteration == 4:
+                with pytest.raises(CheckpointError, match="the run 'first'") as caught:
+                    fit(data, 5, Checkpoint(tmp_path, EveryIterations(1)), name="second")
+                assert caught.value.code == "checkpoint-folder"
+
+    straight = fit(data, 7)
+    result = fit(data, 7, Checkpoint(tmp_path, EveryIterations(3)), Another(), name="first")
+    assert_bit_equal(result.module, straight.module)
+    assert list(files(tmp_path)) == ["iteration-00000003", "iteration-00000006"]
+
+
+def test_a_run_that_is_taken_over_ends_before_its_next_checkpoint(data: Dataset) -> None:
+    url = f"memory://{uuid.uuid4().hex}"
+    second = CheckpointFolder(url)
+
+    class TakeOver(Hook):
+        def on_iteration_end(self, run: Run) -> None:
+            if run.state.iteration == 4:
+                second.claim("second")
+
+    with pytest.raises(CheckpointError, match="the run 'second'") as caught:
+        fit(data, 9, Checkpoint(url, EveryIterations(3)), TakeOver())
+    assert caught.value.result is not None
+    assert caught.value.result.state.iteration == 6
+    assert list(second.complete()) == [3]
+    second.release()
+    memory = fsspec.filesystem("memory")
+    for file in memory.find(url):
+        memory.rm_file(file)
+
+
+def test_a_folder_of_others_with_a_checkpoints_name_is_found_at_once(data: Dataset, tmp_path: Path) -> None:
+    (tmp_path / "iteration-00000006").mkdir()
+    (tmp_path / "iteration-00000006" / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="iteration-00000006 is no checkpoint"):
+        fit(data, 9, Checkpoint(tmp_path, EveryIterations(3)))
+    assert files(tmp_path) == {"iteration-00000006": ["notes.txt"]}
 
 
 def test_file_systems_that_nobody_knows(data: Dataset) -> None:

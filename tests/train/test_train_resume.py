@@ -118,8 +118,24 @@ def test_what_must_be_the_same_is_checked(data: Dataset, tmp_path: Path) -> None
     ):
         with pytest.raises(ConfigError, match=words):
             trainer(tmp_path, 6, **options).fit(data, resume=True)
-    with pytest.raises(ConfigError, match="another module"):
+    with pytest.raises(ConfigError, match=r"another module: 0\.weight has shape"):
         trainer(tmp_path, 6, mlp()).fit(data, resume=True)
+    for optimizer, words in (
+        (partial(torch.optim.SGD, lr=0.1), "optimizer is SGD now and was Adam"),
+        (partial(torch.optim.RMSprop, lr=0.1), "optimizer is RMSprop now and was Adam"),
+        (partial(torch.optim.Adam, lr=1e-3, amsgrad=True), "keeps .*max_exp_avg_sq"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            trainer(tmp_path, 6, optimizer=optimizer).fit(data, resume=True)
+    result = trainer(tmp_path, 4, optimizer=partial(torch.optim.Adam, lr=0.5)).fit(data, resume=True)
+    assert result.history.column("lr") == [1e-3] * 3 + [0.5]
+
+
+def test_momentum_may_be_switched_on_and_off(data: Dataset, tmp_path: Path) -> None:
+    for iterations, momentum in ((3, 0.0), (6, 0.9), (9, 0.0)):
+        optimizer = partial(torch.optim.SGD, lr=0.01, momentum=momentum)
+        result = trainer(tmp_path, iterations, optimizer=optimizer).fit(data, resume=True)
+        assert result.state.iteration == iterations
 
 
 def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(data: Dataset, tmp_path: Path) -> None:

@@ -1,0 +1,34 @@
+"""What of an optimizer must be the same for its state to go on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparkdl.layout import ParamLayout, lay_out
+from sparkdl.optim.slice import SliceOptimizer
+from sparkdl.optim.spec import OptimizerSpec
+
+
+def describe_optimizer(spec: OptimizerSpec) -> dict[str, Any]:
+    """Return, JSON-compatible, an optimizer's classes, groups and names of state.
+
+    Returns:
+        ``classes``: name of each optimizer's class; ``groups``: number of its parameter groups;
+        ``state``: per group of all optimizers, what it keeps after its first step.
+    """
+    parts = spec.parts
+    return {
+        "classes": [cls.__qualname__ for cls in spec.classes],
+        "groups": [len(part.groups) for part in parts],
+        "state": [_state_of(OptimizerSpec(p.factory, (group,))) for p in parts for group in p.groups],
+    }
+
+
+def _state_of(spec: OptimizerSpec) -> list[str]:
+    layout = ParamLayout(lay_out([("weight", (2, 2), 0)]))
+    whole = SliceOptimizer(spec, layout, 0, 4)
+    whole.step(torch.zeros(4), torch.ones(4), np.ones(1, np.bool_))
+    return sorted({name for run in whole.runs for name in run.state})

@@ -1,0 +1,37 @@
+"""Checkpoints on disk: a folder per checkpoint, complete or not there.
+
+::
+
+    path/iteration-00000123/model.safetensors      parameters and buffers, under their state_dict names
+                            training.safetensors   what the run needs to go on: see ResumePoint
+                            slice-*.safetensors    optimizer state and averaged weights, by slice
+                            state.json             format, versions, module, TrainState, scores, checksums
+    path/.running.json                             the run that writes here now
+
+``state.json`` is the mark of a complete checkpoint: it is written last and deleted first. In a local
+folder, and on Hadoop's file systems, a checkpoint is written beside its place and renamed, so that it
+appears at once. The newest one is the one with the largest number; times of files are not asked. No
+file is unpickled, none is read before its checksum is compared, and nothing is deleted but files with
+the names above.
+"""
+
+from sparkdl.train.checkpoint.contents import CheckpointFiles, tensors_of
+from sparkdl.train.checkpoint.folder import CheckpointFolder
+from sparkdl.train.checkpoint.mark import DAMAGED, FORMAT, STATE, TRAINING, WEIGHTS
+from sparkdl.train.checkpoint.reading import latest, load_weights, read_point
+from sparkdl.train.checkpoint.store import Path
+
+__all__ = [
+    "DAMAGED",
+    "FORMAT",
+    "STATE",
+    "TRAINING",
+    "WEIGHTS",
+    "CheckpointFiles",
+    "CheckpointFolder",
+    "Path",
+    "latest",
+    "load_weights",
+    "read_point",
+    "tensors_of",
+]

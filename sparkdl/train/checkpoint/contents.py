@@ -1,0 +1,111 @@
+"""What goes into a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from typing import Any
+
+import torch
+from safetensors.numpy import save as save_arrays
+from safetensors.torch import save as save_tensors
+from torch import nn
+
+from sparkdl import __version__
+from sparkdl.frame import Array
+from sparkdl.nn.weights import unique_tensors
+from sparkdl.train import slice_files
+from sparkdl.train.checkpoint.mark import FORMAT, TRAINING, WEIGHTS
+from sparkdl.train.resume import ResumePoint
+from sparkdl.train.run import Kept
+from sparkdl.train.state import TrainState
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFiles:
+    """What goes into a checkpoint, apart from the run: it may be written while the run goes on.
+
+    Attributes:
+        iteration: completed iterations.
+        tensors: the state_dict, as safetensors can write it.
+        aliases: names that were left out there, and what stands for them.
+        training: values and arrays of :meth:`ResumePoint.to_arrays`, ``None`` for weights only.
+        slices: frames that stay with each slice, unless others write them.
+        mark: content of ``state.json``, without the checksums.
+    """
+
+    iteration: int
+    tensors: dict[str, torch.Tensor]
+    aliases: dict[str, str]
+    training: tuple[dict[str, Any], dict[str, Array]] | None
+    slices: Kept
+    mark: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls, module: nn.Module, state: TrainState, scores: Mapping[str, float], point: ResumePoint | None
+    ) -> CheckpointFiles:
+        """Take down what a checkpoint is to hold.
+
+        Raises:
+            ConfigError: if the module's state_dict holds something other than tensors.
+        """
+        tensors, aliases = tensors_of(module)
+        kind = type(module)
+        mark = {
+            "format": FORMAT,
+            "sparkdl": __version__,
+            "versions": {
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "pyspark": _version_of_pyspark(),
+            },
+            "module": f"{kind.__module__}.{kind.__qualname__}",
+            "state": {name: _plain(value) for name, value in asdict(state).items()},
+            "scores": {name: _plain(value) for name, value in scores.items()},
+        }
+        training = point.to_arrays() if point is not None else None
+        return cls(state.iteration, tensors, aliases, training, point.kept if point else [], mark)
+
+    def contents(self) -> Iterator[tuple[str, bytes]]:
+        """Iterate over names and contents of the files, so that one at a time is in memory."""
+        yield WEIGHTS, save_tensors(self.tensors, metadata={"format": "pt", **self.aliases})
+        if self.training is not None:
+            meta, arrays = self.training
+            in_order = {name: slice_files.in_order(array) for name, array in arrays.items()}
+            yield TRAINING, save_arrays(in_order, metadata={"sparkdl": json.dumps(meta)})
+        for index, frames in enumerate(self.slices):
+            yield slice_files.name_of(index, len(self.slices)), slice_files.encode(frames)
+
+
+def _version_of_pyspark() -> str:
+    """Return it without importing the package, which reading checkpoints does not need."""
+    try:
+        return metadata.version("pyspark")
+    except metadata.PackageNotFoundError:  # a distribution that brings it on its own path
+        return ""
+
+
+def _plain(value: float) -> float | str:
+    """Return a number as JSON has it: those that are not finite as a string that float() reads."""
+    return value if math.isfinite(value) else str(float(value))
+
+
+def tensors_of(module: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Return what :func:`sparkdl.nn.weights.unique_tensors` does, as safetensors can write it.
+
+    Raises:
+        ConfigError: if the state_dict holds something that cannot be saved as plain tensors.
+    """
+    found, aliases = unique_tensors(module)
+    kept: dict[str, torch.Tensor] = {}
+    storages: set[int] = set()
+    for name, value in found.items():
+        storage = value.untyped_storage().data_ptr()
+        kept[name] = (value.clone() if storage in storages else value).contiguous()
+        storages.add(storage)
+    return kept, aliases

@@ -1,0 +1,318 @@
+"""A folder of checkpoints: written, found, listed, pruned, set aside."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import posixpath
+import re
+import uuid
+from collections.abc import Mapping
+from itertools import count
+from typing import Any
+
+from torch import nn
+
+from sparkdl.exceptions import ConfigError
+from sparkdl.train.checkpoint.claim import Claim
+from sparkdl.train.checkpoint.contents import CheckpointFiles
+from sparkdl.train.checkpoint.mark import DRAFT, STATE, WEIGHTS, Mark, is_own, sealed
+from sparkdl.train.checkpoint.store import Path, Store, join
+from sparkdl.train.resume import ResumePoint
+from sparkdl.train.state import TrainState
+
+_NAME = re.compile(r"iteration-([0-9]{8,})", re.ASCII)
+_DRAFT_NAME = re.compile(r"\.iteration-[0-9]{8,}\.[0-9a-f]{32}", re.ASCII)
+
+
+class CheckpointFolder:
+    """The checkpoints of one run, in a local or remote folder.
+
+    Nothing is deleted there but the files of checkpoints, by their names.
+
+    Args:
+        path: folder, or URL of a folder that fsspec can open.
+
+    Raises:
+        ConfigError: if the URL cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._store = Store(path)
+        self._root = self._store.root
+        self._claim: Claim | None = None
+
+    @property
+    def reached_by_executors(self) -> bool:
+        """Whether tasks on other machines can write here too, as far as its kind tells."""
+        return not self._store.renames and not self._store.in_memory
+
+    def create(self) -> None:
+        """Make the folder if there is none, and remove what a crash has left half-written.
+
+        Raises:
+            ConfigError: if the folder cannot be made, or what was left cannot be removed.
+        """
+        try:
+            self._store.make(self._root)
+        except OSError as error:
+            raise ConfigError(f"cannot make the checkpoint folder {self._root}: {error}") from error
+        try:
+            for name, is_file in self._store.entries(self._root).items():
+                if _DRAFT_NAME.fullmatch(name) and is_file:
+                    self._store.delete(self._full(name))
+                elif _DRAFT_NAME.fullmatch(name) or self._is_draft(name):
+                    self._remove(self._full(name))
+        except OSError as error:
+            raise ConfigError(f"cannot write to the checkpoint folder {self._root}: {error}") from error
+
+    def _is_draft(self, name: str) -> bool:
+        """Whether this is a folder in which a store without renames has half a checkpoint."""
+        if _iteration_of(name) is None:
+            return False
+        entries = self._store.entries(self._full(name))
+        return DRAFT in entries and STATE not in entries
+
+    def claim(self, run: str) -> None:
+        """Make the folder and let no other run write to it until :meth:`release`.
+
+        Args:
+            run: name of the run.
+
+        Raises:
+            CheckpointError: if another run writes here.
+            ConfigError: if the folder cannot be made or written to.
+        """
+        self.release()
+        try:
+            self._store.make(self._root)
+        except OSError as error:
+            raise ConfigError(f"cannot make the checkpoint folder {self._root}: {error}") from error
+        self._claim = Claim(self._store, run)
+
+    def release(self) -> None:
+        """Let other runs write here."""
+        if self._claim is not None:
+            self._claim.release()
+            self._claim = None
+
+    def _check_claim(self) -> None:
+        if self._claim is not None:
+            self._claim.check()
+
+    def complete(self) -> dict[int, str]:
+        """Return paths, or URLs, of the complete checkpoints, oldest first, by number of iterations."""
+        return {n: self._store.outside(path) for n, path in self._complete().items()}
+
+    def _complete(self) -> dict[int, str]:
+        found = self._by_iteration()
+        return {n: path for n, path in found.items() if self._store.exists(join(path, STATE))}
+
+    def foreign(self) -> dict[int, str]:
+        """Return what is called like a checkpoint, by number of iterations, but is none."""
+        found = self._by_iteration()
+        return {n: path for n, path in found.items() if not self._store.exists(join(path, STATE))}
+
+    def _by_iteration(self) -> dict[int, str]:
+        numbers = {name: _iteration_of(name) for name in self._store.entries(self._root)}
+        found = {n: self._full(name) for name, n in numbers.items() if n is not None}
+        return dict(sorted(found.items()))
+
+    def latest(self) -> str | None:
+        """Return the newest complete checkpoint, ``None`` if there is none."""
+        complete = list(self.complete().values())
+        return complete[-1] if complete else None
+
+    def check_writable(self) -> None:
+        """Write a small file and delete it again.
+
+        Raises:
+            ConfigError: if that fails.
+        """
+        probe = self._full(f".{_name_of(0)}.{uuid.uuid4().hex}")
+        try:
+            self._put(json.dumps("can this be written?").encode(), probe)
+            self._store.delete(probe)
+        except OSError as error:
+            raise ConfigError(f"cannot write to the checkpoint folder {self._root}: {error}") from error
+
+    def begin(self, iteration: int) -> str:
+        """Return the path of a new folder for the files of a checkpoint.
+
+        Raises:
+            CheckpointError: if another run has taken the folder over.
+            OSError: if it cannot be made, or is there already.
+        """
+        self._check_claim()
+        name = _name_of(iteration)
+        if self._store.renames:
+            place = self._full(f".{name}.{uuid.uuid4().hex}")
+            self._store.make(place)
+        else:
+            place = self._full(name)
+            if self._is_draft(name):
+                self._remove(place)
+            if self._store.entries(place):
+                raise FileExistsError(f"{place} is there already")
+            self._store.make(place)
+            self._put(b"{}", join(place, DRAFT))
+        return self._store.outside(place)
+
+    def finish(self, place: str, files: CheckpointFiles, digests: Mapping[str, str]) -> str:
+        """Write what is still missing, the mark last, and return the checkpoint's path.
+
+        Args:
+            place: what :meth:`begin` has returned; deleted if this fails.
+            files: what to write.
+            digests: sha256 by name of the files that are there already.
+
+        Raises:
+            CheckpointError: if another run has taken the folder over.
+            OSError: if the files cannot be written, or such a checkpoint is there already.
+        """
+        inside = self._store.inside(place)
+        final = self._full(_name_of(files.iteration))
+        try:
+            found = dict(digests)
+            for name, data in files.contents():
+                self._put(data, join(inside, name))
+                found[name] = hashlib.sha256(data).hexdigest()
+            self._check_claim()
+            self._put(sealed({**files.mark, "sha256": found}), join(inside, STATE))
+            if self._store.renames:
+                self._store.sync(inside)
+                self._store.rename(inside, final)
+            else:
+                self._store.delete(join(inside, DRAFT))
+        except BaseException:
+            self.discard(place)
+            raise
+        self._store.sync(self._root)
+        return self._store.outside(final)
+
+    def discard(self, place: str) -> None:
+        """Delete what :meth:`begin` has made, as far as possible."""
+        try:
+            self._remove(self._store.inside(place))
+        except OSError:
+            pass  # the next run's create() tries again
+
+    def save(
+        self,
+        module: nn.Module,
+        state: TrainState,
+        scores: Mapping[str, float],
+        point: ResumePoint | None = None,
+    ) -> str:
+        """Write a checkpoint and return its path.
+
+        Args:
+            module: module with the weights to write.
+            state: where the run is.
+            scores: value by metric.
+            point: what the run needs to go on; without it the checkpoint is for inference only.
+
+        Raises:
+            ConfigError: if the module's state_dict holds something other than tensors.
+            CheckpointError: if another run has taken the folder over.
+            OSError: if the files cannot be written, or such a checkpoint is there already.
+        """
+        files = CheckpointFiles.of(module, state, scores, point)
+        return self.finish(self.begin(state.iteration), files, {})
+
+    def _put(self, data: bytes, path: str) -> None:
+        self._store.write(path, data)
+
+    def prune(self, keep: int) -> None:
+        """Delete all but the newest complete checkpoints.
+
+        Raises:
+            CheckpointError: if another run has taken the folder over.
+            OSError: if they cannot be deleted.
+        """
+        old = [path for path in list(self._complete().values())[:-keep] if not self._store.is_link(path)]
+        if old:
+            self._check_claim()
+        for path in old:
+            if not self._store.renames:
+                self._put(b"{}", join(path, DRAFT))  # so that a crash leaves what create() removes
+            elif all(is_own(name) for name in self._store.entries(path)):
+                draft = self._full(f".{posixpath.basename(path)}.{uuid.uuid4().hex}")
+                self._store.rename(path, draft)
+                path = draft
+            self._remove(path)
+
+    def _remove(self, path: str) -> None:
+        """Delete the files of a checkpoint, the mark first, and the folder if nobody has others in it."""
+        if self._store.is_link(path):
+            return
+        own = [name for name, is_file in self._store.entries(path).items() if is_file and is_own(name)]
+        self._store.delete_files(path, sorted(own, key=lambda name: (name != STATE, name == DRAFT)))
+
+    def describe(self, path: str, *, verify: bool) -> dict[str, Any]:
+        """Return iteration, state, scores, size and problem (empty if none is found) of a checkpoint.
+
+        Args:
+            path: one of :meth:`complete`.
+            verify: whether to read all files and compare their checksums.
+        """
+        iteration = int(path.rstrip("/").rpartition("-")[2])
+        where, path = path, self._store.inside(path)
+        row: dict[str, Any] = {"iteration": iteration, "path": where, "verified": verify}
+        row |= {"state": {}, "scores": {}, "bytes": 0, "problem": ""}
+        try:
+            mark = Mark.parse(where, self._store.read(join(path, STATE)))
+            row |= {"state": dict(mark.state), "scores": dict(mark.scores)}
+            row["bytes"] = sum(self._store.size(join(path, name)) for name in mark.digests)
+            changed = [
+                name
+                for name, digest in mark.digests.items()
+                if verify and self._store.digest(join(path, name)) != digest
+            ]
+            row["problem"] = f"damaged: {', '.join(changed)}" if changed else ""
+        except (OSError, ConfigError) as error:
+            row["problem"] = f"unreadable: {error}"
+        return row
+
+    def export(self, path: str, file: str) -> None:
+        """Copy a checkpoint's state_dict to a local safetensors file.
+
+        Raises:
+            ConfigError: if it is damaged, or the file cannot be written.
+        """
+        problem = self.describe(path, verify=True)["problem"]
+        if problem:
+            raise ConfigError(f"checkpoint {path} is {problem}", code="config-resume")
+        try:
+            self._store.copy_out(join(self._store.inside(path), WEIGHTS), file)
+        except OSError as error:
+            raise ConfigError(f"cannot write {file}: {error}") from error
+
+    def set_aside(self, path: str) -> str:
+        """Rename a damaged checkpoint, so that it is neither found nor lost; return its new path.
+
+        Raises:
+            ConfigError: if it cannot be renamed.
+        """
+        name = posixpath.basename(path.rstrip("/"))
+        present = self._store.entries(self._root)
+        names = (f"damaged-{name}{f'-{n}' if n > 1 else ''}" for n in count(1))
+        target = self._full(next(new for new in names if new not in present))
+        try:
+            self._store.rename(self._full(name), target, first=STATE)
+        except OSError as error:
+            raise ConfigError(f"cannot rename the damaged checkpoint {path}: {error}") from error
+        return self._store.outside(target)
+
+    def _full(self, name: str) -> str:
+        return join(self._root, name)
+
+
+def _name_of(iteration: int) -> str:
+    return f"iteration-{iteration:08d}"
+
+
+def _iteration_of(name: str) -> int | None:
+    """Return the iteration of a checkpoint's folder, ``None`` if it is called otherwise."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match and name == _name_of(int(match[1])) else None

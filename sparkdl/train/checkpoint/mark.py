@@ -1,0 +1,129 @@
+"""``state.json``: which files a checkpoint has, and their checksums.
+
+Nothing in it is believed before it is checked: names are those that a checkpoint can have, so none of
+them leads out of the checkpoint's folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sparkdl import __version__
+from sparkdl.exceptions import ConfigError
+from sparkdl.train import slice_files
+
+FORMAT = 1
+WEIGHTS = "model.safetensors"
+TRAINING = "training.safetensors"
+STATE = "state.json"
+DRAFT = "draft.json"
+"""File in a folder that is being written, on stores that cannot rename."""
+DAMAGED = "config-damaged"
+"""Code of the error that a file is not what was written."""
+
+_SLICE = re.compile(r"slice-[0-9]{5,}-of-[0-9]{5,}\.safetensors", re.ASCII)
+_SLICE_DRAFT = re.compile(_SLICE.pattern + r"\.[0-9a-f]{32}", re.ASCII)
+_SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What ``state.json`` says.
+
+    Attributes:
+        state: fields of the TrainState, numbers or strings that ``float`` reads.
+        scores: likewise, by metric.
+        digests: sha256 by name of the other files.
+    """
+
+    state: Mapping[str, Any]
+    scores: Mapping[str, Any]
+    digests: Mapping[str, str]
+
+    @property
+    def slices(self) -> list[str]:
+        """Names of the slices' files, in their order."""
+        count = len(self.digests) - sum(name in self.digests for name in (WEIGHTS, TRAINING))
+        return [slice_files.name_of(index, count) for index in range(count)]
+
+    @classmethod
+    def parse(cls, where: str, data: bytes) -> Mark:
+        """Read the file.
+
+        Args:
+            where: path of the checkpoint, for errors.
+            data: content of ``state.json``.
+
+        Raises:
+            ConfigError: if it is damaged, of a newer format, or no checkpoint's.
+        """
+        try:
+            found = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise damaged(where, STATE, f"it is no JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise _foreign(where, f"is a {type(found).__name__}")
+        version = found.get("format")
+        if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+            raise _foreign(where, f"has format={version!r:.40}")
+        if version > FORMAT:
+            raise ConfigError(
+                f"checkpoint {where} has format {version}, written by sparkdl {found.get('sparkdl')!s:.40}; "
+                f"this is sparkdl {__version__}, which reads formats up to {FORMAT}: install a newer one",
+                code="config-resume",
+            )
+        if "seal" in found and found["seal"] != _seal_of(found):  # earlier releases wrote none
+            raise damaged(where, STATE)
+        for name in ("state", "scores", "sha256"):
+            if not isinstance(found.get(name), dict):
+                raise _foreign(where, f"has {name}={found.get(name)!r:.40}")
+        mark = cls(found["state"], found["scores"], found["sha256"])
+        known = {WEIGHTS, TRAINING, *mark.slices}
+        for name, digest in mark.digests.items():
+            if name not in known:
+                raise _foreign(where, f"names the file {name!r:.60}, which no checkpoint has")
+            if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
+                raise _foreign(where, f"has the checksum {digest!r:.80} for {name}")
+        if WEIGHTS not in mark.digests:
+            raise _foreign(where, f"does not name {WEIGHTS}")
+        return mark
+
+
+def sealed(content: Mapping[str, Any]) -> bytes:
+    """Return the file with a content, and a checksum of itself in it."""
+    return json.dumps({**content, "seal": _seal_of(content)}, indent=1, allow_nan=False).encode()
+
+
+def _seal_of(content: Mapping[str, Any]) -> str:
+    rest = {name: value for name, value in content.items() if name != "seal"}
+    try:
+        return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+    except RecursionError:
+        return ""  # deeper than anything that was sealed
+
+
+def is_own(name: str) -> bool:
+    """Return whether a file of this name in a checkpoint's folder is the checkpoint's."""
+    fixed = name in (WEIGHTS, TRAINING, STATE, DRAFT)
+    return fixed or bool(_SLICE.fullmatch(name) or _SLICE_DRAFT.fullmatch(name))
+
+
+def damaged(where: str, name: str, why: str = "") -> ConfigError:
+    """Return the error that a file of a checkpoint is not what was written."""
+    return ConfigError(
+        f"checkpoint {where} is damaged: {name} is not what was written{why and f' ({why:.200})'}",
+        code=DAMAGED,
+    )
+
+
+def _foreign(where: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"{where} is not a checkpoint: its {STATE} {why}; "
+        "expected the one that a Checkpoint hook has written, see latest(folder)",
+        code="config-resume",
+    )

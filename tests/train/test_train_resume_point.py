@@ -1,0 +1,276 @@
+"""What a run goes on from: what is damaged is set aside, all else raises; another optimizer is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+from support.checkpoints import LAYOUT, MODULE, STATE, point, setting
+from support.models import Everything, mlp
+from torch import nn
+
+from sparkdl import frame
+from sparkdl.exceptions import ConfigError
+from sparkdl.nn.flat import layout_of
+from sparkdl.optim import LAMB, ParamGroup
+from sparkdl.train import Checkpoint, slice_files
+from sparkdl.train.checkpoint import CheckpointFolder, read_point
+from sparkdl.train.checkpoint.mark import sealed
+from sparkdl.train.resume import ResumePoint
+from sparkdl.train.setting import setting_of
+from sparkdl.train.slice_files import decode, encode
+
+NAME = f"iteration-{STATE.iteration:08d}"
+
+
+@pytest.fixture(params=["local", "memory"])
+def folder(request: Any, tmp_path: Path) -> Iterator[str]:
+    """A folder with a checkpoint, as a path and as a URL."""
+    path = str(tmp_path) if request.param == "local" else f"memory://{uuid.uuid4().hex}"
+    CheckpointFolder(path).save(MODULE, STATE, {}, point())
+    yield path
+    if request.param == "memory":
+        fs = fsspec.filesystem("memory")
+        for file in fs.find(path):
+            fs.rm_file(file)
+
+
+def change(folder: str, name: str, how: Any) -> None:
+    fs, root = fsspec.core.url_to_fs(folder)
+    path = f"{root}/{NAME}/{name}"
+    fs.pipe_file(path, how(fs.cat_file(path)))
+
+
+def contents(folder: str) -> dict[str, bytes]:
+    fs, root = fsspec.core.url_to_fs(folder)
+    return {os.path.relpath(path, root): fs.cat_file(path) for path in fs.find(root)}
+
+
+def reformat(data: bytes) -> bytes:
+    mark = json.loads(data)
+    del mark["seal"]
+    return sealed({**mark, "format": 7, "sparkdl": "9.0"})
+
+
+def without_training(data: bytes) -> bytes:
+    mark = json.loads(data)
+    del mark["seal"]
+    return sealed({**mark, "sha256": {"model.safetensors": mark["sha256"]["model.safetensors"]}})
+
+
+@contextmanager
+def full_disk(monkeypatch: Any, target: Any, name: str) -> Iterator[None]:
+    """Let a function fail as on a full disk."""
+    with monkeypatch.context() as patched:
+        patched.setattr(target, name, no_space)
+        yield
+
+
+def no_space(*_: Any, **__: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        (reformat, r"has format 7, written by sparkdl 9.0; .* install a newer one"),
+        (without_training, "holds weights only"),
+        (lambda _: b"{}", "is not a checkpoint: its state.json has format=None"),
+        (lambda _: b"[]", "is not a checkpoint: its state.json is a list"),
+    ],
+)
+def test_a_checkpoint_that_is_not_damaged_stays_and_the_error_says_why(
+    folder: str, how: Any, words: str
+) -> None:
+    change(folder, "state.json", how)
+    before = contents(folder)
+    with pytest.raises(ConfigError, match=words):
+        Checkpoint(folder).resume_point()
+    assert contents(folder) == before
+
+
+def test_a_full_disk_while_reading_is_no_damage(monkeypatch: Any) -> None:
+    url = f"memory://{uuid.uuid4().hex}"
+    CheckpointFolder(url).save(MODULE, STATE, {}, point())
+    before = contents(url)
+    memory = fsspec.filesystem("memory")
+    with full_disk(monkeypatch, memory, "get_file"), pytest.raises(ConfigError, match="No space left"):
+        Checkpoint(url).resume_point()
+    assert contents(url) == before
+    found = Checkpoint(url).resume_point()
+    assert found is not None
+    assert found.state.iteration == STATE.iteration
+
+
+def test_files_that_cannot_be_read_are_no_damage(tmp_path: Path, monkeypatch: Any) -> None:
+    CheckpointFolder(tmp_path).save(MODULE, STATE, {}, point())
+    before = contents(str(tmp_path))
+    with (
+        full_disk(monkeypatch, slice_files, "digest_of"),
+        pytest.raises(ConfigError, match="cannot be read: OSError"),
+    ):
+        Checkpoint(tmp_path).resume_point()
+    (tmp_path / NAME / "training.safetensors").rename(tmp_path / "gone")
+    with pytest.raises(ConfigError, match="is not a complete checkpoint"):
+        Checkpoint(tmp_path).resume_point()
+    (tmp_path / "gone").rename(tmp_path / NAME / "training.safetensors")
+    assert contents(str(tmp_path)) == before
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "slice-00001-of-00002.safetensors", "state.json"])
+def test_what_is_damaged_is_set_aside(folder: str, name: str) -> None:
+    def flip(data: bytes) -> bytes:
+        return data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]
+
+    change(folder, name, flip)
+    before = contents(folder)
+    words = (
+        rf"{NAME} is damaged: {name} is not what was written.* it is set aside as .*damaged-{NAME}, an older"
+    )
+    with pytest.warns(UserWarning, match=words):
+        assert Checkpoint(folder).resume_point() is None
+    assert contents(folder) == {f"damaged-{path}": data for path, data in before.items()}
+
+
+def test_checkpoints_of_earlier_releases_can_be_read(tmp_path: Path) -> None:
+    """Their marks have no checksum of themselves, and their settings no optimizer."""
+    whole = point()
+    old = {
+        k: v
+        for k, v in whole.setting.items()
+        if k not in ("optimizer", "inner_optimizer", "dtype", "buffers")
+    }
+    earlier = ResumePoint(**{**{f: getattr(whole, f) for f in whole.__slots__}, "setting": old})
+    CheckpointFolder(tmp_path).save(MODULE, STATE, {}, earlier)
+    path = tmp_path / NAME / "state.json"
+    mark = json.loads(path.read_text())
+    del mark["seal"]
+    path.write_text(json.dumps(mark, indent=1))
+    found = read_point(tmp_path / NAME)
+    found.check(setting())
+    for other in (partial(torch.optim.SGD, lr=0.1), partial(torch.optim.RMSprop, lr=0.1)):
+        with pytest.raises(
+            ConfigError, match=r"keeps .* now, and the checkpoint has exp_avg, .*load_weights"
+        ):
+            found.check(setting(other))
+
+
+# -- the optimizer ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "words"),
+    [
+        (partial(torch.optim.SGD, lr=0.1), "the optimizer is SGD now and was Adam when"),
+        (partial(torch.optim.RMSprop, lr=0.1), "the optimizer is RMSprop now and was Adam when"),
+        (partial(torch.optim.AdamW, lr=0.1, amsgrad=True), "is AdamW now and was Adam"),
+        (partial(LAMB, lr=0.1), "is LAMB now and was Adam"),
+        (
+            {
+                "head.*": partial(torch.optim.Adam, lr=0.1, amsgrad=True),
+                "*": partial(torch.optim.SGD, lr=0.1),
+            },
+            r"first\.weight is in parameter group 1 now and was in group 0",
+        ),
+    ],
+)
+def test_another_optimizer_is_refused(optimizer: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as caught:
+        point().check(setting(optimizer))
+    assert caught.value.code == "config-resume"
+
+
+def test_options_may_change_that_leave_the_state_as_it_is() -> None:
+    point().check(
+        setting(partial(torch.optim.Adam, lr=0.5, betas=(0.5, 0.9), weight_decay=0.1, amsgrad=True))
+    )
+    point().check(setting(partial(torch.optim.Adam, lr=1e-3)))  # keeps less
+
+
+def test_state_that_is_missing_is_named() -> None:
+    def of(optimizer: Any) -> ResumePoint:
+        whole = point()
+        names = setting(optimizer)["optimizer"]["state"][0]
+        kept = []
+        for frames in whole.kept:
+            state = frame.unpack(frames[0])
+            arrays = {name: a for name, a in state.arrays.items() if name.partition(".")[2] in names}
+            kept.append([frame.join(frame.pack(state.meta, arrays)), frames[1]])
+        values = {f: getattr(whole, f) for f in whole.__slots__}
+        return ResumePoint(**{**values, "kept": kept, "setting": setting(optimizer)})
+
+    plain = of(partial(torch.optim.Adam, lr=1e-3))
+    plain.check(setting(partial(torch.optim.Adam, lr=0.1)))
+    words = (
+        r"Adam keeps .*max_exp_avg_sq.* now, and the checkpoint has exp_avg, exp_avg_sq, step of .* group 0"
+    )
+    with pytest.raises(ConfigError, match=words):
+        plain.check(setting())
+
+
+def test_other_groups_are_refused_by_name() -> None:
+    adam = partial(torch.optim.Adam, lr=1e-3, amsgrad=True)
+    with pytest.raises(
+        ConfigError, match=r"another module: first\.bias is in parameter group 1 now and was in group 0;"
+    ):
+        point().check(setting(adam, [ParamGroup("*.bias", lr=0.1)]))
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        (mlp(), r"0\.weight has shape \(32, 64\) now and is not in the checkpoint; .*; \.\.\."),
+        (Everything(outputs=9), r"head\.weight has shape \(9, 24\) now and had \(10, 24\); head\.bias"),
+        (Everything().double(), r"dtype is 'float64' now and was 'float32'"),
+    ],
+)
+def test_another_module_is_refused_by_name(module: nn.Module, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        point().check(setting(module=module))
+
+
+def test_other_buffers_are_refused_by_name() -> None:
+    module = Everything()
+    module.register_buffer("more", torch.zeros(3))
+    with pytest.raises(ConfigError, match=r"more has shape \(3,\) now and is not in the checkpoint"):
+        point().check(setting(module=module))
+
+
+def test_weights_of_another_length_are_refused() -> None:
+    other = setting_of(
+        layout_of(nn.Linear(2, 1), lambda _: 0), [90, 110], batch_size=60, seed=3, shuffle=True
+    )
+    values = {f: getattr(point(), f) for f in point().__slots__}
+    forged = ResumePoint(**{**values, "setting": other})
+    with pytest.raises(
+        ConfigError, match=rf"has weights of shape \({LAYOUT.numel},\) and float32; the module has 3"
+    ):
+        forged.check(other)
+
+
+# -- slices' files ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong", [b"", b"\0" * 7, b"\0" * 100, b"\xff" * 8, b"{}", b"\x02" + b"\0" * 7 + b"{}"]
+)
+def test_what_is_no_slice_is_a_value_error(wrong: bytes) -> None:
+    with pytest.raises(ValueError, match="not the file of a slice"):
+        decode(wrong)
+
+
+def test_states_without_dimensions_stay_so() -> None:
+    """A step counter of one element would be taken for the state of a parameter of one element."""
+    frames = point().kept[0]
+    assert decode(encode(frames)) == frames
+    state = frame.unpack(decode(encode(frames))[0])
+    assert state.arrays["0.step"].shape == ()
