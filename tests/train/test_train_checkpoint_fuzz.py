@@ -130,7 +130,7 @@ def check_forged(data: st.DataObject, tree: Tree, place: Path) -> None:
             mark["sha256"][name] = hashlib.sha256(content).hexdigest()
     if data.draw(st.booleans()):
         mark = data.draw(damaged_value(mark))
-    if isinstance(mark, dict):
+    if isinstance(mark, dict) and isinstance(forged.get("state.json"), bytes):
         try:
             forged["state.json"] = sealed({key: v for key, v in mark.items() if key != "seal"})
         except ValueError:  # NaN
