@@ -48,10 +48,13 @@ class SparkdlError(Exception):
     Attributes:
         codes: what errors of this class may have as code.
         code: what happened, in a word that stays the same from version to version.
+        result: what a fit had trained before it happened; ``None`` outside of one. Exceptions of other
+            classes that leave a fit have it as well.
     """
 
     codes: ClassVar[tuple[str, ...]] = ("sparkdl",)
     code: str
+    result: FitResult | None = None
 
     def __init__(self, *args: object, code: str | None = None) -> None:
         quoted: list[str] = []
@@ -90,14 +93,9 @@ class ConfigError(SparkdlError, ValueError):
 
 
 class CheckpointError(SparkdlError, OSError):
-    """Checkpoints cannot be written; those from before are still there.
-
-    Attributes:
-        result: what was trained before it happened; ``None`` outside of a fit.
-    """
+    """Checkpoints cannot be written; those from before are still there."""
 
     codes: ClassVar[tuple[str, ...]] = ("checkpoint", "checkpoint-folder")
-    result: FitResult | None = None
 
 
 class DataError(SparkdlError, ValueError):
@@ -131,14 +129,9 @@ class ModelError(SparkdlError):
 
 
 class NonFiniteError(ModelError):
-    """Loss or gradient became NaN or infinite.
-
-    Attributes:
-        result: what was trained before it happened; ``None`` outside of a fit.
-    """
+    """Loss or gradient became NaN or infinite."""
 
     codes: ClassVar[tuple[str, ...]] = ("non-finite",)
-    result: FitResult | None = None
 
 
 class OptimizerError(SparkdlError, ValueError):
@@ -158,11 +151,9 @@ class TaskError(SparkdlError):
 
     Attributes:
         remote_traceback: the Python traceback of the task, empty when the JVM failed.
-        result: what was trained before it happened; ``None`` outside of a fit.
     """
 
     codes: ClassVar[tuple[str, ...]] = ("task", "task-environment", "task-python")
-    result: FitResult | None = None
 
     def __init__(self, message: str, remote_traceback: str = "", *, code: str | None = None) -> None:
         super().__init__(message, code=code)

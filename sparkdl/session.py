@@ -170,8 +170,35 @@ def _satisfied(setting: Setting, found: str | None) -> bool:
 _warned: set[str] = set()
 
 
+def is_alive(sc: Any) -> bool:
+    """Return whether a SparkContext can run jobs: neither stopped nor its JVM gone."""
+    try:
+        return sc._jsc is not None and not sc._jsc.sc().isStopped()
+    except Exception:  # py4j's, or the socket's, when there is no JVM any more
+        return False
+
+
+def check_alive(spark: SparkSession) -> None:
+    """Check that a Dataset's session can still run jobs.
+
+    Raises:
+        ConfigError: if it was stopped.
+    """
+    if not is_alive(spark.sparkContext):
+        raise ConfigError(
+            "the SparkContext of this Dataset was stopped, and the rows on its executors went with it; make "
+            "the Dataset again in the session that runs now",
+            code="config-cluster",
+        )
+
+
 def check(spark: SparkSession) -> None:
-    """Warn once per application about confs that a session lacks, and what that costs."""
+    """Warn once per application about confs that a session lacks, and what that costs.
+
+    Raises:
+        ConfigError: if the session was stopped.
+    """
+    check_alive(spark)
     application = spark.sparkContext.applicationId
     lacking = missing(spark)
     if lacking and application not in _warned:

@@ -244,6 +244,7 @@ class Dataset:
         """
         with self._lock:
             if self._peeked is None:
+                session.check_alive(self._spark)
                 with _described(self._spark, "look at the first rows"):
                     rows = self._source.peek(self._spark, self._plan, _PEEK_ROWS)
                 if not rows or not len(next(iter(rows.values()))):
@@ -263,6 +264,7 @@ class Dataset:
             DataError: naming the column and row that cannot become a tensor.
         """
         with self._lock:
+            session.check_alive(self._spark)
             if self._store is None:
                 self.peek()
                 available = session.executors(self._spark)
@@ -338,7 +340,7 @@ class Dataset:
         """Delete the rows from the executors. The Dataset rebuilds them if it is used again."""
         with self._lock:
             store, self._store = self._store, None
-        if store is not None and self._spark.sparkContext._jsc is not None:
+        if store is not None and session.is_alive(self._spark.sparkContext):
             self._delete(store)
 
     def _delete(self, store: Store) -> None:

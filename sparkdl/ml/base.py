@@ -34,6 +34,7 @@ from sparkdl.optim.clip import ClipByNorm
 from sparkdl.optim.spec import Optimizers
 from sparkdl.train.callbacks import EarlyStopping
 from sparkdl.train.checkpointing import Checkpoint
+from sparkdl.train.leaving import ErrorsCarryResult
 from sparkdl.train.trainer import Trainer
 from sparkdl.train.triggers import MaxEpoch, MaxIteration, Trigger
 
@@ -103,6 +104,10 @@ class FitsTorch(HasAttributes, HasTrainingSetters, HasInputs, HasHyper, TorchWri
         """Choose module, loss and label by the first rows."""
 
     def _fit(self, dataset: DataFrame) -> Any:
+        with ErrorsCarryResult() as kept:
+            return self._fit_model(dataset, kept)
+
+    def _fit_model(self, dataset: DataFrame, kept: ErrorsCarryResult) -> Any:
         name = type(self).__name__
         fitting.check_classic(name, dataset)
         self._check()
@@ -127,10 +132,12 @@ class FitsTorch(HasAttributes, HasTrainingSetters, HasInputs, HasHyper, TorchWri
             )
             try:
                 result = trainer.fit(data, validation, **({"resume": True} if self.getResume() else {}))
-            except SparkdlError:
+            except SparkdlError as error:
+                kept.result = error.result
                 if plan.classes is not None:  # labels may be why
                     fitting.check_labels(rows.all, self.getLabelCol(), plan.classes)
                 raise
+            kept.result = result
         module = result.module.cpu().eval()
         model = self._model_class(
             module,

@@ -101,7 +101,7 @@ class HasTraining(
     )
     checkpointPath: Param[str] = make_param(
         "checkpointPath",
-        "folder or URL for a checkpoint after each epoch; none are written if not set.",
+        "folder or URL for a checkpoint after each epoch and at the end; none are written if not set.",
         TypeConverters.toString,
     )
     resume: Param[bool] = make_param(

@@ -41,6 +41,7 @@ def layout_of(module: nn.Module, group_of: Callable[[nn.Parameter], int] | None 
     Raises:
         ModelError: if there is nothing to train, or a parameter cannot be flattened.
     """
+    check_device(module)
     params = trainable(module)
     if not params:
         raise ModelError(
@@ -89,6 +90,23 @@ def layout_of(module: nn.Module, group_of: Callable[[nn.Parameter], int] | None 
         counters=lay_out([(n, tuple(b.shape), 0) for n, b in integers]),
         dtype=_DTYPES[params[0][1].dtype],
     )
+
+
+def check_device(module: nn.Module) -> None:
+    """Check that all parameters and buffers have values.
+
+    Raises:
+        ModelError: naming one on the meta device.
+    """
+    for kind, tensors in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
+        name = next((name for name, tensor in tensors if tensor.is_meta), None)
+        if name is not None:
+            raise ModelError(
+                f"{kind} {name!r} of {type(module).__name__} is on the meta device: it has a shape but no "
+                "values. Build the module outside of torch.device('meta'), or call "
+                "module.to_empty(device='cpu') and load or initialize its weights",
+                code="model-parameters",
+            )
 
 
 def _reject_overlap(params: Sequence[tuple[str, nn.Parameter]]) -> None:

@@ -88,7 +88,7 @@ def _accumulate(
         if not value.requires_grad:
             raise _no_gradient(replica)
         share = weight / total
-        (value if share == 1.0 else value * share).backward()  # type: ignore[no-untyped-call]
+        _backward(replica, value if share == 1.0 else value * share)
         mean += share * value.item()
         for name, extra in evaluated.extras.items():
             extras[name] += weight * extra
@@ -132,6 +132,20 @@ def _compute(replica: FlatModule, batch: Batch, objective: Objective, *, trainin
             if replica.compiled:
                 raise  # perhaps the compiler's fault: it is tried again without
             raise objective.explain(replica.module, batch, error) from error
+
+
+def _backward(replica: FlatModule, loss: Tensor) -> None:
+    try:
+        loss.backward()  # type: ignore[no-untyped-call]
+    except Exception as error:
+        if replica.compiled:
+            raise  # perhaps the compiler's fault: it is tried again without
+        raise ModelError(
+            f"the backward pass failed: {type(error).__name__}: {error}. The forward pass and the loss ran; "
+            "look for tensors that are changed in place, graphs that are used twice, and functions without "
+            "a derivative",
+            code="model-gradient",
+        ) from error
 
 
 def _no_gradient(replica: FlatModule) -> ModelError:

@@ -189,6 +189,18 @@ def _scalar_mean(found: Any, batch: Batch, name: str) -> Tensor:
         raise ModelError(
             f"{name} returned a {type(found).__name__}; expected a torch.Tensor", code="model-output"
         )
+    if not found.is_floating_point():
+        remedy = "take its .abs() or .real" if found.is_complex() else "a count cannot be minimised"
+        raise ModelError(
+            f"{name} returned {describe(found)}; expected a real floating-point tensor: {remedy}",
+            code="model-output",
+        )
+    if found.is_meta:
+        raise ModelError(
+            f"{name} returned a tensor on the meta device, which has no values; build what it is made of on "
+            "the CPU",
+            code="model-output",
+        )
     # A mean over many samples needs the digits.
     value: Tensor = found.float() if found.dtype in _LOW_PRECISION else found
     if value.dim() == 0:
@@ -209,8 +221,9 @@ def _scalar_mean(found: Any, batch: Batch, name: str) -> Tensor:
     per_sample = value.reshape(batch.rows, -1).mean(dim=1)
     if batch.weight is None:
         return per_sample.mean()
-    weight = batch.weight.to(per_sample.dtype)
-    return (per_sample * weight).sum() / weight.sum()
+    # In double precision first: float32 knows neither weights of 1e-50 nor the sum of ten of 1e38.
+    weight = batch.weight.double()
+    return (per_sample * (weight / weight.sum()).to(per_sample.dtype)).sum()
 
 
 def _move(thing: Any, device: torch.device) -> None:

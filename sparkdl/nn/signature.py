@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sparkdl.exceptions import ModelError
 from sparkdl.nn.batch import Inputs, call, group
+from sparkdl.nn.flat import check_device
 from sparkdl.nn.trace import describe, explain_failure
 
 _PROBE_ROWS = 2  # one row would look like a constant, and squeeze() would take it away
@@ -82,6 +83,7 @@ class Signature:
     @classmethod
     def of_rows(cls, module: nn.Module, rows: Inputs) -> Signature:
         """Run a module on some rows and see what it gives; otherwise like :meth:`probe`."""
+        check_device(module)
         modes = {part: part.training for part in module.modules()}
         module.eval()
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
@@ -25,12 +26,13 @@ class Target:
     Args:
         parameter: name of the parameter that the address came from, for errors.
         path: a local path, or an address with a scheme that fsspec knows, such as ``s3://...``.
+        folder: whether it is a folder.
 
     Raises:
-        ConfigError: if the scheme is unknown or its package is missing.
+        ConfigError: if the scheme is unknown or its package is missing, or the local path cannot be written.
     """
 
-    def __init__(self, parameter: str, path: str | Path) -> None:
+    def __init__(self, parameter: str, path: str | Path, *, folder: bool = False) -> None:
         self.path = str(path)
         if self.path.startswith("file://"):
             self.path = self.path.removeprefix("file://")
@@ -51,14 +53,35 @@ class Target:
                     f"{error}",
                     code="config-package",
                 ) from error
+        else:
+            self._check(parameter, Path(self.path), folder)
+
+    def _check(self, parameter: str, path: Path, folder: bool) -> None:
+        """Look whether the path can be written, before hours of work; nothing is made."""
+        there = next(place for place in (path, *path.absolute().parents) if os.path.exists(place))
+        kind = "a folder" if folder or there != path else "a file"
+        if there.is_dir() != (kind == "a folder"):
+            problem = f"{there} is {'a folder' if there.is_dir() else 'a file'}, expected {kind}"
+        elif not os.access(there, os.W_OK | (os.X_OK if there.is_dir() else 0)):
+            problem = f"no permission to write to {there}"
+        else:
+            return
+        raise ConfigError(f"{parameter}={self.path!r} cannot be written: {problem}")
 
     def open(self) -> Path:
-        """Return the local path to write to; its parent exists."""
+        """Return the local path to write to; its parent exists.
+
+        Raises:
+            ConfigError: if it cannot be made.
+        """
         local = Path(self.path)
         if self.remote:
             self._folder = Path(tempfile.mkdtemp(prefix="sparkdl-summary-"))
             local = self._folder / (self._address.rstrip("/").rsplit("/", 1)[-1] or "summary")
-        local.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            local.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{self.path} cannot be written: {error}") from error
         self._local, self._due = local, time.monotonic() + _PUSH_SECONDS
         return local
 

@@ -64,7 +64,7 @@ class TensorBoard(Hook):
     ) -> None:
         if find_spec("tensorboard") is None:
             raise ImportError("TensorBoard(...) writes with the tensorboard package: pip install tensorboard")
-        self._target = Target("logdir", logdir)
+        self._target = Target("logdir", logdir, folder=True)
         self._scalars = scalars or Thinning()
         self.gradients = histograms
         self._graph = graph

@@ -58,7 +58,7 @@ class Timeline(Hook):
     ) -> None:
         if first < 1 or (last is not None and last < first):
             raise ConfigError(f"Timeline(first={first}, last={last}): expected 1 <= first <= last")
-        self._target = Target("path", path)
+        self._target = Target("timeline", path)
         self._first = first
         self._last = last if last is not None else first + _WINDOW - 1 if every is None else sys.maxsize
         self._every = every

@@ -37,6 +37,7 @@ class Ahead:
         self._used_up = 0
         self._waiting: deque[tuple[Iteration, Outcome]] = deque()
         self._delivered: list[Iteration] = []
+        self._owed: list[Iteration] = []
         self._each = 0.0
 
     @property
@@ -54,7 +55,7 @@ class Ahead:
         Raises:
             TaskError: if it keeps failing.
         """
-        if self._waiting and not self._waiting[0][0].same_as(iteration):
+        if self._owed or (self._waiting and not self._waiting[0][0].same_as(iteration)):
             self.settle()
         if not self._waiting:
             self._run_group([iteration, *upcoming(min(self._now, self._limit) - 1)])
@@ -65,13 +66,19 @@ class Ahead:
         return outcome
 
     def settle(self) -> None:
-        """Let the model be that of the iteration delivered last."""
-        if not self._waiting:
-            return
-        self._waiting.clear()
-        # Whoever has ended this group will probably end the next ones as early.
-        self._limit, self._used_up = len(self._delivered), 0
-        self._recovery.undo(self._delivered)
+        """Let the model be that of the iteration delivered last.
+
+        Raises:
+            TaskError: if running iterations again keeps failing; the next call tries once more.
+        """
+        if self._waiting:
+            self._waiting.clear()
+            # Whoever has ended this group will probably end the next ones as early.
+            self._limit, self._used_up = len(self._delivered), 0
+            self._recovery.undo(self._delivered)
+            self._owed = list(self._delivered)
+        while self._owed:  # where an executor has lost its files, a run ends after one iteration
+            del self._owed[: len(self._recovery.run(self._owed))]
 
     def _run_group(self, group: list[Iteration]) -> None:
         if self._used_up >= _FULL_GROUPS:

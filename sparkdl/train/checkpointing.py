@@ -40,9 +40,12 @@ class Checkpoint(Hook):
     and ``state.json`` (the run's state, latest scores, versions, checksums). It is there completely or
     not at all. ``Trainer.fit(data, resume=True)`` goes on from the newest;
     :func:`sparkdl.train.checkpoint.latest` finds it, and :func:`sparkdl.train.checkpoint.load_weights`
-    copies its weights into a module. A checkpoint at the end of an epoch is written after the epoch's
-    validation. Each run needs a folder of its own: while a run goes on, a second one is refused; on stores
-    that have no locks it takes the folder over, and the first one ends before its next checkpoint.
+    copies its weights into a module. A checkpoint is written when its iteration is complete, with the
+    validation that is due and the end of the epoch. The run's end is one more occasion: after ``end_when``, a
+    hook's stop, Ctrl-C or an error, unless it is there already. Only a second Ctrl-C does without. After an
+    error ``keep`` does not count: an older checkpoint may be the better one. Each run needs a folder of its
+    own: while a run goes on, a second one is refused; on stores that have no locks it takes the folder over,
+    and the first one ends before its next checkpoint.
 
     A write that fails (a full disk, a store that does not answer) is a warning, older checkpoints stay,
     and the next one is tried when it is due; after several in a row the run ends.
@@ -58,6 +61,7 @@ class Checkpoint(Hook):
             optimizer's state themselves, side by side. By default they do on stores that fsspec opens
             by a URL; say ``True`` for a folder that is mounted on all machines.
         max_failures: failed writes in a row that do not end the run.
+        at_end: whether to write the last state of a run that ends, too.
 
     Raises:
         ConfigError: if an argument cannot work; when the run begins, if the folder cannot be made or
@@ -75,17 +79,20 @@ class Checkpoint(Hook):
         background: bool = True,
         shared: bool | None = None,
         max_failures: int = 2,
+        at_end: bool = True,
     ) -> None:
         self.path = path
         self.every = trigger_option("Checkpoint", every or EveryEpoch())
         self.keep = keep if keep is None else integer_option("Checkpoint", "keep", keep, 1)
         self.background = background
         self.max_failures = integer_option("Checkpoint", "max_failures", max_failures, 0)
+        self.at_end = at_end
         self._folder = CheckpointFolder(path)
         self.shared = self._folder.reached_by_executors if shared is None else shared
         self._writing: Thread | None = None
         self._error: Exception | None = None
         self._failures = 0
+        self._newest = 0
 
     def resume_point(self) -> ResumePoint | None:
         """Return what the newest sound checkpoint holds, ``None`` if there is none.
@@ -108,7 +115,7 @@ class Checkpoint(Hook):
 
     def on_train_begin(self, run: Run) -> None:
         """Make the folder and claim it; refuse one in which new checkpoints would not be the newest."""
-        self._failures, self._error = 0, None
+        self._failures, self._error, self._newest = 0, None, run.state.iteration
         tensors_of(run.module)
         self._folder.claim(run.name)
         self._folder.create()
@@ -134,36 +141,34 @@ class Checkpoint(Hook):
         """Return whether a checkpoint is due."""
         return self.every.foresees(previous, current)
 
-    def on_iteration_end(self, run: Run) -> None:
-        """Write if it is time, within an epoch."""
-        if run.state.step > 0:
-            self._write_if_due(run)
-
-    def on_epoch_end(self, run: Run) -> None:
-        """Write if it is time, after the last iteration of an epoch."""
-        self._write_if_due(run)
+    def on_boundary(self, run: Run, last: bool) -> None:
+        """Write if it is time; at the end of the run, what is not written yet."""
+        if last:
+            self._wait(run)
+            if self.at_end and run.state.iteration > self._newest and self._failures <= self.max_failures:
+                self._write(run, last=True)
+        elif self.every(run.previous, run.state):
+            self._write(run, last=False)
 
     def on_train_end(self, run: Run) -> None:
         """Wait for the last files, and let other runs write to the folder."""
         try:
-            self._wait()
+            self._wait(run)
         finally:
             self._folder.release()
 
-    def _write_if_due(self, run: Run) -> None:
-        if not self.every(run.previous, run.state):
-            return
-        self._wait()
+    def _write(self, run: Run, *, last: bool) -> None:
+        self._wait(run)
         try:
             write = self._prepare(run)
         except (OSError, TaskError) as error:
-            if isinstance(error, TaskError) and not self.shared:
+            if isinstance(error, TaskError) and not self.shared and not last:
                 raise  # the state itself cannot be read, which is not about files
-            self._failed(error)
+            self._failed(error, run)
             return
-        if not self.background:
+        if last or not self.background:
             write()
-            self._wait()
+            self._wait(run)
             return
         self._writing = Thread(target=write, name="sparkdl-checkpoint")
         self._writing.start()
@@ -180,10 +185,13 @@ class Checkpoint(Hook):
             self._folder.discard(place)
             raise
 
+        failed = run.error is not None
+
         def write() -> None:
             try:
                 written = self._folder.finish(place, files, digests)
-                if self.keep is not None:
+                self._newest = files.iteration
+                if self.keep is not None and not failed:
                     self._folder.prune(self.keep)
             except Exception as error:
                 self._error = error
@@ -193,25 +201,27 @@ class Checkpoint(Hook):
 
         return write
 
-    def _wait(self) -> None:
+    def _wait(self, run: Run) -> None:
         """Wait for files that are being written, and see whether all went well."""
         if self._writing is not None:
             self._writing.join()
             self._writing = None
         error, self._error = self._error, None
         if error is not None:
-            self._failed(error)
+            self._failed(error, run)
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: Exception, run: Run) -> None:
         if isinstance(error, CheckpointError):
             raise error  # another run writes there now, and the next write would fail likewise
         self._failures += 1
         latest = self._folder.latest()
         standing = f"the newest is {latest}" if latest else "there is none yet"
         message = f"a checkpoint could not be written to {self.path}: {error}; {standing}"
+        if run.error is not None:
+            raise CheckpointError(message) from error  # a note of the error that ends the run
         if self._failures > self.max_failures:
             raise CheckpointError(f"{message}. {self._failures} writes in a row have failed") from error
-        warnings.warn(redaction.text(f"{message}. The run goes on"), UserWarning, stacklevel=2)
+        warnings.warn(redaction.text(f"{message}. Training is not affected"), UserWarning, stacklevel=2)
 
 
 def find_resume_point(resume: Resume, hooks: Sequence[Hook]) -> ResumePoint | None:

@@ -48,6 +48,19 @@ class Hook:
     def on_iteration_end(self, run: Run) -> None:
         """Run after an iteration; ``run.history[-1]`` is its row."""
 
+    def on_boundary(self, run: Run, last: bool) -> None:
+        """Run between two iterations, when nothing of the one before is left to do: for checkpoints.
+
+        After ``on_iteration_end``, validation and ``on_epoch_end`` of all hooks. And once more at the end of
+        the run, before ``on_train_end`` of any hook, also after an error or Ctrl-C, but not after a second
+        Ctrl-C.
+
+        Args:
+            run: the run.
+            last: whether the run is over. After an error, ``run.error``, hooks and validations may not have
+                seen the last iteration.
+        """
+
     def on_resize(self, run: Run, before: int, after: int) -> None:
         """Run after the rows were laid out over another number of partitions (``elastic=``).
 

@@ -26,8 +26,10 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 
     def handler(number: int, stack: FrameType | None) -> None:
         nonlocal pressed
-        if pressed and callable(previous):
-            previous(number, stack)
+        if pressed:
+            if callable(previous):
+                previous(number, stack)
+            raise KeyboardInterrupt
         pressed = True
         print(
             "\nsparkdl: stopping after this iteration; press Ctrl-C again to stop at once",

@@ -20,6 +20,7 @@ from sparkdl.train.epochs import Epochs
 from sparkdl.train.evaluate import Evaluator
 from sparkdl.train.hooks import Hook
 from sparkdl.train.inner import InnerSteps
+from sparkdl.train.leaving import note
 from sparkdl.train.outcome import Outcome
 from sparkdl.train.recovery import Commit, Recovery
 from sparkdl.train.resume import ResumePoint
@@ -84,6 +85,8 @@ class Loop:
         self._hooks = hooks
         self._setting = setting
         self._averaged = 0
+        self._begun = False
+        self._finished = True
         self._mark = perf_counter()
         self._indices = {p.name: index for index, p in enumerate(run.layout.params)}
 
@@ -107,13 +110,16 @@ class Loop:
         run, state = self._run, point.state
         scores = _monitored(point.history.validations, self._monitor)
         epochs = [*point.history.column("epoch"), state.epoch + 1]
+        if point.unfinished is not None:  # the schedule learns of the epoch's end when it is made up for
+            epochs[-1] = epochs[-2]
         for iteration in range(1, state.iteration + 1):
             self._schedule.after_iteration()
             if iteration in scores:
                 self._schedule.after_validation(scores[iteration])
             if epochs[iteration] != epochs[iteration - 1]:
                 self._schedule.after_epoch()
-        run.previous = run.state = state
+        run.previous, run.state = point.unfinished or state, state
+        self._finished = point.unfinished is None
         run.history, run.scores, self._averaged = point.history, dict(point.scores), point.averaged
         run.batch_size, run.learning_rate_scale = point.batch_size, point.learning_rate_scale
         if state.step:
@@ -167,6 +173,7 @@ class Loop:
             batch_size=run.batch_size,
             learning_rate_scale=run.learning_rate_scale,
             frozen=run.frozen,
+            unfinished=None if self._finished else run.previous,
             first=cursor.first if cursor is not None else 0,
             left=cursor.positions if cursor is not None else None,
             hooks={name: hook.state_dict() for name, hook in _by_name(self._hooks).items()},
@@ -179,6 +186,9 @@ class Loop:
         self._call("on_train_begin")
         if self._resumed is not None:
             self._resume_hooks(self._resumed)
+        self._begun = True
+        if not self._finished:
+            self._finish()
         while not config.end_when(run.previous, run.state):
             if run.stopped:
                 return "hook"
@@ -192,28 +202,54 @@ class Loop:
             self._call("on_iteration_begin")
             self._iterate()
             self._call("on_iteration_end")
-            if self._sets and config.validate_when(run.previous, run.state):
-                self._validate()
-            if run.state.step == 0:
-                self._schedule.after_epoch()
-                self._call("on_epoch_end")
+            self._finish()
         return "end_when"
 
-    def end(self, failed: bool) -> None:
+    def _finish(self) -> None:
+        """Do what is due after an iteration; a resumed run makes up for what an error left undone."""
+        run = self._run
+        if self._sets and run.config.validate_when(run.previous, run.state):
+            self._validate()
+        if run.state.step == 0:
+            self._schedule.after_epoch()
+            self._call("on_epoch_end")
+        self._finished = True
+        self._call("on_boundary", False)
+
+    def end(self) -> None:
         """Tell the hooks that the run is over.
 
         Every hook is told, whatever the others do. The first exception is raised, unless the run has
-        failed already: its own error is the one to see.
+        failed already: its own error is the one to see. After a second Ctrl-C nobody wants to wait for a
+        last checkpoint.
         """
+        run = self._run
+        errors: list[Exception] = []
+        try:
+            if self._begun and not isinstance(run.error, KeyboardInterrupt):
+                errors += self._tell("on_boundary", True)
+        except BaseException as error:
+            run.error = run.error or error
+            raise
+        finally:
+            errors += self._tell("on_train_end")
+        if errors and run.error is None:
+            raise errors[0]
+
+    def _tell(self, method: str, *arguments: Any) -> list[Exception]:
+        """Call a method of all hooks at the end of the run; return what failed."""
         errors: list[Exception] = []
         for hook in self._hooks:
             try:
-                hook.on_train_end(self._run)
+                getattr(hook, method)(self._run, *arguments)
             except Exception as error:
                 errors.append(error)
-                _log.warning("%s.on_train_end failed: %r", type(hook).__name__, error)
-        if errors and not failed:
-            raise errors[0]
+                failure = f"{type(hook).__name__}.{method} failed: {error!r}"
+                if self._run.error is not None:
+                    note(self._run.error, failure)
+                else:
+                    _log.warning("%s", failure)
+        return errors
 
     def _begin_epoch(self) -> None:
         """Begin an epoch that visits all rows."""
@@ -276,6 +312,7 @@ class Loop:
         now, later = perf_counter(), self._ahead.lead - lead
         run.previous, run.outcome = before, outcome
         run.state = before.advance(run.steps, samples, loss, now - self._mark - later)
+        self._finished = False
         self._mark = now
         run.history.append(
             {
@@ -368,7 +405,10 @@ class Loop:
         average = self.averaged() if self._averaged else None
         if average is None:
             self._recovery.weights()  # which an evaluation would have to publish
+        done = {row["name"] for row in run.history.validations if row["iteration"] == run.state.iteration}
         for name, data in self._sets.items():
+            if name in done:  # before the error that ended the run that is resumed
+                continue
             self._call("on_validation_begin", name)
             describe = f"sparkdl fit {run.name}: epoch {run.previous.epoch + 1}, validation {name}"
             # Anew for each set: a hook that replaces the weights releases those before.

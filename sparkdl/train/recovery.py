@@ -100,11 +100,7 @@ class Recovery:
         return outcomes
 
     def undo(self, iterations: Sequence[Iteration]) -> None:
-        """Go back to before the last :meth:`run`, of several iterations, and run the first of these again.
-
-        Raises:
-            TaskError: if they keep failing; the first error.
-        """
+        """Go back to before the last :meth:`run`, of several iterations that begin with these."""
         lost, before, first = self.model, self._before, iterations[0].state.iteration
         if before is None:
             raise RuntimeError("there is nothing to undo")
@@ -113,7 +109,6 @@ class Recovery:
         if self._commit is not None and self._commit.iteration > first:
             self._commit = None
         self._since = [i for i in self._since if self._commit is not None and i.state.iteration < first]
-        self.run(iterations)
 
     def let_go(self) -> None:
         """Release what only :meth:`undo` needs."""

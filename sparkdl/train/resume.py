@@ -49,6 +49,8 @@ class ResumePoint:
         left: positions in the source of the rows that are left of the epoch from there on, if its rows
             have moved to other partitions since it began.
         hooks: state of each hook, by its class and a number.
+        unfinished: state before the last iteration if an error came before its validation and the end of
+            its epoch were done.
     """
 
     state: TrainState
@@ -66,6 +68,7 @@ class ResumePoint:
     first: int = 0
     left: Array | None = None
     hooks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    unfinished: TrainState | None = None
 
     def to_arrays(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """Return JSON-compatible values and named arrays, without ``kept``.
@@ -99,6 +102,7 @@ class ResumePoint:
             "frozen": sorted(self.frozen),
             "first": self.first,
             "hooks": hooks,
+            "unfinished": asdict(self.unfinished) if self.unfinished is not None else None,
         }
         return meta, arrays
 
@@ -134,6 +138,7 @@ class ResumePoint:
             first=_count(meta["first"]),
             left=arrays.get("left"),
             hooks={k: {**values, **_under(f"hook.{k}.", arrays)} for k, values in meta["hooks"].items()},
+            unfinished=TrainState(**meta["unfinished"]) if meta.get("unfinished") else None,
         )
 
     def check(self, setting: Mapping[str, Any]) -> None:

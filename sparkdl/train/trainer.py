@@ -20,7 +20,7 @@ from sparkdl.allreduce.update import reductions
 from sparkdl.allreduce.weights import Weights, publish
 from sparkdl.data.columns import Structure
 from sparkdl.data.dataset import Dataset, Store
-from sparkdl.exceptions import CheckpointError, ConfigError, ModelError, NonFiniteError, TaskError
+from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.layout import ParamLayout, TensorSpec
 from sparkdl.metrics.spec import Metrics
 from sparkdl.nn import serialize
@@ -42,6 +42,7 @@ from sparkdl.train.history import History
 from sparkdl.train.hooks import Hook
 from sparkdl.train.inner import InnerRule
 from sparkdl.train.interrupt import interruptible
+from sparkdl.train.leaving import ErrorsCarryResult, unless_under_way
 from sparkdl.train.local_steps import LocalSteps
 from sparkdl.train.loop import Loop, StoppedBy
 from sparkdl.train.predict import run_prediction
@@ -56,6 +57,7 @@ from sparkdl.train.setting import setting_of
 from sparkdl.train.state import TrainState
 from sparkdl.train.step import ModelState, Stepper
 from sparkdl.train.validation import Validation, check_validation, validation_sets
+from sparkdl.train.weighted import check_weights
 from sparkdl.train.worker import FitRef, FitSpec
 
 
@@ -137,7 +139,7 @@ class Trainer:
         config: the options.
         module: the module as it was given.
         objective: what is minimised.
-        result: what the last ``fit`` returned; ``None`` before.
+        result: what the last ``fit`` returned, or had trained when it failed; ``None`` before.
 
     Raises:
         ConfigError: if an option cannot work.
@@ -217,9 +219,18 @@ class Trainer:
             DataError: if a column or row cannot become a tensor.
             ModelError: if the module or a metric cannot process the rows.
             ConfigError: if an option does not fit the data.
-            NonFiniteError: if the loss becomes NaN; its ``result`` holds the last good state.
-            TaskError: if a task keeps failing; its ``result`` holds the last good state.
+            NonFiniteError: if the loss becomes NaN.
+            TaskError: if a task keeps failing.
+
+        Every exception that leaves a run, also one of a hook or a second Ctrl-C, has a ``result``: the
+        :class:`FitResult` of the last completed iteration.
         """
+        with ErrorsCarryResult() as kept:
+            return self._fit(data, validation, resume, kept)
+
+    def _fit(
+        self, data: Dataset, validation: Validation, resume: Resume, kept: ErrorsCarryResult
+    ) -> FitResult:
         _check_dataset(data)
         if self.config.elastic is not None and data.num_partitions is not None:
             raise ConfigError(
@@ -240,6 +251,7 @@ class Trainer:
         point = find_resume_point(resume, hooks)
 
         with self._shipped(data, self.module) as ship, ship.evaluator(self.config) as evaluator:
+            check_weights(ship.jobs, data)
             epochs = Epochs(ship.jobs, ship.fit, ship.broadcast, data, self.name)
             ship.cleanups.append(epochs.release)
             if point is not None:
@@ -275,24 +287,22 @@ class Trainer:
                 setting=lambda: self._setting(epochs.store),
             )
             ship.release_model = loop.release
-            try:
-                if point is not None:
-                    loop.resume(point)
-                with interruptible() as interrupted:
+            stopped_by: StoppedBy = "error"
+            with interruptible() as interrupted:
+                try:
+                    if point is not None:
+                        loop.resume(point)
                     stopped_by = loop.train(interrupted)
-            except BaseException as error:
-                run.error = error
-                loop.end(failed=True)
-                if isinstance(error, NonFiniteError | TaskError | CheckpointError):
+                except BaseException as error:
+                    run.error = error
+                    stopped_by = "interrupt" if isinstance(error, KeyboardInterrupt) else "error"
+                    raise
+                finally:  # what was trained is not lost because a hook fails at the very end
                     try:
-                        error.result = self._result(run, "error")
-                    except TaskError as lost:  # with exchange="gather" executors have the weights, or had
-                        error.add_note(f"The last weights cannot be fetched any more: {lost}")
-                raise
-            try:
-                loop.end(failed=False)
-            finally:  # what was trained is not lost because a hook fails at the very end
-                self.result = self._result(run, stopped_by)
+                        loop.end()
+                    finally:
+                        with unless_under_way(run.error, "The last weights cannot be fetched any more"):
+                            self.result = kept.result = self._result(run, stopped_by)
             return self.result
 
     def evaluate(
@@ -409,6 +419,7 @@ class Trainer:
         first = FlatModule(serialize.loads(data_of_spec).module, spec.layout)
         broadcast = sc.broadcast(data_of_spec)
         ship: _Shipped | None = None
+        under_way: BaseException | None = None
         try:
             ship = _Shipped(
                 jobs=jobs,
@@ -419,13 +430,17 @@ class Trainer:
                 weights=publish(sc, 0, first.params.numpy(), first.buffers(), first.counters()),
             )
             yield ship
+        except BaseException as error:
+            under_way = error
+            raise
         finally:
-            if sc._jsc is not None:  # the user may have stopped Spark from within
-                if ship is not None:
-                    ship.release_model()
-                    for clean_up in ship.cleanups:
-                        clean_up()
-                broadcast.destroy()
+            if session.is_alive(sc):  # the user may have stopped Spark from within
+                with unless_under_way(under_way, "The run's data on the executors could not be deleted"):
+                    if ship is not None:
+                        ship.release_model()
+                        for clean_up in ship.cleanups:
+                            clean_up()
+                    broadcast.destroy()
 
     def _stepper(self, ship: _Shipped) -> Stepper:
         config = self.config
@@ -478,8 +493,9 @@ class Trainer:
     def _result(self, run: Run, stopped_by: StoppedBy) -> FitResult:
         current = run.trained_module()
         averaged: nn.Module | None = None
-        if self.config.averaging is not None and stopped_by != "error":
-            averaged = run.trained_module(run.averaged())
+        if self.config.averaging is not None and not isinstance(run.error, KeyboardInterrupt):
+            with unless_under_way(run.error, "The averaged weights cannot be fetched any more"):
+                averaged = run.trained_module(run.averaged())
         return FitResult(
             module=averaged or current,
             history=run.history,
@@ -514,7 +530,7 @@ class _Shipped:
         try:
             yield evaluator
         finally:
-            if self.jobs.sc._jsc is not None:
+            if session.is_alive(self.jobs.sc):
                 evaluator.release()
 
 

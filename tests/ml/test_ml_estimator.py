@@ -545,6 +545,26 @@ def test_checkpoints_and_resume(spark, tmp_path):
         assert torch.equal(value, longer.module.state_dict()[name]), name
 
 
+def test_an_error_of_a_fit_carries_what_was_trained_and_it_goes_on(spark, tmp_path):
+    class Full(Hook):
+        def on_iteration_end(self, run):
+            if run.state.iteration == 3:
+                raise OSError(28, "No space left on device")
+
+    df, path = points(spark), str(tmp_path / "run")
+    est = TorchClassifier(checkpointPath=path, batchSize=6, maxEpochs=9, seed=5)
+    est.hooks = [Full()]
+    with pytest.raises(OSError, match="No space left") as caught:
+        est.fit(df)
+    assert caught.value.result.state.iteration == 3
+    est.hooks = []
+    resumed = est.copy({est.maxIter: 4, est.resume: True}).fit(df)
+    straight = TorchClassifier(batchSize=6, maxIter=4, maxEpochs=9, seed=5).fit(df)
+    assert resumed.summary.objectiveHistory == straight.summary.objectiveHistory
+    for name, value in straight.module.state_dict().items():
+        assert torch.equal(value, resumed.module.state_dict()[name]), name
+
+
 def test_columns_of_numbers_need_no_assembler(spark):
     df = rows(spark, [(float(i), float(-i), float(i % 2)) for i in range(8)])
     together = VectorAssembler(inputCols=["a", "b"], outputCol="features").transform(df)

@@ -443,3 +443,18 @@ def test_the_gradient_of_the_cpu_is_not_copied():
     flat.grad[0] = 5.0
     assert np.shares_memory(flat.grad_numpy(), flat.grad.numpy())
     assert flat.grad_numpy()[0] == 5.0
+
+
+def test_modules_without_values_are_refused():
+    with torch.device("meta"):
+        module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    with pytest.raises(
+        ModelError, match=r"parameter '0\.weight' of Sequential is on the meta device.*to_empty"
+    ):
+        layout_of(module)
+    frozen = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2, device="meta").requires_grad_(False))
+    with pytest.raises(ModelError, match=r"parameter '1\.weight'"):
+        layout_of(frozen)
+    buffers = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3, affine=False, device="meta"))
+    with pytest.raises(ModelError, match=r"buffer '1\.running_mean' of Sequential is on the meta device"):
+        layout_of(buffers)

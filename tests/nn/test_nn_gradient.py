@@ -95,6 +95,25 @@ def test_a_second_pass_starts_from_zero():
     assert torch.equal(first, second)
 
 
+class Spoiled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ValueError("no derivative")
+
+
+@pytest.mark.parametrize("scale", [1e-50, 1e38])
+def test_weights_of_any_size_give_their_mean(scale):
+    x, y = tensors()
+    weight = torch.tensor([0.0, 0, 2, 1, 3, 0, 1], dtype=torch.float64)
+    expected, _ = gradient(Batch(x, y, weight, ROWS), LOSSES["per sample"])
+    result, _ = gradient(Batch(x, y, weight * scale, ROWS), LOSSES["per sample"])
+    assert result.loss == pytest.approx(expected.loss, rel=1e-6)
+
+
 WRONG = {
     "float": (lambda o, y: 1.0, None, "the loss returned a float; expected a torch.Tensor"),
     "none": (lambda o, y: None, None, "the loss returned a NoneType"),
@@ -102,6 +121,20 @@ WRONG = {
     "transposed": (lambda o, y: (o - y).T, None, r"shape \(2, 7\) for 7 rows"),
     "one": (lambda o, y: o.mean().reshape(1), None, r"shape \(1,\) for 7 rows"),
     "scalar with weights": (LOSSES["scalar"], torch.ones(ROWS), "reduction='none'"),
+    "complex": (
+        lambda o, y: (o - y).mean() * 1j,
+        None,
+        r"returned complex64\[\]; expected a real floating-point tensor: take its \.abs\(\) or \.real",
+    ),
+    "count": (lambda o, y: (o > y).sum(), None, r"returned int64\[\].*a count cannot be minimised"),
+    "hits": (lambda o, y: (o > y).any(1), None, r"returned bool\[7\].*a count cannot be minimised"),
+    "integers per row": (lambda o, y: (o > y).sum(1), torch.ones(ROWS), r"returned int64\[7\]"),
+    "meta": (lambda o, y: (o - y).mean().to("meta"), None, "the meta device, which has no values"),
+    "backward": (
+        lambda o, y: Spoiled.apply(o - y).mean(),
+        None,
+        "the backward pass failed: ValueError: no derivative",
+    ),
     "detached": (lambda o, y: (o - y).detach().mean(), None, "does not depend on any trainable parameter"),
 }
 

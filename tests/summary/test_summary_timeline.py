@@ -162,3 +162,22 @@ def test_the_same_hook_serves_two_runs(tmp_path):
         FakeRun().train(hook, iterations=1, tasks=list(tasks()))
         events = json.loads((tmp_path / "trace.json").read_text())
         assert {"driver", "partition 0"} <= {e["args"].get("name") for e in events}
+
+
+def test_a_path_that_cannot_be_written_is_refused_before_any_work(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path, problem in (
+        (tmp_path, "is a folder, expected a file"),
+        (tmp_path / "file" / "trace.json", "file is a file, expected a folder"),
+    ):
+        with pytest.raises(ConfigError, match=f"^timeline='.*' cannot be written: .*{problem}"):
+            Timeline(path)
+    Timeline(tmp_path / "new" / "deeper" / "trace.json")
+    Timeline("/dev/null")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_folder_without_permission_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(ConfigError, match="no permission to write to"):
+        Timeline(tmp_path / "trace.json")

@@ -111,6 +111,27 @@ def test_scalar_loss_with_weights(spark: Any) -> None:
         fit(spark, mlp(), weight=np.ones(40))
 
 
+def test_all_weights_zero(spark: Any) -> None:
+    loss = nn.CrossEntropyLoss(reduction="none")
+    with pytest.raises(DataError, match="weight column 'weight': all 40 weights are zero") as caught:
+        fit(spark, mlp(), loss, weight=np.zeros(40))
+    assert caught.value.code == "data-value"
+
+
+def test_a_module_without_values() -> None:
+    with torch.device("meta"):
+        module = mlp()
+    with pytest.raises(ModelError, match="parameter '0.weight' of Sequential is on the meta device"):
+        Trainer(module, loss=nn.CrossEntropyLoss(), optimizer=SGD)
+
+
+def test_a_timeline_that_cannot_be_written(spark: Any, tmp_path: Path) -> None:
+    with Dataset.from_numpy(X, Y, spark=spark) as data:
+        with pytest.raises(ConfigError, match="timeline='.*' cannot be written: .* is a folder"):
+            Trainer(mlp(), loss=nn.CrossEntropyLoss(), optimizer=SGD, timeline=str(tmp_path)).fit(data)
+        assert data._store is None  # nothing has been done yet
+
+
 def test_transform_that_drops_rows(spark: Any) -> None:
     with pytest.raises(DataError, match="transform must return tensors with the batch's 2 rows"):
         fit(spark, mlp(), transform=lambda x: x[:1])

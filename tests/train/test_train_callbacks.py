@@ -97,6 +97,8 @@ class Driver:
             if run.state.step == 0:
                 self.validate()
                 self.call("on_epoch_end")
+            self.call("on_boundary", False)
+        self.call("on_boundary", True)
         self.call("on_train_end")
         return float((run.take_replacement() or run.snapshot()).params[0])
 
@@ -405,7 +407,7 @@ def test_hooks_override_only_what_is_called():
 
 def test_the_base_class_does_nothing():
     methods = [name for name in vars(Hook) if not name.startswith("_") and callable(vars(Hook)[name])]
-    assert len(methods) == 12
+    assert len(methods) == 13
     for name in methods:
         parameters = list(inspect.signature(getattr(Hook, name)).parameters)[1:]
         assert not getattr(Hook(), name)(*[object()] * len(parameters))

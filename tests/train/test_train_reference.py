@@ -183,11 +183,17 @@ def test_keyword_inputs_dict_outputs_and_sample_weights(spark: Any) -> None:
 
 def test_rows_of_weight_zero_change_nothing(spark: Any) -> None:
     x, y = digits(80)
-    weight = np.zeros(80, np.float32)
+    weight = np.ones(80, np.float32)
+    weight[:20] = weight[40:60] = 0  # all rows of the first iteration
     with Dataset.from_numpy(x, y, weight, spark=spark, num_partitions=2) as data:
         loss = nn.CrossEntropyLoss(reduction="none")
-        result = trainer(mlp(), OPTIMIZERS["adam"], 3, loss=loss).fit(data)
+        options: Any = {"loss": loss, "batch_size": 40, "shuffle": False}
+        result = trainer(mlp(), OPTIMIZERS["adam"], 1, **options).fit(data)
+        later = trainer(mlp(), OPTIMIZERS["adam"], 4, **options).fit(data)
     assert_bit_equal(result.module, mlp())
+    losses = later.history.column("loss")
+    assert np.isnan(losses[0])  # nothing is known yet
+    assert losses[2] == losses[1] > losses[3]
 
 
 def test_double_precision(spark: Any) -> None:
