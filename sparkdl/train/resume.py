@@ -138,7 +138,7 @@ class ResumePoint:
             first=_count(meta["first"]),
             left=arrays.get("left"),
             hooks={k: {**values, **_under(f"hook.{k}.", arrays)} for k, values in meta["hooks"].items()},
-            unfinished=TrainState(**meta["unfinished"]) if meta.get("unfinished") else None,
+            unfinished=_state(meta["unfinished"]) if meta.get("unfinished") else None,
         )
 
     def check(self, setting: Mapping[str, Any]) -> None:
