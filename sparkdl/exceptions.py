@@ -105,6 +105,7 @@ class DataError(SparkdlError, ValueError):
         "data-empty",
         "data-null",
         "data-shape",
+        "data-source",
         "data-store",
         "data-transform",
         "data-type",
