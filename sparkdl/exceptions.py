@@ -100,6 +100,7 @@ class DataError(SparkdlError, ValueError):
 
     codes: ClassVar[tuple[str, ...]] = (
         "data",
+        "data-changed",
         "data-column",
         "data-connect",
         "data-empty",

@@ -30,6 +30,7 @@ from sparkdl.data.columns import (
     plan_dataframe,
     structure_of,
 )
+from sparkdl.data.manifest import Manifest, check_same_rows
 from sparkdl.data.store import Token, delete_store
 from sparkdl.data.tables import check_dataframe, check_no_stream, is_pandas, plan_pandas
 from sparkdl.exceptions import ConfigError, DataError
@@ -71,6 +72,11 @@ class Store:
     def rows(self) -> tuple[int, ...]:
         """Rows of each partition."""
         return tuple(token.rows for token in self.partitions)
+
+    @property
+    def manifest(self) -> Manifest:
+        """What tasks expect to find."""
+        return Manifest.of(self.partitions)
 
 
 class Dataset:
@@ -299,7 +305,7 @@ class Dataset:
         after :meth:`release` that counts again.
 
         Raises:
-            DataError: if the rows cannot be read.
+            DataError: if the rows cannot be read, or are others than before.
             TaskError: if a task keeps failing.
         """
         with self._lock:
@@ -311,6 +317,7 @@ class Dataset:
             new = self._build(uuid.uuid4().hex, num_partitions, available)
             self._store = new
             try:
+                check_same_rows(old.partitions, new.partitions)
                 yield new
             except BaseException:
                 self._store = old

@@ -18,6 +18,7 @@ from sparkdl.allreduce import slices, update
 from sparkdl.allreduce.weights import WeightsRef
 from sparkdl.data import store
 from sparkdl.data.columns import Structure
+from sparkdl.data.manifest import Manifest
 from sparkdl.exceptions import ModelError
 from sparkdl.frame import Array, Buffer, Frame, Parts
 from sparkdl.layout import ParamLayout
@@ -51,6 +52,7 @@ class ForwardBackward:
         slices: number of shards to cut the gradient into, or of copies to make of it.
         place: the iteration's place in its epoch.
         iteration: completed iterations.
+        manifest: what the partitions had when they were built.
         frozen: parameters of the layout that are not trained now.
         allowance: what tasks may leave out; ``None`` for nothing.
         inner: the steps that a partition takes by itself; ``None`` if it sends its gradient.
@@ -64,6 +66,7 @@ class ForwardBackward:
     slices: int
     place: Place
     iteration: int
+    manifest: Manifest
     frozen: tuple[int, ...] = ()
     allowance: Allowance | None = None
     inner: InnerSteps | None = None
@@ -96,6 +99,10 @@ class ForwardBackward:
             weights: returns params, buffers and counters.
         """
         spec = worker.spec
+        changed = self.manifest.problem(token)
+        if changed is not None:
+            yield from self._problem(partition, changed)
+            return
         try:
             rows = self.place.rows(token, spec)
             columns = store.read_rows(token, rows) if len(rows) else {}
@@ -104,7 +111,7 @@ class ForwardBackward:
             return
         if not len(rows):
             yield from self._nothing(partition)
-            yield from self._report(partition, BatchLoss(0.0, 0.0, 0, {}), {}, clock)
+            yield from self._report(token, BatchLoss(0.0, 0.0, 0, {}), {}, clock)
             return
         seeding.seed_task(spec.seed, self.place.epoch, self.iteration, partition)
         batches = [
@@ -134,7 +141,7 @@ class ForwardBackward:
         else:
             yield from self._nothing(partition)
         clock.lap("gradient_out")
-        yield from self._report(partition, result, changed_buffers(replica, current), clock, lost)
+        yield from self._report(token, result, changed_buffers(replica, current), clock, lost)
 
     def _parts(self, columns: Mapping[str, Array], rows: int) -> Iterator[Mapping[str, Array]]:
         """Cut the rows of the iteration into those of the partition's own steps, if it takes any."""
@@ -239,7 +246,7 @@ class ForwardBackward:
 
     def _report(
         self,
-        partition: int,
+        token: store.Token,
         result: BatchLoss,
         arrays: dict[str, Array],
         clock: Stopwatch,
@@ -247,8 +254,9 @@ class ForwardBackward:
     ) -> Iterator[bytes | Parts]:
         meta = {
             "kind": "report",
-            "source": partition,
+            "source": token.partition,
             "rows": result.rows,
+            "other": self.manifest.has_other_values(token),
             "dropped": result.dropped,
             "lost": int(lost),
             "weight": result.weight,
