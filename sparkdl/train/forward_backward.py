@@ -27,6 +27,7 @@ from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import BatchLoss, forward_backward
 from sparkdl.rows import Indices, Rows, nonzero_rows
 from sparkdl.train import stage
+from sparkdl.train.culprit import find_culprit
 from sparkdl.train.cursor import Place
 from sparkdl.train.drop import Allowance
 from sparkdl.train.executor_files import keep_lent
@@ -134,7 +135,9 @@ class ForwardBackward:
             raise ModelError(f"{where}: {error}") from error.__cause__
         clock.lap("compute")
         if not math.isfinite(result.loss):
-            yield from self._problem(partition, {"kind": "loss", "partition": partition, "loss": result.loss})
+            found = find_culprit(spec.plan, token, rows, columns, batches) if spec.plan is not None else ""
+            problem = {"kind": "loss", "partition": partition, "loss": result.loss, "found": found}
+            yield from self._problem(partition, problem)
             return
         if result.weight > 0:
             yield from self._shards(partition, result.weight, gradient, before or {}, spec)

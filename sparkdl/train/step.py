@@ -550,10 +550,12 @@ def missing_partitions(iteration: Iteration, problems: Sequence[Mapping[str, Any
     where = str(iteration)
     for problem in problems:
         if problem["kind"] == "loss":
+            advice = "Try a lower learning rate, or look for extreme values in the data"
+            if problem["found"]:
+                advice = f"It comes from {problem['found']}. Filter such rows or fill such values first"
             raise NonFiniteError(
                 f"the loss became {problem['loss']} in partition {problem['partition']} ({where}). "
-                "Try a lower learning rate, or look for extreme values in the data; the error's "
-                ".result holds the module as it was before this iteration"
+                f"{advice}; the error's .result holds the module as it was before this iteration"
             )
         if problem["kind"] == "gradient":
             raise NonFiniteError(
