@@ -103,11 +103,13 @@ class DataError(SparkdlError, ValueError):
 
     codes: ClassVar[tuple[str, ...]] = (
         "data",
+        "data-changed",
         "data-column",
         "data-connect",
         "data-empty",
         "data-null",
         "data-shape",
+        "data-source",
         "data-store",
         "data-transform",
         "data-type",

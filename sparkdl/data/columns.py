@@ -199,12 +199,25 @@ class ColumnPlan:
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """The columns of a Dataset and how they group."""
+    """The columns of a Dataset and how they group.
+
+    Attributes:
+        columns: features, labels and weight, in this order.
+        features: how columns group into what the module is called with.
+        label: likewise for the loss.
+        weighted: whether the last column is a weight.
+        arrays: whether rows are those of arrays, whose positions are plain numbers.
+    """
 
     columns: tuple[ColumnPlan, ...]
     features: Structure
     label: Structure
     weighted: bool
+    arrays: bool = False
+
+    def name_row(self, position: int) -> str:
+        """Name a row by its position in the source."""
+        return f"row {position}" if self.arrays else name_id(position)
 
     @property
     def row_bytes(self) -> int:
@@ -212,18 +225,27 @@ class TablePlan:
         return sum(column.row_bytes for column in self.columns)
 
 
+def name_id(row_id: int) -> str:
+    """Name a row by Spark's ``monotonically_increasing_id``: input partition and row in it."""
+    return f"row {row_id & ((1 << 33) - 1)} of input partition {row_id >> 33}"
+
+
 def make_plan(
-    features: Structure, label: Structure, sources: Mapping[str, ColumnPlan], weighted: bool
+    features: Structure,
+    label: Structure,
+    sources: Mapping[str, ColumnPlan],
+    weighted: bool,
+    arrays: bool = False,
 ) -> TablePlan:
-    """Order the column plans as features, label, weight."""
+    """Order the column plans as features, label, weight; a weight is one number per row."""
     keys = [*features.keys, *label.keys, *(["weight"] if weighted else [])]
     columns = []
     for key in keys:
-        is_label = key in label.keys
-        columns.append(
-            replace(sources[key], finite=is_label or key == "weight", non_negative=key == "weight")
-        )
-    return TablePlan(tuple(columns), features, label, weighted)
+        if key == "weight":
+            columns.append(replace(sources[key], shape=(), finite=True, non_negative=True))
+        else:
+            columns.append(replace(sources[key], finite=key in label.keys))
+    return TablePlan(tuple(columns), features, label, weighted, arrays)
 
 
 def plan_dataframe(
@@ -242,6 +264,8 @@ def plan_dataframe(
     plans: dict[str, ColumnPlan] = {}
     expressions: dict[str, SqlColumn] = {}
     for role, value in groups.items():
+        if role == "weight" and structures[role].kind not in ("none", "single"):
+            raise ConfigError(f"weight={value!r:.100}: expected one column")
         for key, chosen in structures[role].disassemble(value).items():
             column = chosen if isinstance(chosen, Column) else Column(chosen)
             plans[key], expressions[key] = _plan_column(df, key, column, role)
@@ -258,14 +282,19 @@ def _plan_column(df: DataFrame, key: str, column: Column, role: str) -> tuple[Co
             f"{role} column {column.name!r} is not in the DataFrame; it has {', '.join(sorted(fields))}",
             code="data-column",
         )
+    check_unambiguous(df, column.name, role)
     expression = F.col(f"`{column.name.replace('`', '``')}`")
     field = fields[column.name]
     column = described(column, field.metadata)
     kind = _kind(field.dataType)
+    if role == "weight":
+        _check_weight(column, field.dataType)
     if kind == "vector":
         from pyspark.ml.functions import vector_to_array
 
-        expression = vector_to_array(expression, "float64" if column.dtype == "float64" else "float32")
+        # The function itself fails on null, with a Java error that names neither column nor row.
+        array = vector_to_array(expression, "float64" if column.dtype == "float64" else "float32")
+        expression = F.when(expression.isNotNull(), array)
     elif kind == "binary":
         if column.shape is None:
             raise DataError(
@@ -280,6 +309,52 @@ def _plan_column(df: DataFrame, key: str, column: Column, role: str) -> tuple[Co
         )
     dtype = column.dtype or ("uint8" if kind == "binary" else None)
     return ColumnPlan(key, column.name, kind == "binary", dtype, column.shape), expression
+
+
+def same_names(df: DataFrame, name: str) -> list[str]:
+    """Return the names of a DataFrame's columns that Spark takes for ``name``."""
+    found = [other for other in df.columns if other.lower() == name.lower()]
+    if len(set(found) | {name}) > 1:
+        case_sensitive = str(df.sparkSession.conf.get("spark.sql.caseSensitive", "false"))
+        if case_sensitive.lower() == "true":
+            return [other for other in found if other == name]
+    return found
+
+
+def check_unambiguous(df: DataFrame, name: str, role: str) -> None:
+    """Check that Spark finds no more than one column of a name.
+
+    Raises:
+        DataError: if there are several, which may differ in case.
+    """
+    found = same_names(df, name)
+    if len(found) > 1:
+        raise DataError(
+            f"{role} column {name!r} is ambiguous: the DataFrame has {' and '.join(map(repr, found))}, which "
+            "Spark does not tell apart; drop or rename the others, for example with df.toDF(*names)",
+            code="data-column",
+        )
+
+
+def _check_weight(column: Column, data_type: DataType) -> None:
+    """Check that a weight is one number per row: an array of one would meet the losses in another shape.
+
+    Raises:
+        DataError: if it is an array, a vector or bytes.
+    """
+    from pyspark.sql import types as T
+
+    found = ""
+    if isinstance(data_type, T.ArrayType | T.BinaryType | T.UserDefinedType):
+        found = f"type {data_type.simpleString()}"
+    elif column.shape not in (None, ()):
+        found = f"shape {column.shape}"
+    if found:
+        raise DataError(
+            f"weight column {column.name!r} has {found}; expected one number per row. Of arrays with one "
+            f"element take F.col({column.name!r})[0]",
+            code="data-shape",
+        )
 
 
 def _kind(data_type: DataType) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkdl.data.columns import ColumnPlan
+from sparkdl.data.columns import ColumnPlan, name_id
 from sparkdl.exceptions import DataError
 from sparkdl.frame import Array
 
@@ -20,12 +20,7 @@ RowName = Callable[[int], str]
 
 def row_namer(row_ids: Array) -> RowName:
     """Name rows by Spark's ``monotonically_increasing_id``: input partition and row in it."""
-
-    def name(index: int) -> str:
-        row = int(row_ids[index])
-        return f"row {row & ((1 << 33) - 1)} of input partition {row >> 33}"
-
-    return name
+    return lambda index: name_id(int(row_ids[index]))
 
 
 def from_arrow(plan: ColumnPlan, column: pa.Array, row_name: RowName) -> Array:
@@ -125,10 +120,9 @@ def from_rows(plan: ColumnPlan, values: Sequence[Any] | Array, row_name: RowName
             )
         expected = plan.shape if plan.shape is not None else arrays[0].shape
         if array.shape != expected:
+            wanted = f"where other rows have {expected}" if plan.shape != () else "where a number is expected"
             raise DataError(
-                f"column {plan.source!r}, {row_name(index)}: shape {array.shape} where other rows have "
-                f"{expected}",
-                code="data-shape",
+                f"column {plan.source!r}, {row_name(index)}: shape {array.shape} {wanted}", code="data-shape"
             )
     if not arrays:
         return np.empty(0)

@@ -30,7 +30,9 @@ from sparkdl.data.columns import (
     plan_dataframe,
     structure_of,
 )
+from sparkdl.data.manifest import Manifest, check_same_rows
 from sparkdl.data.store import Token, delete_store
+from sparkdl.data.tables import check_dataframe, check_no_stream, is_pandas, plan_pandas
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.frame import Array
 
@@ -70,6 +72,11 @@ class Store:
     def rows(self) -> tuple[int, ...]:
         """Rows of each partition."""
         return tuple(token.rows for token in self.partitions)
+
+    @property
+    def manifest(self) -> Manifest:
+        """What tasks expect to find."""
+        return Manifest.of(self.partitions)
 
 
 class Dataset:
@@ -111,7 +118,7 @@ class Dataset:
     @classmethod
     def from_dataframe(
         cls,
-        df: DataFrame,
+        df: Any,
         *,
         features: Columns,
         label: Columns | None = None,
@@ -122,11 +129,12 @@ class Dataset:
         """Use columns of a DataFrame.
 
         Args:
-            df: any DataFrame of classic Spark (not Spark Connect).
+            df: any DataFrame of classic Spark (not Spark Connect), or one of pandas, whose rows are
+                sent to the executors.
             features: one column for a module with one input, a list for positional inputs, a dict
                 for keyword inputs. A column is a name or a :class:`Column` with shape and dtype.
             label: likewise for what the loss gets; ``None`` if the loss compares output and input.
-            weight: column of non-negative sample weights.
+            weight: column of non-negative sample weights, one number per row.
             num_partitions: one per executor by default; a number; or ``"input"`` to keep the
                 DataFrame's own partitions without a shuffle.
             transform: applied in the tasks to the feature tensors of each batch, for example to
@@ -135,12 +143,21 @@ class Dataset:
         Raises:
             DataError: naming a column that is missing or cannot become a tensor.
         """
+        if is_pandas(df):
+            from pyspark.sql import SparkSession
+
+            plan, arrays = plan_pandas(df, features, label, weight)
+            _check_lengths(arrays)
+            spark = SparkSession.builder.getOrCreate()
+            return cls(spark, plan, _ArraySource(arrays), num_partitions, transform)
+        check_dataframe(df, "Dataset.from_dataframe")
         if not hasattr(df, "_jdf"):
             raise DataError(
                 f"expected a classic Spark DataFrame, got {type(df).__module__}.{type(df).__name__}; "
                 "Spark Connect has no RDDs, so training needs a classic session",
                 code="data-connect",
             )
+        check_no_stream(df, "Dataset.from_dataframe")
         plan, expressions = plan_dataframe(df, features, label, weight)
         return cls(df.sparkSession, plan, _DataFrameSource(df, expressions), num_partitions, transform)
 
@@ -210,16 +227,21 @@ class Dataset:
         """
         from pyspark.sql import SparkSession
 
+        weight = None if weight is None else np.asarray(weight)
+        if weight is not None and weight.ndim != 1:
+            raise DataError(
+                f"weight has shape {weight.shape}; expected one number per row, shape (rows,)",
+                code="data-shape",
+            )
         groups = {"features": features, "label": label, "weight": weight}
         structures = {role: structure_of(value, role) for role, value in groups.items()}
         arrays: dict[str, Array] = {}
         for role, value in groups.items():
             arrays |= {k: np.asarray(v) for k, v in structures[role].disassemble(value).items()}
-        lengths = {key: len(array) if array.ndim else 0 for key, array in arrays.items()}
-        if len(set(lengths.values())) != 1 or not all(lengths.values()):
-            raise DataError(f"arrays must have one length of at least 1, got {lengths}", code="data-shape")
+        _check_lengths(arrays)
         sources = _unnamed(structures["features"], structures["label"])
-        plan = make_plan(structures["features"], structures["label"], sources, weight is not None)
+        weighted = weight is not None
+        plan = make_plan(structures["features"], structures["label"], sources, weighted, arrays=True)
         return cls(
             spark or SparkSession.builder.getOrCreate(), plan, _ArraySource(arrays), num_partitions, transform
         )
@@ -286,7 +308,7 @@ class Dataset:
         after :meth:`release` that counts again.
 
         Raises:
-            DataError: if the rows cannot be read.
+            DataError: if the rows cannot be read, or are others than before.
             TaskError: if a task keeps failing.
         """
         with self._lock:
@@ -298,6 +320,7 @@ class Dataset:
             new = self._build(uuid.uuid4().hex, num_partitions, available)
             self._store = new
             try:
+                check_same_rows(old.partitions, new.partitions)
                 yield new
             except BaseException:
                 self._store = old
@@ -369,6 +392,12 @@ def _described(spark: SparkSession, doing: str) -> Iterator[None]:
         yield
     finally:
         jobs.describe(None)
+
+
+def _check_lengths(arrays: Mapping[str, Array]) -> None:
+    lengths = {key: len(array) if array.ndim else 0 for key, array in arrays.items()}
+    if len(set(lengths.values())) != 1 or not all(lengths.values()):
+        raise DataError(f"arrays must have one length of at least 1, got {lengths}", code="data-shape")
 
 
 def _unnamed(features: Structure, label: Structure) -> dict[str, ColumnPlan]:

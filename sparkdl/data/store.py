@@ -18,6 +18,7 @@ import os
 import shutil
 import tempfile
 import uuid
+import zlib
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -56,6 +57,8 @@ class Token:
         executor: id of the executor that wrote it.
         columns: (key, dtype, row shape) of each column; empty for a partition without rows.
         error: why the partition could not be written; empty if it was.
+        positions: checksum of the rows' positions in the source, whatever their order.
+        content: checksum of the columns' bytes.
     """
 
     store: str
@@ -65,6 +68,8 @@ class Token:
     executor: str
     columns: tuple[tuple[str, str, tuple[int, ...]], ...] = ()
     error: str = ""
+    positions: int = 0
+    content: int = 0
 
     def to_frame(self) -> bytes:
         """Serialize."""
@@ -126,7 +131,8 @@ def write_partition(
     draft = final.with_name(f"{final.name}.{uuid.uuid4().hex}")
     make_folder(draft)
     known: dict[str, ColumnPlan] = {plan.key: plan for plan in plans}
-    rows = 0
+    rows = checksum = 0
+    content = dict.fromkeys(known, 0)
     try:
         with ExitStack() as stack:
             files = {key: stack.enter_context(_create(draft, key)) for key in known}
@@ -135,17 +141,33 @@ def write_partition(
                 count = len(next(iter(batch.values())))
                 if not count:
                     continue
-                positions.write(np.ascontiguousarray(position, np.int64).data)
+                position = np.ascontiguousarray(position, np.int64)
+                positions.write(position.data)
+                checksum = (checksum + _checksum(position)) % (1 << 64)
                 for key, values in batch.items():
                     known[key] = _agree(known[key], values)
                     files[key].write(values.data)
+                    content[key] = zlib.crc32(values.data, content[key])  # 4 GB/s: a tenth of the conversion
                 rows += count
         _put_in_place(draft, final)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
     columns = tuple((p.key, p.dtype or "", p.shape or ()) for p in known.values()) if rows else ()
-    return Token(store, partition, rows, str(final), executor, columns)
+    joined = zlib.crc32(repr(content).encode())
+    return Token(store, partition, rows, str(final), executor, columns, "", checksum, joined)
+
+
+def _checksum(positions: Array) -> int:
+    """Return a checksum of row positions that their order and their spread over partitions do not matter to.
+
+    The sum of splitmix64, by Sebastiano Vigna, of each: 5 ns per row.
+    """
+    with np.errstate(over="ignore"):
+        z = positions.view(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return int(np.sum(z ^ (z >> np.uint64(31))))
 
 
 def _create(folder: Path, key: str) -> BinaryIO:

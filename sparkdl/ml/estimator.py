@@ -156,7 +156,7 @@ class TorchClassifier(FitsTorch, HasClassOutputs, HasScaling, ProbabilisticClass
     Without a module it is a small multilayer perceptron, :class:`sparkdl.nn.mlp.MLP`, on standardised
     features, whose ``hidden``, ``activation`` and ``dropout`` are Params that :meth:`hyper` returns. Labels
     are integers from 0. The number of classes is what the label column's metadata says (StringIndexer
-    writes it), else the largest label and one.
+    writes it), else the largest label and one, up to 1,000 classes; more are told by ``setHyper(outputs=)``.
 
     Args:
         module: as of :class:`TorchEstimator`; optional.
@@ -241,7 +241,8 @@ class TorchClassifier(FitsTorch, HasClassOutputs, HasScaling, ProbabilisticClass
             )
         known = fitting.classes_by_metadata(rows.all, name)
         if self.module is None:
-            classes = max(2, known or fitting.classes_by_labels(rows.all, name))
+            told = known or self.getHyper("module").get("outputs")  # which goes before all others
+            classes = max(2, known or 0) if told else fitting.infer_classes(rows.all, name)
             module, source = self._build_default(rows, classes)
         else:
             module, source = self._build()

@@ -8,31 +8,43 @@ from typing import Any
 
 import numpy as np
 import torch
-from pyspark.ml.functions import array_to_vector
+from pyspark.ml.functions import array_to_vector, vector_to_array
 from pyspark.ml.linalg import VectorUDT
 from pyspark.ml.stat import Summarizer
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BinaryType
 
+from sparkdl._spark import is_job_failure, task_error
+from sparkdl.data.columns import name_id
+from sparkdl.data.dataset import Dataset
+from sparkdl.data.tables import check_dataframe, check_no_stream
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.frame import Array
 
 _HASHES = 1 << 20
 
+_MAX_CLASSES = 1000
+"""So many classes at most are inferred from labels: a stray one would make a module of any size."""
+
+_LARGEST = float(np.finfo(np.float32).max)
+
 
 def check_classic(name: str, df: DataFrame) -> None:
-    """Check that the session can run a training.
+    """Check that the session can run a training, and that the rows have an end.
 
     Raises:
         ConfigError: on Spark Connect.
+        DataError: if it is no DataFrame of Spark, or a stream.
     """
+    check_dataframe(df, f"{name}.fit")
     if not hasattr(df, "_jdf"):
         raise ConfigError(
             f"{name}.fit needs a classic Spark session, for Spark Connect has no RDDs, which training is "
             "made of: fit and save the model in a classic session; loading and transform() work here too",
             code="config-cluster",
         )
+    check_no_stream(df, f"{name}.fit")
 
 
 def column(name: str) -> Column:
@@ -91,6 +103,24 @@ def classes_by_metadata(df: DataFrame, name: str) -> int | None:
     return int(count) if count else None
 
 
+def infer_classes(df: DataFrame, name: str) -> int:
+    """Count classes by the largest label, for a module that is made to measure.
+
+    Raises:
+        DataError: naming column and value, if a label is no class or stands for too many.
+    """
+    classes = classes_by_labels(df, name)
+    if classes > _MAX_CLASSES:
+        raise DataError(
+            f"label column {name!r} holds {classes - 1}, which would make {classes} classes; up to "
+            f"{_MAX_CLASSES} are inferred from labels. Filter the row if the label is a mistake, or number "
+            "the labels that there are with StringIndexer; if there are so many classes, say so with "
+            f"setHyper(outputs={classes})",
+            code="data-value",
+        )
+    return max(2, classes)
+
+
 def classes_by_labels(df: DataFrame, name: str) -> int:
     """Count classes by the largest label, in one pass over the column.
 
@@ -98,7 +128,8 @@ def classes_by_labels(df: DataFrame, name: str) -> int:
         DataError: naming column and value if a label is no class: not an integer from 0.
     """
     label = column(name).cast("double")
-    wrong = (label < 0) | (label != F.floor(label)) | F.isnan(label)
+    # Not floor, which is a long integer that infinity overflows.
+    wrong = (label < 0) | (label != F.rint(label)) | F.isnan(label) | (label == F.lit(float("inf")))
     (row,) = df.agg(
         F.max(label).alias("max"),
         F.min(F.when(wrong, label)).alias("wrong"),
@@ -141,10 +172,13 @@ def moments(df: DataFrame, shapes: dict[str, tuple[int, ...]]) -> dict[str, tupl
 
     Returns:
         Flat arrays of means and deviations by column; 0 and 1 for those left out.
+
+    Raises:
+        DataError: naming column and row of what is null, not finite or of another length.
     """
     types = {field.name: field.dataType for field in df.schema.fields}
     summary = Summarizer.metrics("mean", "std")
-    expressions: dict[str, Column] = {}
+    vectors: dict[str, Column] = {}
     for name in shapes:
         kind, value = types[name], column(name)
         if isinstance(kind, BinaryType) or (
@@ -156,13 +190,43 @@ def moments(df: DataFrame, shapes: dict[str, tuple[int, ...]]) -> dict[str, tupl
                 value.cast("array<double>") if isinstance(kind, ArrayType) else F.array(value.cast("double"))
             )
             value = array_to_vector(values)
-        expressions[name] = summary.summary(value).alias(str(len(expressions)))
+        vectors[name] = value
     found = {name: (np.zeros(prod(shape)), np.ones(prod(shape))) for name, shape in shapes.items()}
-    if expressions:
-        (row,) = df.agg(*expressions.values()).collect()
-        for index, name in enumerate(expressions):
-            found[name] = (row[index]["mean"].toArray(), row[index]["std"].toArray())
+    if not vectors:
+        return found
+    summaries = [summary.summary(value).alias(str(n)) for n, value in enumerate(vectors.values())]
+    try:
+        (row,) = df.agg(*summaries).collect()
+    except Exception as error:
+        if not is_job_failure(error):
+            raise
+        with Dataset.from_dataframe(df, features=list(vectors), num_partitions="input") as data:
+            data.store()  # names column and row
+        raise task_error(error, f"computing means and deviations of {list(vectors)}") from None
+    for index, (name, value) in enumerate(vectors.items()):
+        mean = row[index]["mean"].toArray()
+        if not (np.abs(mean) <= _LARGEST).all():
+            _check_finite(df, name, value)
+        found[name] = (mean, row[index]["std"].toArray())
     return found
+
+
+def _check_finite(df: DataFrame, name: str, vector: Column) -> None:
+    """Check that all values are finite, also as float32.
+
+    Raises:
+        DataError: naming the first row that has another.
+    """
+    bad = F.exists("values", lambda value: F.isnan(value) | (F.abs(value) > _LARGEST))
+    numbered = df.select(F.monotonically_increasing_id().alias("id"), vector_to_array(vector).alias("values"))
+    for first in numbered.where(bad).limit(1).collect():
+        values, row = np.array(first["values"]), name_id(first["id"])
+        value = values[~(np.abs(values) <= _LARGEST)][0]
+        raise DataError(
+            f"column {name!r}, {row}: {value} is not a finite float32; filter such rows or fill such values "
+            "first",
+            code="data-value",
+        )
 
 
 def joined(parts: Sequence[tuple[Array, Array]]) -> tuple[torch.Tensor, torch.Tensor]:

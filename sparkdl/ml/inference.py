@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from sparkdl.data.columns import ColumnPlan, Columns, TablePlan, plan_dataframe
+from sparkdl.data.columns import ColumnPlan, Columns, TablePlan, plan_dataframe, same_names
 from sparkdl.data.convert import from_rows
+from sparkdl.data.tables import check_dataframe
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.outputs import VECTORS, Output, check_thresholds
 from sparkdl.ml.scorer import Scorer, null_message
@@ -84,8 +85,9 @@ def apply(df: DataFrame, inference: Inference) -> DataFrame:
     from pyspark.sql import functions as F
     from pyspark.sql import types as T
 
+    check_dataframe(df, "transform")
     for output in inference.outputs:
-        if output.column in df.columns:
+        if same_names(df, output.column):
             raise DataError(
                 f"output column {output.column!r} is in the DataFrame already; drop it or choose another name"
             )
@@ -233,6 +235,7 @@ def transform(model: Any, df: DataFrame) -> DataFrame:
         DataError: if a column is missing or cannot become a tensor, or an output column is there already.
         ConfigError: if Params do not fit the module.
     """
+    check_dataframe(df, f"{type(model).__name__}.transform")
     return apply(df, inference_of(model, df))
 
 

@@ -9,7 +9,7 @@ from pyspark.ml.param import Param, Params
 from pyspark.ml.param.shared import HasHandleInvalid
 from pyspark.sql import functions as F
 
-from sparkdl.data.columns import tensor_metadata
+from sparkdl.data.columns import same_names, tensor_metadata
 from sparkdl.data.rowwise import Rowwise
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.converters import one_of
@@ -119,7 +119,7 @@ def add_column(
     Raises:
         DataError: if there is a column ``output`` already.
     """
-    if output in df.columns:
+    if same_names(df, output):
         raise DataError(f"outputCol {output!r} is in the DataFrame already; choose another name or drop it")
     call = F.udf(Rowwise(function, source, handle_invalid != "error"), returns, useArrow=False)
     if handle_invalid == "skip":

@@ -76,6 +76,18 @@ def map_tensors(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
     return tree
 
 
+def tensors_of(tree: Any) -> list[Tensor]:
+    """Return the tensors of a tree, in its order."""
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    map_tensors(tree, note)
+    return found
+
+
 def group(tensors: Sequence[Tensor], names: Sequence[str] = ()) -> Inputs:
     """Group tensors into what a module is called with: by name if there are names, else by position."""
     if names:

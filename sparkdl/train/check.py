@@ -13,10 +13,14 @@ from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import DataError, ModelError
 from sparkdl.frame import Array
 from sparkdl.nn import serialize
+from sparkdl.nn.batch import Batch
+from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import forward_backward
+from sparkdl.nn.meeting import ROWS, find_broadcast
 from sparkdl.nn.numerics import make_replica
 from sparkdl.nn.trace import describe
 from sparkdl.train.forward_backward import make_batch
+from sparkdl.train.sweep import Reader
 from sparkdl.train.worker import FitSpec
 
 
@@ -51,7 +55,44 @@ def dry_run(spec: FitSpec, data: Dataset) -> bytes:
             forward_backward(replica, batch, local.objective, None)
         except ModelError as error:
             raise ModelError(f"row 0 of the Dataset ({found}): {error}") from error.__cause__
+        check_shapes(local, replica, Reader.of(data).batch(some_rows(data)))
     return shipped
+
+
+def some_rows(data: Dataset) -> dict[str, Array]:
+    """Return as many rows as shapes are checked with: the first ones, again and again."""
+    peeked = data.peek()
+    return {key: np.take(values, np.arange(ROWS) % len(values), axis=0) for key, values in peeked.items()}
+
+
+def check_shapes(spec: FitSpec, replica: FlatModule, batch: Batch) -> None:
+    """Check that the loss compares each row's output with that row's label.
+
+    Args:
+        spec: the fixed part of the fit.
+        replica: the module, in the mode to check; its buffers may change.
+        batch: rows of :func:`some_rows`.
+
+    Raises:
+        ModelError: naming the operation and the shapes.
+    """
+    with replica.computing():
+        refuse(find_broadcast(spec.objective, replica.module, replica.prepare(batch)), "the loss")
+
+
+def refuse(found: str, what: str) -> None:
+    """Raise an error if outputs and labels meet across rows.
+
+    Raises:
+        ModelError: starting with ``what``.
+    """
+    if found:
+        raise ModelError(
+            f"{what} compares rows with each other: {found} broadcast to (rows, rows). Bring both into one "
+            "shape: output.squeeze(1) or label.unsqueeze(1), or make the label column an array of one "
+            "element. Where all pairs are meant, say label[None, :]",
+            code="model-output",
+        )
 
 
 def _ship(spec: FitSpec) -> bytes:

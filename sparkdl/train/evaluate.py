@@ -28,7 +28,9 @@ from sparkdl.nn import serialize
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import evaluate
+from sparkdl.nn.meeting import Meeting, watch
 from sparkdl.nn.trace import describe as say
+from sparkdl.train.check import check_shapes, refuse, some_rows
 from sparkdl.train.sweep import Reader, evaluating, located, output_of, rows_per_batch, sweep
 from sparkdl.train.worker import FitRef, FitSpec, Worker
 
@@ -272,12 +274,15 @@ def check_metrics(shipped: bytes, data: Dataset, metrics: Metrics | None) -> lis
     rows = {key: np.array(values) for key, values in data.peek().items()}
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # two rows rarely have every class, and metrics say so
+        # Torch only warns when shapes broadcast to a loss that is not what anybody meant.
+        warnings.filterwarnings("error", message=".*target size.*", category=UserWarning)
         batch = Reader.of(data).batch(rows)
         if batch.weight is not None:  # weights of zero would leave nothing to try
             batch = replace(batch, weight=torch.ones_like(batch.weight))
         replica = FlatModule(spec.module, spec.layout)
         with replica.evaluating():
             output = measure(spec, replica, batch, specs)
+            _check_shapes(spec, replica, Reader.of(data).batch(some_rows(data)), specs)
         for name, metric in specs.items():
             if isinstance(metric.metric, Loss):
                 if name != LOSS and not metric.metric.update_count:
@@ -293,6 +298,24 @@ def check_metrics(shipped: bytes, data: Dataset, metrics: Metrics | None) -> lis
                 ),
             )
         return _names(specs)
+
+
+def _check_shapes(
+    spec: FitSpec, replica: FlatModule, batch: Batch, metrics: Mapping[str, MetricSpec]
+) -> None:
+    """Check that loss and metrics compare each row's output with that row's label."""
+    has_label = spec.label.kind != "none"
+    if batch.label is not None or not has_label:
+        check_shapes(spec, replica, batch if has_label else replace(batch, label=None))
+    if not any(not isinstance(metric.metric, Loss) for metric in metrics.values()):
+        return
+    _, output = forward(spec, replica, batch)
+    target = batch.inputs if batch.label is None else batch.label
+    for name, metric in metrics.items():
+        if not isinstance(metric.metric, Loss):
+            mode = Meeting(batch.rows, target, output)
+            found = watch(mode, metric.fresh().update, output, batch.label, batch.inputs)
+            refuse(found, f"metric {name!r}")
 
 
 def _names(specs: Mapping[str, MetricSpec]) -> list[str]:

@@ -18,6 +18,7 @@ from sparkdl.allreduce import slices, update
 from sparkdl.allreduce.weights import WeightsRef
 from sparkdl.data import store
 from sparkdl.data.columns import Structure
+from sparkdl.data.manifest import Manifest
 from sparkdl.exceptions import ModelError
 from sparkdl.frame import Array, Buffer, Frame, Parts
 from sparkdl.layout import ParamLayout
@@ -26,6 +27,7 @@ from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import BatchLoss, forward_backward
 from sparkdl.rows import Indices, Rows, nonzero_rows
 from sparkdl.train import stage
+from sparkdl.train.culprit import find_culprit
 from sparkdl.train.cursor import Place
 from sparkdl.train.drop import Allowance
 from sparkdl.train.executor_files import keep_lent
@@ -51,6 +53,7 @@ class ForwardBackward:
         slices: number of shards to cut the gradient into, or of copies to make of it.
         place: the iteration's place in its epoch.
         iteration: completed iterations.
+        manifest: what the partitions had when they were built.
         frozen: parameters of the layout that are not trained now.
         allowance: what tasks may leave out; ``None`` for nothing.
         inner: the steps that a partition takes by itself; ``None`` if it sends its gradient.
@@ -64,6 +67,7 @@ class ForwardBackward:
     slices: int
     place: Place
     iteration: int
+    manifest: Manifest
     frozen: tuple[int, ...] = ()
     allowance: Allowance | None = None
     inner: InnerSteps | None = None
@@ -96,6 +100,10 @@ class ForwardBackward:
             weights: returns params, buffers and counters.
         """
         spec = worker.spec
+        changed = self.manifest.problem(token)
+        if changed is not None:
+            yield from self._problem(partition, changed)
+            return
         try:
             rows = self.place.rows(token, spec)
             columns = store.read_rows(token, rows) if len(rows) else {}
@@ -104,7 +112,7 @@ class ForwardBackward:
             return
         if not len(rows):
             yield from self._nothing(partition)
-            yield from self._report(partition, BatchLoss(0.0, 0.0, 0, {}), {}, clock)
+            yield from self._report(token, BatchLoss(0.0, 0.0, 0, {}), {}, clock)
             return
         seeding.seed_task(spec.seed, self.place.epoch, self.iteration, partition)
         batches = [
@@ -127,14 +135,16 @@ class ForwardBackward:
             raise ModelError(f"{where}: {error}") from error.__cause__
         clock.lap("compute")
         if not math.isfinite(result.loss):
-            yield from self._problem(partition, {"kind": "loss", "partition": partition, "loss": result.loss})
+            found = find_culprit(spec.plan, token, rows, columns, batches) if spec.plan is not None else ""
+            problem = {"kind": "loss", "partition": partition, "loss": result.loss, "found": found}
+            yield from self._problem(partition, problem)
             return
         if result.weight > 0:
             yield from self._shards(partition, result.weight, gradient, before or {}, spec)
         else:
             yield from self._nothing(partition)
         clock.lap("gradient_out")
-        yield from self._report(partition, result, changed_buffers(replica, current), clock, lost)
+        yield from self._report(token, result, changed_buffers(replica, current), clock, lost)
 
     def _parts(self, columns: Mapping[str, Array], rows: int) -> Iterator[Mapping[str, Array]]:
         """Cut the rows of the iteration into those of the partition's own steps, if it takes any."""
@@ -239,7 +249,7 @@ class ForwardBackward:
 
     def _report(
         self,
-        partition: int,
+        token: store.Token,
         result: BatchLoss,
         arrays: dict[str, Array],
         clock: Stopwatch,
@@ -247,8 +257,9 @@ class ForwardBackward:
     ) -> Iterator[bytes | Parts]:
         meta = {
             "kind": "report",
-            "source": partition,
+            "source": token.partition,
             "rows": result.rows,
+            "other": self.manifest.has_other_values(token),
             "dropped": result.dropped,
             "lost": int(lost),
             "weight": result.weight,

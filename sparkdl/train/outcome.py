@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sparkdl.data.manifest import other_values
 from sparkdl.frame import Array, Frame
 
 
@@ -67,6 +69,9 @@ def outcome_of(
         gradient: the combined gradient, if it was asked for.
     """
     (reports,) = [m.meta["reports"] for m in messages if m.meta["kind"] == "reports"]
+    other = [report["source"] for report in reports if report["other"]]
+    if other:
+        warnings.warn(other_values(other), UserWarning, stacklevel=2)
     weight = sum(report["weight"] for report in reports)
     loss = sum(report["loss"] * report["weight"] for report in reports) / weight if weight else math.nan
     slowest_task = max(report["task"]["seconds"] for report in reports)

@@ -24,6 +24,7 @@ from sparkdl.allreduce import slices, update
 from sparkdl.allreduce.update import Turn
 from sparkdl.allreduce.weights import RemoteWeights, Weights, WeightsRef, publish
 from sparkdl.data.dataset import MAX_REBUILDS, Store
+from sparkdl.data.manifest import changed_error
 from sparkdl.exceptions import DataError, ModelError, NonFiniteError
 from sparkdl.frame import Array, Buffer, Frame
 from sparkdl.layout import ParamLayout
@@ -336,6 +337,7 @@ class Stepper:
             self.slices,
             iteration.place,
             number,
+            self.store.manifest,
             iteration.frozen,
             iteration.allowance,
             iteration.inner,
@@ -548,10 +550,12 @@ def missing_partitions(iteration: Iteration, problems: Sequence[Mapping[str, Any
     where = str(iteration)
     for problem in problems:
         if problem["kind"] == "loss":
+            advice = "Try a lower learning rate, or look for extreme values in the data"
+            if problem["found"]:
+                advice = f"It comes from {problem['found']}. Filter such rows or fill such values first"
             raise NonFiniteError(
                 f"the loss became {problem['loss']} in partition {problem['partition']} ({where}). "
-                "Try a lower learning rate, or look for extreme values in the data; the error's "
-                ".result holds the module as it was before this iteration"
+                f"{advice}; the error's .result holds the module as it was before this iteration"
             )
         if problem["kind"] == "gradient":
             raise NonFiniteError(
@@ -559,6 +563,8 @@ def missing_partitions(iteration: Iteration, problems: Sequence[Mapping[str, Any
                 f"partitions {problem['sources']} ({where}), although the loss is finite. "
                 "The error's .result holds the module as it was before this iteration"
             )
+        if problem["kind"] == "changed":
+            raise changed_error(problem, where)
         if problem["kind"] != "missing":
             raise ModelError(f"{problem} ({where})")
     return {problem["partition"] for problem in problems}

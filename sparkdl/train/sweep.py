@@ -17,6 +17,7 @@ from sparkdl.allreduce.weights import WeightsRef
 from sparkdl.data import store
 from sparkdl.data.columns import Structure
 from sparkdl.data.dataset import MAX_REBUILDS, Dataset
+from sparkdl.data.manifest import Unchanged, changed_error
 from sparkdl.exceptions import DataError, ModelError
 from sparkdl.frame import Array, Frame
 from sparkdl.nn.batch import Batch
@@ -149,14 +150,15 @@ def sweep(
         profile: resource profile of the tasks.
 
     Raises:
-        DataError: if partitions stay missing.
+        DataError: if partitions stay missing, or have other rows than when they were built.
         TaskError: if a task failed, or the error of sparkdl that it raised.
     """
     built = data.store()
     for _ in range(MAX_REBUILDS):
         jobs.describe(describe)
         try:
-            frames = jobs.collect(jobs.stage(built.tokens, task, broadcasts, profile=profile))
+            checked = Unchanged(task, built.manifest)
+            frames = jobs.collect(jobs.stage(built.tokens, checked, broadcasts, profile=profile))
         except Exception as error:
             if is_job_failure(error):
                 raise task_error(error, doing) from None
@@ -164,6 +166,9 @@ def sweep(
         finally:
             jobs.describe(None)
         messages = [frame.unpack(data) for data in frames]
+        for message in messages:
+            if message.meta["kind"] == "changed":
+                raise changed_error(message.meta, doing)
         missing = {m.meta["partition"] for m in messages if m.meta["kind"] == "missing"}
         if not missing:
             return messages

@@ -405,6 +405,7 @@ class Trainer:
                 inner=self._inner,
                 tables=self._tables,
                 scanned=self._scanned,
+                plan=data.plan,
             )
 
     @contextmanager

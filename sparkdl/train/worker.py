@@ -19,7 +19,7 @@ from sparkdl import buffers
 from sparkdl._spark import broadcast_value, task_resources
 from sparkdl.allreduce.codec import Cast, Codec, has_error_feedback
 from sparkdl.allreduce.update import Combine
-from sparkdl.data.columns import Structure
+from sparkdl.data.columns import Structure, TablePlan
 from sparkdl.layout import ParamLayout
 from sparkdl.nn import serialize
 from sparkdl.nn.flat import FlatModule
@@ -59,6 +59,7 @@ class FitSpec:
         inner: how partitions step by themselves; ``None`` if they send gradients.
         tables: parameters with row-sparse gradients whose optimizer leaves other rows as they are.
         scanned: tables with dense gradients, of which rows of zeros are not sent.
+        plan: names of columns and rows, for errors.
     """
 
     module: nn.Module
@@ -81,6 +82,7 @@ class FitSpec:
     inner: InnerRule | None = None
     tables: tuple[int, ...] = ()
     scanned: tuple[int, ...] = ()
+    plan: TablePlan | None = None
 
     @property
     def error_feedback(self) -> bool:

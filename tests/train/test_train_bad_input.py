@@ -13,6 +13,7 @@ import pytest
 import torch
 from support.models import mlp
 from torch import nn
+from torchmetrics import Metric
 
 from sparkdl import Dataset, Trainer
 from sparkdl.exceptions import (
@@ -92,6 +93,54 @@ def test_label_that_would_broadcast(spark: Any) -> None:
         fit(spark, mlp(64, 1), nn.MSELoss(), y=Y.astype(np.float32))
 
 
+@pytest.mark.parametrize("loss", [lambda o, y: (o - y).square().mean(), lambda o, y: (o - y).abs()])
+def test_label_that_would_broadcast_in_a_loss_of_ones_own(spark: Any, loss: Any) -> None:
+    with pytest.raises(
+        ModelError, match=r"the loss compares rows with each other: sub of an output of shape"
+    ) as c:
+        fit(spark, mlp(64, 1), loss, y=Y.astype(np.float32))
+    assert "(rows, 1) and a label of shape (rows,) broadcast to (rows, rows)" in str(c.value)
+
+
+def test_validation_labels_and_metrics_that_would_broadcast(spark: Any) -> None:
+    class Error(Metric):
+        full_state_update = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.add_state("sum", torch.tensor(0.0), "sum")
+
+        def update(self, output: Any, label: Any) -> None:
+            self.sum += (output - label).abs().sum()
+
+        def compute(self) -> Any:
+            return self.sum
+
+    y = Y.astype(np.float32)
+    kwargs: Any = {"spark": spark, "num_partitions": 1}
+    options: Any = {"optimizer": SGD, "progress": False, "batch_size": 40, "end_when": MaxEpoch(1)}
+    loss = lambda output, label: (output - label).square().mean()  # noqa: E731
+    with Dataset.from_numpy(X, y[:, None], **kwargs) as data, Dataset.from_numpy(X, y, **kwargs) as other:
+        trainer = Trainer(mlp(64, 1), loss=loss, **options)
+        with pytest.raises(ModelError, match="the loss compares rows with each other"):
+            trainer.fit(data, other)
+        with pytest.raises(ModelError, match="target size"):
+            Trainer(mlp(64, 1), loss=nn.MSELoss(), **options).evaluate(other)
+        squeezing = lambda output, label: (output[:, 0] - label.reshape(-1)).square().mean()  # noqa: E731
+        trainer = Trainer(mlp(64, 1), loss=squeezing, metrics=Error(), **options)
+        assert trainer.evaluate(data)["error"] > 0
+        with pytest.raises(ModelError, match="metric 'error' compares rows with each other"):
+            trainer.evaluate(other)
+
+
+def test_weights_of_one_element_arrays(spark: Any) -> None:
+    with pytest.raises(DataError, match=r"weight has shape \(40, 1\); expected one number per row"):
+        fit(spark, mlp(), nn.CrossEntropyLoss(reduction="none"), weight=np.ones((40, 1)))
+    rows = spark.sparkContext.parallelize([(X[0], 0, np.ones(1))] * 4, 2)
+    with pytest.raises(DataError, match=r"column 'weight', row 0 .*shape \(1,\) where a number is expected"):
+        Dataset.from_rdd(rows, has_weight=True).peek()
+
+
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
@@ -153,7 +202,9 @@ def test_loss_becomes_nan_and_the_last_good_state_is_kept(spark: Any) -> None:
     x = X.copy()
     x[33] = np.nan  # in the second partition, visited once per epoch
     with pytest.raises(
-        NonFiniteError, match=r"loss became nan in partition 1 \(iteration \d, epoch 1\)"
+        NonFiniteError,
+        match=r"loss became nan in partition 1 \(iteration \d, epoch 1\). "
+        "It comes from column 'features', row 33: nan. Filter",
     ) as caught:
         fit(spark, mlp(), x=x, end_when=MaxIteration(9), batch_size=5, seed=1)
     result = caught.value.result

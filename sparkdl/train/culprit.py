@@ -1,0 +1,62 @@
+"""Which row of an iteration a loss that is not finite comes from: looked for only when there is one.
+
+A module may have a use for NaN in its features, so they are no error in themselves, and looking through all
+of them would cost time in every run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparkdl.data import store
+from sparkdl.data.columns import TablePlan
+from sparkdl.frame import Array
+from sparkdl.nn.batch import Batch, tensors_of
+
+
+def find_culprit(
+    plan: TablePlan, token: store.Token, rows: Array, columns: Mapping[str, Array], batches: Sequence[Batch]
+) -> str:
+    """Say which feature is NaN or infinite, and in which row; empty if all are finite.
+
+    Args:
+        plan: names of columns and rows.
+        token: the partition.
+        rows: numbers of the iteration's rows in the partition.
+        columns: these rows as they are stored.
+        batches: these rows as the module gets them, after the transform.
+    """
+
+    def say(bad: Array, where: str, value: Any) -> str:
+        more = f" (and {bad.sum() - 1} more rows of the iteration)" if bad.sum() > 1 else ""
+        position = store.read_positions(token, rows[bad.argmax() : bad.argmax() + 1])[0]
+        return f"{where}, {plan.name_row(int(position))}: {value}{more}"
+
+    for column in plan.columns:
+        values = columns[column.key]
+        if column.key in plan.features.keys and values.dtype.kind == "f":
+            bad, value = _not_finite(values)
+            if bad is not None:
+                return say(bad, f"column {column.source!r}", value)
+    start = 0
+    for batch in batches:
+        for tensor in tensors_of(batch.inputs):
+            if tensor.is_floating_point() and not tensor.is_sparse and len(tensor) == batch.rows:
+                bad, value = _not_finite(tensor.detach().to("cpu", torch.float32).numpy())
+                if bad is not None:
+                    whole = np.zeros(len(rows), np.bool_)
+                    whole[start : start + batch.rows] = bad
+                    return say(whole, "the transform's output", value)
+        start += batch.rows
+    return ""
+
+
+def _not_finite(values: Array) -> tuple[Array | None, Any]:
+    """Return which rows have a value that is not finite, and the first such value."""
+    flat = values.reshape(len(values), -1)
+    found = ~np.isfinite(flat)
+    return (np.asarray(found.any(axis=1)), flat[found][0]) if found.any() else (None, None)

@@ -1,0 +1,128 @@
+"""Rows that no model can be made of: the estimators name column and row, before long work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.ml.linalg import Vectors, VectorUDT
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from sparkdl.exceptions import DataError
+from sparkdl.ml import TorchClassifier, TorchEstimator, TorchRegressor, fitting
+from sparkdl.nn.losses import squared_error
+
+SCHEMA = T.StructType([T.StructField("x", VectorUDT()), T.StructField("y", T.DoubleType())])
+GOOD = [(Vectors.dense(float(i), 1.0), float(i % 2)) for i in range(8)]
+
+
+def table(spark: Any, *more: Any, first: bool = False) -> Any:
+    rows = [*more, *GOOD] if first else [*GOOD, *more]
+    return spark.createDataFrame(rows, SCHEMA).coalesce(1)
+
+
+def classifier(**params: Any) -> TorchClassifier:
+    return TorchClassifier(featuresCol="x", labelCol="y", maxIter=1, **params)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ((None, 1.0), "column 'x', row ROW of input partition 0: null; drop or fill nulls"),
+        (
+            (Vectors.dense(1.0, float("nan")), 1.0),
+            "column 'x', row ROW of input partition 0: nan is not a fin",
+        ),
+        (
+            (Vectors.dense(1.0, float("-inf")), 1.0),
+            "column 'x', row ROW of input partition 0: -inf is not a fi",
+        ),
+        ((Vectors.dense(1.0, 1e300), 1.0), "column 'x', row ROW of input partition 0: 1e.300 is not a fi"),
+        ((Vectors.dense(1.0), 1.0), "column 'x', row .* of input partition 0: array of . values where other"),
+        (
+            (Vectors.dense(1.0, 1.0), float("inf")),
+            r"label column 'y' holds inf \(1 such rows\): expected integ",
+        ),
+        ((Vectors.dense(1.0, 1.0), -1.0), r"label column 'y' holds -1.0 \(1 such rows\): expected integers"),
+        (
+            (Vectors.dense(1.0, 1.0), 3e6),
+            r"label column 'y' holds 3000000, which would make 3000001 classes; up",
+        ),
+    ],
+)
+def test_a_bad_row_of_a_default_module_is_named(spark: Any, row: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message.replace("ROW", str(len(GOOD)))):
+        classifier().fit(table(spark, row))
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first row", "a later row"])
+def test_null_vectors_are_named_or_left_out_in_fit_and_transform(spark: Any, first: bool) -> None:
+    df = table(spark, (None, 1.0), first=first)
+    with pytest.raises(DataError, match="column 'x'.*null"):
+        TorchRegressor(featuresCol="x", labelCol="y", maxIter=1, standardization=False).fit(df)
+    model = classifier(handleInvalid="skip").fit(df)
+    assert model.transform(df).count() == len(GOOD)
+    kept = [row.prediction for row in model.setHandleInvalid("keep").transform(df).collect()]
+    assert [value is None for value in kept] == [first, *[False] * 7, not first]
+    with pytest.raises(Exception, match="column 'x', row . of partition 0: null; handleInvalid="):
+        model.setHandleInvalid("error").transform(df).collect()
+
+
+def test_a_null_vector_among_labels_is_named(spark: Any) -> None:
+    schema = T.StructType([T.StructField("f", T.DoubleType()), T.StructField("t", VectorUDT())])
+    df = spark.createDataFrame([(1.0, x) for x, _ in GOOD] + [(1.0, None)], schema)
+    with pytest.raises(DataError, match="column 't', row .*null"):
+        TorchRegressor(featuresCols=["f"], labelCol="t", maxIter=1).fit(df.coalesce(1))
+
+
+def test_weights_are_one_number_per_row(spark: Any) -> None:
+    df = table(spark).withColumn("w", F.array(F.lit(1.0)))
+    with pytest.raises(
+        DataError, match=r"weight column 'w' has type array<double>; expected one number per row"
+    ):
+        classifier(weightCol="w").fit(df)
+    with pytest.raises(DataError, match="weight column 'x' has type vector"):
+        classifier(weightCol="x").fit(df)
+
+
+def test_more_classes_than_are_inferred_can_be_told(spark: Any) -> None:
+    df = table(spark, (Vectors.dense(1.0, 1.0), 1500.0))
+    assert classifier().setHyper(outputs=1501, hidden=[]).fit(df).numClasses == 1501
+    nominal = df.withColumn(
+        "y", F.col("y").alias("y", metadata={"ml_attr": {"type": "nominal", "num_vals": 1501}})
+    )
+    assert classifier().setHyper(hidden=[]).fit(nominal).numClasses == 1501
+    with pytest.raises(DataError, match="holds 1500, which would make 1501 classes.*setHyper.outputs=1501"):
+        fitting.infer_classes(df, "y")
+
+
+def test_names_that_spark_does_not_tell_apart(spark: Any) -> None:
+    df = table(spark)
+    model = classifier().fit(df)
+    doubled = df.select("*", F.lit(1.0).alias("X"))
+    for act in (classifier().fit, model.transform):
+        with pytest.raises(
+            DataError, match="features column 'x' is ambiguous: the DataFrame has 'x' and 'X'"
+        ):
+            act(doubled)
+    with pytest.raises(DataError, match="output column 'prediction' is in the DataFrame already"):
+        model.transform(df.withColumn("Prediction", F.lit(1)))
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        assert model.transform(doubled).count() == len(GOOD)
+    finally:
+        spark.conf.unset("spark.sql.caseSensitive")
+
+
+def test_streams_and_tables_of_other_kinds(spark: Any) -> None:
+    stream = spark.readStream.format("rate").load()
+    estimator = TorchEstimator(module=None, loss=squared_error, featuresCol="value", labelCol="value")
+    with pytest.raises(DataError, match=r"TorchEstimator.fit: the DataFrame is a stream.*foreachBatch"):
+        estimator.fit(stream)
+    frame = table(spark).select("y").toPandas()
+    for found in (frame, frame.to_dict()):
+        with pytest.raises(DataError, match=r"TorchEstimator.fit: found a .*, expected a Spark DataFrame"):
+            estimator.fit(found)
+    with pytest.raises(DataError, match=r"TorchClassificationModel.transform: found a pandas"):
+        classifier().fit(table(spark)).transform(frame)
