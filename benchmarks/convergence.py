@@ -4,14 +4,21 @@
 
 LeNet-5 on MNIST-5k (4,000 images to train on, 1,000 to test with) and NeuralCF on MovieLens-100K (hit
 ratio and NDCG at 10 of 99 others), trained as in ``examples/`` (without averaged weights), the same for each
-variant but for what it is named by. A row is the mean over seeds; with local steps an epoch has as many steps
-as without, but fewer exchanges.
+variant but for what it is named by. A row is the mean over seeds. It says how many rows a run had and how
+many optimizer steps of a partition, for what is compared must be equal in both:
+
+- An epoch of rounds of 4 or 8 local steps has as many steps as one of single steps, but fewer exchanges.
+- ``local_steps=epoch`` has one round of as many steps as an epoch has, so that weights are averaged once.
+- A round of 64 ends with the epoch, which is shorter. It still has 64 steps, of fewer rows each.
+  ``64 per epoch`` is what it must be compared with: single steps, all exchanged, of batches so small that an
+  epoch has 64 of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import time
@@ -35,14 +42,17 @@ import ncf_movielens as ncf
 from sparkdl import Column, Dataset, Trainer, session
 from sparkdl.metrics import NDCG, HitRatio, MetricSpec
 from sparkdl.nn import LeNet5, NeuralCF
-from sparkdl.train import Int8, LocalSteps, MaxEpoch, TopK
+from sparkdl.train import History, Int8, LocalSteps, MaxEpoch, TopK
 
 for _pickler in (cloudpickle, spark_cloudpickle):  # executors cannot import examples
     _pickler.register_pickle_by_value(mnist)
     _pickler.register_pickle_by_value(ncf)
 
 _OUTER = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
+EPOCH = 0  # in place of a number of local steps: as many as an epoch has
 LOCAL: Mapping[str, Mapping[str, Any]] = {
+    "64 per epoch": {"per_epoch": 64},
+    "local_steps=epoch": {"local_steps": EPOCH},
     "local_steps=4": {"local_steps": 4},
     "local_steps=8": {"local_steps": 8},
     "local_steps=64": {"local_steps": 64},
@@ -62,9 +72,36 @@ Variants = Mapping[str, Mapping[str, Any]]
 VARIANTS: Variants = {"fp32": {}, **CODECS, **LOCAL}
 
 
+def options_of(variant: Mapping[str, Any], rows: int, batch: int) -> dict[str, Any]:
+    """Return a variant's options of a Trainer.
+
+    Args:
+        variant: options, also ``per_epoch``: how many steps an epoch is to have, in place of a batch size.
+        rows: of an epoch.
+        batch: rows of a step, by default.
+    """
+    options = {"batch_size": batch, **variant}
+    if "per_epoch" in options:
+        options["batch_size"] = math.ceil(rows / options.pop("per_epoch"))
+    if options.get("local_steps") == EPOCH:
+        options["local_steps"] = math.ceil(rows / batch)
+    return options
+
+
+def effort(history: History, options: Mapping[str, Any]) -> dict[str, int]:
+    """Return how many rows a run has seen, and how many steps each partition's weights have gone."""
+    found = options.get("local_steps", 1)
+    local = found if isinstance(found, LocalSteps) else LocalSteps(found)
+    steps = sum(local.at(row["epoch"] - 1) for row in history)
+    return {"rows": sum(row["samples"] for row in history), "steps": steps}
+
+
 def on_mnist(spark: SparkSession, partitions: int, seeds: int, variants: Variants) -> list[dict[str, Any]]:
     """Return a row per variant."""
     train, test = mnist.read_mnist(spark)
+    train = train.coalesce(
+        2
+    )  # figures depend on how rows are dealt out, and older ones are of two partitions
     image = Column("image", shape=(1, 28, 28), dtype="uint8")
     rows = []
     with (
@@ -73,7 +110,8 @@ def on_mnist(spark: SparkSession, partitions: int, seeds: int, variants: Variant
         ) as data,
         Dataset.from_dataframe(test, features=image, label="digit", transform=mnist.scale) as held_out,
     ):
-        for name, options in variants.items():
+        for name, variant in variants.items():
+            options = options_of(variant, len(data), 128)
             found, took = [], []
             for seed in range(seeds):
                 torch.manual_seed(seed)
@@ -81,7 +119,6 @@ def on_mnist(spark: SparkSession, partitions: int, seeds: int, variants: Variant
                     LeNet5(),
                     loss=nn.CrossEntropyLoss(),
                     optimizer=partial(torch.optim.Adam, lr=3e-3),
-                    batch_size=128,
                     seed=seed,
                     end_when=MaxEpoch(8),
                     metrics={"accuracy": MulticlassAccuracy(10, average="micro")},
@@ -89,11 +126,12 @@ def on_mnist(spark: SparkSession, partitions: int, seeds: int, variants: Variant
                     **options,
                 )
                 begin = time.perf_counter()
-                trainer.fit(data)
+                history = trainer.fit(data).history
                 took.append(time.perf_counter() - begin)
                 found.append(trainer.evaluate(held_out)["accuracy"])
             row = {"data": "mnist", "variant": name, "accuracy": [round(100 * a, 1) for a in found]}
-            rows.append(row | {"mean": round(100 * statistics.mean(found), 2), "seconds": _round(took)})
+            row |= {"mean": round(100 * statistics.mean(found), 2), "seconds": _round(took)}
+            rows.append(row | effort(history, options))
             print(json.dumps(rows[-1]), flush=True)
     return rows
 
@@ -111,7 +149,8 @@ def on_movielens(
         Dataset.from_dataframe(pairs, features=ncf.FEATURES, num_partitions=partitions) as data,
         Dataset.from_dataframe(others, features=ncf.FEATURES) as last,
     ):
-        for name, options in variants.items():
+        for name, variant in variants.items():
+            options = options_of(variant, len(data), 4096)
             torch.manual_seed(0)
             trainer = Trainer(
                 NeuralCF(count, items, 32, 32, hidden=(32, 16, 8)),
@@ -121,17 +160,17 @@ def on_movielens(
                     "hr": MetricSpec(HitRatio(10), ncf.with_relevance),
                     "ndcg": MetricSpec(NDCG(10), ncf.with_relevance),
                 },
-                batch_size=4096,
                 seed=0,
                 end_when=MaxEpoch(epochs),
                 progress=False,
                 **options,
             )
             begin = time.perf_counter()
-            trainer.fit(data)
+            history = trainer.fit(data).history
             took = time.perf_counter() - begin
             scores = {name: round(score, 4) for name, score in trainer.evaluate(last).items()}
-            rows.append({"data": "movielens", "variant": name, **scores, "seconds": _round([took])})
+            row = {"data": "movielens", "variant": name, **scores, "seconds": _round([took])}
+            rows.append(row | effort(history, options))
             print(json.dumps(rows[-1]), flush=True)
     return rows
 

@@ -7,6 +7,8 @@ Every mode trains the same module on the same rows with the same batch size and 
 
     torch           one process, as many threads as all executors have cores
     ddp             TorchDistributor with DistributedDataParallel over gloo, a process per executor
+    ddp local 8     the same processes with local SGD: the weights' mean over gloo after every 8 steps
+    ddp local 64    the same after every 64
     bare            stages of Spark jobs that send a gradient's bytes and do nothing else: the groups' floor
     slices          sparkdl, exchange="slices": two jobs per iteration
     replicas        sparkdl, exchange="replicas", iterations_per_job=1
@@ -14,6 +16,10 @@ Every mode trains the same module on the same rows with the same batch size and 
     groups bf16     the same with gradient_codec="bf16"
     local 8         the same with local_steps=8: a row's time is that of a step, an eighth of a round
     local 64        the same with local_steps=64
+
+A step has equally many rows in all modes, ``rows_per_step``, and a time is that of a step: equal numbers of
+rows are equal numbers of steps. Local steps are to be compared with DDP's (``ratio_to_ddp_local``) as well as
+with synchronous DDP, which does more: it exchanges in each step.
 
 The modes take turns, ``--rounds`` times; a figure is the median of its rounds, each the median of
 ``--seconds``, of which the first half warms up. The JVMs compile as they go, for minutes: they run groups of
@@ -59,7 +65,9 @@ SPARKDL: Mapping[str, Mapping[str, Any]] = {
     "local 8": {"exchange": "replicas", "local_steps": 8},
     "local 64": {"exchange": "replicas", "local_steps": 64},
 }
-MODES = ("torch", "ddp", "bare", *SPARKDL)
+DDP = {"ddp": 1, "ddp local 8": 8, "ddp local 64": 64}
+"""Steps between two exchanges, by mode."""
+MODES = ("torch", *DDP, "bare", *SPARKDL)
 
 
 @dataclass(slots=True)
@@ -100,7 +108,7 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
     try:
         executors = session.executors(spark)
         cores = executors.count * executors.cores
-        warm_up = args.warm_up if set(args.modes) - {"torch", "ddp"} else 0.0
+        warm_up = args.warm_up if set(args.modes) - {"torch", *DDP} else 0.0
         if warm_up:
             warm(spark, warm_up)
         for name in args.works:
@@ -123,7 +131,7 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
                             took = plain_torch(model, batch, work.optimizer, cores, args.seconds)
                         else:
                             took = ddp_torch.measure(
-                                spark, str(FOLDER), model, batch, executors.count, args.seconds
+                                spark, str(FOLDER), model, batch, executors.count, args.seconds, DDP[mode]
                             )
                         print(f"{name}, {mode}, round {turn}: {took:.1f} ms", file=sys.stderr, flush=True)
                         if turn:
@@ -154,8 +162,10 @@ def sparkdl(work: Any, data: Dataset, batch: int, seconds: float, options: Mappi
         **options,
     )
     history = trainer.fit(data).history
-    later = [row["seconds"] for row in history[len(history) // 2 :]]
-    return 1000 * statistics.median(later) / options.get("local_steps", 1)
+    later, steps = history[len(history) // 2 :], options.get("local_steps", 1)
+    if statistics.median(row["samples"] for row in later) != batch * steps:
+        raise RuntimeError(f"{options}: steps have other numbers of rows than {batch}, so times mean nothing")
+    return 1000 * statistics.median(row["seconds"] for row in later) / steps
 
 
 def plain_torch(model: str, batch: int, optimizer: str, threads: int, seconds: float) -> float:
@@ -172,10 +182,12 @@ def table(work: str, batch: int, times: Mapping[str, float]) -> list[dict[str, A
         {
             "work": work,
             "mode": mode,
+            "rows_per_step": batch,
             "ms_per_iteration": round(took, 2),
             "records_per_second": round(1000 * batch / took, 1),
             "ratio_to_torch": ratio(times, "torch", took),
             "ratio_to_ddp": ratio(times, "ddp", took),
+            "ratio_to_ddp_local": ratio(times, f"ddp {mode}", took),
         }
         for mode, took in times.items()
     ]
@@ -188,7 +200,8 @@ def ratio(times: Mapping[str, float], peer: str, took: float) -> float | None:
 
 def show(rows: list[dict[str, Any]]) -> None:
     """Print the table."""
-    columns = ("work", "mode", "ms_per_iteration", "records_per_second", "ratio_to_torch", "ratio_to_ddp")
+    columns = ("work", "mode", "rows_per_step", "ms_per_iteration", "records_per_second")
+    columns += tuple(name for name in rows[0] if name.startswith("ratio_"))
     print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
     for row in rows:
         print("| " + " | ".join("" if row[name] is None else str(row[name]) for name in columns) + " |")

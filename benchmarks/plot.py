@@ -19,7 +19,7 @@ def draw(rows: list[dict[str, Any]], target: str) -> None:
     panels = figure.subplots(-(-len(works) // 3), min(len(works), 3), squeeze=False).flat
     for work, panel in zip(works, panels, strict=False):
         own = [row for row in rows if row["work"] == work]
-        colours = [_COLOURS.get(row["mode"], "tab:blue") for row in own]
+        colours = [_COLOURS.get(row["mode"].partition(" ")[0], "tab:blue") for row in own]
         bars = panel.barh(
             [row["mode"] for row in own], [row["ms_per_iteration"] for row in own], color=colours
         )

@@ -6,6 +6,8 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
+
 
 @dataclass(frozen=True, slots=True)
 class Counts:
@@ -39,20 +41,36 @@ def counts_after(sc: Any, job: int) -> Counts:
     listed = store.jobsList(None)
     jobs = [listed.apply(i) for i in range(listed.size())]
     jobs = [j for j in jobs if j.jobId() > job]
+    stages = sum(int(j.numCompletedStages()) for j in jobs)
+    tasks = sum(int(j.numCompletedTasks()) for j in jobs)
     stage_ids: set[int] = set()
     for j in jobs:
         ids = j.stageIds()
         stage_ids |= {int(ids.apply(i)) for i in range(ids.size())}
-    stages = tasks = read = written = 0
-    for stage_id in stage_ids:
-        stage = store.lastStageAttempt(stage_id)
-        if stage.status().toString() != "COMPLETE":
-            continue  # skipped: its shuffle files were there already
-        stages += 1
-        tasks += stage.numCompleteTasks()
-        read += stage.shuffleReadBytes()
-        written += stage.shuffleWriteBytes()
+    found = [stage for stage in (_stage(store, number) for number in stage_ids) if stage is not None]
+    complete = [stage for stage in found if stage.status().toString() == "COMPLETE"]  # others are skipped
+    if len(complete) < stages:
+        raise RuntimeError(
+            f"Spark's status store has forgotten {stages - len(complete)} of {stages} stages: count fewer "
+            "iterations, or raise spark.ui.retainedStages"
+        )
+    read = sum(int(stage.shuffleReadBytes()) for stage in complete)
+    written = sum(int(stage.shuffleWriteBytes()) for stage in complete)
     return Counts(len(jobs), stages, tasks, read, written)
+
+
+def _stage(store: Any, number: int) -> Any:
+    """Return what the store knows of a stage, ``None`` if it has forgotten it.
+
+    It keeps ``spark.ui.retainedStages``, and of more than these forgets the skipped ones first, for they
+    have no time at which they ended.
+    """
+    try:
+        return store.lastStageAttempt(number)
+    except Py4JJavaError as error:
+        if error.java_exception.getClass().getSimpleName() != "NoSuchElementException":
+            raise
+        return None
 
 
 def settle(sc: Any) -> None:

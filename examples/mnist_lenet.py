@@ -38,8 +38,10 @@ def read_mnist(spark: SparkSession) -> tuple[DataFrame, DataFrame]:
     table = np.loadtxt(file, dtype=np.uint8, delimiter=",")  # 784 pixels, then the digit
     rows = [(row[:-1].tobytes(), int(row[-1])) for row in table]
     train = [row for index, row in enumerate(rows) if index % 5]
-    schema = "image binary, digit int"
-    return spark.createDataFrame(train, schema), spark.createDataFrame(rows[::5], schema)
+    sc, schema = spark.sparkContext, "image binary, digit int"
+    # A task carries its part of what the driver holds. Spark warns of parts above 1,000 KiB, so there are 16.
+    local = sc.parallelize(train, 16), sc.parallelize(rows[::5], 4)
+    return spark.createDataFrame(local[0], schema), spark.createDataFrame(local[1], schema)
 
 
 def scale(images: torch.Tensor) -> torch.Tensor:

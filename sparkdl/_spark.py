@@ -190,6 +190,35 @@ class FrameJobs:
         """Pair an RDD of alternating keys and frames up, inside the JVM."""
         return self._pairwise_rdd(frames).asJavaPairRDD()
 
+    def scattered(self, frames: Iterable[tuple[int, bytes | Parts]]) -> JavaObject:
+        """Return frames of the driver as keyed frames, each in a task of its own.
+
+        What the driver holds travels inside of tasks. Spark warns of tasks above 1,000 KiB and refuses those
+        above ``spark.rpc.message.maxSize``, so frames must be small.
+
+        Args:
+            frames: key and frame of each.
+        """
+        tasks = 0
+
+        def alternating() -> Iterator[bytes | Parts]:
+            nonlocal tasks
+            for n, data in frames:
+                tasks += 1
+                yield key(n)
+                yield data
+
+        def read(file: str) -> JavaObject:
+            return self._python_rdd.readRDDFromFile(self._jsc, file, max(1, tasks))
+
+        def serve() -> JavaObject:  # with I/O encryption, before anything is written
+            nonlocal frames
+            frames = list(frames)
+            return self._jvm.PythonParallelizeServer(self._context, max(1, len(frames)))
+
+        sent = self.sc._serialize_to_jvm(alternating(), FrameSerializer(), read, serve)
+        return self.keyed(sent.rdd())
+
     def select(self, pairs: JavaObject, keep: int, drop: Sequence[int]) -> JavaObject:
         """Return the frames of ``pairs`` with key ``keep``, without leaving the JVM.
 
@@ -417,6 +446,11 @@ def task_error(error: BaseException, doing: str) -> SparkdlError:
         first = java.splitlines()[0] if java else repr(error)
         if "Cannot run program" in first:  # the JVM's words for an interpreter that is not there
             return TaskError(f"Python did not start on the executors: {first}. {_SHIP}", code=_ENVIRONMENT)
+        absent = re.search(r"No module named .*", java)  # daemon.py, or what it needs
+        if absent is not None:
+            return TaskError(
+                f"Python did not start on the executors: {absent[0]}. {_SHIP}", code=_ENVIRONMENT
+            )
         return TaskError(f"a Spark job failed while {doing}: {first}")
     remote = re.sub(r"\s*SQLSTATE: \w+\s*\Z", "", text[begin:].split("\n\tat ")[0].rstrip())
     root = _FRAME_OF_SPARK.sub("", remote.split(_CHAIN)[0])

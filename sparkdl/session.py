@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 import time
 import warnings
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdl import logs
+from sparkdl import daemon, logs
 from sparkdl.exceptions import ConfigError
 
 if TYPE_CHECKING:
@@ -135,11 +136,22 @@ def builder(
             # environment is activated.
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
             os.environ.setdefault(_ARROW_UNCHECKED, "true")  # for the JVM, which is the executor too
+            if _LOCAL.fullmatch(master) and _workers_find(daemon.NAME):
+                chosen = chosen.config("spark.python.daemon.module", daemon.NAME)
     level = logs.set_up()
     rich = {"spark.log.level": level} if level is not None else {}
     for name, value in {**recommended(), **rich, **(conf or {})}.items():
         chosen = chosen.config(name, value)
     return chosen
+
+
+def _workers_find(module: str) -> bool:
+    """Whether Python workers of this machine can import a module before Spark tells them of files to add."""
+    command = [os.environ["PYSPARK_PYTHON"], "-c", f"import {module}"]
+    try:
+        return subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0
+    except OSError:
+        return False  # an interpreter that is not there: the first task says so
 
 
 def recommended() -> dict[str, str]:

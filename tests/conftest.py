@@ -49,7 +49,6 @@ class _Sessions:
     def get(self, master: str) -> SparkSession:
         if self.master != master:
             self.stop()
-            os.environ["PYTHONPATH"] = TASKS_PATH
             conf = {
                 "spark.executorEnv.PYTHONPATH": TASKS_PATH,
                 "spark.executor.extraJavaOptions": JVM_OPTIONS,
@@ -59,9 +58,11 @@ class _Sessions:
                 "spark.driver.bindAddress": "127.0.0.1",
                 "spark.driver.host": "127.0.0.1",
             }
-            os.environ.pop("SPARK_SUBMIT_OPTS", None)
-            self.spark = session.builder(master, "sparkdl-tests", conf).getOrCreate()
-            os.environ["SPARK_SUBMIT_OPTS"] = JVM_OPTIONS
+            # For the JVM, and not for what tests start later: machines of a cluster may have to be bare.
+            with pytest.MonkeyPatch.context() as environment:
+                environment.setenv("PYTHONPATH", TASKS_PATH)
+                environment.delenv("SPARK_SUBMIT_OPTS", raising=False)
+                self.spark = session.builder(master, "sparkdl-tests", conf).getOrCreate()
             self.spark.sparkContext.setLogLevel("OFF")
             self.master = master
         assert self.spark is not None

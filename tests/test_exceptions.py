@@ -90,6 +90,7 @@ def test_the_code_comes_back_from_a_task():
     ("report", "code"),
     [
         ('java.io.IOException: Cannot run program "./environment/bin/python": error=2', "task-environment"),
+        ("SparkException: \nError from python worker:\n  No module named 'sparkdl'", "task-environment"),
         ("Traceback (most recent call last):\nModuleNotFoundError: No module named 'x'", "task-environment"),
         ("Traceback (most recent call last):\nZeroDivisionError: division by zero", "task-python"),
         ("org.apache.spark.SparkException: lost", "task"),

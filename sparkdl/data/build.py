@@ -7,6 +7,8 @@ instead of a failed task: retrying would find the same row.
 
 from __future__ import annotations
 
+import pickle
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -19,6 +21,7 @@ from sparkdl.data.convert import from_arrow, from_rows, row_namer
 from sparkdl.data.store import StoreBatch, Token, local_folders, write_partition
 from sparkdl.exceptions import DataError
 from sparkdl.frame import Array
+from sparkdl.pieces import joined
 
 _CHUNK = 1024  # rows of an RDD that are stacked and written at once
 
@@ -130,20 +133,28 @@ def stack_rows(plan: TablePlan, rows: list[Any], positions: list[tuple[int, int]
     return {column.key: from_rows(column, columns[column.key], name) for column in plan.columns}
 
 
-def arrays_writer(store: str, plan: TablePlan) -> Callable[[int, Iterable[Any]], Iterator[bytes]]:
-    """Return the partition function that writes elements of (first row, arrays by column key)."""
+def pickled(first: int, arrays: Mapping[str, Array]) -> bytes:
+    """Return rows of the driver's as :func:`arrays_writer` reads them.
 
-    def write(partition: int, elements: Iterable[Any]) -> Iterator[bytes]:
-        stream = iter(elements)
+    Args:
+        first: number of the first row.
+        arrays: by column key; of any dtype, for errors in them are found by the task.
+    """
+    return pickle.dumps((first, arrays), protocol=pickle.HIGHEST_PROTOCOL)
 
+
+def arrays_writer(store: str, plan: TablePlan) -> Callable[[int, Iterator[bytes]], Iterator[bytes]]:
+    """Return the task that writes a partition of what :func:`pickled` returned, which arrives in pieces."""
+
+    def write(partition: int, arriving: Iterator[bytes]) -> Iterator[bytes]:
         def convert_arrays() -> Iterator[StoreBatch]:
-            for first, arrays in stream:
+            for data in joined(arriving):
+                first, arrays = pickle.loads(data)
                 rows = len(next(iter(arrays.values())))
                 yield np.arange(first, first + rows), convert_numpy(plan, arrays, first)
 
         yield _write(store, plan.columns, partition, convert_arrays())
-        for _ in stream:
-            pass
+        deque(arriving, maxlen=0)  # after an error: see arrow_writer
 
     return write
 

@@ -35,6 +35,7 @@ from sparkdl.data.store import Token, delete_store
 from sparkdl.data.tables import check_dataframe, check_no_stream, is_pandas, plan_pandas
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.frame import Array
+from sparkdl.pieces import cut
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -47,6 +48,7 @@ Transform = Callable[[Any], Any]
 
 Partitions = int | Literal["input"] | None
 _ARROW_BATCH_BYTES = 8 << 20
+_TASK_BYTES = 512 << 10  # of arrays that a task brings from the driver; Spark warns of 1,000 KiB
 _PEEK_ROWS = 2  # BatchNorm in training mode needs more than one
 
 
@@ -559,11 +561,13 @@ class _ArraySource(_Source):
             raise ConfigError("num_partitions='input' needs a DataFrame or RDD: arrays have no partitions")
         rows = len(next(iter(self._arrays.values())))
         bounds = [p * rows // partitions for p in range(partitions + 1)]
-        chunks = [
-            (p, (lo, {key: array[lo:hi] for key, array in self._arrays.items()}))
+        chunks = (
+            (p, build.pickled(lo, {key: array[lo:hi] for key, array in self._arrays.items()}))
             for p, (lo, hi) in enumerate(pairwise(bounds))
-        ]
-        # Through a shuffle: the rows of a parallelized collection travel with every task that descends
-        # from it, which here would be each task of each iteration.
-        rdd = spark.sparkContext.parallelize(chunks, partitions).partitionBy(partitions, int).values()
-        return frames_of(rdd.mapPartitionsWithIndex(build.arrays_writer(store, plan)))
+        )
+        # Through a shuffle: what the driver holds travels with every task that descends from it, which
+        # here would be each task of each iteration. In pieces: Spark warns of larger tasks.
+        jobs = FrameJobs(spark.sparkContext)
+        pieces = ((p, piece) for p, chunk in chunks for piece in cut(p, [chunk], _TASK_BYTES))
+        shuffled = jobs.shuffle(jobs.scattered(pieces), partitions)
+        return jobs.stage(jobs.values(shuffled), build.arrays_writer(store, plan))

@@ -24,7 +24,7 @@ from pyspark.ml.util import (
     MLWritable,
     MLWriter,
 )
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from torch import nn
 
 from sparkdl import redaction
@@ -41,7 +41,7 @@ R = TypeVar("R", bound=MLReadable[Any])
 JavaObject = Any
 
 _GROUP_BYTES = 32 << 20  # of one file; a JVM of 1 GiB must have room for several copies of it
-_CHUNK_BYTES = weights.CHUNK_BYTES
+_CHUNK_BYTES = 960 << 10  # of a task; Spark warns of 1,000 KiB
 _COLUMNS = "offset long, data binary"
 _DRAFT = re.compile("[0-9a-f]+")
 _pickle_allowed: ContextVar[bool] = ContextVar("sparkdl pickle allowed", default=False)
@@ -351,7 +351,7 @@ def _write(spark: SparkSession, path: str, pieces: Iterable[weights.Chunk]) -> N
 
     def flush() -> None:
         nonlocal mode
-        df = spark.createDataFrame(rows, _COLUMNS).coalesce(1)
+        df = _in_small_tasks(spark, rows).repartition(1)
         df.write.mode(mode).option("compression", "none").parquet(path)
         mode = "append"
         rows.clear()
@@ -362,6 +362,13 @@ def _write(spark: SparkSession, path: str, pieces: Iterable[weights.Chunk]) -> N
         rows.append((piece.offset, piece.data))
     if rows:
         flush()
+
+
+def _in_small_tasks(spark: SparkSession, rows: list[tuple[int, bytes]]) -> DataFrame:
+    """Return rows as a DataFrame, each in a task of its own, for tasks carry what the driver holds."""
+    if not hasattr(spark, "_jsparkSession"):  # Connect has its own way
+        return spark.createDataFrame(rows, _COLUMNS)
+    return spark.createDataFrame(spark.sparkContext.parallelize(rows, len(rows)), _COLUMNS)
 
 
 def _read(spark: SparkSession, path: str, folder: str) -> Iterator[weights.Chunk]:

@@ -17,6 +17,7 @@ from sparkdl._spark import FrameJobs, JavaObject
 from sparkdl.allreduce import update
 from sparkdl.data.dataset import Store
 from sparkdl.frame import Frame
+from sparkdl.pieces import joined
 from sparkdl.train import pieces
 from sparkdl.train.pieces import ChainTask, InPieces
 
@@ -102,7 +103,7 @@ class Chain:
         finally:
             jobs.describe(None)
             jobs.release_shuffle(shuffled)
-        messages = [frame.unpack(data) for data in pieces.joined(received)]
+        messages = [frame.unpack(data) for data in joined(received)]
         return Chained(messages, kept, started, time.perf_counter() - begin)
 
     def forget(self, store: Store, partition: int) -> None:

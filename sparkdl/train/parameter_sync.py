@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sparkdl import frame
 from sparkdl._spark import key
 from sparkdl.allreduce import slices, update
 from sparkdl.allreduce.weights import WeightsRef
 from sparkdl.frame import Buffer, Parts
-from sparkdl.train.pieces import cut
 from sparkdl.train.worker import FitRef
 
 
@@ -48,14 +46,6 @@ class ParameterSync:
             elif kind == update.RESULT:
                 yield parts
         worker.end_task()
-
-
-def key_kept(slices: Iterable[tuple[int, list[bytes]]]) -> Iterator[bytes]:
-    """Send frames that once stayed with slices on their way to these slices."""
-    for index, frames in slices:
-        for piece in cut(index, frames):
-            yield key(index)
-            yield frame.join(piece)
 
 
 def keep(_: int, pieces: Iterator[bytes]) -> Iterator[bytes]:

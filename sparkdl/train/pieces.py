@@ -9,20 +9,18 @@ through the processor's cache.
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, repeat
 
-from sparkdl import buffers, frame
+from sparkdl import frame
 from sparkdl._spark import key, keyed_by
-from sparkdl.frame import Array, Buffer, Parts
+from sparkdl.frame import Buffer, Parts
+from sparkdl.pieces import HEAD, PIECE_BYTES, cut, joined, pieces_of
 
 ChainTask = Callable[[int, Iterator[Buffer]], Iterable[bytes | Parts]]
 """What runs in a task: (partition, token, frames that have arrived) -> frames out."""
-
-PIECE_BYTES = 256 << 10
 
 _BLOCK_BYTES = 32 << 20
 """So much of a frame lies in one block of a chain's shuffle at most: Spark fetches a larger one into a file
@@ -30,9 +28,6 @@ first, from ``spark.network.maxRemoteBlockSizeFetchToMem`` on, and otherwise hol
 
 MORE = b"more"
 """What :class:`InRounds` sends after its pieces if there are more of them."""
-
-_HEAD = struct.Struct("<IIQQ40x")
-"""Source, which of its frames, where in it, its length; as long as an array's alignment in a frame."""
 
 
 def count(nbytes: int) -> int:
@@ -102,23 +97,11 @@ class InRounds:
         """Yield the pieces of wanted frames, which arrive in the order in which they were cut."""
         passes = False
         for piece in pieces:
-            _, _, offset, _ = _HEAD.unpack_from(piece)
+            _, _, offset, _ = HEAD.unpack_from(piece)
             if not offset:
-                passes = self.wanted(frame.kind_of(memoryview(piece)[_HEAD.size :]))
+                passes = self.wanted(frame.kind_of(memoryview(piece)[HEAD.size :]))
             if passes:
                 yield piece
-
-
-def cut(source: int, frames: Iterable[bytes | Parts]) -> Iterator[Parts]:
-    """Yield frames in pieces.
-
-    Args:
-        source: who sends them. Pieces of two frames of the same sender must not arrive mixed with each other
-            unless they are from the same call.
-        frames: the frames.
-    """
-    for number, data in enumerate(frames):
-        yield from _pieces(source, number, data, PIECE_BYTES)
 
 
 def cut_keyed(
@@ -141,7 +124,7 @@ def cut_keyed(
         expected = 0 if not pieces else 1 if number else pieces
         largest = max(PIECE_BYTES, -(-frame.size(data) // expected)) if expected else PIECE_BYTES
         keys = [key(keyed_by(to) * blocks + block) for block in range(blocks)] if blocks > 1 else []
-        for place, piece in enumerate(_padded(_pieces(source, number, data, largest), expected)):
+        for place, piece in enumerate(_padded(pieces_of(source, number, data, largest), expected)):
             yield keys[place * blocks // pieces] if keys else to
             yield piece
 
@@ -152,44 +135,3 @@ def _padded(pieces: Iterable[Parts], expected: int) -> Iterator[bytes | Parts]:
         yield piece
         expected -= 1
     yield from repeat(b"", expected)
-
-
-def _pieces(source: int, number: int, data: bytes | Parts, largest: int) -> Iterator[Parts]:
-    """Yield the pieces of a frame, each of so many bytes at most."""
-    size, offset, room = frame.size(data), 0, largest
-    piece: Parts = []
-    for part in frame.parts(data):
-        rest = memoryview(part)
-        while len(rest):
-            piece.append(rest[:room])
-            rest = rest[room:]
-            room -= len(piece[-1])
-            if not room:
-                yield [_HEAD.pack(source, number, offset, size), *piece]
-                offset, piece, room = offset + largest, [], largest
-    if piece:
-        yield [_HEAD.pack(source, number, offset, size), *piece]
-
-
-def joined(frames: Iterable[bytes]) -> Iterator[Buffer]:
-    """Yield frames that have arrived in pieces, each when its last piece has come."""
-    return (data for _, data in joined_by_source(frames))
-
-
-def joined_by_source(frames: Iterable[bytes]) -> Iterator[tuple[int, Buffer]]:
-    """Yield who sent a frame, and the frame, when its last piece has come."""
-    begun: dict[tuple[int, int], tuple[Array, int]] = {}
-    for data in frames:
-        if not data:  # zipped with a piece that nobody needs
-            continue
-        source, which, offset, size = _HEAD.unpack_from(data)
-        piece = memoryview(data)[_HEAD.size :]
-        if len(piece) == size:
-            yield source, piece
-            continue
-        whole, missing = begun.pop((source, which), None) or (buffers.empty(size), size)
-        whole[offset : offset + len(piece)] = piece
-        if missing > len(piece):
-            begun[source, which] = whole, missing - len(piece)
-        else:
-            yield source, whole.data

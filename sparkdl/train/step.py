@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl import frame
-from sparkdl._spark import FrameJobs, JavaObject, frames_of, is_job_failure, task_error
+from sparkdl._spark import FrameJobs, JavaObject, is_job_failure, task_error
 from sparkdl.allreduce import slices, update
 from sparkdl.allreduce.update import Turn
 from sparkdl.allreduce.weights import RemoteWeights, Weights, WeightsRef, publish
@@ -29,15 +29,16 @@ from sparkdl.exceptions import DataError, ModelError, NonFiniteError
 from sparkdl.frame import Array, Buffer, Frame
 from sparkdl.layout import ParamLayout
 from sparkdl.optim.reduction import add_up
+from sparkdl.pieces import PIECE_BYTES, cut, joined, joined_by_source
 from sparkdl.train.cursor import Cursor, Place
 from sparkdl.train.drop import Allowance
 from sparkdl.train.forward_backward import ForwardBackward
 from sparkdl.train.inner import InnerSteps
 from sparkdl.train.kept import is_not_master
 from sparkdl.train.outcome import Outcome, outcome_of
-from sparkdl.train.parameter_sync import ParameterSync, keep, key_kept
+from sparkdl.train.parameter_sync import ParameterSync, keep
 from sparkdl.train.partition_state import PartitionState
-from sparkdl.train.pieces import MORE, PIECE_BYTES, InPieces, InRounds, joined, joined_by_source
+from sparkdl.train.pieces import MORE, InPieces, InRounds
 from sparkdl.train.run import Kept, Snapshot
 from sparkdl.train.slice_files import WriteSlice
 from sparkdl.train.state import TrainState
@@ -460,8 +461,8 @@ class Stepper:
         jobs = self._jobs
         restored: JavaObject | None = None
         if kept:
-            source = jobs.sc.parallelize(list(enumerate(kept)), len(kept)).mapPartitions(key_kept)
-            shuffled = jobs.shuffle(jobs.keyed(frames_of(source)), self.slices)
+            pieces = ((n, piece) for n, frames in enumerate(kept) for piece in cut(n, frames))
+            shuffled = jobs.shuffle(jobs.scattered(pieces), self.slices)
             restored = jobs.stage(jobs.values(shuffled), keep, preserves_partitioning=True)
             jobs.persist_replicated(restored, self._slice_bytes())
             jobs.describe("sparkdl: restore the optimizer's state")

@@ -52,8 +52,10 @@ def where(_):
 
 @pytest.fixture(scope="module")
 def master() -> Iterator[str]:
-    with cluster(workers=1) as running:
-        yield running.url
+    with pytest.MonkeyPatch.context() as environment:
+        environment.delenv("PYTHONPATH", raising=False)  # by it the bare machine would find this checkout
+        with cluster(workers=1) as running:
+            yield running.url
 
 
 @pytest.fixture

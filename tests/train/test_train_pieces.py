@@ -20,8 +20,9 @@ from torch import nn
 from sparkdl import Dataset, Trainer, frame
 from sparkdl._spark import key
 from sparkdl.frame import Buffer, Parts
+from sparkdl.pieces import PIECE_BYTES, cut, joined, joined_by_source
 from sparkdl.train import MaxIteration, pieces
-from sparkdl.train.pieces import PIECE_BYTES, InPieces, InRounds
+from sparkdl.train.pieces import InPieces, InRounds
 
 SIZES = st.sampled_from(
     [0, 1, 1000, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES, 5 * PIECE_BYTES + 7]
@@ -58,8 +59,8 @@ def test_what_is_cut_is_joined(sizes: list[tuple[int, int]], expected: int) -> N
             assert len(frames) == expected + 1
         arrived += [piece for data in frames for piece in (data, b"")]
     draw.shuffle(arrived)
-    joined = [bytes(data) for data in pieces.joined(arrived)]
-    assert sorted(joined) == sorted(data for both in whole for data in both if data)
+    found = [bytes(data) for data in joined(arrived)]
+    assert sorted(found) == sorted(data for both in whole for data in both if data)
 
 
 @given(first=SIZES, second=SIZES, expected=st.integers(2, 9), blocks=st.integers(2, 5))
@@ -83,7 +84,7 @@ def test_pieces_are_dealt_out_to_blocks(first: int, second: int, expected: int, 
         in_block = [len(frames) - (block == 0) for block, frames in enumerate(of_blocks)]
         assert max(in_block) - min(in_block) <= 1
         arrived = [data for frames in of_blocks for data in frames]
-        assert sorted(map(bytes, pieces.joined(arrived))) == sorted(data for data in whole if data)
+        assert sorted(map(bytes, joined(arrived))) == sorted(data for data in whole if data)
 
 
 @pytest.mark.parametrize("size", [0, 1, PIECE_BYTES, PIECE_BYTES + 1, 10 * PIECE_BYTES])
@@ -98,12 +99,12 @@ def test_a_task_gets_its_frames_whole_and_sends_pieces() -> None:
         for data in frames:
             yield [data]
 
-    arriving = [frame.join(piece) for piece in pieces.cut(7, whole)]
+    arriving = [frame.join(piece) for piece in cut(7, whole)]
     assert max(map(len, arriving)) < PIECE_BYTES + 100
     leaving = InPieces(task, token=False, keyed=False)(0, iter(arriving))
     left = [frame.join(piece) for piece in leaving if isinstance(piece, list)]
     assert len(left) == len(arriving)
-    assert [bytes(data) for data in pieces.joined(left)] == whole
+    assert [bytes(data) for data in joined(left)] == whole
 
 
 @pytest.mark.parametrize("step", [1, 3, 4, 8, 9])
@@ -116,14 +117,14 @@ def test_the_driver_gets_frames_in_rounds(step: int) -> None:
     rounds, received = 0, list[bytes]()
     for _ in range(9):
         rounds += 1
-        arriving = (frame.join(piece) for piece in pieces.cut(7, whole))
+        arriving = (frame.join(piece) for piece in cut(7, whole))
         new = list(InRounds(partial(eq, "state"), len(received), len(received) + step)(0, arriving))
         assert next(arriving, None) is None  # Spark ends processes whose tasks leave anything unread
         received += [data for data in new if data != pieces.MORE]
         if pieces.MORE not in new:
             break
     assert rounds == -(-8 // step)
-    assert [(source, bytes(data)) for source, data in pieces.joined_by_source(received)] == [
+    assert [(source, bytes(data)) for source, data in joined_by_source(received)] == [
         (7, whole[n]) for n in (0, 2, 3)
     ]
 

@@ -1,0 +1,71 @@
+"""Frames in pieces, and whole again.
+
+Pieces pass through buffers that stay small, and through the processor's cache; they arrive in any order.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator
+
+from sparkdl import buffers, frame
+from sparkdl.frame import Array, Buffer, Parts
+
+PIECE_BYTES = 256 << 10
+
+HEAD = struct.Struct("<IIQQ40x")
+"""Source, which of its frames, where in it, its length; as long as an array's alignment in a frame."""
+
+
+def cut(source: int, frames: Iterable[bytes | Parts], largest: int = PIECE_BYTES) -> Iterator[Parts]:
+    """Yield frames in pieces.
+
+    Args:
+        source: who sends them. Pieces of two frames of the same sender must not arrive mixed with each other
+            unless they are from the same call.
+        frames: the frames.
+        largest: bytes of a piece, at most.
+    """
+    for number, data in enumerate(frames):
+        yield from pieces_of(source, number, data, largest)
+
+
+def pieces_of(source: int, number: int, data: bytes | Parts, largest: int) -> Iterator[Parts]:
+    """Yield the pieces of a sender's frame with a number, each of so many bytes at most."""
+    size, offset, room = frame.size(data), 0, largest
+    piece: Parts = []
+    for part in frame.parts(data):
+        rest = memoryview(part)
+        while len(rest):
+            piece.append(rest[:room])
+            rest = rest[room:]
+            room -= len(piece[-1])
+            if not room:
+                yield [HEAD.pack(source, number, offset, size), *piece]
+                offset, piece, room = offset + largest, [], largest
+    if piece:
+        yield [HEAD.pack(source, number, offset, size), *piece]
+
+
+def joined(frames: Iterable[bytes]) -> Iterator[Buffer]:
+    """Yield frames that have arrived in pieces, each when its last piece has come."""
+    return (data for _, data in joined_by_source(frames))
+
+
+def joined_by_source(frames: Iterable[bytes]) -> Iterator[tuple[int, Buffer]]:
+    """Yield who sent a frame, and the frame, when its last piece has come."""
+    begun: dict[tuple[int, int], tuple[Array, int]] = {}
+    for data in frames:
+        if not data:  # zipped with a piece that nobody needs
+            continue
+        source, which, offset, size = HEAD.unpack_from(data)
+        piece = memoryview(data)[HEAD.size :]
+        if len(piece) == size:
+            yield source, piece
+            continue
+        whole, missing = begun.pop((source, which), None) or (buffers.empty(size), size)
+        whole[offset : offset + len(piece)] = piece
+        if missing > len(piece):
+            begun[source, which] = whole, missing - len(piece)
+        else:
+            yield source, whole.data

@@ -1,0 +1,119 @@
+"""What a user sees of a run that succeeds: nothing that looks like an error."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparkdl import daemon, session
+
+ROOT = Path(__file__).parents[1]
+ALARMING = re.compile(r"\b(WARN|ERROR|FATAL|Traceback|Exception|\w+Error)\b")
+OF_A_BUSY_MACHINE = "WARN Worker: Duplicate registration"  # its worker asked twice, for the answer was late
+PROGRAM = """
+import sys
+from functools import partial
+
+import numpy as np
+import torch
+from sparkdl import Dataset, TorchClassifier, TorchClassificationModel, Trainer, session
+from sparkdl.train import MaxEpoch
+from torchmetrics.classification import MulticlassAccuracy
+
+master, folder = sys.argv[1:]
+conf = {"spark.ui.enabled": "false", "spark.driver.bindAddress": "127.0.0.1"}
+# Tasks that carry more of what the driver holds are refused; by default above 128 MB.
+conf |= {"spark.driver.host": "127.0.0.1", "spark.rpc.message.maxSize": "1"}
+spark = session.builder(master, conf=conf).getOrCreate()
+random = np.random.default_rng(0)
+x, y = random.normal(size=(1024, 1000)).astype("float32"), random.integers(0, 2, 1024)
+
+
+def same(batches):
+    yield from batches
+
+
+sgd = partial(torch.optim.SGD, lr=0.1)
+options = dict(loss=torch.nn.CrossEntropyLoss(), optimizer=sgd, batch_size=256, end_when=MaxEpoch(1))
+with Dataset.from_numpy(x, y, spark=spark) as data:  # several MB, which the driver holds
+    trainer = Trainer(torch.nn.Linear(1000, 2), metrics=MulticlassAccuracy(2), **options)
+    trainer.fit(data, data)
+    trainer.evaluate(data)
+    print("predicted", trainer.predict(data).shape)
+
+rows = [(row[:4].tolist(), int(label)) for row, label in zip(x, y)]
+table = spark.createDataFrame(rows, "features array<float>, label int")  # made by Python functions, and
+table = table.mapInArrow(same, table.schema)  # changed by another
+with Dataset.from_dataframe(table, features="features", label="label") as data:  # looks at the first rows
+    Trainer(torch.nn.Linear(4, 2), **options).fit(data)
+elements = table.rdd.map(lambda row: (np.array(row.features, "float32"), row.label))
+with Dataset.from_rdd(elements) as data:
+    Trainer(torch.nn.Linear(4, 2), **options).fit(data)
+
+wide = torch.nn.Sequential(torch.nn.Linear(4, 300_000), torch.nn.Linear(300_000, 2))
+model = TorchClassifier(module=wide, optimizer=sgd, maxEpochs=1, batchSize=1024).fit(table)
+model.write().overwrite().save(folder)  # several MB
+found = TorchClassificationModel.load(folder).transform(table)
+found.show(2)
+found.first()
+spark.stop()
+print("done")
+"""
+
+
+@pytest.mark.parametrize(
+    "master", ["local[2]", pytest.param("local-cluster[2,1,1024]", marks=pytest.mark.cluster)]
+)
+def test_a_run_that_succeeds_prints_nothing_that_looks_like_an_error(master: str, tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = {**os.environ, "PYTHONPATH": paths, "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run(
+        [sys.executable, str(script), master, str(tmp_path / "model")],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        env=environment,
+    )
+    printed = done.stdout + done.stderr
+    assert done.returncode == 0, printed
+    assert "done" in done.stdout
+    lines = [line for line in printed.splitlines() if OF_A_BUSY_MACHINE not in line]
+    assert not [line for line in lines if ALARMING.search(line)], printed
+
+
+def test_a_worker_ends_quietly_when_nobody_reads_any_more() -> None:
+    def serve(sock: Any, authenticated: bool) -> int:
+        raise sock
+
+    for closed in (BrokenPipeError(), ConnectionResetError()):
+        assert daemon.quiet(serve)(closed, True) == 1
+    with pytest.raises(ZeroDivisionError):
+        daemon.quiet(serve)(ZeroDivisionError(), True)
+    assert daemon.quiet(lambda sock, authenticated: sock)(7, False) == 7
+
+
+def test_sessions_of_tests_leave_no_path_behind(spark: Any) -> None:
+    assert str(Path(__file__).parent) not in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+
+
+def test_workers_of_local_sessions_are_started_by_the_daemon_if_they_find_it(monkeypatch: Any) -> None:
+    def chosen(master: str | None) -> str | None:
+        options: dict[str, str] = session.builder(master)._options  # type: ignore[attr-defined]
+        return options.get("spark.python.daemon.module")
+
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", "")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    assert chosen("local[2]") == chosen("local") == daemon.NAME
+    assert chosen("local-cluster[2,1,1024]") is None  # whose executors write to files
+    assert chosen(None) is None
+    monkeypatch.setenv("PYSPARK_PYTHON", "/nowhere/python")
+    assert chosen("local[2]") is None
