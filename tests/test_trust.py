@@ -121,7 +121,7 @@ def test_a_dtype_is_no_way_in(tmp_path: Path) -> None:
 
 
 def test_content_is_built_of_listed_classes_by_default() -> None:
-    info = {"attributes": {"loss": {"$import": f"{__name__}:Twice"}}, "module": None}
+    info = {"attributes": {"loss": {"$import": f"{__name__}:Twice"}}, "module": None, "pickled": []}
     with pytest.raises(ConfigError, match="was not imported"):
         saved.build(info, "here", [], None)
 

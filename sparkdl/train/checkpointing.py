@@ -118,6 +118,14 @@ class Checkpoint(Hook):
         self._failures, self._error, self._newest = 0, None, run.state.iteration
         tensors_of(run.module)
         self._folder.claim(run.name)
+        try:
+            self._check_folder(run)
+        except BaseException:
+            self._folder.release()
+            raise
+
+    def _check_folder(self, run: Run) -> None:
+        """Make the folder; check that new checkpoints would be the newest, under names of their own."""
         self._folder.create()
         self._folder.check_writable()
         later = [iteration for iteration in self._folder.complete() if iteration > run.state.iteration]
@@ -147,7 +155,8 @@ class Checkpoint(Hook):
             self._wait(run)
             if self.at_end and run.state.iteration > self._newest and self._failures <= self.max_failures:
                 self._write(run, last=True)
-        elif self.every(run.previous, run.state):
+        # A resumed run may come once more to the boundary at which its checkpoint was written.
+        elif self.every(run.previous, run.state) and run.state.iteration > self._newest:
             self._write(run, last=False)
 
     def on_train_end(self, run: Run) -> None:

@@ -1,7 +1,6 @@
 """Fitting: what is chosen, what is checked, and what the Trainer is told."""
 
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -300,7 +299,7 @@ def test_modules_without_a_signature():
 
 
 def test_fit_on_spark_connect_says_what_to_do():
-    connect = SimpleNamespace()  # has no _jdf, like DataFrames of Spark Connect
+    connect = type("DataFrame", (), {"__module__": "pyspark.sql.connect.dataframe"})()
     for est in (TorchClassifier(), TorchRegressor(), TorchEstimator()):
         with pytest.raises(ConfigError, match="fit needs a classic Spark session") as caught:
             est.fit(connect)

@@ -101,6 +101,7 @@ def test_stages_are_looked_at_before_spark_imports_them(
 ) -> None:
     (tmp_path / "evilmod.py").write_text("from pathlib import Path\nPath(__file__ + '.ran').touch()\n")
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "evilmod", raising=False)  # of other tests
     path = tmp_path / "pipeline"
     shutil.copytree(FORMAT_1 / "pipeline_model", path)
     assert isinstance(sparkdl.ml.load(str(path)), PipelineModel)
