@@ -45,7 +45,7 @@ def spot_conf() -> dict[str, str]:
     return {name: value.strip() for name, value in pairs}
 
 
-EXCHANGES = ("auto", "slices", "gather", "replicas")
+EXCHANGES = ("auto", "replicated", "sharded", "driver")
 
 _DYNAMIC = {
     "spark.dynamicAllocation.enabled": "true",

@@ -62,7 +62,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--warmup", type=int, default=500, help="iterations before them")
     parser.add_argument("--warmup-seconds", type=float, default=60.0, help="at most this long")
     parser.add_argument("--partitions", type=int, help="by default one per executor")
-    parser.add_argument("--exchange", choices=("auto", "slices", "replicas"), default="auto")
+    parser.add_argument("--exchange", choices=("auto", "replicated", "sharded", "driver"), default="auto")
     parser.add_argument("--optimizer", choices=tuple(OPTIMIZERS), help="by default the model's own")
     args = parser.parse_args()
     for name in ("batch", "iterations"):

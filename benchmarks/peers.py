@@ -10,9 +10,9 @@ Every mode trains the same module on the same rows with the same batch size and 
     ddp local 8     the same processes with local SGD: the weights' mean over gloo after every 8 steps
     ddp local 64    the same after every 64
     bare            stages of Spark jobs that send a gradient's bytes and do nothing else: the groups' floor
-    slices          sparkdl, exchange="slices": two jobs per iteration
-    replicas        sparkdl, exchange="replicas", iterations_per_job=1
-    groups          sparkdl, exchange="replicas": many iterations per job
+    driver          sparkdl, exchange="driver": two jobs per iteration
+    replicas        sparkdl, exchange="replicated", iterations_per_job=1
+    groups          sparkdl, exchange="replicated": many iterations per job
     groups bf16     the same with gradient_codec="bf16"
     local 8         the same with local_steps=8: a row's time is that of a step, an eighth of a round
     local 64        the same with local_steps=64
@@ -58,12 +58,12 @@ WORKS = {
     "resnet20": ("resnet20", 256),
 }
 SPARKDL: Mapping[str, Mapping[str, Any]] = {
-    "slices": {"exchange": "slices"},
-    "replicas": {"exchange": "replicas", "iterations_per_job": 1},
-    "groups": {"exchange": "replicas"},
-    "groups bf16": {"exchange": "replicas", "gradient_codec": "bf16"},
-    "local 8": {"exchange": "replicas", "local_steps": 8},
-    "local 64": {"exchange": "replicas", "local_steps": 64},
+    "driver": {"exchange": "driver"},
+    "replicas": {"exchange": "replicated", "iterations_per_job": 1},
+    "groups": {"exchange": "replicated"},
+    "groups bf16": {"exchange": "replicated", "gradient_codec": "bf16"},
+    "local 8": {"exchange": "replicated", "local_steps": 8},
+    "local 64": {"exchange": "replicated", "local_steps": 64},
 }
 DDP = {"ddp": 1, "ddp local 8": 8, "ddp local 64": 64}
 """Steps between two exchanges, by mode."""

@@ -1,7 +1,7 @@
 """Measure the parameter sync alone, against gloo and Adam, and foretell it for larger clusters.
 
     python benchmarks/sync.py --json sync.json
-    python benchmarks/sync.py --exchange replicas --parameters 1e4 1e6 --partitions 2 8
+    python benchmarks/sync.py --exchange replicated --parameters 1e4 1e6 --partitions 2 8
 
 What is trained is one flat parameter, whose forward and backward are one pass over it each. The sync of an
 iteration is what it takes beyond forward, backward and reading rows; figures are medians after a warm-up.
@@ -44,7 +44,7 @@ from torch import Tensor, multiprocessing, nn
 from workloads import OPTIMIZERS
 
 from sparkdl import Dataset, Trainer, session
-from sparkdl.allreduce.slices import MAX_SLICE_BYTES
+from sparkdl.allreduce.shards import MAX_SHARD_BYTES
 from sparkdl.exceptions import SparkdlError
 from sparkdl.train import Hook, MaxIteration, MaxSeconds, Run
 from sparkdl.train.config import Exchange
@@ -65,7 +65,7 @@ _FLOAT = 4
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure the parameter sync.")
     parser.add_argument("--master", default="local-cluster[2,1,4096]")
-    parser.add_argument("--exchange", choices=EXCHANGES, default="slices")
+    parser.add_argument("--exchange", choices=EXCHANGES, default="driver")
     parser.add_argument(
         "--parameters", type=count, nargs="+", default=[10**n for n in range(4, 9)], help="sizes, as in 1e6"
     )
@@ -242,8 +242,8 @@ def digits(number: float) -> float:
 
 
 def slices_of(numel: int, partitions: int) -> int:
-    """Return the number of slices that the trainer chooses (``allreduce/slices.py``)."""
-    return min(max(partitions, -(-_FLOAT * numel // MAX_SLICE_BYTES)), numel)
+    """Return the number of slices that the trainer chooses (``allreduce/shards.py``)."""
+    return min(max(partitions, -(-_FLOAT * numel // MAX_SHARD_BYTES)), numel)
 
 
 def workers() -> list[psutil.Process]:
@@ -387,9 +387,9 @@ class Moves:
 
 def moves(exchange: str, partitions: int) -> Moves:
     """Return what an exchange does; one that is not known here is taken to do what slices do."""
-    if exchange == "replicas":
+    if exchange == "replicated":
         return Moves(tasks=1, copies=partitions - 1, shards=1, shared=False, driver=False)
-    if exchange == "gather":
+    if exchange == "sharded":
         return Moves(tasks=2, copies=2, shards=2, shared=True, driver=False)
     return Moves(tasks=2, copies=1, shards=1, shared=True, driver=True)
 

@@ -1,6 +1,6 @@
 """How the time of an iteration grows with the size of embedding tables.
 
-    python benchmarks/tables.py --exchange rows gather --json tables.json
+    python benchmarks/tables.py --exchange replicated sharded --json tables.json
 
 NeuralCF with MovieLens-1M's and MovieLens-20M's numbers of users and items, on synthetic pairs, with
 ``SparseAdam`` for the tables and ``Adam`` for the rest. The two take turns, ``--rounds`` times after one that
@@ -56,7 +56,7 @@ def measure(data: Dataset, shape: tuple[int, int], args: argparse.Namespace, exc
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--master", default="local-cluster[2,1,4096]")
-    parser.add_argument("--exchange", nargs="+", default=["rows"])
+    parser.add_argument("--exchange", nargs="+", default=["replicated"])
     parser.add_argument("--batch", type=int, default=16_384)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=30.0, help="of each in each round")

@@ -49,6 +49,11 @@ class Rows:
         prefix = len(_PREFIX)
         return cls(layout, {int(n[prefix:]): a for n, a in arrays.items() if n.startswith(_PREFIX)})
 
+    @staticmethod
+    def names(name: str) -> bool:
+        """Return whether an array of a frame is one of :attr:`arrays`."""
+        return name.startswith(_PREFIX)
+
     @property
     def arrays(self) -> dict[str, Indices]:
         """The rows by name, to travel in a frame."""

@@ -73,7 +73,7 @@ SETTINGS = (
     Setting(
         "spark.shuffle.reduceLocality.enabled",
         "false",
-        "iterations of small models run as two jobs each, instead of many in one (exchange='replicas')",
+        "iterations run as two jobs each, through the driver, instead of many in one (exchange='driver')",
     ),
     Setting(
         "spark.storage.cachedPeersTtl",

@@ -46,7 +46,7 @@ def run(script, *options):
 @pytest.mark.slow
 def test_iteration_prints_one_json_line():
     options = ["--model", "tiny", "--batch", "20", "--iterations", "5", "--warmup", "3", "--partitions", "2"]
-    options += ["--exchange", "slices"]
+    options += ["--exchange", "driver"]
     found = run("iteration.py", *options)
     assert set(found) >= KEYS
     assert (found["model"], found["batch"], found["partitions"]) == ("tiny", 20, 2)

@@ -30,7 +30,7 @@ def test_sync_is_measured_beside_gloo(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     (row,) = json.loads(path.read_text())
     assert set(row) >= KEYS
-    assert (row["exchange"], row["parameters"], row["partitions"]) == ("slices", 10_000, 2)
+    assert (row["exchange"], row["parameters"], row["partitions"]) == ("driver", 10_000, 2)
     assert row["gradient_bytes"] >= 2 * 4 * 10_000
     assert row["milliseconds"] > 0
     assert row["bandwidth_MB_s"] == pytest.approx(4 * 10_000 / row["milliseconds"] / 1e3, rel=1e-2)
@@ -47,7 +47,7 @@ def sync(monkeypatch):
     return sync
 
 
-def rows_of(sync, seconds, exchange="slices"):
+def rows_of(sync, seconds, exchange="driver"):
     """Rows whose times follow a cost model exactly."""
     rows = []
     for numel in (10_000, 1_000_000, 10_000_000):
@@ -79,7 +79,7 @@ SECONDS = {
 }
 
 
-@pytest.mark.parametrize("exchange", ["slices", "gather", "replicas"])
+@pytest.mark.parametrize("exchange", ["driver", "sharded", "replicated"])
 def test_the_cost_model_finds_what_the_rows_follow(sync, exchange):
     model = sync.fit(rows_of(sync, SECONDS, exchange))
     assert model.seconds == pytest.approx(SECONDS, rel=1e-3)
@@ -95,7 +95,7 @@ def test_rows_that_cannot_tell_terms_apart_give_no_model(sync):
 
 
 def test_more_executors_share_the_update_and_wait_for_the_driver(sync):
-    model = sync.CostModel("slices", SECONDS, r2=1.0, error=0.0, slots=2, rows=9)
+    model = sync.CostModel("driver", SECONDS, r2=1.0, error=0.0, slots=2, rows=9)
     numel, network = 10_000_000, 1.25e9
     size = 4 * numel
     for executors in (8, 512):

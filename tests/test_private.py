@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from sparkdl import private
+from sparkdl.compute.local_store import LocalStore, fit_folder
+from sparkdl.compute.partition_state import PartitionState
+from sparkdl.compute.worker import forget_fit
 from sparkdl.data.columns import ColumnPlan
 from sparkdl.data.store import delete_store, write_partition
 from sparkdl.frame import pack
-from sparkdl.train.executor_files import delete_fit, fit_folder, write_file
-from sparkdl.train.partition_state import PartitionState
 
 
 @pytest.fixture(autouse=True, params=[0o000, 0o022, 0o077])
@@ -60,12 +61,12 @@ def test_partitions_of_the_store(local: Path) -> None:
 
 
 def test_files_of_a_fit(local: Path) -> None:
-    write_file(f"{fit_folder('fit')}/versions/3", [b"weights"])
-    state = PartitionState("fit", 0, 0)
-    state.write(1, [pack({"kind": "optimizer"}, {"momentum": np.ones(3)})])
-    PartitionState("fit", 1, 0).pass_on(1)
+    LocalStore(f"{fit_folder('fit')}/model", in_memory=False).leave("0-3", [b"weights"])
+    files = LocalStore(f"{fit_folder('fit')}/partitions", in_memory=False)
+    PartitionState(files, 1, 0, 0).write([pack({"kind": "optimizer"}, {"momentum": np.ones(3)})])
+    PartitionState(files, 1, 1, 0).pass_on()
     assert_private(local / "sparkdl-fits")
-    delete_fit("fit")
+    forget_fit("fit")
     assert modes(local / "sparkdl-fits") == {".": "0o700"}
 
 

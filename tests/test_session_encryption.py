@@ -88,7 +88,7 @@ with Dataset.from_numpy(x, x[:, :1], spark=spark, num_partitions=2) as data:
         loss=torch.nn.MSELoss(),
         optimizer=partial(torch.optim.Adam, lr=0.1),
         end_when=MaxIteration(2),
-        exchange="gather",
+        exchange="sharded",
         progress=False,
         local_steps=2,
     )

@@ -16,7 +16,7 @@ from pyspark.ml.param.shared import (
     HasWeightCol,
 )
 
-from sparkdl.allreduce.codec import CODECS
+from sparkdl.codec import CODECS
 from sparkdl.ml import converters
 from sparkdl.ml.params import make_param
 

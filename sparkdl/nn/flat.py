@@ -333,6 +333,20 @@ class FlatModule:
         return self._counters.read()
 
     @contextmanager
+    def lending(self) -> Iterator[None]:
+        """Let other weights be loaded for a while; what somebody holds in this memory is put back."""
+        holds, own = self.holds, self.own_params
+        if holds is None or own is None:
+            yield
+            return
+        before = own.copy()
+        try:
+            yield
+        finally:
+            np.copyto(own, before)
+            self.holds = holds
+
+    @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Switch to evaluation without gradients; each submodule gets its own mode back."""
         modes = [(layer, layer.training) for layer in self.module.modules()]

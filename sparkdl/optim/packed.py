@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from sparkdl.frame import Frame, Parts
+from sparkdl.held import Held
 from sparkdl.layout import ParamLayout
 from sparkdl.optim.slice import Run, SliceOptimizer, pack_runs, read_runs
 from sparkdl.optim.spec import OptimizerSpec
@@ -91,7 +92,7 @@ def take_state(optimizer: SliceOptimizer, rows: Rows) -> Parts:
     return pack_runs(runs, optimizer.spec.name)
 
 
-def put_state(optimizer: SliceOptimizer, rows: Rows, state: Frame) -> None:
+def put_state(optimizer: SliceOptimizer, rows: Rows, state: Held[Frame]) -> None:
     """Take over the state that an optimizer of the packed vector has left.
 
     Args:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from sparkdl.exceptions import OptimizerError
 from sparkdl.frame import Array, Frame, Parts, pack
+from sparkdl.held import Held, Owned, Shared
 from sparkdl.layout import ParamLayout
 from sparkdl.optim.reducing import ReducingOptimizer
 from sparkdl.optim.reduction import Reduction, Sums, drive
@@ -139,12 +140,17 @@ class SliceOptimizer:
         layout: where the parameters are.
         start: first element of the slice.
         stop: one past its last element.
-        state: frame from :meth:`state_frame` of the same slice; fresh without. If its arrays are writable
-            they are the optimizer's from now on.
+        state: frame from :meth:`state_frame` of the same slice; fresh without. An owned one is the
+            optimizer's from now on.
     """
 
     def __init__(
-        self, spec: OptimizerSpec, layout: ParamLayout, start: int, stop: int, state: Frame | None = None
+        self,
+        spec: OptimizerSpec,
+        layout: ParamLayout,
+        start: int,
+        stop: int,
+        state: Held[Frame] | None = None,
     ) -> None:
         self.spec = spec
         self.layout = layout
@@ -400,7 +406,7 @@ def cut_states(states: Sequence[Frame], bounds: Sequence[tuple[int, int]]) -> li
     Returns:
         A state frame per new slice.
     """
-    runs = [run for state in states for run in read_runs(state)]
+    runs = [run for state in states for run in read_runs(Shared(state))]
     return [pack_runs(list(_cut(runs, start, stop)), "the optimizer") for start, stop in bounds]
 
 
@@ -502,15 +508,16 @@ def _equal(first: Any, second: Any) -> bool:
     return type(first) is type(second) and bool(first == second)
 
 
-def read_runs(state: Frame) -> list[Run]:
-    """Read runs back, with copies of what may not be written."""
+def read_runs(state: Held[Frame]) -> list[Run]:
+    """Read runs back, with copies of what is shared."""
     runs = []
-    for index, (start, stop, group, scalars) in enumerate(state.meta["runs"]):
+    message, mine = state.value, isinstance(state, Owned)
+    for index, (start, stop, group, scalars) in enumerate(message.meta["runs"]):
         values: dict[str, Any] = dict(scalars)
         prefix = f"{index}."
-        for name, array in state.arrays.items():
+        for name, array in message.arrays.items():
             if name.startswith(prefix):
-                own = array if array.flags.writeable else np.array(array)
+                own = array if mine else np.array(array)
                 values[name.removeprefix(prefix)] = torch.from_numpy(own)
         runs.append(Run(start, stop, group, values))
     return runs

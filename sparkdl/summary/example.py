@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from sparkdl.train.run import Run, Snapshot
+    from sparkdl.allreduce.kept import Snapshot
+from sparkdl.train.run import Run
 
 
 def example(run: Run, snapshot: Snapshot | None = None) -> tuple[nn.Module, tuple[Any, ...]]:

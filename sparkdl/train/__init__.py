@@ -1,6 +1,7 @@
 """Training: the loop, its state, what ends it and what it calls on the way."""
 
-from sparkdl.allreduce.codec import Int8, TopK
+from sparkdl.allreduce.kept import Snapshot
+from sparkdl.codec import Int8, TopK
 from sparkdl.train.averaging import EMA, SWA
 from sparkdl.train.callbacks import EarlyStopping, Freeze, GradientNorms, Unfreeze
 from sparkdl.train.checkpoint import latest, load_weights
@@ -12,7 +13,7 @@ from sparkdl.train.history import History
 from sparkdl.train.hooks import Hook
 from sparkdl.train.local_steps import LocalSteps
 from sparkdl.train.result import FitResult
-from sparkdl.train.run import Run, Snapshot
+from sparkdl.train.run import Run
 from sparkdl.train.schedule import (
     PerEpoch,
     PerIteration,

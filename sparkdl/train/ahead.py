@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Callable
 from time import perf_counter
 
-from sparkdl.train.outcome import Outcome
+from sparkdl.allreduce.directives import Step
+from sparkdl.allreduce.outcome import Outcome
 from sparkdl.train.recovery import Recovery
-from sparkdl.train.step import Iteration
 
 _FULL_GROUPS = 8
 """So many groups in a row have to be used up before a limit that an undone group has set is raised."""
@@ -26,18 +26,18 @@ class Ahead:
 
     Args:
         recovery: runs a group.
-        size: iterations of a group; ``None`` to fit the stepper's ``group_seconds``.
+        size: iterations of a group; ``None`` to fit the plan's ``group_seconds``.
     """
 
     def __init__(self, recovery: Recovery, size: int | None) -> None:
         self._recovery = recovery
         self._size = size
         self._now = size or 1
-        self._limit = recovery.stepper.longest_group
+        self._limit = recovery.engine.plan.longest_group
         self._used_up = 0
-        self._waiting: deque[tuple[Iteration, Outcome]] = deque()
-        self._delivered: list[Iteration] = []
-        self._owed: list[Iteration] = []
+        self._waiting: deque[tuple[Step, Outcome]] = deque()
+        self._delivered: list[Step] = []
+        self._owed: list[Step] = []
         self._each = 0.0
 
     @property
@@ -45,7 +45,7 @@ class Ahead:
         """Seconds that iterations took that are still to be delivered."""
         return self._each * len(self._waiting)
 
-    def run(self, iteration: Iteration, upcoming: Callable[[int], list[Iteration]]) -> Outcome:
+    def run(self, iteration: Step, upcoming: Callable[[int], list[Step]]) -> Outcome:
         """Return the outcome of an iteration, after running it if that has not been done yet.
 
         Args:
@@ -75,14 +75,14 @@ class Ahead:
             self._waiting.clear()
             # Whoever has ended this group will probably end the next ones as early.
             self._limit, self._used_up = len(self._delivered), 0
-            self._recovery.undo(self._delivered)
             self._owed = list(self._delivered)
+            self._recovery.undo(self._delivered)
         while self._owed:  # where an executor has lost its files, a run ends after one iteration
             del self._owed[: len(self._recovery.run(self._owed))]
 
-    def _run_group(self, group: list[Iteration]) -> None:
+    def _run_group(self, group: list[Step]) -> None:
         if self._used_up >= _FULL_GROUPS:
-            self._limit, self._used_up = min(2 * self._limit, self._recovery.stepper.longest_group), 0
+            self._limit, self._used_up = min(2 * self._limit, self._recovery.engine.plan.longest_group), 0
         begin = perf_counter()
         outcomes = self._recovery.run(group)
         self._waiting.extend(zip(group, outcomes, strict=False))
@@ -90,5 +90,5 @@ class Ahead:
         self._each = (perf_counter() - begin) / len(outcomes)
         if self._size is None:
             # Not all at once: the first ones take longer than those after them.
-            fitting = int(self._recovery.stepper.group_seconds / self._each)
+            fitting = int(self._recovery.engine.plan.group_seconds / self._each)
             self._now = max(1, min(fitting, 2 * self._now))

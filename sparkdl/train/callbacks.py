@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from sparkdl.allreduce.kept import Snapshot
 from sparkdl.frame import Array
 from sparkdl.train.hooks import Hook
 from sparkdl.train.options import integer_option, trigger_option
-from sparkdl.train.run import Run, Snapshot
+from sparkdl.train.run import Run
 from sparkdl.train.triggers import EveryIterations, Trigger
 
 _log = logging.getLogger(__name__)

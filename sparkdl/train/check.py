@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from sparkdl.compute.forward_backward import make_batch
+from sparkdl.compute.spec import FitSpec
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import DataError, ModelError
 from sparkdl.frame import Array
@@ -19,9 +21,7 @@ from sparkdl.nn.gradient import forward_backward
 from sparkdl.nn.meeting import ROWS, find_broadcast
 from sparkdl.nn.numerics import make_replica
 from sparkdl.nn.trace import describe
-from sparkdl.train.forward_backward import make_batch
 from sparkdl.train.sweep import Reader
-from sparkdl.train.worker import FitSpec
 
 
 def dry_run(spec: FitSpec, data: Dataset) -> bytes:

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from sparkdl.allreduce.codec import Cast, Codec, cast_of, codec_of
-from sparkdl.allreduce.update import Combine
+from sparkdl.allreduce.choose import Exchange, TransportName
+from sparkdl.codec import Cast, Codec, cast_of, codec_of
+from sparkdl.compute.spec import Combine
 from sparkdl.exceptions import ConfigError
 from sparkdl.nn.numerics import Numerics
 from sparkdl.optim.clip import ClipByNorm, ClipByValue
@@ -20,9 +21,6 @@ from sparkdl.train.hooks import Hook
 from sparkdl.train.local_steps import LocalSteps
 from sparkdl.train.schedule import Schedule
 from sparkdl.train.triggers import EveryEpoch, MaxEpoch, Trigger
-
-Exchange = Literal["auto", "slices", "gather", "replicas", "rows"]
-"""How gradients become the next iteration's weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +38,7 @@ class TrainConfig:
     micro_batch_size: int | None = None
     num_slices: int | None = None
     exchange: Exchange = "auto"
+    transport: TransportName = "auto"
     iterations_per_job: int | None = None
     groups: Sequence[ParamGroup] = ()
     schedule: Schedule | None = None
@@ -123,28 +122,29 @@ class TrainConfig:
         self.numerics()  # checks its options
 
     def _check_exchange(self) -> None:
-        if self.exchange not in get_args(Exchange):
-            known = ", ".join(map(repr, get_args(Exchange)))
-            raise ConfigError(f"exchange={self.exchange!r}: expected one of {known}")
+        for name, choices in (("exchange", Exchange), ("transport", TransportName)):
+            if getattr(self, name) not in get_args(choices):
+                known = ", ".join(map(repr, get_args(choices)))
+                raise ConfigError(f"{name}={getattr(self, name)!r}: expected one of {known}")
         if self.iterations_per_job is not None:
             _check_int("iterations_per_job", self.iterations_per_job, 1, "iterations of one job, or None")
-        if self.exchange in ("gather", "replicas", "rows"):
+        if self.exchange in ("replicated", "sharded"):
             for name in ("num_slices", "drop_stragglers"):
                 if getattr(self, name) is not None:
-                    raise ConfigError(f"{name} needs exchange='slices'; found exchange={self.exchange!r}")
-        elif self.exchange == "slices" and (self.iterations_per_job or 1) > 1:
+                    raise ConfigError(f"{name} needs exchange='driver'; found exchange={self.exchange!r}")
+        elif self.exchange == "driver" and (self.iterations_per_job or 1) > 1:
             raise ConfigError(
-                f"iterations_per_job={self.iterations_per_job} needs exchange='replicas', 'gather' or "
-                "'rows'; found 'slices'"
+                f"iterations_per_job={self.iterations_per_job} needs exchange='replicated' or 'sharded'; "
+                "found 'driver'"
             )
 
         if self.weights_codec != "fp32":
-            taken = {"exchange": self.exchange not in ("auto", "gather")} | {
+            taken = {"exchange": self.exchange not in ("auto", "sharded")} | {
                 name: getattr(self, name) is not None for name in ("num_slices", "drop_stragglers")
             }
             for name in (name for name, other in taken.items() if other):
                 raise ConfigError(
-                    f"weights_codec={self.weights_codec!r} needs exchange='gather'; found "
+                    f"weights_codec={self.weights_codec!r} needs exchange='sharded'; found "
                     f"{name}={getattr(self, name)!r}"
                 )
 

@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 
 from sparkdl._spark import FrameJobs
+from sparkdl.compute.place import Place
+from sparkdl.compute.worker import FitRef
 from sparkdl.data import sampler
 from sparkdl.data.dataset import Dataset, Store
 from sparkdl.exceptions import ConfigError
 from sparkdl.frame import Array
-from sparkdl.train.cursor import Cursor, Place, Unvisited
+from sparkdl.train.cursor import Cursor, Unvisited
 from sparkdl.train.state import TrainState
 from sparkdl.train.sweep import sweep
-from sparkdl.train.worker import FitRef
 
 
 class Epochs:

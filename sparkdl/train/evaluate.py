@@ -16,7 +16,10 @@ import torch
 
 from sparkdl import frame
 from sparkdl._spark import FrameJobs, JavaObject, broadcast_id, broadcast_value
-from sparkdl.allreduce.weights import RemoteWeights, Weights, WeightsRef
+from sparkdl.allreduce.cluster import Published
+from sparkdl.compute.spec import FitSpec
+from sparkdl.compute.start import BytesRef
+from sparkdl.compute.worker import FitRef, Worker
 from sparkdl.data import store
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError, ModelError
@@ -32,7 +35,6 @@ from sparkdl.nn.meeting import Meeting, watch
 from sparkdl.nn.trace import describe as say
 from sparkdl.train.check import check_shapes, refuse, some_rows
 from sparkdl.train.sweep import Reader, evaluating, located, output_of, rows_per_batch, sweep
-from sparkdl.train.worker import FitRef, FitSpec, Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Evaluate:
     """
 
     fit: FitRef
-    weights: WeightsRef
+    weights: BytesRef
     metrics_id: int
     reader_id: int
     batch_size: int
@@ -167,7 +169,7 @@ class Evaluator:
         self._metrics = jobs.sc.broadcast(serialize.dumps(self._specs, "metrics"))
         self._readers: dict[str, Any] = {}
 
-    def run(self, data: Dataset, weights: Weights | RemoteWeights, describe: str) -> dict[str, float]:
+    def run(self, data: Dataset, weights: Published, describe: str) -> dict[str, float]:
         """Evaluate weights on all rows of a Dataset.
 
         Args:

@@ -10,7 +10,13 @@ from time import perf_counter
 from typing import Any, Literal
 
 from sparkdl import session
-from sparkdl.allreduce.update import Turn
+from sparkdl.allreduce.directives import Directives, Step
+from sparkdl.allreduce.engine import Engine
+from sparkdl.allreduce.kept import Snapshot
+from sparkdl.allreduce.outcome import Outcome
+from sparkdl.allreduce.state import ModelState
+from sparkdl.compute.local_steps import InnerSteps
+from sparkdl.compute.place import Place
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError, DataError, TaskError
 from sparkdl.train.ahead import Ahead
@@ -19,15 +25,13 @@ from sparkdl.train.elastic import Watch
 from sparkdl.train.epochs import Epochs
 from sparkdl.train.evaluate import Evaluator
 from sparkdl.train.hooks import Hook
-from sparkdl.train.inner import InnerSteps
 from sparkdl.train.leaving import note
-from sparkdl.train.outcome import Outcome
 from sparkdl.train.recovery import Commit, Recovery
 from sparkdl.train.resume import ResumePoint
-from sparkdl.train.run import Run, Snapshot
+from sparkdl.train.run import Run
 from sparkdl.train.schedule import ScheduledHyper
+from sparkdl.train.slice_files import WriteSlice
 from sparkdl.train.state import TrainState
-from sparkdl.train.step import Iteration, ModelState, Stepper
 from sparkdl.train.validation import Monitor
 
 StoppedBy = Literal["end_when", "hook", "interrupt", "error"]
@@ -40,7 +44,7 @@ class Loop:
 
     Args:
         run: what hooks see; holds state and history.
-        stepper: runs an iteration's jobs.
+        engine: runs steps.
         model: what the first iteration starts from.
         epochs: the rows.
         schedule: hyper-parameters as they change.
@@ -55,7 +59,7 @@ class Loop:
         self,
         *,
         run: Run,
-        stepper: Stepper,
+        engine: Engine,
         model: ModelState,
         epochs: Epochs,
         schedule: ScheduledHyper,
@@ -66,10 +70,10 @@ class Loop:
         setting: Callable[[], Mapping[str, Any]],
     ) -> None:
         self._run = run
-        self._stepper = stepper
+        self._engine = engine
         config = run.config
         self._recovery = Recovery(
-            stepper, model, config.commit_every, config.max_failures, config.failure_window
+            engine, model, config.commit_every, config.max_failures, config.failure_window
         )
         self._ahead = Ahead(self._recovery, config.iterations_per_job)
         self._epochs = epochs
@@ -136,17 +140,19 @@ class Loop:
         elif then != now:
             self._epochs.recover(point.state, point.steps, then, point.first, point.left)
             run.steps = self._epochs.steps_left(point.state, self._rows(point.state.epoch))
-            self._stepper.resize(self._epochs.store)
+            self._engine.resize(self._epochs.store)
 
     def _go_on_from(self, point: ResumePoint) -> None:
         """Give weights and what stays with the slices back, to as many slices as there are now."""
-        kept = point.kept_for(self._run.layout, self._stepper.slices)
+        kept = point.kept_for(self._run.layout, self._engine.plan.shards)
         self._recovery.restart(Commit(point.snapshot, point.average_buffers, kept, point.state.iteration))
 
     def write_slices(self, folder: str) -> dict[str, str]:
         """Let executors write what stays with the slices; return sha256 by file name."""
         self._ahead.settle()
-        return self._recovery.write(folder)
+        task = WriteSlice(folder, self._engine.plan.shards)
+        written = self._recovery.run_on_kept(task, "write the optimizer's state")
+        return {message.meta["name"]: message.meta["sha256"] for message in written}
 
     def point(self, kept: bool = True) -> ResumePoint:
         """Return all that another run needs to go on from here.
@@ -289,7 +295,7 @@ class Loop:
         _log.info("moved from %d to %d partitions after iteration %d", before, after, state.iteration)
         self._call("on_resize", before, after)
         run.steps = self._epochs.steps_left(state, self._rows(state.epoch))
-        self._stepper.resize(self._epochs.store)
+        self._engine.resize(self._epochs.store)
         self._go_on_from(point)
 
     def _iterate(self) -> None:
@@ -331,16 +337,19 @@ class Loop:
         )
         self._schedule.after_iteration()
 
-    def _iteration(self, state: TrainState, turn: Turn) -> Iteration:
+    def _iteration(self, state: TrainState, turn: Directives) -> Step:
         """Return what is to be done after a state."""
         frozen = tuple(self._indices[name] for name in sorted(self._run.frozen))
         allowance = self._deadlines.allowance() if self._deadlines is not None else None
         local, inner = self._run.config.local, None
         if local is not None:  # hyper-parameters are those of the partitions' optimizer
             inner, turn = InnerSteps(local.at(state.epoch), turn.hyper), replace(turn, hyper=())
-        return Iteration(state, self._run.steps, turn, frozen, self._epochs.cursor, allowance, inner)
+        cursor = self._epochs.cursor
+        place = Place(state.epoch, state.step, self._run.steps, cursor.ref if cursor is not None else None)
+        broadcasts = cursor.broadcasts if cursor is not None else ()
+        return Step(place, state.iteration, turn, frozen, allowance, inner, broadcasts)
 
-    def _turn(self, previous: TrainState, state: TrainState, averaged: int) -> Turn:
+    def _turn(self, previous: TrainState, state: TrainState, averaged: int) -> Directives:
         """Decide what the iteration after a state is told."""
         run, averaging = self._run, self._run.config.averaging
         weight = 0.0
@@ -348,9 +357,9 @@ class Loop:
             after = state.advance(run.steps, 0, state.loss)
             weight = averaging.weight(state, after, averaged)
         wanted = any(h.gradients is not None and h.gradients(previous, state) for h in self._hooks)
-        return Turn(self._schedule.hyper(), weight, wanted)
+        return Directives(self._schedule.hyper(), weight, wanted)
 
-    def _expect(self, turn: Turn, most: int) -> list[Iteration]:
+    def _expect(self, turn: Directives, most: int) -> list[Step]:
         """Return the iterations that will follow the coming one, as far as nothing comes between them.
 
         Args:
@@ -361,7 +370,7 @@ class Loop:
             return []
         run, averaged = self._run, self._averaged
         previous, state = run.state, run.state
-        expected: list[Iteration] = []
+        expected: list[Step] = []
         schedule = self._schedule.state_dict()
         try:
             while len(expected) < most:
@@ -404,7 +413,7 @@ class Loop:
         run = self._run
         average = self.averaged() if self._averaged else None
         if average is None:
-            self._recovery.weights()  # which an evaluation would have to publish
+            self._recovery.snapshot()  # which an evaluation would have to publish
         done = {row["name"] for row in run.history.validations if row["iteration"] == run.state.iteration}
         for name, data in self._sets.items():
             if name in done:  # before the error that ended the run that is resumed
@@ -412,7 +421,7 @@ class Loop:
             self._call("on_validation_begin", name)
             describe = f"sparkdl fit {run.name}: epoch {run.previous.epoch + 1}, validation {name}"
             # Anew for each set: a hook that replaces the weights releases those before.
-            with self._stepper.published(average, self.model) as weights:
+            with self._engine.published(average, self.model) as weights:
                 scores = self._evaluator.run(data, weights, describe)
             run.scores |= {f"{name}/{score}": value for score, value in scores.items()}
             run.history.add_scores(run.state.iteration, run.previous.epoch + 1, name, scores)
@@ -432,8 +441,7 @@ class Loop:
     def current(self) -> Snapshot:
         """Return the weights as the last iteration left them."""
         self._ahead.settle()
-        weights = self._recovery.weights()
-        return Snapshot(weights.params, weights.buffers, weights.counters)
+        return self._recovery.snapshot()
 
     def averaged(self) -> Snapshot:
         """Return the averaged weights, or the current ones as long as nothing was averaged."""
@@ -450,7 +458,7 @@ class Loop:
         replacement = self._run.take_replacement()
         if replacement is not None:
             self._ahead.settle()
-            self._recovery.replace(self._stepper.replace(self.model, replacement))
+            self._recovery.replace(self._engine.replace(self.model, replacement))
 
 
 def _monitored(validations: Sequence[Mapping[str, Any]], monitor: Monitor | None) -> dict[int, float]:

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from sparkdl import frame
 from sparkdl._spark import FrameJobs, JavaObject, broadcast_id, broadcast_value
-from sparkdl.allreduce.weights import RemoteWeights, Weights, WeightsRef
+from sparkdl.allreduce.cluster import Published
+from sparkdl.compute.start import BytesRef
+from sparkdl.compute.worker import FitRef, Worker
 from sparkdl.data import store
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ModelError
@@ -19,7 +21,6 @@ from sparkdl.frame import Array, Frame, Parts
 from sparkdl.nn import serialize
 from sparkdl.nn.trace import describe as say
 from sparkdl.train.sweep import Reader, evaluating, located, output_of, rows_per_batch, sweep
-from sparkdl.train.worker import FitRef, Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Predict:
     """
 
     fit: FitRef
-    weights: WeightsRef
+    weights: BytesRef
     reader_id: int
     batch_size: int
 
@@ -148,7 +149,7 @@ def run_prediction(
     fit: FitRef,
     fit_broadcast: Any,
     data: Dataset,
-    weights: Weights | RemoteWeights,
+    weights: Published,
     describe: str,
     batch_size: int | None = None,
     profile: JavaObject | None = None,

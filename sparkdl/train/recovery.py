@@ -15,13 +15,15 @@ from dataclasses import dataclass, field, replace
 from time import monotonic, perf_counter
 from typing import TypeVar
 
-from sparkdl.allreduce.weights import RemoteWeights, Weights
+from sparkdl.allreduce.directives import Step
+from sparkdl.allreduce.engine import Engine
+from sparkdl.allreduce.kept import Kept, Snapshot
+from sparkdl.allreduce.outcome import Outcome
+from sparkdl.allreduce.state import ModelState
+from sparkdl.allreduce.transport.pieces import ChainTask
+from sparkdl.compute.stragglers import Allowance
 from sparkdl.exceptions import TaskError
-from sparkdl.frame import Array
-from sparkdl.train.drop import Allowance
-from sparkdl.train.outcome import Outcome
-from sparkdl.train.run import Kept, Snapshot
-from sparkdl.train.step import Iteration, ModelState, Stepper
+from sparkdl.frame import Array, Frame
 
 _SHARE = 0.03
 """Commits take at most this share of the time, unless ``commit_every`` says otherwise."""
@@ -52,7 +54,7 @@ class Recovery:
     """Runs iterations so that lost executors do not end the run.
 
     Args:
-        stepper: runs an iteration's jobs.
+        engine: runs steps.
         model: what the first iteration starts from.
         every: iterations between two commits; 0 for none; ``None`` to spend 3 % of the time on them.
         max_failures: failed iterations within the window after which the run ends.
@@ -63,7 +65,7 @@ class Recovery:
         failures: how many iterations have failed and were run again.
     """
 
-    stepper: Stepper
+    engine: Engine
     model: ModelState
     every: int | None
     max_failures: int
@@ -71,12 +73,12 @@ class Recovery:
     failures: int = 0
     _before: ModelState | None = None
     _commit: Commit | None = None
-    _since: list[Iteration] = field(default_factory=list)
+    _since: list[Step] = field(default_factory=list)
     _seconds: float = 0.0
     _commit_seconds: float = 0.0
     _times: deque[float] = field(default_factory=deque)
 
-    def run(self, iterations: Sequence[Iteration]) -> list[Outcome]:
+    def run(self, iterations: Sequence[Step]) -> list[Outcome]:
         """Run iterations, if need be again from the last commit.
 
         Returns:
@@ -99,21 +101,21 @@ class Recovery:
             self.let_go()
         return outcomes
 
-    def undo(self, iterations: Sequence[Iteration]) -> None:
+    def undo(self, iterations: Sequence[Step]) -> None:
         """Go back to before the last :meth:`run`, of several iterations that begin with these."""
-        lost, before, first = self.model, self._before, iterations[0].state.iteration
+        lost, before, first = self.model, self._before, iterations[0].iteration
         if before is None:
             raise RuntimeError("there is nothing to undo")
         self.model, self._before = before, None
-        self.stepper.discard(lost)
+        self.engine.discard(lost)
         if self._commit is not None and self._commit.iteration > first:
             self._commit = None
-        self._since = [i for i in self._since if self._commit is not None and i.state.iteration < first]
+        self._since = [i for i in self._since if self._commit is not None and i.iteration < first]
 
     def let_go(self) -> None:
         """Release what only :meth:`undo` needs."""
         if self._before is not None:
-            self.stepper.let_go(self._before, self.model)
+            self.engine.let_go(self._before, self.model)
             self._before = None
 
     def replace(self, model: ModelState) -> None:
@@ -132,9 +134,9 @@ class Recovery:
         self.let_go()
         old = self.model
         self.model = self._persistently(
-            lambda: self.stepper.restore(commit.snapshot, commit.kept, commit.average_buffers)
+            lambda: self.engine.restore(commit.snapshot, commit.kept, commit.average_buffers)
         )
-        self.stepper.release(old)
+        self.engine.release(old)
         self._commit = commit if self.model.kept is not None else None
         self._since.clear()
 
@@ -144,21 +146,15 @@ class Recovery:
         Raises:
             TaskError: if it cannot be read; the first error.
         """
-        return self._persistently(lambda: self.stepper.fetch(self.model), self._go_back)
+        return self._persistently(lambda: self.engine.fetch(self.model), self._go_back)
 
-    def weights(self) -> Weights | RemoteWeights:
-        """Return the weights after fetching them, if need be after going back to the last commit.
+    def snapshot(self) -> Snapshot:
+        """Return weights and buffers after fetching them, if need be after going back to the last commit.
 
         Raises:
             TaskError: if they cannot be read; the first error.
         """
-
-        def fetched() -> Weights | RemoteWeights:
-            weights = self.model.weights
-            weights.params  # noqa: B018 - fetched now, where it may fail
-            return weights
-
-        return self._persistently(fetched, self._go_back)
+        return self._persistently(lambda: self.model.weights.snapshot, self._go_back)
 
     def average(self) -> Array:
         """Fetch the averaged weights, if need be after going back to the last commit.
@@ -166,15 +162,15 @@ class Recovery:
         Raises:
             TaskError: if they cannot be read; the first error.
         """
-        return self._persistently(lambda: self.stepper.average(self.model), self._go_back)
+        return self._persistently(lambda: self.engine.average(self.model), self._go_back)
 
-    def write(self, folder: str) -> dict[str, str]:
-        """Let the slices' owners write what stays with them; see :meth:`Stepper.write`.
+    def run_on_kept(self, task: ChainTask, doing: str) -> list[Frame]:
+        """Run a task over what stays with the shards; see :meth:`Engine.run_on_kept`.
 
         Raises:
-            TaskError: if it cannot be read, or the executors cannot write there; the first error.
+            TaskError: if it fails; the first error.
         """
-        return self._persistently(lambda: self.stepper.write(self.model, folder), self._go_back)
+        return self._persistently(lambda: self.engine.run_on_kept(self.model, task, doing), self._go_back)
 
     def commit(self) -> bool:
         """Commit now; return whether nothing before it will run again."""
@@ -185,8 +181,8 @@ class Recovery:
     def release(self) -> None:
         """Delete all models from the executors."""
         self.let_go()
-        self.stepper.release(self.model)
-        self.stepper.close()
+        self.engine.release(self.model)
+        self.engine.close()
 
     def _persistently(
         self,
@@ -207,9 +203,9 @@ class Recovery:
                     raise first from None
                 _log.warning("%s: %s", news, error)
 
-    def _step(self, iterations: Sequence[Iteration]) -> list[Outcome]:
+    def _step(self, iterations: Sequence[Step]) -> list[Outcome]:
         before = self.model
-        self.model, outcomes = self.stepper.run(iterations, before)
+        self.model, outcomes = self.engine.run(iterations, before)
         self._before = before
         return outcomes
 
@@ -229,8 +225,8 @@ class Recovery:
         _log.warning("going back to a commit and running %d iterations again", len(self._since))
         self.let_go()
         lost = self.model
-        self.model = self.stepper.restore(commit.snapshot, commit.kept, commit.average_buffers)
-        self.stepper.release(lost)
+        self.model = self.engine.restore(commit.snapshot, commit.kept, commit.average_buffers)
+        self.engine.release(lost)
         for iteration in self._since:
             self._step([iteration])
             self.let_go()
@@ -247,21 +243,20 @@ class Recovery:
         """Copy what stays with the slices to the driver."""
         begin = perf_counter()
         model = self.model
-        weights = model.weights
         try:
-            kept = self.stepper.fetch(model)
-            snapshot = Snapshot(weights.params, weights.buffers, weights.counters)
+            kept = self.engine.fetch(model)
+            snapshot = model.weights.snapshot
         except TaskError as error:
             _log.warning("no commit after %s: %s", self._since[-1], error)
             return
-        iteration = self._since[-1].state.iteration + 1
+        iteration = self._since[-1].iteration + 1
         self._commit = Commit(snapshot, model.average_buffers, kept, iteration)
         self._since.clear()
         # The time between two commits counts, not that of the first iteration, in which processes start.
         self._seconds, self._commit_seconds = 0.0, perf_counter() - begin
 
 
-def _as_it_was(iteration: Iteration, outcome: Outcome) -> Iteration:
+def _as_it_was(iteration: Step, outcome: Outcome) -> Step:
     """Return the iteration that leaves out the rows that this one has left out."""
     if iteration.allowance is None:
         return iteration

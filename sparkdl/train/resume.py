@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 
 from sparkdl import frame
-from sparkdl.allreduce import slices
+from sparkdl.allreduce import shards
+from sparkdl.allreduce.kept import Kept, Snapshot, check_kept, cut_kept, state_names, unpacked
 from sparkdl.exceptions import ConfigError
 from sparkdl.frame import Array
 from sparkdl.layout import ParamLayout
 from sparkdl.train.history import History
-from sparkdl.train.kept import check_kept, cut_kept, state_names
-from sparkdl.train.run import Kept, Snapshot
 from sparkdl.train.setting import check_setting, check_state
 from sparkdl.train.state import TrainState
 
@@ -162,8 +161,7 @@ class ResumePoint:
         """Return what stays with each of ``count`` slices; cut anew if there were others."""
         if len(self.kept) in (0, count):
             return self.kept
-        messages = [frame.unpack(data) for frames in self.kept for data in frames]
-        cut = cut_kept(messages, slices.bounds(layout.numel, count))
+        cut = cut_kept(unpacked(self.kept), shards.bounds(layout.numel, count))
         return [[frame.join(parts) for parts in frames] for frames in cut]
 
 

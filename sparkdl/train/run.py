@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import nn
 
+from sparkdl.allreduce.kept import Snapshot
 from sparkdl.exceptions import ConfigError
 from sparkdl.frame import Array
 from sparkdl.layout import ParamLayout
@@ -18,27 +19,9 @@ from sparkdl.train.history import History
 from sparkdl.train.state import TrainState
 
 if TYPE_CHECKING:
+    from sparkdl.allreduce.outcome import Outcome
     from sparkdl.data.dataset import Dataset
-    from sparkdl.train.outcome import Outcome
     from sparkdl.train.resume import ResumePoint
-
-Kept = list[list[bytes]]
-"""Per slice, the frames that stay with it between iterations."""
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Weights and buffers of one moment, as flat vectors that nobody writes to.
-
-    Attributes:
-        params: trainable parameters, in the order of the layout.
-        buffers: floating-point buffers.
-        counters: integer and boolean buffers.
-    """
-
-    params: Array
-    buffers: Array
-    counters: Array
 
 
 @dataclass(slots=True, kw_only=True)

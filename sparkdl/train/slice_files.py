@@ -22,8 +22,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from sparkdl import frame
+from sparkdl.allreduce.messages import Master
 from sparkdl.frame import Array, Buffer, Parts
-from sparkdl.train.kept import is_not_master
 
 
 def name_of(index: int, count: int) -> str:
@@ -85,7 +85,7 @@ class WriteSlice:
 
     def __call__(self, index: int, frames: Iterator[Buffer]) -> Iterator[Parts]:
         """Yield the file's name and checksum."""
-        data = encode([own for own in frames if is_not_master(frame.kind_of(own))])
+        data = encode([own for own in frames if frame.kind_of(own) != Master.kind])
         name = name_of(index, self.count)
         write_whole(posixpath.join(self.folder, name), data)
         yield frame.pack({"name": name, "sha256": hashlib.sha256(data).hexdigest()})

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from sparkdl import frame, seeding
 from sparkdl._spark import FrameJobs, JavaObject, Task, is_job_failure, task_error
-from sparkdl.allreduce.weights import WeightsRef
+from sparkdl.compute.forward_backward import make_batch
+from sparkdl.compute.start import BytesRef
+from sparkdl.compute.worker import Worker
 from sparkdl.data import store
 from sparkdl.data.columns import Structure
 from sparkdl.data.dataset import MAX_REBUILDS, Dataset
@@ -24,8 +26,6 @@ from sparkdl.nn.batch import Batch
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import evaluate
 from sparkdl.nn.objective import LossObjective
-from sparkdl.train.forward_backward import make_batch
-from sparkdl.train.worker import Worker
 
 _BATCH_BYTES = 1 << 20
 
@@ -102,14 +102,15 @@ def rows_per_batch(data: Dataset, batch_size: int | None) -> int:
 
 
 @contextmanager
-def evaluating(worker: Worker, weights: WeightsRef, partition: int) -> Iterator[FlatModule]:
+def evaluating(worker: Worker, weights: BytesRef, partition: int) -> Iterator[FlatModule]:
     """Lend the worker's replica with the given weights, in evaluation mode and without gradients."""
-    current = weights.load().arrays
-    worker.replica.load(current["params"], current["buffers"], current["counters"])
-    # A transform may draw random numbers: the same ones in each pass.
-    seeding.seed_task(worker.spec.seed, 0, 0, partition)
-    with worker.replica.evaluating():
-        yield worker.replica
+    current = frame.unpack(weights.read()).arrays
+    with worker.replica.lending():
+        worker.replica.load(current["params"], current["buffers"], current["counters"])
+        # A transform may draw random numbers: the same ones in each pass.
+        seeding.seed_task(worker.spec.seed, 0, 0, partition)
+        with worker.replica.evaluating():
+            yield worker.replica
 
 
 def output_of(replica: FlatModule, batch: Batch) -> Any:

@@ -15,9 +15,16 @@ from torch import nn
 
 from sparkdl import session
 from sparkdl._spark import FrameJobs, JavaObject, broadcast_id
-from sparkdl.allreduce.codec import codec_of, has_error_feedback
-from sparkdl.allreduce.update import reductions
-from sparkdl.allreduce.weights import Weights, publish
+from sparkdl.allreduce.choose import Wanted
+from sparkdl.allreduce.cluster import Cluster, SparkCluster
+from sparkdl.allreduce.engine import Engine
+from sparkdl.allreduce.kept import Snapshot
+from sparkdl.allreduce.state import ModelState, Weights
+from sparkdl.allreduce.update.shard import reductions
+from sparkdl.codec import codec_of, has_error_feedback
+from sparkdl.compute.local_steps import InnerRule
+from sparkdl.compute.spec import FitSpec
+from sparkdl.compute.worker import FitRef
 from sparkdl.data.columns import Structure
 from sparkdl.data.dataset import Dataset, Store
 from sparkdl.exceptions import ConfigError, ModelError
@@ -37,28 +44,22 @@ from sparkdl.train.checkpointing import Resume, find_resume_point
 from sparkdl.train.config import TrainConfig
 from sparkdl.train.epochs import Epochs
 from sparkdl.train.evaluate import Evaluator, check_metrics
-from sparkdl.train.gather_step import GatherStepper
 from sparkdl.train.history import History
 from sparkdl.train.hooks import Hook
-from sparkdl.train.inner import InnerRule
 from sparkdl.train.interrupt import interruptible
 from sparkdl.train.leaving import ErrorsCarryResult, unless_under_way
 from sparkdl.train.local_steps import LocalSteps
 from sparkdl.train.loop import Loop, StoppedBy
 from sparkdl.train.predict import run_prediction
 from sparkdl.train.progress import Progress
-from sparkdl.train.replica_step import ReplicaStepper, choose_exchange
 from sparkdl.train.resources import task_profile, threads_per_task
 from sparkdl.train.result import FitResult
-from sparkdl.train.row_step import RowStepper, check_rows, suits_rows
-from sparkdl.train.run import Run, Snapshot
+from sparkdl.train.run import Run
 from sparkdl.train.schedule import PerEpoch, PerIteration, ScheduledHyper
 from sparkdl.train.setting import setting_of
 from sparkdl.train.state import TrainState
-from sparkdl.train.step import ModelState, Stepper
 from sparkdl.train.validation import Validation, check_validation, validation_sets
 from sparkdl.train.weighted import check_weights
-from sparkdl.train.worker import FitRef, FitSpec
 
 
 class Trainer:
@@ -103,17 +104,19 @@ class Trainer:
             - ``clip``: :class:`ClipByValue` or :class:`ClipByNorm`;
             - ``combine``: ``"mean"`` of the partitions' gradients or ``"adasum"``;
             - ``averaging``: :class:`EMA` or :class:`SWA` of the weights;
-            - ``exchange``: ``"slices"``, whose owners update them; ``"gather"``, where they hand them to each
-              other; ``"replicas"``, where every executor makes all weights; ``"rows"``, where it makes the
-              rows of tables that a batch has touched. ``"auto"`` takes the last for large tables with lazy
-              optimizers, replicas for up to 32 MiB of gradients per task, gather above;
-            - ``iterations_per_job``: how many iterations are one Spark job, unless with slices (as many as
-              take some seconds); the result does not depend on it;
-            - ``num_slices``: parameter-sync tasks, with slices (one per partition);
+            - ``exchange``: ``"replicated"``, where every executor makes all weights, of large tables with
+              lazy optimizers the rows that a batch has touched; ``"sharded"``, where each partition owns a
+              shard of weights and optimizer state; ``"driver"``, two jobs for each iteration, with the
+              weights going through the driver. ``"auto"`` takes replicated for up to 32 MiB of gradients per
+              task and for large tables, sharded above, and driver in sessions that lack the confs;
+            - ``transport``: how messages travel within a job: ``"shuffle"`` (``"auto"``);
+            - ``iterations_per_job``: how many iterations are one Spark job, unless through the driver (as
+              many as take some seconds); the result does not depend on it;
+            - ``num_slices``: parameter-sync tasks, with ``exchange="driver"`` (one per partition);
             - ``gradient_codec``: how gradients travel: ``"fp32"``, ``"bf16"``, ``"fp16"``, ``"int8"`` or
               :class:`Int8`, or :class:`TopK`; they are summed in full;
-            - ``weights_codec``: how weights travel with ``exchange="gather"``: ``"fp32"``, ``"bf16"`` or
-              ``"fp16"``; the owners of slices keep them in full;
+            - ``weights_codec``: how weights travel with ``exchange="sharded"``: ``"fp32"``, ``"bf16"`` or
+              ``"fp16"``; the owners of shards keep them in full;
             - ``local_steps``: how many steps each partition takes by itself between two exchanges, or
               :class:`LocalSteps` (None: gradients are exchanged in each step).
 
@@ -186,8 +189,6 @@ class Trainer:
         # To SparseAdam an element of zero is none, and to name its row would make it one.
         by_element = sparse_groups(self._rule.optimizer)
         self._scanned = tuple(i for i in dense if self._layout.params[i].group not in by_element)
-        if self.config.exchange == "rows":
-            check_rows(self.config, self._tables)
         ScheduledHyper(spec, self.config.schedule)  # a schedule that cannot be built is told now
         self._label: Structure | None = None
         self.name = self.config.name or type(module).__name__
@@ -276,7 +277,7 @@ class Trainer:
             )
             loop = Loop(
                 run=run,
-                stepper=self._stepper(ship),
+                engine=self._engine(ship),
                 model=ModelState(ship.weights),
                 epochs=epochs,
                 schedule=schedule,
@@ -331,7 +332,7 @@ class Trainer:
         check_metrics(serialize.dumps(self._spec(data, module), "the evaluation"), data, metrics)
         config = replace(self.config, metrics=metrics)
         with self._shipped(data, module) as ship, ship.evaluator(config) as evaluator:
-            return evaluator.run(data, ship.weights, f"sparkdl evaluate {self.name}")
+            return evaluator.run(data, ship.weights.publish(), f"sparkdl evaluate {self.name}")
 
     def predict(
         self, data: Dataset, *, module: nn.Module | None = None, batch_size: int | None = None
@@ -361,7 +362,14 @@ class Trainer:
         describe = f"sparkdl predict {self.name}"
         with self._shipped(data, module) as ship:
             return run_prediction(
-                ship.jobs, ship.fit, ship.broadcast, data, ship.weights, describe, size, ship.profile
+                ship.jobs,
+                ship.fit,
+                ship.broadcast,
+                data,
+                ship.weights.publish(),
+                describe,
+                size,
+                ship.profile,
             )
 
     def _hooks(self) -> list[Hook]:
@@ -422,13 +430,16 @@ class Trainer:
         ship: _Shipped | None = None
         under_way: BaseException | None = None
         try:
+            profile = task_profile(data.spark, store.executors, partitions)
+            cluster = SparkCluster(jobs, profile)
             ship = _Shipped(
                 jobs=jobs,
                 store=store,
                 fit=FitRef(uuid.uuid4().hex, broadcast_id(broadcast)),
                 broadcast=broadcast,
-                profile=task_profile(data.spark, store.executors, partitions),
-                weights=publish(sc, 0, first.params.numpy(), first.buffers(), first.counters()),
+                profile=profile,
+                cluster=cluster,
+                weights=Weights(cluster, first.params.numpy(), first.buffers(), first.counters()),
             )
             yield ship
         except BaseException as error:
@@ -443,28 +454,32 @@ class Trainer:
                             clean_up()
                     broadcast.destroy()
 
-    def _stepper(self, ship: _Shipped) -> Stepper:
+    def _engine(self, ship: _Shipped) -> Engine:
         config = self.config
-        arguments: dict[str, Any] = {
-            "jobs": ship.jobs,
-            "store": ship.store,
-            "fit": ship.fit,
-            "fit_broadcast": ship.broadcast,
-            "layout": self._layout,
-            "num_slices": config.num_slices,
-            "reductions": reductions(self._rule, config.combine),
-            "keeps": self._stateful or config.averaging is not None,
-            "profile": ship.profile,
-            "partition_state": has_error_feedback(codec_of(config.gradient_codec))
+        # Options that change all weights in each iteration, or what partitions send.
+        dense = config.combine != "mean" or config.averaging is not None or config.local_steps is not None
+        wanted = Wanted(
+            exchange=config.exchange,
+            layout=self._layout,
+            reductions=reductions(self._rule, config.combine),
+            stateful=self._stateful or config.averaging is not None,
+            averaging=config.averaging is not None,
+            tables=() if dense else self._tables,
+            weights_codec=config.weights_codec,
+            num_shards=config.num_slices,
+            stragglers=config.drop_stragglers is not None,
+        )
+        exchange = wanted.choose(ship.jobs.sc, len(ship.store.partitions))
+        return Engine(
+            cluster=ship.cluster,
+            store=ship.store,
+            fit=ship.fit,
+            fit_broadcast=ship.broadcast,
+            route=lambda store, fit: wanted.route(exchange, ship.jobs, store, fit, ship.profile),
+            leaves_files=has_error_feedback(codec_of(config.gradient_codec))
             or (self._inner is not None and self._inner.stateful),
-            "describe": self._describe,
-        }
-        suits = suits_rows(config, self._layout, self._tables)
-        exchange = choose_exchange(config, self._layout, ship.jobs.sc, len(ship.store.partitions), suits)
-        if exchange == "slices":
-            return Stepper(**arguments)
-        steppers = {"replicas": ReplicaStepper, "gather": GatherStepper, "rows": RowStepper}
-        return steppers[exchange](averages=config.averaging is not None, **arguments)
+            name=f"sparkdl fit {self.name}",
+        )
 
     def _setting(self, store: Store) -> dict[str, Any]:
         config = self.config
@@ -478,9 +493,6 @@ class Trainer:
             optimizer=describe_optimizer(self._rule.optimizer),
             inner_optimizer=describe_optimizer(self._optimizer) if config.local is not None else None,
         )
-
-    def _describe(self, state: TrainState, job: str) -> str:
-        return f"sparkdl fit {self.name}: epoch {state.epoch + 1}, iteration {state.iteration + 1}, {job}"
 
     def _write_back(self, snapshot: Snapshot) -> nn.Module:
         with _trainable(self.module, self._unfreezes):
@@ -516,6 +528,7 @@ class _Shipped:
     fit: FitRef
     broadcast: Any
     profile: JavaObject | None
+    cluster: Cluster
     weights: Weights
     release_model: Any = None
     cleanups: list[Callable[[], None]] = field(default_factory=list)

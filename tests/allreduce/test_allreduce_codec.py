@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.allreduce.codec import Int8, TopK, codec_of, decode, encode, has_error_feedback
+from sparkdl.codec import Int8, TopK, codec_of, decode, encode, has_error_feedback
 from sparkdl.exceptions import ConfigError
 
 FLOATS = st.floats(-(2.0**127), 2.0**127, width=32)

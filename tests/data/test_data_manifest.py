@@ -133,7 +133,7 @@ def trainer(**options: Any) -> Trainer:
     return Trainer(module, loss=torch.nn.MSELoss(), optimizer=sgd, **options)
 
 
-@pytest.mark.parametrize("exchange", ["slices", "replicas"])
+@pytest.mark.parametrize("exchange", ["driver", "replicated"])
 def test_a_source_that_has_shrunk_ends_training_and_sweeps(spark: Any, tmp_path: Path, exchange: str) -> None:
     file = tmp_path / "rows"
     file.write_text("64 0")
@@ -146,7 +146,7 @@ def test_a_source_that_has_shrunk_ends_training_and_sweeps(spark: Any, tmp_path:
         ) as e:
             trainer(exchange=exchange).fit(data)
         assert e.value.code == "data-changed"
-        if exchange == "slices":
+        if exchange == "driver":
             with pytest.raises(DataError, match="evaluating: partition 1 was built again and has 20 rows"):
                 trainer().evaluate(data)
             with pytest.raises(DataError, match="gives 40 rows where there were 64"), data.repartitioned(3):

@@ -89,30 +89,30 @@ def test_files_of_a_partition_that_was_built_again_elsewhere_are_deleted(cluster
     assert not Path(first.folder).exists()
 
 
-@pytest.mark.parametrize("exchange", ["slices", "gather", "replicas"])
+@pytest.mark.parametrize("exchange", ["driver", "sharded", "replicated"])
 def test_result_is_the_reference_to_the_bit(cluster: Any, exchange: str) -> None:
     assert_bit_equal(fit(cluster, Everything(), 15, exchange=exchange).module, expected(Everything(), 15))
 
 
-@pytest.mark.parametrize("exchange", ["gather", "replicas"])
+@pytest.mark.parametrize("exchange", ["sharded", "replicated"])
 @pytest.mark.parametrize("codec", ["fp32", "bf16"])
 def test_several_partitions_in_a_process_change_no_bit(cluster: Any, exchange: str, codec: str) -> None:
     # Partitions of one process share the replica's gradient, which is lent, and the weights of a version.
     options = {"partitions": 5, "averaging": EMA(0.9), "gradient_codec": codec}
     found = fit(cluster, mlp(), 9, exchange=exchange, iterations_per_job=4, **options)
-    wanted = fit(cluster, mlp(), 9, exchange="slices", **options)
+    wanted = fit(cluster, mlp(), 9, exchange="driver", **options)
     assert_bit_equal(found.module, wanted.module)
     assert_bit_equal(found.unaveraged, wanted.unaveraged)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("exchange", ["slices", "replicas"])
+@pytest.mark.parametrize("exchange", ["driver", "replicated"])
 def test_weights_by_broadcast_give_the_same_bits(cluster: Any, monkeypatch: Any, exchange: str) -> None:
-    monkeypatch.setattr("sparkdl.allreduce.weights.INLINE_BYTES", 0)
+    monkeypatch.setattr("sparkdl.allreduce.cluster._INLINE_BYTES", 0)
     assert_bit_equal(fit(cluster, Everything(), 5, exchange=exchange).module, expected(Everything(), 5))
 
 
-@pytest.mark.parametrize("exchange", ["slices", "gather"])
+@pytest.mark.parametrize("exchange", ["driver", "sharded"])
 def test_state_on_disk_alone_gives_the_same_bits(cluster: Any, monkeypatch: Any, exchange: str) -> None:
     monkeypatch.setattr("sparkdl._spark._LARGE_FRAME", 0)
     assert_bit_equal(fit(cluster, Everything(), 6, exchange=exchange).module, expected(Everything(), 6))
@@ -156,7 +156,7 @@ class KillsAnExecutor:
         return self.inner(output, label)
 
 
-@pytest.mark.parametrize("exchange", ["slices", "gather", "replicas"])
+@pytest.mark.parametrize("exchange", ["driver", "sharded", "replicated"])
 def test_an_executor_killed_while_training_changes_no_bit(cluster: Any, tmp_path: Any, exchange: str) -> None:
     flag = tmp_path / "kill"
     loss = KillsAnExecutor(str(flag))
@@ -198,7 +198,7 @@ class FailsOnce(torch.optim.Adam):
             raise RuntimeError("once")
 
 
-@pytest.mark.parametrize("exchange", ["gather", "replicas"])
+@pytest.mark.parametrize("exchange", ["sharded", "replicated"])
 def test_an_update_that_fails_once_in_a_group_changes_no_bit(
     cluster: Any, tmp_path: Any, exchange: str
 ) -> None:
@@ -230,10 +230,10 @@ def test_options_on_two_executors(cluster: Any) -> None:
 
 
 GROUPS = {name: value for name, value in EVERYTHING.items() if name != "num_slices"} | {
-    "exchange": "replicas",
+    "exchange": "replicated",
     "iterations_per_job": 3,
 }
-GATHER = GROUPS | {"exchange": "gather"}
+GATHER = GROUPS | {"exchange": "sharded"}
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_rows_of_tables_survive_executors_killed_at_once(cluster: Any) -> None:
                 optimizer={"user*": lazy, "item*": lazy, "*": ADAM},
                 batch_size=60,
                 end_when=MaxIteration(12),
-                iterations_per_job=None if exchange == "slices" else 3,
+                iterations_per_job=None if exchange == "driver" else 3,
                 exchange=exchange,
                 hooks=hooks,
                 progress=False,
@@ -289,7 +289,7 @@ def test_rows_of_tables_survive_executors_killed_at_once(cluster: Any) -> None:
                     os.kill(pid, signal.SIGKILL)
 
     found = train("rows", Kill())
-    assert_bit_equal(found.module, train("slices").module)
+    assert_bit_equal(found.module, train("driver").module)
     assert len(found.history) == 12
 
 

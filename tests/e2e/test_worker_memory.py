@@ -35,7 +35,7 @@ def peaks_of_a_fit(spark: Any, numel: int) -> dict[int, float]:
             optimizer=torch.optim.Adam,
             batch_size=16,
             end_when=MaxIteration(12),
-            exchange="gather",
+            exchange="sharded",
             iterations_per_job=4,
             progress=False,
         ).fit(data)

@@ -1,3 +1,4 @@
+import contextlib
 import copy
 
 import numpy as np
@@ -458,3 +459,20 @@ def test_modules_without_values_are_refused():
     buffers = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3, affine=False, device="meta"))
     with pytest.raises(ModelError, match=r"buffer '1\.running_mean' of Sequential is on the meta device"):
         layout_of(buffers)
+
+
+def test_what_is_held_in_the_module_is_put_back_after_others_were_lent_its_memory():
+    module = nn.Linear(2, 1)
+    flat = FlatModule(module, layout_of(module))
+    flat.load(np.ones(3, np.float32), flat.buffers(), flat.counters())
+    with flat.lending():  # nobody holds anything here
+        flat.load(np.zeros(3, np.float32), flat.buffers(), flat.counters())
+    assert not flat.params.any()
+    np.copyto(flat.own_params, 5)
+    flat.holds = "version 3"
+    with contextlib.suppress(ValueError), flat.lending():
+        flat.load(np.ones(3, np.float32), flat.buffers(), flat.counters())
+        assert flat.holds is None
+        raise ValueError("a metric fails")
+    assert flat.own_params.tolist() == [5, 5, 5]
+    assert flat.holds == "version 3"

@@ -10,6 +10,7 @@ import torch
 from torch import optim
 
 from sparkdl import frame
+from sparkdl.held import Shared
 from sparkdl.layout import ParamLayout, lay_out
 from sparkdl.optim import OptimizerSpec, ParamGroup, optimizer_spec
 from sparkdl.optim.packed import lazy_groups, lazy_tables, put_state, take_state
@@ -61,7 +62,7 @@ def test_packed_updates_are_bit_equal_to_whole_ones(name):
         assert lazy == ([0, 1] if t or name == "SGD" else [])  # the first step fills all rows of the state
         rows = Rows(LAYOUT, {i: own for i, own in sparse.tables.items() if i in lazy})
         state = frame.unpack(frame.join(take_state(live, rows)))
-        packed = SliceOptimizer(spec, rows.packed, 0, rows.packed.numel, state)
+        packed = SliceOptimizer(spec, rows.packed, 0, rows.packed.numel, Shared(state))
         part = torch.from_numpy(np.array(rows.take(weights.numpy())))
         here = {
             i: np.ones(len(own), np.bool_) if i in rows.tables else masks[i]
@@ -69,7 +70,7 @@ def test_packed_updates_are_bit_equal_to_whole_ones(name):
         }
         packed.step(part, torch.from_numpy(np.array(rows.take(gradient.numpy()))), used, touched=here)
         rows.put(part.numpy(), weights.numpy())
-        put_state(live, rows, frame.unpack(frame.join(packed.state_frame())))
+        put_state(live, rows, Shared(frame.unpack(frame.join(packed.state_frame()))))
 
         assert torch.equal(weights, whole)
         states = [frame.unpack(frame.join(optimizer.state_frame())) for optimizer in (reference, live)]

@@ -8,6 +8,7 @@ from torch import optim
 
 from sparkdl import frame
 from sparkdl.exceptions import OptimizerError
+from sparkdl.held import Shared
 from sparkdl.layout import ParamLayout, lay_out
 from sparkdl.optim import LAMB, LARS, LBFGS, OptimizerSpec, SliceOptimizer, optimizer_spec
 from sparkdl.optim import slice as slice_module
@@ -57,6 +58,10 @@ def flatten(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
+def shared(state):
+    return None if state is None else Shared(state)
+
+
 def train_whole(model, optimizer, used, dtype=torch.float32):
     """Reference: torch's optimizer on the whole model."""
     for gradient, mask in zip(gradients(dtype), used, strict=True):
@@ -73,7 +78,7 @@ def train_slices(spec, layout, cuts, used, dtype=torch.float32):
     states = [None] * (len(cuts) - 1)
     for gradient, mask in zip(gradients(dtype), used, strict=True):
         for n, (lo, hi) in enumerate(pairwise(cuts)):
-            slice_ = SliceOptimizer(spec, layout, lo, hi, states[n])
+            slice_ = SliceOptimizer(spec, layout, lo, hi, shared(states[n]))
             slice_.step(flat[lo:hi], gradient[lo:hi].clone(), mask)
             states[n] = frame.unpack(frame.join(slice_.state_frame()))
     return flat, states
@@ -249,7 +254,7 @@ def test_the_state_frame_references_state_and_reading_it_copies():
     optimizer = make()
     step(optimizer, [True] * 5)
     data = frame.join(optimizer.state_frame())
-    restored = SliceOptimizer(OptimizerSpec(optim.Adam), LAYOUT, 0, 46, frame.unpack(data))
+    restored = SliceOptimizer(OptimizerSpec(optim.Adam), LAYOUT, 0, 46, Shared(frame.unpack(data)))
     step(restored, [True] * 5)
     assert int(optimizer.runs[0].state["step"]) == 1
     assert int(restored.runs[0].state["step"]) == 2
@@ -273,7 +278,7 @@ def test_plain_scalars_are_kept_as_state(value):
     optimizer = make(factory=type("Own", (Counting,), {"value": value}))
     step(optimizer, [True] * 5)
     state = frame.unpack(frame.join(optimizer.state_frame()))
-    restored = SliceOptimizer(OptimizerSpec(Counting), LAYOUT, 0, 46, state)
+    restored = SliceOptimizer(OptimizerSpec(Counting), LAYOUT, 0, 46, Shared(state))
     assert restored.runs[0].state == {"extra": value}
 
 
@@ -319,7 +324,7 @@ def train_together(spec, cuts, used, layout=LAYOUT, hyper=((),) * STEPS):
     states = [None] * (len(cuts) - 1)
     for gradient, mask, values in zip(gradients(), used, hyper, strict=True):
         bounds = zip(pairwise(cuts), states, strict=True)
-        slices = [SliceOptimizer(spec, layout, lo, hi, state) for (lo, hi), state in bounds]
+        slices = [SliceOptimizer(spec, layout, lo, hi, shared(state)) for (lo, hi), state in bounds]
         drive([s.update(flat[s.start : s.stop], gradient[s.start : s.stop], mask, values) for s in slices])
         states = [frame.unpack(frame.join(s.state_frame())) for s in slices]
     return flat, states
@@ -510,7 +515,7 @@ def test_sparse_adam_is_bit_equal_to_torchs_on_rows(cuts, given):
         touched = {"rows": touched, "one table": {0: touched[0]}, "nothing": None}[given]
         gradient = torch.cat([d.flatten() for d in dense])
         for n, (lo, hi) in enumerate(pairwise(cuts)):
-            optimizer = SliceOptimizer(OptimizerSpec(factory), TABLES, lo, hi, states[n])
+            optimizer = SliceOptimizer(OptimizerSpec(factory), TABLES, lo, hi, shared(states[n]))
             optimizer.step(flat[lo:hi], gradient[lo:hi], np.ones(2, np.bool_), touched=touched)
             states[n] = frame.unpack(frame.join(optimizer.state_frame()))
     assert torch.equal(flat, torch.cat([p.detach().flatten() for p in params]))

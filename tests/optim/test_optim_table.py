@@ -12,6 +12,7 @@ from torch import optim
 from torch.nn.functional import mse_loss
 
 from sparkdl import frame
+from sparkdl.held import Shared
 from sparkdl.layout import ParamLayout, lay_out
 from sparkdl.optim import LAMB, LARS, LBFGS, AdagradDecay, Ftrl, OptimizerSpec, SliceOptimizer
 from sparkdl.optim.slice import drive
@@ -157,7 +158,7 @@ def train_slices(case, problem, cuts):
         losses.append(loss)
         gradient = torch.cat([part.flatten() for part in parts])
         slices = [
-            SliceOptimizer(spec, layout, lo, hi, state)
+            SliceOptimizer(spec, layout, lo, hi, None if state is None else Shared(state))
             for (lo, hi), state in zip(pairwise(cuts), states, strict=True)
         ]
         drive([s.update(flat[s.start : s.stop], gradient[s.start : s.stop].clone(), used) for s in slices])

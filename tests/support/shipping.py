@@ -10,12 +10,14 @@ import torch
 from torch import nn
 
 from sparkdl._spark import FrameJobs, broadcast_id
-from sparkdl.allreduce.weights import publish
+from sparkdl.allreduce.cluster import SparkCluster
+from sparkdl.allreduce.state import Weights
+from sparkdl.compute.spec import FitSpec
+from sparkdl.compute.worker import FitRef
 from sparkdl.nn import serialize
 from sparkdl.nn.flat import FlatModule, layout_of
 from sparkdl.nn.numerics import Numerics
 from sparkdl.nn.objective import LossObjective, StepObjective
-from sparkdl.train.worker import FitRef, FitSpec
 
 
 def fit_spec(module, data, loss=None, step=None):
@@ -54,7 +56,8 @@ def ship(spark, spec):
     shipped = serialize.dumps(spec, "the setup")
     first = FlatModule(serialize.loads(shipped).module, spec.layout)
     broadcast = sc.broadcast(shipped)
-    weights = publish(sc, 0, first.params.detach().numpy(), first.buffers(), first.counters())
+    cluster = SparkCluster(FrameJobs(sc))
+    weights = Weights(cluster, first.params.detach().numpy(), first.buffers(), first.counters()).publish()
     fit = FitRef(uuid.uuid4().hex, broadcast_id(broadcast))
     try:
         yield Shipped(FrameJobs(sc), fit, broadcast, weights)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import sparkdl.train
+from sparkdl.allreduce.kept import Snapshot
 from sparkdl.exceptions import ConfigError
 from sparkdl.nn.flat import FlatModule, write_back
 from sparkdl.train.callbacks import EarlyStopping, Freeze, GradientNorms, Unfreeze
@@ -21,7 +22,7 @@ from sparkdl.train.config import TrainConfig
 from sparkdl.train.history import History
 from sparkdl.train.hooks import Hook
 from sparkdl.train.resume import ResumePoint
-from sparkdl.train.run import Run, Snapshot
+from sparkdl.train.run import Run
 from sparkdl.train.state import TrainState
 from sparkdl.train.triggers import EveryEpoch, EveryIterations
 

@@ -15,6 +15,7 @@ from support.reference import assert_bit_equal
 from torch import Tensor, nn
 
 from sparkdl import Trainer
+from sparkdl.allreduce.engine import Engine
 from sparkdl.exceptions import ConfigError, TaskError
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.flat import FlatModule
@@ -22,7 +23,6 @@ from sparkdl.nn.gradient import forward_backward
 from sparkdl.nn.objective import LossObjective
 from sparkdl.train import Drop, EveryIterations, MaxIteration
 from sparkdl.train.drop import Allowance, Deadlines
-from sparkdl.train.step import Stepper
 
 PARTS = partitioned([400, 40])  # the second one is small: it may go missing without harm
 
@@ -96,15 +96,15 @@ def test_a_replay_leaves_out_the_same_rows(spark: Any, monkeypatch: Any) -> None
     module = Sleepy(1.0, rows=10, after=4 * 8)
     straight = train(spark, module, 14, drop_stragglers=DROP, commit_every=100)
     assert straight.history[-1]["dropped"] == 30
-    run, failed = Stepper.run, []
+    run, failed = Engine.run, []
 
-    def fail_once(self: Stepper, iterations: Any, model: Any) -> Any:
-        if iterations[0].state.iteration == 13 and not failed:
+    def fail_once(self: Engine, iterations: Any, model: Any) -> Any:
+        if iterations[0].iteration == 13 and not failed:
             failed.append(iterations)
             raise TaskError("lost")
         return run(self, iterations, model)
 
-    monkeypatch.setattr(Stepper, "run", fail_once)
+    monkeypatch.setattr(Engine, "run", fail_once)
     again = train(spark, module, 14, drop_stragglers=DROP, commit_every=100)
     assert failed
     if again.history.column("dropped") == straight.history.column("dropped"):

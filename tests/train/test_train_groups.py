@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from functools import partial
 from typing import Any
@@ -39,14 +38,12 @@ from sparkdl.train import (
     TrainState,
 )
 from sparkdl.train.ahead import Ahead
-from sparkdl.train.executor_files import decode, encode
-from sparkdl.train.replica import Version, read, write
 
 PARTS = partitioned([130, 0, 110])  # 4 iterations an epoch
 MODES: dict[str, dict[str, Any]] = {
-    "slices": {"exchange": "slices"},
-    "gather": {"exchange": "gather", "iterations_per_job": 4},
-    "groups": {"exchange": "replicas", "iterations_per_job": 6},
+    "driver": {"exchange": "driver"},
+    "sharded": {"exchange": "sharded", "iterations_per_job": 4},
+    "replicated": {"exchange": "replicated", "iterations_per_job": 6},
 }
 
 
@@ -96,10 +93,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_no_bit_changes(data: Dataset, options: dict[str, Any]) -> None:
     free = {name: value for name, value in options.items() if name != "num_slices"}
-    expected = fit(data, "slices", **options)
-    for mode in ("groups", "gather"):
-        if mode == "gather" and free != options:  # sums over all slices depend on how many these are
-            expected = fit(data, "slices", **(free | {"num_slices": 3}))
+    expected = fit(data, "driver", **options)
+    for mode in ("replicated", "sharded"):
+        if mode == "sharded" and free != options:  # sums over all slices depend on how many these are
+            expected = fit(data, "driver", **(free | {"num_slices": 3}))
         found = fit(data, mode, **free)
         assert_bit_equal(found.module, expected.module)
         assert told(found.history) == told(expected.history)
@@ -148,8 +145,8 @@ def test_hooks_may_do_anything_in_the_middle_of_a_group(data: Dataset, act: Any)
     hooks = {mode: Recorder(3, act) for mode in MODES}
     results = {mode: fit(data, mode, hooks=[hook]) for mode, hook in hooks.items()}
     for mode in MODES:
-        assert str(hooks[mode].seen) == str(hooks["slices"].seen)
-        assert_bit_equal(results[mode].module, results["slices"].module)
+        assert str(hooks[mode].seen) == str(hooks["driver"].seen)
+        assert_bit_equal(results[mode].module, results["driver"].module)
 
 
 def test_weights_are_those_of_each_iteration(data: Dataset) -> None:
@@ -163,7 +160,7 @@ def test_weights_are_those_of_each_iteration(data: Dataset) -> None:
     hooks = {mode: Weights() for mode in MODES}
     for mode, hook in hooks.items():
         fit(data, mode, hooks=[hook], end_when=MaxIteration(5))
-        assert all(map(np.array_equal, hook.found, hooks["slices"].found))
+        assert all(map(np.array_equal, hook.found, hooks["driver"].found))
 
 
 def test_gradients_for_hooks(data: Dataset) -> None:
@@ -181,7 +178,7 @@ def test_gradients_for_hooks(data: Dataset) -> None:
     for mode, hook in hooks.items():
         fit(data, mode, hooks=[hook])
         assert list(hook.found) == [4, 7, 10]
-        assert all(map(np.array_equal, hook.found.values(), hooks["slices"].found.values()))
+        assert all(map(np.array_equal, hook.found.values(), hooks["driver"].found.values()))
 
 
 def test_validation_in_the_middle_of_an_epoch(spark: Any, data: Dataset) -> None:
@@ -198,12 +195,12 @@ def test_validation_in_the_middle_of_an_epoch(spark: Any, data: Dataset) -> None
 
 
 def test_checkpoints_and_resume_across_modes(data: Dataset, tmp_path: Any) -> None:
-    expected = fit(data, "slices")
+    expected = fit(data, "driver")
     for first, second in (
-        ("groups", "slices"),
-        ("slices", "gather"),
-        ("gather", "gather"),
-        ("gather", "groups"),
+        ("replicated", "driver"),
+        ("driver", "sharded"),
+        ("sharded", "sharded"),
+        ("sharded", "replicated"),
     ):
         hook = Checkpoint(tmp_path / first / second, EveryIterations(4))
         fit(data, first, hooks=[hook], end_when=MaxIteration(6))
@@ -216,8 +213,8 @@ def test_checkpoints_and_resume_across_modes(data: Dataset, tmp_path: Any) -> No
     "optimizer", [partial(LAMB, lr=1e-2), partial(torch.optim.SGD, lr=0.1, momentum=0.9)]
 )
 def test_state_that_was_cut_is_joined_again(data: Dataset, optimizer: Any) -> None:
-    expected = fit(data, "groups", optimizer=optimizer)
-    found = fit(data, "groups", optimizer=optimizer, hooks=[Recorder(3, _replace)])
+    expected = fit(data, "replicated", optimizer=optimizer)
+    found = fit(data, "replicated", optimizer=optimizer, hooks=[Recorder(3, _replace)])
     assert_bit_equal(found.module, expected.module)
 
 
@@ -265,7 +262,7 @@ def test_one_job_for_a_group(spark: Any, data: Dataset) -> None:
     store = spark.sparkContext._jsc.sc().statusStore()
     data.store()
     before = {store.jobsList(None).apply(i).jobId() for i in range(store.jobsList(None).size())}
-    fit(data, "groups", end_when=MaxIteration(12), commit_every=0)
+    fit(data, "replicated", end_when=MaxIteration(12), commit_every=0)
     jobs = store.jobsList(None)
     names = [
         jobs.apply(i).description().get() for i in range(jobs.size()) if jobs.apply(i).jobId() not in before
@@ -278,9 +275,10 @@ def test_one_job_for_a_group(spark: Any, data: Dataset) -> None:
 
 def test_the_size_of_groups_adapts() -> None:
     class Instant:
-        class stepper:  # noqa: N801
-            longest_group = 50
-            group_seconds = 1.0
+        class engine:  # noqa: N801
+            class plan:  # noqa: N801
+                longest_group = 50
+                group_seconds = 1.0
 
         def __init__(self) -> None:
             self.sizes: list[int] = []
@@ -315,31 +313,35 @@ def test_options_that_exclude_each_other() -> None:
         Trainer(mlp(), loss=nn.MSELoss(), optimizer=torch.optim.SGD, **options)
 
     with pytest.raises(
-        ConfigError, match="exchange='ring': expected one of 'auto', 'slices', 'gather', 'replicas'"
+        ConfigError, match="exchange='ring': expected one of 'auto', 'replicated', 'sharded', 'driver'"
     ):
         make(exchange="ring")
     with pytest.raises(ConfigError, match="iterations_per_job=0: expected an integer of at least 1"):
         make(iterations_per_job=0)
-    with pytest.raises(ConfigError, match="num_slices needs exchange='slices'"):
-        make(exchange="replicas", num_slices=2)
-    with pytest.raises(ConfigError, match="drop_stragglers needs exchange='slices'; found exchange='gather'"):
-        make(exchange="gather", drop_stragglers=Drop())
-    with pytest.raises(ConfigError, match="weights_codec='bf16' needs exchange='gather'; found exchange='sl"):
-        make(exchange="slices", weights_codec="bf16")
+    with pytest.raises(ConfigError, match="num_slices needs exchange='driver'"):
+        make(exchange="replicated", num_slices=2)
+    with pytest.raises(
+        ConfigError, match="drop_stragglers needs exchange='driver'; found exchange='sharded'"
+    ):
+        make(exchange="sharded", drop_stragglers=Drop())
+    with pytest.raises(
+        ConfigError, match="weights_codec='bf16' needs exchange='sharded'; found exchange='dr"
+    ):
+        make(exchange="driver", weights_codec="bf16")
     with pytest.raises(ConfigError, match="weights_codec='int8': expected one of 'fp32', 'bf16', 'fp16'"):
         make(weights_codec="int8")
-    with pytest.raises(ConfigError, match="iterations_per_job=2 needs exchange='replicas'"):
-        make(exchange="slices", iterations_per_job=2)
+    with pytest.raises(ConfigError, match="iterations_per_job=2 needs exchange='replicated'"):
+        make(exchange="driver", iterations_per_job=2)
 
 
 @pytest.mark.parametrize("codec", ["bf16", "fp16"])
 def test_weights_in_half_the_bytes_keep_full_masters(data: Dataset, codec: Any) -> None:
-    options: dict[str, Any] = {"exchange": "gather", "weights_codec": codec, "module": mlp()}
-    found = [fit(data, "gather", **options, iterations_per_job=k) for k in (1, 4)]
+    options: dict[str, Any] = {"exchange": "sharded", "weights_codec": codec, "module": mlp()}
+    found = [fit(data, "sharded", **options, iterations_per_job=k) for k in (1, 4)]
     assert_bit_equal(found[1].module, found[0].module)
-    looked = fit(data, "gather", **options, hooks=[Recorder(3, ACTS["replace the weights"])])
+    looked = fit(data, "sharded", **options, hooks=[Recorder(3, ACTS["replace the weights"])])
     assert_bit_equal(looked.module, found[0].module)  # masters went over the driver
-    full = fit(data, "gather", module=mlp())
+    full = fit(data, "sharded", module=mlp())
     assert 0 < relative_error(found[0].module, full.module) < 0.01
     weight = next(found[0].module.parameters()).detach()
     assert not torch.equal(
@@ -347,16 +349,16 @@ def test_weights_in_half_the_bytes_keep_full_masters(data: Dataset, codec: Any) 
     )
 
 
-def test_large_models_gather_if_their_slices_fit(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparkdl.train.replica_step._REPLICAS_BYTES", 0)
+def test_large_models_are_sharded_if_their_shards_fit(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparkdl.allreduce.choose._REPLICATED_BYTES", 0)
     chosen: list[type] = []
-    original = Trainer._stepper
+    original = Trainer._engine
 
-    def stepper(self: Any, ship: Any) -> Any:
-        chosen.append(type(made := original(self, ship)))
+    def engine(self: Any, ship: Any) -> Any:
+        chosen.append(type((made := original(self, ship)).plan))
         return made
 
-    monkeypatch.setattr(Trainer, "_stepper", stepper)
+    monkeypatch.setattr(Trainer, "_engine", engine)
 
     def train(**options: Any) -> None:
         settings = {"loss": nn.CrossEntropyLoss(), "optimizer": torch.optim.SGD, "progress": False}
@@ -364,11 +366,11 @@ def test_large_models_gather_if_their_slices_fit(data: Dataset, monkeypatch: pyt
 
     train()
     train(num_slices=2)
-    monkeypatch.setattr("sparkdl.train.replica_step._MOST_GATHERED_BYTES", 1000)
+    monkeypatch.setattr("sparkdl.allreduce.choose._MOST_SHARD_BYTES", 1000)
     train()
-    assert [kind.__name__ for kind in chosen] == ["GatherStepper", "Stepper", "Stepper"]
-    with pytest.raises(ConfigError, match="slices of more than 0 MiB; give the Dataset a larger num_part"):
-        train(exchange="gather")
+    assert [kind.__name__ for kind in chosen] == ["Sharded", "ThroughDriver", "ThroughDriver"]
+    with pytest.raises(ConfigError, match="shards of more than 0 MiB; give the Dataset a larger num_part"):
+        train(exchange="sharded")
 
 
 def test_triggers_know_what_they_can_foresee() -> None:
@@ -388,23 +390,3 @@ def test_triggers_know_what_they_can_foresee() -> None:
     either = MinLoss(9.0) | MaxIteration(10)
     assert not either.foreseeable
     assert either.foresees(before, after)
-
-
-def test_versions_on_disk(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
-    frames = [[b"a" * n, b"b"] for n in (0, 5, 63, 64)]
-    assert [bytes(f) for f in decode(b"".join(map(bytes, encode(frames))))] == [
-        b"a" * n + b"b" for n in (0, 5, 63, 64)
-    ]
-    start = Version("fit", 0, 7)
-    for done in range(1, 5):
-        write(start.after(done), [b"weights %d" % done], [[b"state"]], [b"{}"] * done)
-    found = read(start.after(4))
-    assert found is not None
-    assert (bytes(found.weights), [bytes(k) for k in found.kept], len(found.trail)) == (
-        b"weights 4",
-        [b"state"],
-        4,
-    )
-    assert sorted(os.listdir(start.folder)) == ["0-10", "0-11"]
-    assert read(start.after(1)) is None

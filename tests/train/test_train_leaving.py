@@ -101,9 +101,10 @@ def test_the_first_error_wins() -> None:
 class Shaky:
     """Runs one iteration at a time, and fails when it is told to."""
 
-    class stepper:  # noqa: N801
-        longest_group = 50
-        group_seconds = 1.0
+    class engine:  # noqa: N801
+        class plan:  # noqa: N801
+            longest_group = 50
+            group_seconds = 1.0
 
     def __init__(self) -> None:
         self.model = 0

@@ -39,7 +39,7 @@ def data(spark: Any) -> Any:
 
 
 def test_history_and_state(data: Dataset) -> None:
-    result = trainer(end_when=MaxEpoch(2), exchange="slices").fit(data)
+    result = trainer(end_when=MaxEpoch(2), exchange="driver").fit(data)
     assert result.stopped_by == "end_when"
     assert (result.state.epoch, result.state.iteration, result.state.samples) == (2, 6, 120)
     assert result.history.column("epoch") == [1, 1, 1, 2, 2, 2]
@@ -93,7 +93,7 @@ def test_the_global_generators_are_left_alone(data: Dataset) -> None:
 
 
 def test_jobs_have_readable_names(spark: Any, data: Dataset) -> None:
-    trainer(name="mnist", end_when=MaxEpoch(1), exchange="slices").fit(data)
+    trainer(name="mnist", end_when=MaxEpoch(1), exchange="driver").fit(data)
     jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
     names = {jobs.apply(i).description().toString() for i in range(jobs.size())}
     assert "Some(sparkdl fit mnist: epoch 1, iteration 3, forward-backward)" in names

@@ -89,7 +89,7 @@ def fit(spark: Any, parts: list[Partition] = PARTS, *, resume: Any = False, **op
         ).fit(data, resume=resume)
 
 
-@pytest.mark.parametrize("exchange", ["slices", "replicas"])
+@pytest.mark.parametrize("exchange", ["driver", "replicated"])
 @pytest.mark.parametrize(
     ("optimizer", "steps"),
     [
@@ -125,8 +125,8 @@ def test_groups_and_slices_give_the_same_bits(spark: Any) -> None:
         "schedule": PerIteration(partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.8)),
         "gradient_codec": "bf16",
     }
-    one = fit(spark, exchange="slices", **options)
-    several = fit(spark, exchange="replicas", iterations_per_job=3, **options)
+    one = fit(spark, exchange="driver", **options)
+    several = fit(spark, exchange="replicated", iterations_per_job=3, **options)
     assert_bit_equal(several.module, one.module)
     assert several.history.column("loss") == one.history.column("loss")
     assert one.history.column("lr")[:2] == pytest.approx([3e-3, 3e-3 * 0.8])
@@ -139,11 +139,11 @@ def test_rounds_are_undone_with_what_partitions_keep(spark: Any) -> None:
                 run.stop("enough")
 
     steps = LocalSteps(3, DILOCO)
-    once = fit(spark, optimizer=ADAMW, local_steps=steps, end_when=MaxIteration(5), exchange="slices")
+    once = fit(spark, optimizer=ADAMW, local_steps=steps, end_when=MaxIteration(5), exchange="driver")
     for codec in ("fp32", "int8"):
         options: Any = {"optimizer": ADAMW, "local_steps": steps, "gradient_codec": codec}
-        stopped = fit(spark, hooks=[Stops()], exchange="replicas", iterations_per_job=4, **options)
-        whole = fit(spark, end_when=MaxIteration(5), exchange="replicas", iterations_per_job=1, **options)
+        stopped = fit(spark, hooks=[Stops()], exchange="replicated", iterations_per_job=4, **options)
+        whole = fit(spark, end_when=MaxIteration(5), exchange="replicated", iterations_per_job=1, **options)
         assert_bit_equal(stopped.module, whole.module)
         if codec == "fp32":
             assert_bit_equal(stopped.module, once.module)
@@ -178,7 +178,7 @@ def files(_: int) -> list[str]:
     return [str(found) for folder in local for found in Path(folder, "sparkdl-fits").glob("*/partitions")]
 
 
-@pytest.mark.parametrize("exchange", ["slices", "replicas"])
+@pytest.mark.parametrize("exchange", ["driver", "replicated"])
 def test_what_is_lost_is_counted_and_tolerated(spark: Any, exchange: str) -> None:
     lost = fit(spark, optimizer=ADAMW, local_steps=3, exchange=exchange, hooks=[Loses(4)])
     assert lost.history.column("lost") == [0, 0, 0, 0, 2, 0, 0]
@@ -208,7 +208,7 @@ def test_a_resumed_run_begins_with_fresh_states(spark: Any, tmp_path: Path) -> N
 def test_what_a_codec_leaves_out_comes_later(spark: Any, codec: Any) -> None:
     options: Any = {"end_when": MaxEpoch(6), "optimizer": partial(torch.optim.SGD, lr=0.2)}
     full = fit(spark, **options)
-    for exchange in ("slices", "replicas"):
+    for exchange in ("driver", "replicated"):
         coded = fit(spark, gradient_codec=codec, exchange=exchange, **options)
         assert coded.history[-1]["loss"] < 1.2 * full.history[-1]["loss"] + 0.05
         share = coded.history[-1]["bytes"]["gradients"] / full.history[-1]["bytes"]["gradients"]
@@ -230,7 +230,7 @@ def test_gradients_that_are_not_finite_are_found(spark: Any) -> None:
 
 
 def test_all_files_are_deleted(spark: Any) -> None:
-    for exchange in ("slices", "replicas"):
+    for exchange in ("driver", "replicated"):
         fit(spark, optimizer=ADAMW, local_steps=2, exchange=exchange, end_when=MaxIteration(2))
         assert not spark.sparkContext.parallelize(range(2), 2).flatMap(files).collect()
 

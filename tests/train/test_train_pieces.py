@@ -19,10 +19,11 @@ from torch import nn
 
 from sparkdl import Dataset, Trainer, frame
 from sparkdl._spark import key
+from sparkdl.allreduce.transport import pieces
+from sparkdl.allreduce.transport.pieces import InPieces, InRounds
 from sparkdl.frame import Buffer, Parts
 from sparkdl.pieces import PIECE_BYTES, cut, joined, joined_by_source
-from sparkdl.train import MaxIteration, pieces
-from sparkdl.train.pieces import InPieces, InRounds
+from sparkdl.train import MaxIteration
 
 SIZES = st.sampled_from(
     [0, 1, 1000, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES, 5 * PIECE_BYTES + 7]
@@ -130,9 +131,9 @@ def test_the_driver_gets_frames_in_rounds(step: int) -> None:
 
 
 MODES: dict[str, dict[str, Any]] = {
-    "slices": {"exchange": "slices"},
-    "groups": {"exchange": "replicas", "iterations_per_job": 4},
-    "gather": {"exchange": "gather", "iterations_per_job": 4},
+    "driver": {"exchange": "driver"},
+    "replicated": {"exchange": "replicated", "iterations_per_job": 4},
+    "sharded": {"exchange": "sharded", "iterations_per_job": 4},
 }
 
 
@@ -154,21 +155,21 @@ def trained(data: Dataset, **options: Any) -> nn.Module:
 @pytest.mark.parametrize(
     ("codec", "modes", "num_slices"),
     [
-        ("fp32", ["slices", "groups", "gather"], None),
-        ("int8", ["slices", "groups"], 1),  # the blocks of a codec are cut where slices are
+        ("fp32", ["driver", "replicated", "sharded"], None),
+        ("int8", ["driver", "replicated"], 1),  # the blocks of a codec are cut where slices are
     ],
 )
 def test_no_bit_changes(spark: Any, codec: Any, modes: list[str], num_slices: int | None) -> None:
     found: list[nn.Module] = []
     with as_dataset(spark, partitioned([40, 0, 30])) as data:
         for mode in modes:
-            options = {"num_slices": num_slices if mode == "slices" else None, **MODES[mode]}
+            options = {"num_slices": num_slices if mode == "driver" else None, **MODES[mode]}
             found.append(trained(data, gradient_codec=codec, **options))
     for other in found[1:]:
         assert_bit_equal(other, found[0])
 
 
-@pytest.mark.parametrize("mode", ["groups", "gather"])
+@pytest.mark.parametrize("mode", ["replicated", "sharded"])
 def test_no_bit_changes_where_pieces_lie_in_blocks(
     cluster: Any, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,9 +7,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from sparkdl.allreduce.directives import Step
+from sparkdl.allreduce.engine import Engine
+from sparkdl.allreduce.kept import Snapshot
+from sparkdl.allreduce.state import ModelState
 from sparkdl.train import recovery
 from sparkdl.train.recovery import Recovery
-from sparkdl.train.step import Iteration, ModelState, Stepper
 
 
 class Clock:
@@ -22,7 +25,7 @@ class Clock:
 
 
 class Steps:
-    """Stands for a stepper: iterations and commits take as long as they are told to."""
+    """Stands for an engine: iterations and commits take as long as they are told to."""
 
     def __init__(self, clock: Clock, commit: float) -> None:
         self.clock, self.commit = clock, commit
@@ -60,12 +63,11 @@ def test_commits_take_three_percent_of_the_time_after_the_first_iteration(
     monkeypatch.setattr(recovery, "perf_counter", clock)
     steps = Steps(clock, commit=3.5)
     nothing = np.zeros(0)
-    weights = type("W", (), {"params": nothing, "buffers": nothing, "counters": nothing})()
+    weights = type("W", (), {"snapshot": Snapshot(nothing, nothing, nothing)})()
     model = ModelState(weights, kept="kept", outdated=None)
-    runs = Recovery(cast(Stepper, steps), model, every, max_failures=0, window=1.0)
-    state = type("S", (), {"iteration": 0})()
+    runs = Recovery(cast(Engine, steps), model, every, max_failures=0, window=1.0)
     for number in range(150):
         steps.seconds = 2.0 if number else first
-        iteration = type("I", (), {"allowance": None, "state": state})()
-        runs.run([cast(Iteration, iteration)])
+        iteration = type("I", (), {"allowance": None, "iteration": 0})()
+        runs.run([cast(Step, iteration)])
     assert steps.commits == commits

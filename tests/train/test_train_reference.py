@@ -31,8 +31,8 @@ OPTIMIZERS = {
 }
 LOSS = nn.CrossEntropyLoss()
 MODES: dict[str, dict[str, Any]] = {
-    "slices": {"exchange": "slices"},
-    "groups": {"exchange": "replicas", "iterations_per_job": 4},
+    "driver": {"exchange": "driver"},
+    "replicated": {"exchange": "replicated", "iterations_per_job": 4},
 }
 _mode: dict[str, Any] = {}
 

@@ -190,7 +190,7 @@ def _delete_replicas(_: int) -> None:
 
 @pytest.mark.parametrize(
     ("exchange", "commit_every"),
-    [("slices", 4), ("replicas", 1), pytest.param("gather", None, marks=pytest.mark.slow)],
+    [("driver", 4), ("replicated", 1), pytest.param("sharded", None, marks=pytest.mark.slow)],
 )
 def test_lost_optimizer_state_is_replayed_from_a_commit(
     data: Dataset, commit_every: Any, exchange: Any
@@ -209,7 +209,7 @@ def test_lost_optimizer_state_is_replayed_from_a_commit(
 def test_without_commits_a_loss_ends_the_run_with_what_there_is(data: Dataset) -> None:
     from sparkdl.exceptions import TaskError
 
-    options = {"commit_every": 0, "max_failures": 2, "exchange": "slices"}
+    options = {"commit_every": 0, "max_failures": 2, "exchange": "driver"}
     with pytest.raises(TaskError, match="iteration 6") as caught:
         trainer("", 14, hooks=[Lose({5})], **options).fit(data)
     assert caught.value.result is not None
@@ -222,7 +222,7 @@ def test_without_commits_a_loss_ends_the_run_with_what_there_is(data: Dataset) -
 def test_weights_that_are_lost_with_all_executors_are_said_to_be_lost(data: Dataset) -> None:
     from sparkdl.exceptions import TaskError
 
-    options = {"commit_every": 0, "max_failures": 1, "exchange": "gather", "iterations_per_job": 1}
+    options = {"commit_every": 0, "max_failures": 1, "exchange": "sharded", "iterations_per_job": 1}
     with pytest.raises(TaskError, match="fetch") as caught:
         trainer("", 14, hooks=[Lose({5})], **options).fit(data)
     assert caught.value.result is None

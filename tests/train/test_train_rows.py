@@ -1,4 +1,4 @@
-"""Row-sparse gradients: rows alone are sent, and with ``exchange="rows"`` rows alone are updated."""
+"""Row-sparse gradients: rows alone are sent, and with ``exchange="replicated"`` rows alone are updated."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from support.reference import Partition, assert_bit_equal, decomposed, relative_
 from torch import nn
 
 from sparkdl import Dataset, Trainer
+from sparkdl.allreduce.choose import Exchange, Wanted
 from sparkdl.exceptions import ConfigError, NonFiniteError
 from sparkdl.optim import ClipByNorm, ParamGroup
 from sparkdl.train import (
@@ -27,11 +28,7 @@ from sparkdl.train import (
     MaxIteration,
     PerIteration,
     Run,
-    TrainConfig,
 )
-from sparkdl.train.config import Exchange
-from sparkdl.train.replica_step import choose_exchange
-from sparkdl.train.row_step import suits_rows
 
 USERS, ITEMS = 400, 90
 
@@ -65,7 +62,7 @@ def fit(data: Dataset, exchange: Exchange, module: nn.Module | None = None, **op
         "exchange": exchange,
     }
     resume = options.pop("resume", False)
-    if exchange != "slices":
+    if exchange != "driver":
         settings["iterations_per_job"] = 4
     return Trainer(module or Factors(), **settings | options).fit(data, resume=resume)
 
@@ -76,7 +73,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "one at a time": {"iterations_per_job": 1},
     "a table that stays dense": {"optimizer": {"user*": LAZY["user*"], "*": ADAM}},
     "a schedule": {"schedule": PerIteration(partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.9))},
-    "a penalty": {"groups": [ParamGroup("item*", l2=0.1)]},
+    "a penalty": {"replicated": [ParamGroup("item*", l2=0.1)]},
     "int8": {"gradient_codec": Int8(block=8)},
     "micro-batches and bf16": {"micro_batch_size": 7, "gradient_codec": "bf16"},
 }
@@ -87,8 +84,8 @@ def test_no_bit_changes(data: Dataset, options: dict[str, Any]) -> None:
     alone = {name: value for name, value in options.items() if name != "iterations_per_job"}
     if "gradient_codec" in options:  # blocks begin where rows do only with all of them
         alone["num_slices"] = 1
-    expected = fit(data, "slices", **alone)
-    found = fit(data, "rows", **options)
+    expected = fit(data, "driver", **alone)
+    found = fit(data, "replicated", **options)
     assert_bit_equal(found.module, expected.module)
     assert found.history.column("loss") == expected.history.column("loss")
     assert len(found.history) == found.state.iteration == 10
@@ -98,8 +95,8 @@ def test_no_bit_changes(data: Dataset, options: dict[str, Any]) -> None:
 
 
 def test_norms_of_rows_are_those_of_all_up_to_rounding(data: Dataset) -> None:
-    expected = fit(data, "slices", clip=ClipByNorm(0.01), num_slices=1)
-    assert relative_error(fit(data, "rows", clip=ClipByNorm(0.01)).module, expected.module) < 1e-6
+    expected = fit(data, "driver", clip=ClipByNorm(0.01), num_slices=1)
+    assert relative_error(fit(data, "replicated", clip=ClipByNorm(0.01)).module, expected.module) < 1e-6
 
 
 def test_a_frozen_table_and_one_without_rows(data: Dataset) -> None:
@@ -109,8 +106,8 @@ def test_a_frozen_table_and_one_without_rows(data: Dataset) -> None:
             self.other = nn.Embedding(7, 3, sparse=True)
 
     optimizers = {"other*": partial(torch.optim.SparseAdam, lr=0.1)} | LAZY
-    expected = fit(data, "slices", Unused(), optimizer=optimizers)
-    assert_bit_equal(fit(data, "rows", Unused(), optimizer=optimizers).module, expected.module)
+    expected = fit(data, "driver", Unused(), optimizer=optimizers)
+    assert_bit_equal(fit(data, "replicated", Unused(), optimizer=optimizers).module, expected.module)
 
 
 class Looks(Hook):
@@ -132,7 +129,7 @@ class Looks(Hook):
 
 def test_hooks_look_at_gradients_and_replace_weights(data: Dataset) -> None:
     expected, found = Looks(), Looks()
-    results = [fit(data, "slices", hooks=[expected]), fit(data, "rows", hooks=[found])]
+    results = [fit(data, "driver", hooks=[expected]), fit(data, "replicated", hooks=[found])]
     assert_bit_equal(results[1].module, results[0].module)
     assert len(found.seen) == len(expected.seen) > 10
     assert all(map(np.array_equal, found.seen, expected.seen))
@@ -140,8 +137,8 @@ def test_hooks_look_at_gradients_and_replace_weights(data: Dataset) -> None:
 
 @pytest.mark.slow
 def test_checkpoints_and_resume_across_modes(data: Dataset, tmp_path: Any) -> None:
-    expected = fit(data, "slices", num_slices=2)
-    for first, then in (("rows", "slices"), ("slices", "rows"), ("rows", "rows")):
+    expected = fit(data, "driver", num_slices=2)
+    for first, then in (("replicated", "driver"), ("driver", "replicated"), ("replicated", "replicated")):
         folder = tmp_path / f"{first}-{then}"
         hooks = [Checkpoint(str(folder), EveryIterations(3))]
         fit(data, first, hooks=hooks, end_when=MaxIteration(6))
@@ -160,7 +157,7 @@ def test_what_fails_in_the_middle_of_a_group(data: Dataset) -> None:
             return self.count
 
     with pytest.raises(NonFiniteError, match="the loss became nan"):
-        fit(data, "rows", loss=Fails())
+        fit(data, "replicated", loss=Fails())
 
 
 # -- what is sent ---------------------------------------------------------------------------------
@@ -169,7 +166,7 @@ def test_what_fails_in_the_middle_of_a_group(data: Dataset) -> None:
 def test_dense_embeddings_send_rows_with_a_gradient_only(spark: Any) -> None:
     module = Factors(sparse=False, users=4000)
     with as_dataset(spark, PARTS) as data:
-        found = fit(data, "slices", module, optimizer=ADAM, num_slices=2)
+        found = fit(data, "driver", module, optimizer=ADAM, num_slices=2)
     with threads(1):
         expected = decomposed(module, nn.MSELoss(), ADAM, PARTS, 60, 10, seed=3)
     assert_bit_equal(found.module, expected)
@@ -180,30 +177,51 @@ def test_dense_embeddings_send_rows_with_a_gradient_only(spark: Any) -> None:
 # -- choice ---------------------------------------------------------------------------------------
 
 
-def test_rows_are_chosen_for_large_tables(data: Dataset, monkeypatch: Any) -> None:
+def wanted(tables: Any = None, **options: Any) -> Wanted:
     trainer = Trainer(Factors(), loss=nn.MSELoss(), optimizer=LAZY)
-    layout, tables, sc = trainer._layout, trainer._tables, data.spark.sparkContext
-    assert [layout.params[index].name for index in tables] == ["user.weight", "item.weight"]
-    assert not suits_rows(TrainConfig(), layout, tables)
-    monkeypatch.setattr("sparkdl.train.row_step._TABLES_BYTES", 1024)
-    assert suits_rows(TrainConfig(), layout, tables)
-    assert not suits_rows(TrainConfig(), layout, [])
-    assert not suits_rows(TrainConfig(averaging=EMA(0.9)), layout, tables)
-    assert choose_exchange(TrainConfig(), layout, sc, 3, True) == "rows"
-    assert choose_exchange(TrainConfig(exchange="replicas"), layout, sc, 3, True) == "replicas"
+    settings: dict[str, Any] = {
+        "exchange": "auto",
+        "layout": trainer._layout,
+        "reductions": 0,
+        "stateful": True,
+        "averaging": False,
+        "tables": trainer._tables if tables is None else tables,
+        "weights_codec": "fp32",
+        "num_shards": None,
+        "stragglers": False,
+    }
+    return Wanted(**settings | options)
+
+
+def test_large_tables_are_replicated_whatever_their_size(data: Dataset, monkeypatch: Any) -> None:
+    sc = data.spark.sparkContext
+    tables = [wanted().layout.params[index].name for index in wanted().tables]
+    assert tables == ["user.weight", "item.weight"]
+    assert not wanted().suits_rows
+    monkeypatch.setattr("sparkdl.allreduce.choose._TABLES_BYTES", 1024)
+    monkeypatch.setattr("sparkdl.allreduce.choose._REPLICATED_BYTES", 0)
+    assert wanted().suits_rows
+    assert wanted().choose(sc, 3) == "replicated"
+    assert not wanted(()).suits_rows
+    assert wanted(()).choose(sc, 3) == "sharded"
+    assert wanted(num_shards=2).choose(sc, 3) == "driver"
+
+
+@pytest.mark.parametrize("option", [{"averaging": EMA(0.9)}, {"combine": "adasum"}, {"local_steps": 4}])
+def test_what_changes_all_weights_updates_tables_as_a_whole(data: Dataset, option: dict[str, Any]) -> None:
+    optimizer = ADAM if "local_steps" in option else LAZY
+    one = {"module": Factors(sparse=optimizer is LAZY), "optimizer": optimizer, **option}
+    expected = fit(data, "driver", **one, num_slices=1)
+    assert_bit_equal(fit(data, "replicated", **one).module, expected.module)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"optimizer": ADAM}, "make embeddings with sparse=True"),
-        ({"averaging": EMA(0.9)}, "cannot be combined with averaging; found averaging=EMA"),
-        ({"combine": "adasum"}, "cannot be combined with combine"),
-        ({"local_steps": 4}, "cannot be combined with local_steps"),
-        ({"num_slices": 2}, "num_slices needs exchange='slices'"),
-        ({"weights_codec": "bf16"}, "weights_codec='bf16' needs exchange='gather'"),
+        ({"num_slices": 2}, "num_slices needs exchange='driver'"),
+        ({"weights_codec": "bf16"}, "weights_codec='bf16' needs exchange='sharded'"),
     ],
 )
-def test_options_that_exclude_rows(options: dict[str, Any], message: str) -> None:
+def test_options_that_exclude_the_replicated_plan(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Trainer(Factors(), loss=nn.MSELoss(), exchange="rows", **{"optimizer": LAZY} | options)
+        Trainer(Factors(), loss=nn.MSELoss(), exchange="replicated", **{"optimizer": LAZY} | options)

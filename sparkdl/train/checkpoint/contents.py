@@ -16,12 +16,12 @@ from safetensors.torch import save as save_tensors
 from torch import nn
 
 from sparkdl import __version__
+from sparkdl.allreduce.kept import Kept
 from sparkdl.frame import Array
 from sparkdl.nn.weights import unique_tensors
 from sparkdl.train import slice_files
 from sparkdl.train.checkpoint.mark import FORMAT, TRAINING, WEIGHTS
 from sparkdl.train.resume import ResumePoint
-from sparkdl.train.run import Kept
 from sparkdl.train.state import TrainState
 
 

@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import nn
 
+from sparkdl.allreduce.kept import Kept
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.frame import Array
 from sparkdl.nn.weights import place
@@ -21,7 +22,6 @@ from sparkdl.train.checkpoint.folder import CheckpointFolder
 from sparkdl.train.checkpoint.mark import STATE, TRAINING, WEIGHTS, Mark, damaged
 from sparkdl.train.checkpoint.store import Path, Store, join
 from sparkdl.train.resume import ResumePoint
-from sparkdl.train.run import Kept
 
 _UNREADABLE = (
     SafetensorError,

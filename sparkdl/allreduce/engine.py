@@ -1,0 +1,347 @@
+"""The engine: runs groups of steps by a plan over a transport, again where executors lack something."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from sparkdl._spark import is_job_failure, task_error
+from sparkdl.allreduce.cluster import Cluster, Published, Shards
+from sparkdl.allreduce.directives import Step
+from sparkdl.allreduce.kept import Kept, Snapshot
+from sparkdl.allreduce.outcome import Outcome, outcomes_of
+from sparkdl.allreduce.plans.base import Plan
+from sparkdl.allreduce.state import ModelState, Weights
+from sparkdl.allreduce.transport.base import Group, GroupResult, Transport
+from sparkdl.allreduce.transport.pieces import ChainTask
+from sparkdl.allreduce.update.buffers import average_buffers
+from sparkdl.compute.problems import FailedModel, Fatal, LackingState, MissingPartition, Problem
+from sparkdl.compute.start import Start, Version
+from sparkdl.compute.worker import FitRef
+from sparkdl.data.dataset import MAX_REBUILDS, Store
+from sparkdl.exceptions import DataError, ModelError, TaskError
+from sparkdl.frame import Array, Frame
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How the engine exchanges over one partition store.
+
+    Attributes:
+        plan: how gradients become weights.
+        transport: how the plan's messages travel.
+    """
+
+    plan: Plan
+    transport: Transport
+
+
+class Engine:
+    """Runs groups of steps.
+
+    Args:
+        cluster: sends bytes and keeps what stays.
+        store: the partition store.
+        fit: the fixed part of the fit, broadcast.
+        fit_broadcast: the broadcast itself.
+        route: chooses plan and transport for a store.
+        leaves_files: whether tasks leave files whatever the plan (``compute/partition_state.py``).
+        name: begins the names of jobs in the Spark UI.
+
+    Attributes:
+        store: as given, until :meth:`resize`.
+    """
+
+    def __init__(
+        self,
+        *,
+        cluster: Cluster,
+        store: Store,
+        fit: FitRef,
+        fit_broadcast: Any,
+        route: Callable[[Store, FitRef], Route],
+        leaves_files: bool,
+        name: str,
+    ) -> None:
+        self._cluster = cluster
+        self._fit = fit
+        self._fit_broadcast = fit_broadcast
+        self._choose = route
+        self._leaves_files = leaves_files
+        self._name = name
+        self._generation = 0
+        self._overwritten: Version | None = None
+        self._take(store)
+
+    def _take(self, store: Store) -> None:
+        self.store = store
+        self._fit = replace(self._fit, in_memory=self._cluster.one_process(store.executors.cores))
+        route = self._choose(store, self._fit)
+        self._plan, self._transport = route.plan, route.transport
+
+    @property
+    def plan(self) -> Plan:
+        """How gradients become weights."""
+        return self._plan
+
+    @property
+    def _persisted(self) -> Shards:
+        return self._cluster.shards(self._plan.shards, self._plan.shard_bytes)
+
+    def resize(self, store: Store) -> None:
+        """Use another store from now on.
+
+        There may be another number of shards then, for which :meth:`restore` is to be given what stayed
+        with those before, cut anew.
+        """
+        self._transport.release()
+        self._take(store)
+
+    # -- running --------------------------------------------------------------------------------
+
+    def run(self, steps: Sequence[Step], model: ModelState) -> tuple[ModelState, list[Outcome]]:
+        """Run steps.
+
+        Args:
+            steps: which ones; at most ``plan.longest_group``.
+            model: weights and optimizer state before them; still valid after this, until :meth:`let_go`.
+
+        Returns:
+            The model after them and what each reports; fewer than were given if a later one failed.
+
+        Raises:
+            NonFiniteError: if loss or gradient of the first one became NaN or infinite.
+            ModelError: if the module fails on the rows.
+            TaskError: if a task failed for another reason.
+        """
+        seed: list[Published] = []
+        try:
+            return self._run(steps, model, seed)
+        except BaseException:
+            for published in seed:
+                published.release()
+            raise
+
+    def _run(
+        self, steps: Sequence[Step], model: ModelState, seed: list[Published]
+    ) -> tuple[ModelState, list[Outcome]]:
+        there, local = model.version not in (None, self._overwritten), True
+        for _ in range(MAX_REBUILDS):
+            if not there and not seed:
+                self._send_seed(model, seed)
+            begin = perf_counter()
+            start = self._start(steps, model, seed, there, local)
+            publishing = perf_counter() - begin
+            try:
+                with _job_errors(steps[0]):
+                    result = self._transport.run(self._group(start, steps, model, seed))
+            except (TaskError, ModelError) as error:
+                if len(steps) == 1 or (isinstance(error, TaskError) and not error.remote_traceback):
+                    raise
+                steps = steps[:1]  # the user's code fails in one of them
+                continue
+            problems = result.problems
+            if not problems and not result.refused:
+                return self._after(result, start, steps, model, seed, publishing)
+            if result.kept is not None:
+                self._cluster.unpersist(result.kept)
+            steps = _sound(steps, problems) if problems else [steps[0].without_deadline()]
+            if any(isinstance(problem, LackingState) for problem in problems):
+                # Executors have come, or tasks went elsewhere. One step that relies on no file makes
+                # files for the next group; what others have of this attempt is another generation.
+                there, local, steps = False, False, steps[:1]
+                self._generation += 1
+            for problem in problems:
+                if isinstance(problem, MissingPartition):
+                    self._transport.forget(problem.partition)
+        raise DataError(
+            f"{steps[0]}: partitions of the store were still missing after "
+            f"{MAX_REBUILDS} rebuilds; is the executors' local disk full or being cleaned?",
+            code="data-store",
+        )
+
+    def _send_seed(self, model: ModelState, seed: list[Published]) -> None:
+        """Send executors that have no copy what stays with the shards."""
+        if model.kept is not None:
+            for data in self._plan.seed(lambda: self.fetch(model)):
+                seed.append(self._cluster.publish(data, inline=False))
+
+    def _start(
+        self, steps: Sequence[Step], model: ModelState, seed: Sequence[Published], there: bool, local: bool
+    ) -> Start:
+        version = model.version if there else None
+        return Start(
+            version or Version(self._generation, steps[0].iteration),
+            self._generation,
+            None if there else model.weights.publish().ref,
+            model.kept is not None,
+            self.store.manifest,
+            tuple(published.ref for published in seed),
+            local,
+        )
+
+    def _group(
+        self, start: Start, steps: Sequence[Step], model: ModelState, seed: Sequence[Published]
+    ) -> Group:
+        self._leaves_files |= self._plan.leaves_model
+        sent = [*seed] if start.weights is None else [model.weights.publish(), *seed]
+        broadcasts = [
+            self._fit_broadcast,
+            *(broadcast for published in sent for broadcast in published.broadcasts),
+            *steps[0].broadcasts,
+        ]
+        first = steps[0]
+        name = f"{self._name}: epoch {first.place.epoch + 1}, iteration {first.iteration + 1}"
+        return Group(self._plan, start, steps, model.kept, broadcasts, name)
+
+    def _after(
+        self,
+        result: GroupResult,
+        start: Start,
+        steps: Sequence[Step],
+        model: ModelState,
+        seed: Sequence[Published],
+        publishing: float,
+    ) -> tuple[ModelState, list[Outcome]]:
+        """Return the model after a group, and what each of its steps reports."""
+        before, plan, kept = model.weights, self._plan, result.kept
+        report = plan.conclude(result.messages, before.buffers, before.counters)
+        persisted = self._persisted  # of now: the number of shards may change before they are fetched
+        params = partial(persisted.weights, kept) if report.params is None else np.array(report.params)
+        weights = Weights(self._cluster, params, np.array(report.buffers), np.array(report.counters))
+        average = max(step.directives.average for step in steps)
+        after = ModelState(
+            weights,
+            kept,
+            before if kept is not None else None,
+            average_buffers(model.average_buffers, weights.buffers, average),
+            version=start.after(len(steps)) if plan.leaves_model else None,
+            made_of=start.version,
+            seed=seed,
+        )
+        return after, outcomes_of(
+            steps, report, result, weights_bytes=plan.weights_bytes, publish_seconds=publishing
+        )
+
+    # -- models ---------------------------------------------------------------------------------
+
+    def replace(self, model: ModelState, snapshot: Snapshot) -> ModelState:
+        """Go on with other weights; optimizer state and averages are unchanged."""
+        self._generation += 1
+        model.weights.release()
+        # Copies: they are published when they are needed, and a hook may go on writing to its own.
+        own = Snapshot(
+            *(np.array(values) for values in (snapshot.params, snapshot.buffers, snapshot.counters))
+        )
+        return replace(model, weights=Weights.of(self._cluster, own), version=None)
+
+    @contextmanager
+    def published(self, snapshot: Snapshot | None, model: ModelState) -> Iterator[Published]:
+        """Publish weights for a while: the given ones, or the model's own."""
+        if snapshot is None:
+            yield model.weights.publish()
+            return
+        weights = Weights.of(self._cluster, snapshot)
+        try:
+            yield weights.publish()
+        finally:
+            weights.release()
+
+    def average(self, model: ModelState) -> Array:
+        """Fetch the averaged weights; the current ones before the first iteration.
+
+        Raises:
+            TaskError: if they cannot be read.
+        """
+        average = None if model.kept is None else self._persisted.average(model.kept)
+        return model.weights.params if average is None else average
+
+    def fetch(self, model: ModelState) -> Kept:
+        """Copy what stays with the shards, but for their weights, to the driver.
+
+        Raises:
+            TaskError: if it cannot be read.
+        """
+        return self._persisted.fetch(model.kept)
+
+    def run_on_kept(self, model: ModelState, task: ChainTask, doing: str) -> list[Frame]:
+        """Run a task over what stays with each shard, and return the frames that it yields.
+
+        Raises:
+            TaskError: if it fails.
+        """
+        return [] if model.kept is None else self._persisted.run(model.kept, task, doing)
+
+    def restore(self, snapshot: Snapshot, kept: Kept, average_buffers: Array | None) -> ModelState:
+        """Go on from a copy on the driver: weights, and frames from :meth:`fetch`.
+
+        Raises:
+            TaskError: if the job fails.
+        """
+        self._generation += 1
+        restored = self._persisted.restore(kept) if kept else None
+        return ModelState(Weights.of(self._cluster, snapshot), restored, None, average_buffers)
+
+    # -- releasing ------------------------------------------------------------------------------
+
+    def let_go(self, before: ModelState, after: ModelState) -> None:
+        """Release what nobody needs any more once the iterations between two models are completed."""
+        before.release_outdated(self._cluster)
+        if after.kept is None:
+            before.weights.release()
+
+    def discard(self, model: ModelState) -> None:
+        """Release what iterations made that are to be undone; the model before them stays."""
+        self._generation += 1  # executors have versions that are no longer true
+        if self._fit.in_memory:  # and have made them of the one before, in its memory
+            self._overwritten = model.made_of
+        if model.kept is not None:
+            self._cluster.unpersist(model.kept)
+        model.weights.release()
+        for published in model.seed:
+            published.release()
+
+    def release(self, model: ModelState) -> None:
+        """Let go of a model that no iteration will start from."""
+        model.release(self._cluster)
+
+    def close(self) -> None:
+        """Delete what is on the executors besides models; what executors that fail keep goes with them."""
+        if self._leaves_files:
+            self._cluster.delete_files(self._fit.fit_id)
+        self._transport.release()
+
+
+@contextmanager
+def _job_errors(step: Step) -> Iterator[None]:
+    """Turn Spark's report of a failed job into an error of this package."""
+    try:
+        yield
+    except Exception as error:
+        if is_job_failure(error):
+            raise task_error(error, f"training {step}") from None
+        raise
+
+
+def _sound(steps: Sequence[Step], problems: Sequence[Problem]) -> Sequence[Step]:
+    """Return the steps before the first one that running it again would not mend.
+
+    Raises:
+        NonFiniteError: if it is the first of them, whose loss or gradient is not finite.
+        ModelError: if the module fails.
+    """
+    fatal = [problem for problem in problems if isinstance(problem, Fatal)]
+    if not fatal:
+        return steps
+    sound = fatal[0].iteration - steps[0].iteration
+    if sound > 0:  # those are completed; the next group will begin with the failing one
+        return steps[:sound]
+    if isinstance(fatal[0], FailedModel) and len(steps) > 1:
+        return steps[:1]  # alone it raises in its task, which Spark tries again
+    raise fatal[0].error(str(steps[0]))

@@ -1,0 +1,102 @@
+"""Copies on the driver of what stays on the executors between groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from sparkdl import frame
+from sparkdl.allreduce.messages import Average, State, encode
+from sparkdl.frame import Array, Buffer, Frame, Parts
+from sparkdl.held import Shared
+from sparkdl.optim.slice import cut_states
+
+Kept = list[list[bytes]]
+"""Per shard, the frames that stay with it between iterations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Weights and buffers of one moment, as flat vectors that nobody writes to.
+
+    Attributes:
+        params: trainable parameters, in the order of the layout.
+        buffers: floating-point buffers.
+        counters: integer and boolean buffers.
+    """
+
+    params: Array
+    buffers: Array
+    counters: Array
+
+
+def unpacked(kept: Kept) -> list[Frame]:
+    """Return the frames of all shards, in their order."""
+    return [frame.unpack(data) for frames in kept for data in frames]
+
+
+def cut_kept(kept: Sequence[Frame], bounds: Sequence[tuple[int, int]]) -> list[list[Parts]]:
+    """Cut what stays with all shards for others.
+
+    Args:
+        kept: frames of the optimizer's state and the averaged weights, in the order of the shards.
+        bounds: [start, stop) of each new shard.
+
+    Returns:
+        The frames of each new shard.
+    """
+    states = [message for message in kept if message.meta["kind"] == State.kind]
+    new = [[parts] for parts in cut_states(states, bounds)] if states else [[] for _ in bounds]
+    averages: list[Any] = [m.arrays["params"] for m in kept if m.meta["kind"] == Average.kind]
+    if averages:
+        whole = np.concatenate(averages)
+        for frames, (start, stop) in zip(new, bounds, strict=True):
+            frames.append(encode(Average(Shared(whole[start:stop]))))
+    return new
+
+
+def check_kept(kept: Sequence[Sequence[Buffer]], numel: int) -> None:
+    """Check what a file says that stays with the shards.
+
+    Args:
+        kept: frames of each shard.
+        numel: trainable scalars of the module.
+
+    Raises:
+        ValueError, LookupError, TypeError: if it does not cover the weights once, from first to last.
+    """
+    ends = {"state": 0, "average": 0}
+    for message in map(frame.unpack, chain.from_iterable(kept)):
+        kind = message.meta["kind"]
+        if kind == "average":
+            ends[kind] += message.arrays["params"].size
+            continue
+        for start, stop, group, scalars in message.meta["runs"]:
+            if not (
+                start == ends[kind] <= stop
+                and isinstance(stop, int)
+                and isinstance(group, int)
+                and group >= 0
+            ):
+                raise ValueError(f"state of weights {start!r:.20} to {stop!r:.20} after {ends[kind]}")
+            ends[kind] = stop
+            dict(scalars)
+    for kind, end in ends.items():
+        if end not in (0, numel):
+            raise ValueError(f"{kind} of {end} weights, expected {numel}")
+
+
+def state_names(kept: Sequence[Sequence[Buffer]]) -> dict[int, set[str]]:
+    """Return the names of the optimizer's state by parameter group, of those that have any."""
+    names: dict[int, set[str]] = {}
+    for message in map(frame.unpack, chain.from_iterable(kept)):
+        for index, (_, _, group, scalars) in enumerate(message.meta.get("runs", [])):
+            prefix = f"{index}."
+            arrays = {n.removeprefix(prefix) for n in message.arrays if n.startswith(prefix)}
+            if found := {*scalars, *arrays}:
+                names.setdefault(group, set()).update(found)
+    return names

@@ -1,0 +1,517 @@
+"""What the phases of a step tell each other, the driver, and themselves later: one class each.
+
+A message travels as a frame (:mod:`sparkdl.frame`), whose kind is written down here and nowhere else. Small
+values lie in the frame's header, vectors are its arrays; neither encoding nor decoding copies a vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkdl import frame
+from sparkdl.codec import Cast, Codec, Encoded, rounded
+from sparkdl.codec import decode as decode_values
+from sparkdl.codec import encode as encode_values
+from sparkdl.compute import problems
+from sparkdl.compute.problems import Problem
+from sparkdl.frame import Array, Frame, Packed, Parts
+from sparkdl.held import Held, Owned, Shared, held
+from sparkdl.layout import ParamLayout
+from sparkdl.rows import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One source's gradient of a shard, or of all weights, as its codec writes it.
+
+    Attributes:
+        source: the partition that it is from.
+        weight: number of its samples, or sum of their weights.
+        coded: the values as they travel.
+        used: per parameter of the layout, whether it has a gradient.
+        tables: of row-sparse gradients, by parameter, the rows that are sent; others are zero.
+        mine: whether the values may be overwritten by whoever has received them.
+    """
+
+    kind: ClassVar[str] = "shard"
+    source: int
+    weight: float
+    coded: Encoded
+    used: NDArray[np.bool_]
+    tables: Mapping[str, Array] = field(default_factory=dict)
+    mine: bool = False
+
+    def frame(self) -> Frame:
+        """Return the message as a frame."""
+        meta = {"kind": self.kind, "source": self.source, "weight": self.weight, **self.coded.meta}
+        return Frame(meta, {**self.coded.arrays, "used": self.used, **self.tables})
+
+    @classmethod
+    def read(cls, message: Frame, mine: bool) -> Shard:
+        """Read what :meth:`frame` returned."""
+        meta = {n: v for n, v in message.meta.items() if n not in ("kind", "source", "weight")}
+        tables = {n: a for n, a in message.arrays.items() if Rows.names(n)}
+        arrays = {n: a for n, a in message.arrays.items() if n != "used" and n not in tables}
+        coded = Encoded(meta, arrays)
+        used = message.arrays["used"]
+        return cls(message.meta["source"], message.meta["weight"], coded, used, tables, mine)
+
+    @classmethod
+    def of(
+        cls,
+        source: int,
+        weight: float,
+        values: Array,
+        used: NDArray[np.bool_],
+        rows: Rows | None = None,
+        start: int = 0,
+        codec: Codec = "fp32",
+        left_out: Array | None = None,
+    ) -> Shard:
+        """Encode the gradient of elements from ``start`` on.
+
+        Args:
+            source: source partition.
+            weight: number of samples, or sum of their weights.
+            values: its mean gradient over the shard.
+            used: per parameter of the layout, whether it got a gradient.
+            rows: where the gradient is row-sparse, the rows that have one; others are not sent.
+            start: first element of the shard.
+            codec: how the gradient is written.
+            left_out: filled with what the codec leaves out, if given.
+        """
+        sent = values if rows is None else rows.take(values, start)
+        coded = encode_values(codec, sent)
+        if left_out is not None:
+            rest = sent - decode_values(coded.meta, coded.arrays, values.dtype)
+            if rows is None:
+                left_out[:] = rest
+            else:
+                left_out.fill(0)
+                rows.put(rest, left_out, start)
+        return cls(source, weight, coded, used, rows.arrays if rows is not None else {})
+
+    def rows(self, layout: ParamLayout) -> Rows:
+        """Return which elements are sent."""
+        return Rows.read(layout, self.tables)
+
+    def values(self, layout: ParamLayout, start: int, stop: int) -> Held[Array]:
+        """Decode the gradient of elements [start, stop)."""
+        sent = decode_values(self.coded.meta, self.coded.arrays, np.dtype(layout.dtype))
+        rows = self.rows(layout)
+        if rows.tables:
+            whole = np.zeros(stop - start, sent.dtype)
+            rows.put(sent, whole, start)
+            return Owned(whole)
+        as_sent = any(sent is array for array in self.coded.arrays.values())
+        return held(sent, mine=self.mine) if as_sent else Owned(sent)
+
+    def renumbered(self, onto: Rows) -> Shard:
+        """Return the gradient of all weights as one of a packed vector, which covers all of its rows."""
+        own = self.rows(onto.layout).tables
+        places = {i: np.searchsorted(onto.tables[i], own[i]) for i in own.keys() & onto.tables}
+        tables = {**self.tables, **Rows(onto.packed, places).arrays}
+        return Shard(self.source, self.weight, self.coded, self.used, tables, self.mine)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How a partition's forward and backward pass went.
+
+    Attributes:
+        source: the partition.
+        rows: rows of its share, without those that were left out.
+        other: whether they have other values than when they were built first.
+        dropped: rows that were left out.
+        lost: 1 if it began with a fresh state of its own because that was lost.
+        weight: sum of its rows' weights.
+        loss: mean loss.
+        extras: further scalars that a training step returned.
+        task: place, start, seconds and phases of its task.
+        buffers: the buffers that the forward pass has changed, by kind.
+    """
+
+    kind: ClassVar[str] = "report"
+    source: int
+    rows: int
+    other: bool
+    dropped: int
+    lost: int
+    weight: float
+    loss: float
+    extras: Mapping[str, float]
+    task: Mapping[str, Any]
+    buffers: Mapping[str, Array] = field(default_factory=dict)
+
+    def told(self) -> dict[str, Any]:
+        """Return the scalars, JSON-compatible."""
+        return {name: getattr(self, name) for name in self.__slots__ if name != "buffers"}
+
+    def frame(self) -> Frame:
+        """Return the message as a frame."""
+        return Frame({"kind": self.kind, **self.told()}, self.buffers)
+
+    @classmethod
+    def read(cls, message: Frame, mine: bool) -> Report:
+        """Read what :meth:`frame` returned."""
+        fields = {name: value for name, value in message.meta.items() if name != "kind"}
+        return cls(**fields, buffers=message.arrays)
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """The reports of all partitions, in their order, and what has become of the buffers.
+
+    Attributes:
+        reports: what :meth:`Report.told` returns, of each.
+        buffers: buffers that have changed, by kind.
+    """
+
+    kind: ClassVar[str] = "reports"
+    reports: Sequence[Mapping[str, Any]]
+    buffers: Mapping[str, Array] = field(default_factory=dict)
+
+    def frame(self) -> Frame:
+        """Return the message as a frame."""
+        return Frame({"kind": self.kind, "reports": list(self.reports)}, self.buffers)
+
+    @classmethod
+    def read(cls, message: Frame, mine: bool) -> Reports:
+        """Read what :meth:`frame` returned."""
+        return cls(message.meta["reports"], message.arrays)
+
+
+@dataclass(frozen=True, slots=True)
+class Problems:
+    """Why a step cannot be completed.
+
+    Attributes:
+        problems: at least one.
+    """
+
+    kind: ClassVar[str] = "problems"
+    problems: Sequence[Problem]
+
+    def frame(self) -> Frame:
+        """Return the message as a frame."""
+        return Frame({"kind": self.kind, "problems": [problems.to_json(p) for p in self.problems]})
+
+    @classmethod
+    def read(cls, message: Frame, mine: bool) -> Problems:
+        """Read what :meth:`frame` returned."""
+        return cls([problems.from_json(values) for values in message.meta["problems"]])
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateFacts:
+    """What the update of a shard has to report.
+
+    Attributes:
+        start: first element of the shard.
+        sources: checksum of the sources and their weights, equal for all shards.
+        received: bytes of gradients that have arrived.
+        state_bytes: bytes of what stays with the shard.
+        task: place, start, seconds and phases of its task.
+    """
+
+    start: int
+    sources: int
+    received: int
+    state_bytes: int
+    task: Mapping[str, Any]
+
+    def told(self) -> dict[str, Any]:
+        """Return the facts, JSON-compatible."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(frozen=True, slots=True)
+class UpdatedShard:
+    """The new weights of a shard.
+
+    Attributes:
+        facts: what its update has to report.
+        params: the weights, or how they travel to other partitions.
+        gradient: combined gradient, if the driver wants it.
+        reports: reports of all partitions, from the shard that combines them.
+    """
+
+    kind: ClassVar[str] = "slice"
+    facts: UpdateFacts
+    params: Held[Array] | Encoded
+    gradient: Array | None = None
+    reports: Reports | None = None
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether the weights are as they travel to other partitions."""
+        return isinstance(self.params, Encoded)
+
+    @property
+    def held(self) -> Held[Array]:
+        """The weights, at the shard's own."""
+        assert not isinstance(self.params, Encoded)
+        return self.params
+
+    def coded(self, codec: Cast) -> UpdatedShard:
+        """Return the message as it travels to other partitions."""
+        return replace(self, params=encode_values(codec, self.held.value))
+
+    def values(self, codec: Cast, dtype: np.dtype[Any]) -> Array:
+        """Return the weights as they arrive at every partition, also at the shard's own."""
+        if isinstance(self.params, Encoded):
+            return decode_values(self.params.meta, self.params.arrays, dtype)
+        return rounded(codec, self.params.value)
+
+    def frame(self) -> Frame:
+        """Return the message as a frame."""
+        meta: dict[str, Any] = {"kind": self.kind, **self.facts.told()}
+        arrays: dict[str, Array] = {}
+        if isinstance(self.params, Encoded):
+            meta["codec"] = dict(self.params.meta)
+            arrays |= {f"params.{name}": array for name, array in self.params.arrays.items()}
+        else:
+            arrays["params"] = self.params.value
+        if self.gradient is not None:
+            arrays["gradient"] = self.gradient
+        if self.reports is not None:
+            meta["reports"] = list(self.reports.reports)
+            arrays |= {f"reports.{name}": array for name, array in self.reports.buffers.items()}
+        return Frame(meta, arrays)
+
+    @classmethod
+    def read(cls, message: Frame, mine: bool) -> UpdatedShard:
+        """Read what :meth:`frame` returned."""
+        meta, arrays = message.meta, message.arrays
+        facts = UpdateFacts(**{name: meta[name] for name in UpdateFacts.__slots__})
+        coded = Encoded(meta["codec"], _under("params.", arrays)) if "codec" in meta else None
+        params = coded or held(arrays["params"], mine=mine)
+        reports = Reports(meta["reports"], _under("reports.", arrays)) if "reports" in meta else None
+        return cls(facts, params, arrays.get("gradient"), reports)
+
+
+@dataclass(frozen=True, slots=True)
+class Partials:
+    """A shard's part of sums over all shards.
+
+    Attributes:
+        start: first element of the shard.
+        sources: see :class:`UpdateFacts`.
+        sums: the partial sums.
+    """
+
+    kind: ClassVar[str] = "partials"
+    start: int
+    sources: int
+    sums: Array
+
+    def frame(self) -> Frame:
+        """Return the message as a frame."""
+        return Frame({"kind": self.kind, "start": self.start, "sources": self.sources}, {"sums": self.sums})
+
+    @classmethod
+    def read(cls, message: Frame, mine: bool) -> Partials:
+        """Read what :meth:`frame` returned."""
+        return cls(message.meta["start"], message.meta["sources"], message.arrays["sums"])
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Sums over all shards that are known, in their order.
+
+    Attributes:
+        totals: the sums.
+    """
+
+    kind: ClassVar[str] = "totals"
+    totals: Sequence[Array]
+
+    def frame(self) -> Frame:
+        """Return the message as a frame."""
+        return Frame({"kind": self.kind}, {str(i): total for i, total in enumerate(self.totals)})
+
+    @classmethod
+    def read(cls, message: Frame, mine: bool) -> Totals:
+        """Read what :meth:`frame` returned."""
+        return cls(list(message.arrays.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Optimizer state of a shard, or of all weights, as :mod:`sparkdl.optim.slice` writes it.
+
+    Attributes:
+        state: its frame.
+    """
+
+    kind: ClassVar[str] = "state"
+    state: Held[Frame]
+
+    def frame(self) -> Frame:
+        """Return the message as a frame."""
+        return self.state.value
+
+    @classmethod
+    def read(cls, message: Frame, mine: bool) -> State:
+        """Read what :meth:`frame` returned."""
+        mine = mine and all(array.flags.writeable for array in message.arrays.values())
+        return cls(Owned(message) if mine else Shared(message))
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """Averaged weights of a shard, or of all weights.
+
+    Attributes:
+        params: the average.
+    """
+
+    kind: ClassVar[str] = "average"
+    params: Held[Array]
+
+    def frame(self) -> Frame:
+        """Return the message as a frame."""
+        return Frame({"kind": self.kind}, {"params": self.params.value})
+
+    @classmethod
+    def read(cls, message: Frame, mine: bool) -> Average:
+        """Read what :meth:`frame` returned."""
+        return cls(held(message.arrays["params"], mine=mine))
+
+
+@dataclass(frozen=True, slots=True)
+class Master:
+    """A shard's weights, where the driver does not have them.
+
+    Attributes:
+        params: the weights.
+    """
+
+    kind: ClassVar[str] = "master"
+    params: Array
+
+    def frame(self) -> Frame:
+        """Return the message as a frame."""
+        return Frame({"kind": self.kind}, {"params": self.params})
+
+    @classmethod
+    def read(cls, message: Frame, mine: bool) -> Master:
+        """Read what :meth:`frame` returned."""
+        return cls(message.arrays["params"])
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReport:
+    """What a group of iterations tells the driver.
+
+    Attributes:
+        steps: of each iteration, what its updates and its partitions have to report, JSON-compatible.
+        buffers: new floating-point buffers.
+        counters: new integer and boolean buffers.
+        params: new weights; ``None`` if they stay on the executors.
+        gradient: combined gradient of the last iteration, if the driver wants it.
+    """
+
+    kind: ClassVar[str] = "group"
+    steps: Sequence[Mapping[str, Any]]
+    buffers: Array
+    counters: Array
+    params: Array | None = None
+    gradient: Array | None = None
+
+    def frame(self) -> Frame:
+        """Return the message as a frame."""
+        arrays = {name: getattr(self, name) for name in ("buffers", "counters", "params", "gradient")}
+        present = {name: array for name, array in arrays.items() if array is not None}
+        return Frame({"kind": self.kind, "steps": list(self.steps)}, present)
+
+    @classmethod
+    def read(cls, message: Frame, mine: bool) -> GroupReport:
+        """Read what :meth:`frame` returned."""
+        arrays = message.arrays
+        return cls(
+            message.meta["steps"],
+            arrays["buffers"],
+            arrays["counters"],
+            arrays.get("params"),
+            arrays.get("gradient"),
+        )
+
+
+Message = (
+    Shard
+    | Report
+    | Reports
+    | Problems
+    | UpdatedShard
+    | Partials
+    | Totals
+    | State
+    | Average
+    | Master
+    | GroupReport
+)
+
+_BY_KIND: Mapping[str, type[Message]] = {
+    cls.kind: cls
+    for cls in (
+        Shard,
+        Report,
+        Reports,
+        Problems,
+        UpdatedShard,
+        Partials,
+        Totals,
+        State,
+        Average,
+        Master,
+        GroupReport,
+    )
+}
+
+M = TypeVar("M", bound=Message)
+
+
+def encode(message: Message) -> Parts:
+    """Lay a message out; its arrays are referenced, not copied."""
+    return pack(message.frame())
+
+
+def pack(message: Frame) -> Parts:
+    """Lay a frame out; its arrays are referenced, not copied."""
+    return frame.pack(message.meta, message.arrays)
+
+
+def decode(packed: Packed, *, mine: bool = False) -> Message:
+    """Read a message.
+
+    Args:
+        packed: as it has arrived, or was laid out.
+        mine: whether the reader may overwrite its arrays, where their memory allows it.
+    """
+    return read(frame.unpack(packed, writable=mine), mine=mine)
+
+
+def read(found: Frame, *, mine: bool = False) -> Message:
+    """Return the message of a frame; see :func:`decode`."""
+    return _BY_KIND[found.meta["kind"]].read(found, mine)
+
+
+def of_type(messages: Iterable[Message], wanted: type[M]) -> list[M]:
+    """Return the messages of one type."""
+    return [message for message in messages if isinstance(message, wanted)]
+
+
+def nbytes(messages: Iterable[Message]) -> int:
+    """Return the bytes of the arrays of some messages."""
+    return sum(message.frame().nbytes for message in messages)
+
+
+def _under(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the arrays whose names begin with a prefix, without it."""
+    return {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}

@@ -1,0 +1,206 @@
+"""What a plan is: a list of phases, each a pure function, with an exchange of messages between them.
+
+A *rank* is a partition of the data and what runs for it. In a phase a rank receives the messages that all
+ranks sent it in the phase before, computes, and sends messages: to other ranks, to itself, to the driver. How
+they get there is the business of a transport (:mod:`sparkdl.allreduce.transport`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from sparkdl.allreduce.directives import Step
+from sparkdl.allreduce.kept import Kept
+from sparkdl.allreduce.messages import GroupReport, M, Message, of_type
+from sparkdl.compute.start import Start
+from sparkdl.compute.stopwatch import Stopwatch
+from sparkdl.compute.worker import Worker
+from sparkdl.data.store import Token
+from sparkdl.frame import Array, Packed
+
+
+@dataclass(frozen=True, slots=True)
+class Participant:
+    """A rank, where its phase runs.
+
+    Attributes:
+        rank: its number.
+        ranks: how many there are.
+        worker: what this process keeps of the fit; ``worker.files`` is what earlier phases have left on
+            this executor.
+        clock: times the phase.
+        token: where the partition's rows are.
+    """
+
+    rank: int
+    ranks: int
+    worker: Worker
+    clock: Stopwatch
+    token: Token | None = None
+
+
+class Inbox:
+    """What has arrived for a rank.
+
+    Args:
+        arrived: messages of other ranks.
+        own: returns those that it has sent to itself, which may lie on its executor.
+    """
+
+    def __init__(self, arrived: Sequence[Message], own: Callable[[], Sequence[Message]]) -> None:
+        self.arrived = arrived
+        self._own = own
+        self._all: list[Message] | None = None
+
+    def of(self, wanted: type[M]) -> list[M]:
+        """Return all messages of one type.
+
+        Raises:
+            ProblemError: if this executor lacks what the rank has sent to itself.
+        """
+        if self._all is None:
+            self._all = [*self.arrived, *self._own()]
+        return of_type(self._all, wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class ToRank:
+    """A message to another rank, or to this one.
+
+    Attributes:
+        rank: which one.
+        message: the message.
+    """
+
+    rank: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class ToAll:
+    """A message to all ranks, this one included."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class ToOthers:
+    """A message to all ranks but this one."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class ToSelf:
+    """Messages to this rank's next phase, which stay on its executor if they can.
+
+    Attributes:
+        name: under which later phases on this executor find them, too.
+        messages: the messages, whose arrays nobody may change from then on.
+        lent: whether their memory is the module replica's, for the next gradient.
+    """
+
+    name: str
+    messages: Sequence[Message]
+    lent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToDriver:
+    """A message to the driver."""
+
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """A message that Spark keeps for this rank, on two executors: State, Average or Master."""
+
+    message: Message
+
+
+Send = ToRank | ToAll | ToOthers | ToSelf | ToDriver | Stay
+"""What a phase yields. A rank sends another one two messages in a phase at most."""
+
+
+class Phase(Protocol):
+    """What a rank does between two exchanges; pure, but for what it leaves on its executor."""
+
+    def __call__(self, me: Participant, inbox: Inbox) -> Iterator[Send]:
+        """Yield what is sent.
+
+        Raises:
+            ProblemError: before the first message, if the step cannot be completed.
+        """
+        ...
+
+
+class Plan(Protocol):
+    """A way to exchange gradients for weights."""
+
+    @property
+    def shards(self) -> int:
+        """In how many shards weights and optimizer state are persisted."""
+        ...
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of the larger message that a rank sends another one, about."""
+        ...
+
+    @property
+    def shard_bytes(self) -> int:
+        """Bytes of a shard of the weights, about."""
+        ...
+
+    @property
+    def group_seconds(self) -> float:
+        """How long a group of iterations should take, if it may be of any size."""
+        ...
+
+    @property
+    def longest_group(self) -> int:
+        """How many iterations may be one group, at most."""
+        ...
+
+    @property
+    def keeps(self) -> bool:
+        """Whether anything stays with the shards between groups."""
+        ...
+
+    @property
+    def returns_weights(self) -> bool:
+        """Whether the driver gets the weights at the end of each group; otherwise it fetches them."""
+        ...
+
+    @property
+    def leaves_model(self) -> bool:
+        """Whether the executors have the model after a group, too, and the next one may start from there."""
+        ...
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of weights that each executor receives in a step."""
+        ...
+
+    def seed(self, fetch: Callable[[], Kept]) -> list[Packed]:
+        """Return what executors that have no copy are sent of what stays with the shards.
+
+        Args:
+            fetch: copies that to the driver.
+        """
+        ...
+
+    def phases(self, start: Start, steps: Sequence[Step]) -> list[Phase]:
+        """Return the phases of a group."""
+        ...
+
+    def conclude(self, messages: Sequence[Message], buffers: Array, counters: Array) -> GroupReport:
+        """Return what a group that is completed has told the driver, given the buffers before it."""
+        ...
+
+
+LONGEST_GROUP = 50
+"""Iterations of one job: a job of more stages saves nothing more, and takes longer to undo."""

@@ -1,0 +1,212 @@
+"""The driver plan: the sharded one, whose weights go through the driver.
+
+As in BigDL's paper (Dai et al., SoCC 2019), an iteration is two jobs: forward and backward pass, then the
+parameter sync, which sends the new shards to the driver, and the driver publishes the weights for the next
+iteration. It is slower than the others, and needs nothing of the session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparkdl import frame
+from sparkdl.allreduce import shards
+from sparkdl.allreduce.directives import Directives, Step
+from sparkdl.allreduce.kept import Kept
+from sparkdl.allreduce.messages import (
+    Average,
+    GroupReport,
+    Message,
+    Report,
+    Reports,
+    Shard,
+    State,
+    UpdatedShard,
+    of_type,
+)
+from sparkdl.allreduce.plans import contribute
+from sparkdl.allreduce.plans.base import Inbox, Participant, Phase, Send, Stay, ToDriver, ToRank
+from sparkdl.allreduce.update.buffers import combine_reports
+from sparkdl.allreduce.update.shard import Finished, ShardUpdate, update_shard
+from sparkdl.compute.forward_backward import ForwardBackward
+from sparkdl.compute.start import BytesRef, Start
+from sparkdl.frame import Array, Packed
+from sparkdl.held import Shared
+from sparkdl.layout import ParamLayout
+
+_ONE_SHARD_BYTES = 4 << 20
+"""Up to this size an update that needs reductions runs as one shard: nothing is left to reduce, and
+each reduction would be a job of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThroughDriver:
+    """The driver plan; see :class:`sparkdl.allreduce.plans.base.Plan`.
+
+    Attributes:
+        layout: layout of the flat vectors.
+        shards: number of parameter-sync tasks.
+        keeps: whether optimizer state or an average stays with the shards.
+        reductions: sums over all shards that an update needs.
+    """
+
+    layout: ParamLayout
+    shards: int
+    keeps: bool
+    reductions: int
+
+    @property
+    def longest_group(self) -> int:
+        """How many iterations may be one group."""
+        return 1
+
+    @property
+    def group_seconds(self) -> float:
+        """How long a group should take; there are no others than those of one iteration."""
+        return 1.0
+
+    @property
+    def returns_weights(self) -> bool:
+        """Whether the driver gets the weights."""
+        return True
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of a shard."""
+        return self.layout.nbytes // self.shards
+
+    @property
+    def shard_bytes(self) -> int:
+        """Bytes of a shard."""
+        return self.message_bytes
+
+    @property
+    def updates(self) -> int:
+        """Number of phases of an update."""
+        return 1 + (self.reductions if self.shards > 1 else 0)
+
+    @property
+    def leaves_model(self) -> bool:
+        """Whether the executors have the model after a group, too."""
+        return False
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of weights that each executor receives in a step."""
+        return self.layout.nbytes
+
+    def seed(self, fetch: Callable[[], Kept]) -> list[Packed]:
+        """Return nothing: what stays with the shards arrives with their gradients."""
+        return []
+
+    def phases(self, start: Start, steps: Sequence[Step]) -> list[Phase]:
+        """Return forward and backward pass, and the first phase of the update."""
+        (step,) = steps
+        assert start.weights is not None
+        forward = step.forward(start, tells=False)
+        return [
+            _Forward(self.shards, start.weights, forward),
+            self.update(start, step.directives, ()),
+        ]
+
+    def update(self, start: Start, directives: Directives, totals: Sequence[Array]) -> Phase:
+        """Return the phase of the update in which some sums over all shards are known."""
+        assert start.weights is not None
+        return _Sync(
+            self.shards, self.keeps, start.weights, start.version.iteration, directives, tuple(totals)
+        )
+
+    def conclude(self, messages: Sequence[Message], buffers: Array, counters: Array) -> GroupReport:
+        """Put the shards that came back together."""
+        parts = sorted(of_type(messages, UpdatedShard), key=lambda part: part.facts.start)
+        (reports,) = of_type(messages, Reports)
+        facts = [part.facts.told() for part in parts]
+        gradients = [part.gradient for part in parts if part.gradient is not None]
+        return GroupReport(
+            [{"updates": facts, "reports": list(reports.reports)}],
+            np.array(reports.buffers.get("buffers", buffers)),
+            np.array(reports.buffers.get("counters", counters)),
+            np.concatenate([part.held.value for part in parts]),
+            np.concatenate(gradients) if gradients else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Forward:
+    """Forward and backward pass from the weights that the driver has published."""
+
+    shards: int
+    weights: BytesRef
+    forward: ForwardBackward
+
+    def __call__(self, me: Participant, inbox: Inbox) -> Iterator[Send]:
+        """Send each shard its gradient, and the first one a report."""
+        assert me.token is not None
+        contribution = self.forward(
+            me.worker, me.token, lambda: frame.unpack(self.weights.read()).arrays, me.clock
+        )
+        bounds = shards.bounds(me.worker.spec.layout.numel, self.shards)
+        for n, shard in enumerate(contribute.shards(me, self.forward, contribution, bounds)):
+            yield ToRank(n, shard)
+        yield ToRank(0, contribute.report(me, contribution))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sync:
+    """Update a shard, or go on until sums over all shards are needed."""
+
+    shards: int
+    keeps: bool
+    weights: BytesRef
+    iteration: int
+    directives: Directives
+    totals: tuple[Array, ...]
+
+    def __call__(self, me: Participant, inbox: Inbox) -> Iterator[Send]:
+        """Send the shard, or partial sums, to the driver; keep what stays with it."""
+        spec = me.worker.spec
+        received = me.clock.lap("receive")
+        start, stop = shards.bounds(spec.layout.numel, self.shards)[me.rank]
+        before = frame.unpack(self.weights.read()).arrays
+        states, averages = inbox.of(State), inbox.of(Average)
+        made = update_shard(
+            ShardUpdate(
+                layout=spec.layout,
+                start=start,
+                stop=stop,
+                rule=spec.rule,
+                weights=Shared(before["params"][start:stop]),
+                iteration=self.iteration,
+                combine=spec.combine,
+                averaging=spec.averaging,
+                directives=self.directives,
+                totals=self.totals,
+            ),
+            inbox.of(Shard),
+            states[0] if states else None,
+            averages[0] if averages else None,
+            received,
+        )
+        if isinstance(made, Finished):
+            yield ToDriver(made.shard)
+            if self.keeps:
+                yield from map(Stay, made.kept)
+        else:
+            yield ToDriver(made.partials)
+            if not self.totals:  # later phases go on from these again
+                yield from map(Stay, made.shards)
+        reports = inbox.of(Report)
+        if reports:
+            yield ToDriver(combine_reports(reports, before["buffers"], before["counters"]))
+
+
+def count_shards(layout: ParamLayout, ranks: int, wanted: int | None, reductions: int) -> int:
+    """Return the number of parameter-sync tasks: as wanted, or what suits the size."""
+    if wanted is not None:
+        return wanted
+    if reductions and layout.nbytes <= _ONE_SHARD_BYTES:
+        return 1
+    return shards.count(layout, ranks)

@@ -1,0 +1,282 @@
+"""The replicated plan: every process makes all new weights itself.
+
+An all-gather of gradients, after which all do the same update, in the same order, to the same bits::
+
+    gradient ══ all-gather ══► update everything, next gradient
+
+What travels grows with the number of ranks, so this is for small models, and for large tables of which a
+batch touches few rows: of tables whose optimizer is lazy only the rows that any rank has touched are sent
+and updated (:mod:`sparkdl.rows`). Nothing else tells the two apart.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparkdl import frame
+from sparkdl.allreduce import shards
+from sparkdl.allreduce.directives import Directives, Step
+from sparkdl.allreduce.kept import Kept, cut_kept, unpacked
+from sparkdl.allreduce.messages import (
+    Average,
+    GroupReport,
+    Master,
+    Message,
+    Report,
+    Shard,
+    State,
+    of_type,
+)
+from sparkdl.allreduce.plans import contribute
+from sparkdl.allreduce.plans.base import (
+    LONGEST_GROUP,
+    Inbox,
+    Participant,
+    Phase,
+    Send,
+    Stay,
+    ToAll,
+    ToDriver,
+    ToOthers,
+    ToSelf,
+)
+from sparkdl.allreduce.update.buffers import combine_reports
+from sparkdl.allreduce.update.shard import Finished, ShardUpdate, update_shard
+from sparkdl.compute import live_model
+from sparkdl.compute.forward_backward import ForwardBackward
+from sparkdl.compute.live_model import Change, LiveModel
+from sparkdl.compute.local_store import encode
+from sparkdl.compute.problems import ProblemError
+from sparkdl.compute.spec import FitSpec
+from sparkdl.compute.start import Start, Version
+from sparkdl.frame import Array, Packed
+from sparkdl.held import Owned, Shared
+from sparkdl.layout import ParamLayout
+from sparkdl.optim.packed import lazy_tables, take_state
+from sparkdl.rows import Rows, union
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicated:
+    """The replicated plan; see :class:`sparkdl.allreduce.plans.base.Plan`.
+
+    Attributes:
+        layout: layout of the flat vectors.
+        shards: number of ranks.
+        keeps: whether anything stays with the shards between groups.
+        returns_weights: whether the driver gets the weights at the end of each group.
+        message_bytes: bytes of a rank's gradient, about.
+        group_seconds: how long a group should take.
+        longest_group: how many iterations may be one group.
+        changes: how many changes executors keep as files; none if one process runs all tasks of one.
+    """
+
+    layout: ParamLayout
+    shards: int
+    keeps: bool
+    returns_weights: bool
+    message_bytes: int
+    group_seconds: float = 1.0
+    longest_group: int = LONGEST_GROUP
+    changes: int = 0
+
+    @property
+    def shard_bytes(self) -> int:
+        """Bytes of a shard of the weights."""
+        return self.layout.nbytes // self.shards
+
+    @property
+    def leaves_model(self) -> bool:
+        """Whether the executors have the model after a group, too."""
+        return True
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of weights that each executor receives in a step: none, it makes them."""
+        return 0
+
+    def seed(self, fetch: Callable[[], Kept]) -> list[Packed]:
+        """Return what stays with all weights, in one piece."""
+        (whole,) = cut_kept(unpacked(fetch()), shards.bounds(self.layout.numel, 1))
+        return [frame.join(encode(whole))]
+
+    def phases(self, start: Start, steps: Sequence[Step]) -> list[Phase]:
+        """Return one phase for each step, and the last update."""
+        phases: list[Phase] = []
+        directives: Directives | None = None
+        for done, step in enumerate(steps, start=-1):
+            forward = step.forward(start, tells=len(steps) > 1)
+            phases.append(self._phase(start, done, directives, forward))
+            directives = step.directives
+        return [*phases, self._phase(start, len(steps) - 1, directives, None)]
+
+    def _phase(
+        self, start: Start, done: int, directives: Directives | None, forward: ForwardBackward | None
+    ) -> Phase:
+        return _UpdateAll(self.changes, self.keeps, self.returns_weights, start, done, directives, forward)
+
+    def conclude(self, messages: Sequence[Message], buffers: Array, counters: Array) -> GroupReport:
+        """Return what the first rank has told the driver."""
+        (told,) = of_type(messages, GroupReport)
+        return told
+
+
+@dataclass(frozen=True, slots=True)
+class _UpdateAll:
+    """Update all weights, then go on with the next forward and backward pass.
+
+    Attributes:
+        changes: see :class:`Replicated`.
+        keeps: whether anything stays with the shards after the last phase.
+        returns_weights: whether the driver gets the weights then.
+        start: what the group starts from.
+        done: steps of the group that are completed before this phase.
+        directives: what the driver says about the step to complete; ``None`` in the first phase.
+        forward: the step to begin; ``None`` in the last phase.
+    """
+
+    changes: int
+    keeps: bool
+    returns_weights: bool
+    start: Start
+    done: int
+    directives: Directives | None
+    forward: ForwardBackward | None
+
+    def __call__(self, me: Participant, inbox: Inbox) -> Iterator[Send]:
+        """Send gradient and report to all, or weights and state to where they stay."""
+        live = self._model(me, inbox)
+        if self.forward is None:
+            yield from self._finish(me, live)
+            return
+        me.clock.lap("update")
+        contribution = contribute.compute(me, self.forward, live.arrays)
+        whole = shards.bounds(me.worker.spec.layout.numel, 1)
+        for shard in contribute.shards(me, self.forward, contribution, whole):
+            yield ToOthers(shard)
+            yield ToSelf(self._after(0).part(f"gradient-{me.rank}"), [shard], lent=True)
+        yield ToAll(contribute.report(me, contribution))
+
+    def _after(self, steps: int) -> Version:
+        """Return the version that this phase's update makes, or one some steps later."""
+        return self.start.after(self.done + 1 + steps)
+
+    def _model(self, me: Participant, inbox: Inbox) -> LiveModel:
+        """Return this process's model after the steps so far."""
+        worker, version = me.worker, self._after(0)
+        if self.directives is None:
+            worker.live = self._bring(me, version)
+            return worker.live
+        if worker.live is not None and worker.live.version == version:
+            worker.live = self._bring(me, version)
+            return worker.live
+        live = worker.live = self._bring(me, self._after(-1))
+        change = live_model.read_change(
+            worker.spec, worker.files, version
+        )  # by another task on this executor
+        if change is None:
+            change = self._update(me, live, inbox)
+            if self.changes:
+                live_model.write_change(worker.files, version, change)
+            else:  # gradients that were lent are not copied any more
+                consumed = self._after(-1).part("gradient-")
+                worker.files.forget_all(lambda name: name.startswith(consumed))
+            live_model.delete_outdated(worker.files, self.start, version, self.changes)
+        live.apply(change, version)
+        return live
+
+    def _bring(self, me: Participant, version: Version) -> LiveModel:
+        worker = me.worker
+        return live_model.bring(worker.live, worker.spec, worker.replica, worker.files, self.start, version)
+
+    def _update(self, me: Participant, live: LiveModel, inbox: Inbox) -> Change:
+        """Make the next version of what the gradients concern."""
+        directives, spec = self.directives, me.worker.spec
+        assert directives is not None
+        arrived = inbox.of(Shard)
+        reports = combine_reports(inbox.of(Report), live.buffers, live.counters)
+        rows = _covered(spec, arrived, _lazy(spec, live, directives))
+        whole = not rows.tables  # then weights and state are updated in place
+        params = Owned(live.params if whole else rows.take(live.params))
+        state = frame.unpack(take_state(live.optimizer, rows), writable=True)
+        version = live.begin_change()
+        try:
+            made = update_shard(
+                ShardUpdate(
+                    layout=rows.packed,
+                    start=0,
+                    stop=rows.packed.numel,
+                    rule=spec.rule,
+                    weights=params,
+                    iteration=version.iteration,
+                    combine=spec.combine,
+                    averaging=spec.averaging,
+                    directives=directives,
+                ),
+                arrived if whole else [shard.renumbered(rows) for shard in arrived],
+                State(Owned(state)),
+                Average(live.average) if live.average is not None else None,
+            )
+        except ProblemError:
+            live.give_up_change(version)
+            raise
+        assert isinstance(made, Finished)  # one shard: its sums are the totals
+        told = {"updates": [made.shard.facts.told()], "reports": list(reports.reports)}
+        return Change(
+            rows,
+            made.shard.held.value,
+            reports.buffers.get("buffers", live.buffers),
+            reports.buffers.get("counters", live.counters),
+            made.state.state,
+            made.average.params if made.average is not None else None,
+            [*live.reports, live_model.report(told)],
+            made.shard.gradient,
+        )
+
+    def _finish(self, me: Participant, live: LiveModel) -> Iterator[Send]:
+        """Keep the rank's shard; the first rank tells the driver how it went."""
+        worker, layout = me.worker, me.worker.spec.layout
+        if self.changes:
+            live_model.write_base(live, worker.files)
+        if me.rank == 0:
+            steps = [json.loads(line) for line in live.reports]
+            params = live.params if self.returns_weights else None
+            yield ToDriver(GroupReport(steps, live.buffers, live.counters, params, live.gradient))
+        if not self.keeps:
+            return
+        start, stop = shards.bounds(layout.numel, me.ranks)[me.rank]
+        if not self.returns_weights:
+            yield Stay(Master(live.params[start:stop]))
+        yield Stay(State(Shared(frame.unpack(live.optimizer.state_frame_of(start, stop)))))
+        if live.average is not None:
+            yield Stay(Average(Shared(live.average.value[start:stop])))
+
+
+def _lazy(spec: FitSpec, live: LiveModel, directives: Directives) -> list[int]:
+    """Return the tables of which only touched rows need to be updated.
+
+    None if anything changes or wants all weights: Adasum, an average, pseudo-gradients, a hook that wants
+    the whole gradient.
+    """
+    if directives.gradient or spec.averaging or spec.combine != "mean" or spec.inner is not None:
+        return []
+    return lazy_tables(live.optimizer, spec.tables, directives.hyper)
+
+
+def _covered(spec: FitSpec, arrived: Sequence[Shard], tables: Sequence[int]) -> Rows:
+    """Return the elements that the gradients concern: of some tables, the rows that any source has touched.
+
+    At least one of each, so that no parameter is empty.
+    """
+    if not tables:
+        return Rows(spec.layout, {})
+    touched = union(spec.layout, [shard.rows(spec.layout) for shard in arrived])
+    first = np.zeros(1, np.int64)
+    covered = {
+        index: rows if len(rows) else first for index, rows in touched.tables.items() if index in tables
+    }
+    return Rows(spec.layout, covered)

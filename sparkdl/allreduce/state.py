@@ -1,0 +1,123 @@
+"""What one group of iterations leaves for the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparkdl import frame
+from sparkdl.allreduce.cluster import Cluster, Published
+from sparkdl.allreduce.kept import Snapshot
+from sparkdl.compute.start import Version
+from sparkdl.frame import Array
+
+
+class Weights:
+    """One version of the weights: on the driver, or on the executors until the driver wants them.
+
+    Args:
+        cluster: where they are published.
+        params: flat trainable parameters, or how to fetch them.
+        buffers: flat floating-point buffers.
+        counters: flat integer and boolean buffers.
+
+    Attributes:
+        buffers: as given.
+        counters: as given.
+    """
+
+    def __init__(
+        self, cluster: Cluster, params: Array | Callable[[], Array], buffers: Array, counters: Array
+    ) -> None:
+        self._cluster = cluster
+        self._params: Array | None = params if isinstance(params, np.ndarray) else None
+        self._fetch = params if not isinstance(params, np.ndarray) else None
+        self.buffers = buffers
+        self.counters = counters
+        self._published: Published | None = None
+
+    @classmethod
+    def of(cls, cluster: Cluster, snapshot: Snapshot) -> Weights:
+        """Return the weights of a snapshot."""
+        return cls(cluster, snapshot.params, snapshot.buffers, snapshot.counters)
+
+    @property
+    def params(self) -> Array:
+        """Flat trainable parameters; fetched at first use.
+
+        Raises:
+            TaskError: if they cannot be fetched.
+        """
+        if self._params is None:
+            assert self._fetch is not None
+            self._params = self._fetch()
+        return self._params
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """Weights and buffers; fetched at first use.
+
+        Raises:
+            TaskError: if they cannot be fetched.
+        """
+        return Snapshot(self.params, self.buffers, self.counters)
+
+    def publish(self) -> Published:
+        """Make them available to tasks; once.
+
+        Raises:
+            TaskError: if they cannot be fetched.
+        """
+        if self._published is None:
+            arrays = {"params": self.params, "buffers": self.buffers, "counters": self.counters}
+            self._published = self._cluster.publish(frame.pack({"kind": "weights"}, arrays))
+        return self._published
+
+    def release(self) -> None:
+        """Delete what was published; only when no task can need it again."""
+        if self._published is not None:
+            self._published.release()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """What one group of iterations leaves for the next.
+
+    Attributes:
+        weights: weights and buffers.
+        kept: what Spark keeps for each shard: the optimizer's state and
+            the averaged weights, and the weights where the driver does not have them; ``None`` before the
+            first iteration, and always if there is nothing.
+        outdated: the weights before these, as long as the task that made ``kept`` names their broadcast:
+            Spark ships that task's description with every job that reads its RDD.
+        average_buffers: averaged floating-point buffers, if weights are averaged.
+        version: under which name the executors that made it have it; ``None`` if they have not.
+        made_of: the version that its group started from.
+        seed: what the driver had sent of what stayed with the weights before these; released like
+            ``outdated``.
+    """
+
+    weights: Weights
+    kept: Any | None = None
+    outdated: Weights | None = None
+    average_buffers: Array | None = None
+    version: Version | None = None
+    made_of: Version | None = None
+    seed: Sequence[Published] = ()
+
+    def release(self, cluster: Cluster) -> None:
+        """Delete weights and optimizer state from the executors."""
+        self.weights.release()
+        self.release_outdated(cluster)
+
+    def release_outdated(self, cluster: Cluster) -> None:
+        """Delete what a completed next iteration no longer needs."""
+        if self.kept is not None:
+            cluster.unpersist(self.kept)
+        if self.outdated is not None:
+            self.outdated.release()
+        for published in self.seed:
+            published.release()

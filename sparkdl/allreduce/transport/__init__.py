@@ -1,0 +1,1 @@
+"""How the messages of a plan's phases get from rank to rank."""

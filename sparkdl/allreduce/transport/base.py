@@ -1,0 +1,100 @@
+"""What a transport is, and what all of them do for a rank's phase."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from sparkdl.allreduce.directives import Step
+from sparkdl.allreduce.messages import Message, Problems, of_type
+from sparkdl.allreduce.plans.base import Inbox, Participant, Phase, Plan, Send, ToAll, ToDriver
+from sparkdl.compute.problems import Problem, ProblemError, in_order
+from sparkdl.compute.start import Start
+
+PersistedRef = Any
+"""What a transport has let Spark keep; opaque to others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A group of steps to run.
+
+    Attributes:
+        plan: how gradients become weights.
+        start: what it starts from.
+        steps: the steps.
+        kept: what stays with the shards before it.
+        broadcasts: broadcasts that its tasks read.
+        name: names it in the Spark UI.
+    """
+
+    plan: Plan
+    start: Start
+    steps: Sequence[Step]
+    kept: PersistedRef | None = None
+    broadcasts: Sequence[Any] = ()
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """What a group has come to.
+
+    Attributes:
+        messages: what was sent to the driver.
+        kept: what stays with the shards after it.
+        started: when it began, in seconds since 1970.
+        seconds: how long it took, by kind of job.
+        refused: whether slow tasks have left out too much, or differently for different shards.
+    """
+
+    messages: Sequence[Message]
+    kept: PersistedRef | None
+    started: float
+    seconds: Mapping[str, float]
+    refused: bool = False
+
+    @property
+    def problems(self) -> list[Problem]:
+        """Why the group could not be completed, in the order of iterations and partitions."""
+        return in_order(p for message in of_type(self.messages, Problems) for p in message.problems)
+
+
+class Transport(Protocol):
+    """Carries the messages of a group of steps between its ranks."""
+
+    def run(self, group: Group) -> GroupResult:
+        """Run all phases of a group.
+
+        Raises:
+            Exception: of Spark, if a task failed for a reason that is no problem of a step.
+        """
+        ...
+
+    def forget(self, partition: int) -> None:
+        """Forget where a partition's rows are, since its files are not there."""
+        ...
+
+    def release(self) -> None:
+        """Delete what is on the executors for this transport."""
+        ...
+
+
+def perform(phase: Phase, me: Participant, inbox: Inbox, *, last: bool) -> Iterator[Send]:
+    """Run a rank's phase, or pass on why that cannot be done.
+
+    Args:
+        phase: the phase.
+        me: the rank.
+        inbox: what has arrived for it.
+        last: whether no phase follows, so that problems go to the driver.
+    """
+    try:
+        found = in_order(p for message in of_type(inbox.arrived, Problems) for p in message.problems)
+        if found:
+            raise ProblemError(*found)
+        yield from phase(me, inbox)
+    except ProblemError as error:
+        problems = Problems(error.problems)
+        yield ToDriver(problems) if last else ToAll(problems)

@@ -1,0 +1,325 @@
+"""All ranks in one Python process, for tests: every exchange a function call, with faults on request.
+
+Messages are encoded and decoded as on the wire, so that nothing is shared that would not be shared
+between executors. A *site* stands for an executor's Python process: ranks on one site share what phases
+leave there, and lose it together.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sparkdl import frame
+from sparkdl.allreduce import messages
+from sparkdl.allreduce.cluster import Published
+from sparkdl.allreduce.kept import Kept
+from sparkdl.allreduce.messages import Average, Master, Message, Partials, Problems, of_type
+from sparkdl.allreduce.plans.base import (
+    Inbox,
+    Participant,
+    Phase,
+    Send,
+    Stay,
+    ToDriver,
+    ToOthers,
+    ToRank,
+    ToSelf,
+)
+from sparkdl.allreduce.plans.driver import ThroughDriver
+from sparkdl.allreduce.transport.base import Group, GroupResult, perform
+from sparkdl.allreduce.transport.pieces import ChainTask
+from sparkdl.compute.problems import LackingState, ProblemError
+from sparkdl.compute.start import BytesRef
+from sparkdl.compute.stopwatch import Stopwatch
+from sparkdl.compute.worker import Worker
+from sparkdl.data.store import Token
+from sparkdl.frame import Array, Frame, Packed
+from sparkdl.optim.reduction import add_up
+
+
+class LostRankError(Exception):
+    """A rank is gone: its phase did not come to an end, and its site has nothing any more."""
+
+
+@dataclass(slots=True)
+class Faults:
+    """What goes wrong, drawn from a seed.
+
+    Attributes:
+        seed: seed of the draws.
+        lose: probability that a rank's site loses all that it holds before a phase.
+        repeat: probability that a rank runs a phase twice.
+        move: probability that a rank runs at another site.
+        shuffle: whether ranks run, and messages arrive, in any order.
+        lose_at: numbers of rank phases, counted over the transport's life, before which the site is lost
+            for certain.
+    """
+
+    seed: int = 0
+    lose: float = 0.0
+    repeat: float = 0.0
+    move: float = 0.0
+    shuffle: bool = True
+    lose_at: frozenset[int] = frozenset()
+    random: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+
+    def draw(self, probability: float) -> bool:
+        """Return whether something with a probability happens."""
+        return self.random.random() < probability
+
+
+class InProcessTransport:
+    """Runs the phases of a group one after the other.
+
+    Args:
+        sites: makes the workers of a site; called again when it is lost.
+        tokens: where the rows of each rank are.
+        places: site of each rank.
+        faults: what goes wrong.
+
+    Attributes:
+        performed: how many rank phases have run.
+        failed: how many groups could not be completed.
+    """
+
+    def __init__(
+        self,
+        sites: Sequence[Callable[[], Worker]],
+        tokens: Sequence[Token],
+        places: Sequence[int],
+        faults: Faults | None = None,
+    ) -> None:
+        self._make = sites
+        self._sites = [make() for make in sites]
+        self._tokens = tokens
+        self._places = places
+        self._faults = faults or Faults(shuffle=False)
+        self.performed = self.failed = 0
+
+    def run(self, group: Group) -> GroupResult:
+        """Run all phases of a group."""
+        started, begin = time.time(), time.perf_counter()
+        plan = group.plan
+        if isinstance(plan, ThroughDriver):
+            arrived, kept = self._run_through_driver(group, plan)
+        else:
+            arrived, kept = self._run_chain(group)
+        failed = bool(of_type(arrived, Problems))
+        self.failed += failed
+        stays = kept if plan.keeps and not failed else None
+        return GroupResult(arrived, stays, started, {"job": time.perf_counter() - begin})
+
+    def _run_chain(self, group: Group) -> tuple[list[Message], Kept]:
+        ranks = len(self._tokens)
+        inboxes: list[list[_Sent]] = [[] for _ in range(ranks)]
+        phases = group.plan.phases(group.start, group.steps)
+        for number, phase in enumerate(phases, start=1):
+            inboxes = self._phase(group, phase, inboxes, ranks, last=number == len(phases))
+        return self._home(inboxes), self._stayed(inboxes, ranks)
+
+    def _run_through_driver(self, group: Group, plan: ThroughDriver) -> tuple[list[Message], Kept]:
+        forward, update = plan.phases(group.start, group.steps)
+        sent = self._phase(group, forward, [[] for _ in self._tokens], plan.shards, last=False)
+        arrived: list[Message] = []
+        totals: list[Array] = []
+        for number in range(plan.updates):
+            inboxes = [
+                [*own, *(_Sent(data) for data in (group.kept[n] if group.kept is not None else []))]
+                for n, own in enumerate(sent)
+            ]
+            done = self._phase(group, update, inboxes, plan.shards, last=True)
+            found = self._home(done)
+            arrived += found
+            kept = self._stayed(done, plan.shards)
+            if of_type(found, Problems):
+                return arrived, kept
+            if number < plan.updates - 1:
+                partials = sorted(of_type(found, Partials), key=lambda message: message.start)
+                totals.append(add_up(message.sums for message in partials))
+                update = plan.update(group.start, group.steps[0].directives, totals)
+                if not number:  # later phases go on from the combined gradients
+                    sent = [[_Sent(data) for data in frames] for frames in kept]
+        return arrived, kept
+
+    def forget(self, partition: int) -> None:
+        """Do nothing: rows are not lost."""
+
+    def release(self) -> None:
+        """Do nothing."""
+
+    def _phase(
+        self, group: Group, phase: Phase, inboxes: Sequence[list[_Sent]], ranks: int, *, last: bool
+    ) -> list[list[_Sent]]:
+        """Run a phase of all ranks; return what has arrived, for the driver and Spark at index ``ranks``."""
+        faults = self._faults
+        arriving: list[list[_Sent]] = [[] for _ in range(2 * ranks + 1 if last else ranks)]
+        order = list(range(len(inboxes)))
+        if faults.shuffle:
+            faults.random.shuffle(order)
+        for rank in order:
+            site = self._site(rank)
+            attempts = 2 if faults.draw(faults.repeat) else 1
+            for _ in range(attempts):
+                sent = list(self._run_rank(group, phase, rank, ranks, inboxes[rank], site, last=last))
+            for to, message in sent:
+                arriving[to].append(message)
+        if faults.shuffle and not last:
+            for inbox in arriving:
+                faults.random.shuffle(inbox)
+        return arriving
+
+    def _site(self, rank: int) -> int:
+        """Return where a rank runs, after losing what is there if that is its fate."""
+        faults, place = self._faults, self._places[rank % len(self._places)]
+        if faults.draw(faults.move):
+            place = faults.random.randrange(len(self._sites))
+        if faults.draw(faults.lose) or self.performed in faults.lose_at:
+            self._sites[place].delete_files()
+            self._sites[place] = self._make[place]()
+        self.performed += 1
+        return place
+
+    def _run_rank(
+        self,
+        group: Group,
+        phase: Phase,
+        rank: int,
+        ranks: int,
+        inbox: Sequence[_Sent],
+        site: int,
+        *,
+        last: bool,
+    ) -> Iterator[tuple[int, _Sent]]:
+        worker = self._sites[site]
+        token = self._tokens[rank] if rank < len(self._tokens) else None
+        me = Participant(rank, ranks, worker, Stopwatch(), token)
+        arrived = [messages.decode(bytearray(own.data), mine=True) for own in inbox if not own.name]
+
+        def own() -> list[Message]:
+            found: list[Message] = []
+            for sent in inbox:
+                if sent.name:
+                    left = worker.files.read(sent.name)
+                    if left is None:
+                        raise ProblemError(LackingState(group.start.version.iteration, sent.name))
+                    found += [messages.decode(packed) for packed in left]
+            return found
+
+        for send in perform(phase, me, Inbox(arrived, own), last=last):
+            yield from self._addressed(rank, ranks, send, worker, group.start.local)
+
+    def _addressed(
+        self, rank: int, ranks: int, send: Send, worker: Worker, local: bool
+    ) -> Iterator[tuple[int, _Sent]]:
+        if isinstance(send, ToSelf):
+            encoded = [messages.encode(message) for message in send.messages]
+            if local:
+                worker.files.leave(send.name, encoded, lent=send.lent)
+                yield rank, _Sent(b"", send.name)
+            else:
+                yield from ((rank, _Sent(frame.join(parts))) for parts in encoded)
+            return
+        data = _Sent(frame.join(messages.encode(send.message)))
+        if isinstance(send, ToDriver):
+            yield ranks, data
+        elif isinstance(send, Stay):
+            yield ranks + 1 + rank, data
+        elif isinstance(send, ToRank):
+            yield send.rank, data
+        else:
+            for to in range(ranks):
+                if to != rank or not isinstance(send, ToOthers):
+                    yield to, data
+
+    def _home(self, inboxes: Sequence[list[_Sent]]) -> list[Message]:
+        ranks = len(inboxes) // 2
+        return [messages.decode(sent.data) for sent in inboxes[ranks]]
+
+    def _stayed(self, inboxes: Sequence[list[_Sent]], ranks: int) -> Kept:
+        return [[sent.data for sent in inbox] for inbox in inboxes[ranks + 1 :]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A message on its way, or the name under which it lies at the site of its rank."""
+
+    data: bytes
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptInProcess:
+    """What stays with the shards, in this process; see :class:`sparkdl.allreduce.cluster.Shards`."""
+
+    def fetch(self, kept: Kept | None) -> Kept:
+        """Return what stays with the shards, but for their weights."""
+        return [[data for data in frames if _kind(data) != Master.kind] for frames in kept or []]
+
+    def average(self, kept: Kept) -> Array | None:
+        """Return the averaged weights; ``None`` if there are none yet."""
+        return self._vector(kept, Average.kind)
+
+    def weights(self, kept: Kept) -> Array:
+        """Return the weights."""
+        found = self._vector(kept, Master.kind)
+        assert found is not None
+        return found
+
+    def run(self, kept: Kept, task: ChainTask, doing: str) -> list[Frame]:
+        """Run a task over what stays with each shard."""
+        return [
+            frame.unpack(frame.join(frame.parts(packed)))
+            for n, frames in enumerate(kept)
+            for packed in task(n, iter(frames))
+        ]
+
+    def restore(self, kept: Kept) -> Kept:
+        """Let frames stay with the shards again."""
+        return kept
+
+    def _vector(self, kept: Kept, kind: str) -> Array | None:
+        parts = [
+            frame.unpack(data).arrays["params"] for frames in kept for data in frames if _kind(data) == kind
+        ]
+        return np.concatenate(parts) if parts else None
+
+
+@dataclass(frozen=True, slots=True)
+class InProcessCluster:
+    """Sends nothing anywhere; see :class:`sparkdl.allreduce.cluster.Cluster`.
+
+    Attributes:
+        in_memory: whether sites hold frames in memory.
+    """
+
+    in_memory: bool = True
+
+    def publish(self, data: Packed, *, inline: bool = True) -> Published:
+        """Return the bytes themselves."""
+        return Published(BytesRef(frame.join(frame.parts(data))))
+
+    def shards(self, count: int, shard_bytes: int) -> KeptInProcess:
+        """Return access to what stays with the shards."""
+        return KeptInProcess()
+
+    def unpersist(self, kept: Kept) -> None:
+        """Do nothing."""
+
+    def one_process(self, slots: int) -> bool:
+        """Return whether sites hold frames in memory."""
+        return self.in_memory
+
+    def delete_files(self, fit_id: str) -> None:
+        """Do nothing."""
+
+
+def _kind(data: bytes) -> str:
+    return frame.kind_of(data)

@@ -1,0 +1,68 @@
+"""The shuffle transport: a group is one Spark job, and each exchange a stage boundary."""
+
+from __future__ import annotations
+
+import time
+
+from sparkdl._spark import FrameJobs, JavaObject
+from sparkdl.allreduce import messages
+from sparkdl.allreduce.transport.base import Group, GroupResult
+from sparkdl.allreduce.transport.chain import Chain
+from sparkdl.allreduce.transport.task import PhaseTask
+from sparkdl.compute.worker import FitRef
+from sparkdl.data.dataset import Store
+
+
+class ShuffleTransport:
+    """Runs groups as chains of stages.
+
+    Args:
+        jobs: Spark access.
+        store: the partition store.
+        fit: the fixed part of the fit.
+        profile: resource profile of the tasks.
+    """
+
+    def __init__(self, jobs: FrameJobs, store: Store, fit: FitRef, profile: JavaObject | None) -> None:
+        self._ranks = len(store.partitions)
+        self._fit = fit
+        self._chain = Chain(jobs, store, profile)
+
+    def run(self, group: Group) -> GroupResult:
+        """Run all phases of a group as the stages of one job."""
+        started, begin = time.time(), time.perf_counter()
+        plan, start, count = group.plan, group.start, len(group.steps)
+        phases = plan.phases(start, group.steps)
+        tasks = [
+            PhaseTask(
+                self._fit,
+                phase,
+                self._ranks,
+                start.version.iteration,
+                token=True,
+                local=start.local,
+                last=phase is phases[-1],
+                fill=phase is not phases[-1],
+            )
+            for phase in phases
+        ]
+        until = start.version.iteration + count
+        what = "forward-backward and sync" if count == 1 else f"up to iteration {until}"
+        name = f"{group.name}, {what}"
+        frames, kept = self._chain.run(
+            tasks,
+            group.broadcasts,
+            name,
+            plan.message_bytes,
+            kept_bytes=plan.shard_bytes if plan.keeps else None,
+        )
+        arrived = [messages.decode(data) for data in frames]
+        return GroupResult(arrived, kept, started, {"job": time.perf_counter() - begin})
+
+    def forget(self, partition: int) -> None:
+        """Forget where a partition's rows are, since its files are not there."""
+        self._chain.forget(partition)
+
+    def release(self) -> None:
+        """Delete what is on the executors for the store."""
+        self._chain.release()

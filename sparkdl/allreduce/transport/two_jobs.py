@@ -1,0 +1,138 @@
+"""The transport of the driver plan: two jobs for an iteration, and whatever is global through the driver."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from sparkdl._spark import FrameJobs, JavaObject
+from sparkdl.allreduce import messages
+from sparkdl.allreduce.messages import Message, Partials, Problems, Reports, UpdatedShard, of_type
+from sparkdl.allreduce.persisted import RESULT, STATE, staying
+from sparkdl.allreduce.plans.base import Phase
+from sparkdl.allreduce.plans.driver import ThroughDriver
+from sparkdl.allreduce.transport.base import Group, GroupResult
+from sparkdl.allreduce.transport.pieces import InPieces
+from sparkdl.allreduce.transport.task import PhaseTask
+from sparkdl.compute.stragglers import Allowance
+from sparkdl.compute.worker import FitRef
+from sparkdl.data.dataset import Store
+from sparkdl.frame import Array
+from sparkdl.optim.reduction import add_up
+from sparkdl.pieces import joined
+
+
+class TwoJobTransport:
+    """Runs an iteration as two jobs.
+
+    Args:
+        jobs: Spark access.
+        store: the partition store.
+        fit: the fixed part of the fit.
+        profile: resource profile of forward-backward tasks.
+    """
+
+    def __init__(self, jobs: FrameJobs, store: Store, fit: FitRef, profile: JavaObject | None) -> None:
+        self._jobs = jobs
+        self._store = store
+        self._fit = fit
+        self._profile = profile
+
+    def run(self, group: Group) -> GroupResult:
+        """Run an iteration's jobs."""
+        jobs, plan, (step,) = self._jobs, group.plan, group.steps
+        assert isinstance(plan, ThroughDriver)
+        forward, update = plan.phases(group.start, group.steps)
+        started, times = time.time(), [time.perf_counter()]
+
+        # Job 1: each partition's gradient, cut into shards, written as the map side of a shuffle.
+        task = InPieces(self._task(forward, group, token=True, last=False, ranks=plan.shards))
+        stage = jobs.stage(self._store.tokens, task, group.broadcasts, profile=self._profile)
+        shuffled = jobs.shuffle(jobs.keyed(stage), plan.shards)
+        kept: JavaObject | None = None
+        sums: JavaObject | None = None
+        arrived: list[Message] = []
+        totals: list[Array] = []
+        torn = False
+        try:
+            jobs.describe(f"{group.name}, forward-backward")
+            jobs.run_map_side(shuffled)
+            times.append(time.perf_counter())
+
+            # Job 2: shard n of all partitions and the state of shard n meet in task n. Where an update
+            # needs sums over all shards, each is a job before it: the first also leaves the combined
+            # gradients, from which the later ones go on.
+            for number in range(plan.updates):
+                last = number == plan.updates - 1
+                arriving = jobs.values(shuffled) if sums is None else staying(jobs, sums)
+                if group.kept is not None:
+                    arriving = jobs.union(staying(jobs, group.kept), arriving)
+                stays = plan.keeps if last else number == 0
+                sync = self._task(update, group, token=False, last=True, ranks=plan.shards, stays=stays)
+                task = InPieces(sync, token=False, keyed=stays)
+                results = jobs.stage(arriving, task, group.broadcasts, preserves_partitioning=True)
+                if stays and last:
+                    kept = results
+                    jobs.persist_replicated(kept, plan.shard_bytes)
+                elif stays:
+                    sums = results
+                    jobs.persist(sums)
+                if stays:
+                    results = jobs.select(jobs.keyed(results), RESULT, drop=[STATE])
+                jobs.describe(f"{group.name}, {'parameter sync' if last else 'reduction'}")
+                received = [messages.decode(data) for data in joined(jobs.collect(results))]
+                arrived += received
+                torn = _torn(received)
+                if torn or of_type(received, Problems):
+                    break
+                if not last:
+                    partials = sorted(of_type(received, Partials), key=lambda message: message.start)
+                    totals.append(add_up(message.sums for message in partials))
+                    update = plan.update(group.start, step.directives, totals)
+            times.append(time.perf_counter())
+        except BaseException:
+            if kept is not None:
+                jobs.unpersist(kept)
+            raise
+        finally:
+            jobs.describe(None)
+            if sums is not None:
+                jobs.unpersist(sums)
+            jobs.release_shuffle(shuffled)
+        seconds = {"job1": times[1] - times[0], "job2": times[2] - times[1]}
+        refused = torn or _too_many(arrived, step.allowance)
+        return GroupResult(arrived, kept, started, seconds, refused)
+
+    def forget(self, partition: int) -> None:
+        """Forget where a partition's rows are, since its files are not there."""
+        self._jobs.drop_block(self._store.tokens.id(), partition)
+
+    def release(self) -> None:
+        """Delete nothing: an iteration leaves nothing."""
+
+    def _task(
+        self, phase: Phase, group: Group, *, token: bool, last: bool, ranks: int, stays: bool = True
+    ) -> PhaseTask:
+        iteration = group.start.version.iteration
+        return PhaseTask(
+            self._fit, phase, ranks, iteration, token=token, local=False, last=last, fill=False, stays=stays
+        )
+
+
+def _torn(received: Sequence[Message]) -> bool:
+    """Return whether the shards saw different gradients of a source.
+
+    A task that may leave rows out need not do the same when it runs again; if it does so between two
+    reads of its shards, these do not belong together.
+    """
+    seen = {message.facts.sources for message in of_type(received, UpdatedShard)}
+    return len(seen | {message.sources for message in of_type(received, Partials)}) > 1
+
+
+def _too_many(arrived: Sequence[Message], allowance: Allowance | None) -> bool:
+    """Return whether more rows were left out than may be."""
+    if allowance is None or allowance.deadline is None:
+        return False
+    reports = [report for message in of_type(arrived, Reports) for report in message.reports]
+    dropped = sum(int(report["dropped"]) for report in reports)
+    return dropped > allowance.most * (dropped + sum(int(report["rows"]) for report in reports))

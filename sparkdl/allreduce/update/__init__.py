@@ -1,0 +1,1 @@
+"""From the gradients of a shard to its new weights."""

@@ -1,0 +1,246 @@
+"""What one partition contributes to a step: the gradient of its rows, or how far its own steps went."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sparkdl import seeding
+from sparkdl.compute.culprit import find_culprit
+from sparkdl.compute.local_steps import InnerSteps, take_steps
+from sparkdl.compute.partition_state import PartitionState
+from sparkdl.compute.place import Place
+from sparkdl.compute.problems import (
+    ChangedPartition,
+    FailedModel,
+    MissingPartition,
+    NonFiniteLoss,
+    ProblemError,
+)
+from sparkdl.compute.stopwatch import Stopwatch
+from sparkdl.compute.stragglers import Allowance
+from sparkdl.compute.worker import Worker
+from sparkdl.data import store
+from sparkdl.data.columns import Structure
+from sparkdl.data.manifest import Manifest
+from sparkdl.exceptions import ModelError
+from sparkdl.frame import Array, Frame, Parts
+from sparkdl.nn.batch import Batch
+from sparkdl.nn.flat import FlatModule
+from sparkdl.nn.gradient import BatchLoss, forward_backward
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """What a partition's rows say about the weights.
+
+    Attributes:
+        values: its mean gradient, shape (n,); with local steps the pseudo-gradient, weights before minus
+            weights after.
+        used: per parameter of the layout, whether it has one.
+        touched: rows that have one, by parameter, where the gradient is row-sparse.
+    """
+
+    values: Array
+    used: NDArray[np.bool_]
+    touched: Mapping[int, NDArray[np.bool_]]
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What a partition contributes to a step.
+
+    Attributes:
+        loss: loss, weight and rows of its share of the global batch.
+        gradient: its gradient; ``None`` without rows, or if all of them have weight zero.
+        buffers: the buffers that the forward pass has changed, by kind.
+        before: what the partition has kept from its last iteration, by kind.
+        kept: what it keeps for its next one.
+        lost: whether it began with a fresh state of its own because that was lost.
+        other: whether its rows have other values than when they were built first.
+    """
+
+    loss: BatchLoss
+    gradient: Gradient | None = None
+    buffers: Mapping[str, Array] | None = None
+    before: Mapping[str, Frame] | None = None
+    kept: Sequence[Parts] = ()
+    lost: bool = False
+    other: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBackward:
+    """Forward and backward pass over a partition's rows of one iteration.
+
+    Attributes:
+        place: the iteration's place in its epoch.
+        iteration: completed iterations.
+        manifest: what the partitions had when they were built.
+        frozen: parameters of the layout that are not trained now.
+        allowance: what tasks may leave out; ``None`` for nothing.
+        inner: the steps that a partition takes by itself; ``None`` if it contributes its gradient.
+        since: iteration from which on this one may have to run again.
+        tells: whether an error of the module is told as a problem; otherwise it is raised, and Spark tries
+            the task again.
+    """
+
+    place: Place
+    iteration: int
+    manifest: Manifest
+    frozen: tuple[int, ...] = ()
+    allowance: Allowance | None = None
+    inner: InnerSteps | None = None
+    since: int = 0
+    tells: bool = False
+
+    def __call__(
+        self,
+        worker: Worker,
+        token: store.Token,
+        weights: Callable[[], Mapping[str, Array | Sequence[Array]]],
+        clock: Stopwatch,
+    ) -> Contribution:
+        """Compute a partition's contribution.
+
+        Args:
+            worker: this process's state of the fit.
+            token: the partition, and where its rows are.
+            weights: returns params, buffers and counters.
+            clock: times the phases.
+
+        Raises:
+            ProblemError: if the partition's files are missing, its rows have changed, or its loss is not
+                finite.
+            ModelError: if the module or the loss fails.
+        """
+        spec, partition = worker.spec, token.partition
+        self._check(token)
+        try:
+            rows = self.place.rows(token, spec)
+            columns = store.read_rows(token, rows) if len(rows) else {}
+        except store.PartitionMissingError:
+            raise ProblemError(MissingPartition(self.iteration, partition)) from None
+        if not len(rows):
+            return Contribution(BatchLoss(0.0, 0.0, 0, {}), other=self.manifest.has_other_values(token))
+        seeding.seed_task(spec.seed, self.place.epoch, self.iteration, partition)
+        batches = [
+            make_batch(part, spec.features, spec.label, spec.weighted, spec.transform)
+            for part in self._parts(columns, len(rows))
+        ]
+        clock.lap("data")
+        current = weights()
+        replica = worker.replica
+        replica.load(current["params"], current["buffers"], current["counters"])  # type: ignore[arg-type]
+        replica.set_frozen(self.frozen)
+        state = self.state_of(worker, partition)
+        before = state.read() if state is not None else None
+        lost = state is not None and before is None and self.iteration > 0
+        clock.lap("weights_in")
+        worker.files.keep_lent()  # a gradient of another partition, or of an earlier attempt, in the replica
+        try:
+            result, gradient, kept = self._gradient(replica, batches, before or {}, worker, clock, partition)
+        except ModelError as error:
+            where = f"iteration {self.iteration + 1}, partition {partition}, rows {_some(rows)}"
+            message = f"{where}: {error}"
+            if self.tells:
+                raise ProblemError(FailedModel(self.iteration, partition, message)) from error
+            raise ModelError(message) from error.__cause__
+        clock.lap("compute")
+        if not math.isfinite(result.loss):
+            found = find_culprit(spec.plan, token, rows, columns, batches) if spec.plan is not None else ""
+            raise ProblemError(NonFiniteLoss(self.iteration, partition, result.loss, found))
+        changed = changed_buffers(replica, current)
+        other = self.manifest.has_other_values(token)
+        own = gradient if result.weight > 0 else None
+        return Contribution(result, own, changed, before, kept, lost, other)
+
+    def _check(self, token: store.Token) -> None:
+        """Check that the partition has the rows that it had when it was built first."""
+        changed = self.manifest.problem(token)
+        if changed is not None:
+            rows, expected, reason = (changed[name] for name in ("rows", "expected", "error"))
+            raise ProblemError(ChangedPartition(self.iteration, token.partition, rows, expected, reason))
+
+    def state_of(self, worker: Worker, partition: int) -> PartitionState | None:
+        """Return where a partition's own state is; ``None`` if it keeps none."""
+        if not worker.spec.partition_state:
+            return None
+        return PartitionState(worker.partition_files, partition, self.iteration, self.since)
+
+    def _parts(self, columns: Mapping[str, Array], rows: int) -> Iterator[Mapping[str, Array]]:
+        """Cut the rows of the iteration into those of the partition's own steps, if it takes any."""
+        if self.inner is None:
+            yield columns
+            return
+        for share in self.inner.shares(rows):
+            yield {name: values[share] for name, values in columns.items()}
+
+    def _gradient(
+        self,
+        replica: FlatModule,
+        batches: Sequence[Batch],
+        before: Mapping[str, Frame],
+        worker: Worker,
+        clock: Stopwatch,
+        partition: int,
+    ) -> tuple[BatchLoss, Gradient, Sequence[Parts]]:
+        """Return loss and gradient, or how far the partition's own steps went, and what it keeps."""
+        spec, allowed = worker.spec, self.allowance
+        if self.inner is not None and spec.inner is not None:
+            went = take_steps(
+                replica,
+                batches,
+                spec.inner,
+                self.inner,
+                before.get("state"),
+                lambda batch: forward_backward(replica, batch, spec.objective, spec.micro_batch_size),
+            )
+            kept = [went.state] if spec.inner.stateful else []
+            return went.loss, Gradient(went.way, went.used, {}), kept
+        (batch,) = batches
+        if allowed is None:
+            result = forward_backward(replica, batch, spec.objective, spec.micro_batch_size)
+        else:
+            size = min(spec.micro_batch_size or batch.rows, allowed.size(batch.rows))
+            result = forward_backward(
+                replica,
+                batch,
+                spec.objective,
+                size,
+                lambda done: allowed.ends(partition, done, clock.total()),
+            )
+        return result, Gradient(replica.grad_numpy(), replica.used, replica.touched), []
+
+
+def make_batch(
+    columns: Mapping[str, Array],
+    features: Structure,
+    label: Structure,
+    weighted: bool,
+    transform: Callable[[Any], Any] | None,
+) -> Batch:
+    """Turn stored columns into the tensors that module and loss are called with."""
+    tensors = {name: torch.from_numpy(values) for name, values in columns.items()}
+    rows = len(next(iter(columns.values())))
+    inputs = features.assemble(tensors)
+    if transform is not None:
+        inputs = transform(inputs)
+    return Batch(inputs, label.assemble(tensors), tensors["weight"] if weighted else None, rows)
+
+
+def changed_buffers(replica: FlatModule, before: Any) -> dict[str, Array]:
+    """Return the buffers that the forward pass changed, by kind; most modules have none."""
+    after = {"buffers": replica.buffers(), "counters": replica.counters()}
+    return {name: a for name, a in after.items() if not np.array_equal(a, before[name])}
+
+
+def _some(rows: Array) -> str:
+    shown = ", ".join(str(row) for row in rows[:3])
+    return shown + (f" and {len(rows) - 3} more" if len(rows) > 3 else "")

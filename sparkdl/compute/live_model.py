@@ -1,0 +1,297 @@
+"""The whole model in a process's memory, brought from version to version by what iterations have changed.
+
+Where all processes update all weights, each does so in the memory of its own module replica. A *change* has
+the elements that an iteration has updated (:mod:`sparkdl.rows`): all of them, or the rows of tables that a
+batch has touched. Where several processes of an executor take turns, the executor keeps the last changes as
+files, and the whole model at the beginning of the group, from which a process starts that is new or has to
+compute an earlier iteration again. What an executor lacks, the driver sends.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparkdl import frame
+from sparkdl.compute.local_store import LocalStore
+from sparkdl.compute.problems import LackingState, ProblemError
+from sparkdl.compute.spec import FitSpec
+from sparkdl.compute.start import Start, Version
+from sparkdl.frame import Array, Frame, Packed, Parts
+from sparkdl.held import Held, Owned, Shared
+from sparkdl.nn.flat import FlatModule
+from sparkdl.optim.packed import put_state
+from sparkdl.optim.slice import SliceOptimizer
+from sparkdl.rows import Rows
+
+_CHANGE = "change"
+_MOST_CHANGES = 32
+"""So many changes at most stay on an executor, for processes that have run no task meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What an iteration has changed.
+
+    Attributes:
+        rows: the elements that are given.
+        params: their new values, packed.
+        buffers: new floating-point buffers.
+        counters: new integer and boolean buffers.
+        state: frame of the optimizer's state of these elements.
+        average: averaged weights, if there are any.
+        reports: what the iterations of the group so far have to report, in their order, as JSON.
+        gradient: its combined gradient, if the driver wants it.
+    """
+
+    rows: Rows
+    params: Array
+    buffers: Array
+    counters: Array
+    state: Held[Frame]
+    average: Held[Array] | None
+    reports: Sequence[bytes]
+    gradient: Array | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has the whole model, so that nothing need be known of the version before."""
+        return not self.rows.tables
+
+
+class LiveModel:
+    """The model in this process.
+
+    Args:
+        spec: the fixed part of the fit.
+        module: the module, whose memory the weights live in if it is the host's.
+        version: which version is given.
+        weights: frame of params, buffers and counters.
+        kept: frames of the optimizer's state and the averaged weights, if there are any.
+
+    Attributes:
+        version: the version in memory; ``None`` while it changes.
+        params: flat trainable parameters.
+        buffers: flat floating-point buffers.
+        counters: flat integer and boolean buffers.
+        optimizer: the optimizer of all weights, with its state.
+        average: averaged weights, if there are any.
+        reports: what the iterations of the group have to report, in their order, as JSON.
+        gradient: the last iteration's combined gradient, if the driver wanted it.
+    """
+
+    def __init__(
+        self, spec: FitSpec, module: FlatModule, version: Version, weights: Frame, kept: Sequence[Frame]
+    ) -> None:
+        arrays = weights.arrays
+        by_kind = {message.meta["kind"]: message for message in kept}
+        self._module = module
+        # A rank's local steps change the module's weights, so that the model then has memory of its own.
+        self._shares = module.own_params is not None and spec.inner is None
+        shared = module.own_params if self._shares else None
+        self.params: Array = np.empty_like(arrays["params"]) if shared is None else shared
+        np.copyto(self.params, arrays["params"])
+        self.buffers, self.counters = np.array(arrays["buffers"]), np.array(arrays["counters"])
+        state = by_kind.get("state")
+        self.optimizer = SliceOptimizer(
+            spec.rule.optimizer,
+            spec.layout,
+            0,
+            spec.layout.numel,
+            Shared(state) if state is not None else None,
+        )
+        average = by_kind.get("average")
+        # A copy: the frame that it lies in has all that the driver has sent.
+        self.average: Held[Array] | None = Owned(np.array(average.arrays["params"])) if average else None
+        self.reports: Sequence[bytes] = []
+        self.gradient: Array | None = None
+        self._set(version)
+
+    def _set(self, version: Version | None) -> None:
+        self.version = version
+        if self._shares:
+            self._module.holds = version
+
+    @property
+    def arrays(self) -> Mapping[str, Array]:
+        """Params, buffers and counters."""
+        return {"params": self.params, "buffers": self.buffers, "counters": self.counters}
+
+    def is_between(self, start: Start, version: Version) -> bool:
+        """Return whether this is a version of a group that some changes lead on from."""
+        own = self.version
+        if own is None or (own.generation != start.generation and own != start.version):
+            return False
+        if self._shares and self._module.holds != own:
+            return False  # others were loaded since
+        if own == start.version:
+            self.reports = []  # of the group before
+        done = own.iteration - start.version.iteration
+        return 0 <= done == len(self.reports) and own.iteration <= version.iteration
+
+    def begin_change(self) -> Version:
+        """Let params and state be overwritten from now on; return the version that they were."""
+        version = self.version
+        if version is None:
+            raise RuntimeError("the model is being changed already")
+        self._set(None)
+        return version
+
+    def give_up_change(self, version: Version) -> None:
+        """Say that nothing was overwritten after all."""
+        self._set(version)
+
+    def apply(self, change: Change, version: Version) -> None:
+        """Go on to a version."""
+        self._set(None)
+        if not np.shares_memory(change.params, self.params):  # else it was updated in place
+            change.rows.put(change.params, self.params)
+        put_state(self.optimizer, change.rows, change.state)
+        self.buffers, self.counters = np.array(change.buffers), np.array(change.counters)
+        self.average = change.average
+        self.reports = change.reports
+        self.gradient = change.gradient
+        self._set(version)
+
+
+def bring(
+    live: LiveModel | None,
+    spec: FitSpec,
+    module: FlatModule,
+    files: LocalStore,
+    start: Start,
+    version: Version,
+) -> LiveModel:
+    """Return this process's model, brought to a version.
+
+    Args:
+        live: what this process has.
+        spec: the fixed part of the fit.
+        module: the module replica.
+        files: what earlier tasks have left on this executor.
+        start: what the group starts from.
+        version: a version of the group.
+
+    Raises:
+        ProblemError: if this executor lacks the files for it.
+    """
+    if live is not None and live.version == version and live.is_between(start, version):
+        return live
+    change = read_change(spec, files, version)
+    if live is None or not live.is_between(start, version):
+        if change is not None and change.whole:
+            return _made_of(change, spec, module, version)
+        base = start.load(files)
+        if base is None:
+            raise ProblemError(LackingState(start.version.iteration, "the weights"))
+        live = LiveModel(spec, module, start.version, *base)
+    if change is not None and change.whole:
+        live.apply(change, version)
+    while live.version is not None and live.version != version:
+        after = start.after(live.version.iteration - start.version.iteration + 1)
+        change = read_change(spec, files, after)
+        if change is None:
+            raise ProblemError(LackingState(after.iteration, "a change"))
+        live.apply(change, after)
+    return live
+
+
+def _made_of(change: Change, spec: FitSpec, module: FlatModule, version: Version) -> LiveModel:
+    """Return the model that a whole change leads to."""
+    arrays = {"params": change.params, "buffers": change.buffers, "counters": change.counters}
+    kept = [change.state.value]
+    if change.average is not None:
+        kept.append(frame.unpack(_packed_average(change.average)))
+    live = LiveModel(spec, module, version, Frame({}, arrays), kept)
+    live.reports, live.gradient = change.reports, change.gradient
+    return live
+
+
+def write_change(files: LocalStore, version: Version, change: Change) -> None:
+    """Leave the change that leads to a version for this executor's other processes."""
+    arrays = {
+        "params": change.params,
+        "buffers": change.buffers,
+        "counters": change.counters,
+        **change.rows.arrays,
+    }
+    if change.gradient is not None:
+        arrays["gradient"] = change.gradient
+    frames: list[Parts] = [
+        [b"\n".join(change.reports)],
+        frame.pack({"kind": _CHANGE}, arrays),
+        _repacked(change.state.value),
+    ]
+    if change.average is not None:
+        frames.append(_packed_average(change.average))
+    files.write(version.part(_CHANGE), frames)
+
+
+def read_change(spec: FitSpec, files: LocalStore, version: Version) -> Change | None:
+    """Return the change that leads to a version, if this executor has it."""
+    frames = files.read(version.part(_CHANGE))
+    if frames is None:
+        return None
+    reports, arrays, state, *average = frames
+    found = frame.unpack(arrays).arrays
+    return Change(
+        Rows.read(spec.layout, found),
+        found["params"],
+        found["buffers"],
+        found["counters"],
+        Shared(frame.unpack(state)),
+        Shared(frame.unpack(average[0]).arrays["params"]) if average else None,
+        frame.join(frame.parts(reports)).splitlines(),
+        np.array(found["gradient"]) if "gradient" in found else None,
+    )
+
+
+def write_base(live: LiveModel, files: LocalStore) -> None:
+    """Leave the whole model for the next group, unless another task of this executor has done so."""
+    assert live.version is not None
+    if files.read(live.version.name) is None:
+        kept: list[Packed] = [live.optimizer.state_frame()]
+        if live.average is not None:
+            kept.append(_packed_average(live.average))
+        files.write(live.version.name, [frame.pack({"kind": "weights"}, live.arrays), *kept])
+
+
+def report(told: Mapping[str, Any]) -> bytes:
+    """Return what an iteration has to report as it is passed on."""
+    return json.dumps(told, separators=(",", ":")).encode()
+
+
+def changes_to_keep(slots: int, *, rows: bool) -> int:
+    """Return how many changes an executor with so many task slots keeps.
+
+    Args:
+        slots: Spark gives a task to the process that has been idle for longest.
+        rows: whether changes have some rows of tables alone, so that a process needs all that it missed.
+    """
+    return min(slots, _MOST_CHANGES) + 1 if rows else 2
+
+
+def delete_outdated(files: LocalStore, start: Start, version: Version, changes: int) -> None:
+    """Delete the files that neither the group's tasks nor the next group's need, but for the last changes."""
+
+    def outdated(name: str) -> bool:
+        which, _, what = name.partition(".")
+        generation, iteration = map(int, which.split("-"))
+        first = version.iteration - (changes if what == _CHANGE else 1)
+        of_group = generation == start.generation or which == start.version.name
+        return not of_group or iteration < (first if what else start.version.iteration)
+
+    files.discard(outdated)
+
+
+def _repacked(message: Frame) -> Parts:
+    """Lay a frame out again, to be passed on."""
+    return frame.pack(message.meta, message.arrays)
+
+
+def _packed_average(average: Held[Array]) -> Parts:
+    return frame.pack({"kind": "average"}, {"params": average.value})

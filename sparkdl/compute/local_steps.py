@@ -1,0 +1,138 @@
+"""Steps that a partition takes by itself, from the common weights, before anything is exchanged.
+
+What the partition sends in place of a gradient is how far it went: weights before minus weights after. The
+mean over partitions, taken as a gradient by plain SGD of rate 1, is the average of their weights: local SGD
+(Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019). An outer optimizer with momentum in
+its place is DiLoCo (Douillard et al., arXiv 2311.08105, algorithm 1).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkdl.frame import Array, Frame, Parts
+from sparkdl.held import Shared
+from sparkdl.layout import ParamLayout
+from sparkdl.nn.batch import Batch
+from sparkdl.nn.flat import FlatModule
+from sparkdl.nn.gradient import BatchLoss
+from sparkdl.optim.reduction import drive
+from sparkdl.optim.rule import UpdateRule
+from sparkdl.optim.slice import SliceOptimizer
+
+
+@dataclass(frozen=True, slots=True)
+class InnerSteps:
+    """What partitions are told about their own steps in one iteration.
+
+    Attributes:
+        count: how many steps.
+        hyper: per parameter group, hyper-parameters that replace the inner optimizer's own.
+    """
+
+    count: int
+    hyper: tuple[Mapping[str, Any], ...] = ()
+
+    def shares(self, rows: int) -> Iterator[slice]:
+        """Cut the rows of an iteration into those of its steps; a step without rows is left out."""
+        for step in range(self.count):
+            start, stop = step * rows // self.count, (step + 1) * rows // self.count
+            if start < stop:
+                yield slice(start, stop)
+
+
+@dataclass(frozen=True, slots=True)
+class InnerRule:
+    """How a partition's own steps follow from its gradients.
+
+    Attributes:
+        rule: regularisers, clipping and optimizer.
+        layout: layout of the flat vectors, with this optimizer's parameter groups.
+        stateful: whether the optimizer keeps state between steps.
+    """
+
+    rule: UpdateRule
+    layout: ParamLayout
+    stateful: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Went:
+    """Where a partition's own steps have led.
+
+    Attributes:
+        loss: mean loss, weight and rows over all steps.
+        way: weights before minus weights after, shape (n,).
+        used: per parameter of the layout, whether any step had a gradient of it.
+        state: frame of the inner optimizer's state.
+    """
+
+    loss: BatchLoss
+    way: Array
+    used: NDArray[np.bool_]
+    state: Parts
+
+
+def take_steps(
+    replica: FlatModule,
+    batches: Iterable[Batch],
+    inner: InnerRule,
+    steps: InnerSteps,
+    state: Frame | None,
+    compute: Callable[[Batch], BatchLoss],
+) -> Went:
+    """Take optimizer steps on a replica that has the common weights.
+
+    Args:
+        replica: the module; its weights are changed.
+        batches: rows of each step.
+        inner: how to step.
+        steps: what is particular about this iteration.
+        state: what the inner optimizer has left before; fresh without.
+        compute: leaves the gradient of a batch in the replica and returns its loss.
+
+    Returns:
+        Where they led; a loss that is not finite ends them early.
+    """
+    begin = Shared(state) if state is not None else None
+    optimizer = SliceOptimizer(inner.rule.optimizer, inner.layout, 0, inner.layout.numel, begin)
+    with replica.updating() as weights:
+        before = weights.numpy().copy()
+    used = np.zeros(len(inner.layout.params), np.bool_)
+    losses: list[BatchLoss] = []
+    for batch in batches:
+        result = compute(batch)
+        losses.append(result)
+        if not math.isfinite(result.loss):
+            break
+        if result.weight == 0:
+            continue
+        own, touched = replica.used, replica.touched
+        used |= own
+        gradient = replica.lend_gradient()
+        with replica.updating() as weights:  # on a GPU they pass through the host in each step
+            drive([inner.rule.update(optimizer, weights, gradient, own, steps.hyper, touched)])
+    with replica.updating() as weights:
+        way = np.subtract(before, weights.numpy(), out=before)
+    return Went(_mean(losses), way, used, optimizer.state_frame())
+
+
+def _mean(losses: list[BatchLoss]) -> BatchLoss:
+    """Return the mean over all steps."""
+    weight = sum(result.weight for result in losses)
+    loss = sum(result.loss * result.weight for result in losses) / weight if weight else 0.0
+    sums: defaultdict[str, float] = defaultdict(float)
+    having: defaultdict[str, float] = defaultdict(float)
+    for result in losses:
+        for name, value in result.extras.items():
+            sums[name] += value * result.weight
+            having[name] += result.weight
+    extras = {name: sums[name] / having[name] for name in sums if having[name]}
+    return BatchLoss(loss, weight, sum(result.rows for result in losses), extras)

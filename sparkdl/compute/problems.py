@@ -1,0 +1,183 @@
+"""Why a step cannot be completed, as values that travel to the driver.
+
+A failing task would make Spark retry it three times, to the same end, and would bury the reason in a Java
+trace. A problem instead reaches the driver in the job that is running anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from sparkdl.data.manifest import changed_error
+from sparkdl.exceptions import DataError, ModelError, NonFiniteError
+
+
+@dataclass(frozen=True, slots=True)
+class MissingPartition:
+    """The files of a partition are not on the executor: its rows must be built again.
+
+    Attributes:
+        iteration: completed iterations before the step.
+        partition: the partition.
+    """
+
+    kind: ClassVar[str] = "missing"
+    iteration: int
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedPartition:
+    """A partition was built again and has other rows: its source has changed.
+
+    Attributes:
+        iteration: completed iterations before the step.
+        partition: the partition.
+        rows: rows that it has now.
+        expected: rows that it had.
+        reason: why it cannot be built again; empty if it was.
+    """
+
+    kind: ClassVar[str] = "changed"
+    iteration: int
+    partition: int
+    rows: int
+    expected: int
+    reason: str
+
+    def error(self, where: str) -> DataError:
+        """Return the error that the user sees."""
+        return changed_error({**asdict(self), "error": self.reason}, where)
+
+
+@dataclass(frozen=True, slots=True)
+class LackingState:
+    """An executor has no copy of something that an earlier phase left for this one.
+
+    Attributes:
+        iteration: completed iterations before the step.
+        what: what was looked for.
+    """
+
+    kind: ClassVar[str] = "lacking"
+    iteration: int
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class NonFiniteLoss:
+    """The loss of a partition became NaN or infinite.
+
+    Attributes:
+        iteration: completed iterations before the step.
+        partition: the partition.
+        loss: its loss.
+        found: the feature that it comes from, with column and row; empty if all are finite.
+    """
+
+    kind: ClassVar[str] = "loss"
+    iteration: int
+    partition: int
+    loss: float
+    found: str = ""
+
+    def error(self, where: str) -> NonFiniteError:
+        """Return the error that the user sees."""
+        advice = "Try a lower learning rate, or look for extreme values in the data"
+        if self.found:
+            advice = f"It comes from {self.found}. Filter such rows or fill such values first"
+        return NonFiniteError(
+            f"the loss became {self.loss} in partition {self.partition} ({where}). "
+            f"{advice}; the error's .result holds the module as it was before this iteration"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NonFiniteGradient:
+    """The combined gradient of a parameter became NaN or infinite.
+
+    Attributes:
+        iteration: completed iterations before the step.
+        parameter: name of the first such parameter.
+        sources: partitions whose gradient is so.
+    """
+
+    kind: ClassVar[str] = "gradient"
+    iteration: int
+    parameter: str
+    sources: tuple[int, ...]
+
+    def error(self, where: str) -> NonFiniteError:
+        """Return the error that the user sees."""
+        return NonFiniteError(
+            f"the gradient of parameter {self.parameter!r} became NaN or infinite in "
+            f"partitions {list(self.sources)} ({where}), although the loss is finite. "
+            "The error's .result holds the module as it was before this iteration"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FailedModel:
+    """The user's module or loss failed on the rows of a partition.
+
+    Attributes:
+        iteration: completed iterations before the step.
+        partition: the partition.
+        message: what the error said.
+    """
+
+    kind: ClassVar[str] = "model"
+    iteration: int
+    partition: int
+    message: str
+
+    def error(self, where: str) -> ModelError:
+        """Return the error that the user sees."""
+        return ModelError(f"{self.message} ({where})")
+
+
+Fatal = ChangedPartition | NonFiniteLoss | NonFiniteGradient | FailedModel
+"""What running the step once more would not mend."""
+
+Problem = MissingPartition | LackingState | Fatal
+
+_BY_KIND: Mapping[str, type[Problem]] = {
+    cls.kind: cls
+    for cls in (
+        MissingPartition,
+        ChangedPartition,
+        LackingState,
+        NonFiniteLoss,
+        NonFiniteGradient,
+        FailedModel,
+    )
+}
+
+
+class ProblemError(Exception):
+    """Carries the reasons why a step cannot be completed from where they are found to where they are sent."""
+
+    def __init__(self, *problems: Problem) -> None:
+        super().__init__(problems)
+        self.problems = problems
+
+
+def to_json(problem: Problem) -> dict[str, Any]:
+    """Return a problem as JSON-compatible values."""
+    return {"kind": problem.kind, **asdict(problem)}
+
+
+def from_json(values: Mapping[str, Any]) -> Problem:
+    """Read what :func:`to_json` returned."""
+    fields: dict[str, Any] = {
+        name: tuple(v) if isinstance(v, list) else v for name, v in values.items() if name != "kind"
+    }
+    return _BY_KIND[values["kind"]](**fields)
+
+
+def in_order(problems: Iterable[Problem]) -> list[Problem]:
+    """Return problems, each once, in the order of their iterations and partitions."""
+    distinct = {repr(problem): problem for problem in problems}  # two NaN are not equal
+    return sorted(distinct.values(), key=lambda p: (p.iteration, getattr(p, "partition", 0)))

@@ -1,0 +1,122 @@
+"""What a group of iterations starts from, as its tasks are told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sparkdl import frame
+from sparkdl._spark import broadcast_value
+from sparkdl.compute.local_store import LocalStore, decode
+from sparkdl.data.manifest import Manifest
+from sparkdl.frame import Frame, Packed
+
+
+@dataclass(frozen=True, slots=True)
+class BytesRef:
+    """Bytes that the driver has sent: inside the task itself, or by a Spark broadcast.
+
+    Attributes:
+        inline: the bytes, or ``None`` if they are broadcast.
+        broadcast_id: id of the broadcast, -1 if they are inline.
+    """
+
+    inline: Packed | None
+    broadcast_id: int = -1
+
+    def read(self, *, once: bool = False) -> Packed:
+        """Return the bytes; called in tasks.
+
+        Args:
+            once: whether this process is not to keep them.
+        """
+        return self.inline if self.inline is not None else broadcast_value(self.broadcast_id, once=once)
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """Names a version of the model of a fit.
+
+    Attributes:
+        generation: how often the fit had gone back, or on from weights that no iteration made, before it
+            was made: of two versions with as many iterations the older one may be another model.
+        iteration: completed iterations.
+    """
+
+    generation: int
+    iteration: int
+
+    @property
+    def name(self) -> str:
+        """Name of what an executor has of it; names of parts follow after a dot."""
+        return f"{self.generation}-{self.iteration}"
+
+    def part(self, what: str) -> str:
+        """Return the name of a part of it."""
+        return f"{self.name}.{what}"
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a group of iterations starts from.
+
+    Attributes:
+        version: the model's version.
+        generation: generation of the versions that the group makes.
+        weights: frame of its weights; ``None`` if the executors have it.
+        kept: whether anything stays with the weights between iterations.
+        manifest: what the partitions had when they were built.
+        seed: what stays with them, whole or one for each shard; empty if the executors have it, or there
+            is nothing.
+        local: whether what a rank sends to itself stays on its executor.
+    """
+
+    version: Version
+    generation: int
+    weights: BytesRef | None
+    kept: bool
+    manifest: Manifest
+    seed: tuple[BytesRef, ...] = ()
+    local: bool = True
+
+    def after(self, steps: int) -> Version:
+        """Return the version after some steps of the group."""
+        return Version(self.generation, self.version.iteration + steps) if steps else self.version
+
+    @property
+    def whole(self) -> bool:
+        """Whether the driver has sent all that is needed."""
+        return self.weights is not None and (bool(self.seed) or not self.kept)
+
+    def load_weights(self, files: LocalStore, *, once: bool = False) -> Frame | None:
+        """Return params, buffers and counters; ``None`` if this executor does not have them.
+
+        Args:
+            files: what earlier tasks have left here.
+            once: whether this process is not to keep them if the driver sends them.
+        """
+        if self.weights is not None:
+            return frame.unpack(self.weights.read(once=once))
+        found = files.read(self.version.name)
+        return frame.unpack(found[0]) if found is not None else None
+
+    def load(self, files: LocalStore) -> tuple[Frame, Sequence[Frame]] | None:
+        """Return the weights and what stays with them; ``None`` if this executor does not have both."""
+        if self.whole:
+            weights = self.load_weights(files)
+            assert weights is not None
+            return weights, list(self.seed_of(0)) if self.seed else []
+        found = files.read(self.version.name)
+        if found is None:
+            return None
+        weights, *kept = map(frame.unpack, found)
+        return weights, kept
+
+    def seed_of(self, shard: int) -> Iterator[Frame]:
+        """Read what stays with a shard, to be overwritten."""
+        return (frame.unpack(data, writable=True) for data in _decoded(self.seed[shard].read(once=True)))
+
+
+def _decoded(packed: Packed) -> Iterator[Packed]:
+    whole = packed if not isinstance(packed, list) else frame.join(packed)
+    yield from decode(whole)

@@ -1,0 +1,40 @@
+"""Where a task runs, and how long its phases take."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import Any
+
+_HOST = socket.gethostname()
+
+
+class Stopwatch:
+    """Times the phases of a task."""
+
+    def __init__(self) -> None:
+        self.started = time.time()
+        self._begin = self._last = time.perf_counter()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, phase: str) -> float:
+        """Charge the time since the last lap to a phase, and return it."""
+        now = time.perf_counter()
+        seconds = self.laps[phase] = now - self._last
+        self._last = now
+        return seconds
+
+    def total(self) -> float:
+        """Return the seconds since the start."""
+        return time.perf_counter() - self._begin
+
+    def facts(self) -> dict[str, Any]:
+        """Return place, start, length and phases of the task so far."""
+        return {
+            "host": _HOST,
+            "pid": os.getpid(),
+            "start": self.started,
+            "seconds": self.total(),
+            "phases": dict(self.laps),
+        }

@@ -1,0 +1,162 @@
+"""What a Python worker keeps between tasks: the fit's fixed part and a model replica.
+
+Spark hands any task of an executor to any idle worker, so only what is the same for every
+partition may be kept. It is built on demand: idle workers end after a minute and new ones start.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from sparkdl import buffers
+from sparkdl._spark import broadcast_value, task_resources
+from sparkdl.compute.live_model import LiveModel
+from sparkdl.compute.local_store import LocalStore, fit_folder
+from sparkdl.compute.memory import exempt_objects, keep_freed_memory, trim_memory
+from sparkdl.compute.partition_state import FOLDER
+from sparkdl.compute.spec import FitSpec
+from sparkdl.nn import serialize
+from sparkdl.nn.flat import FlatModule
+from sparkdl.nn.numerics import device_of_task, make_replica
+
+
+class Worker:
+    """A fit's state in this process.
+
+    Args:
+        read_spec: reads the fixed part; each call gives a module of its own.
+        files: what tasks leave on this executor for later ones.
+        partition_files: what partitions keep for their own next iteration.
+
+    Attributes:
+        spec: the fixed part.
+        live: the whole model, where every process updates all of it.
+        files: as given.
+        partition_files: as given.
+    """
+
+    def __init__(
+        self, read_spec: Callable[[], FitSpec], files: LocalStore, partition_files: LocalStore
+    ) -> None:
+        self.spec = spec = read_spec()
+        self._another_spec = read_spec
+        self.live: LiveModel | None = None
+        self.files = files
+        self.partition_files = partition_files
+        self._tasks = 0
+        self._replicas: dict[str, FlatModule] = {}
+        torch.set_num_threads(spec.threads)
+        keep_freed_memory()
+
+    @property
+    def replica(self) -> FlatModule:
+        """The model replica on the task's device, in training mode; its weights are loaded by every task.
+
+        Spark gives any task to any process, so on an executor with several GPUs a process may come to
+        have a replica on each.
+        """
+        device = device_of_task(task_resources())
+        replica = self._replicas.get(device)
+        if replica is None:
+            module = self._another_spec().module if self._replicas else self.spec.module
+            replica = make_replica(module.train(), self.spec.layout, self.spec.numerics, device)
+            self._replicas[device] = replica
+        return replica
+
+    def end_task(self) -> None:
+        """Exempt all objects so far from garbage collection, at the end of the first few tasks.
+
+        Torch imports half of itself when its first optimizer steps, so the end of the first task of
+        each kind is the earliest time that helps. Later on look after the memory now and then.
+        """
+        self._tasks += 1
+        if self._tasks <= _TASKS_UNTIL_SETTLED:
+            exempt_objects()
+        elif self._tasks % _TASKS_UNTIL_TRIMMED == 0:
+            trim_memory()
+
+    def delete_files(self) -> None:
+        """Delete what tasks have left on this executor."""
+        self.files.delete()
+        self.partition_files.delete()
+
+
+@dataclass(frozen=True, slots=True)
+class FitRef:
+    """What a task needs to get at its fit.
+
+    Attributes:
+        fit_id: unique id of the fit.
+        broadcast_id: id of the broadcast that holds the pickled :class:`FitSpec`.
+        in_memory: whether one process runs all tasks of an executor, and may hold in its memory what they
+            leave for each other.
+    """
+
+    fit_id: str
+    broadcast_id: int
+    in_memory: bool = False
+
+    def worker(self) -> Worker:
+        """Return this process's state of the fit, made at first use."""
+        worker = _workers.get(self.fit_id)
+        if worker is None:
+            while len(_workers) >= _MAX_FITS:
+                _workers.popitem(last=False)
+                gc.unfreeze()
+            buffers.release()
+            worker = Worker(
+                lambda: serialize.loads(broadcast_value(self.broadcast_id, once=True)), *_stores(self.fit_id)
+            )
+            _workers[self.fit_id] = worker
+        elif torch.get_num_threads() != worker.spec.threads:
+            torch.set_num_threads(worker.spec.threads)  # another fit's task ran here in between
+        _workers.move_to_end(self.fit_id)
+        worker.files.in_memory = self.in_memory
+        return worker
+
+
+def forget_fit(fit_id: str) -> None:
+    """Delete what a fit has left on this executor and in this process."""
+    for store in (*_files.pop(fit_id, ()), LocalStore(fit_folder(fit_id), in_memory=False)):
+        store.delete()
+    if _workers.pop(fit_id, None) is not None:
+        buffers.release()
+        gc.unfreeze()
+        exempt_objects()
+
+
+def stores_in(folder: str, *, in_memory: bool = False) -> tuple[LocalStore, LocalStore]:
+    """Return what keeps a fit's frames on an executor.
+
+    Args:
+        folder: folder of the fit's files there.
+        in_memory: whether this process runs all tasks of the executor.
+
+    Returns:
+        What tasks leave for later ones, and what partitions keep for their own next iteration: that is never
+        in memory, for it should outlive the process.
+    """
+    model = LocalStore(f"{folder}/model", in_memory=in_memory)
+    return model, LocalStore(f"{folder}/{FOLDER}", in_memory=False)
+
+
+def _stores(fit_id: str) -> tuple[LocalStore, LocalStore]:
+    """Return a fit's frames, which stay if other fits take this process's memory for their modules."""
+    if fit_id not in _files:
+        while len(_files) >= _MAX_STORES:
+            _files.popitem(last=False)
+        _files[fit_id] = stores_in(fit_folder(fit_id))
+    return _files[fit_id]
+
+
+_workers: OrderedDict[str, Worker] = OrderedDict()
+_files: OrderedDict[str, tuple[LocalStore, LocalStore]] = OrderedDict()
+_MAX_STORES = 16
+_TASKS_UNTIL_SETTLED = 6
+_TASKS_UNTIL_TRIMMED = 64
+_MAX_FITS = 4  # fits that run side by side, as in a CrossValidator with parallelism 4

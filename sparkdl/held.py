@@ -1,0 +1,42 @@
+"""Who may overwrite a value: ownership of arrays, in their types.
+
+Large arrays are updated in place wherever that is allowed, which spares copies of the weights. Whether it is
+allowed is told by the type of what is handed over, never guessed from an array's flags.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from sparkdl import buffers
+from sparkdl.frame import Array
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Owned(Generic[T]):
+    """A value that its holder may overwrite or give away."""
+
+    value: T
+
+
+@dataclass(frozen=True, slots=True)
+class Shared(Generic[T]):
+    """A value that others read, too: nobody may overwrite it."""
+
+    value: T
+
+
+Held = Owned[T] | Shared[T]
+
+
+def own(held: Held[Array]) -> Array:
+    """Return an array that the caller may overwrite: the held one, or a copy of a shared one."""
+    return held.value if isinstance(held, Owned) else buffers.copy(held.value)
+
+
+def held(array: Array, *, mine: bool) -> Held[Array]:
+    """Return an array as owned if it is the caller's and its memory can be written to."""
+    return Owned(array) if mine and array.flags.writeable else Shared(array)

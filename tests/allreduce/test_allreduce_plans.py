@@ -1,0 +1,271 @@
+"""The plans with all ranks in one process: the bits of plain torch, whatever is lost or out of order."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.models import Factors
+from support.ranks import Case, Trained, classified, train
+from support.reference import Partition, assert_bit_equal, decomposed, plain, threads
+from torch import nn
+
+from sparkdl.allreduce.transport.in_process import Faults
+from sparkdl.codec import Int8, TopK
+from sparkdl.exceptions import ModelError, NonFiniteError
+from sparkdl.optim import LAMB, LARS, LBFGS, ClipByNorm
+
+EXCHANGES = ("driver", "sharded", "replicated")
+UNEVEN = (40, 0, 25, 31)
+
+
+@pytest.fixture(autouse=True)
+def local_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    with threads(1):
+        yield
+
+
+def net(norm: bool = True) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 8), *([nn.BatchNorm1d(8)] if norm else []), nn.ReLU(), nn.Dropout(0.2)]
+    return nn.Sequential(*layers, nn.Linear(8, 3))
+
+
+def case(exchange: Any, sizes: Any = UNEVEN, **options: Any) -> Case:
+    return Case(options.pop("module", None) or net(), classified(sizes), exchange, **options)
+
+
+def bits(trained: Trained) -> list[bytes]:
+    return [value.numpy().tobytes() for value in trained.module.state_dict().values()]
+
+
+def reference(of: Case) -> nn.Module:
+    return decomposed(of.module, of.loss, of.optimizer, of.partitions, of.batch_size, of.iterations, of.seed)
+
+
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": partial(torch.optim.SGD, lr=0.1),
+    "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=1e-3),
+    "adam": partial(torch.optim.Adam, lr=1e-2),
+    "rmsprop": partial(torch.optim.RMSprop, lr=1e-2),
+}
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_several_ranks_give_the_bits_of_replicas_averaged_in_order(
+    tmp_path: Path, exchange: Any, optimizer: Any
+) -> None:
+    of = case(exchange, optimizer=optimizer)
+    assert_bit_equal(train(of, tmp_path).module, reference(of))
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_one_rank_gives_the_bits_of_plain_torch(tmp_path: Path, exchange: Any) -> None:
+    of = Case(nn.Sequential(*list(net(norm=False))[:2], net()[-1]), classified([50]), exchange)
+    expected = plain(of.module, of.loss, of.optimizer, of.partitions, of.batch_size, of.iterations, of.seed)
+    assert_bit_equal(train(of, tmp_path).module, expected)
+
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "clipping by norm": {"clip": ClipByNorm(0.01)},
+    "lamb": {"optimizer": partial(LAMB, lr=1e-2), "clip": ClipByNorm(0.1)},
+    "lars": {"optimizer": partial(LARS, lr=1e-2)},
+    "lbfgs": {"optimizer": partial(LBFGS, lr=0.1)},
+    "adasum": {"combine": "adasum"},
+    "bf16": {"codec": "bf16"},
+    "fp16": {"codec": "fp16"},
+    "an average": {"averaging": True, "module": net(norm=False)},
+    "local steps": {"local_steps": 3, "optimizer": partial(torch.optim.SGD, lr=0.1, momentum=0.9)},
+    "frozen in the middle": {"frozen": {3: (0, 1), 4: (0, 1)}},
+}
+
+
+@pytest.mark.parametrize("feature", FEATURES.values(), ids=FEATURES)
+@pytest.mark.parametrize("exchange", ["sharded", "replicated"])
+def test_every_plan_gives_the_bits_of_the_driver_plan(
+    tmp_path: Path, exchange: Any, feature: dict[str, Any]
+) -> None:
+    # Sums over shards are added by shard: as many shards, the same bits.
+    shards = 1 if exchange == "replicated" else len(UNEVEN)
+    expected = train(case("driver", **feature, num_shards=shards, in_memory=False), tmp_path / "expected")
+    for in_memory in (True, False):
+        found = train(case(exchange, **feature, in_memory=in_memory), tmp_path / str(in_memory))
+        assert bits(found) == bits(expected)
+        assert found.losses == expected.losses
+
+
+@pytest.mark.parametrize("codec", [Int8(block=8), TopK(0.2)], ids=["int8", "topk"])
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_what_a_codec_leaves_out_comes_later(tmp_path: Path, exchange: Any, codec: Any) -> None:
+    shards = 1 if exchange == "replicated" else len(UNEVEN)
+    expected = train(case("driver", codec=codec, num_shards=shards), tmp_path / "expected")
+    found = train(case(exchange, codec=codec, num_shards=shards if exchange == "driver" else None), tmp_path)
+    assert bits(found) == bits(expected)
+    assert bits(found) != bits(train(case(exchange), tmp_path / "full"))
+
+
+@pytest.mark.parametrize("codec", ["bf16", "fp16"])
+def test_owners_keep_weights_in_full(tmp_path: Path, codec: Any) -> None:
+    whole = train(case("sharded", weights_codec=codec, group=1), tmp_path / "one by one")
+    assert bits(train(case("sharded", weights_codec=codec), tmp_path / "groups")) == bits(whole)
+
+
+LAZY = {"user*": partial(torch.optim.SparseAdam, lr=1e-2), "*": partial(torch.optim.Adagrad, lr=1e-2)}
+
+
+def pairs(sizes: Any = (50, 0, 46)) -> list[Partition]:
+    generator = np.random.default_rng(0)
+    users, items = generator.integers(0, 400, sum(sizes)), generator.integers(0, 90, sum(sizes))
+    both, y = np.stack([users, items], 1), generator.normal(size=sum(sizes)).astype(np.float32)
+    ends = np.cumsum([0, *sizes])
+    return [Partition(both[a:b], y[a:b]) for a, b in pairwise(ends)]
+
+
+@pytest.mark.parametrize("exchange", ["sharded", "replicated"])
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_rows_of_tables_travel_alone(tmp_path: Path, exchange: Any, in_memory: bool) -> None:
+    def of(which: Any) -> Case:
+        return Case(Factors(), pairs(), which, nn.MSELoss(), LAZY, in_memory=in_memory)
+
+    expected = train(of("driver"), tmp_path / "driver")
+    assert bits(train(of(exchange), tmp_path / exchange)) == bits(expected)
+
+
+# -- faults ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize("exchange", ["sharded", "replicated"])
+def test_every_point_of_a_group_at_which_a_rank_is_lost(
+    tmp_path: Path, exchange: Any, in_memory: bool
+) -> None:
+    of = case(exchange, (40, 25, 31), clip=ClipByNorm(0.1), iterations=4, group=4, in_memory=in_memory)
+    undisturbed = train(of, tmp_path / "undisturbed")
+    for point in range(undisturbed.transport.performed):
+        faults = Faults(shuffle=False, lose_at=frozenset({point}))
+        found = train(replace(of, faults=faults), tmp_path / f"lost at {point}")
+        assert bits(found) == bits(undisturbed), point
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    seed=st.integers(0, 2**32),
+    lose=st.sampled_from([0.0, 0.02]),
+    repeat=st.sampled_from([0.0, 0.05]),
+    move=st.sampled_from([0.0, 0.03]),
+    sizes=st.lists(st.integers(0, 30), min_size=1, max_size=4).filter(lambda sizes: sum(sizes) > 12),
+    group=st.integers(1, 5),
+    sites=st.integers(1, 3),
+    in_memory=st.booleans(),
+    optimizer=st.sampled_from(list(OPTIMIZERS.values())),
+)
+def test_faults_change_no_bit(
+    tmp_path_factory: pytest.TempPathFactory,
+    exchange: Any,
+    seed: int,
+    lose: float,
+    repeat: float,
+    move: float,
+    sizes: list[int],
+    group: int,
+    sites: int,
+    in_memory: bool,
+    optimizer: Any,
+) -> None:
+    faults = Faults(seed=seed, lose=lose, repeat=repeat, move=move)
+    # BatchNorm refuses to train on one row, which a small partition may have.
+    module = net(norm=False)
+    of = case(
+        exchange, sizes, module=module, optimizer=optimizer, group=group, sites=sites, in_memory=in_memory,
+        faults=faults, iterations=5,
+    )  # fmt: skip
+    assert_bit_equal(train(of, tmp_path_factory.mktemp("faults")).module, reference(of))
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize(
+    "feature", [{}, FEATURES["local steps"], FEATURES["lamb"]], ids=["adam", "local", "lamb"]
+)
+@pytest.mark.parametrize("exchange", ["sharded", "replicated"])
+def test_undisturbed_groups_are_all_completed(
+    tmp_path: Path, exchange: Any, feature: dict[str, Any], in_memory: bool
+) -> None:
+    found = train(case(exchange, in_memory=in_memory, iterations=12, group=4, **feature), tmp_path)
+    assert (found.groups, found.transport.failed) == (3, 0)
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize("exchange", ["sharded", "replicated"])
+def test_groups_are_whole_again_after_a_loss(tmp_path: Path, exchange: Any, in_memory: bool) -> None:
+    of = case(exchange, in_memory=in_memory, iterations=16, group=5)
+    whole = train(of, tmp_path / "whole")
+    faults = Faults(shuffle=False, lose_at=frozenset({whole.transport.performed // 3}))
+    found = train(replace(of, faults=faults), tmp_path / "lost")
+    assert bits(found) == bits(whole)
+    assert found.transport.failed <= 2
+    assert found.groups <= whole.groups + 3
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize("sites", [1, 3])
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_groups_that_are_undone_leave_nothing_behind(
+    tmp_path: Path, exchange: Any, sites: int, in_memory: bool
+) -> None:
+    # Ranks move, so that processes meet versions which they had made of steps that were undone.
+    faults = Faults(seed=5, move=0.3)
+    of = case(
+        exchange, (20, 25, 31), undo=True, sites=sites, in_memory=in_memory, iterations=12, faults=faults
+    )
+    assert_bit_equal(train(of, tmp_path).module, reference(of))
+
+
+# -- problems -------------------------------------------------------------------------------------
+
+
+class Explodes(nn.Module):
+    """Gives NaN, or raises, once it was called often enough."""
+
+    def __init__(self, calls: int, error: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.error, self.most = nn.Linear(6, 3), error, calls
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls > self.most and self.error:
+            raise ValueError("too many calls")
+        return self.linear(x) * (torch.nan if self.calls > self.most else 1)
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize(("error", "kind"), [(False, NonFiniteError), (True, ModelError)])
+def test_a_step_that_fails_in_the_middle_of_a_group(
+    tmp_path: Path, exchange: Any, error: bool, kind: Any
+) -> None:
+    completed: list[int] = []
+    with pytest.raises(kind, match="iteration 5"):
+        train(case(exchange, module=Explodes(4, error), group=7), tmp_path, completed.append)
+    assert completed[-1] == 4
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_a_gradient_that_is_not_finite_names_the_parameter(tmp_path: Path, exchange: Any) -> None:
+    class Cliff(nn.Module):
+        def forward(self, output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+            return torch.sqrt((output * 0).abs()).sum() + 1.0  # the derivative of the root at 0
+
+    with pytest.raises(NonFiniteError, match=r"gradient of parameter '0.weight' became NaN .*\[0, 2, 3\]"):
+        train(case(exchange, loss=Cliff()), tmp_path)

@@ -1,0 +1,47 @@
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkdl.allreduce import shards
+from sparkdl.layout import ParamLayout, lay_out
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(0, 10**12), st.integers(1, 300))
+def test_bounds_cover_the_vector_in_order_and_the_first_are_longer(numel, count):
+    found = shards.bounds(numel, count)
+    assert len(found) == count
+    assert found[0][0] == 0
+    assert found[-1][1] == numel
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(found))
+    sizes = [hi - lo for lo, hi in found]
+    longer = numel % count
+    assert sizes == [numel // count + 1] * longer + [numel // count] * (count - longer)
+
+
+@pytest.mark.parametrize(
+    ("numel", "count", "expected"),
+    [(7, 3, [(0, 3), (3, 5), (5, 7)]), (2, 3, [(0, 1), (1, 2), (2, 2)]), (4, 1, [(0, 4)])],
+)
+def test_bounds(numel, count, expected):
+    assert shards.bounds(numel, count) == expected
+
+
+@pytest.mark.parametrize(
+    ("numel", "partitions", "dtype", "count"),
+    [
+        (1000, 4, "float32", 4),
+        (3, 4, "float32", 3),
+        (1 << 24, 1, "float32", 1),
+        ((1 << 24) + 1, 1, "float32", 2),
+        (1 << 24, 1, "float64", 2),
+        (10 << 24, 16, "float32", 16),
+    ],
+)
+def test_one_slice_per_partition_unless_it_is_too_large_or_empty(numel, partitions, dtype, count):
+    layout = ParamLayout(lay_out([("p", (numel,), 0)]), dtype=dtype)
+    assert shards.count(layout, partitions) == count
+    largest = max(hi - lo for lo, hi in shards.bounds(numel, count))
+    assert largest * layout.itemsize <= shards.MAX_SHARD_BYTES

@@ -1,0 +1,203 @@
+"""Trains through the engine with all ranks in this process: no Spark, no JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from sparkdl.allreduce.choose import Exchange, Wanted
+from sparkdl.allreduce.directives import Directives, Step
+from sparkdl.allreduce.engine import Engine, Route
+from sparkdl.allreduce.state import ModelState, Weights
+from sparkdl.allreduce.transport.in_process import Faults, InProcessCluster, InProcessTransport
+from sparkdl.allreduce.update.shard import reductions
+from sparkdl.codec import Cast, Codec, codec_of
+from sparkdl.compute.local_steps import InnerRule, InnerSteps
+from sparkdl.compute.place import Place
+from sparkdl.compute.spec import Combine, FitSpec
+from sparkdl.compute.worker import FitRef, Worker, stores_in
+from sparkdl.data import sampler, store
+from sparkdl.data.columns import ColumnPlan, Structure
+from sparkdl.data.manifest import Manifest
+from sparkdl.nn import serialize
+from sparkdl.nn.flat import FlatModule, dense_tables, layout_of, sparse_tables, write_back
+from sparkdl.nn.numerics import Numerics
+from sparkdl.nn.objective import LossObjective
+from sparkdl.optim import OptimizerSpec, check_sliceable, optimizer_spec
+from sparkdl.optim.packed import lazy_groups, sparse_groups
+from sparkdl.optim.rule import UpdateRule
+from support.reference import Partition
+
+PLANS = (ColumnPlan("features", "x"), ColumnPlan("label", "y"))
+
+
+@dataclass
+class Case:
+    """A training, and how its messages travel."""
+
+    module: nn.Module
+    partitions: Sequence[Partition]
+    exchange: Exchange
+    loss: Any = field(default_factory=nn.CrossEntropyLoss)
+    optimizer: Any = field(default_factory=lambda: partial(torch.optim.Adam, lr=1e-2))
+    batch_size: int = 12
+    iterations: int = 7
+    group: int = 3
+    seed: int = 3
+    clip: Any = None
+    combine: Combine = "mean"
+    codec: Codec | str = "fp32"
+    weights_codec: Cast = "fp32"
+    averaging: bool = False
+    local_steps: int = 0
+    num_shards: int | None = None
+    frozen: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    sites: int = 2
+    in_memory: bool = True
+    faults: Faults | None = None
+    undo: bool = False
+    """Whether each group is run with other steps first, whose first one counts, and undone."""
+
+
+@dataclass
+class Trained:
+    module: nn.Module
+    losses: list[float]
+    transport: InProcessTransport
+    groups: int
+
+
+def train(case: Case, folder: Path, after_group: Callable[[int], None] = lambda _: None) -> Trained:
+    """Train as a Trainer does, in groups."""
+    optimizer, _ = optimizer_spec(case.optimizer, case.module, ())
+    layout = layout_of(case.module, optimizer_spec(case.optimizer, case.module, ())[1])
+    rule, inner = UpdateRule(optimizer, case.clip), None
+    stateful = check_sliceable(optimizer)
+    if case.local_steps:
+        inner = InnerRule(rule, layout, stateful)
+        rule = UpdateRule(OptimizerSpec(partial(torch.optim.SGD, lr=1.0)))
+        stateful = check_sliceable(rule.optimizer)
+    lazy, by_element = lazy_groups(rule.optimizer), sparse_groups(rule.optimizer)
+    tables = tuple(i for i in sparse_tables(case.module) if layout.params[i].group in lazy)
+    spec = FitSpec(
+        module=case.module,
+        objective=LossObjective(case.loss),
+        rule=rule,
+        combine=case.combine,
+        averaging=case.averaging,
+        layout=layout,
+        features=Structure("single", ("features",)),
+        label=Structure("single", ("label",)),
+        weighted=False,
+        transform=None,
+        seed=case.seed,
+        shuffle=True,
+        micro_batch_size=None,
+        threads=1,
+        numerics=Numerics(),
+        gradient_codec=codec_of(case.codec),
+        weights_codec=case.weights_codec,
+        inner=inner,
+        tables=tables,
+        scanned=tuple(i for i in dense_tables(case.module) if layout.params[i].group not in by_element),
+    )
+    data = serialize.dumps(spec, "the spec")
+    dense = case.averaging or case.combine != "mean" or inner is not None
+    wanted = Wanted(
+        exchange=case.exchange,
+        layout=layout,
+        reductions=reductions(rule, case.combine),
+        stateful=stateful or case.averaging,
+        averaging=case.averaging,
+        tables=() if dense else tables,
+        weights_codec=case.weights_codec,
+        num_shards=case.num_shards,
+        stragglers=False,
+    )
+    ranks = len(case.partitions)
+    tokens = [
+        store.write_partition("store", p, "site", PLANS, [(np.arange(len(part.x)), _columns(part))])
+        for p, part in enumerate(case.partitions)
+    ]
+    folders = [folder / f"site-{n}" for n in range(case.sites)]
+    transport = InProcessTransport(
+        [partial(_site, data, str(where), case.in_memory) for where in folders],
+        tokens,
+        [rank % case.sites for rank in range(ranks)],
+        case.faults,
+    )
+    plan = wanted.plan(case.exchange, ranks, 0 if case.in_memory else 2)
+    cluster = InProcessCluster(case.in_memory)
+    engine = Engine(
+        cluster=cluster,
+        store=SimpleNamespace(executors=SimpleNamespace(cores=1), manifest=Manifest.of(tokens)),
+        fit=FitRef("fit", 0),
+        fit_broadcast=None,
+        route=lambda store, fit: Route(plan, transport),
+        leaves_files=False,
+        name="test",
+    )
+    first = FlatModule(serialize.loads(data).module, layout)
+    model = ModelState(Weights(cluster, np.array(first.params.numpy()), first.buffers(), first.counters()))
+    losses: list[float] = []
+    groups = 0
+    while len(losses) < case.iterations:
+        size = min(case.group, plan.longest_group, case.iterations - len(losses))
+        steps = [_step(case, len(losses) + n) for n in range(size)]
+        before = model
+        if case.undo:
+            other = [*steps[:1], *(replace(step, frozen=(0,)) for step in steps[1:])]
+            undone, _ = engine.run(other, before)
+            engine.discard(undone)
+        model, outcomes = engine.run(steps, before)
+        engine.let_go(before, model)
+        losses += [outcome.loss for outcome in outcomes]
+        groups += 1
+        after_group(len(losses))
+    snapshot = model.weights.snapshot
+    trained = serialize.loads(serialize.dumps(case.module, "module"))
+    params = engine.average(model) if case.averaging else snapshot.params
+    write_back(trained, layout, params, snapshot.buffers, snapshot.counters)
+    return Trained(trained, losses, transport, groups)
+
+
+def _site(data: bytes, folder: str, in_memory: bool) -> Worker:
+    return Worker(partial(serialize.loads, data), *stores_in(folder, in_memory=in_memory))
+
+
+def _columns(part: Partition) -> dict[str, Any]:
+    return {"features": part.x, "label": part.y}
+
+
+def _step(case: Case, iteration: int) -> Step:
+    rows = sum(len(p.x) for p in case.partitions)
+    size = case.batch_size * max(1, case.local_steps)
+    steps = sampler.iterations_per_epoch(rows, size)
+    epoch, step = divmod(iteration, steps)
+    weight = 0.0 if not case.averaging else (1.0 if iteration == 0 else 0.1)
+    inner = InnerSteps(case.local_steps) if case.local_steps else None
+    return Step(
+        Place(epoch, step, steps),
+        iteration,
+        Directives(average=weight),
+        case.frozen.get(iteration, ()),
+        inner=inner,
+    )
+
+
+def classified(sizes: Sequence[int], features: int = 6, classes: int = 3, seed: int = 0) -> list[Partition]:
+    """Return partitions of random rows."""
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=(sum(sizes), features)).astype(np.float32)
+    y = generator.integers(0, classes, sum(sizes))
+    ends = np.cumsum([0, *sizes])
+    return [Partition(x[a:b], y[a:b]) for a, b in pairwise(ends)]
