@@ -184,7 +184,10 @@ def bring(
     change = read_change(spec, files, version)
     if live is None or not live.is_between(start, version):
         if change is not None and change.whole:
-            return _made_of(change, spec, module, version)
+            live = _made_of(change, spec, module, version)
+            if version == start.version:
+                live.reports = []  # they are of the group before
+            return live
         base = start.load(files)
         if base is None:
             raise ProblemError(LackingState(start.version.iteration, "the weights"))

@@ -205,6 +205,20 @@ def test_undisturbed_groups_are_all_completed(
     assert (found.groups, found.transport.failed) == (3, 0)
 
 
+@pytest.mark.parametrize("feature", [{}, FEATURES["an average"], FEATURES["local steps"]])
+@pytest.mark.parametrize("sites", [2, 5])
+@pytest.mark.parametrize("exchange", ["sharded", "replicated"])
+def test_processes_of_one_executor_take_turns(
+    tmp_path: Path, exchange: Any, sites: int, feature: dict[str, Any]
+) -> None:
+    of = case(exchange, in_memory=False, one_executor=True, sites=sites, iterations=14, group=4, **feature)
+    expected = train(replace(of, sites=1), tmp_path / "one process")
+    found = train(replace(of, faults=Faults(seed=7, move=0.7)), tmp_path / "several")
+    assert bits(found) == bits(expected)
+    assert found.losses == expected.losses
+    assert (found.groups, found.transport.failed) == (4, 0)
+
+
 @pytest.mark.parametrize("in_memory", [True, False])
 @pytest.mark.parametrize("exchange", ["sharded", "replicated"])
 def test_groups_are_whole_again_after_a_loss(tmp_path: Path, exchange: Any, in_memory: bool) -> None:

@@ -64,6 +64,8 @@ class Case:
     sites: int = 2
     in_memory: bool = True
     faults: Faults | None = None
+    one_executor: bool = False
+    """Whether sites are processes of one executor, which see each other's files."""
     undo: bool = False
     """Whether each group is run with other steps first, whose first one counts, and undone."""
 
@@ -128,7 +130,7 @@ def train(case: Case, folder: Path, after_group: Callable[[int], None] = lambda 
         store.write_partition("store", p, "site", PLANS, [(np.arange(len(part.x)), _columns(part))])
         for p, part in enumerate(case.partitions)
     ]
-    folders = [folder / f"site-{n}" for n in range(case.sites)]
+    folders = [folder / ("site" if case.one_executor else f"site-{n}") for n in range(case.sites)]
     transport = InProcessTransport(
         [partial(_site, data, str(where), case.in_memory) for where in folders],
         tokens,
