@@ -164,14 +164,14 @@ def test_an_executor_killed_while_training_changes_no_bit(cluster: Any, tmp_path
     def arm(data: Dataset) -> None:
         data.store()
         # Not yet: the first task after the dry run on the driver is to find the file.
-        original = Trainer._stepper
+        original = Trainer._engine
 
-        def stepper(self: Any, *args: Any) -> Any:
+        def engine(self: Any, *args: Any) -> Any:
             flag.touch()
-            Trainer._stepper = original  # type: ignore[method-assign]
+            Trainer._engine = original  # type: ignore[method-assign]
             return original(self, *args)
 
-        Trainer._stepper = stepper  # type: ignore[method-assign, assignment]
+        Trainer._engine = engine  # type: ignore[method-assign, assignment]
 
     before = set(executor_pids())
     result = fit(cluster, Everything(), 12, arm, loss=loss, exchange=exchange)
@@ -288,7 +288,7 @@ def test_rows_of_tables_survive_executors_killed_at_once(cluster: Any) -> None:
                 for pid in executor_pids():
                     os.kill(pid, signal.SIGKILL)
 
-    found = train("rows", Kill())
+    found = train("replicated", Kill())
     assert_bit_equal(found.module, train("driver").module)
     assert len(found.history) == 12
 

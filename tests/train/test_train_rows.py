@@ -73,7 +73,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "one at a time": {"iterations_per_job": 1},
     "a table that stays dense": {"optimizer": {"user*": LAZY["user*"], "*": ADAM}},
     "a schedule": {"schedule": PerIteration(partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.9))},
-    "a penalty": {"replicated": [ParamGroup("item*", l2=0.1)]},
+    "a penalty": {"groups": [ParamGroup("item*", l2=0.1)]},
     "int8": {"gradient_codec": Int8(block=8)},
     "micro-batches and bf16": {"micro_batch_size": 7, "gradient_codec": "bf16"},
 }
