@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml import trusting
 from sparkdl.ml.stored import literal
+from sparkdl.nn.integrity import unique_names
 from sparkdl.nn.trust import Entry, Trust
 
 _METADATA = "metadata"  # Spark's folder in that of each stage
@@ -75,7 +76,8 @@ def load(path: str, *, trust: Entry | Iterable[Entry] = ()) -> Any:
 def _check(text: str, folder: str, trust: Trust) -> None:
     """Check the classes that a line of metadata names, and that stages lie below their pipeline."""
     try:
-        metadata = json.loads(text, object_pairs_hook=_unique)
+        # Of a name that is there twice the first value would be read in the JVM, and the second one here.
+        metadata = json.loads(text, object_pairs_hook=unique_names)
         name, stages = metadata["class"], metadata.get("paramMap", {}).get("stageUids", [])
         if not isinstance(name, str) or not all(re.fullmatch(r"[\w-]+", stage) for stage in stages):
             raise ValueError(f"class {name!r:.100} with stages {stages!r:.100}")
@@ -86,14 +88,6 @@ def _check(text: str, folder: str, trust: Trust) -> None:
     if name not in _OWN and (not _SPARKS.fullmatch(name) or name.endswith(_ANY_SQL)):
         module, _, cls = name.rpartition(".")
         trust.check(f"{module}:{cls}")
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a dict of pairs; a second value of a name would be read here and the first one in the JVM."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a name occurs twice")
-    return found
 
 
 def _stages(spark: SparkSession, path: str) -> Iterator[str]:
