@@ -1,9 +1,9 @@
-"""Large arrays whose memory is used again once nobody refers to it any more.
+"""Large arrays whose memory is reused after their last reference is gone.
 
-An iteration needs as many arrays of the size of a slice as the one before. What the C library makes of that
-depends on what else lies between them: by default the system hands out new pages each time, and fills them
-with zeros, for 0.5 ms per MB; where freed memory is kept, holes between live arrays fit ever less often, and
-the process grows with each iteration.
+Every iteration needs the same number of arrays of the size of a shard. By default the C library gets new
+pages from the system each time, and the system fills them with zeros, at 0.5 ms per MB. If the C library
+keeps freed memory, the holes between live arrays fit less and less often, and the process grows with each
+iteration.
 """
 
 from __future__ import annotations
@@ -49,5 +49,5 @@ def copy(array: Array) -> Array:
 
 
 def release() -> None:
-    """Give memory back that nobody refers to."""
+    """Free all memory that has no references."""
     _free.clear()

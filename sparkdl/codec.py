@@ -1,8 +1,8 @@
 """How gradients are written for the shuffle: in full, or in fewer bytes.
 
-Sums are taken in the layout's own precision, whatever the gradients travel in. What a codec leaves out can be
-kept by its source and added to its next gradient (*error feedback*: Karimireddy et al., "Error Feedback Fixes
-SignSGD and other Gradient Compression Schemes", ICML 2019, algorithm 2): then nothing is lost, but late.
+Sums always have the layout's own precision. The source can keep the difference to the full gradient, its
+*residual*, and add it to its next gradient (*error feedback*: Karimireddy et al., "Error Feedback Fixes
+SignSGD and other Gradient Compression Schemes", ICML 2019, algorithm 2). Then nothing is lost, only delayed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Int8:
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """The largest values alone, eight bytes each: what is sent is exact, the rest zero.
+    """The largest values alone, eight bytes each: these are exact, the others arrive as zero.
 
     Without error feedback small gradients are never sent. Lin et al., "Deep Gradient Compression", ICLR 2018.
 
@@ -78,7 +78,7 @@ CODECS: tuple[str, ...] = (*get_args(Cast), "int8")
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Values on their way.
+    """Encoded values.
 
     Attributes:
         meta: how they are written; JSON-compatible.
@@ -90,7 +90,7 @@ class Encoded:
 
 
 def codec_of(given: object) -> Codec:
-    """Return the codec that an option means.
+    """Return the codec for an option.
 
     Raises:
         ConfigError: if it means none.
@@ -106,7 +106,7 @@ def codec_of(given: object) -> Codec:
 
 
 def cast_of(given: object) -> Cast:
-    """Return the codec of weights that an option means: one that works value by value.
+    """Return the codec of weights for an option; it must work value by value.
 
     Raises:
         ConfigError: if it means none.
@@ -118,18 +118,18 @@ def cast_of(given: object) -> Cast:
 
 
 def has_error_feedback(codec: Codec) -> bool:
-    """Return whether a source has to keep what the codec leaves out."""
+    """Return whether a source must keep a residual."""
     return isinstance(codec, Int8 | TopK) and codec.error_feedback
 
 
 def encode(codec: Codec, values: Array) -> Encoded:
-    """Write values for their way; casts are rounded to nearest, ties to even.
+    """Encode values to be sent; casts round to nearest, ties to even.
 
     Values that are not finite are written so that they are not finite when they arrive.
 
     Args:
         codec: how.
-        values: gradient of a slice, float32 or float64, shape (n,).
+        values: gradient of a shard, float32 or float64, shape (n,).
     """
     if codec == "fp32" or not values.size:
         return _as_they_are(values)
@@ -180,7 +180,7 @@ def _encode_int8(codec: Int8, values: torch.Tensor) -> Encoded:
 
 
 def rounded(codec: Cast, values: Array) -> Array:
-    """Return what arrives of values that travel by a codec."""
+    """Return values as they arrive after a codec."""
     if codec == "fp32":
         return values
     encoded = encode(codec, values)
@@ -198,8 +198,8 @@ def decode(meta: Mapping[str, Any], arrays: Mapping[str, Array], dtype: np.dtype
     """Read what :func:`encode` has written, as an array that may be read-only.
 
     Args:
-        meta: as it was written.
-        arrays: as they were written.
+        meta: as :func:`encode` wrote it.
+        arrays: as :func:`encode` wrote them.
         dtype: of the result.
     """
     codec, encoded = meta["codec"], arrays["gradient"]

@@ -1,4 +1,4 @@
-"""PySpark's daemon, for one machine: a worker whose output nobody reads any more ends without a traceback.
+"""PySpark's daemon, for one machine: a worker ends without a traceback if its reader has stopped.
 
 ``limit``, ``show`` or ``head`` over a Python function stop reading before it has sent everything. Over a Unix
 socket the worker notices, and since Spark 4.1 PySpark's daemon prints a ``BrokenPipeError`` for each such

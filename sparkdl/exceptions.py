@@ -8,7 +8,7 @@
     ├── DataError              a column or row cannot become a tensor
     ├── ModelError             the module, or the loss, fails on the data
     │   └── NonFiniteError     loss or gradient became NaN or infinite
-    ├── OptimizerError         the optimizer cannot be applied to slices of the weights
+    ├── OptimizerError         the optimizer cannot be applied to shards of the weights
     ├── SerializationError     an object cannot be shipped to the executors
     └── TaskError              a task failed on an executor, after Spark's own retries
 
@@ -24,12 +24,9 @@ different causes want different remedies.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, ClassVar
+from typing import Any, ClassVar
 
 from sparkdl import redaction
-
-if TYPE_CHECKING:
-    from sparkdl.train.result import FitResult
 
 _PAGE = "docs/troubleshooting.md"
 _LINK = re.compile(rf"\s*\[{re.escape(_PAGE)}#(?P<code>[a-z-]+)\]")
@@ -48,13 +45,13 @@ class SparkdlError(Exception):
     Attributes:
         codes: what errors of this class may have as code.
         code: what happened, in a word that stays the same from version to version.
-        result: what a fit had trained before it happened; ``None`` outside of one. Exceptions of other
-            classes that leave a fit have it as well.
+        result: the :class:`sparkdl.train.FitResult` of what a fit had trained before it happened; ``None``
+            outside of one. Exceptions of other classes that leave a fit have it as well.
     """
 
     codes: ClassVar[tuple[str, ...]] = ("sparkdl",)
     code: str
-    result: FitResult | None = None
+    result: Any = None
 
     def __init__(self, *args: object, code: str | None = None) -> None:
         quoted: list[str] = []
@@ -137,7 +134,7 @@ class NonFiniteError(ModelError):
 
 
 class OptimizerError(SparkdlError, ValueError):
-    """The optimizer cannot be applied to slices of the weights."""
+    """The optimizer cannot be applied to shards of the weights."""
 
     codes: ClassVar[tuple[str, ...]] = ("optimizer",)
 

@@ -25,7 +25,7 @@ Buffer = bytes | bytearray | memoryview
 Parts = list[Buffer]
 """A frame in parts, to be written one after the other."""
 Packed = Buffer | Parts
-"""A frame as it has arrived, or as it was laid out."""
+"""A packed frame: bytes as received, or a list of buffers."""
 Array = NDArray[Any]
 
 _ALIGN = 64
@@ -97,7 +97,7 @@ def _unpack(frame: Buffer) -> Frame:
     arrays: dict[str, Array] = {}
     for name, dtype, shape in table:
         position += -position % _ALIGN
-        arrays[name] = view = _view(frame, dtype, shape, position)
+        arrays[name] = view = _view(frame, position, dtype, shape)
         position += view.nbytes
     return Frame(meta, arrays)
 
@@ -107,15 +107,43 @@ def _unpack_parts(parts: Parts) -> Frame:
     meta, table = json.loads(bytes(header))
     buffers = rest[1::2]  # each after its padding
     arrays = {
-        name: _view(buffer, dtype, shape, 0)
+        name: _view(*_shortened(buffer), dtype, shape)
         for (name, dtype, shape), buffer in zip(table, buffers, strict=True)
     }
     return Frame(meta, arrays)
 
 
-def _view(buffer: Buffer, dtype: str, shape: Sequence[int], offset: int) -> Array:
+def _view(buffer: Buffer, offset: int, dtype: str, shape: Sequence[int]) -> Array:
     view: Array = np.frombuffer(buffer, np.dtype(dtype), prod(shape), offset)
     return view.reshape(shape)
+
+
+def _shortened(buffer: Buffer) -> tuple[Buffer, int]:
+    """Return memory that a buffer is a view of, and where it begins there.
+
+    An array that is laid out and read again and again in one process, as state that is updated in place, is a
+    view of a view of a view, which all stay in memory.
+    """
+    root = buffer
+    while (behind := _behind(root)) is not None and _behind(behind) is not None:
+        root = behind  # but for the last: :mod:`sparkdl.buffers` waits for the end of the array that has it
+    if root is buffer:
+        return buffer, 0
+    return root, _address(buffer) - _address(root)
+
+
+def _behind(buffer: Buffer) -> memoryview | None:
+    """Return the memory that the array was made of which a buffer is a view of, if it was."""
+    array: Any = buffer.obj if isinstance(buffer, memoryview) else None
+    while isinstance(array, np.ndarray) and isinstance(array.base, np.ndarray):
+        array = array.base
+    behind: Any = array.base if isinstance(array, np.ndarray) else None
+    return behind if isinstance(behind, memoryview) else None
+
+
+def _address(buffer: Buffer) -> int:
+    address: int = np.frombuffer(buffer, np.uint8).__array_interface__["data"][0]
+    return address
 
 
 def kind_of(begin: Buffer) -> str:

@@ -1,7 +1,7 @@
 """Who may overwrite a value: ownership of arrays, in their types.
 
-Large arrays are updated in place wherever that is allowed, which spares copies of the weights. Whether it is
-allowed is told by the type of what is handed over, never guessed from an array's flags.
+Large arrays are updated in place where that is allowed, which saves copies of the weights. The type of a
+value says whether it is allowed; it is never guessed from an array's flags.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Owned(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class Shared(Generic[T]):
-    """A value that others read, too: nobody may overwrite it."""
+    """A value with other readers: its holder must not overwrite it."""
 
     value: T
 

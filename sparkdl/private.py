@@ -1,4 +1,4 @@
-"""Files and folders for their owner alone, whatever the umask says.
+"""Files and folders that only their owner can read, for any umask.
 
 Rows, gradients, weights and Spark's confs lie in them, and machines have other users. Files and folders get
 their mode when they are made: a ``chmod`` afterwards would leave a moment in which they can be opened.

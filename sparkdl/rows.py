@@ -1,8 +1,8 @@
 """Flat vectors without the rows of embedding tables that a batch has not touched.
 
 A *packed* vector holds the covered elements one after the other: all of a module's parameters, but only some
-rows of its tables. It has a layout of its own, that of the same module with smaller tables, so that whatever
-works on flat vectors works on packed ones.
+rows of its tables. Its layout is that of the same module with smaller tables, so all code for flat vectors
+also works on packed vectors.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Rows:
 
         Args:
             packed: as from :meth:`take`.
-            values: elements from ``start`` on; those that are not covered stay.
+            values: elements from ``start`` on; elements that are not covered do not change.
             start: position of the first one in the flat vector.
         """
         if not self.tables:

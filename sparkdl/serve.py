@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.frame import Array
-from sparkdl.nn import saved, weights
 from sparkdl.nn.batch import Inputs, call, group, map_tensors
 from sparkdl.nn.int8 import quantize as quantized
-from sparkdl.nn.metadata import CODE, LONGEST_METADATA, METADATA, WEIGHTS, check, check_inside, parse
+from sparkdl.nn.saved import content as saved
+from sparkdl.nn.saved import weights
+from sparkdl.nn.saved.metadata import CODE, LONGEST_METADATA, METADATA, WEIGHTS, check, check_inside, parse
+from sparkdl.nn.saved.trust import Entry, Trust
 from sparkdl.nn.signature import Signature, TensorSpec
-from sparkdl.nn.trust import Entry, Trust
 
 
 class _Fitted(Protocol):
@@ -158,7 +159,7 @@ class Predictor:
         return group(tensors, list(kwargs))
 
     def _specs(self, positional: int, named: Collection[str]) -> dict[int | str | None, TensorSpec]:
-        """Return what is known of the inputs, by position or name."""
+        """Return the known inputs, by position or name."""
         inputs = self._signature.inputs
         names = {spec.key for spec in inputs if spec.key is not None}
         if names:
@@ -279,7 +280,7 @@ class _Folder:
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
-        """Turn whatever readers of files raise into an error that says which model cannot be read."""
+        """Turn errors of file readers into an error that names the model."""
         try:
             yield
         except ConfigError:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparkdl import daemon, logs
+from sparkdl._spark.session import is_alive, task_slots
 from sparkdl.exceptions import ConfigError
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ _UNCHECKED = {
     "spark.executorEnv.GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
     "spark.log.level": "WARN",  # executors write some fifteen lines for each task by default
 }
-"""Confs that nobody is told to set."""
+"""Confs that the check does not report."""
 
 
 def builder(
@@ -180,14 +181,6 @@ def _satisfied(setting: Setting, found: str | None) -> bool:
 
 
 _warned: set[str] = set()
-
-
-def is_alive(sc: Any) -> bool:
-    """Return whether a SparkContext can run jobs: neither stopped nor its JVM gone."""
-    try:
-        return sc._jsc is not None and not sc._jsc.sc().isStopped()
-    except Exception:  # py4j's, or the socket's, when there is no JVM any more
-        return False
 
 
 def check_alive(spark: SparkSession) -> None:
@@ -295,7 +288,7 @@ def executors(spark: SparkSession, wait_seconds: float = 30.0) -> Executors:
     deadline = time.monotonic() + wait_seconds
     seen, since = -1, time.monotonic()
     while True:
-        cores_of = _registered(sc)
+        cores_of = task_slots(sc)
         now = time.monotonic()
         if len(cores_of) != seen:
             seen, since = len(cores_of), now
@@ -316,7 +309,7 @@ def executors(spark: SparkSession, wait_seconds: float = 30.0) -> Executors:
 def executor_count(spark: SparkSession) -> int:
     """Return the number of executors right now, without waiting; 1 in local mode."""
     sc = spark.sparkContext
-    return 1 if _LOCAL.fullmatch(str(sc.master)) else len(_registered(sc))
+    return 1 if _LOCAL.fullmatch(str(sc.master)) else len(task_slots(sc))
 
 
 def _wait_until_ready(sc: Any, count: int, slots: int, deadline: float) -> None:
@@ -339,13 +332,6 @@ def _wait_until_ready(sc: Any, count: int, slots: int, deadline: float) -> None:
                 return
     finally:
         sc.setLocalProperty("spark.job.description", None)
-
-
-def _registered(sc: Any) -> list[int]:
-    """Return the task slots of each live executor."""
-    listed = sc._jsc.sc().statusStore().executorList(True)
-    infos = [listed.apply(i) for i in range(listed.size())]
-    return [info.maxTasks() for info in infos if info.id() != "driver" and info.totalCores() > 0]
 
 
 def _promised(master: str, conf: Any) -> int:

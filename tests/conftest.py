@@ -12,6 +12,7 @@ import cloudpickle
 import pytest
 from pyspark import cloudpickle as spark_cloudpickle
 from pyspark.sql import SparkSession
+from support import no_jvm
 
 from sparkdl import session
 
@@ -26,6 +27,15 @@ os.environ["SPARK_DAEMON_JAVA_OPTS"] = JVM_OPTIONS  # of masters and workers
 TASKS_PATH = os.pathsep.join(str(folder) for folder in Path(__file__).parents[:2])
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--jvm", action="store_true", help="run all tests of training on a real Spark session")
+
+
+def _wants_jvm(item: pytest.Item) -> bool:
+    """Return whether a test of a folder whose tests may do without a JVM is to have one."""
+    return bool(item.config.getoption("jvm")) or item.get_closest_marker("jvm") is not None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Group tests by the Spark they need: starting one takes seconds."""
 
@@ -34,7 +44,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "cluster" in names:
             item.add_marker(pytest.mark.cluster)
             return 2
-        return 1 if "spark" in names else 0 if not item.get_closest_marker("cluster") else 3
+        if "real" in names or ("spark" in names and _wants_jvm(item)):
+            return 1
+        return 0 if not item.get_closest_marker("cluster") else 3
 
     items.sort(key=order)
 
@@ -82,10 +94,28 @@ def sessions() -> Iterator[_Sessions]:
 
 
 @pytest.fixture
-def spark(sessions: _Sessions) -> Iterator[SparkSession]:
+def real(sessions: _Sessions) -> Iterator[SparkSession]:
     """A local session, checked for leaks after the test."""
     with _no_leaks(sessions.get(LOCAL)) as spark:
         yield spark
+
+
+@pytest.fixture
+def spark(real: SparkSession) -> SparkSession:
+    """A local session; in some folders one without a JVM, unless a test is marked ``jvm``."""
+    return real
+
+
+@pytest.fixture
+def in_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[no_jvm.Session]:
+    """A local session without a JVM, whose tasks run in this process, checked for leaks after the test."""
+    threads = set(threading.enumerate())
+    with no_jvm.no_jvm(str(tmp_path_factory.mktemp("executor"))) as session:
+        yield session
+        sc = session.sparkContext
+        for left in (sc.persisted, sc.broadcasts, sc.shuffles, store_files()):
+            assert not left, f"left behind: {left}"
+        _check_threads(threads)
 
 
 @pytest.fixture
@@ -115,8 +145,12 @@ class _no_leaks:  # noqa: N801
         assert not persisted, f"persisted RDDs left: {persisted}"
         left = sc.parallelize(range(2), 2).flatMap(lambda _: store_files()).collect()
         assert not left, f"store files left: {left}"
-        threads = {t for t in set(threading.enumerate()) - self._threads if not _is_harmless(t)}
-        assert not threads, f"threads left: {threads}"
+        _check_threads(self._threads)
+
+
+def _check_threads(before: set[threading.Thread]) -> None:
+    threads = {t for t in set(threading.enumerate()) - before if not _is_harmless(t)}
+    assert not threads, f"threads left: {threads}"
 
 
 def _is_harmless(thread: threading.Thread) -> bool:

@@ -55,7 +55,7 @@ def test_iteration_prints_one_json_line():
     assert found["torch_ms_per_iteration"] > 0
     # SGD without momentum: a map side and a result stage, two tasks each.
     assert (found["jobs"], found["stages"], found["tasks"]) == (2, 2, 4)
-    assert found["bytes"]["slices"] == 11 * 4
+    assert found["bytes"]["shards"] == 11 * 4
 
 
 @pytest.mark.slow

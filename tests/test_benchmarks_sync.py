@@ -35,7 +35,7 @@ def test_sync_is_measured_beside_gloo(tmp_path):
     assert row["milliseconds"] > 0
     assert row["bandwidth_MB_s"] == pytest.approx(4 * 10_000 / row["milliseconds"] / 1e3, rel=1e-2)
     assert row["ratio_to_gloo"] == pytest.approx(row["gloo_milliseconds"] / row["milliseconds"], rel=1e-2)
-    assert "| slices | 10000 | 2 |" in done.stdout
+    assert "| driver | shuffle | 0.0 | 10000 | 2 |" in done.stdout
     assert "No cost model" in done.stdout  # one row cannot tell its terms apart
 
 
@@ -58,7 +58,7 @@ def rows_of(sync, seconds, exchange="driver"):
                     "exchange": exchange,
                     "parameters": numel,
                     "partitions": partitions,
-                    "slices": partitions,
+                    "shards": partitions,
                     "slots": 2,
                     "milliseconds": 1e3 * sum(seconds[term] * counted[term] for term in seconds),
                     "phases": {"broadcast": 1e3 * seconds["weights"] * counted["weights"], "weights_in": 0.0},

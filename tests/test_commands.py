@@ -72,8 +72,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_examples_run(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     here = init.read_table
     monkeypatch.setattr(packing, "packed_path", lambda prefix: folder / "packed.tar.gz")
-    monkeypatch.setattr(doctor, "examine", lambda *_, **__: doctor.Report(spark={"threads_per_task": 1}))
-    monkeypatch.setattr(doctor, "render", lambda report: "it can train")
+    report = doctor.Report(spark={"threads_per_task": 1})
+    monkeypatch.setattr(doctor.command, "examine", lambda *_, **__: report)
+    monkeypatch.setattr(doctor.command, "render", lambda report: "it can train")
     monkeypatch.setattr(
         init, "read_table", lambda path, *rest, **options: here(_local(path), *rest, **options)
     )

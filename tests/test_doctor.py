@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 
 from sparkdl import __main__, __version__, doctor, session
+from sparkdl.doctor import driver
+from sparkdl.doctor import session as checks
+from sparkdl.doctor.probe import NEEDED_IN_TASKS
 
 LOCAL = ("--master", "local[2]", "--conf", "spark.ui.enabled=false")
 
@@ -63,7 +66,7 @@ def test_executors_without_torch_are_found_out(tmp_path: Path) -> None:
 
 def test_no_java_is_told_before_spark_starts(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
-    monkeypatch.setattr(doctor, "_start", lambda *_: pytest.fail("Spark was started"))
+    monkeypatch.setattr(checks, "_start", lambda *_: pytest.fail("Spark was started"))
     assert __main__.main(["doctor"]) == 1
     printed = capsys.readouterr().out
     assert "no Java found: install a Java 17 runtime and set JAVA_HOME" in printed
@@ -80,9 +83,9 @@ def test_no_java_is_told_before_spark_starts(monkeypatch: pytest.MonkeyPatch, ca
 )
 def test_java_versions_are_read(monkeypatch: pytest.MonkeyPatch, version: str, expected: str | None) -> None:
     monkeypatch.setattr(
-        doctor.subprocess, "run", lambda *a, **k: subprocess.CompletedProcess(a, 0, "", f"{version}\n")
+        driver.subprocess, "run", lambda *a, **k: subprocess.CompletedProcess(a, 0, "", f"{version}\n")
     )
-    assert doctor._java_version() == expected
+    assert driver._java_version() == expected
 
 
 @pytest.mark.parametrize(
@@ -94,17 +97,15 @@ def test_java_versions_are_read(monkeypatch: pytest.MonkeyPatch, version: str, e
     ],
 )
 def test_failures_of_the_probing_job_are_explained(text: str, expected: str) -> None:
-    assert expected in doctor._task_failure(RuntimeError(text))
+    assert expected in checks._task_failure(RuntimeError(text))
 
 
 def judged(**found: Any) -> doctor.Report:
-    report = doctor.Report(
-        versions=dict.fromkeys(doctor._NEEDED_IN_TASKS, "1.0"), spark={"threads_per_task": 4}
-    )
+    report = doctor.Report(versions=dict.fromkeys(NEEDED_IN_TASKS, "1.0"), spark={"threads_per_task": 4})
     task = {
         "host": "h",
         "executable": "/usr/bin/python3",
-        "packages": dict.fromkeys(doctor._NEEDED_IN_TASKS, "1.0"),
+        "packages": dict.fromkeys(NEEDED_IN_TASKS, "1.0"),
         "failures": {},
         "cores": 4,
         "load": 0.5,
@@ -113,7 +114,7 @@ def judged(**found: Any) -> doctor.Report:
         "unwritable": [],
         "free_bytes": 1 << 40,
     }
-    doctor._judge(report, task | found)
+    checks._judge(report, task | found)
     return report
 
 
@@ -128,8 +129,8 @@ def test_a_sound_executor_gets_no_remark(found: dict[str, Any]) -> None:
     ("found", "problem"),
     [
         ({"unwritable": ["/data: Permission denied"]}, "SPARK_LOCAL_DIRS"),
-        ({"packages": dict.fromkeys(doctor._NEEDED_IN_TASKS, "1.0") | {"sparkdl": "0.0.1"}}, "one version"),
-        ({"packages": dict.fromkeys(doctor._NEEDED_IN_TASKS, "1.0") | {"pyarrow": None}}, "import pyarrow"),
+        ({"packages": dict.fromkeys(NEEDED_IN_TASKS, "1.0") | {"sparkdl": "0.0.1"}}, "one version"),
+        ({"packages": dict.fromkeys(NEEDED_IN_TASKS, "1.0") | {"pyarrow": None}}, "import pyarrow"),
         ({"failures": {"torch": "OSError: libtorch.so"}}, "OSError: libtorch.so"),
     ],
 )
@@ -142,7 +143,7 @@ def test_what_an_executor_lacks_is_a_problem(found: dict[str, Any], problem: str
 @pytest.mark.parametrize(
     ("found", "advice"),
     [
-        ({"packages": dict.fromkeys(doctor._NEEDED_IN_TASKS, "1.0") | {"torch": "2.0"}}, "has torch 2.0"),
+        ({"packages": dict.fromkeys(NEEDED_IN_TASKS, "1.0") | {"torch": "2.0"}}, "has torch 2.0"),
         ({"free_bytes": 1 << 20}, "larger disk"),
         ({"cores": 2}, "spark.executor.cores=2"),
         ({"load": 4.0}, "spark.executorEnv.OMP_WAIT_POLICY=passive"),

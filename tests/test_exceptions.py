@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparkdl import exceptions
-from sparkdl._spark import task_error
+from sparkdl._spark.errors import task_error
 from sparkdl.exceptions import (
     CheckpointError,
     ConfigError,

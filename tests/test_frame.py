@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -6,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sparkdl import frame
+from sparkdl import buffers, frame
 
 DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 ARRAYS = st.sampled_from(DTYPES).flatmap(
@@ -88,7 +89,7 @@ def test_a_frame_without_arrays_is_only_its_header():
     assert round_trip({}).arrays == {}
 
 
-@pytest.mark.parametrize("kind", ["state", "slice", "a_b"])
+@pytest.mark.parametrize("kind", ["state", "shard", "a_b"])
 def test_the_kind_of_a_frame_is_in_its_beginning(kind):
     data = frame.join(frame.pack({"kind": kind, "more": [1]}, {"array": np.zeros(1000)}))
     assert frame.kind_of(memoryview(data)[:40]) == kind
@@ -98,3 +99,24 @@ def test_the_kind_of_a_frame_is_in_its_beginning(kind):
 def test_a_frame_that_does_not_begin_with_its_kind_is_told(meta):
     with pytest.raises(ValueError, match="without kind"):
         frame.kind_of(frame.join(frame.pack(meta)))
+
+
+@pytest.mark.parametrize(
+    "make", [np.copy, buffers.copy, lambda x: np.frombuffer(bytearray(x.tobytes()), x.dtype)]
+)
+def test_reading_again_and_again_in_one_process_makes_no_chain_of_views(make: Any) -> None:
+    expected = np.arange(100_000, dtype=np.float32)
+    values = make(expected)
+    for _ in range(50):
+        laid_out = frame.pack({"kind": "state"}, {"first": values[:10], "rest": values[10:]})
+        found = frame.unpack(laid_out, writable=True).arrays
+        np.testing.assert_array_equal(found["first"], expected[:10])
+        np.testing.assert_array_equal(found["rest"], expected[10:])
+        values = frame.unpack(frame.pack({"kind": "state"}, {"whole": found["rest"]}), writable=True).arrays[
+            "whole"
+        ]
+        expected = expected[10:]
+    depth, base = 0, values
+    while base is not None:
+        depth, base = depth + 1, base.obj if isinstance(base, memoryview) else getattr(base, "base", None)
+    assert depth < 12

@@ -18,9 +18,9 @@ from support.saving import write
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.nn import saved
 from sparkdl.nn.int8 import Int8Linear
-from sparkdl.nn.saved import Content
+from sparkdl.nn.saved import content as saved
+from sparkdl.nn.saved.content import Content
 from sparkdl.nn.signature import Signature, TensorSpec
 from sparkdl.serve import Predictor
 

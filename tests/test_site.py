@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from sparkdl.ml import TorchClassifier, TorchEstimator, TorchRegressor
+from sparkdl.ml.entries import entries
+
 ROOT = Path(__file__).parents[1]
 EXTERNAL = re.compile(
     r"""<(?:script|img|iframe|link rel="stylesheet")[^>]+(?:src|href)=["']?(?:https?:)?//"""
@@ -42,6 +45,12 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
         anchors |= set(re.findall(r'id="(sparkdl[\w.]+)"', page.read_text()))
     wanted = {f"sparkdl.{p}.{name}" for p in PACKAGES for name in import_module(f"sparkdl.{p}").__all__}
     assert not wanted - anchors
+
+
+def test_the_reference_has_every_param(site: Path) -> None:
+    page = site.joinpath("api", "ml.html").read_text()
+    for cls in (TorchEstimator, TorchClassifier, TorchRegressor):
+        assert not [name for name in entries(cls) if f"<td><code>{name}</code></td>" not in page]
 
 
 def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:

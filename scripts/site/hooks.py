@@ -28,6 +28,7 @@ ROOT_PAGES = {
     "README.md": "index.md",
 }
 _LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)\s]*)?\))")
+_PARAMS = "<!-- the Params of the estimators -->"
 _FENCE_INFO = re.compile(r"^(```\w+) [\w-]+$", re.MULTILINE)
 
 
@@ -60,6 +61,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         target = site_uri(posixpath.normpath(posixpath.join(folder, match[2])))
         return match[1] + posixpath.relpath(target, posixpath.dirname(here) or ".") + match[3]
 
+    if _PARAMS in markdown:
+        markdown = markdown.replace(_PARAMS, params_table())
     return _FENCE_INFO.sub(r"\1", _LINK.sub(point, markdown))
 
 
@@ -72,6 +75,25 @@ def site_uri(path: str) -> str:
     if path.startswith(("examples/", "notebooks/")):
         return re.sub(r"\.(py|ipynb)$", ".md", path)
     return path
+
+
+def params_table() -> str:
+    """Return the Params of the estimators, as their table has them."""
+    from sparkdl import ml
+    from sparkdl.ml.entries import entries
+
+    tables = {
+        name: entries(getattr(ml, name)) for name in ("TorchEstimator", "TorchClassifier", "TorchRegressor")
+    }
+    lines = ["| Param | default | |", "|---|---|---|"]
+    for param in sorted({param for table in tables.values() for param in table}):
+        of = {name: table[param] for name, table in tables.items() if param in table}
+        defaults = {entry.default for entry in of.values()}
+        said = [f"{of[name].default}: `{name}`" for name in of] if len(defaults) > 1 else [str(*defaults)]
+        doc = next(iter(of.values())).doc.removesuffix(".")
+        only = "" if len(of) == len(tables) else f" (only {', '.join(f'`{name}`' for name in of)})"
+        lines.append(f"| `{param}` | {', '.join(said).replace('None', 'not set')} | {doc}{only} |")
+    return "\n".join(lines)
 
 
 def commands_page() -> str:

@@ -1,1 +1,1 @@
-"""From gradients to updated weights, slice by slice. Knows neither modules nor data."""
+"""From the gradients of all ranks to new weights on all ranks. Knows neither modules nor data."""

@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from sparkdl._spark import FrameJobs, JavaObject
+from sparkdl._spark.frames import JavaObject
+from sparkdl._spark.jobs import FrameJobs
 from sparkdl.allreduce.engine import Route
 from sparkdl.allreduce.plans.base import LONGEST_GROUP, Plan
 from sparkdl.allreduce.plans.driver import ThroughDriver, count_shards
 from sparkdl.allreduce.plans.replicated import Replicated
 from sparkdl.allreduce.plans.sharded import Sharded
+from sparkdl.allreduce.transport.base import Transport
+from sparkdl.allreduce.transport.chain import Chain
+from sparkdl.allreduce.transport.direct.task import Circle
+from sparkdl.allreduce.transport.direct.transport import DirectTransport
 from sparkdl.allreduce.transport.shuffle import ShuffleTransport
 from sparkdl.allreduce.transport.two_jobs import TwoJobTransport
 from sparkdl.codec import Cast
 from sparkdl.compute.live_model import changes_to_keep
 from sparkdl.compute.worker import FitRef
-from sparkdl.data.dataset import Store
+from sparkdl.data.built import Store
 from sparkdl.exceptions import ConfigError
 from sparkdl.layout import ParamLayout
 
 Exchange = Literal["auto", "replicated", "sharded", "driver"]
 """How gradients become weights."""
 
-TransportName = Literal["auto", "shuffle"]
+TransportName = Literal["auto", "shuffle", "direct"]
 """How messages travel within a group."""
+
+TRANSPORT = "spark.sparkdl.transport"
+"""What ``transport="auto"`` stands for in a session."""
+
+WAIT, PATIENCE = "spark.sparkdl.direct.wait", "spark.sparkdl.direct.patience"
+"""Seconds that a task waits for others to begin, and for a byte of theirs, at least."""
+
+_ENCRYPTING = (
+    "spark.network.crypto.enabled",
+    "spark.authenticate.enableSaslEncryption",
+    "spark.ssl.enabled",
+    "spark.ssl.rpc.enabled",
+)
+"""By these a session asks for encryption on the wire, which connections between tasks do not have."""
 
 _REPLICATED_BYTES = 32 << 20
 """Up to so many bytes of gradients per task and iteration the replicated plan is the automatic choice."""
@@ -62,6 +82,7 @@ class Wanted:
         weights_codec: how weights travel from the owners of shards.
         num_shards: number of parameter-sync tasks; ``None`` to choose it.
         stragglers: whether slow tasks may leave rows out.
+        transport: how messages are to travel within a group.
     """
 
     exchange: Exchange
@@ -73,6 +94,7 @@ class Wanted:
     weights_codec: Cast
     num_shards: int | None
     stragglers: bool
+    transport: TransportName = "auto"
 
     @property
     def suits_rows(self) -> bool:
@@ -116,13 +138,43 @@ class Wanted:
             return "replicated"
         return "sharded" if fits else "driver"
 
-    def plan(self, exchange: Exchange, ranks: int, changes: int) -> Plan:
+    def exchanges_directly(self, sc: Any, exchange: Exchange) -> bool:
+        """Return whether the tasks of a group exchange among themselves where they can.
+
+        Args:
+            sc: the SparkContext.
+            exchange: as :meth:`choose` has chosen.
+
+        Raises:
+            ConfigError: if the session, or the exchange, forbids what is wanted.
+        """
+        conf = sc.getConf()
+        wanted = conf.get(TRANSPORT, "auto") if self.transport == "auto" else self.transport
+        if wanted not in get_args(TransportName):
+            known = ", ".join(get_args(TransportName))
+            raise ConfigError(f"{TRANSPORT}={wanted}: expected one of {known}", code="config-cluster")
+        if wanted != "direct":
+            return False
+        reasons = [f"{name}=true asks for encryption" for name in _ENCRYPTING if conf.get(name) == "true"]
+        if conf.get("spark.python.worker.reuse", "true") == "false":
+            reasons.append("spark.python.worker.reuse=false ends the processes that would be connected")
+        if exchange == "driver":
+            reasons.append("exchange='driver' sends weights through the driver")
+        if reasons and self.transport == "direct":
+            raise ConfigError(
+                f"transport='direct': {reasons[0]}; take transport='shuffle'", code="config-cluster"
+            )
+        return not reasons
+
+    def plan(self, exchange: Exchange, ranks: int, changes: int, *, directly: bool = False) -> Plan:
         """Return the plan of an exchange.
 
         Args:
             exchange: which one; not ``auto``.
             ranks: number of partitions.
             changes: see :class:`Replicated`.
+            directly: whether tasks exchange among themselves: steps are so short that a job's fixed cost, a
+                tenth of a second, shows in a second of them.
         """
         layout = self.layout
         # Averaged buffers are kept by the driver, which sees those of a group's last iteration only.
@@ -140,7 +192,8 @@ class Wanted:
             keeps=self.stateful or not returned,
             returns_weights=returned,
             message_bytes=min(layout.nbytes, dense + _ROWS_BYTES // ranks),
-            group_seconds=1.0 if returned else 8.0,  # all that stays is persisted at a group's end
+            # All that stays is persisted at a group's end.
+            group_seconds=(2.0 if directly else 1.0) if returned else 8.0,
             longest_group=longest,
             changes=changes,
         )
@@ -160,6 +213,22 @@ class Wanted:
         ranks = len(store.partitions)
         rows = bool(self.tables)
         changes = 0 if fit.in_memory else changes_to_keep(store.executors.cores, rows=rows)
-        plan = self.plan(exchange, ranks, changes)
-        make = TwoJobTransport if exchange == "driver" else ShuffleTransport
-        return Route(plan, make(jobs, store, fit, profile))
+        directly = self.exchanges_directly(jobs.sc, exchange)
+        plan = self.plan(exchange, ranks, changes, directly=directly)
+        transport: Transport
+        if exchange == "driver":
+            transport = TwoJobTransport(jobs, store, fit, profile)
+        else:
+            chain = Chain(jobs, store, profile)
+            transport = ShuffleTransport(ranks, fit, chain)
+            if directly:
+                circle = _circle(jobs.sc.getConf())
+                transport = DirectTransport(jobs, store, fit, profile, chain, circle, transport)
+        return Route(plan, transport)
+
+
+def _circle(conf: Any) -> Circle:
+    """Return by what the tasks of a fit find each other."""
+    host = conf.get("spark.driver.host", "localhost")
+    seconds = [float(conf.get(name, default)) for name, default in ((WAIT, "3"), (PATIENCE, "120"))]
+    return Circle(secrets.token_bytes(32), host, *seconds)

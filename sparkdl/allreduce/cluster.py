@@ -1,4 +1,4 @@
-"""What the engine asks of a cluster: send bytes, keep what stays, clean up."""
+"""The engine's view of a cluster: send bytes, keep the state of shards, clean up."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from functools import partial
 from typing import Any, Protocol
 
 from sparkdl import frame
-from sparkdl._spark import FrameJobs, JavaObject, broadcast_id, is_job_failure
+from sparkdl._spark.errors import is_job_failure
+from sparkdl._spark.frames import JavaObject
+from sparkdl._spark.jobs import FrameJobs
+from sparkdl._spark.tasks import broadcast_id
+from sparkdl.allreduce.in_pieces import ChainTask
 from sparkdl.allreduce.kept import Kept
 from sparkdl.allreduce.persisted import PersistedShards
-from sparkdl.allreduce.transport.pieces import ChainTask
 from sparkdl.compute.start import BytesRef
 from sparkdl.compute.worker import forget_fit
 from sparkdl.frame import Array, Frame, Packed
@@ -47,10 +50,10 @@ class Published:
 
 
 class Shards(Protocol):
-    """What stays with the shards between groups, on two executors each."""
+    """The state of the shards between groups, on two executors each."""
 
     def fetch(self, kept: Any) -> Kept:
-        """Copy what stays with the shards, but for their weights, to the driver."""
+        """Copy the state of the shards, but for their weights, to the driver."""
         ...
 
     def average(self, kept: Any) -> Array | None:
@@ -62,7 +65,7 @@ class Shards(Protocol):
         ...
 
     def run(self, kept: Any, task: ChainTask, doing: str) -> list[Frame]:
-        """Run a task over what stays with each shard, and return the frames that it yields."""
+        """Run a task over the state of each shard, and return the frames that it yields."""
         ...
 
     def restore(self, kept: Kept) -> Any:
@@ -78,11 +81,11 @@ class Cluster(Protocol):
         ...
 
     def shards(self, count: int, shard_bytes: int) -> Shards:
-        """Return access to what stays with so many shards, each of so many bytes of weights."""
+        """Return access to the state of so many shards, each of so many bytes of weights."""
         ...
 
     def unpersist(self, kept: Any) -> None:
-        """Stop keeping what stays with the shards."""
+        """Stop keeping the state of the shards."""
         ...
 
     def one_process(self, slots: int) -> bool:
@@ -90,7 +93,7 @@ class Cluster(Protocol):
         ...
 
     def delete_files(self, fit_id: str) -> None:
-        """Delete what a fit has left on the executors besides what is kept."""
+        """Delete a fit's files on the executors; persisted state stays."""
         ...
 
 
@@ -116,11 +119,11 @@ class SparkCluster:
         return Published(BytesRef(None, broadcast_id(broadcast)), broadcast)
 
     def shards(self, count: int, shard_bytes: int) -> PersistedShards:
-        """Return access to what stays with so many shards."""
+        """Return access to the state of so many shards."""
         return PersistedShards(self.jobs, count, shard_bytes)
 
     def unpersist(self, kept: JavaObject) -> None:
-        """Stop keeping what stays with the shards."""
+        """Stop keeping the state of the shards."""
         self.jobs.unpersist(kept)
 
     def one_process(self, slots: int) -> bool:

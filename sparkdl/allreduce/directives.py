@@ -15,11 +15,11 @@ from sparkdl.compute.stragglers import Allowance
 
 @dataclass(frozen=True, slots=True)
 class Directives:
-    """What the update of a step is told.
+    """The driver's instructions for the update of a step.
 
     Attributes:
         hyper: per parameter group, hyper-parameters that replace the optimizer's own.
-        average: weight with which the new weights enter their average; 0 leaves it as it is.
+        average: weight of the new weights in their average; 0 leaves the average unchanged.
         gradient: whether the driver wants the combined gradient.
     """
 
@@ -30,12 +30,12 @@ class Directives:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What makes a step what it is, so that it can run again.
+    """Everything that defines a step, so that it can run again.
 
     Attributes:
         place: where it is in its epoch.
         iteration: completed iterations before it.
-        directives: what its update is told.
+        directives: instructions for its update.
         frozen: parameters of the layout that are not trained.
         allowance: what slow tasks may leave out; ``None`` for nothing.
         inner: the steps that each partition takes by itself; ``None`` if it contributes its gradient.
@@ -51,7 +51,7 @@ class Step:
     broadcasts: Sequence[Any] = ()
 
     def same_as(self, other: Step) -> bool:
-        """Return whether both do the same."""
+        """Return whether both steps compute the same."""
         return (
             self.place == other.place
             and self.iteration == other.iteration
@@ -75,7 +75,7 @@ class Step:
         )
 
     def without_deadline(self) -> Step:
-        """Return the step that lets slow tasks come to their end."""
+        """Return the same step without a deadline for slow tasks."""
         return self if self.allowance is None else replace(self, allowance=Allowance(self.allowance.chunks))
 
     def __str__(self) -> str:

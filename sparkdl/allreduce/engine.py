@@ -11,20 +11,20 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl._spark import is_job_failure, task_error
+from sparkdl._spark.errors import is_job_failure, task_error
 from sparkdl.allreduce.cluster import Cluster, Published, Shards
 from sparkdl.allreduce.directives import Step
+from sparkdl.allreduce.in_pieces import ChainTask
 from sparkdl.allreduce.kept import Kept, Snapshot
 from sparkdl.allreduce.outcome import Outcome, outcomes_of
 from sparkdl.allreduce.plans.base import Plan
 from sparkdl.allreduce.state import ModelState, Weights
 from sparkdl.allreduce.transport.base import Group, GroupResult, Transport
-from sparkdl.allreduce.transport.pieces import ChainTask
 from sparkdl.allreduce.update.buffers import average_buffers
-from sparkdl.compute.problems import FailedModel, Fatal, LackingState, MissingPartition, Problem
+from sparkdl.compute.problems import FailedModel, Fatal, LackingState, LostPeer, MissingPartition, Problem
 from sparkdl.compute.start import Start, Version
 from sparkdl.compute.worker import FitRef
-from sparkdl.data.dataset import MAX_REBUILDS, Store
+from sparkdl.data.built import MAX_REBUILDS, Store
 from sparkdl.exceptions import DataError, ModelError, TaskError
 from sparkdl.frame import Array, Frame
 
@@ -46,7 +46,7 @@ class Engine:
     """Runs groups of steps.
 
     Args:
-        cluster: sends bytes and keeps what stays.
+        cluster: sends bytes and keeps the state of shards.
         store: the partition store.
         fit: the fixed part of the fit, broadcast.
         fit_broadcast: the broadcast itself.
@@ -91,6 +91,11 @@ class Engine:
         return self._plan
 
     @property
+    def longest_group(self) -> int:
+        """How many steps may be one group, now."""
+        return min(self._plan.longest_group, self._transport.longest_group)
+
+    @property
     def _persisted(self) -> Shards:
         return self._cluster.shards(self._plan.shards, self._plan.shard_bytes)
 
@@ -109,7 +114,7 @@ class Engine:
         """Run steps.
 
         Args:
-            steps: which ones; at most ``plan.longest_group``.
+            steps: which ones; more than :attr:`longest_group` are cut.
             model: weights and optimizer state before them; still valid after this, until :meth:`let_go`.
 
         Returns:
@@ -132,7 +137,9 @@ class Engine:
         self, steps: Sequence[Step], model: ModelState, seed: list[Published]
     ) -> tuple[ModelState, list[Outcome]]:
         there, local = model.version not in (None, self._overwritten), True
+        problems: Sequence[Problem] = ()
         for _ in range(MAX_REBUILDS):
+            steps = steps[: self.longest_group]
             if not there and not seed:
                 self._send_seed(model, seed)
             begin = perf_counter()
@@ -152,14 +159,19 @@ class Engine:
             if result.kept is not None:
                 self._cluster.unpersist(result.kept)
             steps = _sound(steps, problems) if problems else [steps[0].without_deadline()]
-            if any(isinstance(problem, LackingState) for problem in problems):
-                # Executors have come, or tasks went elsewhere. One step that relies on no file makes
+            if any(_loses_state(problem) for problem in problems):
+                # Executors have come or gone, or tasks went elsewhere. One step that relies on no file makes
                 # files for the next group; what others have of this attempt is another generation.
                 there, local, steps = False, False, steps[:1]
                 self._generation += 1
             for problem in problems:
                 if isinstance(problem, MissingPartition):
                     self._transport.forget(problem.partition)
+        if not any(isinstance(problem, MissingPartition) for problem in problems):
+            raise TaskError(
+                f"{steps[0]}: in each of {MAX_REBUILDS} attempts an executor was lost, or a task ran where "
+                "nothing was left for it; look for the reason in the executors' logs"
+            )
         raise DataError(
             f"{steps[0]}: partitions of the store were still missing after "
             f"{MAX_REBUILDS} rebuilds; is the executors' local disk full or being cleaned?",
@@ -167,7 +179,7 @@ class Engine:
         )
 
     def _send_seed(self, model: ModelState, seed: list[Published]) -> None:
-        """Send executors that have no copy what stays with the shards."""
+        """Send executors that have no copy the state of the shards."""
         if model.kept is not None:
             for data in self._plan.seed(lambda: self.fetch(model)):
                 seed.append(self._cluster.publish(data, inline=False))
@@ -263,7 +275,7 @@ class Engine:
         return model.weights.params if average is None else average
 
     def fetch(self, model: ModelState) -> Kept:
-        """Copy what stays with the shards, but for their weights, to the driver.
+        """Copy the state of the shards, but for their weights, to the driver.
 
         Raises:
             TaskError: if it cannot be read.
@@ -271,7 +283,7 @@ class Engine:
         return self._persisted.fetch(model.kept)
 
     def run_on_kept(self, model: ModelState, task: ChainTask, doing: str) -> list[Frame]:
-        """Run a task over what stays with each shard, and return the frames that it yields.
+        """Run a task over the state of each shard, and return the frames that it yields.
 
         Raises:
             TaskError: if it fails.
@@ -291,13 +303,13 @@ class Engine:
     # -- releasing ------------------------------------------------------------------------------
 
     def let_go(self, before: ModelState, after: ModelState) -> None:
-        """Release what nobody needs any more once the iterations between two models are completed."""
+        """Release everything that is obsolete after the iterations between two models are completed."""
         before.release_outdated(self._cluster)
         if after.kept is None:
             before.weights.release()
 
     def discard(self, model: ModelState) -> None:
-        """Release what iterations made that are to be undone; the model before them stays."""
+        """Release the results of iterations to undo; the model before them stays."""
         self._generation += 1  # executors have versions that are no longer true
         if self._fit.in_memory:  # and have made them of the one before, in its memory
             self._overwritten = model.made_of
@@ -312,7 +324,7 @@ class Engine:
         model.release(self._cluster)
 
     def close(self) -> None:
-        """Delete what is on the executors besides models; what executors that fail keep goes with them."""
+        """Delete all files on the executors, except models; files of failed executors are gone with them."""
         if self._leaves_files:
             self._cluster.delete_files(self._fit.fit_id)
         self._transport.release()
@@ -327,6 +339,11 @@ def _job_errors(step: Step) -> Iterator[None]:
         if is_job_failure(error):
             raise task_error(error, f"training {step}") from None
         raise
+
+
+def _loses_state(problem: Problem) -> bool:
+    """Return whether executors may not have any more what the group has started from."""
+    return isinstance(problem, LackingState) or (isinstance(problem, LostPeer) and problem.begun)
 
 
 def _sound(steps: Sequence[Step], problems: Sequence[Problem]) -> Sequence[Step]:

@@ -1,4 +1,4 @@
-"""Copies on the driver of what stays on the executors between groups."""
+"""Copies on the driver of the state of the shards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparkdl import frame
 from sparkdl.allreduce.messages import Average, State, encode
 from sparkdl.frame import Array, Buffer, Frame, Parts
 from sparkdl.held import Shared
-from sparkdl.optim.slice import cut_states
+from sparkdl.optim.shard_state import cut_states
 
 Kept = list[list[bytes]]
 """Per shard, the frames that stay with it between iterations."""
@@ -21,7 +21,7 @@ Kept = list[list[bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Weights and buffers of one moment, as flat vectors that nobody writes to.
+    """Weights and buffers of one moment, as read-only flat vectors.
 
     Attributes:
         params: trainable parameters, in the order of the layout.
@@ -40,7 +40,7 @@ def unpacked(kept: Kept) -> list[Frame]:
 
 
 def cut_kept(kept: Sequence[Frame], bounds: Sequence[tuple[int, int]]) -> list[list[Parts]]:
-    """Cut what stays with all shards for others.
+    """Cut the state of all shards for others.
 
     Args:
         kept: frames of the optimizer's state and the averaged weights, in the order of the shards.
@@ -60,7 +60,7 @@ def cut_kept(kept: Sequence[Frame], bounds: Sequence[tuple[int, int]]) -> list[l
 
 
 def check_kept(kept: Sequence[Sequence[Buffer]], numel: int) -> None:
-    """Check what a file says that stays with the shards.
+    """Check the state of the shards that a file holds.
 
     Args:
         kept: frames of each shard.
@@ -91,7 +91,7 @@ def check_kept(kept: Sequence[Sequence[Buffer]], numel: int) -> None:
 
 
 def state_names(kept: Sequence[Sequence[Buffer]]) -> dict[int, set[str]]:
-    """Return the names of the optimizer's state by parameter group, of those that have any."""
+    """Return the names of the optimizer's state, by parameter group that has state."""
     names: dict[int, set[str]] = {}
     for message in map(frame.unpack, chain.from_iterable(kept)):
         for index, (_, _, group, scalars) in enumerate(message.meta.get("runs", [])):

@@ -25,6 +25,7 @@ class Outcome:
         taken: rows that were not left out, by partition that left out some.
         lost: partitions that began with a fresh state of their own because it was lost.
         seconds: its share of the time that its jobs took.
+        direct: whether its tasks exchanged directly.
         loss: their mean loss; NaN if all of them have weight zero.
         extras: further scalars that a training step returned, as means.
         phases: seconds by phase.
@@ -44,6 +45,7 @@ class Outcome:
     taken: Mapping[int, int] = field(default_factory=dict)
     lost: int = 0
     seconds: float = 0.0
+    direct: bool = False
 
     @property
     def gradient_seconds(self) -> list[float]:
@@ -60,12 +62,12 @@ def outcomes_of(
     weights_bytes: int,
     publish_seconds: float = 0.0,
 ) -> list[Outcome]:
-    """Return what each step of a group reports.
+    """Return the outcome of each step of a group.
 
     Args:
         steps: the group.
-        report: what it has told the driver.
-        result: what else is known of it.
+        report: the group's report.
+        result: the transport's result, with times.
         weights_bytes: bytes of weights that each executor receives in a step.
         publish_seconds: how long the driver took to publish the weights before it.
     """
@@ -78,8 +80,9 @@ def outcomes_of(
             told,
             started=result.started + index * sum(share.values()),
             seconds=share,
-            moved={"weights": weights_bytes, "slices": returned},
+            moved={"weights": weights_bytes, "shards": returned},
             gradient=report.gradient if step.directives.gradient else None,
+            direct=result.direct,
         )
         for index, (step, told) in enumerate(zip(steps, report.steps, strict=True))
     ]
@@ -92,6 +95,7 @@ def _outcome(
     seconds: Mapping[str, float],
     moved: Mapping[str, int],
     gradient: Array | None,
+    direct: bool,
 ) -> Outcome:
     """Add the reports of all partitions up.
 
@@ -101,6 +105,7 @@ def _outcome(
         seconds: how long its jobs took: ``job1`` and ``job2``, or ``job``, and ``broadcast``.
         moved: bytes that were moved, by kind, besides those of the reports.
         gradient: the combined gradient, if it was asked for.
+        direct: whether its tasks exchanged directly.
     """
     reports, updates = told["reports"], told["updates"]
     other = [report["source"] for report in reports if report["other"]]
@@ -125,12 +130,12 @@ def _outcome(
         "weights": moved["weights"],
         "gradients": sum(int(update["received"]) for update in updates),
         "state": sum(int(update["state_bytes"]) for update in updates),
-        "slices": moved["slices"],
+        "shards": moved["shards"],
     }
     driver = {"kind": "driver", "start": started, "seconds": sum(seconds.values()), "phases": dict(seconds)}
     tasks = [
         *({"kind": "forward-backward", "partition": r["source"], **r["task"]} for r in reports),
-        *({"kind": "parameter-sync", "slice": n, **update["task"]} for n, update in enumerate(updates)),
+        *({"kind": "parameter-sync", "shard": n, **update["task"]} for n, update in enumerate(updates)),
         driver,
     ]
     return Outcome(
@@ -145,6 +150,7 @@ def _outcome(
         tasks=tasks,
         gradient=gradient,
         seconds=sum(seconds.values()),
+        direct=direct,
     )
 
 

@@ -1,4 +1,4 @@
-"""What stays with the shards between groups: persisted by Spark on two executors, fetched, given back."""
+"""The state of the shards between groups: persisted by Spark on two executors, fetched, given back."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from operator import eq, itemgetter
 import numpy as np
 
 from sparkdl import frame
-from sparkdl._spark import FrameJobs, JavaObject, is_job_failure, key, task_error
+from sparkdl._spark.errors import is_job_failure, task_error
+from sparkdl._spark.frames import JavaObject, key
+from sparkdl._spark.jobs import FrameJobs
+from sparkdl.allreduce.in_pieces import MORE, ChainTask, InPieces, InRounds
 from sparkdl.allreduce.kept import Kept
 from sparkdl.allreduce.messages import Average, Master
-from sparkdl.allreduce.transport.pieces import MORE, ChainTask, InPieces, InRounds
 from sparkdl.frame import Array, Buffer, Frame
 from sparkdl.pieces import PIECE_BYTES, cut, joined, joined_by_source
 
@@ -25,15 +27,15 @@ STATE = 1
 """Key of the frames that stay."""
 
 _COLLECTED_BYTES = 256 << 20
-"""So much of what stays with the shards one job sends to the driver, about."""
+"""One job sends the driver about so many bytes of the shards' state."""
 
 _RESULT_BYTES = 64 << 20
-"""So much of it one task sends: the executor's heap holds what a task returns up to three times."""
+"""One task sends at most so many bytes: the executor's heap holds a task's result up to three times."""
 
 
 @dataclass(frozen=True, slots=True)
 class PersistedShards:
-    """Reads and makes the persisted RDDs of what stays with shards.
+    """Reads and makes the persisted RDDs of the shards' state.
 
     Attributes:
         jobs: Spark access.
@@ -46,7 +48,7 @@ class PersistedShards:
     shard_bytes: int
 
     def fetch(self, kept: JavaObject | None) -> Kept:
-        """Copy what stays with the shards, but for their weights, to the driver.
+        """Copy the state of the shards, but for their weights, to the driver.
 
         Raises:
             TaskError: if it cannot be read.
@@ -77,7 +79,7 @@ class PersistedShards:
         return found
 
     def run(self, kept: JavaObject, task: ChainTask, doing: str) -> list[Frame]:
-        """Run a task over what stays with each shard, and return the frames that it yields.
+        """Run a task over the state of each shard, and return the frames that it yields.
 
         Raises:
             TaskError: if it fails.
@@ -138,7 +140,7 @@ class PersistedShards:
 
     @contextmanager
     def _reading(self, doing: str) -> Iterator[None]:
-        """Name a job that reads what stays with the shards, and its failure."""
+        """Name a job that reads the state of the shards, and its failure."""
         self.jobs.describe(f"sparkdl: {doing}")
         try:
             yield

@@ -77,7 +77,7 @@ class Weights:
         return self._published
 
     def release(self) -> None:
-        """Delete what was published; only when no task can need it again."""
+        """Delete the published weights; call it only when no task can need them again."""
         if self._published is not None:
             self._published.release()
 
@@ -94,10 +94,9 @@ class ModelState:
         outdated: the weights before these, as long as the task that made ``kept`` names their broadcast:
             Spark ships that task's description with every job that reads its RDD.
         average_buffers: averaged floating-point buffers, if weights are averaged.
-        version: under which name the executors that made it have it; ``None`` if they have not.
+        version: the model's version on the executors that made it; ``None`` if they have no copy.
         made_of: the version that its group started from.
-        seed: what the driver had sent of what stayed with the weights before these; released like
-            ``outdated``.
+        seed: optimizer state before these weights, as the driver sent it; released like ``outdated``.
     """
 
     weights: Weights
@@ -114,7 +113,7 @@ class ModelState:
         self.release_outdated(cluster)
 
     def release_outdated(self, cluster: Cluster) -> None:
-        """Delete what a completed next iteration no longer needs."""
+        """Delete everything that is obsolete after the next iteration is completed."""
         if self.kept is not None:
             cluster.unpersist(self.kept)
         if self.outdated is not None:

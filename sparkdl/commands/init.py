@@ -116,7 +116,7 @@ def starter(table: Table | None, cluster: str, master: str | None, *, nulls: boo
 
 
 def _script(table: Table | None, nulls: bool) -> dict[str, str]:
-    """Return what is filled into the script."""
+    """Return the values for the script's template."""
     made_up = Table("", "place", "classification", ("inside", "outside"), ("x", "y"), (), rows=4000)
     found = table or made_up
     constants = [] if table is None else [f"DATA = {_literal(found.path)}"]

@@ -1,4 +1,4 @@
-"""What ``sparkdl submit`` is told: a job file in TOML, and the command line, which wins."""
+"""The options of ``sparkdl submit``: a job file in TOML, and the command line, which wins."""
 
 from __future__ import annotations
 

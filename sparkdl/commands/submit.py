@@ -122,7 +122,7 @@ def job_of(args: argparse.Namespace) -> Job:
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What is to be run.
+    """The job to run.
 
     Attributes:
         command: spark-submit, its options, the script and its arguments.

@@ -1,1 +1,1 @@
-"""What a task does by itself: rows, forward and backward pass, what it leaves on its executor."""
+"""The work of a single task: rows, forward and backward pass, files on its executor."""

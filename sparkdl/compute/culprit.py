@@ -1,4 +1,4 @@
-"""Which row of an iteration a loss that is not finite comes from: looked for only when there is one.
+"""Finds the row that makes a loss NaN or infinite; runs only after such a loss.
 
 A module may have a use for NaN in its features, so they are no error in themselves, and looking through all
 of them would cost time in every run.

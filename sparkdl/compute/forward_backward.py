@@ -1,4 +1,4 @@
-"""What one partition contributes to a step: the gradient of its rows, or how far its own steps went."""
+"""The contribution of one partition to a step: the gradient of its rows, or a pseudo-gradient."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from sparkdl.nn.gradient import BatchLoss, forward_backward
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """What a partition's rows say about the weights.
+    """The gradient of a partition's rows.
 
     Attributes:
         values: its mean gradient, shape (n,); with local steps the pseudo-gradient, weights before minus
@@ -54,16 +54,16 @@ class Gradient:
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What a partition contributes to a step.
+    """The contribution of a partition to a step.
 
     Attributes:
         loss: loss, weight and rows of its share of the global batch.
         gradient: its gradient; ``None`` without rows, or if all of them have weight zero.
         buffers: the buffers that the forward pass has changed, by kind.
-        before: what the partition has kept from its last iteration, by kind.
-        kept: what it keeps for its next one.
-        lost: whether it began with a fresh state of its own because that was lost.
-        other: whether its rows have other values than when they were built first.
+        before: the partition's own state before the step, by kind.
+        kept: the partition's own state after the step, without the residual.
+        lost: whether its own state was lost, so that it began with a fresh one.
+        other: whether its rows have other values than in the first build.
     """
 
     loss: BatchLoss
@@ -82,12 +82,12 @@ class ForwardBackward:
     Attributes:
         place: the iteration's place in its epoch.
         iteration: completed iterations.
-        manifest: what the partitions had when they were built.
+        manifest: checksums of the partitions' first build.
         frozen: parameters of the layout that are not trained now.
         allowance: what tasks may leave out; ``None`` for nothing.
         inner: the steps that a partition takes by itself; ``None`` if it contributes its gradient.
         since: iteration from which on this one may have to run again.
-        tells: whether an error of the module is told as a problem; otherwise it is raised, and Spark tries
+        tells: whether an error of the module is sent as a problem; otherwise it is raised, and Spark tries
             the task again.
     """
 
@@ -162,14 +162,14 @@ class ForwardBackward:
         return Contribution(result, own, changed, before, kept, lost, other)
 
     def _check(self, token: store.Token) -> None:
-        """Check that the partition has the rows that it had when it was built first."""
+        """Check that the partition has the rows of its first build."""
         changed = self.manifest.problem(token)
         if changed is not None:
             rows, expected, reason = (changed[name] for name in ("rows", "expected", "error"))
             raise ProblemError(ChangedPartition(self.iteration, token.partition, rows, expected, reason))
 
     def state_of(self, worker: Worker, partition: int) -> PartitionState | None:
-        """Return where a partition's own state is; ``None`` if it keeps none."""
+        """Return the reader and writer of a partition's own state; ``None`` if it has none."""
         if not worker.spec.partition_state:
             return None
         return PartitionState(worker.partition_files, partition, self.iteration, self.since)
@@ -191,7 +191,7 @@ class ForwardBackward:
         clock: Stopwatch,
         partition: int,
     ) -> tuple[BatchLoss, Gradient, Sequence[Parts]]:
-        """Return loss and gradient, or how far the partition's own steps went, and what it keeps."""
+        """Return the loss, the gradient or pseudo-gradient, and the partition's new state."""
         spec, allowed = worker.spec, self.allowance
         if self.inner is not None and spec.inner is not None:
             went = take_steps(

@@ -25,7 +25,7 @@ from sparkdl.frame import Array, Frame, Packed, Parts
 from sparkdl.held import Held, Owned, Shared
 from sparkdl.nn.flat import FlatModule
 from sparkdl.optim.packed import put_state
-from sparkdl.optim.slice import SliceOptimizer
+from sparkdl.optim.shard_optimizer import ShardOptimizer
 from sparkdl.rows import Rows
 
 _CHANGE = "change"
@@ -44,7 +44,7 @@ class Change:
         counters: new integer and boolean buffers.
         state: frame of the optimizer's state of these elements.
         average: averaged weights, if there are any.
-        reports: what the iterations of the group so far have to report, in their order, as JSON.
+        reports: reports of the group's iterations so far, in their order, as JSON.
         gradient: its combined gradient, if the driver wants it.
     """
 
@@ -80,7 +80,7 @@ class LiveModel:
         counters: flat integer and boolean buffers.
         optimizer: the optimizer of all weights, with its state.
         average: averaged weights, if there are any.
-        reports: what the iterations of the group have to report, in their order, as JSON.
+        reports: reports of the group's iterations, in their order, as JSON.
         gradient: the last iteration's combined gradient, if the driver wanted it.
     """
 
@@ -97,7 +97,7 @@ class LiveModel:
         np.copyto(self.params, arrays["params"])
         self.buffers, self.counters = np.array(arrays["buffers"]), np.array(arrays["counters"])
         state = by_kind.get("state")
-        self.optimizer = SliceOptimizer(
+        self.optimizer = ShardOptimizer(
             spec.rule.optimizer,
             spec.layout,
             0,
@@ -173,7 +173,7 @@ def bring(
         spec: the fixed part of the fit.
         module: the module replica.
         files: what earlier tasks have left on this executor.
-        start: what the group starts from.
+        start: the model from which the group starts.
         version: a version of the group.
 
     Raises:
@@ -264,7 +264,7 @@ def write_base(live: LiveModel, files: LocalStore) -> None:
 
 
 def report(told: Mapping[str, Any]) -> bytes:
-    """Return what an iteration has to report as it is passed on."""
+    """Return the report of an iteration as bytes."""
     return json.dumps(told, separators=(",", ":")).encode()
 
 
@@ -279,7 +279,7 @@ def changes_to_keep(slots: int, *, rows: bool) -> int:
 
 
 def delete_outdated(files: LocalStore, start: Start, version: Version, changes: int) -> None:
-    """Delete the files that neither the group's tasks nor the next group's need, but for the last changes."""
+    """Delete files that neither this group nor the next one needs, except the last changes."""
 
     def outdated(name: str) -> bool:
         which, _, what = name.partition(".")

@@ -25,12 +25,12 @@ from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import BatchLoss
 from sparkdl.optim.reduction import drive
 from sparkdl.optim.rule import UpdateRule
-from sparkdl.optim.slice import SliceOptimizer
+from sparkdl.optim.shard_optimizer import ShardOptimizer
 
 
 @dataclass(frozen=True, slots=True)
 class InnerSteps:
-    """What partitions are told about their own steps in one iteration.
+    """The driver's instructions for the partitions' own steps in one iteration.
 
     Attributes:
         count: how many steps.
@@ -94,15 +94,15 @@ def take_steps(
         replica: the module; its weights are changed.
         batches: rows of each step.
         inner: how to step.
-        steps: what is particular about this iteration.
-        state: what the inner optimizer has left before; fresh without.
+        steps: instructions for this iteration.
+        state: the inner optimizer's state; fresh without.
         compute: leaves the gradient of a batch in the replica and returns its loss.
 
     Returns:
         Where they led; a loss that is not finite ends them early.
     """
     begin = Shared(state) if state is not None else None
-    optimizer = SliceOptimizer(inner.rule.optimizer, inner.layout, 0, inner.layout.numel, begin)
+    optimizer = ShardOptimizer(inner.rule.optimizer, inner.layout, 0, inner.layout.numel, begin)
     with replica.updating() as weights:
         before = weights.numpy().copy()
     used = np.zeros(len(inner.layout.params), np.bool_)

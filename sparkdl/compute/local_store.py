@@ -53,16 +53,17 @@ class LocalStore:
         self.in_memory = in_memory
         self._held: dict[str, Sequence[Parts]] = {}
         self._lent: set[str] = set()
+        self._holding = False
 
     def leave(self, name: str, frames: Sequence[Packed], *, lent: bool = False) -> None:
         """Leave frames for a later task that runs on this executor.
 
         Args:
             name: tells them from others.
-            frames: the frames, whose arrays nobody may change from then on.
+            frames: the frames; their arrays must not change afterwards.
             lent: whether their memory will be used for something else, as :meth:`keep_lent` then says.
         """
-        if self.in_memory and sum(map(frame.size, frames)) <= _MOST_HELD:
+        if (self.in_memory or self._holding) and sum(map(frame.size, frames)) <= _MOST_HELD:
             self._held[name] = [frame.parts(one) for one in frames]
             if lent:
                 self._lent.add(name)
@@ -71,7 +72,7 @@ class LocalStore:
             self.write(name, frames)
 
     def write(self, name: str, frames: Sequence[Packed]) -> None:
-        """Write frames as a file, whoever runs the tasks: their arrays may change afterwards."""
+        """Write frames as a file, with any number of processes: their arrays may change afterwards."""
         write_file(self._path(name), encode(frames))
 
     def read(self, name: str) -> Sequence[Packed] | None:
@@ -83,7 +84,7 @@ class LocalStore:
         return None if data is None else list(decode(data))
 
     def take(self, name: str) -> Sequence[Packed] | None:
-        """Return frames to be changed: from memory nobody gets them once more."""
+        """Return frames that the caller may change; they are removed from memory."""
         return self._held.pop(name, None) or self.read(name)
 
     def forget(self, name: str) -> None:
@@ -94,6 +95,19 @@ class LocalStore:
         """Copy the frames that are still held in memory that is about to be used for something else."""
         for name in self._lent & self._held.keys():
             self._held[name] = [_copy(one) for one in self._held[name]]
+        self._lent.clear()
+
+    def hold(self) -> None:
+        """Hold frames in memory until :meth:`settle`: no other process wants them before."""
+        self._holding = True
+
+    def settle(self) -> None:
+        """Write what is held as files, where other processes run this executor's tasks, too."""
+        self._holding = False
+        if self.in_memory:
+            return
+        for name in list(self._held):
+            self.write(name, self._held.pop(name))
         self._lent.clear()
 
     def link(self, name: str, other: str) -> bool:
@@ -107,7 +121,7 @@ class LocalStore:
         return True
 
     def discard(self, outdated: Callable[[str], bool]) -> None:
-        """Delete what has an outdated name, while other processes do the same.
+        """Delete files with outdated names, while other processes do the same.
 
         Who has mapped a file keeps it.
         """
@@ -122,7 +136,7 @@ class LocalStore:
                     os.unlink(self._path(name))
 
     def forget_all(self, outdated: Callable[[str], bool]) -> None:
-        """Forget what is held in memory and has an outdated name."""
+        """Forget frames in memory with outdated names."""
         for name in [name for name in self._held if outdated(name)]:
             del self._held[name]
 

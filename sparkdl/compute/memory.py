@@ -1,4 +1,4 @@
-"""A Python worker's memory: what is freed is kept for the next iteration, what stays is not searched."""
+"""A Python worker's memory: freed blocks are reused, long-lived objects exempt from garbage collection."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ _LARGE = 16 << 20
 """Blocks of this size and more are mapped: in holes between others few would fit, and each hole is a loss."""
 
 _MOST_FREE = 32 << 20
-"""So much freed memory is kept between two looks at it."""
+"""Freed memory above this size is returned to the system at the next check."""
 
 
 def keep_freed_memory() -> None:
-    """Tell the C library to keep freed memory, but for that of large blocks.
+    """Tell the C library to keep freed memory, except large blocks.
 
     An iteration allocates several times the size of the weights and frees it again: frames, gradients,
-    copies. By default large blocks are mapped afresh each time, and the system fills them with zeros page by
-    page, for 0.7 ms per MB, several times what it takes to write them. The process stays as large as it has
-    once been, but for :func:`trim_memory`; Spark ends it after a minute without a task.
+    copies. By default the C library maps large blocks anew each time, and the system fills them with zeros
+    page by page. This takes 0.7 ms per MB, several times as long as writing them. The process never shrinks,
+    except by :func:`trim_memory`; Spark ends it after a minute without a task.
 
-    Only glibc can be told; with others nothing happens.
+    This works with glibc only; with other libraries nothing happens.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -47,10 +47,10 @@ class _Usage(ctypes.Structure):
 def trim_memory() -> None:
     """Give freed memory back to the system if there is much of it.
 
-    Freed blocks between live ones fit later ones ever less often, so that what is kept grows: by half a MB
-    per iteration of 10 million parameters.
+    New blocks fit less and less often into the holes between live blocks, so the kept memory grows: by half a
+    MB per iteration of 10 million parameters.
 
-    Only glibc can be asked, from 2.33 on; with others nothing happens.
+    This works with glibc 2.33 and later only; with other libraries nothing happens.
     """
     try:
         library = ctypes.CDLL(None)

@@ -1,9 +1,9 @@
-"""What a partition keeps for its own next iteration: a local optimizer's state, what a codec has left out.
+"""A partition's own state between iterations: a local optimizer's state, and the residual of a codec.
 
-It lies as a file where the partition's rows are, one version per iteration, so that an iteration that runs
-again starts from what it started from before. Where it is lost, with an executor or because the iteration
-goes back to a commit, the partition begins with a fresh one; that is counted, and tolerated: averaging over
-partitions makes good for it.
+The state is a file beside the partition's rows, with one version per iteration, so that an iteration that
+runs again starts from the same state. It can be lost, with an executor or because the run goes back to a
+commit. Then the partition begins with a fresh state, and the history counts it. This is tolerated: averaging
+over partitions makes up for it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class PartitionState:
         files: where the files are.
         partition: the partition.
         iteration: completed iterations.
-        since: iteration from which on this one may have to run again.
+        since: first iteration that may have to run again.
     """
 
     files: LocalStore
@@ -36,7 +36,7 @@ class PartitionState:
     since: int
 
     def read(self) -> Mapping[str, Frame] | None:
-        """Return the frames that the iteration before has left, by kind; ``None`` if there are none."""
+        """Return the frames of the iteration before, by kind; ``None`` if there are none."""
         found = self.files.read(self._name(self.iteration))
         if found is None:
             return None
@@ -44,12 +44,12 @@ class PartitionState:
         return {message.meta["kind"]: message for message in frames}
 
     def write(self, frames: Sequence[Parts]) -> None:
-        """Leave frames, each of another kind, for the next iteration."""
+        """Write frames, one of each kind, for the next iteration."""
         self.files.write(self._name(self.iteration + 1), frames)
         self._delete_outdated()
 
     def pass_on(self) -> None:
-        """Leave to the next iteration what the one before has left: this one does nothing."""
+        """Copy the state of the iteration before to the next one: this iteration does not change it."""
         if self.files.link(self._name(self.iteration), self._name(self.iteration + 1)):
             self._delete_outdated()
         elif not self.iteration:  # nothing is lost: there never was anything

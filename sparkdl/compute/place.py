@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl._spark import broadcast_value
+from sparkdl._spark.tasks import broadcast_value
 from sparkdl.compute.spec import FitSpec
 from sparkdl.data import sampler, store
 from sparkdl.data.store import Token
@@ -57,7 +57,7 @@ class Place:
         epoch: completed epochs.
         step: completed iterations of the epoch.
         steps: iterations of the epoch.
-        cursor: what is left of the epoch, if its rows have moved.
+        cursor: the rows that remain in the epoch, if rows have moved.
     """
 
     epoch: int

@@ -67,6 +67,24 @@ class LackingState:
 
 
 @dataclass(frozen=True, slots=True)
+class LostPeer:
+    """A rank could not be reached by another one, or did not answer.
+
+    Attributes:
+        iteration: completed iterations before the group.
+        partition: the rank.
+        reason: what was seen.
+        begun: whether the group had begun, so that what it started from may be overwritten.
+    """
+
+    kind: ClassVar[str] = "peer"
+    iteration: int
+    partition: int
+    reason: str
+    begun: bool
+
+
+@dataclass(frozen=True, slots=True)
 class NonFiniteLoss:
     """The loss of a partition became NaN or infinite.
 
@@ -141,7 +159,7 @@ class FailedModel:
 Fatal = ChangedPartition | NonFiniteLoss | NonFiniteGradient | FailedModel
 """What running the step once more would not mend."""
 
-Problem = MissingPartition | LackingState | Fatal
+Problem = MissingPartition | LackingState | LostPeer | Fatal
 
 _BY_KIND: Mapping[str, type[Problem]] = {
     cls.kind: cls
@@ -149,6 +167,7 @@ _BY_KIND: Mapping[str, type[Problem]] = {
         MissingPartition,
         ChangedPartition,
         LackingState,
+        LostPeer,
         NonFiniteLoss,
         NonFiniteGradient,
         FailedModel,

@@ -26,7 +26,7 @@ class FitSpec:
 
     Attributes:
         module: the module with its initial weights.
-        objective: what is minimised.
+        objective: the loss.
         rule: regularisers, clipping and optimizer.
         combine: how the partitions' gradients become one.
         averaging: whether an average of the weights is kept.
@@ -72,10 +72,10 @@ class FitSpec:
 
     @property
     def error_feedback(self) -> bool:
-        """Whether a partition adds what its codec leaves out to its next gradient."""
+        """Whether a partition adds its codec's residual to its next gradient."""
         return has_error_feedback(self.gradient_codec)
 
     @property
     def partition_state(self) -> bool:
-        """Whether a partition keeps anything for its own next iteration."""
+        """Whether partitions have their own state between iterations."""
         return self.error_feedback or (self.inner is not None and self.inner.stateful)

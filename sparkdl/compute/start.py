@@ -1,4 +1,4 @@
-"""What a group of iterations starts from, as its tasks are told."""
+"""The start of a group of iterations, as it is sent to its tasks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sparkdl import frame
-from sparkdl._spark import broadcast_value
+from sparkdl._spark.tasks import broadcast_value
 from sparkdl.compute.local_store import LocalStore, decode
 from sparkdl.data.manifest import Manifest
 from sparkdl.frame import Frame, Packed
@@ -48,7 +48,7 @@ class Version:
 
     @property
     def name(self) -> str:
-        """Name of what an executor has of it; names of parts follow after a dot."""
+        """Name of its files on an executor; names of parts follow after a dot."""
         return f"{self.generation}-{self.iteration}"
 
     def part(self, what: str) -> str:
@@ -58,17 +58,17 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a group of iterations starts from.
+    """The start of a group of iterations.
 
     Attributes:
         version: the model's version.
         generation: generation of the versions that the group makes.
         weights: frame of its weights; ``None`` if the executors have it.
         kept: whether anything stays with the weights between iterations.
-        manifest: what the partitions had when they were built.
-        seed: what stays with them, whole or one for each shard; empty if the executors have it, or there
-            is nothing.
-        local: whether what a rank sends to itself stays on its executor.
+        manifest: checksums of the partitions' first build.
+        seed: state of the weights, whole or one per shard; empty if the executors have it, or there
+            is none.
+        local: whether messages of a rank to itself stay on its executor.
     """
 
     version: Version
@@ -101,7 +101,7 @@ class Start:
         return frame.unpack(found[0]) if found is not None else None
 
     def load(self, files: LocalStore) -> tuple[Frame, Sequence[Frame]] | None:
-        """Return the weights and what stays with them; ``None`` if this executor does not have both."""
+        """Return the weights and their state; ``None`` if this executor lacks one of them."""
         if self.whole:
             weights = self.load_weights(files)
             assert weights is not None
@@ -113,7 +113,7 @@ class Start:
         return weights, kept
 
     def seed_of(self, shard: int) -> Iterator[Frame]:
-        """Read what stays with a shard, to be overwritten."""
+        """Read the state of a shard, to be overwritten."""
         return (frame.unpack(data, writable=True) for data in _decoded(self.seed[shard].read(once=True)))
 
 

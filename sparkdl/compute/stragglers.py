@@ -1,4 +1,4 @@
-"""What a slow task may leave out of its share of a batch."""
+"""How many rows a slow task may leave out."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """What the tasks of one iteration may leave out.
+    """The rows that tasks of one iteration may leave out.
 
     Attributes:
         chunks: pieces in which a task goes through its rows.
-        deadline: seconds from a task's start after which it begins no other piece; ``None`` for no end.
-        taken: rows that each partition took when the iteration ran before, for those that left some out.
+        deadline: seconds after a task's start; later it begins no further piece. ``None`` for no deadline.
+        taken: for a replay, the rows that each partition took before, for partitions that left some out.
         most: largest share of all rows that may be missing.
     """
 
@@ -27,7 +27,7 @@ class Allowance:
         return max(1, -(-rows // self.chunks))
 
     def ends(self, partition: int, done: int, seconds: float) -> bool:
-        """Return whether a task that has done some of its rows is to leave out the others."""
+        """Return whether a task that has done some of its rows must leave out the others."""
         if partition in self.taken:
             return done >= self.taken[partition]
         return self.deadline is not None and seconds > self.deadline

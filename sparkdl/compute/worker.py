@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from sparkdl import buffers
-from sparkdl._spark import broadcast_value, task_resources
+from sparkdl._spark.tasks import broadcast_value, task_resources
 from sparkdl.compute.live_model import LiveModel
 from sparkdl.compute.local_store import LocalStore, fit_folder
 from sparkdl.compute.memory import exempt_objects, keep_freed_memory, trim_memory
@@ -121,7 +121,7 @@ class FitRef:
 
 
 def forget_fit(fit_id: str) -> None:
-    """Delete what a fit has left on this executor and in this process."""
+    """Delete a fit's files on this executor and its objects in this process."""
     for store in (*_files.pop(fit_id, ()), LocalStore(fit_folder(fit_id), in_memory=False)):
         store.delete()
     if _workers.pop(fit_id, None) is not None:

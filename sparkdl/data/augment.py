@@ -1,13 +1,13 @@
 """Random flips and crops of image batches, and their normalisation.
 
-Each is a module from a batch to a batch, so ``nn.Sequential`` joins them, and what it gives serves as the
+Each is a module from a batch to a batch. Join them by ``nn.Sequential``, and use the result as the
 ``transform`` of a :class:`~sparkdl.data.dataset.Dataset`::
 
     Dataset.from_dataframe(df, features="image", label="label", transform=nn.Sequential(
         RandomCrop(padding=4), RandomFlip(), Normalize(mean, std)))
 
-Every row of a batch is drawn for itself, from torch's global generator, which each task seeds: a training
-run is repeatable. As with dropout, ``eval()`` switches off what is random.
+Each row of a batch has its own random numbers, from torch's global generator. Each task seeds the generator,
+so a training run is repeatable. As with dropout, ``eval()`` turns randomness off.
 """
 
 from __future__ import annotations

@@ -66,10 +66,10 @@ class Column:
 
 
 def tensor_metadata(shape: tuple[int, ...], dtype: str) -> dict[str, Any]:
-    """Return metadata that say of a DataFrame's column what a :class:`Column` would say.
+    """Return a DataFrame column's metadata with the shape and dtype of a :class:`Column`.
 
-    Spark keeps metadata through selections, filters and Parquet files, so that whoever reads such a
-    column need not be told its shape: ``df.withColumn("x", expression.alias("x", metadata=...))``.
+    Spark keeps metadata through selections, filters and Parquet files, so readers of such a
+    column know its shape: ``df.withColumn("x", expression.alias("x", metadata=...))``.
 
     Args:
         shape: shape of one row's tensor.

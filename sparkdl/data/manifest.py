@@ -1,4 +1,4 @@
-"""What a partition store held when it was built, to compare with what is read from the source again.
+"""Checksums of a partition store's first build, to compare with rows that are read again.
 
 Spark builds a partition again when its executor is lost. If the source has changed meanwhile, other rows
 come, and an epoch would see some rows twice and others never. So each token has two checksums: of its rows'
@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl import frame
-from sparkdl._spark import Task
+from sparkdl._spark.frames import Task
 from sparkdl.data.store import Token
 from sparkdl.exceptions import DataError
 from sparkdl.frame import Parts
@@ -43,7 +43,7 @@ class Manifest:
         return cls(np.array([(t.rows, t.positions, t.content) for t in tokens], "<u8").tobytes())
 
     def problem(self, token: Token) -> dict[str, Any] | None:
-        """Return what is wrong with a partition's rows, for the driver; ``None`` if they are as expected."""
+        """Return how a partition's rows differ from the first build; ``None`` if they do not."""
         rows, positions, _ = self._of(token)
         if (rows, positions) == (token.rows, token.positions):
             return None

@@ -47,7 +47,7 @@ class PartitionMissingError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Where a partition of the store is, and what is in it.
+    """The path and content of a partition of the store.
 
     Attributes:
         store: id of the Dataset's store.
@@ -57,7 +57,7 @@ class Token:
         executor: id of the executor that wrote it.
         columns: (key, dtype, row shape) of each column; empty for a partition without rows.
         error: why the partition could not be written; empty if it was.
-        positions: checksum of the rows' positions in the source, whatever their order.
+        positions: checksum of the rows' positions in the source, independent of their order.
         content: checksum of the columns' bytes.
     """
 
@@ -275,6 +275,6 @@ def missing(partition: int) -> Parts:
 
 
 def delete_store(store: str) -> None:
-    """Remove what is on this executor of a store: partitions, also those that were built again elsewhere."""
+    """Remove a store's files from this executor, also of partitions that were rebuilt elsewhere."""
     for folder in local_folders():
         shutil.rmtree(folder / _FOLDER / store, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Which metrics a validation computes, what they are called and what they are given."""
+"""The metrics of a validation, with their names and arguments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LOSS = "loss"
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """A metric and what it is given.
+    """A metric and its arguments.
 
     Sample weights reach the loss only: torchmetrics counts every row once.
 

@@ -14,12 +14,23 @@ from sparkdl.nn.objective import Loss
 from sparkdl.optim.clip import ClipByNorm, ClipByValue
 from sparkdl.optim.groups import ParamGroup
 from sparkdl.optim.spec import Optimizers
-from sparkdl.train.hooks import Hook
+from sparkdl.train.hooks.base import Hook
 from sparkdl.train.schedule import Schedule
 
 Factory = Callable[..., nn.Module]
 
-ATTRIBUTES = ("module", "loss", "optimizer", "schedule", "metrics", "hooks", "groups", "clip", "options")
+ATTRIBUTES: Mapping[str, Any] = {
+    "module": None,
+    "loss": None,
+    "optimizer": None,
+    "schedule": None,
+    "metrics": None,
+    "hooks": (),
+    "groups": (),
+    "clip": None,
+    "options": None,
+}
+"""The attributes, and what a constructor takes by default."""
 
 _EMPTY: Mapping[str, Any] = {"hooks": (), "groups": (), "options": {}}
 
@@ -49,13 +60,8 @@ class HasAttributes(Params):
         self.clip = None
         self.options = _EMPTY["options"]
 
-    def setParams(self, **values: Any) -> Self:
-        """Set Params and attributes by the names that the constructor has.
-
-        Raises:
-            TypeError: if there is no such Param or attribute, or a value has the wrong type.
-            ConfigError: if a value cannot work.
-        """
+    def _take(self, **values: Any) -> Self:
+        """Set Params and attributes by the names that the constructor has."""
         for name, value in values.items():
             if name in ATTRIBUTES:
                 setattr(self, name, _EMPTY.get(name) if value is None else value)
@@ -67,39 +73,39 @@ class HasAttributes(Params):
 
     def setModule(self, value: nn.Module | Factory | None) -> Self:
         """Set the module, or the factory that makes it of its hyper-parameters."""
-        return self.setParams(module=value)
+        return self._take(module=value)
 
     def setLoss(self, value: Loss | None) -> Self:
         """Set the loss, ``loss(output, label)``: a scalar mean over the batch, or one value per row."""
-        return self.setParams(loss=value)
+        return self._take(loss=value)
 
     def setOptimizer(self, value: Optimizers | None) -> Self:
         """Set the optimizer: a factory, such as ``partial(torch.optim.SGD, lr=0.1)``."""
-        return self.setParams(optimizer=value)
+        return self._take(optimizer=value)
 
     def setSchedule(self, value: Schedule | None) -> Self:
         """Set the learning-rate schedule, as of :class:`sparkdl.Trainer`."""
-        return self.setParams(schedule=value)
+        return self._take(schedule=value)
 
     def setMetrics(self, value: Any) -> Self:
         """Set the metrics of validations, as of :class:`sparkdl.Trainer`."""
-        return self.setParams(metrics=value)
+        return self._take(metrics=value)
 
     def setHooks(self, value: Sequence[Hook]) -> Self:
         """Set the hooks. Fits with param maps work on copies of them."""
-        return self.setParams(hooks=value)
+        return self._take(hooks=value)
 
     def setGroups(self, value: Sequence[ParamGroup]) -> Self:
         """Set groups of parameters with hyper-parameters of their own."""
-        return self.setParams(groups=value)
+        return self._take(groups=value)
 
     def setClip(self, value: ClipByValue | ClipByNorm | None) -> Self:
         """Set how gradients are clipped; gradientClipNorm is short for ``ClipByNorm``."""
-        return self.setParams(clip=value)
+        return self._take(clip=value)
 
     def setOptions(self, value: Mapping[str, Any]) -> Self:
         """Set further options of :class:`sparkdl.Trainer`, such as ``{"averaging": EMA(0.999)}``."""
-        return self.setParams(options=value)
+        return self._take(options=value)
 
     def copy(self, extra: Mapping[Param[Any], Any] | None = None) -> Self:
         """Return a copy with the same uid and some other values.

@@ -28,12 +28,12 @@ from sparkdl.ml.training_params import HasTrainingSetters
 from sparkdl.nn.batch import group
 from sparkdl.nn.lightning import is_lightning
 from sparkdl.nn.objective import Loss
+from sparkdl.nn.saved.source import ModuleSource
 from sparkdl.nn.signature import Signature
-from sparkdl.nn.source import ModuleSource
 from sparkdl.optim.clip import ClipByNorm
 from sparkdl.optim.spec import Optimizers
-from sparkdl.train.callbacks import EarlyStopping
-from sparkdl.train.checkpointing import Checkpoint
+from sparkdl.train.hooks.callbacks import EarlyStopping
+from sparkdl.train.hooks.checkpoint import Checkpoint
 from sparkdl.train.leaving import ErrorsCarryResult
 from sparkdl.train.trainer import Trainer
 from sparkdl.train.triggers import MaxEpoch, MaxIteration, Trigger
@@ -266,6 +266,7 @@ class FitsTorch(HasAttributes, HasTrainingSetters, HasInputs, HasHyper, TorchWri
             "micro_batch_size": value_of(self, self.microBatchSize),
             "precision": self.getPrecision(),
             "gradient_codec": self.getCodec(),
+            "transport": self.getTransport(),
             "clip": self.clip if norm is None else ClipByNorm(norm),
             "schedule": self.schedule,
             "metrics": self.metrics,

@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, Self
+from typing import Self, Unpack
 
 from pyspark import keyword_only
 from pyspark.ml import Estimator
 from pyspark.ml.classification import ProbabilisticClassifier
-from pyspark.ml.param import Param
 from pyspark.ml.regression import Regressor
 from torch import nn
 
 from sparkdl.data.columns import Column, Columns
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml import converters, fitting
-from sparkdl.ml.attributes import Factory
+from sparkdl.ml.attributes import ATTRIBUTES
 from sparkdl.ml.base import FitsTorch, Plan, Rows
+from sparkdl.ml.entries import Entry, constructed_by, getter, setter
+from sparkdl.ml.keywords import ClassifierKeywords, EstimatorKeywords, RegressorKeywords
 from sparkdl.ml.model import TorchClassificationModel, TorchModel, TorchRegressionModel, classes_of
 from sparkdl.ml.outputs import check_thresholds
-from sparkdl.ml.params import HasClassOutputs, HasOutputs, HasPrediction, make_param, value_of
+from sparkdl.ml.params import HasClassOutputs, HasOutputs, HasPrediction, value_of
 from sparkdl.ml.training_params import HasScaling
 from sparkdl.nn.lightning import is_lightning
 from sparkdl.nn.losses import binary_cross_entropy, cross_entropy, squared_error
-from sparkdl.nn.mlp import MLP
-from sparkdl.nn.objective import Loss
-from sparkdl.nn.source import ModuleSource
-from sparkdl.optim.clip import ClipByNorm, ClipByValue
-from sparkdl.optim.groups import ParamGroup
-from sparkdl.optim.spec import Optimizers
-from sparkdl.train.hooks import Hook
-from sparkdl.train.schedule import Schedule
+from sparkdl.nn.models.mlp import MLP
+from sparkdl.nn.saved.source import ModuleSource
 
 
+@constructed_by(EstimatorKeywords, ATTRIBUTES)
 class TorchEstimator(FitsTorch, HasOutputs, Estimator[TorchModel]):
     """Fits any module to columns.
 
@@ -62,68 +57,29 @@ class TorchEstimator(FitsTorch, HasOutputs, Estimator[TorchModel]):
     """
 
     _model_class = TorchModel
-    _input_kwargs: dict[str, Any]
 
-    labelCols: Param[list[str]] = make_param(
+    labelCols = Entry(
         "labelCols",
         "columns for a loss with several labels, which gets them as a tuple; used instead of labelCol.",
         converters.names("labelCols"),
     )
 
+    getLabelCols = getter(labelCols)
+    setLabelCols = setter(labelCols)
+
     @keyword_only
-    def __init__(
-        self,
-        *,
-        module: nn.Module | Factory | None = None,
-        loss: Loss | None = None,
-        optimizer: Optimizers | None = None,
-        schedule: Schedule | None = None,
-        metrics: Any = None,
-        hooks: Sequence[Hook] = (),
-        groups: Sequence[ParamGroup] = (),
-        clip: ClipByValue | ClipByNorm | None = None,
-        options: Mapping[str, Any] | None = None,
-        featuresCol: str = "features",
-        featuresCols: list[str] | None = None,
-        inputNames: list[str] | str | None = None,
-        inputShapes: list[list[int] | None] | list[int] | None = None,
-        inputTypes: list[str | None] | str | None = None,
-        handleInvalid: str = "error",
-        labelCol: str = "label",
-        labelCols: list[str] | None = None,
-        weightCol: str | None = None,
-        predictionCol: str = "prediction",
-        outputCols: list[str] | None = None,
-        learningRate: float = 1e-3,
-        batchSize: int = 32,
-        maxEpochs: int = 20,
-        maxIter: int | None = None,
-        seed: int = 0,
-        shuffle: bool = True,
-        numPartitions: int | None = None,
-        microBatchSize: int | None = None,
-        precision: str = "fp32",
-        codec: str = "fp32",
-        gradientClipNorm: float | None = None,
-        validationFraction: float = 0.0,
-        validationIndicatorCol: str | None = None,
-        monitor: str | None = None,
-        earlyStoppingPatience: int | None = None,
-        checkpointPath: str | None = None,
-        resume: bool = False,
-        inferenceBatchSize: int | None = None,
-        verbose: bool = False,
-    ) -> None:
+    def __init__(self, **params: Unpack[EstimatorKeywords]) -> None:
         super().__init__()
-        self.setParams(**self._input_kwargs)
+        self.setParams(**params)
 
-    def setLabelCols(self, value: list[str]) -> Self:
-        """Sets the value of :py:attr:`labelCols`."""
-        return self._set(labelCols=value)
+    def setParams(self, **params: Unpack[EstimatorKeywords]) -> Self:
+        """Set Params and attributes by the names that the constructor has.
 
-    def getLabelCols(self) -> list[str]:
-        """Gets the value of labelCols."""
-        return self.getOrDefault(self.labelCols)
+        Raises:
+            TypeError: if there is no such Param or attribute, or a value has the wrong type.
+            ConfigError: if a value cannot work.
+        """
+        return self._take(**params)
 
     def _label_to_look_at(self) -> Columns | None:
         return value_of(self, self.labelCols) or self.getLabelCol() or None
@@ -150,10 +106,11 @@ class TorchEstimator(FitsTorch, HasOutputs, Estimator[TorchModel]):
         )
 
 
+@constructed_by(ClassifierKeywords, ATTRIBUTES)
 class TorchClassifier(FitsTorch, HasClassOutputs, HasScaling, ProbabilisticClassifier):
     """Fits a classifier: a module that gives one logit per class, or a single one for two classes.
 
-    Without a module it is a small multilayer perceptron, :class:`sparkdl.nn.mlp.MLP`, on standardised
+    Without a module it is a small multilayer perceptron, :class:`sparkdl.nn.MLP`, on standardised
     features, whose ``hidden``, ``activation`` and ``dropout`` are Params that :meth:`hyper` returns. Labels
     are integers from 0. The number of classes is what the label column's metadata says (StringIndexer
     writes it), else the largest label and one, up to 1,000 classes; more are told by ``setHyper(outputs=)``.
@@ -173,61 +130,20 @@ class TorchClassifier(FitsTorch, HasClassOutputs, HasScaling, ProbabilisticClass
     """
 
     _model_class = TorchClassificationModel
-    _input_kwargs: dict[str, Any]
 
     @keyword_only
-    def __init__(
-        self,
-        *,
-        module: nn.Module | Factory | None = None,
-        loss: Loss | None = None,
-        optimizer: Optimizers | None = None,
-        schedule: Schedule | None = None,
-        metrics: Any = None,
-        hooks: Sequence[Hook] = (),
-        groups: Sequence[ParamGroup] = (),
-        clip: ClipByValue | ClipByNorm | None = None,
-        options: Mapping[str, Any] | None = None,
-        featuresCol: str = "features",
-        featuresCols: list[str] | None = None,
-        inputNames: list[str] | str | None = None,
-        inputShapes: list[list[int] | None] | list[int] | None = None,
-        inputTypes: list[str | None] | str | None = None,
-        handleInvalid: str = "error",
-        labelCol: str = "label",
-        weightCol: str | None = None,
-        predictionCol: str = "prediction",
-        probabilityCol: str = "probability",
-        rawPredictionCol: str = "rawPrediction",
-        thresholds: list[float] | None = None,
-        standardization: bool = True,
-        learningRate: float = 2e-3,
-        batchSize: int = 32,
-        maxEpochs: int = 20,
-        maxIter: int | None = None,
-        seed: int = 0,
-        shuffle: bool = True,
-        numPartitions: int | None = None,
-        microBatchSize: int | None = None,
-        precision: str = "fp32",
-        codec: str = "fp32",
-        gradientClipNorm: float | None = None,
-        validationFraction: float = 0.0,
-        validationIndicatorCol: str | None = None,
-        monitor: str | None = None,
-        earlyStoppingPatience: int | None = None,
-        checkpointPath: str | None = None,
-        resume: bool = False,
-        inferenceBatchSize: int | None = None,
-        verbose: bool = False,
-    ) -> None:
+    def __init__(self, **params: Unpack[ClassifierKeywords]) -> None:
         super().__init__()
-        self._setDefault(learningRate=2e-3)
-        self.setParams(**self._input_kwargs)
+        self.setParams(**params)
 
-    def setStandardization(self, value: bool) -> Self:
-        """Sets the value of :py:attr:`standardization`."""
-        return self._set(standardization=value)
+    def setParams(self, **params: Unpack[ClassifierKeywords]) -> Self:
+        """Set Params and attributes by the names that the constructor has.
+
+        Raises:
+            TypeError: if there is no such Param or attribute, or a value has the wrong type.
+            ConfigError: if a value cannot work.
+        """
+        return self._take(**params)
 
     def _label_to_look_at(self) -> Columns | None:
         return self.getLabelCol()
@@ -281,10 +197,11 @@ class TorchClassifier(FitsTorch, HasClassOutputs, HasScaling, ProbabilisticClass
         return module, source
 
 
+@constructed_by(RegressorKeywords, ATTRIBUTES)
 class TorchRegressor(FitsTorch, HasPrediction, HasScaling, Regressor[TorchRegressionModel]):
     """Fits a regression: a module that gives one value per row, or as many as the label column's arrays have.
 
-    Without a module it is a small multilayer perceptron, :class:`sparkdl.nn.mlp.MLP`, on standardised
+    Without a module it is a small multilayer perceptron, :class:`sparkdl.nn.MLP`, on standardised
     features and labels, whose ``hidden``, ``activation`` and ``dropout`` are Params that :meth:`hyper`
     returns.
 
@@ -302,58 +219,20 @@ class TorchRegressor(FitsTorch, HasPrediction, HasScaling, Regressor[TorchRegres
     """
 
     _model_class = TorchRegressionModel
-    _input_kwargs: dict[str, Any]
 
     @keyword_only
-    def __init__(
-        self,
-        *,
-        module: nn.Module | Factory | None = None,
-        loss: Loss | None = None,
-        optimizer: Optimizers | None = None,
-        schedule: Schedule | None = None,
-        metrics: Any = None,
-        hooks: Sequence[Hook] = (),
-        groups: Sequence[ParamGroup] = (),
-        clip: ClipByValue | ClipByNorm | None = None,
-        options: Mapping[str, Any] | None = None,
-        featuresCol: str = "features",
-        featuresCols: list[str] | None = None,
-        inputNames: list[str] | str | None = None,
-        inputShapes: list[list[int] | None] | list[int] | None = None,
-        inputTypes: list[str | None] | str | None = None,
-        handleInvalid: str = "error",
-        labelCol: str = "label",
-        weightCol: str | None = None,
-        predictionCol: str = "prediction",
-        standardization: bool = True,
-        learningRate: float = 2e-3,
-        batchSize: int = 32,
-        maxEpochs: int = 20,
-        maxIter: int | None = None,
-        seed: int = 0,
-        shuffle: bool = True,
-        numPartitions: int | None = None,
-        microBatchSize: int | None = None,
-        precision: str = "fp32",
-        codec: str = "fp32",
-        gradientClipNorm: float | None = None,
-        validationFraction: float = 0.0,
-        validationIndicatorCol: str | None = None,
-        monitor: str | None = None,
-        earlyStoppingPatience: int | None = None,
-        checkpointPath: str | None = None,
-        resume: bool = False,
-        inferenceBatchSize: int | None = None,
-        verbose: bool = False,
-    ) -> None:
+    def __init__(self, **params: Unpack[RegressorKeywords]) -> None:
         super().__init__()
-        self._setDefault(learningRate=2e-3)
-        self.setParams(**self._input_kwargs)
+        self.setParams(**params)
 
-    def setStandardization(self, value: bool) -> Self:
-        """Sets the value of :py:attr:`standardization`."""
-        return self._set(standardization=value)
+    def setParams(self, **params: Unpack[RegressorKeywords]) -> Self:
+        """Set Params and attributes by the names that the constructor has.
+
+        Raises:
+            TypeError: if there is no such Param or attribute, or a value has the wrong type.
+            ConfigError: if a value cannot work.
+        """
+        return self._take(**params)
 
     def _label_to_look_at(self) -> Columns | None:
         return self.getLabelCol()

@@ -15,7 +15,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BinaryType
 
-from sparkdl._spark import is_job_failure, task_error
+from sparkdl._spark.errors import is_job_failure, task_error
+from sparkdl._spark.session import is_classic
 from sparkdl.data.columns import name_id
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.tables import check_dataframe, check_no_stream
@@ -38,7 +39,7 @@ def check_classic(name: str, df: DataFrame) -> None:
         DataError: if it is no DataFrame of Spark, or a stream.
     """
     check_dataframe(df, f"{name}.fit")
-    if not hasattr(df, "_jdf"):
+    if not is_classic(df):
         raise ConfigError(
             f"{name}.fit needs a classic Spark session, for Spark Connect has no RDDs, which training is "
             "made of: fit and save the model in a classic session; loading and transform() work here too",

@@ -1,22 +1,24 @@
-"""Loading whatever Spark ML has saved, after a look at the classes that it names."""
+"""Loads anything that Spark ML saved, after a check of the classes that it names."""
 
 from __future__ import annotations
 
 import json
 import posixpath
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import pyspark
 from pyspark.ml.util import DefaultParamsReader
 from pyspark.sql import SparkSession
 
+from sparkdl._spark.folders import Folders
+from sparkdl._spark.session import is_classic
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml import trusting
 from sparkdl.ml.stored import literal
-from sparkdl.nn.integrity import unique_names
-from sparkdl.nn.trust import Entry, Trust
+from sparkdl.nn.saved.integrity import unique_names
+from sparkdl.nn.saved.trust import Entry, Trust
 
 _METADATA = "metadata"  # Spark's folder in that of each stage
 _SPARKS = re.compile(r"(org\.apache\.spark|pyspark)\.ml(\.[a-z_]+)*\.[A-Z]\w*")
@@ -59,10 +61,10 @@ def load(path: str, *, trust: Entry | Iterable[Entry] = ()) -> Any:
             code="config-saved",
         )
     spark = SparkSession.active()
-    if not hasattr(spark, "_jsparkSession"):
+    if not is_classic(spark):
         raise ConfigError("load() needs a classic Spark session; load single models with their own class")
     names = Trust.of(trust) | trusting.trusted()
-    folders = list(_stages(spark, path))
+    folders = list(Folders(spark, path).holding(path, _METADATA))
     if not folders:
         raise ConfigError(f"path={path!r}: nothing complete was saved there", code="config-saved")
     for folder in folders:
@@ -88,20 +90,3 @@ def _check(text: str, folder: str, trust: Trust) -> None:
     if name not in _OWN and (not _SPARKS.fullmatch(name) or name.endswith(_ANY_SQL)):
         module, _, cls = name.rpartition(".")
         trust.check(f"{module}:{cls}")
-
-
-def _stages(spark: SparkSession, path: str) -> Iterator[str]:
-    """Iterate over the folders below a path that hold metadata."""
-    jvm: Any = spark._jvm
-    session: Any = spark._jsparkSession
-    root = jvm.org.apache.hadoop.fs.Path(path)
-    fs = root.getFileSystem(session.sessionState().newHadoopConf())
-    if not fs.exists(root):
-        return
-    files = fs.listFiles(root, True)
-    seen = set()
-    while files.hasNext():
-        folder = files.next().getPath().getParent()
-        if folder.getName() == _METADATA and folder.toString() not in seen:
-            seen.add(folder.toString())
-            yield folder.getParent().toString()

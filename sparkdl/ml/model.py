@@ -25,8 +25,8 @@ from sparkdl.ml.persistence import TorchReadable, TorchWritable
 from sparkdl.ml.summary import TrainingSummary
 from sparkdl.ml.training_params import HasTraining
 from sparkdl.nn.batch import call, group
+from sparkdl.nn.saved.source import ModuleSource
 from sparkdl.nn.signature import Signature, TensorSpec
-from sparkdl.nn.source import ModuleSource
 
 
 class _Trained(HasTraining, HasInputs, TorchWritable, TorchReadable):
@@ -139,7 +139,7 @@ class _Trained(HasTraining, HasInputs, TorchWritable, TorchReadable):
 
         It takes the features columns and returns the prediction, or an array where the module gives one.
         """
-        from sparkdl.ml.udf import as_udf
+        from sparkdl.ml.sql import as_udf
 
         return as_udf(self)
 

@@ -5,7 +5,7 @@ Params hold JSON values only; what else an estimator needs (module, loss, optimi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self, TypeVar
 
 from pyspark.ml.param import Param, Params
@@ -21,13 +21,10 @@ from pyspark.ml.param.shared import (
 from sparkdl.data.columns import Column, Columns
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml import converters
+from sparkdl.ml.entries import Entry, HasEntries, getter, setter
 
 T = TypeVar("T")
-
-
-def make_param(name: str, doc: str, convert: Callable[[Any], T]) -> Param[T]:
-    """Return a Param for the body of a class."""
-    return Param(Params._dummy(), name, doc, typeConverter=convert)
+_MAY_BE_EMPTY = "an empty name leaves the column out"
 
 
 def value_of(instance: Params, param: Param[T]) -> T | None:
@@ -35,77 +32,58 @@ def value_of(instance: Params, param: Param[T]) -> T | None:
     return instance.getOrDefault(param) if instance.isDefined(param) else None
 
 
-class HasInputs(HasFeaturesCol, HasHandleInvalid):
+class HasInputs(HasEntries, HasFeaturesCol, HasHandleInvalid):
     """Mixin for the columns that become the module's inputs."""
 
-    featuresCols: Param[list[str]] = make_param(
+    featuresCol = Entry.of(HasFeaturesCol.featuresCol, "features")
+    featuresCols = Entry(
         "featuresCols",
         "columns of a module with several inputs, in the order of its forward method; used instead of "
         "featuresCol.",
         converters.names("featuresCols"),
     )
-    inputNames: Param[list[str]] = make_param(
+    inputNames = Entry(
         "inputNames",
         "name of the module's argument by features column, for a module that is called with named inputs; by "
         "position if not set.",
         converters.arguments("inputNames"),
     )
-    inputShapes: Param[list[list[int] | None]] = make_param(
+    inputShapes = Entry(
         "inputShapes",
         "shape of one row's tensor by features column, for vectors, flat arrays and binary columns that are "
         "to be reshaped; null for those that stay.",
         converters.shapes,
     )
-    inputTypes: Param[list[str | None]] = make_param(
+    inputTypes = Entry(
         "inputTypes",
         "numpy dtype of the tensor by features column; null for the default: integers become int64, other "
         "numbers and vectors float32, bytes uint8.",
         converters.types,
     )
-    handleInvalid: Param[str] = make_param(
+    handleInvalid = Entry(
         "handleInvalid",
         "how to handle rows with null in a features column (in a fit, any column it reads). Options are "
         "error (throw an error), skip (leave the rows out), keep (transform: outputs are null; fit: as "
         "skip).",
         converters.one_of("handleInvalid", "error", "skip", "keep"),
+        "error",
     )
-    inferenceBatchSize: Param[int] = make_param(
+    inferenceBatchSize = Entry(
         "inferenceBatchSize",
         "rows per forward pass in transform; chosen from the size of a row if not set.",
         converters.whole("inferenceBatchSize", 1, "rows per forward pass"),
     )
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._setDefault(handleInvalid="error")
+    getFeaturesCols = getter(featuresCols)
+    getInputNames = getter(inputNames)
+    getInputShapes = getter(inputShapes)
+    getInputTypes = getter(inputTypes)
+    getInferenceBatchSize = getter(inferenceBatchSize)
 
-    def getFeaturesCols(self) -> list[str]:
-        """Gets the value of featuresCols."""
-        return self.getOrDefault(self.featuresCols)
-
-    def getInputNames(self) -> list[str]:
-        """Gets the value of inputNames."""
-        return self.getOrDefault(self.inputNames)
-
-    def getInputShapes(self) -> list[list[int] | None]:
-        """Gets the value of inputShapes."""
-        return self.getOrDefault(self.inputShapes)
-
-    def getInputTypes(self) -> list[str | None]:
-        """Gets the value of inputTypes."""
-        return self.getOrDefault(self.inputTypes)
-
-    def getInferenceBatchSize(self) -> int:
-        """Gets the value of inferenceBatchSize."""
-        return self.getOrDefault(self.inferenceBatchSize)
-
-    def setFeaturesCol(self, value: str) -> Self:
-        """Sets the value of :py:attr:`featuresCol`."""
-        return self._set(featuresCol=value)
-
-    def setFeaturesCols(self, value: list[str]) -> Self:
-        """Sets the value of :py:attr:`featuresCols`."""
-        return self._set(featuresCols=value)
+    setFeaturesCol = setter(featuresCol)
+    setFeaturesCols = setter(featuresCols)
+    setHandleInvalid = setter(handleInvalid)
+    setInferenceBatchSize = setter(inferenceBatchSize)
 
     def setInputNames(self, value: list[str] | str) -> Self:
         """Sets the value of :py:attr:`inputNames`; one name is short for a list of one."""
@@ -118,14 +96,6 @@ class HasInputs(HasFeaturesCol, HasHandleInvalid):
     def setInputTypes(self, value: list[str | None] | str) -> Self:
         """Sets the value of :py:attr:`inputTypes`; one dtype is short for a list of one."""
         return self._set(inputTypes=value)
-
-    def setHandleInvalid(self, value: str) -> Self:
-        """Sets the value of :py:attr:`handleInvalid`."""
-        return self._set(handleInvalid=value)
-
-    def setInferenceBatchSize(self, value: int) -> Self:
-        """Sets the value of :py:attr:`inferenceBatchSize`."""
-        return self._set(inferenceBatchSize=value)
 
     def featuresNames(self) -> list[str]:
         """Return the names of the columns that become the module's inputs, in order."""
@@ -169,46 +139,37 @@ def _one_each(name: str, values: Sequence[Any] | None, columns: Sequence[str]) -
     return [None] * len(columns) if values is None else values
 
 
-class HasPrediction(HasPredictionCol):
+class HasPrediction(HasEntries, HasPredictionCol):
     """Mixin for the column with the prediction."""
 
-    def setPredictionCol(self, value: str) -> Self:
-        """Sets the value of :py:attr:`predictionCol`; an empty name leaves the column out."""
-        return self._set(predictionCol=value)
+    predictionCol = Entry.of(HasPredictionCol.predictionCol, "prediction")
+
+    setPredictionCol = setter(predictionCol, _MAY_BE_EMPTY)
 
 
 class HasClassOutputs(HasProbabilityCol, HasThresholds, HasRawPredictionCol, HasPrediction):
     """Mixin for the columns that a classifier adds."""
 
-    def setRawPredictionCol(self, value: str) -> Self:
-        """Sets the value of :py:attr:`rawPredictionCol`; an empty name leaves the column out."""
-        return self._set(rawPredictionCol=value)
+    probabilityCol = Entry.of(HasProbabilityCol.probabilityCol, "probability")
+    rawPredictionCol = Entry.of(HasRawPredictionCol.rawPredictionCol, "rawPrediction")
+    thresholds = Entry.of(HasThresholds.thresholds)
 
-    def setProbabilityCol(self, value: str) -> Self:
-        """Sets the value of :py:attr:`probabilityCol`; an empty name leaves the column out."""
-        return self._set(probabilityCol=value)
-
-    def setThresholds(self, value: list[float]) -> Self:
-        """Sets the value of :py:attr:`thresholds`."""
-        return self._set(thresholds=value)
+    setProbabilityCol = setter(probabilityCol, _MAY_BE_EMPTY)
+    setRawPredictionCol = setter(rawPredictionCol, _MAY_BE_EMPTY)
+    setThresholds = setter(thresholds)
 
 
 class HasOutputs(HasPrediction):
     """Mixin for the columns with the outputs of any module."""
 
-    outputCols: Param[list[str]] = make_param(
+    outputCols = Entry(
         "outputCols",
         "columns for the outputs of a module that returns several, in order; used instead of predictionCol.",
         converters.names("outputCols"),
     )
 
-    def getOutputCols(self) -> list[str]:
-        """Gets the value of outputCols."""
-        return self.getOrDefault(self.outputCols)
-
-    def setOutputCols(self, value: list[str]) -> Self:
-        """Sets the value of :py:attr:`outputCols`."""
-        return self._set(outputCols=value)
+    getOutputCols = getter(outputCols)
+    setOutputCols = setter(outputCols)
 
     def outputNames(self) -> list[str]:
         """Return the names of the output columns, in order."""

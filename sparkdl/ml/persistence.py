@@ -27,18 +27,20 @@ from pyspark.ml.util import (
 from pyspark.sql import DataFrame, SparkSession
 from torch import nn
 
-from sparkdl import redaction
+from sparkdl._spark.folders import Folders
+from sparkdl._spark.session import is_classic
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.attributes import ATTRIBUTES
 from sparkdl.ml.stored import check_class, explained, literal, read_metadata, set_params, write_metadata
 from sparkdl.ml.trusting import trusted
-from sparkdl.nn import integrity, saved, weights
-from sparkdl.nn.metadata import CODE, KEY, WEIGHTS, check, seal
-from sparkdl.nn.saved import Content
-from sparkdl.nn.trust import LISTED_ONLY, Entry, Trust
+from sparkdl.nn.saved import content as saved
+from sparkdl.nn.saved import integrity, weights
+from sparkdl.nn.saved.content import Content
+from sparkdl.nn.saved.metadata import CODE, KEY, WEIGHTS, check, seal
+from sparkdl.nn.saved.moved import OPTIONS
+from sparkdl.nn.saved.trust import LISTED_ONLY, Entry, Trust
 
 R = TypeVar("R", bound=MLReadable[Any])
-JavaObject = Any
 
 _GROUP_BYTES = 32 << 20  # of one file; a JVM of 1 GiB must have room for several copies of it
 _CHUNK_BYTES = 960 << 10  # of a task; Spark warns of 1,000 KiB
@@ -119,7 +121,7 @@ class TorchWriter(MLWriter):
             SerializationError: if a value cannot be pickled.
         """
         spark, path = self.sparkSession, str(path)
-        if hasattr(spark, "_jsparkSession"):
+        if is_classic(spark):
             with replacing(spark, path, self.shouldOverwrite) as draft:
                 self.saveImpl(draft)
             return
@@ -155,7 +157,7 @@ class TorchReader(MLReader[R]):
     """Loads an estimator or a model.
 
     Args:
-        cls: class of what is loaded.
+        cls: class of the stage.
     """
 
     def __init__(self, cls: type[R]) -> None:
@@ -238,14 +240,19 @@ def instance_of(cls: type[R], content: Content) -> R:
     else:
         instance = kind()
         for name, value in content.attributes.items():
-            setattr(instance, name, value)
+            setattr(instance, name, _today(value) if name == "options" else value)
         if content.module is not None:
             instance.module = content.module
     return cast(R, instance)
 
 
+def _today(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of a Trainer by their names of today."""
+    return {OPTIONS.get(name, name): value for name, value in options.items()}
+
+
 def save(instance: MLWritable, path: str, *, overwrite: bool = False) -> None:
-    """Save any Spark ML instance so that what it overwrites stays readable until the new one is complete.
+    """Save any Spark ML instance; an instance that it replaces stays readable until the new one is complete.
 
     Estimators and models of sparkdl do so by themselves. Spark's own, such as pipelines, delete first and
     write then; this writes them beside their place and renames.
@@ -253,7 +260,7 @@ def save(instance: MLWritable, path: str, *, overwrite: bool = False) -> None:
     Args:
         instance: a pipeline or any other estimator, transformer or model.
         path: where to.
-        overwrite: whether it may replace what is there.
+        overwrite: whether it may replace an existing one.
 
     Raises:
         ConfigError: if there is something already and ``overwrite`` is not set.
@@ -270,60 +277,43 @@ def replacing(spark: SparkSession, path: str, overwrite: bool) -> Iterator[str]:
     Raises:
         ConfigError: if there is something already and ``overwrite`` is not set.
     """
-    folders = _Folders(spark, path)
-    target, previous = folders.path(path), folders.path(sibling(path, "previous"))
-    fs = folders.fs
-    if not overwrite and (fs.exists(target) or fs.exists(previous)):
+    folders, previous = Folders(spark, sibling(path, "saving-")), sibling(path, "previous")
+    if not overwrite and (folders.exists(path) or folders.exists(previous)):
         raise _exists(path)
-    folders.delete_drafts()
-    name = sibling(path, f"saving-{uuid.uuid4().hex}")
-    draft = folders.path(name)
+    _delete_drafts(folders, path)
+    draft = sibling(path, f"saving-{uuid.uuid4().hex}")
     try:
-        yield name
-        if fs.exists(target):
-            fs.delete(previous, True)  # of an earlier save, which was cut off before it deleted it
-            folders.rename(target, previous)
-        folders.rename(draft, target)
+        yield draft
+        if folders.exists(path):
+            folders.delete(previous)  # of an earlier save, which was cut off before it deleted it
+            folders.rename(path, previous)
+        folders.rename(draft, path)
     except BaseException:
-        fs.delete(draft, True)
-        if not fs.exists(target) and fs.exists(previous):
-            folders.rename(previous, target)
+        folders.delete(draft)
+        if not folders.exists(path) and folders.exists(previous):
+            folders.rename(previous, path)
         raise
-    fs.delete(previous, True)
+    folders.delete(previous)
+
+
+def _delete_drafts(folders: Folders, path: str) -> None:
+    """Delete what crashes have left half-written.
+
+    Names are compared, not matched: as a pattern, the path ``run[1]`` is ``run1``, another's.
+    """
+    prefix = sibling(path, "saving-")
+    name = posixpath.basename(prefix)
+
+    def is_draft(found: str) -> bool:
+        return found.startswith(name) and _DRAFT.fullmatch(found.removeprefix(name)) is not None
+
+    folders.delete_siblings(prefix, is_draft)
 
 
 def sibling(path: str, ending: str) -> str:
     """Return the path of a hidden folder beside another."""
     folder, name = posixpath.split(path.rstrip("/"))
     return posixpath.join(folder, f".{name}.{ending}")
-
-
-class _Folders:
-    """Hadoop's file system of a path."""
-
-    def __init__(self, spark: SparkSession, path: str) -> None:
-        jvm: JavaObject = spark._jvm
-        self.path = jvm.org.apache.hadoop.fs.Path
-        draft = self.path(sibling(path, "saving-"))
-        self._parent, self._prefix = draft.getParent(), draft.getName()
-        session: JavaObject = spark._jsparkSession
-        self.fs = draft.getFileSystem(session.sessionState().newHadoopConf())
-
-    def rename(self, source: JavaObject, target: JavaObject) -> None:
-        if not self.fs.rename(source, target):
-            raise OSError(redaction.text(f"cannot rename {source.toString()} to {target.toString()}"))
-
-    def delete_drafts(self) -> None:
-        """Delete what crashes have left half-written.
-
-        Names are compared, not matched: as a pattern, the path ``run[1]`` is ``run1``, another's.
-        """
-        if not self.fs.exists(self._parent):
-            return
-        for status in self.fs.listStatus(self._parent):
-            ending = status.getPath().getName().removeprefix(self._prefix)
-            if ending != status.getPath().getName() and _DRAFT.fullmatch(ending):
-                self.fs.delete(status.getPath(), True)
 
 
 def _exists(path: str) -> ConfigError:
@@ -366,7 +356,7 @@ def _write(spark: SparkSession, path: str, pieces: Iterable[weights.Chunk]) -> N
 
 def _in_small_tasks(spark: SparkSession, rows: list[tuple[int, bytes]]) -> DataFrame:
     """Return rows as a DataFrame, each in a task of its own, for tasks carry what the driver holds."""
-    if not hasattr(spark, "_jsparkSession"):  # Connect has its own way
+    if not is_classic(spark):  # Connect has its own way
         return spark.createDataFrame(rows, _COLUMNS)
     return spark.createDataFrame(spark.sparkContext.parallelize(rows, len(rows)), _COLUMNS)
 

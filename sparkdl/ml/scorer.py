@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import torch
 from torch import nn
 
-from sparkdl._spark import task_resources
+from sparkdl._spark.tasks import task_resources
 from sparkdl.data.columns import ColumnPlan, Structure
 from sparkdl.data.convert import from_arrow
 from sparkdl.exceptions import DataError, ModelError

@@ -13,8 +13,10 @@ from pyspark.errors import AnalysisException
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable
 from pyspark.sql import SparkSession
 
+from sparkdl._spark.folders import Folders
+from sparkdl._spark.session import is_classic
 from sparkdl.exceptions import ConfigError, SparkdlError
-from sparkdl.nn.metadata import KEY, METADATA, check_inside, check_seal, parse, seal
+from sparkdl.nn.saved.metadata import KEY, METADATA, check_inside, check_seal, parse, seal
 
 R = TypeVar("R", bound=MLReadable[Any])
 
@@ -22,7 +24,7 @@ _PATTERN = re.compile(r"[\\{}\[\]*?]")
 
 
 class ParamsWriter(DefaultParamsWriter):
-    """Saves what has Params and little else, with a checksum.
+    """Saves a stage that has Params and little else, with a checksum.
 
     Args:
         instance: what to save.
@@ -41,12 +43,12 @@ class ParamsWriter(DefaultParamsWriter):
 
 
 class ParamsReader(MLReader[R]):
-    """Loads what has Params and little else.
+    """Loads a stage that has Params and little else.
 
-    Spark's own reader would import and call whatever class the metadata names.
+    Spark's own reader would import and call any class in the metadata.
 
     Args:
-        cls: class of what is loaded.
+        cls: class of the stage.
     """
 
     def __init__(self, cls: type[R]) -> None:
@@ -76,7 +78,7 @@ class ParamsReader(MLReader[R]):
 
 
 class Stored(MLWritable, MLReadable[Any]):
-    """Mixin for what has Params and little else; Spark's own would import what the metadata names."""
+    """Mixin for stages with Params and little else; Spark's own would import any class in the metadata."""
 
     def write(self) -> ParamsWriter:
         """Return a writer."""
@@ -158,11 +160,9 @@ def explained(path: str) -> Iterator[None]:
 
 def _check_inside(spark: SparkSession, path: str) -> None:
     """Check the links of a folder that is local, as far as the driver can tell."""
-    if not hasattr(spark, "_jsparkSession"):
+    if not is_classic(spark):
         return
-    jvm: Any = spark._jvm
-    session: Any = spark._jsparkSession
     with explained(path):
-        place = jvm.org.apache.hadoop.fs.Path(path)
-        if place.getFileSystem(session.sessionState().newHadoopConf()).getScheme() == "file":
-            check_inside(place.toUri().getPath(), path)
+        place = Folders(spark, path).on_this_machine(path)
+        if place is not None:
+            check_inside(place, path)

@@ -1,4 +1,4 @@
-"""Whose code may be named in what is loaded inside of ``with``, for loads that take no options."""
+"""Trusts code for all loads inside of a ``with`` block, for loaders without options."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from sparkdl.nn.trust import LISTED_ONLY, Entry, Trust
+from sparkdl.nn.saved.trust import LISTED_ONLY, Entry, Trust
 
 _trusted: ContextVar[Trust] = ContextVar("sparkdl trusted", default=LISTED_ONLY)
 

@@ -1,4 +1,6 @@
-"""Modules, their flat form, and the gradient of a batch.
+"""What training needs of a module: its flat form, the gradient of a batch, and so on.
+
+Beside it lie models to train (``models``) and how modules are saved (``saved``).
 
 Models load when they are first used: the executors import single modules of this package.
 """
@@ -9,56 +11,56 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sparkdl.nn.anomaly import AnomalyDetector as AnomalyDetector
-    from sparkdl.nn.autoencoder import Autoencoder as Autoencoder
-    from sparkdl.nn.autoencoder import ConvAutoencoder as ConvAutoencoder
-    from sparkdl.nn.convlstm import ConvLSTM as ConvLSTM
-    from sparkdl.nn.deepfm import DeepFM as DeepFM
-    from sparkdl.nn.dlrm import DLRM as DLRM
-    from sparkdl.nn.gru4rec import GRU4Rec as GRU4Rec
-    from sparkdl.nn.inception import GoogLeNet as GoogLeNet
-    from sparkdl.nn.knrm import KNRM as KNRM
-    from sparkdl.nn.lenet import LeNet5 as LeNet5
-    from sparkdl.nn.mlp import MLP as MLP
-    from sparkdl.nn.nbeats import InterpretableNBeats as InterpretableNBeats
-    from sparkdl.nn.nbeats import NBeats as NBeats
-    from sparkdl.nn.neuralcf import NeuralCF as NeuralCF
-    from sparkdl.nn.recurrent import RecurrentClassifier as RecurrentClassifier
-    from sparkdl.nn.resnet import ResNet as ResNet
-    from sparkdl.nn.resnet import ResNet20 as ResNet20
-    from sparkdl.nn.seq2seq import Seq2Seq as Seq2Seq
-    from sparkdl.nn.ssd import SSD as SSD
-    from sparkdl.nn.tcn import TCN as TCN
-    from sparkdl.nn.textcnn import TextCNN as TextCNN
-    from sparkdl.nn.transformer import TransformerClassifier as TransformerClassifier
-    from sparkdl.nn.vgg import VGG as VGG
-    from sparkdl.nn.wide_and_deep import WideAndDeep as WideAndDeep
+    from sparkdl.nn.models.anomaly import AnomalyDetector as AnomalyDetector
+    from sparkdl.nn.models.autoencoder import Autoencoder as Autoencoder
+    from sparkdl.nn.models.autoencoder import ConvAutoencoder as ConvAutoencoder
+    from sparkdl.nn.models.convlstm import ConvLSTM as ConvLSTM
+    from sparkdl.nn.models.deepfm import DeepFM as DeepFM
+    from sparkdl.nn.models.dlrm import DLRM as DLRM
+    from sparkdl.nn.models.gru4rec import GRU4Rec as GRU4Rec
+    from sparkdl.nn.models.inception import GoogLeNet as GoogLeNet
+    from sparkdl.nn.models.knrm import KNRM as KNRM
+    from sparkdl.nn.models.lenet import LeNet5 as LeNet5
+    from sparkdl.nn.models.mlp import MLP as MLP
+    from sparkdl.nn.models.nbeats import InterpretableNBeats as InterpretableNBeats
+    from sparkdl.nn.models.nbeats import NBeats as NBeats
+    from sparkdl.nn.models.neuralcf import NeuralCF as NeuralCF
+    from sparkdl.nn.models.recurrent import RecurrentClassifier as RecurrentClassifier
+    from sparkdl.nn.models.resnet import ResNet as ResNet
+    from sparkdl.nn.models.resnet import ResNet20 as ResNet20
+    from sparkdl.nn.models.seq2seq import Seq2Seq as Seq2Seq
+    from sparkdl.nn.models.ssd import SSD as SSD
+    from sparkdl.nn.models.tcn import TCN as TCN
+    from sparkdl.nn.models.textcnn import TextCNN as TextCNN
+    from sparkdl.nn.models.transformer import TransformerClassifier as TransformerClassifier
+    from sparkdl.nn.models.vgg import VGG as VGG
+    from sparkdl.nn.models.wide_and_deep import WideAndDeep as WideAndDeep
 
 _HOME = {
-    "AnomalyDetector": "sparkdl.nn.anomaly",
-    "Autoencoder": "sparkdl.nn.autoencoder",
-    "ConvAutoencoder": "sparkdl.nn.autoencoder",
-    "ConvLSTM": "sparkdl.nn.convlstm",
-    "DLRM": "sparkdl.nn.dlrm",
-    "DeepFM": "sparkdl.nn.deepfm",
-    "GRU4Rec": "sparkdl.nn.gru4rec",
-    "GoogLeNet": "sparkdl.nn.inception",
-    "InterpretableNBeats": "sparkdl.nn.nbeats",
-    "KNRM": "sparkdl.nn.knrm",
-    "LeNet5": "sparkdl.nn.lenet",
-    "MLP": "sparkdl.nn.mlp",
-    "NBeats": "sparkdl.nn.nbeats",
-    "NeuralCF": "sparkdl.nn.neuralcf",
-    "RecurrentClassifier": "sparkdl.nn.recurrent",
-    "ResNet": "sparkdl.nn.resnet",
-    "ResNet20": "sparkdl.nn.resnet",
-    "SSD": "sparkdl.nn.ssd",
-    "Seq2Seq": "sparkdl.nn.seq2seq",
-    "TCN": "sparkdl.nn.tcn",
-    "TextCNN": "sparkdl.nn.textcnn",
-    "TransformerClassifier": "sparkdl.nn.transformer",
-    "VGG": "sparkdl.nn.vgg",
-    "WideAndDeep": "sparkdl.nn.wide_and_deep",
+    "AnomalyDetector": "sparkdl.nn.models.anomaly",
+    "Autoencoder": "sparkdl.nn.models.autoencoder",
+    "ConvAutoencoder": "sparkdl.nn.models.autoencoder",
+    "ConvLSTM": "sparkdl.nn.models.convlstm",
+    "DLRM": "sparkdl.nn.models.dlrm",
+    "DeepFM": "sparkdl.nn.models.deepfm",
+    "GRU4Rec": "sparkdl.nn.models.gru4rec",
+    "GoogLeNet": "sparkdl.nn.models.inception",
+    "InterpretableNBeats": "sparkdl.nn.models.nbeats",
+    "KNRM": "sparkdl.nn.models.knrm",
+    "LeNet5": "sparkdl.nn.models.lenet",
+    "MLP": "sparkdl.nn.models.mlp",
+    "NBeats": "sparkdl.nn.models.nbeats",
+    "NeuralCF": "sparkdl.nn.models.neuralcf",
+    "RecurrentClassifier": "sparkdl.nn.models.recurrent",
+    "ResNet": "sparkdl.nn.models.resnet",
+    "ResNet20": "sparkdl.nn.models.resnet",
+    "SSD": "sparkdl.nn.models.ssd",
+    "Seq2Seq": "sparkdl.nn.models.seq2seq",
+    "TCN": "sparkdl.nn.models.tcn",
+    "TextCNN": "sparkdl.nn.models.textcnn",
+    "TransformerClassifier": "sparkdl.nn.models.transformer",
+    "VGG": "sparkdl.nn.models.vgg",
+    "WideAndDeep": "sparkdl.nn.models.wide_and_deep",
 }
 
 __all__ = [

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,133 +17,12 @@ from torch import nn
 
 from sparkdl.exceptions import ModelError
 from sparkdl.frame import Array
-from sparkdl.layout import ParamLayout, TensorSpec, lay_out
+from sparkdl.layout import ParamLayout, TensorSpec
 from sparkdl.nn.batch import Batch
+from sparkdl.nn.module_buffers import BufferVector, writable_buffers
+from sparkdl.nn.parameters import layout_of, sparse_tables, trainable
 
 T = TypeVar("T")
-
-_DTYPES = {torch.float32: "float32", torch.float64: "float64"}
-
-
-def trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    """List the parameters to train; a tied parameter is listed once, under its first name."""
-    return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-
-
-def layout_of(module: nn.Module, group_of: Callable[[nn.Parameter], int] | None = None) -> ParamLayout:
-    """Describe how a module's parameters and buffers lie in flat vectors.
-
-    Args:
-        module: any module with at least one trainable parameter.
-        group_of: optimizer group of a parameter; all in group 0 by default.
-
-    Raises:
-        ModelError: if there is nothing to train, or a parameter cannot be flattened.
-    """
-    check_device(module)
-    params = trainable(module)
-    if not params:
-        raise ModelError(
-            f"{type(module).__name__} has no parameter with requires_grad=True: there is nothing to train",
-            code="model-parameters",
-        )
-    for name, p in params:
-        if isinstance(p, nn.parameter.UninitializedParameter):
-            raise ModelError(
-                f"parameter {name!r} of a lazy module is not initialized yet: "
-                "call the module once on a sample batch before training it",
-                code="model-parameters",
-            )
-        if p.layout != torch.strided:
-            raise ModelError(
-                f"parameter {name!r} has layout {p.layout}; only dense ones can be trained",
-                code="model-parameters",
-            )
-        if p.dtype not in _DTYPES:
-            raise ModelError(
-                f"parameter {name!r} is {p.dtype}; parameters must be float32 or float64 "
-                "(call module.float() before training)",
-                code="model-parameters",
-            )
-    dtypes = {p.dtype: name for name, p in reversed(params)}
-    if len(dtypes) > 1:
-        found = ", ".join(f"{name!r} is {dtype}" for dtype, name in dtypes.items())
-        raise ModelError(
-            f"all parameters must have one dtype: {found}; call module.float()", code="model-parameters"
-        )
-    _reject_overlap(params)
-    buffers = list(module.named_buffers())
-    for name, b in buffers:
-        if isinstance(b, nn.parameter.UninitializedBuffer):
-            raise ModelError(
-                f"buffer {name!r} of a lazy module is not initialized yet: "
-                "call the module once on a sample batch before training it",
-                code="model-parameters",
-            )
-    floating = [(n, _as_real(b)) for n, b in buffers if b.is_floating_point() or b.is_complex()]
-    integers = [(n, b) for n, b in buffers if not (b.is_floating_point() or b.is_complex())]
-    group = group_of or (lambda _: 0)
-    return ParamLayout(
-        params=lay_out([(name, tuple(p.shape), group(p)) for name, p in params]),
-        buffers=lay_out([(n, tuple(b.shape), 0) for n, b in floating]),
-        counters=lay_out([(n, tuple(b.shape), 0) for n, b in integers]),
-        dtype=_DTYPES[params[0][1].dtype],
-    )
-
-
-def check_device(module: nn.Module) -> None:
-    """Check that all parameters and buffers have values.
-
-    Raises:
-        ModelError: naming one on the meta device.
-    """
-    for kind, tensors in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
-        name = next((name for name, tensor in tensors if tensor.is_meta), None)
-        if name is not None:
-            raise ModelError(
-                f"{kind} {name!r} of {type(module).__name__} is on the meta device: it has a shape but no "
-                "values. Build the module outside of torch.device('meta'), or call "
-                "module.to_empty(device='cpu') and load or initialize its weights",
-                code="model-parameters",
-            )
-
-
-def _reject_overlap(params: Sequence[tuple[str, nn.Parameter]]) -> None:
-    """Refuse distinct parameters that share memory: flattening would silently untie them."""
-    ranges: list[tuple[int, int, str]] = []
-    for name, p in params:
-        if p.numel() == 0:
-            continue
-        if any(stride == 0 and size > 1 for stride, size in zip(p.stride(), p.shape, strict=True)):
-            raise ModelError(
-                f"elements of parameter {name!r} share memory (it is an expanded tensor); make it a "
-                "Parameter of the tensor before expand() and expand it in forward",
-                code="model-parameters",
-            )
-        last = sum(stride * (size - 1) for stride, size in zip(p.stride(), p.shape, strict=True))
-        ranges.append((p.data_ptr(), p.data_ptr() + (last + 1) * p.element_size(), name))
-    ranges.sort()
-    for (_, end, owner), (start, _, name) in pairwise(ranges):
-        if start < end:
-            raise ModelError(
-                f"parameters {owner!r} and {name!r} are different Parameter objects that share "
-                "memory; tie them by assigning the same Parameter object to both",
-                code="model-parameters",
-            )
-
-
-def _as_real(buffer: torch.Tensor) -> torch.Tensor:
-    """View a complex buffer as its real and imaginary parts."""
-    return torch.view_as_real(buffer) if buffer.is_complex() else buffer
-
-
-def _writable_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return a module's buffers by name, expanded ones replaced by buffers with own memory."""
-    for layer in module.modules():
-        for name, buffer in layer._buffers.items():
-            if buffer is not None and 0 in buffer.stride():
-                layer._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
-    return {name: _as_real(buffer) for name, buffer in module.named_buffers()}
 
 
 class FlatModule:
@@ -198,12 +76,12 @@ class FlatModule:
         self._touched: dict[int, NDArray[np.bool_]] = {}
         self._dense: set[int] = set()
         self._watch_sparse()
-        named = _writable_buffers(module)
+        named = writable_buffers(module)
         doubles = any(named[spec.name].dtype == torch.float64 for spec in self.layout.buffers)
-        self._buffers = _BufferVector(
+        self._buffers = BufferVector(
             module, self.layout.buffers, torch.float64 if doubles else dtype, self.device
         )
-        self._counters = _BufferVector(module, self.layout.counters, torch.int64, self.device)
+        self._counters = BufferVector(module, self.layout.counters, torch.int64, self.device)
 
     def _watch_sparse(self) -> None:
         """Record the rows of sparse gradients; only embeddings built for them are watched."""
@@ -292,11 +170,11 @@ class FlatModule:
         return [self.layout.params[index].name for index in np.flatnonzero(self._frozen)]
 
     def load(self, params: Array | Sequence[Array], buffers: Array, counters: Array) -> None:
-        """Copy weights, whole or in slices, and buffers in; the arrays may be read-only."""
+        """Copy weights, whole or in shards, and buffers in; the arrays may be read-only."""
         if params is not self.own_params:
             self.holds = None
-            of_slices = [params] if isinstance(params, np.ndarray) else params
-            np.concatenate(of_slices, out=self._host_params.numpy())
+            of_shards = [params] if isinstance(params, np.ndarray) else params
+            np.concatenate(of_shards, out=self._host_params.numpy())
         if self._host_params is not self.params:
             self.params.copy_(self._host_params)
         self._buffers.load(buffers)
@@ -334,7 +212,7 @@ class FlatModule:
 
     @contextmanager
     def lending(self) -> Iterator[None]:
-        """Let other weights be loaded for a while; what somebody holds in this memory is put back."""
+        """Load other weights for a while, then restore the values that live in this memory."""
         holds, own = self.holds, self.own_params
         if holds is None or own is None:
             yield
@@ -381,71 +259,6 @@ class FlatModule:
         return work()
 
 
-def sparse_tables(module: nn.Module) -> list[int]:
-    """Return the trainable parameters, by index, that are weights of embeddings with sparse gradients."""
-    return _tables(module, sparse=True)
-
-
-def dense_tables(module: nn.Module) -> list[int]:
-    """Return the trainable parameters, by index, that are weights of embeddings with dense gradients."""
-    return _tables(module, sparse=False)
-
-
-def _tables(module: nn.Module, sparse: bool) -> list[int]:
-    kind = {
-        id(layer.weight): bool(layer.sparse)
-        for layer in module.modules()
-        if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
-    }
-    return [index for index, (_, p) in enumerate(trainable(module)) if kind.get(id(p)) is sparse]
-
-
-class _BufferVector:
-    """Buffers of a module, read and written as one vector."""
-
-    def __init__(
-        self, module: nn.Module, specs: Sequence[TensorSpec], dtype: torch.dtype, device: torch.device
-    ) -> None:
-        owners = {
-            f"{prefix}.{name}" if prefix else name: (layer._buffers, name)
-            for prefix, layer in module.named_modules()
-            for name in layer._buffers
-        }
-        self._owners = [owners[spec.name] for spec in specs]
-        self._known: list[Any] = [owner[name] for owner, name in self._owners]
-        self._tensors = [_as_real(buffer) for buffer in self._known]
-        self._stage = torch.empty(specs[-1].end if specs else 0, dtype=dtype, device=device)
-        self._views = [self._stage[spec.offset : spec.end].view(spec.shape) for spec in specs]
-
-    def _current(self) -> list[torch.Tensor]:
-        """Return the buffers, also those that the module assigned anew."""
-        for index, (owner, name) in enumerate(self._owners):
-            now, known = owner.get(name), self._known[index]
-            # One of another size is a cache that grew, and nothing that could be averaged.
-            if now is not known and now is not None and now.shape == known.shape:
-                self._known[index] = now
-                self._tensors[index] = _as_real(now)
-        return self._tensors
-
-    def load(self, flat: Array) -> None:
-        """Copy a vector into the buffers."""
-        if not self._views:
-            return
-        if self._stage.device.type == "cpu":
-            np.copyto(self._stage.numpy(), flat)
-        else:
-            self._stage.copy_(torch.from_numpy(np.array(flat)))  # a copy: torch wants writable memory
-        with torch.no_grad():
-            torch._foreach_copy_(self._current(), self._views)
-
-    def read(self) -> Array:
-        """Return a copy of the buffers as a vector."""
-        if self._views:
-            with torch.no_grad():
-                torch._foreach_copy_(self._views, self._current())
-        return np.array(self._stage.cpu().numpy())
-
-
 def _scatter(tensors: Sequence[torch.Tensor], specs: Sequence[TensorSpec], flat: Array) -> None:
     for tensor, spec in zip(tensors, specs, strict=True):
         values = np.array(flat[spec.offset : spec.end])  # a copy: torch wants writable memory
@@ -456,7 +269,7 @@ def write_back(
     module: nn.Module, layout: ParamLayout, params: Array, buffers: Array, counters: Array
 ) -> None:
     """Copy flat vectors into a module's own, separate parameters and buffers."""
-    named = _writable_buffers(module)
+    named = writable_buffers(module)
     with torch.no_grad():
         _scatter([p for _, p in trainable(module)], layout.params, params)
         _scatter([named[spec.name] for spec in layout.buffers], layout.buffers, buffers)

@@ -48,7 +48,7 @@ def forward_backward(
     Args:
         replica: module with the current weights, in training mode.
         batch: the task's share of the global batch, at least one row; it may be on the CPU.
-        objective: what is minimised.
+        objective: the loss.
         micro_batch_size: rows per forward pass; gradients of several passes are accumulated,
             which gives the same mean with less memory. All rows at once by default.
         ends: asked between two passes, with the number of rows done, whether to leave out the others;

@@ -1,4 +1,4 @@
-"""Finding outputs and labels that meet in shapes that torch broadcasts to something that nobody meant.
+"""Finds outputs and labels whose shapes torch broadcasts by accident.
 
 An output of shape (rows, 1) less a label of shape (rows,) is (rows, rows): every output is compared with
 every label, and training goes on with a wrong loss. Torch warns of it in some losses; code of the user's own

@@ -29,7 +29,7 @@ _PRECISIONS = ("fp32", "bf16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numerics:
-    """How tasks compute; none of it changes what is computed, but for rounding.
+    """Options that change how tasks compute; results change by rounding only.
 
     Attributes:
         precision: ``"fp32"`` for the parameters' own precision, ``"bf16"`` for forward pass and loss

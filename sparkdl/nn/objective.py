@@ -40,7 +40,7 @@ class Evaluated:
 
 
 class Objective(ABC):
-    """What is minimised, and what is measured in an evaluation."""
+    """The loss, and the measures of an evaluation."""
 
     @abstractmethod
     def __call__(self, module: nn.Module, batch: Batch) -> Evaluated:

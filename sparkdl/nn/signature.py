@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sparkdl.exceptions import ModelError
 from sparkdl.nn.batch import Inputs, call, group
-from sparkdl.nn.flat import check_device
+from sparkdl.nn.parameters import check_device
 from sparkdl.nn.trace import describe, explain_failure
 
 _PROBE_ROWS = 2  # one row would look like a constant, and squeeze() would take it away
@@ -40,7 +40,7 @@ class Signature:
 
     Attributes:
         inputs: what the module is called with, in order; one tensor, several positional ones, or named ones.
-        outputs: what it gives; empty if not known.
+        outputs: its outputs; empty if not known.
     """
 
     inputs: tuple[TensorSpec, ...] = ()
@@ -67,7 +67,7 @@ class Signature:
 
     @classmethod
     def probe(cls, module: nn.Module, inputs: Sequence[TensorSpec]) -> Signature:
-        """Run a module on zeros and see what it gives.
+        """Run a module on zeros and describe its output.
 
         Args:
             module: it is left in the mode it was in.
@@ -82,7 +82,7 @@ class Signature:
 
     @classmethod
     def of_rows(cls, module: nn.Module, rows: Inputs) -> Signature:
-        """Run a module on some rows and see what it gives; otherwise like :meth:`probe`."""
+        """Run a module on some rows and describe its output; otherwise like :meth:`probe`."""
         check_device(module)
         modes = {part: part.training for part in module.modules()}
         module.eval()

@@ -1,4 +1,4 @@
-"""Optimizers, on slices of the flat weights, and what goes with them: groups, penalties, clipping."""
+"""Optimizers, on shards of the flat weights, and what goes with them: groups, penalties, clipping."""
 
 from sparkdl.optim.adagrad_decay import AdagradDecay
 from sparkdl.optim.clip import ClipByNorm, ClipByValue
@@ -7,8 +7,8 @@ from sparkdl.optim.groups import ParamGroup, bias_and_norm
 from sparkdl.optim.lamb import LAMB
 from sparkdl.optim.lars import LARS
 from sparkdl.optim.lbfgs import LBFGS
-from sparkdl.optim.slice import SliceOptimizer
-from sparkdl.optim.sliceable import check_sliceable
+from sparkdl.optim.shard_optimizer import ShardOptimizer
+from sparkdl.optim.shardable import check_shardable
 from sparkdl.optim.spec import OptimizerSpec, optimizer_spec
 
 __all__ = [  # noqa: RUF022 (plainly sorted, as everywhere)
@@ -21,8 +21,8 @@ __all__ = [  # noqa: RUF022 (plainly sorted, as everywhere)
     "LBFGS",
     "OptimizerSpec",
     "ParamGroup",
-    "SliceOptimizer",
+    "ShardOptimizer",
     "bias_and_norm",
-    "check_sliceable",
+    "check_shardable",
     "optimizer_spec",
 ]

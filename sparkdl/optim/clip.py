@@ -1,7 +1,7 @@
 """Clipping the combined gradient before the optimizer sees it.
 
-To the bit what ``torch.nn.utils`` does where a slice holds everything. A norm over more than one
-slice is summed in double precision; see :mod:`sparkdl.optim.reduction` for how sums travel.
+To the bit what ``torch.nn.utils`` does where a shard holds everything. A norm over more than one
+shard is summed in double precision; see :mod:`sparkdl.optim.reduction` for how sums travel.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ClipByValue:
 
     @property
     def reductions(self) -> int:
-        """Number of sums over all slices: none."""
+        """Number of sums over all shards: none."""
         return 0
 
     def clip(
@@ -67,7 +67,7 @@ class ClipByValue:
         stop: int,
         used: NDArray[np.bool_],
     ) -> Reduction:
-        """Clip the gradient of a slice in place; see :meth:`ClipByNorm.clip`."""
+        """Clip the gradient of a shard in place; see :meth:`ClipByNorm.clip`."""
         gradient.clamp_(min=self.low).clamp_(max=self.high)
         yield from ()
 
@@ -95,7 +95,7 @@ class ClipByNorm:
 
     @property
     def reductions(self) -> int:
-        """Number of sums over all slices."""
+        """Number of sums over all shards."""
         return 1
 
     def clip(
@@ -106,12 +106,12 @@ class ClipByNorm:
         stop: int,
         used: NDArray[np.bool_],
     ) -> Reduction:
-        """Clip the gradient of a slice in place.
+        """Clip the gradient of a shard in place.
 
         Args:
             gradient: the gradient of elements [start, stop), shape (stop - start,).
             layout: where the parameters are.
-            start: first element of the slice.
+            start: first element of the shard.
             stop: one past its last element.
             used: per parameter, whether it has a gradient; only these count.
 
@@ -119,7 +119,7 @@ class ClipByNorm:
             Sum of squares per parameter, shape (parameters,), and is sent their totals.
         """
         totals = yield _squares(gradient, layout, start, stop, used)
-        # The root of an exact square is exact: a norm that one slice knew comes back to the bit.
+        # The root of an exact square is exact: a norm that one shard knew comes back to the bit.
         norms = torch.from_numpy(np.sqrt(totals)).to(gradient.dtype)
         if not used.any():
             return

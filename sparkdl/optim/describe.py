@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from sparkdl.layout import ParamLayout, lay_out
-from sparkdl.optim.slice import SliceOptimizer
+from sparkdl.optim.shard_optimizer import ShardOptimizer
 from sparkdl.optim.spec import OptimizerSpec
 
 
@@ -29,6 +29,6 @@ def describe_optimizer(spec: OptimizerSpec) -> dict[str, Any]:
 
 def _state_of(spec: OptimizerSpec) -> list[str]:
     layout = ParamLayout(lay_out([("weight", (2, 2), 0)]))
-    whole = SliceOptimizer(spec, layout, 0, 4)
+    whole = ShardOptimizer(spec, layout, 0, 4)
     whole.step(torch.zeros(4), torch.ones(4), np.ones(1, np.bool_))
     return sorted({name for run in whole.runs for name in run.state})

@@ -1,4 +1,4 @@
-"""Which parameters of a module are meant: by name, or by what they are."""
+"""Selects parameters of a module, by name or by kind of layer."""
 
 from __future__ import annotations
 

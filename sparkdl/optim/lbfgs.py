@@ -1,4 +1,4 @@
-"""L-BFGS on slices: the two-loop recursion on dot products instead of vectors."""
+"""L-BFGS on shards: the two-loop recursion on dot products instead of vectors."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class LBFGS(ReducingOptimizer):
         if above == 0:
             return
         products = totals[:-2].reshape(3, -1).clone()
-        # Each tensor's state has these: a slice may come to begin with any of them.
+        # Each tensor's state has these: a shard may come to begin with any of them.
         shared = self.state[weights[0]]
         step, pairs = shared.get("step", 0) + 1, shared.get("pairs", 0)
         gram = torch.zeros(2 * size, 2 * size, dtype=torch.float64)

@@ -15,7 +15,9 @@ import torch
 from sparkdl.frame import Frame, Parts
 from sparkdl.held import Held
 from sparkdl.layout import ParamLayout
-from sparkdl.optim.slice import Run, SliceOptimizer, pack_runs, read_runs
+from sparkdl.optim.shard_optimizer import ShardOptimizer
+from sparkdl.optim.shard_run import Run
+from sparkdl.optim.shard_state import pack_runs, read_runs
 from sparkdl.optim.spec import OptimizerSpec
 from sparkdl.rows import Rows
 
@@ -52,7 +54,7 @@ def _spoilt(options: Mapping[str, Any]) -> bool:
 
 
 def lazy_tables(
-    optimizer: SliceOptimizer, tables: Sequence[int], hyper: Sequence[Mapping[str, Any]]
+    optimizer: ShardOptimizer, tables: Sequence[int], hyper: Sequence[Mapping[str, Any]]
 ) -> list[int]:
     """Return the tables of which the next step may be given some rows alone.
 
@@ -61,20 +63,20 @@ def lazy_tables(
     Args:
         optimizer: of all weights.
         tables: tables with a lazy optimizer, as indices of the layout.
-        hyper: see :meth:`SliceOptimizer.update`.
+        hyper: see :meth:`ShardOptimizer.update`.
     """
     found = []
     for index in tables:
         spec = optimizer.layout.params[index]
         run = next(run for run in optimizer.runs if run.start <= spec.offset < run.stop)
         spoilt = bool(hyper) and _spoilt(hyper[run.group])
-        stateless = optimizer.class_of(run) in _STATELESS
+        stateless = optimizer.division.class_of(run) in _STATELESS
         if not spoilt and (run.state or stateless):
             found.append(index)
     return found
 
 
-def take_state(optimizer: SliceOptimizer, rows: Rows) -> Parts:
+def take_state(optimizer: ShardOptimizer, rows: Rows) -> Parts:
     """Return the state of the elements that are covered, as that of an optimizer of the packed vector.
 
     Args:
@@ -92,20 +94,23 @@ def take_state(optimizer: SliceOptimizer, rows: Rows) -> Parts:
     return pack_runs(runs, optimizer.spec.name)
 
 
-def put_state(optimizer: SliceOptimizer, rows: Rows, state: Held[Frame]) -> None:
+def put_state(optimizer: ShardOptimizer, rows: Rows, state: Held[Frame]) -> None:
     """Take over the state that an optimizer of the packed vector has left.
 
     Args:
         optimizer: of all weights.
         rows: the elements; at least one row of each table.
-        state: frame from :meth:`SliceOptimizer.state_frame`.
+        state: frame from :meth:`ShardOptimizer.state_frame`.
     """
     place = _places(rows.packed, rows.layout)
+    own_state = {(run.start, run.stop): run.state for run in optimizer.runs}
     runs = []
     for packed in read_runs(state):
         start, stop = place[packed.start], place[packed.stop]
         if stop - start == packed.stop - packed.start:  # all of it
-            runs.append(Run(start, stop, packed.group, packed.state))
+            before = own_state.get((start, stop), {})
+            state_there = {name: _same(before.get(name), value) for name, value in packed.state.items()}
+            runs.append(Run(start, stop, packed.group, state_there))
             continue
         own = next(run for run in optimizer.runs if run.start <= start and stop <= run.stop)
         if (own.start, own.stop) != (start, stop):
@@ -117,6 +122,17 @@ def put_state(optimizer: SliceOptimizer, rows: Rows, state: Held[Frame]) -> None
                 own.state[name] = value
         runs.append(own)
     optimizer.runs = runs
+
+
+def _same(before: Any, value: Any) -> Any:
+    """Return a value, or what was there before if that was updated in place.
+
+    A tensor that is made of a frame refers to what the frame was made of: a chain that grows with each step.
+    """
+    both = isinstance(before, torch.Tensor) and isinstance(value, torch.Tensor)
+    if both and before.data_ptr() == value.data_ptr() and before.shape == value.shape:
+        return before
+    return value
 
 
 def _places(of: ParamLayout, to: ParamLayout) -> dict[int, int]:

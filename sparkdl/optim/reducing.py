@@ -1,7 +1,7 @@
-"""Optimizers whose step needs sums over weights that one slice does not hold.
+"""Optimizers whose step needs sums over weights that one shard does not hold.
 
-LARS and LAMB need the norm of each parameter, L-BFGS dot products of all weights. Each slice works out its
-part of the sums, the parts are added, and every slice makes its step with the totals.
+LARS and LAMB need the norm of each parameter, L-BFGS dot products of all weights. Each shard works out its
+part of the sums, the parts are added, and every shard makes its step with the totals.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from sparkdl.optim.closure import evaluate
 
 
 class ReducingOptimizer(torch.optim.Optimizer):
-    """An optimizer whose step needs sums over weights that one slice does not hold.
+    """An optimizer whose step needs sums over weights that one shard does not hold.
 
     A subclass gives :meth:`partials` and :meth:`apply`. On a whole model it is an ordinary torch optimizer:
-    :meth:`step` calls one after the other. On slices each has an optimizer of its own, loaded with the
-    slice's state, and the sums of all are added in between. Both run under ``torch.no_grad()``.
+    :meth:`step` calls one after the other. On shards each has an optimizer of its own, loaded with the
+    shard's state, and the sums of all are added in between. Both run under ``torch.no_grad()``.
 
     State may hold tensors of the parameter's number of elements, cut with it, and scalars or small tensors of
     two or no dimensions, which every part has whole.
@@ -36,7 +36,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
 
         Returns:
             float64. With ``per_parameter`` of shape (number of tensors over all groups in order, k), zeros
-            for tensors without a gradient; else of shape (k,), over all tensors. k is the same on all slices.
+            for tensors without a gradient; else of shape (k,), over all tensors. k is the same on all shards.
         """
         raise NotImplementedError
 
@@ -44,7 +44,7 @@ class ReducingOptimizer(torch.optim.Optimizer):
         """Update the weights in place.
 
         Args:
-            totals: sums of what :meth:`partials` of all slices has returned, same shape.
+            totals: sums of what :meth:`partials` of all shards has returned, same shape.
         """
         raise NotImplementedError
 

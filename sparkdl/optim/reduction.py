@@ -1,6 +1,6 @@
-"""Sums over all slices, in the middle of an update.
+"""Sums over all shards, in the middle of an update.
 
-A slice is updated by a task of its own, and a norm of all weights is known to none of them. An update
+A shard is updated by a task of its own, and a norm of all weights is known to none of them. An update
 is therefore a generator: it yields its part of the sums and is sent the totals. Between the two may
 lie a Spark job, and the generator may be run again from its beginning up to where it had got.
 """
@@ -19,7 +19,7 @@ Reduction = Generator[Sums, Sums, None]
 
 
 def add_up(partials: Iterable[Sums]) -> Sums:
-    """Return the totals of the partial sums of all slices, added in the order of the slices."""
+    """Return the totals of the partial sums of all shards, added in the order of the shards."""
     first, *others = partials
     totals = np.array(first)
     for part in others:
@@ -27,11 +27,11 @@ def add_up(partials: Iterable[Sums]) -> Sums:
     return totals
 
 
-def drive(slices: Sequence[Reduction]) -> None:
-    """Run the updates of all slices in this process, in lock step.
+def drive(shards: Sequence[Reduction]) -> None:
+    """Run the updates of all shards in this process, in lock step.
 
     Args:
-        slices: one update per slice, in their order.
+        shards: one update per shard, in their order.
 
     Raises:
         RuntimeError: if they do not yield equally often.
@@ -39,13 +39,13 @@ def drive(slices: Sequence[Reduction]) -> None:
     totals: Sums | None = None
     while True:
         partials: list[Sums] = []
-        for part in slices:
+        for part in shards:
             try:
                 partials.append(next(part) if totals is None else part.send(totals))
             except StopIteration:
                 continue
         if not partials:
             return
-        if len(partials) != len(slices):
-            raise RuntimeError(f"{len(partials)} of {len(slices)} slices wait for totals, the others ended")
+        if len(partials) != len(shards):
+            raise RuntimeError(f"{len(partials)} of {len(shards)} shards wait for totals, the others ended")
         totals = add_up(partials)

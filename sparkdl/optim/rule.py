@@ -1,4 +1,4 @@
-"""The whole rule by which a slice's weights follow from its gradient."""
+"""The update rule: from the gradient of a shard to its new weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sparkdl.optim.clip import Clip
 from sparkdl.optim.reduction import Reduction
 from sparkdl.optim.regularize import regularize
-from sparkdl.optim.slice import SliceOptimizer, Touched
+from sparkdl.optim.shard_optimizer import ShardOptimizer, Touched
 from sparkdl.optim.spec import OptimizerSpec
 
 
@@ -31,34 +31,34 @@ class UpdateRule:
 
     @property
     def reductions(self) -> int:
-        """Number of sums over all slices that an update needs."""
+        """Number of sums over all shards that an update needs."""
         return self.optimizer.reductions + (0 if self.clip is None else self.clip.reductions)
 
     def update(
         self,
-        slice_optimizer: SliceOptimizer,
+        shard_optimizer: ShardOptimizer,
         weights: torch.Tensor,
         gradient: torch.Tensor,
         used: NDArray[np.bool_],
         hyper: Sequence[Mapping[str, Any]] = (),
         touched: Touched | None = None,
     ) -> Reduction:
-        """Update a slice in place: its weights, its gradient and the optimizer's state.
+        """Update a shard in place: its weights, its gradient and the optimizer's state.
 
         Args:
-            slice_optimizer: the optimizer on the slice, made from this rule's spec.
-            weights: the slice, shape (stop - start,).
+            shard_optimizer: the optimizer on the shard, made from this rule's spec.
+            weights: the shard, shape (stop - start,).
             gradient: its gradient, same shape; it is overwritten.
             used: per parameter of the layout, whether it has a gradient.
-            hyper: see :meth:`SliceOptimizer.update`.
-            touched: see :meth:`SliceOptimizer.update`.
+            hyper: see :meth:`ShardOptimizer.update`.
+            touched: see :meth:`ShardOptimizer.update`.
 
         Yields:
-            ``reductions`` times partial sums, and is sent their totals over all slices.
+            ``reductions`` times partial sums, and is sent their totals over all shards.
         """
-        layout, start, stop = slice_optimizer.layout, slice_optimizer.start, slice_optimizer.stop
+        layout, start, stop = shard_optimizer.layout, shard_optimizer.start, shard_optimizer.stop
         penalties = self.optimizer.group_penalties
         regularize(gradient, weights, penalties, layout, start, stop, used)
         if self.clip is not None:
             yield from self.clip.clip(gradient, layout, start, stop, used)
-        yield from slice_optimizer.update(weights, gradient, used, hyper, touched)
+        yield from shard_optimizer.update(weights, gradient, used, hyper, touched)

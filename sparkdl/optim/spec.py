@@ -72,7 +72,7 @@ class OptimizerSpec:
 
     @property
     def reductions(self) -> int:
-        """Number of sums over all slices that an update needs: 0 or 1."""
+        """Number of sums over all shards that an update needs: 0 or 1."""
         return int(any(issubclass(cls, ReducingOptimizer) for cls in self.classes))
 
     @property
@@ -140,8 +140,8 @@ class OptimizerSpec:
             shadows: what :meth:`shadow` has returned, some steps of a scheduler later.
 
         Returns:
-            Plain values by name, to be given to :meth:`SliceOptimizer.update
-            <sparkdl.optim.slice.SliceOptimizer.update>`; empty for a group that nobody has changed.
+            Plain values by name, to be given to :meth:`ShardOptimizer.update
+            <sparkdl.optim.shard_optimizer.ShardOptimizer.update>`; empty for a group without changes.
             What a scheduler keeps in the group for itself is left out.
         """
         return tuple(

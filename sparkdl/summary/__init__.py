@@ -5,6 +5,6 @@ from sparkdl.summary.jsonl import JsonLines
 from sparkdl.summary.log import LogLine
 from sparkdl.summary.mlflow import MLflow, autolog, automatic
 from sparkdl.summary.tensorboard import TensorBoard
-from sparkdl.summary.timeline import Timeline
+from sparkdl.train.hooks.timeline import Timeline
 
 __all__ = ["JsonLines", "LogLine", "MLflow", "TensorBoard", "Thinning", "Timeline", "autolog", "automatic"]

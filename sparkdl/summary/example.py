@@ -1,4 +1,4 @@
-"""A module together with what it is called with, for what follows a call through it."""
+"""A module together with its inputs, for tools that trace a call."""
 
 from __future__ import annotations
 

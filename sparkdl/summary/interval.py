@@ -76,7 +76,7 @@ class Interval:
         return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
     def take(self) -> dict[str, float]:
-        """Return the values of a point by tag, and begin anew; empty without rows.
+        """Return the values of a point by tag, and start the next point; empty without rows.
 
         ``train/loss`` is the mean over the samples, ``train/lr`` the last one; ``phases/*`` are seconds
         per iteration, ``bytes/*`` bytes per iteration, ``extras/*`` means.

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from sparkdl.summary.ending import ending
-from sparkdl.summary.paths import Target
 from sparkdl.train.history import json_line
-from sparkdl.train.hooks import Hook
+from sparkdl.train.hooks.base import Hook
+from sparkdl.train.hooks.target import Target
 from sparkdl.train.triggers import Trigger
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class JsonLines(Hook):
         self._write()
 
     def on_train_end(self, run: Run) -> None:
-        """Write what is left and close the file."""
+        """Write the remaining lines and close the file."""
         if self._file is None:
             return
         found = ending(run)

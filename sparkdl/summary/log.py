@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sparkdl.summary.ending import ending
 from sparkdl.summary.interval import Interval
-from sparkdl.train.hooks import Hook
+from sparkdl.train.hooks.base import Hook
 from sparkdl.train.triggers import EverySeconds, Trigger
 
 if TYPE_CHECKING:

@@ -11,13 +11,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import sparkdl
 from sparkdl import redaction
+from sparkdl._version import __version__
 from sparkdl.summary.ending import ending
 from sparkdl.summary.example import example
 from sparkdl.summary.interval import Interval, Thinning
 from sparkdl.summary.params import params
-from sparkdl.train.hooks import Hook
+from sparkdl.train.hooks.base import Hook
+from sparkdl.train.hooks.of_run import add_to_every_run, remove_from_every_run
 from sparkdl.train.triggers import Trigger
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class MLflow(Hook):
         self._client = mlflow.MlflowClient()
         self.run_id = active.info.run_id
         found = [Param(_name(name), str(value)) for name, value in params(run).items()]
-        tags = {"sparkdl.version": sparkdl.__version__, **self._tags}
+        tags = {"sparkdl.version": __version__, **self._tags}
         self._client.log_batch(self.run_id, tags=[RunTag(k, str(v)) for k, v in tags.items()])
         for chunk in _chunks(found, _MAX_PARAMS):
             self._client.log_batch(self.run_id, params=chunk)
@@ -226,10 +227,14 @@ def autolog(*, disable: bool = False, **options: Any) -> None:
     if not disable:
         MLflow(**options)  # finds out now whether the options are right
     _auto = None if disable else options
+    if disable:
+        remove_from_every_run(automatic)
+    else:
+        add_to_every_run(automatic)
 
 
 def automatic(hooks: Sequence[Hook]) -> list[Hook]:
-    """Return the hooks that :func:`autolog` adds to those given; for the Trainer."""
+    """Return the hooks that :func:`autolog` adds to those given."""
     if _auto is None or any(isinstance(hook, MLflow) for hook in hooks):
         return []
     return [MLflow(**_auto)]

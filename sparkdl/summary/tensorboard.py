@@ -18,8 +18,8 @@ from sparkdl.frame import Array
 from sparkdl.summary.example import example
 from sparkdl.summary.interval import Interval, Thinning
 from sparkdl.summary.params import params
-from sparkdl.summary.paths import Target
-from sparkdl.train.hooks import Hook
+from sparkdl.train.hooks.base import Hook
+from sparkdl.train.hooks.target import Target
 from sparkdl.train.triggers import Trigger
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class TensorBoard(Hook):
         return self.gradients is not None and self.gradients.foresees(previous, current)
 
     def on_iteration_end(self, run: Run) -> None:
-        """Write what is due."""
+        """Write all points that are due."""
         step = run.state.iteration
         self._interval.add(run.history[-1])
         if self._scalars(run.previous, run.state):

@@ -1,16 +1,15 @@
-"""Training: the loop, its state, what ends it and what it calls on the way."""
+"""Training: the loop, its state, triggers that end it and hooks that it calls."""
 
 from sparkdl.allreduce.kept import Snapshot
 from sparkdl.codec import Int8, TopK
 from sparkdl.train.averaging import EMA, SWA
-from sparkdl.train.callbacks import EarlyStopping, Freeze, GradientNorms, Unfreeze
 from sparkdl.train.checkpoint import latest, load_weights
-from sparkdl.train.checkpointing import Checkpoint
 from sparkdl.train.config import TrainConfig
-from sparkdl.train.drop import Drop
 from sparkdl.train.elastic import Elastic
 from sparkdl.train.history import History
-from sparkdl.train.hooks import Hook
+from sparkdl.train.hooks.base import Hook
+from sparkdl.train.hooks.callbacks import EarlyStopping, Freeze, GradientNorms, Unfreeze
+from sparkdl.train.hooks.checkpoint import Checkpoint
 from sparkdl.train.local_steps import LocalSteps
 from sparkdl.train.result import FitResult
 from sparkdl.train.run import Run
@@ -24,6 +23,7 @@ from sparkdl.train.schedule import (
     warmup,
 )
 from sparkdl.train.state import TrainState
+from sparkdl.train.stragglers import DropStragglers
 from sparkdl.train.trainer import Trainer
 from sparkdl.train.triggers import (
     EveryEpoch,
@@ -43,7 +43,7 @@ __all__ = [
     "EMA",
     "SWA",
     "Checkpoint",
-    "Drop",
+    "DropStragglers",
     "EarlyStopping",
     "Elastic",
     "EveryEpoch",

@@ -21,6 +21,9 @@ _FULL_GROUPS = 8
 """So many groups in a row have to be used up before a limit that an undone group has set is raised."""
 
 
+_NO_LIMIT = 1 << 30
+
+
 class Ahead:
     """Runs iterations in groups.
 
@@ -33,7 +36,7 @@ class Ahead:
         self._recovery = recovery
         self._size = size
         self._now = size or 1
-        self._limit = recovery.engine.plan.longest_group
+        self._limit = _NO_LIMIT
         self._used_up = 0
         self._waiting: deque[tuple[Step, Outcome]] = deque()
         self._delivered: list[Step] = []
@@ -49,8 +52,8 @@ class Ahead:
         """Return the outcome of an iteration, after running it if that has not been done yet.
 
         Args:
-            iteration: what is to be done now.
-            upcoming: returns what is expected after it, at most so many iterations.
+            iteration: the step to run now.
+            upcoming: returns the steps that are expected after it, at most so many.
 
         Raises:
             TaskError: if it keeps failing.
@@ -58,7 +61,8 @@ class Ahead:
         if self._owed or (self._waiting and not self._waiting[0][0].same_as(iteration)):
             self.settle()
         if not self._waiting:
-            self._run_group([iteration, *upcoming(min(self._now, self._limit) - 1)])
+            most = min(self._now, self._limit, self._recovery.engine.longest_group)
+            self._run_group([iteration, *upcoming(most - 1)])
         planned, outcome = self._waiting.popleft()
         self._delivered.append(planned)
         if not self._waiting:
@@ -82,7 +86,7 @@ class Ahead:
 
     def _run_group(self, group: list[Step]) -> None:
         if self._used_up >= _FULL_GROUPS:
-            self._limit, self._used_up = min(2 * self._limit, self._recovery.engine.plan.longest_group), 0
+            self._limit, self._used_up = min(2 * self._limit, _NO_LIMIT), 0
         begin = perf_counter()
         outcomes = self._recovery.run(group)
         self._waiting.extend(zip(group, outcomes, strict=False))

@@ -1,6 +1,6 @@
 """Weight averaging: with which weight an iteration's new weights enter the average.
 
-The average lies beside the weights in every slice and takes in the new weights ``w`` as
+The average lies beside the weights in every shard and takes in the new weights ``w`` as
 ``average += weight * (w - average)``. An :class:`Averaging` says, on the driver, how large that
 weight is; 0 leaves the average alone, 1 makes it a copy.
 """

@@ -15,11 +15,11 @@ from sparkdl.nn.numerics import Numerics
 from sparkdl.optim.clip import ClipByNorm, ClipByValue
 from sparkdl.optim.groups import ParamGroup
 from sparkdl.train.averaging import Averaging
-from sparkdl.train.drop import Drop
 from sparkdl.train.elastic import Elastic
-from sparkdl.train.hooks import Hook
 from sparkdl.train.local_steps import LocalSteps
+from sparkdl.train.options import sequence_option
 from sparkdl.train.schedule import Schedule
+from sparkdl.train.stragglers import DropStragglers
 from sparkdl.train.triggers import EveryEpoch, MaxEpoch, Trigger
 
 
@@ -36,7 +36,7 @@ class TrainConfig:
     end_when: Trigger = field(default_factory=lambda: MaxEpoch(1))
     shuffle: bool = True
     micro_batch_size: int | None = None
-    num_slices: int | None = None
+    num_shards: int | None = None
     exchange: Exchange = "auto"
     transport: TransportName = "auto"
     iterations_per_job: int | None = None
@@ -54,7 +54,7 @@ class TrainConfig:
     monitor: str | None = None
     monitor_mode: Literal["max", "min"] | None = None
     min_delta: float = 0.0
-    hooks: Sequence[Hook] = ()
+    hooks: Sequence[Any] = ()  # of Hook, which knows runs, which know these options: the Trainer checks it
     precision: Literal["fp32", "bf16"] = "fp32"
     compile: bool | Mapping[str, Any] = False
     channels_last: bool = False
@@ -64,7 +64,7 @@ class TrainConfig:
     max_failures: int = 5
     failure_window: float = 600.0
     elastic: Elastic | None = None
-    drop_stragglers: Drop | None = None
+    drop_stragglers: DropStragglers | None = None
     progress: bool = True
     name: str | None = None
 
@@ -76,9 +76,9 @@ class TrainConfig:
         _check_int("seed", self.seed, 0, "any non-negative integer")
         if self.micro_batch_size is not None:
             _check_int("micro_batch_size", self.micro_batch_size, 1, "rows per forward pass, or None")
-        if self.num_slices is not None:
+        if self.num_shards is not None:
             _check_int(
-                "num_slices", self.num_slices, 1, "parameter-sync tasks, or None for one per partition"
+                "num_shards", self.num_shards, 1, "parameter-sync tasks, or None for one per partition"
             )
         self._check_exchange()
         if self.commit_every is not None:
@@ -88,8 +88,10 @@ class TrainConfig:
             raise ConfigError(
                 f"failure_window={self.failure_window!r}: expected a positive number of seconds"
             )
-        if self.drop_stragglers is not None and not isinstance(self.drop_stragglers, Drop):
-            raise ConfigError(f"drop_stragglers={self.drop_stragglers!r}: expected Drop(...) or None")
+        if self.drop_stragglers is not None and not isinstance(self.drop_stragglers, DropStragglers):
+            raise ConfigError(
+                f"drop_stragglers={self.drop_stragglers!r}: expected DropStragglers(...) or None"
+            )
         if self.elastic is not None and not isinstance(self.elastic, Elastic):
             raise ConfigError(f"elastic={self.elastic!r}: expected Elastic(...) or None")
         if self.validation_batch_size is not None:
@@ -110,11 +112,7 @@ class TrainConfig:
             raise ConfigError(f"monitor_mode={self.monitor_mode!r}: expected 'max', 'min' or None")
         if not isinstance(self.min_delta, int | float) or not 0 <= self.min_delta < math.inf:
             raise ConfigError(f"min_delta={self.min_delta!r}: expected a number of at least 0")
-        for hook in _sequence("hooks", self.hooks, "hooks such as [EarlyStopping(3)]"):
-            if not isinstance(hook, Hook):
-                raise ConfigError(f"hooks: {hook!r:.100} is not a sparkdl.train.Hook")
-            _sequence("unfreezes", hook.unfreezes, f"patterns, of {type(hook).__name__}")
-        for group in _sequence(
+        for group in sequence_option(
             "groups", self.groups, "groups such as [ParamGroup('*.bias', weight_decay=0)]"
         ):
             if not isinstance(group, ParamGroup):
@@ -129,7 +127,7 @@ class TrainConfig:
         if self.iterations_per_job is not None:
             _check_int("iterations_per_job", self.iterations_per_job, 1, "iterations of one job, or None")
         if self.exchange in ("replicated", "sharded"):
-            for name in ("num_slices", "drop_stragglers"):
+            for name in ("num_shards", "drop_stragglers"):
                 if getattr(self, name) is not None:
                     raise ConfigError(f"{name} needs exchange='driver'; found exchange={self.exchange!r}")
         elif self.exchange == "driver" and (self.iterations_per_job or 1) > 1:
@@ -140,7 +138,7 @@ class TrainConfig:
 
         if self.weights_codec != "fp32":
             taken = {"exchange": self.exchange not in ("auto", "sharded")} | {
-                name: getattr(self, name) is not None for name in ("num_slices", "drop_stragglers")
+                name: getattr(self, name) is not None for name in ("num_shards", "drop_stragglers")
             }
             for name in (name for name, other in taken.items() if other):
                 raise ConfigError(
@@ -175,12 +173,6 @@ class TrainConfig:
             channels_last=self.channels_last,
             checkpoint_activations=self.checkpoint_activations,
         )
-
-
-def _sequence(name: str, value: object, expected: str) -> Sequence[Any]:
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ConfigError(f"{name}={value!r:.100}: expected a list of {expected}")
-    return value
 
 
 def _check_int(name: str, value: object, least: int, meaning: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl import frame
-from sparkdl._spark import broadcast_id
+from sparkdl._spark.tasks import broadcast_id
 from sparkdl.compute.place import CursorRef, Place
 from sparkdl.compute.worker import FitRef
 from sparkdl.data import store

@@ -16,9 +16,10 @@ _POLL = 1.0
 class Elastic:
     """Keeps one partition per executor while executors come and go.
 
-    Without it a run keeps its partitions: those of a lost executor move to others and wait for their
-    turn, and a new executor takes over some of them. That costs time but changes no bit. With it the rows
-    are laid out anew, which changes how gradients are rounded; no row is seen twice or left out in the epoch.
+    Without it a run keeps its partitions. Partitions of a lost executor move to other executors and wait for
+    a free slot; a new executor takes over some partitions. This costs time but changes no bit. With it the
+    rows move to new partitions, which changes how gradients are rounded. Each row is still seen once in the
+    epoch.
 
     Attributes:
         min_partitions: never fewer than this.
@@ -76,7 +77,7 @@ class Watch:
     _looked: float = field(default=float("-inf"), init=False)
 
     def decide(self, partitions: int, *, between_epochs: bool) -> int | None:
-        """Return how many partitions there are to be instead of these, ``None`` to leave them."""
+        """Return the new number of partitions, ``None`` to keep the current one."""
         now = self.clock()
         if between_epochs or now - self._looked >= _POLL:
             self._looked = now
@@ -92,5 +93,5 @@ class Watch:
         return wanted
 
     def wait(self) -> None:
-        """Forget since when the number of executors has lasted, after a change that failed."""
+        """Start to wait again, after a move that failed."""
         self._since = self.clock()

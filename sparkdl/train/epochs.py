@@ -7,16 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl._spark import FrameJobs
+from sparkdl._spark.jobs import FrameJobs
 from sparkdl.compute.place import Place
 from sparkdl.compute.worker import FitRef
 from sparkdl.data import sampler
-from sparkdl.data.dataset import Dataset, Store
+from sparkdl.data.built import Store
+from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
 from sparkdl.frame import Array
 from sparkdl.train.cursor import Cursor, Unvisited
+from sparkdl.train.passes.sweep import sweep
 from sparkdl.train.state import TrainState
-from sparkdl.train.sweep import sweep
 
 
 class Epochs:
@@ -31,7 +32,7 @@ class Epochs:
 
     Attributes:
         store: the partition store in use.
-        cursor: what is left of the current epoch, if its rows have moved since it began.
+        cursor: the rows that remain in the current epoch, if rows have moved since it began.
     """
 
     def __init__(self, jobs: FrameJobs, fit: FitRef, fit_broadcast: Any, data: Dataset, name: str) -> None:
@@ -128,7 +129,7 @@ class Epochs:
         self.move(state, steps, now)
 
     def release(self) -> None:
-        """Delete what is on the executors besides the store."""
+        """Delete all files on the executors, except the store."""
         self.cursor = None
         self.release_old()
 

@@ -25,17 +25,26 @@ PHASES = ("launch", "weights_in", "data", "compute", "gradient_out", "shuffle", 
 - ``weights_in``: loading the weights into the replica;
 - ``data``: gathering the rows, and the Dataset's transform;
 - ``compute``: forward and backward;
-- ``gradient_out``: handing the shards to the JVM;
-- ``shuffle``: job 2 beyond its slowest update: scheduling, fetching shards, collecting slices;
-- ``update``: summing shards, optimizer on the slice;
+- ``gradient_out``: handing the gradient to the JVM;
+- ``shuffle``: job 2 beyond its slowest update: scheduling, fetching gradients, collecting new shards;
+- ``update``: summing gradients, optimizer on the shard;
 - ``broadcast``: publishing the new weights.
 """
 
-BYTES = ("weights", "gradients", "state", "slices")
-"""Bytes of an iteration: one copy of the weights, all shards, all optimizer state, all new slices."""
+BYTES = ("weights", "gradients", "state", "shards")
+"""Bytes of an iteration:
 
-_INTEGERS = ("epoch", "iteration", "samples", "dropped", "lost")
-_SELDOM = ("dropped", "lost")
+- ``weights``: weights that each executor receives;
+- ``gradients``: shards of gradients, of all ranks;
+- ``state``: optimizer state, of all shards;
+- ``shards``: updated shards of the weights that the driver receives.
+"""
+
+_RENAMED = {"slices": "shards"}
+"""Kinds of bytes by the name that earlier releases gave them."""
+
+_INTEGERS = ("epoch", "iteration", "samples", "dropped", "lost", "direct")
+_SELDOM = ("dropped", "lost", "direct")
 _FLOATS = ("loss", "lr", "seconds")
 _RESERVED = ("kind", "epoch", "iteration", "name")
 
@@ -43,12 +52,12 @@ _RESERVED = ("kind", "epoch", "iteration", "name")
 class History(Sequence[dict[str, Any]]):
     """One row per iteration, oldest first, and the scores of every validation.
 
-    A row is a dict with ``epoch`` and ``iteration`` (from 1), ``loss``, ``samples``, ``dropped`` (rows
-    that slow tasks left out, see :class:`sparkdl.train.Drop`), ``lost`` (partitions that had lost the state
-    of their own steps or of their codec, see :class:`sparkdl.train.LocalSteps`), ``lr``, ``seconds``,
-    ``phases`` (seconds by name, see :data:`PHASES`), ``bytes`` (see :data:`BYTES`) and ``extras`` (what a
-    training step of one's own returned besides the loss; empty otherwise). In memory a row takes eight bytes
-    per value.
+    A row is a dict with ``epoch`` and ``iteration`` (from 1), ``loss``, ``samples``, ``dropped`` (rows that
+    slow tasks left out, see :class:`sparkdl.train.DropStragglers`), ``lost`` (partitions that had lost the
+    state of their own steps or of their codec, see :class:`sparkdl.train.LocalSteps`), ``direct`` (1 if tasks
+    exchanged among themselves, 0 if by shuffles), ``lr``, ``seconds``, ``phases`` (seconds by name, see
+    :data:`PHASES`), ``bytes`` (see :data:`BYTES`) and ``extras`` (what a training step of one's own returned
+    besides the loss; empty otherwise). In memory a row takes eight bytes per value.
 
     Attributes:
         validations: one dict per validation, oldest first: ``epoch``, ``iteration`` and ``name`` of the
@@ -113,7 +122,7 @@ class History(Sequence[dict[str, Any]]):
             elif name in history._floats:
                 history._floats[name] = array("d", values.tolist())
             elif group == "bytes":
-                history._bytes[key] = array("q", values.tolist())
+                history._bytes[_RENAMED.get(key, key)] = array("q", values.tolist())
             else:
                 groups[group][key] = array("d", values.tolist())
         for name in set(_SELDOM) - columns.keys():  # written by an earlier release

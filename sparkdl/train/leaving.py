@@ -1,4 +1,4 @@
-"""What was trained is not lost with the exception that ends a fit: it is the exception's ``result``."""
+"""An exception that ends a fit carries the trained weights as its ``result``."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _log = logging.getLogger("sparkdl")
 
 
 class ErrorsCarryResult:
-    """Gives whatever exception leaves its block the result that was set.
+    """Attaches a result to every exception that leaves its block.
 
-    Of any class: errors of sparkdl, of a hook, of the disk, KeyboardInterrupt.
+    This includes errors of sparkdl, of a hook and of the disk, and KeyboardInterrupt.
 
     Attributes:
-        result: what to give; ``None`` as long as nothing was trained.
+        result: the result to attach; ``None`` before the first iteration.
     """
 
     result: FitResult | None = None
@@ -36,11 +36,11 @@ class ErrorsCarryResult:
 
 @contextmanager
 def unless_under_way(error: BaseException | None, what: str) -> Iterator[None]:
-    """Let the block fail unless an error is under way, which wins and gets the failure as a note.
+    """Raise the block's failure, or, if an earlier error is under way, add it to that error as a note.
 
     Args:
-        error: what has failed before, if anything has.
-        what: what it means that the block fails.
+        error: the earlier error, if any.
+        what: text for the note: what has failed.
     """
     try:
         yield

@@ -16,12 +16,12 @@ _AVERAGE = partial(torch.optim.SGD, lr=1.0)
 
 @dataclass(frozen=True, slots=True)
 class LocalSteps:
-    """Let each partition take optimizer steps on its rows before anything is exchanged.
+    """Let each partition take several optimizer steps on its rows between two exchanges.
 
-    An iteration then is a round of so many steps, over as many times ``batch_size`` rows: that is what
-    triggers, schedules, hooks and the history count. The Trainer's optimizer, groups, schedule and clipping
-    are those of the partitions' own steps. What they keep between rounds stays with the partition; where an
-    executor takes it away, the partition begins with a fresh one, and the history counts it as ``lost``.
+    An iteration is then a round of ``steps`` steps, over ``steps * batch_size`` rows. Triggers, schedules,
+    hooks and the history count rounds. The Trainer's optimizer, groups, schedule and clipping apply to the
+    partitions' own steps. Each partition keeps its optimizer's state. If its executor is lost, it begins with
+    a fresh state, and the history counts it as ``lost``.
 
     Args:
         steps: steps of a round; or a mapping from epochs, counted from 0, to the steps from there on:

@@ -4,35 +4,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from math import isnan
 from time import perf_counter
 from typing import Any, Literal
 
 from sparkdl import session
-from sparkdl.allreduce.directives import Directives, Step
 from sparkdl.allreduce.engine import Engine
 from sparkdl.allreduce.kept import Snapshot
 from sparkdl.allreduce.outcome import Outcome
 from sparkdl.allreduce.state import ModelState
-from sparkdl.compute.local_steps import InnerSteps
-from sparkdl.compute.place import Place
-from sparkdl.data.dataset import Dataset
-from sparkdl.exceptions import ConfigError, DataError, TaskError
+from sparkdl.exceptions import DataError, TaskError
 from sparkdl.train.ahead import Ahead
-from sparkdl.train.drop import Deadlines
+from sparkdl.train.checkpoint.resume import ResumePoint
+from sparkdl.train.checkpoint.shard_files import WriteShard
 from sparkdl.train.elastic import Watch
 from sparkdl.train.epochs import Epochs
-from sparkdl.train.evaluate import Evaluator
-from sparkdl.train.hooks import Hook
-from sparkdl.train.leaving import note
+from sparkdl.train.forecast import Forecast
+from sparkdl.train.hooks.base import Hook
+from sparkdl.train.hooks.calls import HookCalls
+from sparkdl.train.passes.validator import Validator
 from sparkdl.train.recovery import Commit, Recovery
-from sparkdl.train.resume import ResumePoint
 from sparkdl.train.run import Run
-from sparkdl.train.schedule import ScheduledHyper
-from sparkdl.train.slice_files import WriteSlice
-from sparkdl.train.state import TrainState
-from sparkdl.train.validation import Monitor
+from sparkdl.train.scheduled import ScheduledHyper
+from sparkdl.train.stragglers import Deadlines
 
 StoppedBy = Literal["end_when", "hook", "interrupt", "error"]
 
@@ -45,12 +39,10 @@ class Loop:
     Args:
         run: what hooks see; holds state and history.
         engine: runs steps.
-        model: what the first iteration starts from.
+        model: the model before the first iteration.
         epochs: the rows.
         schedule: hyper-parameters as they change.
-        evaluator: evaluates validation sets.
-        sets: validation sets by name.
-        monitor: the monitored score, if there is validation.
+        validator: evaluates validation sets.
         hooks: in the order in which they are called.
         setting: returns what must be the same for another run to go on from this one.
     """
@@ -63,9 +55,7 @@ class Loop:
         model: ModelState,
         epochs: Epochs,
         schedule: ScheduledHyper,
-        evaluator: Evaluator,
-        sets: Mapping[str, Dataset],
-        monitor: Monitor | None,
+        validator: Validator,
         hooks: Sequence[Hook],
         setting: Callable[[], Mapping[str, Any]],
     ) -> None:
@@ -83,20 +73,20 @@ class Loop:
         self._deadlines = Deadlines(config.drop_stragglers) if config.drop_stragglers else None
         self._resumed: ResumePoint | None = None
         self._schedule = schedule
-        self._evaluator = evaluator
-        self._sets = sets
-        self._monitor = monitor
-        self._hooks = hooks
+        self._validator = validator
+        self._hooks = HookCalls(hooks, run)
+        self._forecast = Forecast(
+            run, epochs, schedule, self._deadlines, self._hooks, validates=validator.has_sets
+        )
         self._setting = setting
         self._averaged = 0
         self._begun = False
         self._finished = True
         self._mark = perf_counter()
-        self._indices = {p.name: index for index, p in enumerate(run.layout.params)}
 
     @property
     def model(self) -> ModelState:
-        """Weights and what stays with the slices."""
+        """Weights and the state of the shards."""
         return self._recovery.model
 
     def release(self) -> None:
@@ -109,10 +99,10 @@ class Loop:
         The schedule is taken through all that happened until then, so that it need not be saved.
 
         Raises:
-            TaskError: if the optimizer's state cannot be given back to the slices.
+            TaskError: if the optimizer's state cannot be given back to the shards.
         """
         run, state = self._run, point.state
-        scores = _monitored(point.history.validations, self._monitor)
+        scores = self._validator.monitored(point.history.validations)
         epochs = [*point.history.column("epoch"), state.epoch + 1]
         if point.unfinished is not None:  # the schedule learns of the epoch's end when it is made up for
             epochs[-1] = epochs[-2]
@@ -139,33 +129,33 @@ class Loop:
             self._epochs.go_on(point.first, point.left)
         elif then != now:
             self._epochs.recover(point.state, point.steps, then, point.first, point.left)
-            run.steps = self._epochs.steps_left(point.state, self._rows(point.state.epoch))
+            run.steps = self._epochs.steps_left(point.state, self._forecast.rows(point.state.epoch))
             self._engine.resize(self._epochs.store)
 
     def _go_on_from(self, point: ResumePoint) -> None:
-        """Give weights and what stays with the slices back, to as many slices as there are now."""
+        """Give weights and the state of the shards back, to as many shards as there are now."""
         kept = point.kept_for(self._run.layout, self._engine.plan.shards)
         self._recovery.restart(Commit(point.snapshot, point.average_buffers, kept, point.state.iteration))
 
-    def write_slices(self, folder: str) -> dict[str, str]:
-        """Let executors write what stays with the slices; return sha256 by file name."""
+    def write_shards(self, folder: str) -> dict[str, str]:
+        """Let executors write the state of the shards; return sha256 by file name."""
         self._ahead.settle()
-        task = WriteSlice(folder, self._engine.plan.shards)
+        task = WriteShard(folder, self._engine.plan.shards)
         written = self._recovery.run_on_kept(task, "write the optimizer's state")
         return {message.meta["name"]: message.meta["sha256"] for message in written}
 
-    def point(self, kept: bool = True) -> ResumePoint:
+    def point(self, with_state: bool = True) -> ResumePoint:
         """Return all that another run needs to go on from here.
 
         Args:
-            kept: whether with what stays with the slices.
+            with_state: whether to copy the state of the shards to the driver.
 
         Raises:
-            TaskError: if what stays with the slices cannot be read.
+            TaskError: if the state of the shards cannot be read.
         """
         self._ahead.settle()
         run, cursor = self._run, self._epochs.cursor
-        frames = self._recovery.fetch() if kept else []
+        frames = self._recovery.fetch() if with_state else []
         return ResumePoint(
             state=run.state,
             snapshot=self.current(),
@@ -182,7 +172,7 @@ class Loop:
             unfinished=None if self._finished else run.previous,
             first=cursor.first if cursor is not None else 0,
             left=cursor.positions if cursor is not None else None,
-            hooks={name: hook.state_dict() for name, hook in _by_name(self._hooks).items()},
+            hooks=self._hooks.state_dicts(),
         )
 
     def train(self, interrupted: Callable[[], bool]) -> StoppedBy:
@@ -191,7 +181,8 @@ class Loop:
         self._mark = perf_counter()
         self._call("on_train_begin")
         if self._resumed is not None:
-            self._resume_hooks(self._resumed)
+            run.frozen = self._resumed.frozen
+            self._hooks.load_state_dicts(self._resumed.hooks)
         self._begun = True
         if not self._finished:
             self._finish()
@@ -212,9 +203,9 @@ class Loop:
         return "end_when"
 
     def _finish(self) -> None:
-        """Do what is due after an iteration; a resumed run makes up for what an error left undone."""
+        """Do the work that is due after an iteration; a resumed run does work that an error has skipped."""
         run = self._run
-        if self._sets and run.config.validate_when(run.previous, run.state):
+        if self._validator.is_due(run.previous, run.state):
             self._validate()
         if run.state.step == 0:
             self._schedule.after_epoch()
@@ -233,29 +224,14 @@ class Loop:
         errors: list[Exception] = []
         try:
             if self._begun and not isinstance(run.error, KeyboardInterrupt):
-                errors += self._tell("on_boundary", True)
+                errors += self._hooks.tell("on_boundary", True)
         except BaseException as error:
             run.error = run.error or error
             raise
         finally:
-            errors += self._tell("on_train_end")
+            errors += self._hooks.tell("on_train_end")
         if errors and run.error is None:
             raise errors[0]
-
-    def _tell(self, method: str, *arguments: Any) -> list[Exception]:
-        """Call a method of all hooks at the end of the run; return what failed."""
-        errors: list[Exception] = []
-        for hook in self._hooks:
-            try:
-                getattr(hook, method)(self._run, *arguments)
-            except Exception as error:
-                errors.append(error)
-                failure = f"{type(hook).__name__}.{method} failed: {error!r}"
-                if self._run.error is not None:
-                    note(self._run.error, failure)
-                else:
-                    _log.warning("%s", failure)
-        return errors
 
     def _begin_epoch(self) -> None:
         """Begin an epoch that visits all rows."""
@@ -263,18 +239,7 @@ class Loop:
         self._epochs.begin()
         if moved and self._recovery.commit():
             self._epochs.release_old()
-        self._run.steps = self._epochs.steps(self._rows(self._run.state.epoch))
-
-    def _rows(self, epoch: int) -> int:
-        """Return the rows of one iteration in an epoch."""
-        return self._run.config.rows_per_iteration(self._run.batch_size, epoch)
-
-    def _resume_hooks(self, point: ResumePoint) -> None:
-        """Let hooks go on from where those of the run before were."""
-        self._run.frozen = point.frozen
-        for name, hook in _by_name(self._hooks).items():
-            if name in point.hooks:
-                hook.load_state_dict(point.hooks[name])
+        self._run.steps = self._epochs.steps(self._forecast.rows(self._run.state.epoch))
 
     def _resize_if_due(self) -> None:
         """Lay the rows out over another number of partitions if the cluster has changed for good."""
@@ -294,7 +259,7 @@ class Loop:
             return
         _log.info("moved from %d to %d partitions after iteration %d", before, after, state.iteration)
         self._call("on_resize", before, after)
-        run.steps = self._epochs.steps_left(state, self._rows(state.epoch))
+        run.steps = self._epochs.steps_left(state, self._forecast.rows(state.epoch))
         self._engine.resize(self._epochs.store)
         self._go_on_from(point)
 
@@ -306,11 +271,13 @@ class Loop:
         learning_rate = self._schedule.learning_rate()
         outcome: Outcome | None = None
         if self._epochs.rows(before, run.steps):
-            turn = self._turn(run.previous, before, self._averaged)
-            outcome = self._ahead.run(self._iteration(before, turn), lambda n: self._expect(turn, n))
+            told, averaged = self._forecast.directives(run.previous, before, self._averaged), self._averaged
+            outcome = self._ahead.run(
+                self._forecast.step(before, told), lambda n: self._forecast.following(told, averaged, n)
+            )
             if self._deadlines is not None:
                 self._deadlines.add(outcome.gradient_seconds)
-            self._averaged += turn.average > 0
+            self._averaged += told.average > 0
         # else: many tiny partitions: some iterations of an epoch get no row at all
         samples, loss = (outcome.samples, outcome.loss) if outcome else (0, before.loss)
         if isnan(loss):  # all samples have weight zero: nothing is known about the loss
@@ -328,6 +295,7 @@ class Loop:
                 "samples": samples,
                 "dropped": outcome.dropped if outcome else 0,
                 "lost": outcome.lost if outcome else 0,
+                "direct": int(outcome.direct) if outcome else 0,
                 "lr": learning_rate,
                 "seconds": now - begin - later,
                 "phases": outcome.phases if outcome else {},
@@ -337,106 +305,13 @@ class Loop:
         )
         self._schedule.after_iteration()
 
-    def _iteration(self, state: TrainState, turn: Directives) -> Step:
-        """Return what is to be done after a state."""
-        frozen = tuple(self._indices[name] for name in sorted(self._run.frozen))
-        allowance = self._deadlines.allowance() if self._deadlines is not None else None
-        local, inner = self._run.config.local, None
-        if local is not None:  # hyper-parameters are those of the partitions' optimizer
-            inner, turn = InnerSteps(local.at(state.epoch), turn.hyper), replace(turn, hyper=())
-        cursor = self._epochs.cursor
-        place = Place(state.epoch, state.step, self._run.steps, cursor.ref if cursor is not None else None)
-        broadcasts = cursor.broadcasts if cursor is not None else ()
-        return Step(place, state.iteration, turn, frozen, allowance, inner, broadcasts)
-
-    def _turn(self, previous: TrainState, state: TrainState, averaged: int) -> Directives:
-        """Decide what the iteration after a state is told."""
-        run, averaging = self._run, self._run.config.averaging
-        weight = 0.0
-        if averaging is not None:
-            after = state.advance(run.steps, 0, state.loss)
-            weight = averaging.weight(state, after, averaged)
-        wanted = any(h.gradients is not None and h.gradients(previous, state) for h in self._hooks)
-        return Directives(self._schedule.hyper(), weight, wanted)
-
-    def _expect(self, turn: Directives, most: int) -> list[Step]:
-        """Return the iterations that will follow the coming one, as far as nothing comes between them.
-
-        Args:
-            turn: what the coming one is told.
-            most: how many to return at most.
-        """
-        if turn.gradient or self._deadlines is not None or most < 1:
-            return []
-        run, averaged = self._run, self._averaged
-        previous, state = run.state, run.state
-        expected: list[Step] = []
-        schedule = self._schedule.state_dict()
-        try:
-            while len(expected) < most:
-                averaged += turn.average > 0
-                rows = self._epochs.rows(state, run.steps)
-                previous, state = state, state.advance(run.steps, rows, state.loss)
-                self._schedule.after_iteration()
-                if self._comes_between(previous, state):
-                    break
-                if state.step == 0:
-                    self._schedule.after_epoch()
-                turn = self._turn(previous, state, averaged)
-                if turn.gradient:
-                    break
-                expected.append(self._iteration(state, turn))
-        except ConfigError:  # a schedule's end, which the run may not come to
-            pass
-        finally:
-            self._schedule.load_state_dict(schedule)
-        return expected
-
-    def _differs(self, epoch: int) -> bool:
-        """Return whether an epoch has other rows, or another number of iterations, than the current one."""
-        return self._epochs.cursor is not None or self._epochs.steps(self._rows(epoch)) != self._run.steps
-
-    def _comes_between(self, previous: TrainState, state: TrainState) -> bool:
-        """Return whether something has to happen before the iteration after a state."""
-        run, config = self._run, self._run.config
-        return (
-            (state.step == 0 and self._differs(state.epoch))
-            or not self._epochs.rows(state, run.steps)
-            or config.end_when.foresees(previous, state)
-            or (bool(self._sets) and config.validate_when.foresees(previous, state))
-            or any(hook.looks(previous, state) for hook in self._hooks)
-        )
-
     def _validate(self) -> None:
-        """Evaluate all validation sets; the monitored score enters the state."""
+        """Evaluate all validation sets."""
         self._ahead.settle()
-        run = self._run
         average = self.averaged() if self._averaged else None
         if average is None:
             self._recovery.snapshot()  # which an evaluation would have to publish
-        done = {row["name"] for row in run.history.validations if row["iteration"] == run.state.iteration}
-        for name, data in self._sets.items():
-            if name in done:  # before the error that ended the run that is resumed
-                continue
-            self._call("on_validation_begin", name)
-            describe = f"sparkdl fit {run.name}: epoch {run.previous.epoch + 1}, validation {name}"
-            # Anew for each set: a hook that replaces the weights releases those before.
-            with self._engine.published(average, self.model) as weights:
-                scores = self._evaluator.run(data, weights, describe)
-            run.scores |= {f"{name}/{score}": value for score, value in scores.items()}
-            run.history.add_scores(run.state.iteration, run.previous.epoch + 1, name, scores)
-            self._note_score(name, scores)
-            self._call("on_validation_end", name, scores)
-
-    def _note_score(self, name: str, scores: Mapping[str, float]) -> None:
-        monitor = self._monitor
-        if monitor is None or monitor.set != name or monitor.score not in scores:
-            return
-        run, score = self._run, scores[monitor.score]
-        run.state = run.state.validated(
-            score, higher_is_better=monitor.higher_is_better, min_delta=monitor.min_delta
-        )
-        self._schedule.after_validation(score)
+        self._validator.run(lambda: self._engine.published(average, self.model), self._call)
 
     def current(self) -> Snapshot:
         """Return the weights as the last iteration left them."""
@@ -453,26 +328,8 @@ class Loop:
 
     def _call(self, method: str, *arguments: Any) -> None:
         """Call a method of all hooks, and go on with other weights if one of them wants that."""
-        for hook in self._hooks:
-            getattr(hook, method)(self._run, *arguments)
+        self._hooks.call(method, *arguments)
         replacement = self._run.take_replacement()
         if replacement is not None:
             self._ahead.settle()
             self._recovery.replace(self._engine.replace(self.model, replacement))
-
-
-def _monitored(validations: Sequence[Mapping[str, Any]], monitor: Monitor | None) -> dict[int, float]:
-    """Return the monitored score of each validation, by completed iterations."""
-    if monitor is None:
-        return {}
-    rows = (row for row in validations if row["name"] == monitor.set and monitor.score in row)
-    return {row["iteration"]: row[monitor.score] for row in rows}
-
-
-def _by_name(hooks: Sequence[Hook]) -> dict[str, Hook]:
-    """Name hooks by their class and a number: ``EarlyStopping.0``."""
-    named: dict[str, Hook] = {}
-    for hook in hooks:
-        kind = type(hook).__name__
-        named[f"{kind}.{sum(name.rpartition('.')[0] == kind for name in named)}"] = hook
-    return named

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from sparkdl.exceptions import ConfigError
 from sparkdl.train.triggers import Trigger
 
@@ -25,4 +28,15 @@ def trigger_option(owner: str, value: object) -> Trigger:
     """
     if not isinstance(value, Trigger):
         raise ConfigError(f"{owner}(every={value!r}): expected a trigger such as EveryEpoch()")
+    return value
+
+
+def sequence_option(name: str, value: object, expected: str) -> Sequence[Any]:
+    """Return an option that is a list.
+
+    Raises:
+        ConfigError: if it is not.
+    """
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise ConfigError(f"{name}={value!r:.100}: expected a list of {expected}")
     return value

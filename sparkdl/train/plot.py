@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -15,8 +15,6 @@ from sparkdl.frame import Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-    from sparkdl.train.history import History
 
 _INK = "#2b2f36"
 _FAINT = "#8a9099"
@@ -39,6 +37,25 @@ _BINS = 300  # more than that no eye tells apart
 _MAX_EPOCH_LINES = 30
 
 
+class Columns(Protocol):
+    """What is drawn: a :class:`sparkdl.train.History`."""
+
+    validations: list[dict[str, Any]]
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """Names of all columns."""
+        ...
+
+    def column(self, name: str) -> Sequence[Any]:
+        """Return one value of every iteration."""
+        ...
+
+
 class _Shown(Figure):
     """A figure that notebooks show, whether pyplot is set up or not."""
 
@@ -48,7 +65,7 @@ class _Shown(Figure):
         return file.getvalue()
 
 
-def plot(history: History) -> Figure:
+def plot(history: Columns) -> Figure:
     """Draw loss, validation scores, learning rate and seconds by phase over the iterations."""
     losses, scores = _split(_validations(history))
     panels = list(_panels(scores))
@@ -80,7 +97,7 @@ Series = dict[str, tuple[Array, Array]]
 """Iterations and values by ``"set metric"``."""
 
 
-def _validations(history: History) -> Series:
+def _validations(history: Columns) -> Series:
     found: dict[str, tuple[list[int], list[float]]] = {}
     for row in history.validations:
         for metric, value in row.items():
@@ -112,7 +129,7 @@ def _pairs(titles: list[str]) -> list[list[str]]:
     return [[*titles[i : i + 2], titles[i]][:2] for i in range(0, len(titles), 2)]
 
 
-def _summary(history: History) -> str:
+def _summary(history: Columns) -> str:
     seconds, samples = sum(history.column("seconds")), sum(history.column("samples"))
     epochs = history[-1]["epoch"]
     return (
@@ -204,7 +221,7 @@ def _draw_rate(ax: Axes, iterations: Array, rate: Array) -> None:
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
 
 
-def _draw_phases(ax: Axes, iterations: Array, history: History) -> None:
+def _draw_phases(ax: Axes, iterations: Array, history: Columns) -> None:
     """Stack the phases' mean seconds; what they leave of an iteration is ``other``."""
     seconds = np.array(history.column("seconds"))
     names = [name.removeprefix("phases.") for name in history.columns if name.startswith("phases.")]
@@ -241,7 +258,7 @@ def _draw_phases(ax: Axes, iterations: Array, history: History) -> None:
     )
 
 
-def _draw_epochs(axes: list[Axes], history: History) -> bool:
+def _draw_epochs(axes: list[Axes], history: Columns) -> bool:
     """Mark where epochs begin, unless there are too many to tell apart."""
     epochs = np.array(history.column("epoch"))
     starts = np.flatnonzero(np.diff(epochs)) + 1

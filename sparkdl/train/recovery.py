@@ -1,6 +1,6 @@
-"""Going on after executors took what stayed with the slices: commits and replay.
+"""Going on after executors took the state of the shards: commits and replay.
 
-What stays with the slices between iterations lies on two executors each. Where both are lost, Spark
+The state of the shards between iterations lies on two executors each. Where both are lost, Spark
 cannot compute it again: its lineage is cut. A *commit* is a copy on the driver. After a loss, the
 iterations since the last commit run again from it; tasks are deterministic, so that they end where the
 lost ones did, to the bit, and neither hooks nor the history see them twice.
@@ -17,10 +17,10 @@ from typing import TypeVar
 
 from sparkdl.allreduce.directives import Step
 from sparkdl.allreduce.engine import Engine
+from sparkdl.allreduce.in_pieces import ChainTask
 from sparkdl.allreduce.kept import Kept, Snapshot
 from sparkdl.allreduce.outcome import Outcome
 from sparkdl.allreduce.state import ModelState
-from sparkdl.allreduce.transport.pieces import ChainTask
 from sparkdl.compute.stragglers import Allowance
 from sparkdl.exceptions import TaskError
 from sparkdl.frame import Array, Frame
@@ -39,7 +39,7 @@ class Commit:
     Attributes:
         snapshot: weights and buffers.
         average_buffers: averaged buffers, if weights are averaged.
-        kept: what stays with the slices.
+        kept: the state of the shards.
         iteration: completed iterations.
     """
 
@@ -55,13 +55,13 @@ class Recovery:
 
     Args:
         engine: runs steps.
-        model: what the first iteration starts from.
+        model: the model before the first iteration.
         every: iterations between two commits; 0 for none; ``None`` to spend 3 % of the time on them.
         max_failures: failed iterations within the window after which the run ends.
         window: length of the window in seconds.
 
     Attributes:
-        model: what the last iteration left.
+        model: the model after the last iteration.
         failures: how many iterations have failed and were run again.
     """
 
@@ -126,10 +126,10 @@ class Recovery:
         self._since.clear()
 
     def restart(self, commit: Commit) -> None:
-        """Go on from a commit, with as many slices as the stepper has now.
+        """Go on from a commit, with as many shards as the stepper has now.
 
         Raises:
-            TaskError: if what stays with the slices cannot be given back to them; the first error.
+            TaskError: if the state of the shards cannot be given back to them; the first error.
         """
         self.let_go()
         old = self.model
@@ -141,7 +141,7 @@ class Recovery:
         self._since.clear()
 
     def fetch(self) -> Kept:
-        """Copy what stays with the slices to the driver, if need be after going back to the last commit.
+        """Copy the state of the shards to the driver, if need be after going back to the last commit.
 
         Raises:
             TaskError: if it cannot be read; the first error.
@@ -165,7 +165,7 @@ class Recovery:
         return self._persistently(lambda: self.engine.average(self.model), self._go_back)
 
     def run_on_kept(self, task: ChainTask, doing: str) -> list[Frame]:
-        """Run a task over what stays with the shards; see :meth:`Engine.run_on_kept`.
+        """Run a task over the state of the shards; see :meth:`Engine.run_on_kept`.
 
         Raises:
             TaskError: if it fails; the first error.
@@ -240,7 +240,7 @@ class Recovery:
         return self._commit_seconds <= _SHARE * self._seconds
 
     def _take_commit(self) -> None:
-        """Copy what stays with the slices to the driver."""
+        """Copy the state of the shards to the driver."""
         begin = perf_counter()
         model = self.model
         try:

@@ -1,11 +1,13 @@
-"""How many threads a task gets, and how Spark is told."""
+"""The threads of a task, and the resource profile that tells Spark."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from sparkdl._spark import session
+from sparkdl._spark.frames import JavaObject
 from sparkdl.session import Executors
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ def task_resource_amounts(conf: Mapping[str, str]) -> dict[str, float]:
 _AMOUNT = re.compile(r"spark\.task\.resource\.(.+)\.amount")
 
 
-def task_profile(spark: SparkSession, executors: Executors, partitions: int) -> Any | None:
+def task_profile(spark: SparkSession, executors: Executors, partitions: int) -> JavaObject | None:
     """Return the resource profile that gives a task its threads' cores, where Spark can.
 
     It keeps Spark from putting two multi-threaded tasks on one executor. ``None`` in local mode,
@@ -43,16 +45,5 @@ def task_profile(spark: SparkSession, executors: Executors, partitions: int) -> 
     local = master.startswith("local") and not master.startswith("local-cluster")
     if threads == 1 or local or conf.get("spark.dynamicAllocation.enabled", "false") == "true":
         return None
-    from py4j.protocol import Py4JJavaError
-    from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
-
-    requests = TaskResourceRequests().cpus(threads)
-    for name, amount in task_resource_amounts(dict(conf.getAll())).items():
-        requests = requests.resource(name, amount)  # a profile does not inherit what the confs ask for
-    profile = ResourceProfileBuilder().require(requests).build
-    java_profile = profile._java_resource_profile
-    try:
-        spark.sparkContext._jsc.sc().resourceProfileManager().isSupported(java_profile)
-    except Py4JJavaError:
-        return None
-    return java_profile
+    # A profile does not inherit what the confs ask for.
+    return session.task_profile(spark.sparkContext, threads, task_resource_amounts(dict(conf.getAll())))

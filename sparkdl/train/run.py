@@ -1,4 +1,4 @@
-"""What hooks see of a run, and what they may do to it."""
+"""A hook's view of a run: its state, and methods to change it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sparkdl.train.state import TrainState
 if TYPE_CHECKING:
     from sparkdl.allreduce.outcome import Outcome
     from sparkdl.data.dataset import Dataset
-    from sparkdl.train.resume import ResumePoint
+    from sparkdl.train.checkpoint.resume import ResumePoint
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Run:
         history: one row per completed iteration.
         previous: state before the last completed iteration.
         state: state now.
-        outcome: what the last iteration reported; ``None`` before the first, and for iterations
+        outcome: results of the last iteration; ``None`` before the first, and for iterations
             without a row.
         scores: latest value of each metric, by ``"set/metric"``.
         frozen: names of parameters of the layout that are frozen now.
@@ -69,7 +69,7 @@ class Run:
     _current: Callable[[], Snapshot]
     _average: Callable[[], Snapshot]
     _point: Callable[[bool], ResumePoint]
-    _write_slices: Callable[[str], dict[str, str]]
+    _write_shards: Callable[[str], dict[str, str]]
     _write_back: Callable[[Snapshot], nn.Module]
     _replacement: Snapshot | None = None
 
@@ -106,28 +106,28 @@ class Run:
         view.flags.writeable = False
         return {p.name: view[p.offset : p.end].reshape(p.shape) for p in self.layout.params}
 
-    def resume_point(self, *, kept: bool = True) -> ResumePoint:
+    def resume_point(self, *, with_state: bool = True) -> ResumePoint:
         """Return all that another run needs to go on from here.
 
         Args:
-            kept: whether to copy the optimizer's state to the driver; without it, see
-                :meth:`write_slices`.
+            with_state: whether to copy the optimizer's state to the driver; without it, see
+                :meth:`write_shards`.
 
         Raises:
             TaskError: if the state cannot be read from the executors.
         """
-        return self._point(kept)
+        return self._point(with_state)
 
-    def write_slices(self, folder: str) -> dict[str, str]:
+    def write_shards(self, folder: str) -> dict[str, str]:
         """Let the executors write the optimizer's state into a folder that they all reach.
 
         Returns:
-            sha256 by file name, one file per slice.
+            sha256 by file name, one file per shard.
 
         Raises:
             TaskError: if the state cannot be read, or the files cannot be written.
         """
-        return self._write_slices(folder)
+        return self._write_shards(folder)
 
     def stop(self, reason: str) -> None:
         """End the run after the current iteration and its hooks."""

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: torch's own schedulers, run on the driver on shadow optimizers.
+"""Learning-rate schedules: what ``schedule=`` takes, and what makes it.
 
 A schedule is what makes a scheduler from an optimizer, stepped once per epoch unless it is wrapped::
 
@@ -6,16 +6,12 @@ A schedule is what makes a scheduler from an optimizer, stepped once per epoch u
     schedule = PerIteration(partial(CosineAnnealingLR, T_max=10_000))  # per iteration
     schedule = partial(ReduceLROnPlateau, patience=2)                  # after each validation
     schedule = warmup(500, then=polynomial(10_000, power=2.0))
-
-The shadow optimizers have the groups of the real one and a weight each that nobody trains. What the
-schedulers change in them travels to the tasks.
 """
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -27,12 +23,10 @@ from torch.optim.lr_scheduler import (
     LRScheduler,
     OneCycleLR,
     PolynomialLR,
-    ReduceLROnPlateau,
     SequentialLR,
 )
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.optim.spec import OptimizerSpec
 
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
 """From an optimizer to a scheduler: ``partial(StepLR, step_size=3)``."""
@@ -45,7 +39,7 @@ class PerIteration:
     factory: SchedulerFactory
 
     def __post_init__(self) -> None:
-        _check_factory(self.factory)
+        check_factory(self.factory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,139 +49,11 @@ class PerEpoch:
     factory: SchedulerFactory
 
     def __post_init__(self) -> None:
-        _check_factory(self.factory)
+        check_factory(self.factory)
 
 
 Schedule = SchedulerFactory | PerIteration | PerEpoch
 """What ``schedule=`` takes."""
-
-
-class ScheduledHyper:
-    """The hyper-parameters of each parameter group as a schedule changes them.
-
-    The first ones are those that the scheduler sets when it is built: a warm-up starts with the first
-    iteration. With several optimizers each gets a scheduler of its own from the same factory.
-
-    Args:
-        optimizer: the run's optimizer.
-        schedule: how its hyper-parameters change; ``None`` for not at all.
-        higher_is_better: whether larger scores are better, for a ``ReduceLROnPlateau`` whose
-            ``mode`` was not given.
-
-    Raises:
-        ConfigError: if the schedule cannot be built for the optimizer.
-    """
-
-    def __init__(
-        self, optimizer: OptimizerSpec, schedule: Schedule | None, *, higher_is_better: bool = False
-    ) -> None:
-        self._optimizer = optimizer
-        self._shadows: Sequence[Optimizer] = optimizer.shadow()
-        self._per_iteration = isinstance(schedule, PerIteration)
-        self._schedulers: list[LRScheduler] = []
-        self._hyper: tuple[dict[str, Any], ...] | None = None
-        self._scale = 1.0
-        if schedule is None:
-            return
-        wrapped = isinstance(schedule, PerIteration | PerEpoch)
-        factory = schedule.factory if isinstance(schedule, PerIteration | PerEpoch) else schedule
-        _check_factory(factory)
-        self._schedulers = [_build(_with_mode(factory, higher_is_better), s) for s in self._shadows]
-        if wrapped and self.needs_validation:
-            raise ConfigError(
-                f"schedule={schedule!r:.200}: ReduceLROnPlateau is stepped after each validation; pass "
-                "its factory without PerEpoch or PerIteration"
-            )
-        for shadow in self._shadows:
-            # Nothing happens, for there are no gradients, but torch warns if a scheduler is stepped
-            # before its optimizer. Some optimizers insist on a closure.
-            shadow.step(lambda: 0.0)
-
-    @property
-    def needs_validation(self) -> bool:
-        """Whether the schedule follows the monitored score."""
-        return any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in self._schedulers)
-
-    def hyper(self) -> tuple[dict[str, Any], ...]:
-        """Return, for each parameter group, the values that differ from the optimizer's own."""
-        if self._hyper is None:
-            self._hyper = self._optimizer.hyper_of(self._shadows)
-            if self._scale != 1.0:
-                groups = [group for shadow in self._shadows for group in shadow.param_groups]
-                for hyper, group in zip(self._hyper, groups, strict=True):
-                    if "lr" in group:
-                        hyper["lr"] = float(group["lr"]) * self._scale
-        return self._hyper
-
-    def scale(self, factor: float) -> None:
-        """Multiply all learning rates by a factor from now on, instead of the one before."""
-        if factor != self._scale:
-            self._scale, self._hyper = factor, None
-
-    def learning_rate(self) -> float:
-        """Return the first group's learning rate, NaN if the optimizer has none."""
-        return float(self._shadows[0].param_groups[0].get("lr", math.nan)) * self._scale
-
-    def after_iteration(self) -> None:
-        """Count an iteration, also one without rows.
-
-        Raises:
-            ConfigError: if the scheduler cannot go on, such as OneCycleLR after its last step.
-        """
-        if self._per_iteration:
-            self._step()
-
-    def after_epoch(self) -> None:
-        """Count an epoch, after its last iteration.
-
-        Raises:
-            ConfigError: if the scheduler cannot go on.
-        """
-        if not self._per_iteration:
-            self._step()
-
-    def after_validation(self, score: float) -> None:
-        """Take note of the monitored score."""
-        for scheduler in self._schedulers:
-            if isinstance(scheduler, ReduceLROnPlateau):
-                scheduler.step(score)
-        self._hyper = None
-
-    def _step(self) -> None:
-        self._hyper = None
-        for scheduler in self._schedulers:
-            if not isinstance(scheduler, ReduceLROnPlateau):
-                try:
-                    scheduler.step()
-                except Exception as error:
-                    name = type(scheduler).__name__
-                    raise ConfigError(f"schedule: {name} cannot be stepped again: {error}") from error
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return a copy of the schedulers' state and of the groups they work on."""
-        groups = [[_without_params(group) for group in s.param_groups] for s in self._shadows]
-        return copy.deepcopy({"schedulers": [s.state_dict() for s in self._schedulers], "groups": groups})
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where :meth:`state_dict` was called.
-
-        Raises:
-            ConfigError: if the state is of another number of schedulers or groups.
-        """
-        found = (len(state["schedulers"]), [len(groups) for groups in state["groups"]])
-        own = (len(self._schedulers), [len(s.param_groups) for s in self._shadows])
-        if found != own:
-            raise ConfigError(
-                f"the schedule's saved state has {found[0]} schedulers and groups {found[1]}, this run "
-                f"{own[0]} and {own[1]}; use the optimizer and schedule that it was saved with"
-            )
-        state = copy.deepcopy(dict(state))  # torch takes what it is given apart
-        for scheduler, values in zip(self._schedulers, state["schedulers"], strict=True):
-            scheduler.load_state_dict(values)
-        self._hyper = None
-        for shadow, groups in zip(self._shadows, state["groups"], strict=True):
-            for group, values in zip(shadow.param_groups, groups, strict=True):
-                group.update(values)
 
 
 def warmup(
@@ -253,7 +119,7 @@ def sequence(parts: Iterable[tuple[SchedulerFactory | PerIteration, int | None]]
         elif isinstance(factory, _Sequence):
             raise ConfigError(f"sequence: part {index} is a sequence itself; list its parts instead")
         else:
-            _check_factory(factory)
+            check_factory(factory)
             flat.append((factory, None if last else iterations))
     if not flat:
         raise ConfigError("sequence([]): expected at least one (factory, iterations)")
@@ -348,41 +214,12 @@ class _Sequence:
         return SequentialLR(optimizer, schedulers, milestones)
 
 
-def _build(factory: SchedulerFactory, shadow: Optimizer) -> LRScheduler:
-    try:
-        scheduler = factory(shadow)
-    except Exception as error:
-        raise ConfigError(
-            f"schedule={factory!r:.200}: cannot be built for {type(shadow).__name__}: {error}"
-        ) from error
-    if not isinstance(scheduler, LRScheduler):
-        raise ConfigError(
-            f"schedule={factory!r:.200}: returned {scheduler!r:.100}, expected a scheduler of "
-            "torch.optim.lr_scheduler"
-        )
-    if scheduler.optimizer is not shadow:
-        raise ConfigError(
-            f"schedule={factory!r:.200}: made a scheduler for another optimizer than the one it was given"
-        )
-    return scheduler
+def check_factory(factory: object) -> None:
+    """Check that something may be a factory of schedulers.
 
-
-def _with_mode(factory: SchedulerFactory, higher_is_better: bool) -> SchedulerFactory:
-    """Give a ReduceLROnPlateau the direction of the monitored score, unless the user chose one."""
-    cls = factory.func if isinstance(factory, partial) else factory
-    if not (isinstance(cls, type) and issubclass(cls, ReduceLROnPlateau)):
-        return factory
-    if isinstance(factory, partial) and "mode" in factory.keywords:
-        return factory
-    choose: Callable[..., LRScheduler] = factory
-    return partial(choose, mode="max" if higher_is_better else "min")
-
-
-def _without_params(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name != "params"}
-
-
-def _check_factory(factory: object) -> None:
+    Raises:
+        ConfigError: if it is none.
+    """
     if isinstance(factory, LRScheduler):
         raise ConfigError(
             f"schedule={type(factory).__name__} instance: it belongs to an optimizer that does not train; "

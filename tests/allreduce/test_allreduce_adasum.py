@@ -12,11 +12,11 @@ from sparkdl.held import Shared
 from sparkdl.layout import ParamLayout, lay_out
 
 LAYOUT = ParamLayout(lay_out([("a", (3, 4), 0), ("b", (), 0), ("none", (0,), 0), ("c", (9,), 0)]))
-SLICES = [1, 3]
+SHARDS = [1, 3]
 
 
 def run(gradients, count, layout=LAYOUT):
-    """Adasum in slices, as the tasks and the driver do it."""
+    """Adasum in shards, as the tasks and the driver do it."""
     grams, jobs = [], []
     for lo, hi in shards.bounds(layout.numel, count):
         parts = [Part(i, 1.0, Shared(g[lo:hi])) for i, g in enumerate(gradients)]
@@ -55,7 +55,7 @@ def draw(sources, dtype="float32", seed=0):
     return [(common + generator.normal(size=LAYOUT.numel)).astype(dtype) for _ in range(sources)]
 
 
-@pytest.mark.parametrize("count", SLICES)
+@pytest.mark.parametrize("count", SHARDS)
 @pytest.mark.parametrize("sources", range(1, 8))
 @pytest.mark.parametrize(("dtype", "rtol"), [("float32", 1e-5), ("float64", 1e-12)])
 def test_as_a_direct_recursion_on_whole_vectors(sources, count, dtype, rtol):
@@ -65,7 +65,7 @@ def test_as_a_direct_recursion_on_whole_vectors(sources, count, dtype, rtol):
     np.testing.assert_allclose(found, reference(gradients), rtol=rtol, atol=rtol)
 
 
-@pytest.mark.parametrize("count", SLICES)
+@pytest.mark.parametrize("count", SHARDS)
 def test_a_single_source_is_returned_bit_for_bit_as_a_fresh_array(count):
     (gradient,) = draw(1)
     found = run([gradient], count)
@@ -81,7 +81,7 @@ def test_orthogonal_gradients_are_added_and_parallel_ones_averaged():
     assert run([a, 3 * a], 1, layout).tolist() == [(1 - 1.5) * 3 + (1 - 1 / 6) * 9, 0]
 
 
-@pytest.mark.parametrize("count", SLICES)
+@pytest.mark.parametrize("count", SHARDS)
 @pytest.mark.parametrize("sources", [2, 3, 5])
 def test_zero_gradients_add_nothing(sources, count):
     (gradient,) = draw(1)
@@ -93,7 +93,7 @@ def test_zero_gradients_add_nothing(sources, count):
     assert not run([zero] * sources, count).any()
 
 
-@pytest.mark.parametrize("count", SLICES)
+@pytest.mark.parametrize("count", SHARDS)
 def test_gradients_that_cancel_out_leave_the_others(count):
     a, b, c = draw(3)
     np.testing.assert_allclose(run([a, -a, b, c], count), reference([b, c]), rtol=1e-5, atol=1e-5)
@@ -125,7 +125,7 @@ def test_long_vectors_go_in_blocks(monkeypatch):
     np.testing.assert_allclose(run(gradients, 1), expected, rtol=1e-12)
 
 
-def test_shapes_also_of_a_slice_without_elements():
+def test_shapes_also_of_a_shard_without_elements():
     parts = [Part(i, 1.0, Shared(np.zeros(0, np.float32))) for i in range(3)]
     gram = adasum.gram_partials(parts, LAYOUT, LAYOUT.numel, LAYOUT.numel)
     assert gram.shape == (4, 3, 3)

@@ -23,6 +23,7 @@ from sparkdl.allreduce.messages import (
     Totals,
     UpdatedShard,
     UpdateFacts,
+    wire,
 )
 from sparkdl.codec import Int8, TopK
 from sparkdl.compute.problems import (
@@ -77,7 +78,7 @@ def test_what_arrives_is_what_was_sent(message: Message) -> None:
 
 
 def test_every_message_has_a_kind_of_its_own() -> None:
-    assert len({message.kind for message in EXAMPLES}) == len(EXAMPLES) == len(messages._BY_KIND)
+    assert len({message.kind for message in EXAMPLES}) == len(EXAMPLES) == len(wire._BY_KIND)
 
 
 @pytest.mark.parametrize("mine", [True, False])

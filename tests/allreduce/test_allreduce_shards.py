@@ -40,7 +40,7 @@ def test_bounds(numel, count, expected):
         (10 << 24, 16, "float32", 16),
     ],
 )
-def test_one_slice_per_partition_unless_it_is_too_large_or_empty(numel, partitions, dtype, count):
+def test_one_shard_per_partition_unless_it_is_too_large_or_empty(numel, partitions, dtype, count):
     layout = ParamLayout(lay_out([("p", (numel,), 0)]), dtype=dtype)
     assert shards.count(layout, partitions) == count
     largest = max(hi - lo for lo, hi in shards.bounds(numel, count))

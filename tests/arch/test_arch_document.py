@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "ARCHITECTURE.md").read_text()
-HOMES = [ROOT, ROOT / "sparkdl", ROOT / "sparkdl" / "allreduce"]
+HOMES = [ROOT, ROOT / "sparkdl", ROOT / "sparkdl" / "allreduce", ROOT / "sparkdl" / "train"]
 
 
 def test_files_that_are_named_are_there() -> None:
@@ -19,8 +19,8 @@ def test_files_that_are_named_are_there() -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("package", ["allreduce", "compute"])
-def test_each_module_of_the_engine_is_named(package: str) -> None:
+@pytest.mark.parametrize("package", ["_spark", "allreduce", "compute", "train"])
+def test_each_module_is_named(package: str) -> None:
     """Whoever reads it finds every module by its name."""
     folder = ROOT / "sparkdl" / package
     modules = [path for path in folder.rglob("*.py") if path.name != "__init__.py"]

@@ -6,6 +6,7 @@ from types import ModuleType
 import pytest
 
 import sparkdl
+from sparkdl.nn.saved.allowlist import NAMES
 
 LAZY = ["sparkdl", "sparkdl.ml", "sparkdl.nn"]
 EAGER = ["sparkdl.data", "sparkdl.optim", "sparkdl.train"]
@@ -44,3 +45,15 @@ def test_unknown_names_are_attribute_errors():
 def test_importing_sparkdl_loads_neither_torch_nor_pyspark():
     loaded = run_python("import sys, sparkdl; print(*sys.modules)")
     assert not {"torch", "pyspark", "numpy", "pyarrow", "pandas"} & set(loaded)
+
+
+def test_what_saved_models_may_name_is_there():
+    own = {module: names for module, names in NAMES.items() if module.startswith("sparkdl.")}
+    assert len(own) > 30
+    missing = {
+        f"{module}:{name}"
+        for module, names in own.items()
+        for name in names
+        if not hasattr(importlib.import_module(module), name)
+    }
+    assert not missing

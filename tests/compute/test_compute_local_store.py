@@ -132,3 +132,17 @@ def test_a_link_takes_the_place_of_an_earlier_one(folder: str) -> None:
     files.write("two", [b"2"])
     assert files.link("one", "two")
     assert read(files, "two") == [b"1"]
+
+
+def test_what_is_held_for_a_while_becomes_files(tmp_path: Path) -> None:
+    for in_memory in (True, False):
+        store = LocalStore(str(tmp_path / str(in_memory)), in_memory=in_memory)
+        another = LocalStore(str(tmp_path / str(in_memory)), in_memory=in_memory)
+        store.hold()
+        store.leave("a", [b"frame"])
+        assert another.read("a") is None
+        store.settle()
+        assert store.read("a") is not None
+        assert (another.read("a") is None) is in_memory
+        store.leave("b", [b"frame"])
+        assert (another.read("b") is None) is in_memory

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdl import Dataset, Trainer, frame
-from sparkdl._spark import FrameJobs
+from sparkdl._spark.jobs import FrameJobs
 from sparkdl.data.columns import ColumnPlan
 from sparkdl.data.manifest import Manifest, Unchanged, changed_error, check_same_rows, total
 from sparkdl.data.store import Token, write_partition

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from sparkdl import Column, Dataset, frame
-from sparkdl._spark import FrameJobs
+from sparkdl._spark.jobs import FrameJobs
 from sparkdl.data.store import Token, read_positions, read_rows
 from sparkdl.exceptions import ConfigError, DataError
 

@@ -1,4 +1,4 @@
-"""What a Python worker holds at its peak: a slice with the optimizer's state, two copies of the weights."""
+"""What a Python worker holds at its peak: a shard with the optimizer's state, two copies of the weights."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from sparkdl.train import MaxIteration
 
 cloudpickle.register_pickle_by_value(sync)  # executors cannot import benchmarks
 
-SLICES = 2
+SHARDS = 2
 PARAMETERS = 10_000_000
-AIM = (4 / SLICES + 2) * 4 * PARAMETERS / 1e6  # MB
+AIM = (4 / SHARDS + 2) * 4 * PARAMETERS / 1e6  # MB
 SLACK = (40 << 20) / 1e6
 """For pieces on their way and holes between them."""
 
@@ -26,7 +26,7 @@ SLACK = (40 << 20) / 1e6
 def peaks_of_a_fit(spark: Any, numel: int) -> dict[int, float]:
     """Return the most memory, in MB, that each worker of the executors uses in a fit."""
     rows = np.ones((16, 1), np.float32)
-    with Dataset.from_numpy(rows, spark=spark, num_partitions=SLICES) as data:
+    with Dataset.from_numpy(rows, spark=spark, num_partitions=SHARDS) as data:
         data.store()
         sync.forget_peaks()
         Trainer(
@@ -43,9 +43,10 @@ def peaks_of_a_fit(spark: Any, numel: int) -> dict[int, float]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux")
-def test_a_worker_holds_four_slices_and_two_copies_of_the_weights(cluster: Any) -> None:
+def test_a_worker_holds_four_shards_and_two_copies_of_the_weights(cluster: Any) -> None:
     small, large = (peaks_of_a_fit(cluster, numel) for numel in (1000, PARAMETERS))
     common = small.keys() & large.keys()
-    assert len(common) == SLICES
+    assert len(common) == SHARDS
     for pid in common:
+        print(f"worker {pid}: {large[pid] - small[pid]:.0f} MB, aim {AIM:.0f}")
         assert AIM * 0.9 < large[pid] - small[pid] < AIM + SLACK

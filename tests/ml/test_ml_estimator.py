@@ -13,13 +13,13 @@ from torchmetrics.classification import MulticlassAccuracy
 from sparkdl.exceptions import ConfigError, DataError, ModelError
 from sparkdl.ml import TorchClassifier, TorchEstimator, TorchRegressionModel, TorchRegressor, fitting
 from sparkdl.nn.losses import binary_cross_entropy, cross_entropy, squared_error
-from sparkdl.nn.mlp import MLP
+from sparkdl.nn.models.mlp import MLP
 from sparkdl.nn.signature import Signature, TensorSpec
 from sparkdl.optim.clip import ClipByNorm, ClipByValue
 from sparkdl.serve import Predictor
-from sparkdl.train.callbacks import EarlyStopping
-from sparkdl.train.checkpointing import Checkpoint
-from sparkdl.train.hooks import Hook
+from sparkdl.train.hooks.base import Hook
+from sparkdl.train.hooks.callbacks import EarlyStopping
+from sparkdl.train.hooks.checkpoint import Checkpoint
 from sparkdl.train.state import TrainState
 
 
@@ -79,6 +79,7 @@ def test_options_come_from_params_and_attributes(tmp_path):
         microBatchSize=2,
         precision="bf16",
         codec="fp16",
+        transport="direct",
         gradientClipNorm=0.5,
         validationFraction=0.5,
         earlyStoppingPatience=2,
@@ -88,7 +89,7 @@ def test_options_come_from_params_and_attributes(tmp_path):
         hooks=[hook],
         schedule=schedule,
         metrics={"accuracy": MulticlassAccuracy(3)},
-        options={"num_slices": 2},
+        options={"num_shards": 2},
     )
     options = est._options()
     assert options["batch_size"] == 8
@@ -97,11 +98,12 @@ def test_options_come_from_params_and_attributes(tmp_path):
     assert options["micro_batch_size"] == 2
     assert options["precision"] == "bf16"
     assert options["gradient_codec"] == "fp16"
+    assert options["transport"] == "direct"
     assert options["clip"] == ClipByNorm(0.5)
     assert options["schedule"] is schedule
     assert options["monitor"] == "loss"
     assert options["progress"] is True
-    assert options["num_slices"] == 2
+    assert options["num_shards"] == 2
     assert options["metrics"] is est.metrics
     first, early, checkpoint = options["hooks"]
     assert first is hook

@@ -17,7 +17,7 @@ from torch import nn
 
 from sparkdl.data.columns import Column, ColumnPlan, structure_of
 from sparkdl.exceptions import ConfigError, DataError, ModelError, SerializationError
-from sparkdl.ml import TorchClassificationModel, TorchModel, TorchRegressionModel, inference, scorer, udf
+from sparkdl.ml import TorchClassificationModel, TorchModel, TorchRegressionModel, inference, scorer, sql, udf
 from sparkdl.ml.inference import Inference, Output, apply
 from sparkdl.ml.outputs import VECTOR, decide, dense, probability_of, raw_of, select
 from sparkdl.ml.scorer import Scorer, null_rows
@@ -569,7 +569,7 @@ def test_failures_in_tasks_are_explained(spark):
 
 
 def test_without_arrow_udfs_pandas_gives_the_same(spark, linear, monkeypatch):
-    for home in (udf, inference):
+    for home in (udf, inference, sql):
         monkeypatch.setattr(home, "has_arrow_udf", lambda: False)
     outputs = (*PREDICTION, Output(column="p", kind="probability"), Output(column="c", kind="class"))
     logits = plain(linear)
@@ -597,7 +597,7 @@ def test_without_arrow_udfs_pandas_gives_the_same(spark, linear, monkeypatch):
         assert column != "y" or (kept[1].doubled is None and np.isnan(kept[3].doubled))
         with pytest.raises(Exception, match=f"column '{column}', a row: null; handleInvalid='skip'"):
             apply(df, replace(wanted, handle_invalid="error")).collect()
-    single = udf.inference_udf(Inference(module=linear, inputs="array", outputs=PREDICTION))
+    single = sql.inference_udf(Inference(module=linear, inputs="array", outputs=PREDICTION))
     check(frame(spark).select("id", single("array").alias("p")), "p", logits)
 
 

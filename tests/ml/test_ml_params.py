@@ -2,6 +2,10 @@
 
 import inspect
 import json
+import re
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
@@ -20,8 +24,11 @@ from sparkdl.ml import (
     TorchRegressionModel,
     TorchRegressor,
 )
+from sparkdl.ml.attributes import ATTRIBUTES
 from sparkdl.ml.converters import json_value
-from sparkdl.train.callbacks import EarlyStopping
+from sparkdl.ml.entries import describe, entries
+from sparkdl.ml.keywords import ClassifierKeywords, EstimatorKeywords, RegressorKeywords
+from sparkdl.train.hooks.callbacks import EarlyStopping
 
 ESTIMATORS = [TorchEstimator, TorchClassifier, TorchRegressor]
 MODELS = [TorchModel, TorchClassificationModel, TorchRegressionModel]
@@ -50,6 +57,7 @@ VALUES = {
     "outputCols": ["p", "q"],
     "precision": "bf16",
     "codec": "fp16",
+    "transport": "direct",
     "predictionCol": "p",
     "probabilityCol": "pr",
     "rawPredictionCol": "raw",
@@ -118,12 +126,131 @@ def test_constructor_takes_every_param(cls, name):
 @pytest.mark.parametrize("cls", ESTIMATORS)
 def test_signature_tells_the_defaults(cls):
     stage = cls()
-    attributes = {"module", "loss", "optimizer", "schedule", "metrics", "hooks", "groups", "clip", "options"}
-    signature = inspect.signature(cls.__init__.__wrapped__)
-    assert set(signature.parameters) - {"self"} == {p.name for p in stage.params} | attributes
+    signature = inspect.signature(cls)
+    assert set(signature.parameters) == {p.name for p in stage.params} | set(ATTRIBUTES)
+    assert all(p.kind is inspect.Parameter.KEYWORD_ONLY for p in signature.parameters.values())
     for param in stage.params:
         default = stage.getOrDefault(param) if stage.hasDefault(param) else None
         assert signature.parameters[param.name].default == default, param.name
+
+
+# -- the table -----------------------------------------------------------------------------------------
+
+COMMON = {
+    "module": None,
+    "loss": None,
+    "optimizer": None,
+    "schedule": None,
+    "metrics": None,
+    "hooks": (),
+    "groups": (),
+    "clip": None,
+    "options": None,
+    "featuresCol": "features",
+    "featuresCols": None,
+    "inputNames": None,
+    "inputShapes": None,
+    "inputTypes": None,
+    "handleInvalid": "error",
+    "labelCol": "label",
+    "weightCol": None,
+    "predictionCol": "prediction",
+    "learningRate": 2e-3,
+    "batchSize": 32,
+    "maxEpochs": 20,
+    "maxIter": None,
+    "seed": 0,
+    "shuffle": True,
+    "numPartitions": None,
+    "microBatchSize": None,
+    "precision": "fp32",
+    "codec": "fp32",
+    "transport": "auto",
+    "gradientClipNorm": None,
+    "validationFraction": 0.0,
+    "validationIndicatorCol": None,
+    "monitor": None,
+    "earlyStoppingPatience": None,
+    "checkpointPath": None,
+    "resume": False,
+    "inferenceBatchSize": None,
+    "verbose": False,
+}
+CLASSES = {"probabilityCol": "probability", "rawPredictionCol": "rawPrediction", "thresholds": None}
+TAKEN = {
+    TorchEstimator: {**COMMON, "learningRate": 1e-3, "labelCols": None, "outputCols": None},
+    TorchClassifier: {**COMMON, **CLASSES, "standardization": True},
+    TorchRegressor: {**COMMON, "standardization": True},
+}
+KEYWORDS = {
+    TorchEstimator: EstimatorKeywords,
+    TorchClassifier: ClassifierKeywords,
+    TorchRegressor: RegressorKeywords,
+}
+
+
+@pytest.mark.parametrize("cls", ESTIMATORS)
+def test_each_estimator_takes_what_it_has_always_taken(cls):
+    assert {name: p.default for name, p in inspect.signature(cls).parameters.items()} == TAKEN[cls]
+
+
+@pytest.mark.parametrize("cls", ESTIMATORS + MODELS)
+def test_every_param_is_a_line_of_the_table(cls):
+    stage, table = cls(), entries(cls)
+    assert {param.name for param in stage.params} == set(table)
+    for name, entry in table.items():
+        assert stage.getParam(name).doc == entry.doc == getattr(cls, name).doc
+        assert stage.hasDefault(name) == (entry.default is not None)
+        assert entry.default is None or stage.getOrDefault(name) == entry.default
+        for verb, says in (("get", "Gets the value of"), ("set", "Sets the value of")):
+            method = getattr(cls, accessor(verb, name), None)
+            assert method is None or (says in method.__doc__ and name in method.__doc__)
+
+
+@pytest.mark.parametrize("cls", ESTIMATORS)
+def test_keywords_name_what_the_table_has(cls):
+    hints = get_type_hints(KEYWORDS[cls])
+    assert set(hints) == set(entries(cls)) | set(ATTRIBUTES)
+    for constructor in (cls.__init__.__wrapped__, cls.setParams):
+        (taken,) = (p for p in inspect.signature(constructor).parameters.values() if p.name != "self")
+        assert taken.annotation == f"Unpack[{KEYWORDS[cls].__name__}]"
+    for name, entry in entries(cls).items():
+        allowed = get_args(hints[name]) if isinstance(hints[name], UnionType) else (hints[name],)
+        assert (NoneType in allowed) == (entry.default is None), name
+        kinds = tuple(get_origin(kind) or kind for kind in allowed)
+        for value in (VALUES[name], cls(**{name: VALUES[name]}).getOrDefault(name)):
+            assert isinstance(value, kinds), name
+
+
+@pytest.mark.parametrize("cls", ESTIMATORS)
+def test_help_has_the_table(cls):
+    for entry in entries(cls).values():
+        assert describe(entry) in cls.__doc__
+        assert entry.doc.removesuffix(".") in describe(entry)
+    assert "maxEpochs: maximum number of passes over the rows (>= 0) (default: 20)." in cls.__doc__
+
+
+def test_the_guide_names_params_that_there_are():
+    guide = (Path(__file__).parents[2] / "docs" / "ml.md").read_text()
+    tables = re.findall(r"^\| Param \|.*\n\|[-|]+\n((?:\|.*\n)+)", guide, re.MULTILINE)
+    named = {
+        name
+        for table in tables
+        for row in table.splitlines()
+        for name in re.findall(r"`(\w+)`", row.split("|")[1])
+    }
+    assert len(named) > 20
+    assert named <= {name for cls in ESTIMATORS for name in entries(cls)}
+
+
+def test_a_subclass_takes_what_it_says():
+    class Own(TorchClassifier):
+        def __init__(self, width=3):
+            super().__init__(batchSize=width)
+
+    assert list(inspect.signature(Own).parameters) == ["width"]
+    assert Own(5).getBatchSize() == 5
+    assert Own().getLearningRate() == TorchClassifier().getLearningRate() == 2e-3
 
 
 def test_values_cover_nothing_else():
@@ -206,6 +333,7 @@ def test_a_wrong_type_is_a_type_error_as_in_spark(name, value):
         ("precision", "fp8"),
         ("precision", "fp16"),
         ("codec", "int1"),
+        ("transport", "pigeons"),
         ("handleInvalid", "ignore"),
         ("featuresCols", []),
         ("featuresCols", ["a", "a"]),
@@ -362,12 +490,12 @@ def test_hyper_values_are_json():
 
 def test_attributes_have_setters_and_are_shared_by_copies():
     module, loss = nn.Linear(2, 1), nn.MSELoss()
-    est = TorchEstimator(module=module).setLoss(loss).setOptions({"num_slices": 1}).setMetrics(None)
+    est = TorchEstimator(module=module).setLoss(loss).setOptions({"num_shards": 1}).setMetrics(None)
     est.setSchedule(None).setGroups([]).setClip(None).setOptimizer(None).setModule(module)
     copied = est.copy()
     assert copied.module is module
     assert copied.loss is loss
-    assert copied.options == {"num_slices": 1}
+    assert copied.options == {"num_shards": 1}
 
 
 def test_hooks_are_copied_for_they_remember_a_run():

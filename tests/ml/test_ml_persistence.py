@@ -35,7 +35,7 @@ from sparkdl.ml import (
     persistence,
 )
 from sparkdl.ml.persistence import allow_pickle, save
-from sparkdl.nn.lenet import LeNet5
+from sparkdl.nn.models.lenet import LeNet5
 from sparkdl.optim.clip import ClipByNorm
 from sparkdl.serve import Predictor
 
@@ -265,7 +265,7 @@ def test_an_interrupted_save_leaves_the_previous_one(
     first.save(path)
     before = sorted(str(file.relative_to(local)) for file in local.rglob("*"))
     renames = iter([when == "first rename", when == "second rename"])
-    original, write = persistence._Folders.rename, persistence._write
+    original, write = persistence.Folders.rename, persistence._write
 
     def rename(self: Any, source: Any, target: Any) -> None:
         if next(renames, False):
@@ -277,7 +277,7 @@ def test_an_interrupted_save_leaves_the_previous_one(
         if when == "weights":
             raise Stop
 
-    monkeypatch.setattr(persistence._Folders, "rename", rename)
+    monkeypatch.setattr(persistence.Folders, "rename", rename)
     monkeypatch.setattr(persistence, "_write", stopping)
     if when == "metadata":
         monkeypatch.setattr(persistence.DefaultParamsWriter, "_get_metadata_to_save", raising)

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from support.contract import check_model, size, train
 
 from sparkdl.exceptions import ConfigError, ModelError
-from sparkdl.nn.anomaly import AnomalyDetector
 from sparkdl.nn.batch import Batch
+from sparkdl.nn.models.anomaly import AnomalyDetector
 
 STEPS = 20
 

@@ -8,7 +8,7 @@ from support.nn_models import check_trainable, digits, fit, size
 from torch import nn
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.nn.autoencoder import Autoencoder, ConvAutoencoder
+from sparkdl.nn.models.autoencoder import Autoencoder, ConvAutoencoder
 
 
 def test_size_is_that_of_the_papers_network():

@@ -4,7 +4,7 @@ from support.nn_models import built_on_meta, check_trainable, fit, size
 from torch.nn import functional as nnf
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.nn.convlstm import ConvLSTM, ConvLSTMCell
+from sparkdl.nn.models.convlstm import ConvLSTM, ConvLSTMCell
 
 TABLE_1 = [((256,), 13_524_496), ((128, 128), 10_042_896), ((128, 64, 64), 7_585_296)]
 

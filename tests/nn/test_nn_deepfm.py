@@ -6,8 +6,8 @@ from support.contract import auc, check_model, size, train
 
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.nn.batch import Batch
-from sparkdl.nn.deepfm import DeepFM, pairwise_products
 from sparkdl.nn.losses import binary_cross_entropy
+from sparkdl.nn.models.deepfm import DeepFM, pairwise_products
 
 
 def clicks(rows):

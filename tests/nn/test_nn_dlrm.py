@@ -7,8 +7,8 @@ from support.contract import auc, check_model, size
 
 from sparkdl import Dataset, Trainer
 from sparkdl.exceptions import ConfigError, ModelError
-from sparkdl.nn.dlrm import DLRM
 from sparkdl.nn.losses import binary_cross_entropy
+from sparkdl.nn.models.dlrm import DLRM
 from sparkdl.train import MaxEpoch
 
 CRITEO_KAGGLE = (

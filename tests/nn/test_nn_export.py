@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.nn import export
-from sparkdl.nn.mlp import MLP
+from sparkdl.nn.models.mlp import MLP
 
 onnx = pytest.mark.skipif(
     any(find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from sparkdl.exceptions import ModelError
-from sparkdl.nn.flat import FlatModule, layout_of, trainable, write_back
+from sparkdl.nn.flat import FlatModule, write_back
+from sparkdl.nn.parameters import layout_of, trainable
 
 
 class Net(nn.Module):

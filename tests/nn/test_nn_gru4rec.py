@@ -11,7 +11,7 @@ from sparkdl import Dataset, Trainer
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.metrics import HitRatio
 from sparkdl.nn.batch import Batch
-from sparkdl.nn.gru4rec import GRU4Rec, bpr, next_items, sampled_softmax, session_step, top1
+from sparkdl.nn.models.gru4rec import GRU4Rec, bpr, next_items, sampled_softmax, session_step, top1
 from sparkdl.train import MaxEpoch
 
 ITEMS = 30

@@ -4,7 +4,7 @@ from support.nn_models import accuracy, built_on_meta, check_trainable, digits, 
 from torch import nn
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.nn.inception import GoogLeNet, Inception, googlenet_loss
+from sparkdl.nn.models.inception import GoogLeNet, Inception, googlenet_loss
 
 
 def test_size_is_that_of_the_paper():

@@ -8,7 +8,7 @@ from support.contract import check_model, size, train
 from sparkdl import Dataset, Trainer
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.nn.batch import Batch
-from sparkdl.nn.knrm import KNRM, pairwise_step
+from sparkdl.nn.models.knrm import KNRM, pairwise_step
 from sparkdl.train import MaxEpoch
 
 TERMS = 60

@@ -10,7 +10,7 @@ from support.contract import check_model, size, train
 from sparkdl import Dataset, Trainer
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.nn.batch import Batch
-from sparkdl.nn.nbeats import InterpretableNBeats, NBeats
+from sparkdl.nn.models.nbeats import InterpretableNBeats, NBeats
 from sparkdl.train import MaxEpoch
 
 STEPS, HORIZON = 36, 12

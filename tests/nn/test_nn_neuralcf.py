@@ -7,7 +7,7 @@ from support.contract import auc, check_model, size, train
 from sparkdl.exceptions import ConfigError
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.losses import binary_cross_entropy
-from sparkdl.nn.neuralcf import NeuralCF
+from sparkdl.nn.models.neuralcf import NeuralCF
 
 MODELS = {"NeuMF": {}, "GMF": {"embedding": 0}, "MLP": {"mf_embedding": 0}}
 

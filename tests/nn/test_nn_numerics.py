@@ -10,10 +10,11 @@ from torch.nn import functional
 
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.nn import numerics
-from sparkdl.nn.flat import FlatModule, layout_of
+from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import Batch, evaluate, forward_backward
 from sparkdl.nn.numerics import Numerics, device_of_task, make_replica
 from sparkdl.nn.objective import LossObjective, StepObjective
+from sparkdl.nn.parameters import layout_of
 from sparkdl.nn.recompute import recompute
 
 CUDA = pytest.param(

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from sparkdl.exceptions import ConfigError, ModelError
-from sparkdl.nn.arguments import check_sizes
-from sparkdl.nn.parts import FieldEmbedding, check_numbers, perceptron
+from sparkdl.nn.models.arguments import check_sizes
+from sparkdl.nn.models.parts import FieldEmbedding, check_numbers, perceptron
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.0, True, "2", (3, 0), [2.5]])

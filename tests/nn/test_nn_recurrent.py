@@ -4,7 +4,7 @@ from support.nn_models import accuracy, check_trainable, fit, size
 from torch import nn
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.nn.recurrent import RecurrentClassifier, lengths
+from sparkdl.nn.models.recurrent import RecurrentClassifier, lengths
 
 
 def test_size_follows_from_the_equations():

@@ -4,7 +4,7 @@ from support.nn_models import accuracy, built_on_meta, check_trainable, digits, 
 from torch import nn
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.nn.resnet import ResNet, ResNet20
+from sparkdl.nn.models.resnet import ResNet, ResNet20
 
 
 def test_size_and_depth_are_those_of_the_paper():

@@ -3,7 +3,7 @@ import torch
 from support.nn_models import check_trainable, fit, size
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.nn.seq2seq import Seq2Seq, sequence_loss
+from sparkdl.nn.models.seq2seq import Seq2Seq, sequence_loss
 
 
 def test_size_follows_from_the_equations():

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sparkdl.exceptions import ConfigError, ModelError
-from sparkdl.nn.importing import find, path_of
-from sparkdl.nn.lenet import LeNet5
-from sparkdl.nn.source import ModuleSource, decode, encode
-from sparkdl.nn.trust import Trust
+from sparkdl.nn.models.lenet import LeNet5
+from sparkdl.nn.saved.importing import find, path_of
+from sparkdl.nn.saved.source import ModuleSource, decode, encode
+from sparkdl.nn.saved.trust import Trust
 from sparkdl.optim.clip import ClipByNorm
 
 OWN = Trust.of([__name__, "support"])

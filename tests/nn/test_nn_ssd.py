@@ -5,7 +5,7 @@ import torch
 from support.nn_models import built_on_meta, check_trainable, fit, size
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.nn.ssd import (
+from sparkdl.nn.models.ssd import (
     SSD,
     SSDHead,
     SSDLoss,

@@ -7,7 +7,7 @@ from support.contract import check_model, size, train
 
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.nn.batch import Batch
-from sparkdl.nn.tcn import TCN
+from sparkdl.nn.models.tcn import TCN
 
 
 def adding(rows, steps=20):

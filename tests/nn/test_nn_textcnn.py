@@ -4,7 +4,7 @@ from support.nn_models import accuracy, check_trainable, fit, size
 from torch import nn
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.nn.textcnn import TextCNN
+from sparkdl.nn.models.textcnn import TextCNN
 
 
 def test_size_follows_from_the_sizes_of_the_paper():

@@ -10,16 +10,16 @@ from torch import nn
 from torch.nn import functional as nnf
 
 from sparkdl import Dataset, Trainer
-from sparkdl.nn.autoencoder import ConvAutoencoder
-from sparkdl.nn.convlstm import ConvLSTM
-from sparkdl.nn.inception import GoogLeNet, googlenet_loss
-from sparkdl.nn.recurrent import RecurrentClassifier
-from sparkdl.nn.resnet import ResNet
-from sparkdl.nn.seq2seq import Seq2Seq, sequence_loss
-from sparkdl.nn.ssd import SSD, SSDLoss
-from sparkdl.nn.textcnn import TextCNN
-from sparkdl.nn.transformer import TransformerClassifier
-from sparkdl.nn.vgg import VGG
+from sparkdl.nn.models.autoencoder import ConvAutoencoder
+from sparkdl.nn.models.convlstm import ConvLSTM
+from sparkdl.nn.models.inception import GoogLeNet, googlenet_loss
+from sparkdl.nn.models.recurrent import RecurrentClassifier
+from sparkdl.nn.models.resnet import ResNet
+from sparkdl.nn.models.seq2seq import Seq2Seq, sequence_loss
+from sparkdl.nn.models.ssd import SSD, SSDLoss
+from sparkdl.nn.models.textcnn import TextCNN
+from sparkdl.nn.models.transformer import TransformerClassifier
+from sparkdl.nn.models.vgg import VGG
 from sparkdl.train import MaxIteration
 
 ROWS = 24

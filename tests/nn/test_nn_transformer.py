@@ -6,7 +6,7 @@ from support.nn_models import accuracy, built_on_meta, check_trainable, fit, siz
 from torch import nn
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.nn.transformer import TransformerClassifier, positions
+from sparkdl.nn.models.transformer import TransformerClassifier, positions
 
 
 def test_base_model_has_the_size_of_the_papers_encoder():

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.nn.importing import find
-from sparkdl.nn.source import ModuleSource, decode, encode
-from sparkdl.nn.trust import LISTED_ONLY, Trust
+from sparkdl.nn.saved.importing import find
+from sparkdl.nn.saved.source import ModuleSource, decode, encode
+from sparkdl.nn.saved.trust import LISTED_ONLY, Trust
 
 
 class Net(nn.Module):
@@ -102,7 +102,7 @@ UNLISTED = [
     "sparkdl.data.store:np.load",
     "sparkdl.nn.serialize:loads",
     "sparkdl.commands.submit:Submission",
-    "sparkdl.train.checkpointing:Checkpoint",
+    "sparkdl.train.hooks.checkpoint:Checkpoint",
     "torchmetrics.text.bert:BERTScore",
     "evilmod:Net",
     "evilmod:make",
@@ -123,7 +123,7 @@ def test_what_is_not_listed_is_refused_before_it_is_imported(
         asked.append(name)
         return real(name, *args)
 
-    monkeypatch.setattr("sparkdl.nn.importing.import_module", watched)
+    monkeypatch.setattr("sparkdl.nn.saved.importing.import_module", watched)
     module = path.partition(":")[0]
     for value in every_form(path):
         with pytest.raises(ConfigError) as caught:

@@ -4,7 +4,7 @@ from support.nn_models import accuracy, built_on_meta, check_trainable, digits, 
 from torch import nn
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.nn.vgg import VGG
+from sparkdl.nn.models.vgg import VGG
 
 
 @pytest.mark.parametrize(("layers", "millions"), [(11, 133), (13, 133), (16, 138), (19, 144)])

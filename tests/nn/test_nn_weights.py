@@ -13,9 +13,9 @@ from safetensors.torch import load
 from torch import nn
 
 from sparkdl.exceptions import ConfigError, ModelError
-from sparkdl.nn import weights
-from sparkdl.nn.integrity import Hashed
-from sparkdl.nn.weights import Chunk
+from sparkdl.nn.saved import weights
+from sparkdl.nn.saved.integrity import Hashed
+from sparkdl.nn.saved.weights import Chunk
 
 
 class Mixed(nn.Module):

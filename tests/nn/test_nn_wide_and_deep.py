@@ -5,7 +5,7 @@ from support.contract import auc, check_model, size, train
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.losses import binary_cross_entropy
-from sparkdl.nn.wide_and_deep import WideAndDeep
+from sparkdl.nn.models.wide_and_deep import WideAndDeep
 
 
 def crossed(rows):

@@ -408,7 +408,7 @@ CUTS = {"whole": (0, 30), "three": (0, 5, 19, 30), "many": (0, 1, 2, 13, 17, 18,
 
 
 def stretches(params, start, stop):
-    """(index of the parameter, first and last element in it) of what lies in a slice."""
+    """(index of the parameter, first and last element in it) of what lies in a shard."""
     offset = 0
     for index, p in enumerate(params):
         lo, hi = max(start, offset), min(stop, offset + p.numel())
@@ -417,9 +417,9 @@ def stretches(params, start, stop):
         offset += p.numel()
 
 
-def step_slices(factory, params, cuts, states):
-    """One step on slices: build, load, sum, apply, save."""
-    slices = []
+def step_shards(factory, params, cuts, states):
+    """One step on shards: build, load, sum, apply, save."""
+    shards = []
     for n, (lo, hi) in enumerate(pairwise(cuts)):
         where = list(stretches(params, lo, hi))
         tensors = []
@@ -432,17 +432,17 @@ def step_slices(factory, params, cuts, states):
         for i, tensor in enumerate(tensors):
             if states.get((n, i)):
                 optimizer.state[tensor] = copy.deepcopy(states[n, i])
-        slices.append((n, where, tensors, optimizer))
-    partials = [optimizer.partials() for *_, optimizer in slices]
+        shards.append((n, where, tensors, optimizer))
+    partials = [optimizer.partials() for *_, optimizer in shards]
     assert all(p.dtype == torch.float64 for p in partials)
-    if slices[0][-1].per_parameter:
+    if shards[0][-1].per_parameter:
         totals = torch.zeros(len(params), partials[0].shape[1], dtype=torch.float64)
-        for (_, where, _, _), sums in zip(slices, partials, strict=True):
+        for (_, where, _, _), sums in zip(shards, partials, strict=True):
             for (index, _, _), row in zip(where, sums, strict=True):
                 totals[index] += row
     else:
         totals = sum(partials)
-    for n, where, tensors, optimizer in slices:
+    for n, where, tensors, optimizer in shards:
         optimizer.apply(totals[[index for index, _, _ in where]] if optimizer.per_parameter else totals)
         for i, tensor in enumerate(tensors):
             states[n, i] = optimizer.state.get(tensor)
@@ -460,7 +460,7 @@ def test_stretches_are_updated_as_the_whole(factory, cuts, missing):
         train(whole, reference, [given])
         set_gradients(cut, given)
         with torch.no_grad():
-            step_slices(factory, cut, cuts, states)
+            step_shards(factory, cut, cuts, states)
         assert_near(cut, arrays(whole), rtol=1e-9)
 
 

@@ -8,7 +8,7 @@ from torch import nn, optim
 
 from sparkdl.exceptions import ConfigError
 from sparkdl.layout import ParamLayout, lay_out
-from sparkdl.optim import LAMB, ClipByNorm, ClipByValue, OptimizerSpec, SliceOptimizer
+from sparkdl.optim import LAMB, ClipByNorm, ClipByValue, OptimizerSpec, ShardOptimizer
 from sparkdl.optim.reduction import drive
 from sparkdl.optim.regularize import Penalty, regularize
 from sparkdl.optim.rule import UpdateRule
@@ -18,9 +18,9 @@ LAYOUT = ParamLayout(lay_out([(f"p{i}", shape, i % 2) for i, shape in enumerate(
 ALL = np.ones(len(SHAPES), np.bool_)
 SOME = np.array([True, False, True, True, False, True])
 CUTS = {
-    "1 slice": (0, LAYOUT.numel),
-    "3 slices": (0, 100, 217, LAYOUT.numel),
-    "empty slices": (0, 0, 500, LAYOUT.numel, LAYOUT.numel),
+    "1 shard": (0, LAYOUT.numel),
+    "3 shards": (0, 100, 217, LAYOUT.numel),
+    "empty shards": (0, 0, 500, LAYOUT.numel, LAYOUT.numel),
 }
 
 
@@ -39,7 +39,7 @@ def parameters(flat, used):
     return params
 
 
-def clip_slices(clip, flat, cuts, used):
+def clip_shards(clip, flat, cuts, used):
     found = flat.clone()
     drive([clip.clip(found[lo:hi], LAYOUT, lo, hi, used) for lo, hi in pairwise(cuts)])
     return found
@@ -66,7 +66,7 @@ def test_by_norm_as_torch(dtype, scale, max_norm, cuts, used):
     nn.utils.clip_grad_norm_(params, max_norm)
     clip = ClipByNorm(max_norm)
     assert clip.reductions == 1
-    compare(clip_slices(clip, flat, CUTS[cuts], used), params, 0 if cuts == "1 slice" else 1e-6)
+    compare(clip_shards(clip, flat, CUTS[cuts], used), params, 0 if cuts == "1 shard" else 1e-6)
 
 
 @pytest.mark.parametrize("used", [ALL, SOME], ids=["all used", "some used"])
@@ -77,8 +77,8 @@ def test_by_norm_per_layer_as_torch(dtype, cuts, used):
     params = parameters(flat, used)
     for p in params:
         nn.utils.clip_grad_norm_([p], 2.0)
-    found = clip_slices(ClipByNorm(2.0, per_layer=True), flat, CUTS[cuts], used)
-    compare(found, params, 0 if cuts == "1 slice" else 1e-6)
+    found = clip_shards(ClipByNorm(2.0, per_layer=True), flat, CUTS[cuts], used)
+    compare(found, params, 0 if cuts == "1 shard" else 1e-6)
     assert torch.linalg.vector_norm(params[5].grad) < 2.01
 
 
@@ -88,15 +88,15 @@ def test_a_cut_between_parameters_changes_no_bit(seed, per_layer):
     flat = draw(seed)
     ends = [0, *(p.end for p in LAYOUT.params if p.numel)]
     clip = ClipByNorm(1.0, per_layer)
-    assert torch.equal(clip_slices(clip, flat, ends, ALL), clip_slices(clip, flat, CUTS["1 slice"], ALL))
+    assert torch.equal(clip_shards(clip, flat, ends, ALL), clip_shards(clip, flat, CUTS["1 shard"], ALL))
 
 
 def test_by_norm_without_any_gradient():
     flat = torch.zeros(LAYOUT.numel)
     for per_layer in (False, True):
         clip = ClipByNorm(1.0, per_layer)
-        assert not clip_slices(clip, flat, CUTS["3 slices"], np.zeros_like(ALL)).any()
-        assert not clip_slices(clip, flat, CUTS["3 slices"], ALL).any()
+        assert not clip_shards(clip, flat, CUTS["3 shards"], np.zeros_like(ALL)).any()
+        assert not clip_shards(clip, flat, CUTS["3 shards"], ALL).any()
 
 
 def test_only_used_parameters_count():
@@ -105,7 +105,7 @@ def test_only_used_parameters_count():
     unused = LAYOUT.params[4]
     dirty[unused.offset : unused.end] = 1e6
     clip = ClipByNorm(1.0)
-    found, expected = (clip_slices(clip, f, CUTS["3 slices"], SOME) for f in (dirty, flat))
+    found, expected = (clip_shards(clip, f, CUTS["3 shards"], SOME) for f in (dirty, flat))
     used = torch.ones(LAYOUT.numel, dtype=torch.bool)
     used[unused.offset : unused.end] = False
     assert torch.equal(found[used], expected[used])
@@ -117,13 +117,13 @@ def test_by_value_as_torch(cuts):
     params = parameters(flat, ALL)
     nn.utils.clip_grad_value_(params, 0.3)
     assert ClipByValue(0.3).reductions == 0
-    compare(clip_slices(ClipByValue(0.3), flat, cuts, ALL), params, 0)
+    compare(clip_shards(ClipByValue(0.3), flat, cuts, ALL), params, 0)
 
 
 def test_by_value_with_two_limits():
     flat = draw(4)
     assert torch.equal(
-        clip_slices(ClipByValue(-0.1, 0.5), flat, CUTS["3 slices"], ALL), flat.clamp(-0.1, 0.5)
+        clip_shards(ClipByValue(-0.1, 0.5), flat, CUTS["3 shards"], ALL), flat.clamp(-0.1, 0.5)
     )
     assert ClipByValue(2) == ClipByValue(-2.0, 2.0)
 
@@ -178,10 +178,10 @@ def test_l2_is_torchs_weight_decay_to_the_bit():
 
 def train(rule, cuts, steps=4):
     weights = draw(9)
-    slices = [SliceOptimizer(rule.optimizer, LAYOUT, lo, hi) for lo, hi in pairwise(cuts)]
+    shards = [ShardOptimizer(rule.optimizer, LAYOUT, lo, hi) for lo, hi in pairwise(cuts)]
     for t in range(steps):
         flat = draw(10 + t)
-        drive([rule.update(s, weights[s.start : s.stop], flat[s.start : s.stop], SOME) for s in slices])
+        drive([rule.update(s, weights[s.start : s.stop], flat[s.start : s.stop], SOME) for s in shards])
     return weights
 
 
@@ -212,7 +212,7 @@ def test_regularise_then_clip_then_step(cuts):
 def test_a_rule_may_reduce_twice():
     rule = UpdateRule(OptimizerSpec(LAMB, ({}, {})), ClipByNorm(1.0))
     assert rule.reductions == 2
-    found, expected = (train(rule, CUTS[name]) for name in ("3 slices", "1 slice"))
+    found, expected = (train(rule, CUTS[name]) for name in ("3 shards", "1 shard"))
     torch.testing.assert_close(found, expected)
     assert UpdateRule(OptimizerSpec(optim.SGD), ClipByValue(1)).reductions == 0
     assert UpdateRule(OptimizerSpec(optim.SGD)).reductions == 0
@@ -223,7 +223,7 @@ def test_the_number_of_yields_is_the_number_of_reductions():
         for clip in (None, ClipByValue(1.0), ClipByNorm(1.0), ClipByNorm(1.0, per_layer=True)):
             rule = UpdateRule(OptimizerSpec(factory, ({}, {})), clip)
             for lo, hi in ((0, 100), (100, 100)):
-                part = SliceOptimizer(rule.optimizer, LAYOUT, lo, hi)
+                part = ShardOptimizer(rule.optimizer, LAYOUT, lo, hi)
                 used = np.zeros_like(ALL)
                 steps = rule.update(part, torch.ones(hi - lo), torch.ones(hi - lo), used)
                 yields, sums = 0, None

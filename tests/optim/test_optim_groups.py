@@ -9,7 +9,7 @@ from torch import nn, optim
 from sparkdl.exceptions import ConfigError
 from sparkdl.layout import ParamLayout, lay_out
 from sparkdl.nn.serialize import dumps, loads
-from sparkdl.optim import Ftrl, ParamGroup, bias_and_norm, check_sliceable, optimizer_spec
+from sparkdl.optim import Ftrl, ParamGroup, bias_and_norm, check_shardable, optimizer_spec
 from sparkdl.optim.regularize import Penalty
 
 SGD = partial(optim.SGD, lr=0.1, weight_decay=0.5)
@@ -150,7 +150,7 @@ def test_one_optimizer_per_pattern():
     assert {found[n] for n in ("head.bias", "body.1.bias")} == {1}
     assert {found[n] for n in ("head.weight", "body.0.weight")} == {2}
     assert spec.reductions == 0
-    assert check_sliceable(spec) is True
+    assert check_shardable(spec) is True
 
 
 def test_groups_of_several_optimizers_count_on():

@@ -14,7 +14,7 @@ from sparkdl.held import Shared
 from sparkdl.layout import ParamLayout, lay_out
 from sparkdl.optim import OptimizerSpec, ParamGroup, optimizer_spec
 from sparkdl.optim.packed import lazy_groups, lazy_tables, put_state, take_state
-from sparkdl.optim.slice import SliceOptimizer
+from sparkdl.optim.shard_optimizer import ShardOptimizer
 from sparkdl.rows import Rows
 
 LAYOUT = ParamLayout(
@@ -49,8 +49,8 @@ def test_packed_updates_are_bit_equal_to_whole_ones(name):
     assert lazy_groups(spec) == {0}
     start = torch.randn(LAYOUT.numel, generator=torch.Generator().manual_seed(1))
     whole, weights = start.clone(), start.clone()
-    reference = SliceOptimizer(spec, LAYOUT, 0, LAYOUT.numel)
-    live = SliceOptimizer(spec, LAYOUT, 0, LAYOUT.numel)
+    reference = ShardOptimizer(spec, LAYOUT, 0, LAYOUT.numel)
+    live = ShardOptimizer(spec, LAYOUT, 0, LAYOUT.numel)
     for t in range(12):
         sparse = Rows(LAYOUT, touched_rows(t))
         gradient = gradient_of(t, sparse)
@@ -62,7 +62,7 @@ def test_packed_updates_are_bit_equal_to_whole_ones(name):
         assert lazy == ([0, 1] if t or name == "SGD" else [])  # the first step fills all rows of the state
         rows = Rows(LAYOUT, {i: own for i, own in sparse.tables.items() if i in lazy})
         state = frame.unpack(frame.join(take_state(live, rows)))
-        packed = SliceOptimizer(spec, rows.packed, 0, rows.packed.numel, Shared(state))
+        packed = ShardOptimizer(spec, rows.packed, 0, rows.packed.numel, Shared(state))
         part = torch.from_numpy(np.array(rows.take(weights.numpy())))
         here = {
             i: np.ones(len(own), np.bool_) if i in rows.tables else masks[i]
@@ -80,7 +80,7 @@ def test_packed_updates_are_bit_equal_to_whole_ones(name):
 
 
 def test_state_of_a_part():
-    optimizer = SliceOptimizer(OptimizerSpec(DENSE.factory, others=(DENSE,)), LAYOUT, 0, LAYOUT.numel)
+    optimizer = ShardOptimizer(OptimizerSpec(DENSE.factory, others=(DENSE,)), LAYOUT, 0, LAYOUT.numel)
     optimizer.step(torch.zeros(LAYOUT.numel), torch.ones(LAYOUT.numel), np.ones(4, np.bool_))
     part = frame.unpack(frame.join(optimizer.state_frame_of(10, 40)))
     assert [run[:3] for run in part.meta["runs"]] == [[10, 31, 0], [31, 40, 1]]
@@ -112,6 +112,6 @@ def test_a_penalty_concerns_all_rows():
 
 def test_a_schedule_may_take_the_laziness_away():
     spec = OptimizerSpec(partial(optim.SGD, lr=0.1), others=(DENSE,))
-    optimizer = SliceOptimizer(spec, LAYOUT, 0, LAYOUT.numel)
+    optimizer = ShardOptimizer(spec, LAYOUT, 0, LAYOUT.numel)
     assert lazy_tables(optimizer, [0], [{"lr": 0.2}]) == [0]
     assert lazy_tables(optimizer, [0], [{"momentum": 0.9}]) == []

@@ -1,4 +1,4 @@
-"""Every optimizer, on every problem, whole and in slices, against a reference on the whole model."""
+"""Every optimizer, on every problem, whole and in shards, against a reference on the whole model."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from torch.nn.functional import mse_loss
 from sparkdl import frame
 from sparkdl.held import Shared
 from sparkdl.layout import ParamLayout, lay_out
-from sparkdl.optim import LAMB, LARS, LBFGS, AdagradDecay, Ftrl, OptimizerSpec, SliceOptimizer
-from sparkdl.optim.slice import drive
+from sparkdl.optim import LAMB, LARS, LBFGS, AdagradDecay, Ftrl, OptimizerSpec, ShardOptimizer
+from sparkdl.optim.reduction import drive
 
 STEPS = 15
 
@@ -145,8 +145,8 @@ def train_whole(case, problem):
     return torch.cat([p.detach().flatten() for p in params])
 
 
-def train_slices(case, problem, cuts):
-    """As tasks do: every slice is built again in every step, from the bytes of its state."""
+def train_shards(case, problem, cuts):
+    """As tasks do: every shard is built again in every step, from the bytes of its state."""
     spec, layout = OptimizerSpec(case.factory), problem.layout(case.dtype)
     used = np.ones(len(layout.params), np.bool_)
     flat = torch.cat([value.flatten() for value in problem.start(case.dtype)])
@@ -157,21 +157,21 @@ def train_slices(case, problem, cuts):
         loss, parts = gradients(problem, views)
         losses.append(loss)
         gradient = torch.cat([part.flatten() for part in parts])
-        slices = [
-            SliceOptimizer(spec, layout, lo, hi, None if state is None else Shared(state))
+        shards = [
+            ShardOptimizer(spec, layout, lo, hi, None if state is None else Shared(state))
             for (lo, hi), state in zip(pairwise(cuts), states, strict=True)
         ]
-        drive([s.update(flat[s.start : s.stop], gradient[s.start : s.stop].clone(), used) for s in slices])
-        states = [frame.unpack(frame.join(s.state_frame())) for s in slices]
+        drive([s.update(flat[s.start : s.stop], gradient[s.start : s.stop].clone(), used) for s in shards])
+        states = [frame.unpack(frame.join(s.state_frame())) for s in shards]
     return flat, losses
 
 
-@pytest.mark.parametrize("slices", [1, 3], ids=["1 slice", "3 slices"])
+@pytest.mark.parametrize("shards", [1, 3], ids=["1 shard", "3 shards"])
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_slices_against_the_whole(case, problem, slices):
-    cuts = problem.cuts if slices > 1 else (0, problem.cuts[-1])
-    found, losses = train_slices(case, problem, cuts)
+def test_shards_against_the_whole(case, problem, shards):
+    cuts = problem.cuts if shards > 1 else (0, problem.cuts[-1])
+    found, losses = train_shards(case, problem, cuts)
     expected = train_whole(case, problem)
     if case.tolerance:
         torch.testing.assert_close(found, expected, rtol=case.tolerance, atol=case.tolerance)

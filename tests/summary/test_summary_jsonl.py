@@ -130,7 +130,7 @@ def test_remote_files_are_copied_and_appended_to():
 
 
 def test_remote_files_are_copied_while_the_run_goes_on(monkeypatch):
-    monkeypatch.setattr("sparkdl.summary.paths._PUSH_SECONDS", 0.0)
+    monkeypatch.setattr("sparkdl.train.hooks.target._PUSH_SECONDS", 0.0)
     store = fsspec.filesystem("memory")
     hook, run = JsonLines("memory://going/run.jsonl"), FakeRun()
     hook.on_train_begin(run)

@@ -12,7 +12,7 @@ from sparkdl.train.triggers import EveryIterations
 START = 1_700_000_000.25
 
 
-def tasks(partitions=2, slices=2):
+def tasks(partitions=2, shards=2):
     for p in range(partitions):
         phases = {"data": 0.1, "weights_in": 0.05, "compute": 0.2, "gradient_out": 0.05}
         yield {
@@ -24,10 +24,10 @@ def tasks(partitions=2, slices=2):
             "seconds": 0.4,
             "phases": phases,
         }
-    for s in range(slices):
+    for s in range(shards):
         yield {
             "kind": "parameter-sync",
-            "slice": s,
+            "shard": s,
             "host": "node0",
             "pid": 100,
             "start": START + 0.5,
@@ -47,7 +47,7 @@ def play(path, iterations=1, **options):
     return json.loads(path.read_text())
 
 
-def slices(events, name=None):
+def spans(events, name=None):
     return [e for e in events if e["ph"] == "X" and name in (None, e["name"])]
 
 
@@ -59,8 +59,8 @@ def test_rows_are_named(tmp_path):
         (1, 1, "jobs"),
         (2, 0, "host node0"),
         (2, 1, "partition 0"),
-        (2, 1_000_000, "slice 0"),
-        (2, 1_000_001, "slice 1"),
+        (2, 1_000_000, "shard 0"),
+        (2, 1_000_001, "shard 1"),
         (3, 0, "host node1"),
         (3, 2, "partition 1"),
     }
@@ -69,10 +69,10 @@ def test_rows_are_named(tmp_path):
 
 def test_tasks_and_phases(tmp_path):
     events = play(tmp_path / "trace.json")
-    task = slices(events, "forward-backward")[0]
+    task = spans(events, "forward-backward")[0]
     assert (task["ts"], task["dur"]) == (round(START * 1e6), 400_000)
     assert task["args"] == {"iteration": 1, "process": 100}
-    row = [e for e in slices(events) if (e["pid"], e["tid"]) == (task["pid"], task["tid"])][1:]
+    row = [e for e in spans(events) if (e["pid"], e["tid"]) == (task["pid"], task["tid"])][1:]
     assert [(e["name"], e["ts"] - task["ts"], e["dur"]) for e in row] == [
         ("data", 0, 100_000),
         ("weights_in", 100_000, 50_000),
@@ -83,19 +83,19 @@ def test_tasks_and_phases(tmp_path):
 
 def test_phases_do_not_reach_beyond_their_task(tmp_path):
     events = play(tmp_path / "trace.json")
-    task = slices(events, "parameter-sync")[0]
-    update = slices(events, "update")[0]
+    task = spans(events, "parameter-sync")[0]
+    update = spans(events, "update")[0]
     assert update["ts"] + update["dur"] == task["ts"] + task["dur"]
 
 
 def test_the_driver_has_jobs_loss_and_validations(tmp_path):
     events = play(tmp_path / "trace.json", iterations=2)
-    (iteration,) = slices(events, "iteration 2")
+    (iteration,) = spans(events, "iteration 2")
     assert iteration["args"] == {"epoch": 1, "iteration": 2, "samples": 10, "loss": 0.5, "lr": 0.1}
-    assert len(slices(events, "forward-backward job")) == 2
-    assert len(slices(events, "publish weights")) == 2
+    assert len(spans(events, "forward-backward job")) == 2
+    assert len(spans(events, "publish weights")) == 2
     assert [e["args"] for e in events if e["ph"] == "C"] == [{"loss": 1.0}, {"loss": 0.5}]
-    (validation,) = slices(events, "validation val")
+    (validation,) = spans(events, "validation val")
     assert validation["args"] == {"accuracy": pytest.approx(2 / 3)}
 
 
@@ -110,13 +110,13 @@ def test_the_driver_has_jobs_loss_and_validations(tmp_path):
 )
 def test_the_range(tmp_path, options, recorded):
     events = play(tmp_path / "trace.json", iterations=6, **options)
-    assert [e["args"]["iteration"] for e in slices(events) if "loss" in e["args"]] == recorded
+    assert [e["args"]["iteration"] for e in spans(events) if "loss" in e["args"]] == recorded
 
 
 def test_a_hundred_iterations_by_default(tmp_path):
     path = tmp_path / "trace.json"
     FakeRun(steps=1000).train(Timeline(path), iterations=120, tasks=list(tasks(1, 0)))
-    assert len(slices(json.loads(path.read_text()), "forward-backward")) == 100
+    assert len(spans(json.loads(path.read_text()), "forward-backward")) == 100
 
 
 def test_it_may_be_read_before_the_end(tmp_path):
@@ -125,7 +125,7 @@ def test_it_may_be_read_before_the_end(tmp_path):
     hook.on_train_begin(run)
     json.loads(path.read_text() + "]")
     run.iterate(hook, tasks=list(tasks()))
-    assert slices(json.loads(path.read_text() + "]"), "compute")  # readers supply the end themselves
+    assert spans(json.loads(path.read_text() + "]"), "compute")  # readers supply the end themselves
     hook.on_train_end(run)
     json.loads(path.read_text())
 
@@ -134,20 +134,20 @@ def test_a_loss_that_is_nan_is_still_json(tmp_path):
     path = tmp_path / "trace.json"
     FakeRun().train(Timeline(path), iterations=1, tasks=list(tasks()), loss=math.nan)
     events = json.loads(path.read_text())
-    assert slices(events, "iteration 1")[0]["args"]["loss"] is None
+    assert spans(events, "iteration 1")[0]["args"]["loss"] is None
     assert not [e for e in events if e["ph"] == "C"]
 
 
 def test_iterations_without_tasks(tmp_path):
     path = tmp_path / "trace.json"
     FakeRun().train(Timeline(path), iterations=2)
-    assert not slices(json.loads(path.read_text()))
+    assert not spans(json.loads(path.read_text()))
 
 
 def test_remote_files():
     run = FakeRun()
     run.train(Timeline("memory://traces/run.json"), iterations=1, tasks=list(tasks()))
-    assert slices(json.loads(fsspec.filesystem("memory").cat_file("/traces/run.json")), "compute")
+    assert spans(json.loads(fsspec.filesystem("memory").cat_file("/traces/run.json")), "compute")
 
 
 @pytest.mark.parametrize("options", [{"first": 0}, {"first": 3, "last": 2}])

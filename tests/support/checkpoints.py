@@ -9,14 +9,14 @@ import numpy as np
 import torch
 
 from sparkdl import frame
-from sparkdl.nn.flat import layout_of
+from sparkdl.nn.parameters import layout_of
 from sparkdl.optim import optimizer_spec
 from sparkdl.optim.describe import describe_optimizer
-from sparkdl.optim.slice import SliceOptimizer
+from sparkdl.optim.shard_optimizer import ShardOptimizer
+from sparkdl.train.checkpoint.resume import ResumePoint
+from sparkdl.train.checkpoint.setting import setting_of
 from sparkdl.train.history import History
-from sparkdl.train.resume import ResumePoint
 from sparkdl.train.run import Snapshot
-from sparkdl.train.setting import setting_of
 from sparkdl.train.state import TrainState
 from support.models import Everything
 
@@ -39,12 +39,12 @@ def setting(optimizer: Any = None, groups: Any = (), module: Any = None) -> dict
 
 
 def point() -> ResumePoint:
-    """Return what a run in its first epoch would write, with Adam's state and an average in two slices."""
+    """Return what a run in its first epoch would write, with Adam's state and an average in two shards."""
     random = np.random.default_rng(0)
     params = random.normal(size=LAYOUT.numel).astype(np.float32)
     kept = []
     for start, stop in ((0, 1000), (1000, LAYOUT.numel)):
-        optimizer = SliceOptimizer(SPEC, LAYOUT, start, stop)
+        optimizer = ShardOptimizer(SPEC, LAYOUT, start, stop)
         used = np.ones(len(LAYOUT.params), np.bool_)
         optimizer.step(torch.from_numpy(params[start:stop].copy()), torch.ones(stop - start), used)
         average = frame.pack({"kind": "average"}, {"params": params[start:stop]})

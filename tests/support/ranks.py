@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +18,11 @@ from sparkdl.allreduce.choose import Exchange, Wanted
 from sparkdl.allreduce.directives import Directives, Step
 from sparkdl.allreduce.engine import Engine, Route
 from sparkdl.allreduce.state import ModelState, Weights
+from sparkdl.allreduce.transport.base import Transport
 from sparkdl.allreduce.transport.in_process import Faults, InProcessCluster, InProcessTransport
 from sparkdl.allreduce.update.shard import reductions
 from sparkdl.codec import Cast, Codec, codec_of
+from sparkdl.compute.live_model import changes_to_keep
 from sparkdl.compute.local_steps import InnerRule, InnerSteps
 from sparkdl.compute.place import Place
 from sparkdl.compute.spec import Combine, FitSpec
@@ -29,10 +31,11 @@ from sparkdl.data import sampler, store
 from sparkdl.data.columns import ColumnPlan, Structure
 from sparkdl.data.manifest import Manifest
 from sparkdl.nn import serialize
-from sparkdl.nn.flat import FlatModule, dense_tables, layout_of, sparse_tables, write_back
+from sparkdl.nn.flat import FlatModule, write_back
 from sparkdl.nn.numerics import Numerics
 from sparkdl.nn.objective import LossObjective
-from sparkdl.optim import OptimizerSpec, check_sliceable, optimizer_spec
+from sparkdl.nn.parameters import dense_tables, layout_of, sparse_tables
+from sparkdl.optim import OptimizerSpec, check_shardable, optimizer_spec
 from sparkdl.optim.packed import lazy_groups, sparse_groups
 from sparkdl.optim.rule import UpdateRule
 from support.reference import Partition
@@ -64,6 +67,8 @@ class Case:
     sites: int = 2
     in_memory: bool = True
     faults: Faults | None = None
+    slots: int = 1
+    """Task slots of an executor, where ranks do not run in this process."""
     one_executor: bool = False
     """Whether sites are processes of one executor, which see each other's files."""
     undo: bool = False
@@ -74,20 +79,50 @@ class Case:
 class Trained:
     module: nn.Module
     losses: list[float]
-    transport: InProcessTransport
+    transport: Any
     groups: int
 
 
-def train(case: Case, folder: Path, after_group: Callable[[int], None] = lambda _: None) -> Trained:
-    """Train as a Trainer does, in groups."""
+@dataclass(frozen=True)
+class Setting:
+    """What a transport is made of.
+
+    Attributes:
+        store: what it needs of a partition store.
+        fit: the fixed part of the fit.
+        spec: that part itself, pickled.
+    """
+
+    store: Any
+    fit: FitRef
+    spec: bytes
+
+
+_numbers = count()
+
+
+def train(
+    case: Case,
+    folder: Path,
+    after_group: Callable[[int], None] = lambda _: None,
+    transport: Callable[[Setting], Transport] | None = None,
+) -> Trained:
+    """Train as a Trainer does, in groups.
+
+    Args:
+        case: the training.
+        folder: for files of sites.
+        after_group: called with the number of completed iterations.
+        transport: makes what carries messages; all ranks in this process if not given.
+    """
     optimizer, _ = optimizer_spec(case.optimizer, case.module, ())
     layout = layout_of(case.module, optimizer_spec(case.optimizer, case.module, ())[1])
     rule, inner = UpdateRule(optimizer, case.clip), None
-    stateful = check_sliceable(optimizer)
+    stateful = check_shardable(optimizer)
     if case.local_steps:
         inner = InnerRule(rule, layout, stateful)
         rule = UpdateRule(OptimizerSpec(partial(torch.optim.SGD, lr=1.0)))
-        stateful = check_sliceable(rule.optimizer)
+        stateful = check_shardable(rule.optimizer)
     lazy, by_element = lazy_groups(rule.optimizer), sparse_groups(rule.optimizer)
     tables = tuple(i for i in sparse_tables(case.module) if layout.params[i].group in lazy)
     spec = FitSpec(
@@ -126,25 +161,38 @@ def train(case: Case, folder: Path, after_group: Callable[[int], None] = lambda 
         stragglers=False,
     )
     ranks = len(case.partitions)
-    tokens = [
-        store.write_partition("store", p, "site", PLANS, [(np.arange(len(part.x)), _columns(part))])
-        for p, part in enumerate(case.partitions)
-    ]
-    folders = [folder / ("site" if case.one_executor else f"site-{n}") for n in range(case.sites)]
-    transport = InProcessTransport(
-        [partial(_site, data, str(where), case.in_memory) for where in folders],
-        tokens,
-        [rank % case.sites for rank in range(ranks)],
-        case.faults,
-    )
-    plan = wanted.plan(case.exchange, ranks, 0 if case.in_memory else 2)
+
+    def write(rank: int) -> store.Token:
+        part = case.partitions[rank]
+        return store.write_partition("store", rank, "site", PLANS, [(np.arange(len(part.x)), _columns(part))])
+
+    tokens = [write(rank) for rank in range(ranks)]
+    made: list[Transport] = []
+
+    def route(store: Any, fit: FitRef) -> Route:
+        if transport is not None:
+            made.append(transport(Setting(store, fit, data)))
+        else:
+            folders = [folder / ("site" if case.one_executor else f"site-{n}") for n in range(case.sites)]
+            sites = [partial(_site, data, str(where), case.in_memory) for where in folders]
+            places = [rank % case.sites for rank in range(ranks)]
+            made.append(InProcessTransport(sites, write, places, case.faults))
+        return Route(plan, made[-1])
+
+    changes = 0 if case.in_memory else changes_to_keep(case.slots, rows=bool(wanted.tables))
+    plan = wanted.plan(case.exchange, ranks, changes)
     cluster = InProcessCluster(case.in_memory)
     engine = Engine(
         cluster=cluster,
-        store=SimpleNamespace(executors=SimpleNamespace(cores=1), manifest=Manifest.of(tokens)),
-        fit=FitRef("fit", 0),
+        store=SimpleNamespace(
+            executors=SimpleNamespace(cores=case.slots),
+            manifest=Manifest.of(tokens),
+            partitions=range(ranks),
+            tokens=tokens,
+        ),
+        fit=FitRef(f"fit-{next(_numbers)}", 0),
         fit_broadcast=None,
-        route=lambda store, fit: Route(plan, transport),
+        route=route,
         leaves_files=False,
         name="test",
     )
@@ -169,7 +217,8 @@ def train(case: Case, folder: Path, after_group: Callable[[int], None] = lambda 
     trained = serialize.loads(serialize.dumps(case.module, "module"))
     params = engine.average(model) if case.averaging else snapshot.params
     write_back(trained, layout, params, snapshot.buffers, snapshot.counters)
-    return Trained(trained, losses, transport, groups)
+    engine.close()
+    return Trained(trained, losses, made[0], groups)
 
 
 def _site(data: bytes, folder: str, in_memory: bool) -> Worker:

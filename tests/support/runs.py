@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from sparkdl.data.columns import structure_of
-from sparkdl.nn.flat import layout_of
+from sparkdl.nn.parameters import layout_of
 from sparkdl.train.config import TrainConfig
 from sparkdl.train.history import History
 from sparkdl.train.state import TrainState

@@ -12,9 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparkdl.nn import saved, weights
-from sparkdl.nn.metadata import SHA256, seal
-from sparkdl.nn.saved import Content
+from sparkdl.nn.saved import content as saved
+from sparkdl.nn.saved import weights
+from sparkdl.nn.saved.content import Content
+from sparkdl.nn.saved.metadata import SHA256, seal
 from support.mutations import Tree, write_tree
 
 METADATA = "metadata/part-00000.txt"

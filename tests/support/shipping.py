@@ -9,15 +9,17 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from sparkdl._spark import FrameJobs, broadcast_id
+from sparkdl._spark.jobs import FrameJobs
+from sparkdl._spark.tasks import broadcast_id
 from sparkdl.allreduce.cluster import SparkCluster
 from sparkdl.allreduce.state import Weights
 from sparkdl.compute.spec import FitSpec
 from sparkdl.compute.worker import FitRef
 from sparkdl.nn import serialize
-from sparkdl.nn.flat import FlatModule, layout_of
+from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.numerics import Numerics
 from sparkdl.nn.objective import LossObjective, StepObjective
+from sparkdl.nn.parameters import layout_of
 
 
 def fit_spec(module, data, loss=None, step=None):

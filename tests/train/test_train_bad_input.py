@@ -59,8 +59,8 @@ def test_options(options: Any, message: str) -> None:
         Trainer(mlp(), loss=nn.CrossEntropyLoss(), **({"optimizer": SGD} | options))
 
 
-def test_optimizers_that_cannot_be_sliced() -> None:
-    with pytest.raises(OptimizerError, match="LBFGS cannot be applied to slices.*SGD, Adam"):
+def test_optimizers_that_cannot_be_sharded() -> None:
+    with pytest.raises(OptimizerError, match="LBFGS cannot be applied to shards.*SGD, Adam"):
         Trainer(mlp(), loss=nn.CrossEntropyLoss(), optimizer=torch.optim.LBFGS)
 
 
@@ -187,6 +187,7 @@ def test_transform_that_drops_rows(spark: Any) -> None:
         fit(spark, mlp(), transform=lambda x: x[:1])
 
 
+@pytest.mark.jvm
 def test_transform_that_fails(spark: Any) -> None:
     with pytest.raises(DataError, match="transform failed on row 0.*ZeroDivisionError"):
         fit(spark, mlp(), transform=lambda x: x * (1 / 0))
@@ -229,6 +230,7 @@ def test_gradient_becomes_infinite(spark: Any) -> None:
         fit(spark, Root(), lambda output, _: output.mean(), x=x)
 
 
+@pytest.mark.jvm
 def test_module_that_fails_in_a_task(spark: Any) -> None:
     class Picky(nn.Module):
         def __init__(self) -> None:
@@ -255,6 +257,7 @@ def test_embedding_index_out_of_range_in_a_task(spark: Any) -> None:
         fit(spark, nn.Embedding(10, 4), lambda output, _: output.mean(), x=ids, batch_size=40)
 
 
+@pytest.mark.jvm
 def test_worker_that_dies(spark: Any) -> None:
     class Deadly(nn.Module):
         def __init__(self) -> None:

@@ -15,13 +15,13 @@ import sparkdl.train
 from sparkdl.allreduce.kept import Snapshot
 from sparkdl.exceptions import ConfigError
 from sparkdl.nn.flat import FlatModule, write_back
-from sparkdl.train.callbacks import EarlyStopping, Freeze, GradientNorms, Unfreeze
 from sparkdl.train.checkpoint import latest, load_weights
-from sparkdl.train.checkpointing import Checkpoint
+from sparkdl.train.checkpoint.resume import ResumePoint
 from sparkdl.train.config import TrainConfig
 from sparkdl.train.history import History
-from sparkdl.train.hooks import Hook
-from sparkdl.train.resume import ResumePoint
+from sparkdl.train.hooks.base import Hook
+from sparkdl.train.hooks.callbacks import EarlyStopping, Freeze, GradientNorms, Unfreeze
+from sparkdl.train.hooks.checkpoint import Checkpoint
 from sparkdl.train.run import Run
 from sparkdl.train.state import TrainState
 from sparkdl.train.triggers import EveryEpoch, EveryIterations
@@ -55,7 +55,7 @@ class Driver:
             _current=lambda: self.snapshot(self.run.state.iteration),
             _average=lambda: self.snapshot(averaged or self.run.state.iteration),
             _point=self.point,
-            _write_slices=lambda folder: {},
+            _write_shards=lambda folder: {},
             _write_back=self.write_back,
         )
 

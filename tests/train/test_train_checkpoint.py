@@ -77,7 +77,7 @@ def test_the_state_is_readable_json(folder):
         raise AssertionError(f"{constant} is not JSON")
 
     mark = json.loads(read(f"{path}/state.json"), parse_constant=refuse)
-    assert (mark["format"], mark["sparkdl"]) == (1, sparkdl.__version__)
+    assert (mark["format"], mark["sparkdl"]) == (2, sparkdl.__version__)
     assert {name: float(value) for name, value in mark["scores"].items()} == pytest.approx(
         SCORES, nan_ok=True
     )
@@ -256,8 +256,8 @@ def test_damaged_files_are_named(tmp_path, name, content):
 def test_files_of_a_later_version_are_refused(tmp_path):
     (path,) = write(tmp_path, 1)
     with open(f"{path}/state.json", "w") as file:
-        json.dump({"format": 2, "sparkdl": "9.0"}, file)
-    with pytest.raises(ConfigError, match=r"has format 2, written by sparkdl 9.0; .*up to 1"):
+        json.dump({"format": 3, "sparkdl": "9.0"}, file)
+    with pytest.raises(ConfigError, match=r"has format 3, written by sparkdl 9.0; .*up to 2"):
         load_weights(path, nn.Linear(2, 1))
 
 

@@ -32,7 +32,7 @@ from sparkdl.exceptions import SparkdlError
 from sparkdl.train import Checkpoint
 from sparkdl.train.checkpoint import CheckpointFolder, load_weights, read_point
 from sparkdl.train.checkpoint.mark import sealed
-from sparkdl.train.resume import ResumePoint
+from sparkdl.train.checkpoint.resume import ResumePoint
 
 NAME = f"iteration-{ITERATION:08d}"
 DAMAGES: dict[str, Damage] = {".json": damaged_json, ".safetensors": damaged_safetensors}

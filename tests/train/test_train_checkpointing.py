@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,12 +24,12 @@ from support.reference import assert_bit_equal
 from torch import nn
 
 from sparkdl import Dataset, Trainer
+from sparkdl._spark.hadoop import HadoopFileSystem
 from sparkdl.exceptions import CheckpointError, ConfigError
 from sparkdl.train import EMA, EarlyStopping, EveryIterations, Hook, MaxEpoch, MaxIteration, Run
 from sparkdl.train import Checkpoint as AnyCheckpoint
 from sparkdl.train.checkpoint import CheckpointFolder, load_weights
-from sparkdl.train.hadoop import HadoopFileSystem
-from sparkdl.train.slice_files import decode, encode
+from sparkdl.train.checkpoint.shard_files import decode, encode
 from sparkdl.train.state import TrainState
 
 Checkpoint = partial(AnyCheckpoint, at_end=False)  # test_train_ending.py has the run's end
@@ -36,7 +37,7 @@ PARTS = partitioned([90, 110])  # 4 iterations an epoch
 
 
 def fit(data: Dataset, iterations: int, *hooks: Hook, resume: bool = False, **options: Any) -> Any:
-    settings: dict[str, Any] = {"batch_size": 60, "seed": 3, "progress": False, "num_slices": 2}
+    settings: dict[str, Any] = {"batch_size": 60, "seed": 3, "progress": False, "num_shards": 2}
     return Trainer(
         options.pop("module", None) or Everything(),
         loss=nn.CrossEntropyLoss(),
@@ -59,7 +60,7 @@ def files(path: Path) -> dict[str, list[str]]:
 
 def test_what_lies_there(data: Dataset, tmp_path: Path) -> None:
     fit(data, 8, Checkpoint(tmp_path, EveryIterations(3), keep=1))
-    names = [f"slice-0000{n}-of-00002.safetensors" for n in range(2)]
+    names = [f"shard-0000{n}-of-00002.safetensors" for n in range(2)]
     assert files(tmp_path) == {
         "iteration-00000006": ["model.safetensors", *names, "state.json", "training.safetensors"]
     }
@@ -69,17 +70,18 @@ def test_what_lies_there(data: Dataset, tmp_path: Path) -> None:
     assert set(mark["versions"]) == {"python", "torch", "pyspark"}
 
 
-def test_slices_owners_write_the_same_bytes_as_the_driver(data: Dataset, tmp_path: Path) -> None:
+def test_shards_owners_write_the_same_bytes_as_the_driver(data: Dataset, tmp_path: Path) -> None:
     for shared in (False, True):
         hook = Checkpoint(tmp_path / str(shared), EveryIterations(3), shared=shared)
         fit(data, 4, hook, averaging=EMA(0.9))
     folders = [tmp_path / name / "iteration-00000003" for name in ("False", "True")]
-    for name in ("slice-00000-of-00002.safetensors", "slice-00001-of-00002.safetensors"):
+    for name in ("shard-00000-of-00002.safetensors", "shard-00001-of-00002.safetensors"):
         first, second = ((folder / name).read_bytes() for folder in folders)
         assert first == second
         assert len(decode(first)) == 2  # the optimizer's state and the average
 
 
+@pytest.mark.jvm
 def test_a_run_resumes_from_what_the_owners_wrote(data: Dataset, tmp_path: Path) -> None:
     straight = fit(data, 14)
     hook = partial(Checkpoint, tmp_path, EveryIterations(3), shared=True)
@@ -88,7 +90,7 @@ def test_a_run_resumes_from_what_the_owners_wrote(data: Dataset, tmp_path: Path)
     assert_bit_equal(result.module, straight.module)
 
 
-def test_two_executors_write_their_slices(cluster: Any, tmp_path: Path) -> None:
+def test_two_executors_write_their_shards(cluster: Any, tmp_path: Path) -> None:
     with as_dataset(cluster, PARTS) as data:
         straight = fit(data, 8)
         hook = partial(Checkpoint, tmp_path, EveryIterations(3), shared=True)
@@ -97,7 +99,7 @@ def test_two_executors_write_their_slices(cluster: Any, tmp_path: Path) -> None:
     assert_bit_equal(result.module, straight.module)
 
 
-def test_a_slices_file_comes_back() -> None:
+def test_a_shards_file_comes_back() -> None:
     from sparkdl import frame
 
     frames = [
@@ -178,6 +180,7 @@ class FillDisk(Hook):
             self._limit = None
 
 
+@pytest.mark.jvm
 @pytest.mark.parametrize("background", [True, False])
 def test_a_full_disk_costs_a_checkpoint_but_not_the_run(
     data: Dataset, tmp_path: Path, background: bool
@@ -190,6 +193,7 @@ def test_a_full_disk_costs_a_checkpoint_but_not_the_run(
     assert list(files(tmp_path)) == ["iteration-00000003", "iteration-00000009", "iteration-00000012"]
 
 
+@pytest.mark.jvm
 def test_a_disk_that_stays_full_ends_the_run_and_loses_nothing(data: Dataset, tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path, EveryIterations(3), background=False)
     with (
@@ -204,6 +208,7 @@ def test_a_disk_that_stays_full_ends_the_run_and_loses_nothing(data: Dataset, tm
     assert_bit_equal(fit(data, 14, checkpoint, resume=True).module, straight.module)
 
 
+@pytest.mark.jvm
 def test_executors_that_cannot_write_are_told_of(data: Dataset, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(CheckpointFolder, "begin", lambda *_: str(tmp_path / "nowhere"))
     hook = Checkpoint(tmp_path, EveryIterations(3), shared=True, max_failures=0, background=False)
@@ -258,8 +263,8 @@ def test_any_damaged_byte_is_found(data: Dataset, tmp_path: Path) -> None:
 
 
 def files_of_a_checkpoint() -> list[str]:
-    slices = [f"slice-0000{n}-of-00002.safetensors" for n in range(2)]
-    return ["model.safetensors", "training.safetensors", "state.json", *slices]
+    shards = [f"shard-0000{n}-of-00002.safetensors" for n in range(2)]
+    return ["model.safetensors", "training.safetensors", "state.json", *shards]
 
 
 def test_hooks_go_on_where_they_were(data: Dataset, tmp_path: Path) -> None:
@@ -302,6 +307,7 @@ def hadoop(spark: Any, tmp_path: Path) -> Iterator[str]:
     conf.unset("fs.viewfs.mounttable.sparkdl.link./store")
 
 
+@pytest.mark.jvm
 def test_hadoops_file_systems(data: Dataset, hadoop: str, tmp_path: Path) -> None:
     straight = fit(data, 14)
     hook = partial(Checkpoint, f"{hadoop}/run", EveryIterations(3), keep=2)
@@ -320,6 +326,7 @@ def test_hadoops_file_systems(data: Dataset, hadoop: str, tmp_path: Path) -> Non
     assert (tmp_path / "weights.safetensors").stat().st_size > 1000
 
 
+@pytest.mark.jvm
 def test_hadoop_folders_are_taken_literally_and_by_one_run(hadoop: str, tmp_path: Path) -> None:
     def write(folder: CheckpointFolder, iteration: int) -> None:
         folder.save(nn.Linear(2, 1), TrainState(iteration=iteration), {})
@@ -354,6 +361,7 @@ def test_hadoop_folders_are_taken_literally_and_by_one_run(hadoop: str, tmp_path
     assert list(other.complete()) == [1]
 
 
+@pytest.mark.jvm
 def test_hadoop_moves_no_checkpoint_into_another(hadoop: str, monkeypatch: Any) -> None:
     """Of two runs that finish at the same time, the second is told so."""
     folder = CheckpointFolder(f"{hadoop}/run")
@@ -404,6 +412,9 @@ def test_a_run_that_is_taken_over_ends_before_its_next_checkpoint(data: Dataset)
     class TakeOver(Hook):
         def on_iteration_end(self, run: Run) -> None:
             if run.state.iteration == 4:
+                deadline = time.monotonic() + 30
+                while not list(second.complete()) and time.monotonic() < deadline:
+                    time.sleep(0.01)  # a thread writes the checkpoint of iteration 3
                 second.claim("second")
 
     with pytest.raises(CheckpointError, match="the run 'second'") as caught:

@@ -28,7 +28,7 @@ def train(spark: Any, codec: Any, **options: Any) -> Any:
             batch_size=100,
             progress=False,
             end_when=MaxEpoch(3),
-            num_slices=2,
+            num_shards=2,
             gradient_codec=codec,
             **options,
         ).fit(data)

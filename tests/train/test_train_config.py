@@ -9,11 +9,11 @@ from sparkdl.train import MaxEpoch, TrainConfig
 def test_defaults():
     config = TrainConfig()
     assert (config.batch_size, config.seed, config.end_when, config.shuffle) == (32, 0, MaxEpoch(1), True)
-    assert config.micro_batch_size is config.num_slices is config.name is None
+    assert config.micro_batch_size is config.num_shards is config.name is None
 
 
 @pytest.mark.parametrize(
-    "options", [{"batch_size": 1}, {"batch_size": 10**9}, {"seed": 2**64}, {"num_slices": 1}]
+    "options", [{"batch_size": 1}, {"batch_size": 10**9}, {"seed": 2**64}, {"num_shards": 1}]
 )
 def test_accepted(options):
     TrainConfig(**options)
@@ -25,7 +25,7 @@ def test_accepted(options):
         *[("batch_size", v) for v in (0, -1, 1.5, "32", None, True)],
         *[("seed", v) for v in (-1, 0.5, None)],
         *[("micro_batch_size", v) for v in (0, 2.0)],
-        *[("num_slices", v) for v in (0, "all")],
+        *[("num_shards", v) for v in (0, "all")],
     ],
 )
 def test_numbers_are_checked_by_name(option, value):

@@ -15,6 +15,7 @@ from support.reference import assert_bit_equal
 from torch import nn
 
 from sparkdl import Dataset, Trainer
+from sparkdl.data import dataset
 from sparkdl.exceptions import ConfigError, TaskError
 from sparkdl.train import Checkpoint, Elastic, EveryIterations, Hook, MaxEpoch, MaxIteration, Run
 from sparkdl.train.elastic import Watch
@@ -106,8 +107,9 @@ def test_a_hook_scales_batch_and_learning_rate(spark: Any, monkeypatch: Any) -> 
     assert max(history.column("samples")) > 150
 
 
+@pytest.mark.jvm
 def test_optimizer_state_is_cut_anew(spark: Any, monkeypatch: Any) -> None:
-    """One partition and many slices: what stays with them must move, or Adam would begin again."""
+    """One partition and many shards: what stays with them must move, or Adam would begin again."""
     x, y = digits(200)
 
     def run(executors: Hook | None) -> Any:
@@ -177,7 +179,7 @@ def test_resume_in_the_middle_of_an_epoch_with_other_partitions(spark: Any, tmp_
 def test_a_failed_move_leaves_the_run_as_it_was(spark: Any, monkeypatch: Any, moment: str) -> None:
     executors = Executors(monkeypatch, {3: 3})
     failures: list[Any] = []
-    owner, method = {"build": (Dataset, "_build"), "count": (Epochs, "_positions")}[moment]
+    owner, method = {"build": (dataset, "build_store"), "count": (Epochs, "_positions")}[moment]
     real = getattr(owner, method)
 
     def fail(self: Any, *arguments: Any) -> Any:

@@ -21,8 +21,10 @@ from sparkdl.data.columns import ColumnPlan, make_plan, structure_of
 from sparkdl.exceptions import ConfigError, DataError, ModelError, SerializationError
 from sparkdl.metrics import Loss, MetricSpec
 from sparkdl.nn import serialize
-from sparkdl.train.evaluate import Evaluator, check_metrics
-from sparkdl.train.sweep import rows_per_batch
+from sparkdl.train.passes.evaluate import Evaluator, check_metrics
+from sparkdl.train.passes.sweep import rows_per_batch
+
+pytestmark = pytest.mark.jvm  # DataFrames
 
 ROWS = 90
 

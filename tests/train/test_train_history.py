@@ -42,6 +42,7 @@ def test_rows_come_back_complete(history):
     expected["extras"] = {}
     expected["dropped"] = 0
     expected["lost"] = 0
+    expected["direct"] = 0
     assert history[1] == expected
     assert list(history[1]["phases"]) == list(PHASES)
     assert isinstance(history[1]["iteration"], int)

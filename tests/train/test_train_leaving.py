@@ -102,8 +102,9 @@ class Shaky:
     """Runs one iteration at a time, and fails when it is told to."""
 
     class engine:  # noqa: N801
+        longest_group = 50
+
         class plan:  # noqa: N801
-            longest_group = 50
             group_seconds = 1.0
 
     def __init__(self) -> None:

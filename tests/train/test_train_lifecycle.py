@@ -50,7 +50,7 @@ def test_history_and_state(data: Dataset) -> None:
     assert all(seconds >= 0 for seconds in row["phases"].values())
     assert sum(row["phases"].values()) == pytest.approx(row["seconds"], rel=0.5)
     numel = sum(p.numel() for p in mlp().parameters())
-    assert row["bytes"]["slices"] == 4 * numel
+    assert row["bytes"]["shards"] == 4 * numel
     assert row["bytes"]["state"] >= 8 * numel
     assert 2 * 4 * numel <= row["bytes"]["gradients"] < 2 * 4 * numel + 10_000
 
@@ -83,6 +83,7 @@ def test_the_callers_module_is_left_alone(data: Dataset, training: bool) -> None
     assert result.module.head.weight.untyped_storage().nbytes() == result.module.head.weight.nbytes
 
 
+@pytest.mark.jvm
 def test_the_global_generators_are_left_alone(data: Dataset) -> None:
     module = Everything()
     torch.manual_seed(5)
@@ -92,6 +93,7 @@ def test_the_global_generators_are_left_alone(data: Dataset) -> None:
     assert torch.equal(torch.rand(1), expected)
 
 
+@pytest.mark.jvm
 def test_jobs_have_readable_names(spark: Any, data: Dataset) -> None:
     trainer(name="mnist", end_when=MaxEpoch(1), exchange="driver").fit(data)
     jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
@@ -101,6 +103,7 @@ def test_jobs_have_readable_names(spark: Any, data: Dataset) -> None:
     assert spark.sparkContext.getLocalProperty("spark.job.description") is None
 
 
+@pytest.mark.jvm
 def test_ctrl_c_stops_between_jobs(data: Dataset) -> None:
     def press() -> None:
         os.kill(os.getpid(), signal.SIGINT)
@@ -115,6 +118,7 @@ def test_ctrl_c_stops_between_jobs(data: Dataset) -> None:
     assert signal.getsignal(signal.SIGINT) is handler
 
 
+@pytest.mark.jvm
 def test_fit_from_another_thread(data: Dataset) -> None:
     results: list[Any] = []
     fit = trainer(end_when=MaxIteration(3)).fit
@@ -134,6 +138,7 @@ def test_progress_bar_shows_epoch_loss_and_rate(data: Dataset, capfd: Any) -> No
     assert "records/s" in shown
 
 
+@pytest.mark.jvm
 def test_a_foreign_session_warns_once_and_trains(spark: Any, data: Dataset, monkeypatch: Any) -> None:
     setting = session.Setting("spark.sparkdl.test", "yes", "it is slow")
     monkeypatch.setattr(session, "SETTINGS", (setting,))

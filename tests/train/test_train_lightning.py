@@ -15,6 +15,8 @@ from torch import nn
 from sparkdl import Trainer
 from sparkdl.train import MaxEpoch
 
+pytestmark = pytest.mark.jvm  # DataFrames
+
 lightning = pytest.importorskip("lightning.pytorch", reason="Lightning is not installed")
 
 

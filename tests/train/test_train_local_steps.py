@@ -22,7 +22,7 @@ from sparkdl.exceptions import ConfigError, NonFiniteError
 from sparkdl.optim import ClipByNorm, ParamGroup
 from sparkdl.train import (
     Checkpoint,
-    Drop,
+    DropStragglers,
     EveryIterations,
     Hook,
     LocalSteps,
@@ -93,11 +93,10 @@ def fit(spark: Any, parts: list[Partition] = PARTS, *, resume: Any = False, **op
 @pytest.mark.parametrize(
     ("optimizer", "steps"),
     [
-        (SGD, LocalSteps(4)),
-        (ADAMW, LocalSteps(3, DILOCO)),
-        (ADAMW, LocalSteps({0: 1, 1: 5})),
+        pytest.param(SGD, LocalSteps(4), id="local SGD"),
+        pytest.param(ADAMW, LocalSteps(3, DILOCO), id="DiLoCo", marks=pytest.mark.jvm),
+        pytest.param(ADAMW, LocalSteps({0: 1, 1: 5}), id="post-local"),
     ],
-    ids=["local SGD", "DiLoCo", "post-local"],
 )
 def test_as_plain_torch(spark: Any, exchange: str, optimizer: Any, steps: LocalSteps) -> None:
     rounds = 14 if isinstance(steps.steps, dict) else 7
@@ -116,7 +115,7 @@ def test_one_partition_and_plain_averaging_are_plain_training(spark: Any) -> Non
     assert relative_error(local.module, plain.module) < 1e-6
 
 
-def test_groups_and_slices_give_the_same_bits(spark: Any) -> None:
+def test_groups_and_shards_give_the_same_bits(spark: Any) -> None:
     options: Any = {
         "optimizer": ADAMW,
         "local_steps": LocalSteps(3, DILOCO),
@@ -132,6 +131,7 @@ def test_groups_and_slices_give_the_same_bits(spark: Any) -> None:
     assert one.history.column("lr")[:2] == pytest.approx([3e-3, 3e-3 * 0.8])
 
 
+@pytest.mark.jvm
 def test_rounds_are_undone_with_what_partitions_keep(spark: Any) -> None:
     class Stops(Hook):
         def on_iteration_end(self, run: Any) -> None:
@@ -229,6 +229,7 @@ def test_gradients_that_are_not_finite_are_found(spark: Any) -> None:
         fit(spark, module=Bad(), local_steps=2)
 
 
+@pytest.mark.jvm
 def test_all_files_are_deleted(spark: Any) -> None:
     for exchange in ("driver", "replicated"):
         fit(spark, optimizer=ADAMW, local_steps=2, exchange=exchange, end_when=MaxIteration(2))
@@ -245,6 +246,6 @@ def test_options_that_cannot_be() -> None:
     with pytest.raises(ConfigError, match="local_steps=0"):
         Trainer(mlp(), local_steps=0, **options)
     with pytest.raises(ConfigError, match="drop_stragglers"):
-        Trainer(mlp(), local_steps=2, drop_stragglers=Drop(), **options)
+        Trainer(mlp(), local_steps=2, drop_stragglers=DropStragglers(), **options)
     assert LocalSteps({0: 1, 5: 8, 2: 4}).at(4) == 4
     assert [LocalSteps({0: 1, 5: 8}).at(e) for e in (0, 4, 5, 50)] == [1, 1, 8, 8]

@@ -100,14 +100,15 @@ def test_clipping_is_torchs_to_the_bit_on_one_partition(data: Dataset, clip: Any
 
 
 @pytest.mark.parametrize(("clip", "plainly"), CLIPS.values(), ids=CLIPS)
-def test_clipping_over_several_slices(split: Dataset, clip: Any, plainly: Any) -> None:
-    result = trainer(optimizer=SGD, clip=clip, num_slices=3).fit(split)
+def test_clipping_over_several_shards(split: Dataset, clip: Any, plainly: Any) -> None:
+    result = trainer(optimizer=SGD, clip=clip, num_shards=3).fit(split)
     assert relative_error(result.module, reference(SGD, SPLIT, on_backward=plainly)) < 1e-6
 
 
+@pytest.mark.jvm
 def test_clipping_combines_with_an_optimizer_that_reduces(split: Dataset) -> None:
     lamb = partial(LAMB, lr=1e-2)
-    result = trainer(optimizer=lamb, clip=ClipByNorm(0.1), num_slices=2).fit(split)
+    result = trainer(optimizer=lamb, clip=ClipByNorm(0.1), num_shards=2).fit(split)
     expected = reference(lamb, SPLIT, on_backward=CLIPS["norm"][1])
     assert relative_error(result.module, expected) < 1e-5
 
@@ -115,17 +116,17 @@ def test_clipping_combines_with_an_optimizer_that_reduces(split: Dataset) -> Non
 # -- optimizers ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("slices", [1, 3])
+@pytest.mark.parametrize("shards", [1, 3])
 @pytest.mark.parametrize(
     "optimizer", [partial(LARS, lr=1.0, weight_decay=1e-4), partial(LAMB, lr=1e-2, weight_decay=1e-2)]
 )
-def test_layerwise_optimizers(split: Dataset, optimizer: Any, slices: int) -> None:
-    result = trainer(optimizer=optimizer, num_slices=slices).fit(split)
+def test_layerwise_optimizers(split: Dataset, optimizer: Any, shards: int) -> None:
+    result = trainer(optimizer=optimizer, num_shards=shards).fit(split)
     assert relative_error(result.module, reference(optimizer, SPLIT)) < 1e-5
 
 
 def test_lbfgs_on_the_full_batch(split: Dataset) -> None:
-    result = trainer(optimizer=partial(LBFGS, lr=0.5), batch_size=200, num_slices=3).fit(split)
+    result = trainer(optimizer=partial(LBFGS, lr=0.5), batch_size=200, num_shards=3).fit(split)
     x = torch.from_numpy(np.concatenate([p.x for p in SPLIT]))
     y = torch.from_numpy(np.concatenate([p.y for p in SPLIT]))
     module = mlp()
@@ -186,7 +187,7 @@ class Items(nn.Module):
         return torch.relu(self.head(self.embed(item))).squeeze(-1)
 
 
-@pytest.mark.parametrize("sizes", [[60], [25, 35]])
+@pytest.mark.parametrize("sizes", [[60], pytest.param([25, 35], marks=pytest.mark.jvm)])
 def test_sparse_adam_updates_touched_rows_only(spark: Any, sizes: list[int]) -> None:
     item = np.random.default_rng(0).integers(0, 40, 60)
     score = np.random.default_rng(1).normal(size=60).astype(np.float32)
@@ -194,7 +195,7 @@ def test_sparse_adam_updates_touched_rows_only(spark: Any, sizes: list[int]) -> 
     parts = [Partition(item[a:b], score[a:b]) for a, b in pairwise(bounds)]
     optimizers = {"embed.*": partial(torch.optim.SparseAdam, lr=0.1), "*": SGD}
     with as_dataset(spark, parts) as data:
-        result = trainer(Items(), optimizers, loss=nn.MSELoss(), batch_size=20, num_slices=len(sizes)).fit(
+        result = trainer(Items(), optimizers, loss=nn.MSELoss(), batch_size=20, num_shards=len(sizes)).fit(
             data
         )
 
@@ -214,11 +215,11 @@ def test_sparse_adam_updates_touched_rows_only(spark: Any, sizes: list[int]) -> 
 # -- adasum ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("slices", [1, 2])
-def test_adasum_of_two_partitions(spark: Any, slices: int) -> None:
+@pytest.mark.parametrize("shards", [1, pytest.param(2, marks=pytest.mark.jvm)])
+def test_adasum_of_two_partitions(spark: Any, shards: int) -> None:
     parts = partitioned([90, 110])
     with as_dataset(spark, parts) as data:
-        result = trainer(optimizer=SGD, combine="adasum", num_slices=slices).fit(data)
+        result = trainer(optimizer=SGD, combine="adasum", num_shards=shards).fit(data)
     module = mlp()
     steps = SGD(module.parameters())
     for iteration in range(10):
@@ -389,7 +390,7 @@ def test_hooks_are_called_in_order(data: Dataset) -> None:
 
 def test_hooks_see_gradients_when_they_ask_for_them(split: Dataset) -> None:
     hook = Recorder()
-    trainer(hooks=[hook], optimizer=SGD, clip=ClipByNorm(0.01), num_slices=2).fit(split)
+    trainer(hooks=[hook], optimizer=SGD, clip=ClipByNorm(0.01), num_shards=2).fit(split)
     gradients: list[dict[str, Any]] = []
 
     def keep(_: int, module: nn.Module) -> None:
@@ -473,6 +474,7 @@ def test_an_error_leaves_the_best_weights_to_early_stopping(data: Dataset) -> No
 # -- validation ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.jvm
 def test_validation_equals_a_single_process(spark: Any, data: Dataset) -> None:
     x, y = digits(500)
     parts = [
@@ -502,6 +504,7 @@ def test_validation_equals_a_single_process(spark: Any, data: Dataset) -> None:
     assert result.state.score == result.scores["held/accuracy"]
 
 
+@pytest.mark.jvm
 def test_early_stopping_restores_the_best_weights(data: Dataset) -> None:
     class Worsen(Hook):
         """From the third epoch on, weights are thrown away."""
@@ -610,6 +613,7 @@ def test_rows_of_weight_zero_say_nothing_about_the_loss(spark: Any) -> None:
 # -- steps ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.jvm
 def test_a_step_in_place_of_a_loss(split: Dataset) -> None:
     def step(module: nn.Module, batch: Any) -> dict[str, Any]:
         output = module(batch.inputs)

@@ -18,9 +18,9 @@ from support.reference import assert_bit_equal
 from torch import nn
 
 from sparkdl import Dataset, Trainer, frame
-from sparkdl._spark import key
-from sparkdl.allreduce.transport import pieces
-from sparkdl.allreduce.transport.pieces import InPieces, InRounds
+from sparkdl._spark.frames import key
+from sparkdl.allreduce import in_pieces as pieces
+from sparkdl.allreduce.in_pieces import InPieces, InRounds
 from sparkdl.frame import Buffer, Parts
 from sparkdl.pieces import PIECE_BYTES, cut, joined, joined_by_source
 from sparkdl.train import MaxIteration
@@ -153,17 +153,17 @@ def trained(data: Dataset, **options: Any) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("codec", "modes", "num_slices"),
+    ("codec", "modes", "num_shards"),
     [
         ("fp32", ["driver", "replicated", "sharded"], None),
-        ("int8", ["driver", "replicated"], 1),  # the blocks of a codec are cut where slices are
+        ("int8", ["driver", "replicated"], 1),  # the blocks of a codec are cut where shards are
     ],
 )
-def test_no_bit_changes(spark: Any, codec: Any, modes: list[str], num_slices: int | None) -> None:
+def test_no_bit_changes(spark: Any, codec: Any, modes: list[str], num_shards: int | None) -> None:
     found: list[nn.Module] = []
     with as_dataset(spark, partitioned([40, 0, 30])) as data:
         for mode in modes:
-            options = {"num_slices": num_slices if mode == "driver" else None, **MODES[mode]}
+            options = {"num_shards": num_shards if mode == "driver" else None, **MODES[mode]}
             found.append(trained(data, gradient_codec=codec, **options))
     for other in found[1:]:
         assert_bit_equal(other, found[0])

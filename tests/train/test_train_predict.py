@@ -14,7 +14,9 @@ from torch import nn
 
 from sparkdl import Dataset, frame
 from sparkdl.exceptions import ModelError
-from sparkdl.train.predict import assemble, flatten, run_prediction
+from sparkdl.train.passes.predict import assemble, flatten, run_prediction
+
+pytestmark = pytest.mark.jvm  # DataFrames
 
 
 class Several(nn.Module):

@@ -4,12 +4,12 @@ import warnings
 import pytest
 from support.runs import FakeRun
 
-from sparkdl.train.progress import Progress
+from sparkdl.train.hooks.progress import Progress
 
 
 @pytest.fixture
 def terminal(monkeypatch):
-    monkeypatch.setattr("sparkdl.train.progress._lively", lambda: True)
+    monkeypatch.setattr("sparkdl.train.hooks.progress._lively", lambda: True)
 
 
 def test_it_shows_epoch_loss_and_rate(capsys):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from support.data import as_dataset, digits, partitioned
 from support.models import Everything, TwoTowers, VisitCounter, mlp
+from support.no_jvm import with_jvm
 from support.reference import (
     Partition,
     assert_bit_equal,
@@ -29,6 +30,7 @@ OPTIMIZERS = {
     "sgd_momentum": partial(torch.optim.SGD, lr=0.05, momentum=0.9),
     "adam": partial(torch.optim.Adam, lr=1e-3),
 }
+SIZES = {"2": [400, 300], "3": [500, 0, 200], "7": [3, 250, 97, 1, 0, 300, 49]}
 LOSS = nn.CrossEntropyLoss()
 MODES: dict[str, dict[str, Any]] = {
     "driver": {"exchange": "driver"},
@@ -45,11 +47,11 @@ def _every_mode(request: pytest.FixtureRequest) -> None:
 
 def trainer(module: nn.Module, optimizer: Any, iterations: int, **options: Any) -> Trainer:
     settings = {"batch_size": 60, "seed": 3, "end_when": MaxIteration(iterations), "progress": False}
-    options = settings | ({} if "num_slices" in options else _mode) | options
+    options = settings | ({} if "num_shards" in options else _mode) | options
     return Trainer(module, loss=options.pop("loss", LOSS), optimizer=optimizer, **options)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", with_jvm(OPTIMIZERS, "adam"))
 def test_one_partition_is_plain_torch_to_the_bit(spark: Any, optimizer: Any) -> None:
     parts = partitioned([700])
     with as_dataset(spark, parts) as data:
@@ -59,9 +61,7 @@ def test_one_partition_is_plain_torch_to_the_bit(spark: Any, optimizer: Any) -> 
     assert_bit_equal(result.module, expected)
 
 
-@pytest.mark.parametrize(
-    "sizes", [[400, 300], [500, 0, 200], [3, 250, 97, 1, 0, 300, 49]], ids=["2", "3", "7"]
-)
+@pytest.mark.parametrize("sizes", with_jvm(SIZES, "7"))
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_uneven_partitions_are_plain_torch_but_for_rounding(
     spark: Any, optimizer: Any, sizes: list[int]
@@ -73,7 +73,7 @@ def test_uneven_partitions_are_plain_torch_but_for_rounding(
     assert relative_error(result.module, expected) < 1e-6
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", with_jvm(OPTIMIZERS, "adam"))
 def test_batchnorm_dropout_tied_frozen_and_unused_weights(spark: Any, optimizer: Any) -> None:
     parts = partitioned([310, 120, 200])
     with as_dataset(spark, parts) as data:
@@ -93,15 +93,16 @@ def test_unused_weights_do_not_decay(spark: Any) -> None:
     assert torch.equal(result.module.unused.weight, Everything().unused.weight)
 
 
-@pytest.mark.parametrize("num_slices", [1, 3, 50])
-def test_the_number_of_slices_changes_no_bit(spark: Any, num_slices: int) -> None:
+@pytest.mark.parametrize("num_shards", [1, 3, 50])
+def test_the_number_of_shards_changes_no_bit(spark: Any, num_shards: int) -> None:
     parts = partitioned([200, 100])
     optimizer = OPTIMIZERS["adam"]
     with as_dataset(spark, parts) as data:
-        results = [trainer(mlp(), optimizer, 5, num_slices=n).fit(data) for n in (2, num_slices)]
+        results = [trainer(mlp(), optimizer, 5, num_shards=n).fit(data) for n in (2, num_shards)]
     assert_bit_equal(results[0].module, results[1].module)
 
 
+@pytest.mark.jvm
 def test_two_runs_are_equal_to_the_bit(spark: Any) -> None:
     x, y = digits(500)
     results = []

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from sparkdl import Dataset, session
-from sparkdl._spark import FrameJobs, task_resources
+from sparkdl._spark.jobs import FrameJobs
+from sparkdl._spark.tasks import task_resources
 from sparkdl.train.resources import task_profile, task_resource_amounts
 
 

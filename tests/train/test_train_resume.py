@@ -14,6 +14,7 @@ import pytest
 import torch
 from support.data import as_dataset, partitioned
 from support.models import Everything, mlp
+from support.no_jvm import with_jvm
 from support.reference import assert_bit_equal, relative_error
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
@@ -39,7 +40,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "plateau": {"schedule": partial(ReduceLROnPlateau, patience=0, threshold=0.2, factor=0.5)},
     "ema": {"averaging": EMA(0.9)},
     "swa": {"averaging": SWA(start_epoch=1), "optimizer": partial(torch.optim.SGD, lr=0.1)},
-    "lamb, clip": {"optimizer": partial(LAMB, lr=1e-2), "clip": ClipByNorm(0.5), "num_slices": 2},
+    "lamb, clip": {"optimizer": partial(LAMB, lr=1e-2), "clip": ClipByNorm(0.5), "num_shards": 2},
     "lbfgs": {"optimizer": partial(LBFGS, lr=0.5), "batch_size": 200},
 }
 
@@ -63,7 +64,7 @@ def data(spark: Any) -> Any:
         yield data
 
 
-@pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("options", with_jvm(SETTINGS, next(iter(SETTINGS))))
 def test_resumed_runs_are_bit_equal(data: Dataset, tmp_path: Path, options: Any) -> None:
     options = options | {"metrics": MulticlassAccuracy(10), "monitor": "loss"}
     straight = trainer(tmp_path / "straight", 14, **options).fit(data, validation=data)
@@ -86,10 +87,10 @@ def test_without_a_checkpoint_it_begins(data: Dataset, tmp_path: Path) -> None:
         trainer(tmp_path, 2, hooks=[]).fit(data, resume=True)
 
 
-def test_another_number_of_slices_goes_on(data: Dataset, tmp_path: Path) -> None:
+def test_another_number_of_shards_goes_on(data: Dataset, tmp_path: Path) -> None:
     straight = trainer(tmp_path / "a", 14, averaging=EMA(0.9)).fit(data)
-    trainer(tmp_path / "b", 10, averaging=EMA(0.9), num_slices=3).fit(data)
-    result = trainer(tmp_path / "b", 14, averaging=EMA(0.9), num_slices=2).fit(data, resume=True)
+    trainer(tmp_path / "b", 10, averaging=EMA(0.9), num_shards=3).fit(data)
+    result = trainer(tmp_path / "b", 14, averaging=EMA(0.9), num_shards=2).fit(data, resume=True)
     assert_bit_equal(result.module, straight.module)
 
 
@@ -168,7 +169,7 @@ def test_one_checkpoint_can_be_named(data: Dataset, tmp_path: Path) -> None:
 
 
 class Lose(Hook):
-    """Takes what stays with the slices from the executors, as if both that held it were lost."""
+    """Takes the state of the shards from the executors, as if both that held it were lost."""
 
     def __init__(self, iterations: set[int]) -> None:
         self.iterations = set(iterations)
@@ -188,6 +189,7 @@ def _delete_replicas(_: int) -> None:
         shutil.rmtree(Path(folder, "sparkdl-fits"), ignore_errors=True)
 
 
+@pytest.mark.jvm
 @pytest.mark.parametrize(
     ("exchange", "commit_every"),
     [("driver", 4), ("replicated", 1), pytest.param("sharded", None, marks=pytest.mark.slow)],
@@ -206,6 +208,7 @@ def test_lost_optimizer_state_is_replayed_from_a_commit(
     assert len(result.history) == 14
 
 
+@pytest.mark.jvm
 def test_without_commits_a_loss_ends_the_run_with_what_there_is(data: Dataset) -> None:
     from sparkdl.exceptions import TaskError
 
@@ -219,6 +222,7 @@ def test_without_commits_a_loss_ends_the_run_with_what_there_is(data: Dataset) -
     assert np.isfinite(caught.value.result.history.column("loss")).all()
 
 
+@pytest.mark.jvm
 def test_weights_that_are_lost_with_all_executors_are_said_to_be_lost(data: Dataset) -> None:
     from sparkdl.exceptions import TaskError
 

@@ -20,14 +20,14 @@ from torch import nn
 
 from sparkdl import frame
 from sparkdl.exceptions import ConfigError
-from sparkdl.nn.flat import layout_of
+from sparkdl.nn.parameters import layout_of
 from sparkdl.optim import LAMB, ParamGroup
-from sparkdl.train import Checkpoint, slice_files
-from sparkdl.train.checkpoint import CheckpointFolder, read_point
+from sparkdl.train import Checkpoint
+from sparkdl.train.checkpoint import CheckpointFolder, read_point, shard_files
 from sparkdl.train.checkpoint.mark import sealed
-from sparkdl.train.resume import ResumePoint
-from sparkdl.train.setting import setting_of
-from sparkdl.train.slice_files import decode, encode
+from sparkdl.train.checkpoint.resume import ResumePoint
+from sparkdl.train.checkpoint.setting import setting_of
+from sparkdl.train.checkpoint.shard_files import decode, encode
 
 NAME = f"iteration-{STATE.iteration:08d}"
 
@@ -115,7 +115,7 @@ def test_files_that_cannot_be_read_are_no_damage(tmp_path: Path, monkeypatch: An
     CheckpointFolder(tmp_path).save(MODULE, STATE, {}, point())
     before = contents(str(tmp_path))
     with (
-        full_disk(monkeypatch, slice_files, "digest_of"),
+        full_disk(monkeypatch, shard_files, "digest_of"),
         pytest.raises(ConfigError, match="cannot be read: OSError"),
     ):
         Checkpoint(tmp_path).resume_point()
@@ -126,7 +126,7 @@ def test_files_that_cannot_be_read_are_no_damage(tmp_path: Path, monkeypatch: An
     assert contents(str(tmp_path)) == before
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "slice-00001-of-00002.safetensors", "state.json"])
+@pytest.mark.parametrize("name", ["model.safetensors", "shard-00001-of-00002.safetensors", "state.json"])
 def test_what_is_damaged_is_set_aside(folder: str, name: str) -> None:
     def flip(data: bytes) -> bytes:
         return data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]
@@ -257,14 +257,14 @@ def test_weights_of_another_length_are_refused() -> None:
         forged.check(other)
 
 
-# -- slices' files ----------------------------------------------------------------------------------
+# -- shards' files ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "wrong", [b"", b"\0" * 7, b"\0" * 100, b"\xff" * 8, b"{}", b"\x02" + b"\0" * 7 + b"{}"]
 )
-def test_what_is_no_slice_is_a_value_error(wrong: bytes) -> None:
-    with pytest.raises(ValueError, match="not the file of a slice"):
+def test_what_is_no_shard_is_a_value_error(wrong: bytes) -> None:
+    with pytest.raises(ValueError, match="not the file of a shard"):
         decode(wrong)
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from support.data import as_dataset
 from support.models import Factors
+from support.no_jvm import with_jvm
 from support.reference import Partition, assert_bit_equal, decomposed, relative_error, threads
 from torch import nn
 
@@ -79,11 +80,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("options", with_jvm(OPTIONS, "several optimizers"))
 def test_no_bit_changes(data: Dataset, options: dict[str, Any]) -> None:
     alone = {name: value for name, value in options.items() if name != "iterations_per_job"}
     if "gradient_codec" in options:  # blocks begin where rows do only with all of them
-        alone["num_slices"] = 1
+        alone["num_shards"] = 1
     expected = fit(data, "driver", **alone)
     found = fit(data, "replicated", **options)
     assert_bit_equal(found.module, expected.module)
@@ -95,7 +96,7 @@ def test_no_bit_changes(data: Dataset, options: dict[str, Any]) -> None:
 
 
 def test_norms_of_rows_are_those_of_all_up_to_rounding(data: Dataset) -> None:
-    expected = fit(data, "driver", clip=ClipByNorm(0.01), num_slices=1)
+    expected = fit(data, "driver", clip=ClipByNorm(0.01), num_shards=1)
     assert relative_error(fit(data, "replicated", clip=ClipByNorm(0.01)).module, expected.module) < 1e-6
 
 
@@ -127,6 +128,7 @@ class Looks(Hook):
             run.replace(replace(snapshot, params=snapshot.params * np.float32(0.5)))
 
 
+@pytest.mark.jvm
 def test_hooks_look_at_gradients_and_replace_weights(data: Dataset) -> None:
     expected, found = Looks(), Looks()
     results = [fit(data, "driver", hooks=[expected]), fit(data, "replicated", hooks=[found])]
@@ -137,7 +139,7 @@ def test_hooks_look_at_gradients_and_replace_weights(data: Dataset) -> None:
 
 @pytest.mark.slow
 def test_checkpoints_and_resume_across_modes(data: Dataset, tmp_path: Any) -> None:
-    expected = fit(data, "driver", num_slices=2)
+    expected = fit(data, "driver", num_shards=2)
     for first, then in (("replicated", "driver"), ("driver", "replicated"), ("replicated", "replicated")):
         folder = tmp_path / f"{first}-{then}"
         hooks = [Checkpoint(str(folder), EveryIterations(3))]
@@ -163,10 +165,11 @@ def test_what_fails_in_the_middle_of_a_group(data: Dataset) -> None:
 # -- what is sent ---------------------------------------------------------------------------------
 
 
+@pytest.mark.jvm
 def test_dense_embeddings_send_rows_with_a_gradient_only(spark: Any) -> None:
     module = Factors(sparse=False, users=4000)
     with as_dataset(spark, PARTS) as data:
-        found = fit(data, "driver", module, optimizer=ADAM, num_slices=2)
+        found = fit(data, "driver", module, optimizer=ADAM, num_shards=2)
     with threads(1):
         expected = decomposed(module, nn.MSELoss(), ADAM, PARTS, 60, 10, seed=3)
     assert_bit_equal(found.module, expected)
@@ -181,11 +184,11 @@ def wanted(tables: Any = None, **options: Any) -> Wanted:
     trainer = Trainer(Factors(), loss=nn.MSELoss(), optimizer=LAZY)
     settings: dict[str, Any] = {
         "exchange": "auto",
-        "layout": trainer._layout,
+        "layout": trainer._recipe.layout,
         "reductions": 0,
         "stateful": True,
         "averaging": False,
-        "tables": trainer._tables if tables is None else tables,
+        "tables": trainer._recipe.tables if tables is None else tables,
         "weights_codec": "fp32",
         "num_shards": None,
         "stragglers": False,
@@ -211,14 +214,14 @@ def test_large_tables_are_replicated_whatever_their_size(data: Dataset, monkeypa
 def test_what_changes_all_weights_updates_tables_as_a_whole(data: Dataset, option: dict[str, Any]) -> None:
     optimizer = ADAM if "local_steps" in option else LAZY
     one = {"module": Factors(sparse=optimizer is LAZY), "optimizer": optimizer, **option}
-    expected = fit(data, "driver", **one, num_slices=1)
+    expected = fit(data, "driver", **one, num_shards=1)
     assert_bit_equal(fit(data, "replicated", **one).module, expected.module)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_slices": 2}, "num_slices needs exchange='driver'"),
+        ({"num_shards": 2}, "num_shards needs exchange='driver'"),
         ({"weights_codec": "bf16"}, "weights_codec='bf16' needs exchange='sharded'"),
     ],
 )

@@ -33,13 +33,13 @@ from sparkdl.optim.spec import OptimizerSpec, optimizer_spec
 from sparkdl.train.schedule import (
     PerEpoch,
     PerIteration,
-    ScheduledHyper,
     linear_scaling,
     one_cycle,
     polynomial,
     sequence,
     warmup,
 )
+from sparkdl.train.scheduled import ScheduledHyper
 
 STEPS = 200
 

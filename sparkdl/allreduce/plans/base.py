@@ -32,6 +32,7 @@ class Participant:
             this executor.
         clock: times the phase.
         token: where the partition's rows are.
+        stays: whether the rank stays in this process until the group has ended.
     """
 
     rank: int
@@ -39,6 +40,12 @@ class Participant:
     worker: Worker
     clock: Stopwatch
     token: Token | None = None
+    stays: bool = False
+
+    @property
+    def tells(self) -> bool:
+        """Whether what steps have to report is kept here: it may be this process that tells the driver."""
+        return not self.stays or self.rank == 0
 
 
 class Inbox:
@@ -46,7 +53,7 @@ class Inbox:
 
     Args:
         arrived: messages of other ranks.
-        own: returns those that it has sent to itself, which may lie on its executor.
+        own: returns the messages that the rank sent to itself; they may lie on its executor.
     """
 
     def __init__(self, arrived: Sequence[Message], own: Callable[[], Sequence[Message]]) -> None:
@@ -58,7 +65,7 @@ class Inbox:
         """Return all messages of one type.
 
         Raises:
-            ProblemError: if this executor lacks what the rank has sent to itself.
+            ProblemError: if this executor lacks the rank's messages to itself.
         """
         if self._all is None:
             self._all = [*self.arrived, *self._own()]
@@ -98,7 +105,7 @@ class ToSelf:
 
     Attributes:
         name: under which later phases on this executor find them, too.
-        messages: the messages, whose arrays nobody may change from then on.
+        messages: the messages; their arrays must not change afterwards.
         lent: whether their memory is the module replica's, for the next gradient.
     """
 
@@ -126,10 +133,10 @@ Send = ToRank | ToAll | ToOthers | ToSelf | ToDriver | Stay
 
 
 class Phase(Protocol):
-    """What a rank does between two exchanges; pure, but for what it leaves on its executor."""
+    """The work of a rank between two exchanges; pure, except for files on its executor."""
 
     def __call__(self, me: Participant, inbox: Inbox) -> Iterator[Send]:
-        """Yield what is sent.
+        """Yield the messages to send.
 
         Raises:
             ProblemError: before the first message, if the step cannot be completed.
@@ -186,7 +193,7 @@ class Plan(Protocol):
         ...
 
     def seed(self, fetch: Callable[[], Kept]) -> list[Packed]:
-        """Return what executors that have no copy are sent of what stays with the shards.
+        """Return the seed: the state of the shards, for executors that have no copy.
 
         Args:
             fetch: copies that to the driver.
@@ -198,9 +205,9 @@ class Plan(Protocol):
         ...
 
     def conclude(self, messages: Sequence[Message], buffers: Array, counters: Array) -> GroupReport:
-        """Return what a group that is completed has told the driver, given the buffers before it."""
+        """Return the report of a completed group, given the buffers before it."""
         ...
 
 
-LONGEST_GROUP = 50
-"""Iterations of one job: a job of more stages saves nothing more, and takes longer to undo."""
+LONGEST_GROUP = 10_000
+"""Iterations of one job, as far as a plan is concerned: transports have limits of their own."""

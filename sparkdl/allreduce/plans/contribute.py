@@ -39,13 +39,13 @@ def shards(
 ) -> Iterator[Shard]:
     """Yield the gradient in shards as their codec writes them; none without a gradient.
 
-    What the codec leaves out is added to the partition's next gradient. With what else the partition keeps
-    it is written when all shards were taken.
+    The partition adds the codec's residual to its next gradient. The residual is written to the partition's
+    own state, after the last shard.
 
     Args:
         me: the rank.
         forward: the step.
-        contribution: what it has come to.
+        contribution: result of the forward and backward pass.
         bounds: [start, stop) of each shard.
     """
     spec, state = me.worker.spec, forward.state_of(me.worker, me.rank)
@@ -82,7 +82,7 @@ def shards(
 
 
 def report(me: Participant, contribution: Contribution) -> Report:
-    """Return how a rank's step went; called when its gradient is on its way."""
+    """Return a rank's report of a step; call it after the gradient was sent."""
     loss = contribution.loss
     if loss.rows:
         me.clock.lap("gradient_out")
@@ -101,7 +101,7 @@ def report(me: Participant, contribution: Contribution) -> Report:
 
 
 def _rows(values: Array, touched: Mapping[int, NDArray[np.bool_]], spec: FitSpec) -> Rows | None:
-    """Return the rows of tables that are to be sent; ``None`` if everything is."""
+    """Return the rows of tables to send; ``None`` to send everything."""
     tables: dict[int, Indices] = {index: np.flatnonzero(mask) for index, mask in touched.items()}
     for index in spec.scanned:
         table = spec.layout.params[index]
@@ -116,7 +116,7 @@ def _rows(values: Array, touched: Mapping[int, NDArray[np.bool_]], spec: FitSpec
 def _touched_with(
     values: Array, touched: Mapping[int, NDArray[np.bool_]], layout: ParamLayout
 ) -> Mapping[int, NDArray[np.bool_]]:
-    """Return the rows that have a gradient now that more was added to it."""
+    """Return the rows that have a gradient after the residual was added."""
     found = {}
     for index, rows in touched.items():
         spec = layout.params[index]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -53,25 +54,19 @@ class ThroughDriver:
         reductions: sums over all shards that an update needs.
     """
 
+    returns_weights: ClassVar[bool] = True
+    """Whether the driver gets the weights."""
+    leaves_model: ClassVar[bool] = False
+    """Whether the executors have the model after a group, too."""
+    longest_group: ClassVar[int] = 1
+    """How many iterations may be one group."""
+    group_seconds: ClassVar[float] = 1.0
+    """How long a group should take; there are no others than those of one iteration."""
+
     layout: ParamLayout
     shards: int
     keeps: bool
     reductions: int
-
-    @property
-    def longest_group(self) -> int:
-        """How many iterations may be one group."""
-        return 1
-
-    @property
-    def group_seconds(self) -> float:
-        """How long a group should take; there are no others than those of one iteration."""
-        return 1.0
-
-    @property
-    def returns_weights(self) -> bool:
-        """Whether the driver gets the weights."""
-        return True
 
     @property
     def message_bytes(self) -> int:
@@ -89,17 +84,12 @@ class ThroughDriver:
         return 1 + (self.reductions if self.shards > 1 else 0)
 
     @property
-    def leaves_model(self) -> bool:
-        """Whether the executors have the model after a group, too."""
-        return False
-
-    @property
     def weights_bytes(self) -> int:
         """Bytes of weights that each executor receives in a step."""
         return self.layout.nbytes
 
     def seed(self, fetch: Callable[[], Kept]) -> list[Packed]:
-        """Return nothing: what stays with the shards arrives with their gradients."""
+        """Return nothing: the shards' state arrives with their gradients."""
         return []
 
     def phases(self, start: Start, steps: Sequence[Step]) -> list[Phase]:
@@ -166,7 +156,7 @@ class _Sync:
     totals: tuple[Array, ...]
 
     def __call__(self, me: Participant, inbox: Inbox) -> Iterator[Send]:
-        """Send the shard, or partial sums, to the driver; keep what stays with it."""
+        """Send the shard, or partial sums, to the driver; keep its state."""
         spec = me.worker.spec
         received = me.clock.lap("receive")
         start, stop = shards.bounds(spec.layout.numel, self.shards)[me.rank]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -75,6 +76,11 @@ class Replicated:
         changes: how many changes executors keep as files; none if one process runs all tasks of one.
     """
 
+    leaves_model: ClassVar[bool] = True
+    """Whether the executors have the model after a group, too."""
+    weights_bytes: ClassVar[int] = 0
+    """Bytes of weights that each executor receives in a step: none, it makes them."""
+
     layout: ParamLayout
     shards: int
     keeps: bool
@@ -89,18 +95,8 @@ class Replicated:
         """Bytes of a shard of the weights."""
         return self.layout.nbytes // self.shards
 
-    @property
-    def leaves_model(self) -> bool:
-        """Whether the executors have the model after a group, too."""
-        return True
-
-    @property
-    def weights_bytes(self) -> int:
-        """Bytes of weights that each executor receives in a step: none, it makes them."""
-        return 0
-
     def seed(self, fetch: Callable[[], Kept]) -> list[Packed]:
-        """Return what stays with all weights, in one piece."""
+        """Return the state of all weights, in one piece."""
         (whole,) = cut_kept(unpacked(fetch()), shards.bounds(self.layout.numel, 1))
         return [frame.join(encode(whole))]
 
@@ -120,7 +116,7 @@ class Replicated:
         return _UpdateAll(self.changes, self.keeps, self.returns_weights, start, done, directives, forward)
 
     def conclude(self, messages: Sequence[Message], buffers: Array, counters: Array) -> GroupReport:
-        """Return what the first rank has told the driver."""
+        """Return the first rank's report of the group."""
         (told,) = of_type(messages, GroupReport)
         return told
 
@@ -133,9 +129,9 @@ class _UpdateAll:
         changes: see :class:`Replicated`.
         keeps: whether anything stays with the shards after the last phase.
         returns_weights: whether the driver gets the weights then.
-        start: what the group starts from.
+        start: the model from which the group starts.
         done: steps of the group that are completed before this phase.
-        directives: what the driver says about the step to complete; ``None`` in the first phase.
+        directives: instructions for the step to complete; ``None`` in the first phase.
         forward: the step to begin; ``None`` in the last phase.
     """
 
@@ -180,12 +176,13 @@ class _UpdateAll:
         )  # by another task on this executor
         if change is None:
             change = self._update(me, live, inbox)
-            if self.changes:
+            if self.changes and not me.stays:
                 live_model.write_change(worker.files, version, change)
             else:  # gradients that were lent are not copied any more
                 consumed = self._after(-1).part("gradient-")
                 worker.files.forget_all(lambda name: name.startswith(consumed))
-            live_model.delete_outdated(worker.files, self.start, version, self.changes)
+            if not me.stays or self.forward is None:
+                live_model.delete_outdated(worker.files, self.start, version, self.changes)
         live.apply(change, version)
         return live
 
@@ -194,7 +191,7 @@ class _UpdateAll:
         return live_model.bring(worker.live, worker.spec, worker.replica, worker.files, self.start, version)
 
     def _update(self, me: Participant, live: LiveModel, inbox: Inbox) -> Change:
-        """Make the next version of what the gradients concern."""
+        """Make the next version of the elements that the gradients cover."""
         directives, spec = self.directives, me.worker.spec
         assert directives is not None
         arrived = inbox.of(Shard)
@@ -225,7 +222,8 @@ class _UpdateAll:
             live.give_up_change(version)
             raise
         assert isinstance(made, Finished)  # one shard: its sums are the totals
-        told = {"updates": [made.shard.facts.told()], "reports": list(reports.reports)}
+        facts = {"updates": [made.shard.facts.told()], "reports": list(reports.reports)}
+        told = live_model.report(facts) if me.tells else b""
         return Change(
             rows,
             made.shard.held.value,
@@ -233,7 +231,7 @@ class _UpdateAll:
             reports.buffers.get("counters", live.counters),
             made.state.state,
             made.average.params if made.average is not None else None,
-            [*live.reports, live_model.report(told)],
+            [*live.reports, told],
             made.shard.gradient,
         )
 

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import numpy as np
 
-from sparkdl import frame
 from sparkdl.allreduce import messages as told
 from sparkdl.allreduce import shards
 from sparkdl.allreduce.directives import Directives, Step
@@ -49,24 +48,28 @@ from sparkdl.allreduce.plans.base import (
     ToRank,
     ToSelf,
 )
+from sparkdl.allreduce.plans.sharded_files import (
+    WEIGHTS,
+    Buffers,
+    Model,
+    OwnShard,
+    model_after,
+    model_before,
+    read_weights,
+    shard_part,
+    write_weights,
+)
 from sparkdl.allreduce.update.buffers import combine_reports
 from sparkdl.allreduce.update.shard import Finished, ShardUpdate, update_shard
 from sparkdl.codec import rounded
 from sparkdl.compute.forward_backward import ForwardBackward
-from sparkdl.compute.local_store import LocalStore, encode
+from sparkdl.compute.local_store import encode
 from sparkdl.compute.problems import LackingState, ProblemError
 from sparkdl.compute.spec import FitSpec
-from sparkdl.compute.start import Start, Version
+from sparkdl.compute.start import Start
 from sparkdl.frame import Array, Packed
-from sparkdl.held import Held, Owned
 from sparkdl.layout import ParamLayout
 from sparkdl.optim.reduction import add_up
-
-_WEIGHTS = "weights"
-"""Part of a version: its shards, as they have arrived on an executor."""
-
-Buffers = Mapping[str, Array]
-"""Buffers and counters by kind, and the combined gradient if the driver wants it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,20 +83,17 @@ class Sharded:
         longest_group: how many iterations may be one group.
     """
 
+    keeps: ClassVar[bool] = True
+    """Whether anything stays with the shards: the weights, if nothing else."""
+    returns_weights: ClassVar[bool] = False
+    """Whether the driver gets the weights at the end of each group."""
+    leaves_model: ClassVar[bool] = True
+    """Whether the executors have the model after a group, too."""
+
     layout: ParamLayout
     shards: int
     reductions: int
     longest_group: int = LONGEST_GROUP
-
-    @property
-    def keeps(self) -> bool:
-        """Whether anything stays with the shards: the weights, if nothing else."""
-        return True
-
-    @property
-    def returns_weights(self) -> bool:
-        """Whether the driver gets the weights at the end of each group."""
-        return False
 
     @property
     def message_bytes(self) -> int:
@@ -111,17 +111,12 @@ class Sharded:
         return 4.0 + self.layout.nbytes / 20e6
 
     @property
-    def leaves_model(self) -> bool:
-        """Whether the executors have the model after a group, too."""
-        return True
-
-    @property
     def weights_bytes(self) -> int:
         """Bytes of weights that each executor receives in a step."""
         return self.layout.nbytes
 
     def seed(self, fetch: Callable[[], Kept]) -> list[Packed]:
-        """Return what stays with each shard, each for its owner."""
+        """Return the state of each shard, each for its owner."""
         return [bytearray().join(encode(frames)) for frames in fetch()]
 
     def phases(self, start: Start, steps: Sequence[Step]) -> list[Phase]:
@@ -138,7 +133,7 @@ class Sharded:
         return [*phases, _Gather(start, len(steps), None)]
 
     def conclude(self, messages: Sequence[Message], buffers: Array, counters: Array) -> GroupReport:
-        """Return what the first rank has told the driver."""
+        """Return the first rank's report of the group."""
         (found,) = of_type(messages, GroupReport)
         return found
 
@@ -148,9 +143,9 @@ class _UpdateShard:
     """Update a shard, or go on until sums over all shards are needed.
 
     Attributes:
-        start: what the group starts from.
+        start: the model from which the group starts.
         done: steps of the group that are completed before this one.
-        directives: what the driver says about this step.
+        directives: instructions for this step.
         number: how many sums over all shards are known.
         last: whether these are all.
     """
@@ -167,15 +162,15 @@ class _UpdateShard:
         version = self.start.after(self.done)
         if self.last:
             # Modules have loaded the weights, and a shard of them will be overwritten.
-            files.forget(version.part(_WEIGHTS))
+            files.forget(version.part(WEIGHTS))
         arrived = inbox.of(Shard)
         totals = [total for message in inbox.of(Totals) for total in message.totals]
         if self.number:
             partials = sorted(inbox.of(Partials), key=lambda message: message.start)
             totals.append(add_up(message.sums for message in partials))
         bounds = shards.bounds(me.worker.spec.layout.numel, me.ranks)[n]
-        buffers, weights = _before(self.start, self.done, n, files, bounds)
-        mine = self._mine(n, files)
+        buffers, weights = model_before(self.start, self.done, n, files, bounds)
+        mine = OwnShard.read(files, self.start, self.done, n, take=self.last)
         if mine.weights is not None:
             weights = mine.weights
         reports = _combined(inbox, buffers)
@@ -206,43 +201,9 @@ class _UpdateShard:
             lent = spec.combine != "mean"
             yield ToSelf(version.part(f"left-{self.number}-{n}"), left, lent=lent)
             return
-        shard = made.shard if reports is None else _with(made.shard, reports)
+        shard = made.shard if reports is None else replace(made.shard, reports=reports)
         yield ToOthers(shard.coded(spec.weights_codec))
-        yield ToSelf(self.start.after(self.done + 1).part(_shard(n)), [shard, *made.kept])
-
-    def _mine(self, n: int, files: LocalStore) -> _Mine:
-        """Return what the step before has left with the shard."""
-        start, mine = self.start, self.last
-        if not self.done and not start.kept:
-            return _Mine(None, None, None)
-        if not self.done and start.seed:
-            return _Mine.among([told.read(message, mine=True) for message in start.seed_of(n)])
-        version = start.after(self.done)
-        # Shard and state are updated in place, which spares four copies of the shard. A task that runs again
-        # does not find them any more, and the group is run again with a seed.
-        name = version.part(_shard(n))
-        found = files.take(name) if mine else files.read(name)
-        if found is None:
-            raise ProblemError(LackingState(version.iteration, name))
-        return _Mine.among([told.decode(packed, mine=mine) for packed in found])
-
-
-@dataclass(frozen=True, slots=True)
-class _Mine:
-    """What stays with a shard."""
-
-    weights: Held[Array] | None
-    state: State | None
-    average: Average | None
-
-    @classmethod
-    def among(cls, messages: Sequence[Message]) -> _Mine:
-        shard, state, average = (
-            next(iter(of_type(messages, UpdatedShard)), None),
-            next(iter(of_type(messages, State)), None),
-            next(iter(of_type(messages, Average)), None),
-        )
-        return cls(shard.held if shard is not None else None, state, average)
+        yield ToSelf(self.start.after(self.done + 1).part(shard_part(n)), [shard, *made.kept])
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +211,7 @@ class _Gather:
     """Put the shards together, and go on with the next forward and backward pass.
 
     Attributes:
-        start: what the group starts from.
+        start: the model from which the group starts.
         done: steps of the group that are completed before this phase.
         forward: the step to begin; ``None`` in the last phase.
     """
@@ -281,42 +242,41 @@ class _Gather:
                 yield ToRank(n, shard)
         yield ToRank(0, contribute.report(me, contribution))
 
-    def _first(self, me: Participant, spec: FitSpec) -> tuple[_Model, Sequence[Array]]:
-        """Return what the group starts from: model and weights."""
+    def _first(self, me: Participant, spec: FitSpec) -> tuple[Model, Sequence[Array]]:
+        """Return the model and weights from which the group starts."""
         start, files = self.start, me.worker.files
         version = start.version
         if start.whole:
-            # All but gradients: the group begins with what the driver has sent.
+            # The driver has sent everything except gradients.
             gradients = version.part("gradient-")
             files.forget_all(lambda name: not name.startswith(gradients))
         if start.weights is None:
-            weights, model = _gathered(files, version), _Model.read(files, version)
+            weights, model = read_weights(files, version), Model.read(files, version)
             if weights is None or model is None:
-                raise ProblemError(LackingState(version.iteration, _WEIGHTS))
-            return _Model(model.arrays, []), weights
+                raise ProblemError(LackingState(version.iteration, WEIGHTS))
+            return Model(model.arrays, []), weights
         sent = start.load_weights(files, once=True)
         assert sent is not None
         # For the tasks that want nothing else, and need not read all that the driver has sent.
-        model = _Model({name: np.array(sent.arrays[name]) for name in ("buffers", "counters")}, [])
+        model = Model({name: np.array(sent.arrays[name]) for name in ("buffers", "counters")}, [])
         model.leave(files, start, 0)
         params, codec = sent.arrays["params"], spec.weights_codec
         bounds = shards.bounds(len(params), me.ranks)
         return model, [rounded(codec, params[begin:end]) for begin, end in bounds]
 
-    def _arrived(self, me: Participant, inbox: Inbox, spec: FitSpec) -> tuple[_Model, Sequence[Array]]:
+    def _arrived(self, me: Participant, inbox: Inbox, spec: FitSpec) -> tuple[Model, Sequence[Array]]:
         """Return the model after the steps so far, and its weights in shards."""
         files, version = me.worker.files, self.start.after(self.done)
         # By another task on this executor, or an earlier attempt of this one.
-        model, weights = _Model.read(files, version), _gathered(files, version)
+        model, weights = Model.read(files, version), read_weights(files, version)
         if model is not None and len(model.trail) == self.done and weights is not None:
             return model, weights
-        before = _buffered(self.start, self.done - 1, files)
+        before = model_after(self.start, self.done - 1, files)
         parts = sorted(inbox.of(UpdatedShard), key=lambda part: part.facts.start)
         dtype = np.dtype(spec.layout.dtype)
         # They are put together when they are loaded, which copies them anyway.
         weights = [part.values(spec.weights_codec, dtype) for part in parts]
-        gathered = {str(i): values for i, values in enumerate(weights)}
-        files.leave(version.part(_WEIGHTS), [frame.pack({"kind": _WEIGHTS}, gathered)])
+        write_weights(files, version, weights)
         arrays = {name: before.arrays[name] for name in ("buffers", "counters")}
         gradients = [part.gradient for part in parts if part.gradient is not None]
         if gradients:
@@ -326,17 +286,19 @@ class _Gather:
             if part.reports is not None:
                 reports = part.reports.reports
                 arrays |= part.reports.buffers
-        told_here = {"updates": [part.facts.told() for part in parts], "reports": list(reports)}
-        model = _Model(arrays, [*before.trail, json.dumps(told_here, separators=(",", ":")).encode()])
+        facts = {"updates": [part.facts.told() for part in parts], "reports": list(reports)}
+        # On all ranks: what one leaves when the group has ended is found by others of its executor.
+        told_here = json.dumps(facts, separators=(",", ":")).encode()
+        model = Model(arrays, [*before.trail, told_here])
         model.leave(files, self.start, self.done)
         return model, weights
 
-    def _finish(self, me: Participant, model: _Model, inbox: Inbox) -> Iterator[Send]:
+    def _finish(self, me: Participant, model: Model, inbox: Inbox) -> Iterator[Send]:
         """Keep the shard; the first rank tells the driver how it went."""
         (own,) = (part for part in inbox.of(UpdatedShard) if not part.is_coded)
         kept: list[State | Average] = [*inbox.of(State), *inbox.of(Average)]
         if not self.start.local:  # it has travelled, and the next group looks for it here
-            name = self.start.after(self.done).part(_shard(me.rank))
+            name = self.start.after(self.done).part(shard_part(me.rank))
             me.worker.files.leave(name, [told.encode(message) for message in (own, *kept)])
         if me.rank == 0:
             steps, arrays = [json.loads(line) for line in model.trail], model.arrays
@@ -346,86 +308,6 @@ class _Gather:
         yield from map(Stay, kept)
 
 
-@dataclass(frozen=True, slots=True)
-class _Model:
-    """A version of the model on an executor, but for its weights.
-
-    Attributes:
-        arrays: buffers, counters and the combined gradient, if the driver wants it.
-        trail: what the steps since the group's first have to report, in their order, as JSON: it is passed
-            on from phase to phase, and only the last one reads it.
-    """
-
-    arrays: Buffers
-    trail: Sequence[bytes]
-
-    @classmethod
-    def read(cls, files: LocalStore, version: Version) -> _Model | None:
-        """Return what this executor has of a version, or ``None``."""
-        found = files.read(version.name)
-        if found is None:
-            return None
-        arrays, *trail = found
-        return cls(frame.unpack(arrays).arrays, [frame.join(frame.parts(line)) for line in trail])
-
-    def leave(self, files: LocalStore, start: Start, done: int) -> None:
-        """Leave it for the next tasks, and delete what no task of the group needs.
-
-        Those are all versions but this one, the one before it, and the one that the group has started from.
-        Other processes of the executor do the same; who has mapped a file keeps it. Where there are none,
-        older ones are needed only by tasks that run again, which the driver sends what they need.
-        """
-        version = start.after(done)
-        files.leave(version.name, [frame.pack({"kind": "model"}, self.arrays), *self.trail])
-        keep = {version.name}
-        if not files.in_memory:
-            keep |= {start.after(max(done - 1, 0)).name, start.version.name}
-        files.discard(lambda name: name.split(".")[0] not in keep)
-
-
-def _before(
-    start: Start, done: int, n: int, files: LocalStore, bounds: tuple[int, int]
-) -> tuple[Buffers, Held[Array] | None]:
-    """Return buffers and counters before a step, and a shard of the weights if the driver has sent them."""
-    if done:
-        return _version(start, done, files).arrays, None
-    found = start.load_weights(files, once=True)
-    if found is None:
-        raise ProblemError(LackingState(start.version.iteration, f"shard {n}"))
-    params = found.arrays.get("params")
-    # The frame that they lie in need not stay in memory.
-    buffers = {name: np.array(found.arrays[name]) for name in ("buffers", "counters")}
-    return buffers, None if params is None else Owned(np.array(params[bounds[0] : bounds[1]]))
-
-
-def _buffered(start: Start, done: int, files: LocalStore) -> _Model:
-    """Return the model after some steps of a group."""
-    if done:
-        return _version(start, done, files)
-    found = _Model.read(files, start.version)
-    if found is None:
-        sent = start.load_weights(files, once=True)
-        if sent is None:
-            raise ProblemError(LackingState(start.version.iteration, "the buffers"))
-        return _Model(sent.arrays, [])
-    return _Model(found.arrays, [])
-
-
-def _version(start: Start, done: int, files: LocalStore) -> _Model:
-    """Return the model after at least one step of a group."""
-    version = start.after(done)
-    found = _Model.read(files, version)
-    if found is None or len(found.trail) != done:
-        raise ProblemError(LackingState(version.iteration, "the buffers"))
-    return found
-
-
-def _gathered(files: LocalStore, version: Version) -> Sequence[Array] | None:
-    """Return the shards that a task of this executor has left."""
-    found = files.read(version.part(_WEIGHTS))
-    return None if found is None else list(frame.unpack(found[0]).arrays.values())
-
-
 def _combined(inbox: Inbox, before: Buffers) -> Reports | None:
     """Return the reports of all partitions, from the rank that gets them."""
     reports = inbox.of(Report)
@@ -433,12 +315,3 @@ def _combined(inbox: Inbox, before: Buffers) -> Reports | None:
         return combine_reports(reports, before["buffers"], before["counters"])
     passed_on = inbox.of(Reports)
     return passed_on[0] if passed_on else None
-
-
-def _with(shard: UpdatedShard, reports: Reports) -> UpdatedShard:
-    """Let a shard carry the reports, and the buffers that came with them."""
-    return UpdatedShard(shard.facts, shard.params, shard.gradient, reports)
-
-
-def _shard(n: int) -> str:
-    return f"shard-{n}"

@@ -1,4 +1,4 @@
-"""What a transport is, and what all of them do for a rank's phase."""
+"""The interface of transports, and the code that all share to run a rank's phase."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Group:
 
     Attributes:
         plan: how gradients become weights.
-        start: what it starts from.
+        start: the model from which it starts.
         steps: the steps.
-        kept: what stays with the shards before it.
+        kept: the state of the shards before it.
         broadcasts: broadcasts that its tasks read.
         name: names it in the Spark UI.
     """
@@ -39,14 +39,15 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """What a group has come to.
+    """The result of a group.
 
     Attributes:
-        messages: what was sent to the driver.
-        kept: what stays with the shards after it.
+        messages: the messages to the driver.
+        kept: the state of the shards after it.
         started: when it began, in seconds since 1970.
         seconds: how long it took, by kind of job.
         refused: whether slow tasks have left out too much, or differently for different shards.
+        direct: whether its tasks have exchanged directly, or tried to.
     """
 
     messages: Sequence[Message]
@@ -54,6 +55,7 @@ class GroupResult:
     started: float
     seconds: Mapping[str, float]
     refused: bool = False
+    direct: bool = False
 
     @property
     def problems(self) -> list[Problem]:
@@ -63,6 +65,11 @@ class GroupResult:
 
 class Transport(Protocol):
     """Carries the messages of a group of steps between its ranks."""
+
+    @property
+    def longest_group(self) -> int:
+        """How many steps may be one group, now."""
+        ...
 
     def run(self, group: Group) -> GroupResult:
         """Run all phases of a group.
@@ -77,7 +84,7 @@ class Transport(Protocol):
         ...
 
     def release(self) -> None:
-        """Delete what is on the executors for this transport."""
+        """Delete all files on the executors for this transport."""
         ...
 
 
@@ -87,7 +94,7 @@ def perform(phase: Phase, me: Participant, inbox: Inbox, *, last: bool) -> Itera
     Args:
         phase: the phase.
         me: the rank.
-        inbox: what has arrived for it.
+        inbox: its messages.
         last: whether no phase follows, so that problems go to the driver.
     """
     try:

@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparkdl._spark import FrameJobs, JavaObject
+from sparkdl._spark.frames import JavaObject
+from sparkdl._spark.jobs import FrameJobs
+from sparkdl.allreduce import in_pieces as pieces
+from sparkdl.allreduce.in_pieces import ChainTask, InPieces
 from sparkdl.allreduce.persisted import RESULT, STATE
-from sparkdl.allreduce.transport import pieces
-from sparkdl.allreduce.transport.pieces import ChainTask, InPieces
-from sparkdl.data.dataset import Store
+from sparkdl.data.built import Store
 from sparkdl.frame import Buffer
 from sparkdl.pieces import joined
 
@@ -61,7 +62,7 @@ class Chain:
             kept_bytes: length of a frame that stays after the last stage, about; ``None`` if none does.
 
         Returns:
-            Frames for the driver, and the persisted RDD of what stays.
+            Frames for the driver, and the persisted RDD of the shards' state.
         """
         jobs, store, ranks = self._jobs, self._store, len(self._store.partitions)
         cut, blocks = pieces.count(frame_bytes), pieces.blocks(frame_bytes)
@@ -91,7 +92,8 @@ class Chain:
             raise
         finally:
             jobs.describe(None)
-            jobs.release_shuffle(shuffled)
+            if shuffled is not None:
+                jobs.release_shuffle(shuffled)
 
     def forget(self, partition: int) -> None:
         """Forget where a partition's rows are, since its files are not there."""
@@ -100,7 +102,7 @@ class Chain:
                 self._jobs.drop_block(rdd.id(), partition)
 
     def release(self) -> None:
-        """Delete what is on the executors for the store."""
+        """Delete all files on the executors for the store."""
         if self._tokens is not None:
             self._jobs.unpersist(self._tokens)
             self._tokens = None

@@ -8,6 +8,7 @@ leave there, and lose it together.
 from __future__ import annotations
 
 import random
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import numpy as np
 from sparkdl import frame
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.cluster import Published
+from sparkdl.allreduce.in_pieces import ChainTask
 from sparkdl.allreduce.kept import Kept
 from sparkdl.allreduce.messages import Average, Master, Message, Partials, Problems, of_type
 from sparkdl.allreduce.plans.base import (
@@ -32,8 +34,7 @@ from sparkdl.allreduce.plans.base import (
 )
 from sparkdl.allreduce.plans.driver import ThroughDriver
 from sparkdl.allreduce.transport.base import Group, GroupResult, perform
-from sparkdl.allreduce.transport.pieces import ChainTask
-from sparkdl.compute.problems import LackingState, ProblemError
+from sparkdl.compute.problems import LackingState, LostPeer, ProblemError
 from sparkdl.compute.start import BytesRef
 from sparkdl.compute.stopwatch import Stopwatch
 from sparkdl.compute.worker import Worker
@@ -43,7 +44,7 @@ from sparkdl.optim.reduction import add_up
 
 
 class LostRankError(Exception):
-    """A rank is gone: its phase did not come to an end, and its site has nothing any more."""
+    """A rank is lost: its phase did not end, and the others cannot go on."""
 
 
 @dataclass(slots=True)
@@ -55,17 +56,26 @@ class Faults:
         lose: probability that a rank's site loses all that it holds before a phase.
         repeat: probability that a rank runs a phase twice.
         move: probability that a rank runs at another site.
+        lose_rows: probability that the files of a rank's rows are gone before a phase.
         shuffle: whether ranks run, and messages arrive, in any order.
         lose_at: numbers of rank phases, counted over the transport's life, before which the site is lost
             for certain.
+        lose_rows_at: likewise, before which the files of the rank's rows are gone.
+        absent: probability that a rank is not found before a group begins.
+        vanish: probability that a rank's process is gone before one of its phases, but no file: the group
+            ends there. Every other group is exposed to these two, as with transports that take turns.
     """
 
     seed: int = 0
     lose: float = 0.0
     repeat: float = 0.0
     move: float = 0.0
+    lose_rows: float = 0.0
     shuffle: bool = True
     lose_at: frozenset[int] = frozenset()
+    lose_rows_at: frozenset[int] = frozenset()
+    absent: float = 0.0
+    vanish: float = 0.0
     random: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -81,28 +91,35 @@ class InProcessTransport:
 
     Args:
         sites: makes the workers of a site; called again when it is lost.
-        tokens: where the rows of each rank are.
+        write: writes the rows of a rank; called again when they are lost.
         places: site of each rank.
         faults: what goes wrong.
 
     Attributes:
+        tokens: where the rows of each rank are.
         performed: how many rank phases have run.
         failed: how many groups could not be completed.
+        lost: how many of them since ranks have lost each other.
+        longest_group: as long as a test likes.
     """
+
+    longest_group = 1000
 
     def __init__(
         self,
         sites: Sequence[Callable[[], Worker]],
-        tokens: Sequence[Token],
+        write: Callable[[int], Token],
         places: Sequence[int],
         faults: Faults | None = None,
     ) -> None:
         self._make = sites
         self._sites = [make() for make in sites]
-        self._tokens = tokens
+        self._write = write
+        self.tokens = [write(rank) for rank in range(len(places))]
         self._places = places
         self._faults = faults or Faults(shuffle=False)
-        self.performed = self.failed = 0
+        self._direct = False  # every other group exchanges directly, as if by chance
+        self.performed = self.failed = self.lost = 0
 
     def run(self, group: Group) -> GroupResult:
         """Run all phases of a group."""
@@ -111,14 +128,28 @@ class InProcessTransport:
         if isinstance(plan, ThroughDriver):
             arrived, kept = self._run_through_driver(group, plan)
         else:
-            arrived, kept = self._run_chain(group)
+            arrived, kept = self._run_group(group)
         failed = bool(of_type(arrived, Problems))
         self.failed += failed
         stays = kept if plan.keeps and not failed else None
         return GroupResult(arrived, stays, started, {"job": time.perf_counter() - begin})
 
+    def _run_group(self, group: Group) -> tuple[list[Message], Kept]:
+        """Run a group whose ranks may lose each other."""
+        faults, rank = self._faults, len(self.tokens) - 1
+        self._direct = not self._direct
+        begun = not (self._direct and faults.draw(faults.absent))
+        try:
+            if begun:
+                return self._run_chain(group)
+        except LostRankError as error:
+            (rank,) = error.args
+        self.lost += 1
+        problem = LostPeer(group.start.version.iteration, rank, "simulated", begun)
+        return [Problems([problem])], []
+
     def _run_chain(self, group: Group) -> tuple[list[Message], Kept]:
-        ranks = len(self._tokens)
+        ranks = len(self.tokens)
         inboxes: list[list[_Sent]] = [[] for _ in range(ranks)]
         phases = group.plan.phases(group.start, group.steps)
         for number, phase in enumerate(phases, start=1):
@@ -127,7 +158,7 @@ class InProcessTransport:
 
     def _run_through_driver(self, group: Group, plan: ThroughDriver) -> tuple[list[Message], Kept]:
         forward, update = plan.phases(group.start, group.steps)
-        sent = self._phase(group, forward, [[] for _ in self._tokens], plan.shards, last=False)
+        sent = self._phase(group, forward, [[] for _ in self.tokens], plan.shards, last=False)
         arrived: list[Message] = []
         totals: list[Array] = []
         for number in range(plan.updates):
@@ -150,7 +181,8 @@ class InProcessTransport:
         return arrived, kept
 
     def forget(self, partition: int) -> None:
-        """Do nothing: rows are not lost."""
+        """Write a rank's rows again."""
+        self.tokens[partition] = self._write(partition)
 
     def release(self) -> None:
         """Do nothing."""
@@ -158,7 +190,7 @@ class InProcessTransport:
     def _phase(
         self, group: Group, phase: Phase, inboxes: Sequence[list[_Sent]], ranks: int, *, last: bool
     ) -> list[list[_Sent]]:
-        """Run a phase of all ranks; return what has arrived, for the driver and Spark at index ``ranks``."""
+        """Run a phase of all ranks; return messages by receiver: ranks, then driver and Spark."""
         faults = self._faults
         arriving: list[list[_Sent]] = [[] for _ in range(2 * ranks + 1 if last else ranks)]
         order = list(range(len(inboxes)))
@@ -177,13 +209,19 @@ class InProcessTransport:
         return arriving
 
     def _site(self, rank: int) -> int:
-        """Return where a rank runs, after losing what is there if that is its fate."""
+        """Return where a rank runs, after losing what is there, or its rows, if that is its fate."""
         faults, place = self._faults, self._places[rank % len(self._places)]
         if faults.draw(faults.move):
             place = faults.random.randrange(len(self._sites))
         if faults.draw(faults.lose) or self.performed in faults.lose_at:
             self._sites[place].delete_files()
             self._sites[place] = self._make[place]()
+        lost = faults.draw(faults.lose_rows) or self.performed in faults.lose_rows_at
+        if lost and rank < len(self.tokens):
+            shutil.rmtree(self.tokens[rank].folder, ignore_errors=True)
+        if self._direct and faults.draw(faults.vanish):
+            self._sites[place] = self._make[place]()
+            raise LostRankError(rank)
         self.performed += 1
         return place
 
@@ -199,7 +237,7 @@ class InProcessTransport:
         last: bool,
     ) -> Iterator[tuple[int, _Sent]]:
         worker = self._sites[site]
-        token = self._tokens[rank] if rank < len(self._tokens) else None
+        token = self.tokens[rank] if rank < len(self.tokens) else None
         me = Participant(rank, ranks, worker, Stopwatch(), token)
         arrived = [messages.decode(bytearray(own.data), mine=True) for own in inbox if not own.name]
 
@@ -257,10 +295,10 @@ class _Sent:
 
 @dataclass(frozen=True, slots=True)
 class KeptInProcess:
-    """What stays with the shards, in this process; see :class:`sparkdl.allreduce.cluster.Shards`."""
+    """The state of the shards, in this process; see :class:`sparkdl.allreduce.cluster.Shards`."""
 
     def fetch(self, kept: Kept | None) -> Kept:
-        """Return what stays with the shards, but for their weights."""
+        """Return the state of the shards, but for their weights."""
         return [[data for data in frames if _kind(data) != Master.kind] for frames in kept or []]
 
     def average(self, kept: Kept) -> Array | None:
@@ -274,7 +312,7 @@ class KeptInProcess:
         return found
 
     def run(self, kept: Kept, task: ChainTask, doing: str) -> list[Frame]:
-        """Run a task over what stays with each shard."""
+        """Run a task over the state of each shard."""
         return [
             frame.unpack(frame.join(frame.parts(packed)))
             for n, frames in enumerate(kept)
@@ -307,7 +345,7 @@ class InProcessCluster:
         return Published(BytesRef(frame.join(frame.parts(data))))
 
     def shards(self, count: int, shard_bytes: int) -> KeptInProcess:
-        """Return access to what stays with the shards."""
+        """Return access to the state of the shards."""
         return KeptInProcess()
 
     def unpersist(self, kept: Kept) -> None:

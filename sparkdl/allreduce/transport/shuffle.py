@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import time
 
-from sparkdl._spark import FrameJobs, JavaObject
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.transport.base import Group, GroupResult
 from sparkdl.allreduce.transport.chain import Chain
 from sparkdl.allreduce.transport.task import PhaseTask
 from sparkdl.compute.worker import FitRef
-from sparkdl.data.dataset import Store
 
 
 class ShuffleTransport:
     """Runs groups as chains of stages.
 
     Args:
-        jobs: Spark access.
-        store: the partition store.
+        ranks: how many there are.
         fit: the fixed part of the fit.
-        profile: resource profile of the tasks.
+        chain: runs the stages.
+
+    Attributes:
+        longest_group: a job of more stages saves nothing more, and takes longer to undo.
     """
 
-    def __init__(self, jobs: FrameJobs, store: Store, fit: FitRef, profile: JavaObject | None) -> None:
-        self._ranks = len(store.partitions)
+    longest_group = 50
+
+    def __init__(self, ranks: int, fit: FitRef, chain: Chain) -> None:
+        self._ranks = ranks
         self._fit = fit
-        self._chain = Chain(jobs, store, profile)
+        self._chain = chain
 
     def run(self, group: Group) -> GroupResult:
         """Run all phases of a group as the stages of one job."""
@@ -64,5 +66,5 @@ class ShuffleTransport:
         self._chain.forget(partition)
 
     def release(self) -> None:
-        """Delete what is on the executors for the store."""
+        """Delete all files on the executors for the store."""
         self._chain.release()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparkdl import frame
-from sparkdl._spark import key
+from sparkdl._spark.frames import key
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Message
 from sparkdl.allreduce.persisted import RESULT, STATE
@@ -50,7 +50,7 @@ class PhaseTask:
         ranks: how many ranks there are.
         iteration: completed iterations, for reports of problems.
         token: whether the first frame that arrives is the token of the rank's partition.
-        local: whether what a rank sends itself stays on its executor.
+        local: whether messages of a rank to itself stay on its executor.
         last: whether no phase follows, so that frames are keyed by where they go.
         fill: whether every rank is to get the same number of frames.
         stays: whether anything may stay; otherwise frames go to the driver without keys.
@@ -76,7 +76,9 @@ class PhaseTask:
         me = Participant(rank, self.ranks, worker, clock, token)
         inbox = self._inbox(arrived, worker.files)
         sends = perform(self.phase, me, inbox, last=self.last)
-        yield from self._to_driver(sends) if self.last else self._to_ranks(rank, sends, worker.files)
+        yield from (
+            to_driver(sends, keyed=self.stays) if self.last else self._to_ranks(rank, sends, worker.files)
+        )
         worker.end_task()
 
     def _inbox(self, arrived: Iterable[Frame], files: LocalStore) -> Inbox:
@@ -87,7 +89,7 @@ class PhaseTask:
         return Inbox(others, lambda: [message for found in own for message in self._own(found, files)])
 
     def _own(self, found: Frame, files: LocalStore) -> list[Message]:
-        """Return what the rank has sent itself."""
+        """Return the rank's messages to itself."""
         if found.meta["kind"] == _BUNDLE:
             return [messages.decode(packed) for packed in decode(found.arrays["data"].data)]
         name = found.meta["name"]
@@ -95,13 +97,6 @@ class PhaseTask:
         if left is None:
             raise ProblemError(LackingState(self.iteration, name))
         return [messages.decode(packed) for packed in left]
-
-    def _to_driver(self, sends: Iterable[Send]) -> Iterator[bytes | Parts]:
-        for send in sends:
-            assert isinstance(send, ToDriver | Stay)
-            if self.stays:
-                yield key(RESULT if isinstance(send, ToDriver) else STATE)
-            yield messages.encode(send.message)
 
     def _to_ranks(self, rank: int, sends: Iterable[Send], files: LocalStore) -> Iterator[bytes | Parts]:
         sent: Counter[int] = Counter()
@@ -136,3 +131,12 @@ class PhaseTask:
             return frame.pack({"kind": _LEFT, "name": send.name})
         data = np.frombuffer(frame.join(encode(encoded)), np.uint8)
         return frame.pack({"kind": _BUNDLE}, {"data": data})
+
+
+def to_driver(sends: Iterable[Send], *, keyed: bool = True) -> Iterator[bytes | Parts]:
+    """Yield what a last phase sends as frames, each after the key that says where it goes, if ``keyed``."""
+    for send in sends:
+        assert isinstance(send, ToDriver | Stay)
+        if keyed:
+            yield key(RESULT if isinstance(send, ToDriver) else STATE)
+        yield messages.encode(send.message)

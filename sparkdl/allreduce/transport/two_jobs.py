@@ -1,22 +1,23 @@
-"""The transport of the driver plan: two jobs for an iteration, and whatever is global through the driver."""
+"""The transport of the driver plan: two jobs per iteration; sums and weights pass through the driver."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 
-from sparkdl._spark import FrameJobs, JavaObject
+from sparkdl._spark.frames import JavaObject
+from sparkdl._spark.jobs import FrameJobs
 from sparkdl.allreduce import messages
+from sparkdl.allreduce.in_pieces import InPieces
 from sparkdl.allreduce.messages import Message, Partials, Problems, Reports, UpdatedShard, of_type
 from sparkdl.allreduce.persisted import RESULT, STATE, staying
 from sparkdl.allreduce.plans.base import Phase
 from sparkdl.allreduce.plans.driver import ThroughDriver
 from sparkdl.allreduce.transport.base import Group, GroupResult
-from sparkdl.allreduce.transport.pieces import InPieces
 from sparkdl.allreduce.transport.task import PhaseTask
 from sparkdl.compute.stragglers import Allowance
 from sparkdl.compute.worker import FitRef
-from sparkdl.data.dataset import Store
+from sparkdl.data.built import Store
 from sparkdl.frame import Array
 from sparkdl.optim.reduction import add_up
 from sparkdl.pieces import joined
@@ -30,7 +31,12 @@ class TwoJobTransport:
         store: the partition store.
         fit: the fixed part of the fit.
         profile: resource profile of forward-backward tasks.
+
+    Attributes:
+        longest_group: an iteration is a job, or several.
     """
+
+    longest_group = 1
 
     def __init__(self, jobs: FrameJobs, store: Store, fit: FitRef, profile: JavaObject | None) -> None:
         self._jobs = jobs

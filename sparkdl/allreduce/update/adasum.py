@@ -7,7 +7,7 @@ Of two gradients of one parameter::
 Orthogonal ones are added, parallel ones averaged. More than two are combined pair by pair, then the
 results pair by pair, and so on. Everything in between is a linear combination of the gradients, and
 its dot products follow from theirs: all coefficients follow from one Gram matrix per parameter, which
-is summed over the slices.
+is summed over the shards.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _ROUNDING = 1e-14  # a squared norm below this share of its summands is what rou
 
 
 def gram_partials(parts: Sequence[Part], layout: ParamLayout, start: int, stop: int) -> Float64:
-    """Return a slice's part of the dot products of all pairs of gradients, per parameter.
+    """Return a shard's part of the dot products of all pairs of gradients, per parameter.
 
     Args:
         parts: gradients of elements [start, stop), in source order; weights do not count.
         layout: where the parameters are.
-        start: first element of the slice.
+        start: first element of the shard.
         stop: one past its last element.
 
     Returns:
@@ -67,13 +67,13 @@ def coefficients(gram: Float64) -> Float64:
 
 
 def combine(parts: Sequence[Part], factors: Float64, layout: ParamLayout, start: int, stop: int) -> Array:
-    """Return the combined gradient of a slice, as a fresh array.
+    """Return the combined gradient of a shard, as a fresh array.
 
     Args:
         parts: as for :func:`gram_partials`.
         factors: from :func:`coefficients`, shape (parameters, sources).
         layout: where the parameters are.
-        start: first element of the slice.
+        start: first element of the shard.
         stop: one past its last element.
     """
     combined = np.zeros_like(parts[0].array)

@@ -1,4 +1,4 @@
-"""The gradients of one shard: of all sources, or what remains of them after their mean."""
+"""The gradients of one shard: one per source, or one after their mean."""
 
 from __future__ import annotations
 

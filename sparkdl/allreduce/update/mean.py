@@ -106,7 +106,7 @@ def weighted_drift(start: Array, parts: Sequence[Part]) -> Array:
     """Average buffers as ``x0 + sum(w·(x - x0))``: equal parts stay equal to the bit.
 
     Args:
-        start: values before the iteration, for when nobody contributes.
+        start: values before the iteration; the result if there are no parts.
         parts: values after it, by source.
     """
     if not parts:

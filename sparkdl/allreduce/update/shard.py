@@ -36,7 +36,7 @@ from sparkdl.frame import Array
 from sparkdl.held import Held, Owned, own
 from sparkdl.layout import ParamLayout
 from sparkdl.optim.rule import UpdateRule
-from sparkdl.optim.slice import SliceOptimizer
+from sparkdl.optim.shard_optimizer import ShardOptimizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class ShardUpdate:
         iteration: completed iterations.
         combine: how gradients are combined.
         averaging: whether an average of the weights is kept.
-        directives: what the driver says about this step.
+        directives: instructions for this step.
         totals: sums over all shards that are known; their number is the phase.
     """
 
@@ -69,7 +69,7 @@ class ShardUpdate:
 
     @property
     def whole(self) -> bool:
-        """Whether the shard is all there is, so that its partial sums are the totals."""
+        """Whether this is the only shard, so that its partial sums are the totals."""
         return self.stop - self.start == self.layout.numel
 
     @property
@@ -80,7 +80,7 @@ class ShardUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """An update that has come to its end.
+    """A completed update.
 
     Attributes:
         shard: the new weights.
@@ -94,7 +94,7 @@ class Finished:
 
     @property
     def kept(self) -> list[State | Average]:
-        """What stays with the shard besides its weights."""
+        """The state of the shard besides its weights."""
         return [self.state] if self.average is None else [self.state, self.average]
 
 
@@ -104,7 +104,7 @@ class Waiting:
 
     Attributes:
         partials: this shard's part of the sums.
-        shards: what the next phase goes on from, in place of the gradients.
+        shards: input of the next phase, in place of the gradients.
     """
 
     partials: Partials
@@ -127,7 +127,7 @@ def update_shard(
 
     Args:
         update: the shard and the rule.
-        shards: gradients of all sources, in any order; in later phases what an earlier one has left.
+        shards: gradients of all sources, in any order; in later phases the result of the phase before.
         state: optimizer state; fresh without.
         average: averaged weights so far.
         receive_seconds: how long it took to receive them, for the report.
@@ -136,7 +136,7 @@ def update_shard(
         ProblemError: if a gradient is not finite; nothing is updated then.
     """
     clock = Stopwatch()
-    optimizer = SliceOptimizer(
+    optimizer = ShardOptimizer(
         update.rule.optimizer, update.layout, update.start, update.stop, state.state if state else None
     )
     weights = own(update.weights)
@@ -171,7 +171,7 @@ def update_shard(
     return Finished(UpdatedShard(facts, Owned(weights), told), kept, averaged)
 
 
-def _writable(optimizer: SliceOptimizer) -> frame.Frame:
+def _writable(optimizer: ShardOptimizer) -> frame.Frame:
     """Return the optimizer's state as a frame whose arrays are those of the optimizer."""
     return frame.unpack(optimizer.state_frame(), writable=True)
 
@@ -192,7 +192,7 @@ def _averaged(update: ShardUpdate, before: Average | None, weights: Array) -> Av
 
 
 def _steps(
-    update: ShardUpdate, gradients: Gradients, optimizer: SliceOptimizer, weights: Array
+    update: ShardUpdate, gradients: Gradients, optimizer: ShardOptimizer, weights: Array
 ) -> Generator[Array, Array, Array]:
     """Update the shard in place; yield partial sums, receive totals, return the combined gradient."""
     parts, start, stop = gradients.parts, update.start, update.stop

@@ -3,8 +3,8 @@
 ::
 
     path/iteration-00000123/model.safetensors      parameters and buffers, under their state_dict names
-                            training.safetensors   what the run needs to go on: see ResumePoint
-                            slice-*.safetensors    optimizer state and averaged weights, by slice
+                            training.safetensors   the state to go on from: see ResumePoint
+                            shard-*.safetensors    optimizer state and averaged weights, by shard
                             state.json             format, versions, module, TrainState, scores, checksums
     path/.running.json                             the run that writes here now
 

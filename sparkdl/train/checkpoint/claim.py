@@ -1,8 +1,8 @@
 """One run at a time writes to a folder of checkpoints.
 
-The run that writes is named in ``.running.json``. In a local folder it also holds a lock on that file: a
-second run is refused, and a run that was killed holds no lock. Elsewhere nobody can tell a killed run from
-one that goes on, so the newest takes the folder over, and the one before finds out before its next write.
+``.running.json`` names the run that writes. In a local folder the run also holds a lock on that file: a
+second run is refused, and a killed run holds no lock. On other stores a killed run looks like a live one, so
+the newest run takes the folder over, and the run before notices before its next write.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Claim:
 
         Raises:
             CheckpointError: if one has.
-            OSError: if nobody can tell.
+            OSError: if this cannot be determined.
         """
         other = self._owner()
         if other is None:

@@ -15,13 +15,13 @@ from safetensors.numpy import save as save_arrays
 from safetensors.torch import save as save_tensors
 from torch import nn
 
-from sparkdl import __version__
+from sparkdl._version import __version__
 from sparkdl.allreduce.kept import Kept
 from sparkdl.frame import Array
-from sparkdl.nn.weights import unique_tensors
-from sparkdl.train import slice_files
+from sparkdl.nn.saved.weights import unique_tensors
+from sparkdl.train.checkpoint import shard_files
 from sparkdl.train.checkpoint.mark import FORMAT, TRAINING, WEIGHTS
-from sparkdl.train.resume import ResumePoint
+from sparkdl.train.checkpoint.resume import ResumePoint
 from sparkdl.train.state import TrainState
 
 
@@ -34,7 +34,7 @@ class CheckpointFiles:
         tensors: the state_dict, as safetensors can write it.
         aliases: names that were left out there, and what stands for them.
         training: values and arrays of :meth:`ResumePoint.to_arrays`, ``None`` for weights only.
-        slices: frames that stay with each slice, unless others write them.
+        shards: frames that stay with each shard, unless others write them.
         mark: content of ``state.json``, without the checksums.
     """
 
@@ -42,14 +42,14 @@ class CheckpointFiles:
     tensors: dict[str, torch.Tensor]
     aliases: dict[str, str]
     training: tuple[dict[str, Any], dict[str, Array]] | None
-    slices: Kept
+    shards: Kept
     mark: dict[str, Any]
 
     @classmethod
     def of(
         cls, module: nn.Module, state: TrainState, scores: Mapping[str, float], point: ResumePoint | None
     ) -> CheckpointFiles:
-        """Take down what a checkpoint is to hold.
+        """Collect the content of a checkpoint.
 
         Raises:
             ConfigError: if the module's state_dict holds something other than tensors.
@@ -76,10 +76,10 @@ class CheckpointFiles:
         yield WEIGHTS, save_tensors(self.tensors, metadata={"format": "pt", **self.aliases})
         if self.training is not None:
             meta, arrays = self.training
-            in_order = {name: slice_files.in_order(array) for name, array in arrays.items()}
+            in_order = {name: shard_files.in_order(array) for name, array in arrays.items()}
             yield TRAINING, save_arrays(in_order, metadata={"sparkdl": json.dumps(meta)})
-        for index, frames in enumerate(self.slices):
-            yield slice_files.name_of(index, len(self.slices)), slice_files.encode(frames)
+        for index, frames in enumerate(self.shards):
+            yield shard_files.name_of(index, len(self.shards)), shard_files.encode(frames)
 
 
 def _version_of_pyspark() -> str:
@@ -96,7 +96,7 @@ def _plain(value: float) -> float | str:
 
 
 def tensors_of(module: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Return what :func:`sparkdl.nn.weights.unique_tensors` does, as safetensors can write it.
+    """Return what :func:`sparkdl.nn.saved.weights.unique_tensors` does, as safetensors can write it.
 
     Raises:
         ConfigError: if the state_dict holds something that cannot be saved as plain tensors.

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sparkdl.nn.integrity import check_digest
-from sparkdl.train import slice_files
+from sparkdl.nn.saved.integrity import check_digest
+from sparkdl.train.checkpoint import shard_files
 from sparkdl.train.checkpoint.store import Path, Store
 
 _ENDING = ".safetensors"
@@ -32,7 +32,7 @@ def write_checksum(file: str) -> str:
     """
     beside = f"{file}.sha256"
     with open(beside, "w") as checksum:
-        checksum.write(f"{slice_files.digest_of(file)}  {os.path.basename(file)}\n")
+        checksum.write(f"{shard_files.digest_of(file)}  {os.path.basename(file)}\n")
     return beside
 
 
@@ -50,5 +50,5 @@ def verified(path: Path) -> Iterator[str]:
         if store.exists(beside):
             line = _LINE.fullmatch(store.read(beside).decode(errors="replace"))
             expected = line["digest"].lower() if line else f"unreadable in {beside}"
-            check_digest(f"{path} is", slice_files.digest_of(file), expected)
+            check_digest(f"{path} is", shard_files.digest_of(file), expected)
         yield file

@@ -17,8 +17,8 @@ from sparkdl.exceptions import ConfigError
 from sparkdl.train.checkpoint.claim import Claim
 from sparkdl.train.checkpoint.contents import CheckpointFiles
 from sparkdl.train.checkpoint.mark import DRAFT, STATE, WEIGHTS, Mark, is_own, sealed
+from sparkdl.train.checkpoint.resume import ResumePoint
 from sparkdl.train.checkpoint.store import Path, Store, join
-from sparkdl.train.resume import ResumePoint
 from sparkdl.train.state import TrainState
 
 _NAME = re.compile(r"iteration-([0-9]{8,})", re.ASCII)
@@ -109,7 +109,7 @@ class CheckpointFolder:
         return {n: path for n, path in found.items() if self._store.exists(join(path, STATE))}
 
     def foreign(self) -> dict[int, str]:
-        """Return what is called like a checkpoint, by number of iterations, but is none."""
+        """Return files and folders, by number of iterations, that have a checkpoint's name but are none."""
         found = self._by_iteration()
         return {n: path for n, path in found.items() if not self._store.exists(join(path, STATE))}
 
@@ -210,7 +210,7 @@ class CheckpointFolder:
             module: module with the weights to write.
             state: where the run is.
             scores: value by metric.
-            point: what the run needs to go on; without it the checkpoint is for inference only.
+            point: the state to go on from; without it the checkpoint is for inference only.
 
         Raises:
             ConfigError: if the module's state_dict holds something other than tensors.
@@ -243,7 +243,7 @@ class CheckpointFolder:
             self._remove(path)
 
     def _remove(self, path: str) -> None:
-        """Delete the files of a checkpoint, the mark first, and the folder if nobody has others in it."""
+        """Delete the files of a checkpoint, the mark first, and the folder if it has no other files."""
         if self._store.is_link(path):
             return
         own = [name for name, is_file in self._store.entries(path).items() if is_file and is_own(name)]

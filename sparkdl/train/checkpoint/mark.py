@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sparkdl import __version__
+from sparkdl._version import __version__
 from sparkdl.exceptions import ConfigError
-from sparkdl.train import slice_files
+from sparkdl.train.checkpoint import shard_files
 
-FORMAT = 1
+FORMAT = 2
 WEIGHTS = "model.safetensors"
 TRAINING = "training.safetensors"
 STATE = "state.json"
@@ -26,8 +26,10 @@ DRAFT = "draft.json"
 DAMAGED = "config-damaged"
 """Code of the error that a file is not what was written."""
 
-_SLICE = re.compile(r"slice-[0-9]{5,}-of-[0-9]{5,}\.safetensors", re.ASCII)
-_SLICE_DRAFT = re.compile(_SLICE.pattern + r"\.[0-9a-f]{32}", re.ASCII)
+_KINDS = {1: "slice", 2: "shard"}
+"""First word of the names of the shards' files, by format."""
+_SHARD = re.compile(r"(?:slice|shard)-[0-9]{5,}-of-[0-9]{5,}\.safetensors", re.ASCII)
+_SHARD_DRAFT = re.compile(_SHARD.pattern + r"\.[0-9a-f]{32}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
@@ -39,17 +41,19 @@ class Mark:
         state: fields of the TrainState, numbers or strings that ``float`` reads.
         scores: likewise, by metric.
         digests: sha256 by name of the other files.
+        format: format of the checkpoint.
     """
 
     state: Mapping[str, Any]
     scores: Mapping[str, Any]
     digests: Mapping[str, str]
+    format: int = FORMAT
 
     @property
-    def slices(self) -> list[str]:
-        """Names of the slices' files, in their order."""
+    def shards(self) -> list[str]:
+        """Names of the shards' files, in their order."""
         count = len(self.digests) - sum(name in self.digests for name in (WEIGHTS, TRAINING))
-        return [slice_files.name_of(index, count) for index in range(count)]
+        return [shard_files.name_of(index, count, _KINDS[self.format]) for index in range(count)]
 
     @classmethod
     def parse(cls, where: str, data: bytes) -> Mark:
@@ -82,8 +86,8 @@ class Mark:
         for name in ("state", "scores", "sha256"):
             if not isinstance(found.get(name), dict):
                 raise _foreign(where, f"has {name}={found.get(name)!r:.40}")
-        mark = cls(found["state"], found["scores"], found["sha256"])
-        known = {WEIGHTS, TRAINING, *mark.slices}
+        mark = cls(found["state"], found["scores"], found["sha256"], version)
+        known = {WEIGHTS, TRAINING, *mark.shards}
         for name, digest in mark.digests.items():
             if name not in known:
                 raise _foreign(where, f"names the file {name!r:.60}, which no checkpoint has")
@@ -110,7 +114,7 @@ def _seal_of(content: Mapping[str, Any]) -> str:
 def is_own(name: str) -> bool:
     """Return whether a file of this name in a checkpoint's folder is the checkpoint's."""
     fixed = name in (WEIGHTS, TRAINING, STATE, DRAFT)
-    return fixed or bool(_SLICE.fullmatch(name) or _SLICE_DRAFT.fullmatch(name))
+    return fixed or bool(_SHARD.fullmatch(name) or _SHARD_DRAFT.fullmatch(name))
 
 
 def damaged(where: str, name: str, why: str = "") -> ConfigError:

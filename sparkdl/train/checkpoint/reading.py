@@ -15,13 +15,12 @@ from torch import nn
 from sparkdl.allreduce.kept import Kept
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.frame import Array
-from sparkdl.nn.weights import place
-from sparkdl.train import slice_files
-from sparkdl.train.checkpoint import exported
+from sparkdl.nn.saved.weights import place
+from sparkdl.train.checkpoint import exported, shard_files
 from sparkdl.train.checkpoint.folder import CheckpointFolder
 from sparkdl.train.checkpoint.mark import STATE, TRAINING, WEIGHTS, Mark, damaged
+from sparkdl.train.checkpoint.resume import ResumePoint
 from sparkdl.train.checkpoint.store import Path, Store, join
-from sparkdl.train.resume import ResumePoint
 
 _UNREADABLE = (
     SafetensorError,
@@ -39,7 +38,7 @@ def latest(path: Path) -> str | None:
     """Return the path of a folder's newest complete checkpoint, ``None`` if there is none.
 
     Args:
-        path: what :class:`sparkdl.train.callbacks.Checkpoint` was given.
+        path: what :class:`sparkdl.train.hooks.callbacks.Checkpoint` was given.
     """
     return CheckpointFolder(path).latest()
 
@@ -64,7 +63,7 @@ def load_weights(path: Path, module: nn.Module) -> None:
 
 
 def read_point(path: Path) -> ResumePoint:
-    """Read what a run needs to go on.
+    """Read the state from which a run goes on.
 
     Args:
         path: one checkpoint.
@@ -82,9 +81,9 @@ def read_point(path: Path) -> ResumePoint:
         with checkpoint.verified(TRAINING) as file:
             meta, arrays = _read_training(file)
         kept: Kept = []
-        for name in checkpoint.mark.slices:
+        for name in checkpoint.mark.shards:
             with checkpoint.verified(name) as file, open(file, "rb") as data:
-                kept.append(slice_files.decode(data.read()))
+                kept.append(shard_files.decode(data.read()))
         return ResumePoint.from_arrays(meta, arrays, kept)
 
 
@@ -107,7 +106,7 @@ class _Checkpoint:
     def verified(self, name: str) -> Iterator[str]:
         """Give a local path of a file whose checksum has been compared."""
         with self._store.on_disk(self._full(name)) as file:
-            self._compare(name, slice_files.digest_of(file))
+            self._compare(name, shard_files.digest_of(file))
             yield file
 
     def _compare(self, name: str, found: str) -> None:

@@ -18,9 +18,9 @@ from typing import Any
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
+from sparkdl._spark.hadoop import HadoopFileSystem
 from sparkdl.exceptions import ConfigError
-from sparkdl.train import slice_files
-from sparkdl.train.hadoop import HadoopFileSystem
+from sparkdl.train.checkpoint import shard_files
 
 Path = str | os.PathLike[str]
 
@@ -85,7 +85,7 @@ class Store:
     def write(self, path: str, data: bytes) -> None:
         """Write a file, and see it to the disk if that is the driver's own."""
         if self.local:
-            slice_files.write_synced(path, data)
+            shard_files.write_synced(path, data)
         else:
             self.fs.pipe_file(path, data)
 

@@ -1,0 +1,335 @@
+"""Spark jobs over RDDs of byte frames, built on the JVM's own objects."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+from pyspark.serializers import NoOpSerializer
+
+from sparkdl._spark.frames import KEY_BASE, FrameSerializer, JavaObject, Task, key, read_all
+from sparkdl.frame import Parts
+
+_LARGE_FRAME = 32 << 20
+"""Frames from this size on are kept on disk only: a large model's state exceeds the heaps."""
+
+
+class FrameJobs:
+    """Builds and runs Spark jobs over RDDs of byte frames.
+
+    One instance serves one fit: it keeps the JVM handles that every stage needs, so that an
+    iteration costs few py4j round trips.
+    """
+
+    def __init__(self, sc: Any) -> None:
+        self.sc: Any = sc
+        self._jvm: Any = sc._jvm
+        self._jsc: Any = sc._jsc
+        # Looking a class up costs several round trips to the JVM, so each is looked up once.
+        self._context = self._jsc.sc()
+        self._hash_map = self._jvm.java.util.HashMap
+        self._array_list = self._jvm.java.util.ArrayList
+        self._python_function = self._jvm.SimplePythonFunction
+        self._python_rdd = self._jvm.PythonRDD
+        self._pairwise_rdd = self._jvm.PairwiseRDD
+        self._zipped_rdd = self._jvm.org.apache.spark.rdd.ZippedPartitionsRDD2
+        self._env: JavaObject = self._hash_map()
+        for name, value in sc.environment.items():
+            self._env.put(name, value)
+        self._includes = self._array_list()
+        for include in sc._python_includes or ():
+            self._includes.add(include)
+        levels = self._jvm.org.apache.spark.storage.StorageLevel
+        self._one_copy, self._two_copies = levels.MEMORY_AND_DISK(), levels.MEMORY_AND_DISK_SER_2()
+        self._two_on_disk = levels.DISK_ONLY_2()
+        if re.match(
+            r"local(\[|$)", sc.master
+        ):  # one process: Spark would log twice per block that it has no peer
+            self._two_copies, self._two_on_disk = self._one_copy, levels.DISK_ONLY()
+        self._java_serializer = self._jvm.org.apache.spark.serializer.JavaSerializer(self._context.conf())
+        self._bytes_tag = self._jvm.scala.reflect.ClassTag.apply(self._jvm.java.lang.Class.forName("[B"))
+        self._any_tag = self._jvm.scala.reflect.ClassTag.Any()
+        self._zip_function: JavaObject | None = None
+        self._partitioners: dict[int, JavaObject] = {}
+        self._rates: dict[tuple[int, ...], JavaObject] = {}
+
+    # -- building -----------------------------------------------------------------------------
+
+    def stage(
+        self,
+        parent: JavaObject,
+        task: Task,
+        broadcasts: Sequence[Any] = (),
+        *,
+        preserves_partitioning: bool = False,
+        profile: JavaObject | None = None,
+    ) -> JavaObject:
+        """Return the RDD of frames that ``task`` makes of each partition of ``parent``.
+
+        Args:
+            parent: RDD of byte arrays.
+            task: pure function of (partition, frames).
+            broadcasts: PySpark broadcasts that the task reads.
+            preserves_partitioning: whether the result keeps the parent's partitioner.
+            profile: JVM resource profile of the stage.
+        """
+        command = cloudpickle.dumps((task, None, NoOpSerializer(), FrameSerializer()))
+        variables = self._array_list()
+        for broadcast in broadcasts:
+            variables.add(broadcast._jbroadcast)
+        sc = self.sc
+        function = self._python_function(
+            bytearray(command),
+            self._env,
+            self._includes,
+            sc.pythonExec,
+            sc.pythonVer,
+            variables,
+            sc._javaAccumulator,
+        )
+        rdd = self._python_rdd(parent, function, preserves_partitioning, False)
+        return rdd.withResources(profile) if profile is not None else rdd
+
+    def keyed(self, frames: JavaObject) -> JavaObject:
+        """Pair an RDD of alternating keys and frames up, inside the JVM."""
+        return self._pairwise_rdd(frames).asJavaPairRDD()
+
+    def scattered(self, frames: Iterable[tuple[int, bytes | Parts]]) -> JavaObject:
+        """Return frames of the driver as keyed frames, each in a task of its own.
+
+        What the driver holds travels inside of tasks. Spark warns of tasks above 1,000 KiB and refuses those
+        above ``spark.rpc.message.maxSize``, so frames must be small.
+
+        Args:
+            frames: key and frame of each.
+        """
+        tasks = 0
+
+        def alternating() -> Iterator[bytes | Parts]:
+            nonlocal tasks
+            for n, data in frames:
+                tasks += 1
+                yield key(n)
+                yield data
+
+        def read(file: str) -> JavaObject:
+            return self._python_rdd.readRDDFromFile(self._jsc, file, max(1, tasks))
+
+        def serve() -> JavaObject:  # with I/O encryption, before anything is written
+            nonlocal frames
+            frames = list(frames)
+            return self._jvm.PythonParallelizeServer(self._context, max(1, len(frames)))
+
+        sent = self.sc._serialize_to_jvm(alternating(), FrameSerializer(), read, serve)
+        return self.keyed(sent.rdd())
+
+    def select(self, pairs: JavaObject, keep: int, drop: Sequence[int]) -> JavaObject:
+        """Return the frames of ``pairs`` with key ``keep``, without leaving the JVM.
+
+        A filter written in Python would need another Python stage. Stratified sampling at rates
+        one and zero is a filter that the JVM already has.
+        """
+        rates = self._rates.get((keep, *drop))
+        if rates is None:
+            rates = self._rates[(keep, *drop)] = self._hash_map()
+            rates.put(KEY_BASE + keep, 1.0)
+            for name in drop:
+                rates.put(KEY_BASE + name, 0.0)
+        return self.values(pairs.sampleByKey(False, rates, 0))
+
+    def shuffle(self, pairs: JavaObject, partitions: int) -> JavaObject:
+        """Return the pair RDD in which frames with key n are in partition n.
+
+        A hundred frames may wait in an executor's heap, so they should be small.
+        """
+        shuffled = pairs.partitionBy(self._partitioner(partitions))
+        # Spark would take Kryo for these pairs, of which each task makes a new one per partition, for
+        # milliseconds. Java's own serializer is there at once, but holds on to the last hundred objects.
+        shuffled.rdd().setSerializer(self._java_serializer)
+        return shuffled
+
+    def coalesce(self, frames: JavaObject, partitions: int) -> JavaObject:
+        """Make so many partitions of neighbouring ones; no data moves.
+
+        Only where Spark knows no place at which it prefers to run them: else it goes by places.
+        """
+        return frames.toJavaRDD().coalesce(partitions).rdd()
+
+    def values(self, pairs: JavaObject) -> JavaObject:
+        """Return the frames of a pair RDD, in its partitions."""
+        return self._python_rdd.valueOfPair(pairs).rdd()
+
+    def union(self, first: JavaObject, second: JavaObject) -> JavaObject:
+        """Concatenate two RDDs partition by partition; no data moves.
+
+        Raises:
+            RuntimeError: if Spark would append partitions instead, because the two RDDs do not
+                share a partitioner.
+        """
+        union = first.toJavaRDD().union(second.toJavaRDD()).rdd()
+        if union.getNumPartitions() != first.getNumPartitions():
+            raise RuntimeError("state and shards do not share a partitioner")
+        return union
+
+    def zip(self, first: JavaObject, second: JavaObject) -> JavaObject:
+        """Pair the frames of two RDDs up, partition by partition, where both have equally many.
+
+        A stage reads frame by frame in turn, and runs where the first RDD's block is.
+        """
+        # ``zip`` has Spark read the byte code of its own function each time, which takes longer than all else
+        # that makes a stage. So it is called once, for the function.
+        if self._zip_function is None:
+            self._zip_function = first.toJavaRDD().zip(second.toJavaRDD()).rdd().f()
+        tag = self._any_tag
+        return self._zipped_rdd(self._context, self._zip_function, first, second, False, tag, tag, tag)
+
+    def _partitioner(self, partitions: int) -> JavaObject:
+        # Equal (number, id) means equal partitioner to Spark: the id only has to be constant.
+        if partitions not in self._partitioners:
+            self._partitioners[partitions] = self._jvm.PythonPartitioner(partitions, KEY_BASE)
+        return self._partitioners[partitions]
+
+    # -- running ------------------------------------------------------------------------------
+
+    def describe(self, description: str | None) -> None:
+        """Name the jobs that follow in the Spark UI."""
+        self._jsc.setLocalProperty("spark.job.description", description)
+
+    def run_map_side(self, shuffled: JavaObject) -> None:
+        """Run the map side of a shuffle as a job of its own: all shards are written after it."""
+        dependency = shuffled.rdd().dependencies().head()
+        self._context.submitMapStage(dependency).get()
+
+    def collect(self, frames: JavaObject) -> list[bytes]:
+        """Run a job and return its frames, partition by partition."""
+        return read_all(self._python_rdd.collectAndServe(frames))
+
+    def run_on_executors(self, work: Callable[[], None], *, profile: JavaObject | None = None) -> None:
+        """Do some work once on each executor that there is now; see :meth:`run_everywhere`."""
+        self.run_everywhere(_Once(work), profile=profile)
+
+    def run_everywhere(
+        self,
+        task: Task,
+        broadcasts: Sequence[Any] = (),
+        *,
+        times: int = 1,
+        profile: JavaObject | None = None,
+    ) -> list[bytes]:
+        """Run a task on each executor that there is now, and return its frames.
+
+        One that is busy for longer than Spark waits for it (``spark.locality.wait``) is left out: another
+        executor does it once more.
+
+        Args:
+            task: the task, which gets no frames.
+            broadcasts: PySpark broadcasts that the task reads.
+            times: how often each executor runs it.
+            profile: JVM resource profile of the stage.
+        """
+        places = self._array_list()
+        for location in [found for found in self._executors() or [""] for _ in range(times)]:
+            preferred = self._array_list()
+            if location:
+                preferred.add(location)
+            places.add(self._jvm.scala.Tuple2(bytearray(), self._jvm.PythonUtils.toSeq(preferred)))
+        tokens = self._context.makeRDD(self._jvm.PythonUtils.toSeq(places), self._bytes_tag)
+        return self.collect(self.stage(tokens, task, broadcasts, profile=profile))
+
+    def count_executors(self) -> int:
+        """Return how many executors there are now; in local mode the driver is one."""
+        return len(self._executors()) or 1
+
+    def _executors(self) -> list[str]:
+        """Return the executors besides the driver, as an RDD names the places where it prefers to run."""
+        blocks = self._block_manager_master().getMemoryStatus().keysIterator()
+        found = []
+        while blocks.hasNext():
+            block_manager = blocks.next()
+            if not block_manager.isDriver():
+                found.append(f"executor_{block_manager.host()}_{block_manager.executorId()}")
+        return found
+
+    # -- keeping and releasing ------------------------------------------------------------------
+
+    def persist_replicated(self, frames: JavaObject, frame_bytes: int) -> None:
+        """Keep an RDD on two executors and cut its lineage when it is next computed.
+
+        Only a ``PythonRDD`` lets go of its parents: a ``PairwiseRDD`` would keep every iteration
+        before it in the task binary, until the JVM's stack overflows.
+
+        Args:
+            frames: the RDD.
+            frame_bytes: length of a frame, about.
+        """
+        frames.persist(self._two_copies if frame_bytes < _LARGE_FRAME else self._two_on_disk)
+        frames.localCheckpoint()
+
+    def persist(self, frames: JavaObject) -> None:
+        """Keep an RDD on the executors that compute it; lineage rebuilds lost blocks."""
+        frames.persist(self._one_copy)
+
+    def unpersist(self, frames: JavaObject, *, wait: bool = False) -> None:
+        """Stop keeping an RDD.
+
+        ``RDD.unpersist`` does the same and warns each time that a locally checkpointed RDD cannot
+        be recomputed, which here is the intention.
+
+        Args:
+            frames: the RDD.
+            wait: whether to return when its blocks are deleted, not before.
+        """
+        self._context.unpersistRDD(frames.id(), wait)
+
+    def release_shuffle(self, shuffled: JavaObject) -> None:
+        """Delete a shuffle's files; without this they stay until the driver's next full GC."""
+        shuffled.rdd().cleanShuffleDependencies(False)
+
+    def drop_block(self, rdd_id: int, partition: int, timeout: float = 10.0) -> None:
+        """Forget a cached block wherever it is: the next job computes it again."""
+        master = self._block_manager_master()
+        block = self._jvm.org.apache.spark.storage.RDDBlockId(rdd_id, partition)
+        master.removeBlock(block)
+        deadline = time.monotonic() + timeout
+        while master.getLocations(block).size() and time.monotonic() < deadline:
+            time.sleep(0.01)  # executors delete the block in their own time
+
+    def _block_manager_master(self) -> JavaObject:
+        storage = "org.apache.spark.storage"
+        environment = self._context.env()
+        manager = self._getter(
+            environment, "org.apache.spark.SparkEnv", "blockManager", f"{storage}.BlockManager"
+        )
+        return self._getter(manager, f"{storage}.BlockManager", "master", f"{storage}.BlockManagerMaster")
+
+    def _getter(self, obj: JavaObject, owner: str, method: str, returns: str) -> JavaObject:
+        """Call a method without arguments by its exact signature.
+
+        Py4J would list all methods of the class first, which fails for these two: some name types
+        that are not on the class path of every Spark distribution.
+        """
+        invoke = self._jvm.java.lang.invoke
+        class_of = self._jvm.java.lang.Class.forName
+        handle = invoke.MethodHandles.publicLookup().findVirtual(
+            class_of(owner), method, invoke.MethodType.methodType(class_of(returns))
+        )
+        arguments = self._array_list()
+        arguments.add(obj)
+        return handle.invokeWithArguments(arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class _Once:
+    """Task that does some work and yields nothing."""
+
+    work: Callable[[], None]
+
+    def __call__(self, _: int, frames: Iterator[bytes]) -> Iterator[bytes]:
+        deque(frames, maxlen=0)
+        self.work()
+        yield from ()

@@ -1,0 +1,68 @@
+"""What sessions offer beyond their public API; no PySpark is imported before it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sparkdl._spark.frames import JavaObject
+
+
+def is_classic(spark_or_df: Any) -> bool:
+    """Return whether a session or DataFrame has a JVM behind it, and is not of Spark Connect."""
+    # Not both of the same object: a DataFrame of Connect takes any other name for a column's.
+    is_df = hasattr(type(spark_or_df), "sparkSession")
+    return hasattr(spark_or_df, "_jdf" if is_df else "_jsparkSession")
+
+
+def is_alive(sc: Any) -> bool:
+    """Return whether a SparkContext can run jobs: neither stopped nor its JVM gone."""
+    try:
+        return sc._jsc is not None and not sc._jsc.sc().isStopped()
+    except Exception:  # py4j's, or the socket's, when there is no JVM any more
+        return False
+
+
+def task_slots(sc: Any) -> list[int]:
+    """Return the task slots of each live executor besides the driver."""
+    listed = sc._jsc.sc().statusStore().executorList(True)
+    infos = [listed.apply(i) for i in range(listed.size())]
+    return [info.maxTasks() for info in infos if info.id() != "driver" and info.totalCores() > 0]
+
+
+def planned_once(spark: SparkSession, df: DataFrame) -> DataFrame:
+    """Return a DataFrame whose plan is made now and for all jobs that come.
+
+    A plan made later may cut the files into other partitions, for more executors have come.
+    """
+    from pyspark.sql import DataFrame
+
+    private: Any = df
+    rows, schema = private._jdf.queryExecution().toRdd(), private._jdf.schema()
+    planned: Any = spark._jsparkSession.internalCreateDataFrame(rows, schema, False)
+    return DataFrame(planned, spark)
+
+
+def task_profile(sc: Any, cpus: int, amounts: Mapping[str, float]) -> JavaObject | None:
+    """Return the resource profile of tasks that need so much, ``None`` if the cluster manager has none.
+
+    Args:
+        sc: SparkContext.
+        cpus: cores of a task.
+        amounts: of each other resource, by name.
+    """
+    from py4j.protocol import Py4JJavaError
+    from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+
+    requests = TaskResourceRequests().cpus(cpus)
+    for name, amount in amounts.items():
+        requests = requests.resource(name, amount)
+    profile = ResourceProfileBuilder().require(requests).build._java_resource_profile
+    try:
+        sc._jsc.sc().resourceProfileManager().isSupported(profile)
+    except Py4JJavaError:
+        return None
+    return profile

@@ -1,0 +1,137 @@
+"""Frames travel and stay in pieces.
+
+Spark copies each frame for Python into a buffer. Every task makes a new buffer and doubles it until the frame
+fits: for 20 MB it allocates 64 MB, and filling them with zeros takes longer than sending the frame. A frame
+    from
+Python is one array. Java's collector handles large arrays separately, and a persisted frame has several
+copies. Pieces pass through small buffers and through the processor's cache.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, repeat
+
+from sparkdl import frame
+from sparkdl._spark.frames import key, keyed_by
+from sparkdl.frame import Buffer, Parts
+from sparkdl.pieces import HEAD, PIECE_BYTES, cut, joined, pieces_of
+
+ChainTask = Callable[[int, Iterator[Buffer]], Iterable[bytes | Parts]]
+"""What runs in a task: (partition, token, frames that have arrived) -> frames out."""
+
+_BLOCK_BYTES = 32 << 20
+"""So much of a frame lies in one block of a chain's shuffle at most: Spark fetches a larger one into a file
+first, from ``spark.network.maxRemoteBlockSizeFetchToMem`` on, and otherwise holds it in memory as a whole."""
+
+MORE = b"more"
+"""What :class:`InRounds` sends after its pieces if there are more of them."""
+
+
+def count(nbytes: int) -> int:
+    """Return in how many pieces a frame of so many bytes travels."""
+    return max(1, -(-nbytes // PIECE_BYTES))
+
+
+def blocks(nbytes: int) -> int:
+    """Return in how many blocks of a shuffle a frame of so many bytes travels."""
+    return max(1, -(-nbytes // _BLOCK_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class InPieces:
+    """A task whose frames arrive and leave in pieces.
+
+    Attributes:
+        task: the task.
+        token: whether the first frame that arrives is a partition's token, which is whole.
+        keyed: whether frames leave in turn with their keys.
+        pieces: in a chain, number of pieces of the first frame that the task sends to a partition, however
+            long that is: as many frames arrive as are expected. The second one is sent as it is. Otherwise 0:
+            each frame is sent in as many pieces as it has.
+        blocks: in a chain, number of a shuffle's blocks in which the pieces for a partition lie.
+    """
+
+    task: ChainTask
+    token: bool = True
+    keyed: bool = True
+    pieces: int = 0
+    blocks: int = 1
+
+    def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterable[bytes | Parts]:
+        """Run the task."""
+        first = [next(frames)] if self.token else []
+        leaving = self.task(partition, chain(first, joined(frames)))
+        if not self.keyed:
+            return cut(partition, leaving)
+        return cut_keyed(partition, leaving, self.pieces, self.blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class InRounds:
+    """A task that passes pieces on as they arrive, some of them: the driver asks for the others later.
+
+    Attributes:
+        wanted: whether the frames of a kind are passed on.
+        first: number of the first piece of these that is sent.
+        stop: one past the last one.
+    """
+
+    wanted: Callable[[str], bool]
+    first: int
+    stop: int
+
+    def __call__(self, _: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield them, and whether there are more."""
+        number = -1
+        # To the end in any case: of a task that does not read all of its input Spark ends the process.
+        for number, piece in enumerate(self._wanted(pieces)):
+            if self.first <= number < self.stop:
+                yield piece
+        if number >= self.stop:
+            yield MORE
+
+    def _wanted(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield the pieces of wanted frames, which arrive in the order in which they were cut."""
+        passes = False
+        for piece in pieces:
+            _, _, offset, _ = HEAD.unpack_from(piece)
+            if not offset:
+                passes = self.wanted(frame.kind_of(memoryview(piece)[HEAD.size :]))
+            if passes:
+                yield piece
+
+
+def cut_keyed(
+    source: int, frames: Iterable[bytes | Parts], pieces: int = 0, blocks: int = 1
+) -> Iterator[bytes | Parts]:
+    """Yield frames in pieces, each after its frame's key, or its block's.
+
+    Args:
+        source: who sends them.
+        frames: keys and frames in turn.
+        pieces: see :class:`InPieces`; if not 0 there are two frames for each key.
+        blocks: see :class:`InPieces`; block b of n is for key n * blocks + b.
+    """
+    numbers: Counter[bytes] = Counter()
+    stream = iter(frames)
+    for to in stream:
+        assert isinstance(to, bytes)
+        data, number = next(stream), numbers[to]
+        numbers[to] += 1
+        expected = 0 if not pieces else 1 if number else pieces
+        largest = max(PIECE_BYTES, -(-frame.size(data) // expected)) if expected else PIECE_BYTES
+        keys = [key(keyed_by(to) * blocks + block) for block in range(blocks)] if blocks > 1 else []
+        for place, piece in enumerate(_padded(pieces_of(source, number, data, largest), expected)):
+            yield keys[place * blocks // pieces] if keys else to
+            yield piece
+
+
+def _padded(pieces: Iterable[Parts], expected: int) -> Iterator[bytes | Parts]:
+    """Yield pieces, and empty ones until there are as many as expected."""
+    for piece in pieces:
+        yield piece
+        expected -= 1
+    yield from repeat(b"", expected)

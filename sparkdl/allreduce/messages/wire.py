@@ -1,0 +1,81 @@
+"""Messages to frames and back: here every kind of message is known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from sparkdl import frame
+from sparkdl.allreduce.messages.gradient import Shard
+from sparkdl.allreduce.messages.reports import GroupReport, Problems, Report, Reports
+from sparkdl.allreduce.messages.state import Average, Master, State
+from sparkdl.allreduce.messages.update import Partials, Totals, UpdatedShard
+from sparkdl.frame import Frame, Packed, Parts
+
+Message = (
+    Shard
+    | Report
+    | Reports
+    | Problems
+    | UpdatedShard
+    | Partials
+    | Totals
+    | State
+    | Average
+    | Master
+    | GroupReport
+)
+
+_BY_KIND: Mapping[str, type[Message]] = {
+    cls.kind: cls
+    for cls in (
+        Shard,
+        Report,
+        Reports,
+        Problems,
+        UpdatedShard,
+        Partials,
+        Totals,
+        State,
+        Average,
+        Master,
+        GroupReport,
+    )
+}
+
+M = TypeVar("M", bound=Message)
+
+
+def encode(message: Message) -> Parts:
+    """Lay a message out; its arrays are referenced, not copied."""
+    return pack(message.frame())
+
+
+def pack(message: Frame) -> Parts:
+    """Lay a frame out; its arrays are referenced, not copied."""
+    return frame.pack(message.meta, message.arrays)
+
+
+def decode(packed: Packed, *, mine: bool = False) -> Message:
+    """Read a message.
+
+    Args:
+        packed: as it has arrived, or was laid out.
+        mine: whether the reader may overwrite its arrays, where their memory allows it.
+    """
+    return read(frame.unpack(packed, writable=mine), mine=mine)
+
+
+def read(found: Frame, *, mine: bool = False) -> Message:
+    """Return the message of a frame; see :func:`decode`."""
+    return _BY_KIND[found.meta["kind"]].read(found, mine)
+
+
+def of_type(messages: Iterable[Message], wanted: type[M]) -> list[M]:
+    """Return the messages of one type."""
+    return [message for message in messages if isinstance(message, wanted)]
+
+
+def nbytes(messages: Iterable[Message]) -> int:
+    """Return the bytes of the arrays of some messages."""
+    return sum(message.frame().nbytes for message in messages)

@@ -1,0 +1,71 @@
+"""Who takes part in direct exchange: Python processes, which have an id and an address."""
+
+from __future__ import annotations
+
+import socket
+import uuid
+from dataclasses import dataclass
+
+from sparkdl import frame
+from sparkdl.frame import Frame, Parts
+
+KIND = "peer"
+"""Kind of the frame by which a task tells the driver where it runs."""
+
+ID_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A process that takes part, and where it listens.
+
+    Attributes:
+        id: random, made when it begins to listen: a process that begins anew is another peer.
+        host: address of the network interface by which it reaches the driver.
+        port: port there.
+    """
+
+    id: bytes
+    host: str
+    port: int
+
+    def pack(self) -> Parts:
+        """Return it as a frame."""
+        return frame.pack({"kind": KIND, "id": self.id.hex(), "host": self.host, "port": self.port})
+
+    @classmethod
+    def read(cls, found: Frame) -> Peer:
+        """Read what :meth:`pack` returned."""
+        return cls(bytes.fromhex(found.meta["id"]), found.meta["host"], found.meta["port"])
+
+
+def new_id() -> bytes:
+    """Return the id of a new peer."""
+    return uuid.uuid4().bytes
+
+
+class LostPeerError(Exception):
+    """A rank cannot be reached, or does not answer.
+
+    Args:
+        rank: which one; ``None`` if that is not known.
+        reason: what was seen.
+    """
+
+    def __init__(self, rank: int | None, reason: str) -> None:
+        super().__init__(rank, reason)
+        self.rank = rank
+        self.reason = reason
+
+
+def own_address(driver: str) -> str:
+    """Return the address by which this machine reaches the driver's, without sending anything.
+
+    Raises:
+        OSError: if the driver's name is unknown here.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(driver, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)
+        host: str = probe.getsockname()[0]
+        return host

@@ -1,0 +1,300 @@
+"""The direct transport's driver side: who takes part, when it is used, what happens after a loss."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from sparkdl import frame
+from sparkdl._spark.errors import is_job_failure
+from sparkdl._spark.frames import JavaObject
+from sparkdl._spark.jobs import FrameJobs
+from sparkdl.allreduce import messages
+from sparkdl.allreduce.messages import Message, Problems, of_type
+from sparkdl.allreduce.transport.base import Group, GroupResult, Transport
+from sparkdl.allreduce.transport.chain import Chain
+from sparkdl.allreduce.transport.direct.peer import KIND, Peer
+from sparkdl.allreduce.transport.direct.task import Assemble, Circle, Dismiss, GroupTask
+from sparkdl.compute.problems import LostPeer
+from sparkdl.compute.worker import FitRef
+from sparkdl.data.built import Store
+from sparkdl.frame import Buffer
+
+LONGEST_GROUP = 2000
+"""Steps of one job: so many take more than a second, and the driver holds a report of each."""
+
+_LINGER_SECONDS = 0.1
+"""Where an executor has several task slots, so that each task gets a process of its own."""
+
+_IDLE_SECONDS = 45.0
+"""Spark ends Python processes that had no task for a minute."""
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+"""Seconds by shuffles after somebody was lost; twice as many each time, fewer again when all goes well."""
+
+_MOST_MEMBERS = 4
+"""So many processes for each rank are remembered."""
+
+_ROUNDS = 3
+"""So often the processes that take part are told that the fit is over, until all have heard it."""
+
+_MOST_TURNS = 3
+"""So many more processes than slots an executor may have."""
+
+_log = logging.getLogger("sparkdl")
+
+
+@dataclass(slots=True)
+class _Membership:
+    """Who takes part.
+
+    Attributes:
+        members: the processes that ran the ranks last, and before them others.
+        used: when they were seen last, on the monotonic clock.
+    """
+
+    members: Sequence[Peer]
+    used: float
+
+    def saw(self, peers: Sequence[Peer], now: float) -> None:
+        """Note where the ranks have run."""
+        # An executor's processes take turns, and two that are not members would not find each other.
+        latest = {peer.id: peer for peer in (*peers, *self.members)}
+        most = max(_MOST_MEMBERS * len(peers), len(self.members))
+        self.members, self.used = list(latest.values())[:most], now
+
+
+class DirectTransport:
+    """Runs a group as one stage whose tasks exchange among themselves; by shuffles where that cannot be.
+
+    Args:
+        jobs: Spark access.
+        store: the partition store.
+        fit: the fixed part of the fit.
+        profile: resource profile of the tasks.
+        chain: runs a stage over the store.
+        circle: by which tasks find each other.
+        shuffles: what runs groups meanwhile.
+        clock: the monotonic clock.
+    """
+
+    def __init__(
+        self,
+        jobs: FrameJobs,
+        store: Store,
+        fit: FitRef,
+        profile: JavaObject | None,
+        chain: Chain,
+        circle: Circle,
+        shuffles: Transport,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._jobs = jobs
+        self._ranks = len(store.partitions)
+        self._store = store
+        self._fit = fit
+        self._profile = profile
+        self._circle = circle
+        self._shuffles = shuffles
+        self._clock = clock
+        self._chain = chain
+        self._membership: _Membership | None = None
+        self._known: set[bytes] = set()  # ids of all processes that may have connections
+        self._again = -float("inf")
+        self._pause = _FIRST_PAUSE
+        self._last_group = 0
+        self._longest_step = 0.0
+        self._told = False
+        self._failures = 0
+
+    @property
+    def longest_group(self) -> int:
+        """How many steps may be one group, now."""
+        return LONGEST_GROUP if self._is_possible() else self._shuffles.longest_group
+
+    def run(self, group: Group) -> GroupResult:
+        """Run a group directly, or by shuffles after a loss."""
+        if len(group.steps) > self._shuffles.longest_group or self._is_possible():
+            result = self._run(group)
+        else:
+            self._say_if_crowded(group)
+            result = self._shuffles.run(group)
+        each = sum(result.seconds.values()) / len(group.steps)
+        self._longest_step = max(self._longest_step, each)
+        return result
+
+    def forget(self, partition: int) -> None:
+        """Forget where a partition's rows are, since its files are not there."""
+        self._shuffles.forget(partition)
+
+    def release(self) -> None:
+        """Close all connections."""
+        self._dismiss()
+        self._shuffles.release()
+
+    # -- running --------------------------------------------------------------------------------
+
+    def _is_possible(self) -> bool:
+        """Return whether all ranks can run at the same time, and nobody was lost a moment ago."""
+        return self._clock() >= self._again and self._slots() >= self._ranks
+
+    def _say_if_crowded(self, group: Group) -> None:
+        """Say once that not all ranks can run at the same time."""
+        slots = self._slots()
+        if slots < self._ranks and not self._told:
+            self._told = True
+            _log.warning(
+                "%s: %d partitions in %d task slots cannot exchange directly, since not all of them run at "
+                "the same time; iterations go by shuffles until there are enough slots",
+                group.name,
+                self._ranks,
+                slots,
+            )
+
+    def _slots(self) -> int:
+        executors = self._store.executors
+        return self._jobs.count_executors() * executors.cores
+
+    def _run(self, group: Group) -> GroupResult:
+        started, begin = time.time(), time.perf_counter()
+        membership = self._membership
+        if membership is None or self._clock() - membership.used > _IDLE_SECONDS:
+            membership = self._membership = self._assemble(group)
+        if membership is None:
+            return self._lost(group, started, begin, [], ())
+        self._last_group = max(self._last_group + 1, time.time_ns())
+        plan, start, count = group.plan, group.start, len(group.steps)
+        # A rank that computes for longer than ever before is no lost one.
+        patience = max(self._circle.patience, 20 * self._longest_step)
+        task = GroupTask(
+            self._fit,
+            plan.phases(start, group.steps),
+            self._ranks,
+            start.version.iteration,
+            start.local,
+            replace(self._circle, patience=patience),
+            self._last_group,
+            membership.members,
+        )
+        first, last = start.version.iteration + 1, start.version.iteration + count
+        what = f"iteration {last}" if first == last else f"up to iteration {last}"
+        try:
+            frames, kept = self._chain.run(
+                [task],
+                group.broadcasts,
+                f"{group.name}, {what}, direct",
+                plan.message_bytes,
+                kept_bytes=plan.shard_bytes if plan.keeps else None,
+            )
+        except BaseException:
+            self._membership = None  # tasks that failed have closed their connections
+            raise
+        peers, arrived = _sorted_out(frames)
+        self._known |= {peer.id for peer in peers}
+        lost = [p for told in of_type(arrived, Problems) for p in told.problems if isinstance(p, LostPeer)]
+        if lost:
+            if kept is not None:
+                self._jobs.unpersist(kept)
+            return self._lost(group, started, begin, lost, arrived)
+        membership.saw(peers, self._clock())
+        self._pause, self._failures = max(_FIRST_PAUSE, self._pause / 2), 0
+        if self._told:
+            _log.info("%s: tasks exchange directly again", group.name)
+            self._told = False
+        return GroupResult(arrived, kept, started, {"job": time.perf_counter() - begin}, direct=True)
+
+    def _lost(
+        self,
+        group: Group,
+        started: float,
+        begin: float,
+        lost: Sequence[LostPeer],
+        arrived: Sequence[Message],
+    ) -> GroupResult:
+        """Return that somebody was lost, and go on by shuffles for a while."""
+        self._membership = None
+        self._again = self._clock() + self._pause
+        # Only if no rank has begun, everything is as it was.
+        begun = any(problem.begun for problem in lost) or 0 < len(lost) < self._ranks
+        reason = "; ".join(sorted({f"rank {p.partition}: {p.reason}" for p in lost}))
+        reason = reason or "not every task has found an address to listen at"
+        tell = _log.debug if self._told else _log.warning
+        tell(
+            "%s: tasks cannot exchange directly (%s); iterations go on by shuffles, and direct exchange is "
+            "tried again in %.0f s",
+            group.name,
+            reason,
+            self._pause,
+        )
+        self._told = True
+        self._failures += 1
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        problem = LostPeer(group.start.version.iteration, lost[0].partition if lost else 0, reason, begun)
+        told = [p for message in of_type(arrived, Problems) for p in message.problems]
+        others = [p for p in told if not isinstance(p, LostPeer)]
+        seconds = {"job": time.perf_counter() - begin}
+        return GroupResult([Problems([*others, problem])], None, started, seconds, direct=True)
+
+    # -- membership -----------------------------------------------------------------------------
+
+    def _assemble(self, group: Group) -> _Membership | None:
+        """Let all processes that may run a rank become peers; ``None`` if some of them cannot."""
+        jobs, profile = self._jobs, self._profile
+        jobs.describe(f"{group.name}, find peers")
+        try:
+            if self._fit.in_memory:
+                stage = jobs.stage(
+                    self._store.tokens,
+                    Assemble(self._fit, self._circle, 0.0),
+                    group.broadcasts,
+                    profile=profile,
+                )
+                found = jobs.collect(stage)
+            else:
+                # Spark gives a task to the process that has been idle for longest: after a failure there are
+                # perhaps more processes than slots.
+                times = self._store.executors.cores * (1 + min(self._failures, _MOST_TURNS))
+                task = Assemble(self._fit, self._circle, _LINGER_SECONDS)
+                found = jobs.run_everywhere(task, group.broadcasts, times=times, profile=profile)
+        finally:
+            jobs.describe(None)
+        peers = list({peer.id: peer for peer in (Peer.read(frame.unpack(data)) for data in found)}.values())
+        self._known |= {peer.id for peer in peers}
+        return _Membership(peers, self._clock()) if len(peers) >= self._ranks else None
+
+    def _dismiss(self) -> None:
+        """Let all processes that take part close their sockets."""
+        left, self._known, self._membership = self._known, set(), None
+        jobs = self._jobs
+        slots, linger = (1, 0.0) if self._fit.in_memory else (self._store.executors.cores, _LINGER_SECONDS)
+        for _ in range(_ROUNDS):
+            if not left:
+                return
+            jobs.describe("sparkdl: close connections")
+            try:
+                task = Dismiss(self._fit.fit_id, linger)
+                heard = set(map(bytes, jobs.run_everywhere(task, times=slots, profile=self._profile)))
+            except Exception as error:
+                if not is_job_failure(error):
+                    raise
+                _log.debug("connections of fit %s were not closed: %s", self._fit.fit_id, error)
+                return
+            finally:
+                jobs.describe(None)
+            if not heard:  # the others are gone
+                return
+            left -= heard
+
+
+def _sorted_out(frames: Sequence[Buffer]) -> tuple[list[Peer], list[Message]]:
+    """Return where the ranks have run, and what they have told."""
+    peers: list[Peer] = []
+    arrived: list[Message] = []
+    for data in frames:
+        if frame.kind_of(data) == KIND:
+            peers.append(Peer.read(frame.unpack(data)))
+        else:
+            arrived.append(messages.decode(data))
+    return peers, arrived

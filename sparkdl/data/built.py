@@ -1,0 +1,144 @@
+"""A partition store that is built: made by a job, checked, and deleted."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from sparkdl import frame, session
+from sparkdl._spark.errors import is_job_failure, task_error
+from sparkdl._spark.frames import JavaObject
+from sparkdl._spark.jobs import FrameJobs
+from sparkdl.data.columns import TablePlan
+from sparkdl.data.manifest import Manifest
+from sparkdl.data.sources import Partitions, Source
+from sparkdl.data.store import Token, delete_store
+from sparkdl.exceptions import DataError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MAX_REBUILDS = 5
+"""How often a job is run again because it found parts of the store missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A built partition store.
+
+    Attributes:
+        tokens: persisted RDD of token frames, one per partition.
+        partitions: the tokens as they were when built, by partition.
+        executors: what the cluster offered when it was built.
+    """
+
+    tokens: JavaObject
+    partitions: tuple[Token, ...]
+    executors: session.Executors
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Rows of each partition."""
+        return tuple(token.rows for token in self.partitions)
+
+    @property
+    def manifest(self) -> Manifest:
+        """What tasks expect to find."""
+        return Manifest.of(self.partitions)
+
+
+def build_store(
+    spark: SparkSession,
+    source: Source,
+    plan: TablePlan,
+    store: str,
+    partitions: Partitions,
+    available: session.Executors,
+) -> Store:
+    """Build a partition store.
+
+    Args:
+        spark: the session.
+        source: where the rows come from.
+        plan: their columns.
+        store: its id.
+        partitions: how many.
+        available: what the cluster offers now.
+
+    Raises:
+        DataError: naming the column and row that cannot become a tensor.
+        TaskError: if a task keeps failing.
+    """
+    jobs = FrameJobs(spark.sparkContext)
+    with described(spark, "build the partition store"):
+        tokens = source.tokens(spark, plan, store, partitions)
+        jobs.persist(tokens)
+        try:
+            try:
+                found = tuple(Token.from_frame(frame.unpack(f)) for f in jobs.collect(tokens))
+            except Exception as error:
+                if is_job_failure(error):
+                    raise task_error(error, "building the partition store") from None
+                raise
+            _verify(found)
+        except BaseException:
+            with suppress(Exception):  # the error that is on its way says more
+                jobs.run_on_executors(partial(delete_store, store))
+            jobs.unpersist(tokens)
+            raise
+    _warn_if_uneven(found, available)
+    return Store(tokens, found, available)
+
+
+def delete(spark: SparkSession, store: Store) -> None:
+    """Delete a store from the executors, and let go of its tokens."""
+    jobs = FrameJobs(spark.sparkContext)
+    try:
+        with described(spark, "release the partition store"):
+            jobs.run_on_executors(partial(delete_store, store.partitions[0].store))
+    finally:
+        jobs.unpersist(store.tokens, wait=True)
+
+
+@contextmanager
+def described(spark: SparkSession, doing: str) -> Iterator[None]:
+    """Name the jobs of a block in the Spark UI."""
+    jobs = FrameJobs(spark.sparkContext)
+    jobs.describe(f"sparkdl: {doing}")
+    try:
+        yield
+    finally:
+        jobs.describe(None)
+
+
+def _verify(tokens: Sequence[Token]) -> None:
+    """Check that all partitions were written and agree on dtypes and shapes."""
+    for token in tokens:
+        if token.error:
+            raise DataError(token.error)
+    filled = [token for token in tokens if token.rows]
+    if not filled:
+        raise DataError("the Dataset is empty: there is nothing to train on", code="data-empty")
+    for token in filled[1:]:
+        if token.columns != filled[0].columns:
+            raise DataError(
+                f"partition {token.partition} has columns {token.columns}, partition "
+                f"{filled[0].partition} has {filled[0].columns}; all rows must have one shape",
+                code="data-shape",
+            )
+
+
+def _warn_if_uneven(tokens: Sequence[Token], available: session.Executors) -> None:
+    """Say when partitions lie on fewer executors than they could."""
+    used = len({token.executor for token in tokens})
+    if used < min(len(tokens), available.count):
+        warnings.warn(
+            f"{len(tokens)} partitions lie on {used} of {available.count} executors, so iterations take "
+            "longer than they need to; release() and rebuild when all executors are idle",
+            UserWarning,
+            stacklevel=4,
+        )

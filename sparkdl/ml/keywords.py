@@ -1,0 +1,85 @@
+"""The arguments of the estimators' constructors and ``setParams``, for type checkers and editors.
+
+Names and types only: what a Param is, and its default, is in the table (:mod:`sparkdl.ml.entries`). A test
+compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from torch import nn
+
+from sparkdl.ml.attributes import Factory
+from sparkdl.nn.objective import Loss
+from sparkdl.optim.clip import ClipByNorm, ClipByValue
+from sparkdl.optim.groups import ParamGroup
+from sparkdl.optim.spec import Optimizers
+from sparkdl.train.hooks.base import Hook
+from sparkdl.train.schedule import Schedule
+
+
+class _Common(TypedDict, total=False):
+    """What all estimators take: attributes, columns, and how the module is trained."""
+
+    module: nn.Module | Factory | None
+    loss: Loss | None
+    optimizer: Optimizers | None
+    schedule: Schedule | None
+    metrics: Any
+    hooks: Sequence[Hook]
+    groups: Sequence[ParamGroup]
+    clip: ClipByValue | ClipByNorm | None
+    options: Mapping[str, Any] | None
+    featuresCol: str
+    featuresCols: list[str] | None
+    inputNames: list[str] | str | None
+    inputShapes: list[list[int] | None] | list[int] | None
+    inputTypes: list[str | None] | str | None
+    handleInvalid: str
+    labelCol: str
+    weightCol: str | None
+    predictionCol: str
+    learningRate: float
+    batchSize: int
+    maxEpochs: int
+    maxIter: int | None
+    seed: int
+    shuffle: bool
+    numPartitions: int | None
+    microBatchSize: int | None
+    precision: str
+    codec: str
+    transport: str
+    gradientClipNorm: float | None
+    validationFraction: float
+    validationIndicatorCol: str | None
+    monitor: str | None
+    earlyStoppingPatience: int | None
+    checkpointPath: str | None
+    resume: bool
+    inferenceBatchSize: int | None
+    verbose: bool
+
+
+class EstimatorKeywords(_Common, total=False):
+    """Of :class:`~sparkdl.ml.TorchEstimator`."""
+
+    labelCols: list[str] | None
+    outputCols: list[str] | None
+
+
+class ClassifierKeywords(_Common, total=False):
+    """Of :class:`~sparkdl.ml.TorchClassifier`."""
+
+    probabilityCol: str
+    rawPredictionCol: str
+    thresholds: list[float] | None
+    standardization: bool
+
+
+class RegressorKeywords(_Common, total=False):
+    """Of :class:`~sparkdl.ml.TorchRegressor`."""
+
+    standardization: bool

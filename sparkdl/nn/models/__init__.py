@@ -1,0 +1,1 @@
+"""Models to train. Their classes are public as ``sparkdl.nn.ResNet`` and so on."""

@@ -1,0 +1,73 @@
+"""Buffers of a module as one flat vector."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from sparkdl.frame import Array
+from sparkdl.layout import TensorSpec
+
+
+def as_real(buffer: torch.Tensor) -> torch.Tensor:
+    """View a complex buffer as its real and imaginary parts."""
+    return torch.view_as_real(buffer) if buffer.is_complex() else buffer
+
+
+def writable_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return a module's buffers by name, expanded ones replaced by buffers with own memory."""
+    for layer in module.modules():
+        for name, buffer in layer._buffers.items():
+            if buffer is not None and 0 in buffer.stride():
+                layer._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
+    return {name: as_real(buffer) for name, buffer in module.named_buffers()}
+
+
+class BufferVector:
+    """Buffers of a module, read and written as one vector."""
+
+    def __init__(
+        self, module: nn.Module, specs: Sequence[TensorSpec], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        owners = {
+            f"{prefix}.{name}" if prefix else name: (layer._buffers, name)
+            for prefix, layer in module.named_modules()
+            for name in layer._buffers
+        }
+        self._owners = [owners[spec.name] for spec in specs]
+        self._known: list[Any] = [owner[name] for owner, name in self._owners]
+        self._tensors = [as_real(buffer) for buffer in self._known]
+        self._stage = torch.empty(specs[-1].end if specs else 0, dtype=dtype, device=device)
+        self._views = [self._stage[spec.offset : spec.end].view(spec.shape) for spec in specs]
+
+    def _current(self) -> list[torch.Tensor]:
+        """Return the buffers, also those that the module assigned anew."""
+        for index, (owner, name) in enumerate(self._owners):
+            now, known = owner.get(name), self._known[index]
+            # One of another size is a cache that grew, and nothing that could be averaged.
+            if now is not known and now is not None and now.shape == known.shape:
+                self._known[index] = now
+                self._tensors[index] = as_real(now)
+        return self._tensors
+
+    def load(self, flat: Array) -> None:
+        """Copy a vector into the buffers."""
+        if not self._views:
+            return
+        if self._stage.device.type == "cpu":
+            np.copyto(self._stage.numpy(), flat)
+        else:
+            self._stage.copy_(torch.from_numpy(np.array(flat)))  # a copy: torch wants writable memory
+        with torch.no_grad():
+            torch._foreach_copy_(self._current(), self._views)
+
+    def read(self) -> Array:
+        """Return a copy of the buffers as a vector."""
+        if self._views:
+            with torch.no_grad():
+                torch._foreach_copy_(self._views, self._current())
+        return np.array(self._stage.cpu().numpy())

@@ -1,0 +1,141 @@
+"""The parameters of a module that are trained: whether they can be, and how they lie in a flat vector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from sparkdl.exceptions import ModelError
+from sparkdl.layout import ParamLayout, lay_out
+from sparkdl.nn.module_buffers import as_real
+
+_DTYPES = {torch.float32: "float32", torch.float64: "float64"}
+
+
+def trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """List the parameters to train; a tied parameter is listed once, under its first name."""
+    return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+
+
+def layout_of(module: nn.Module, group_of: Callable[[nn.Parameter], int] | None = None) -> ParamLayout:
+    """Describe how a module's parameters and buffers lie in flat vectors.
+
+    Args:
+        module: any module with at least one trainable parameter.
+        group_of: optimizer group of a parameter; all in group 0 by default.
+
+    Raises:
+        ModelError: if there is nothing to train, or a parameter cannot be flattened.
+    """
+    check_device(module)
+    params = trainable(module)
+    if not params:
+        raise ModelError(
+            f"{type(module).__name__} has no parameter with requires_grad=True: there is nothing to train",
+            code="model-parameters",
+        )
+    for name, p in params:
+        if isinstance(p, nn.parameter.UninitializedParameter):
+            raise ModelError(
+                f"parameter {name!r} of a lazy module is not initialized yet: "
+                "call the module once on a sample batch before training it",
+                code="model-parameters",
+            )
+        if p.layout != torch.strided:
+            raise ModelError(
+                f"parameter {name!r} has layout {p.layout}; only dense ones can be trained",
+                code="model-parameters",
+            )
+        if p.dtype not in _DTYPES:
+            raise ModelError(
+                f"parameter {name!r} is {p.dtype}; parameters must be float32 or float64 "
+                "(call module.float() before training)",
+                code="model-parameters",
+            )
+    dtypes = {p.dtype: name for name, p in reversed(params)}
+    if len(dtypes) > 1:
+        found = ", ".join(f"{name!r} is {dtype}" for dtype, name in dtypes.items())
+        raise ModelError(
+            f"all parameters must have one dtype: {found}; call module.float()", code="model-parameters"
+        )
+    _reject_overlap(params)
+    buffers = list(module.named_buffers())
+    for name, b in buffers:
+        if isinstance(b, nn.parameter.UninitializedBuffer):
+            raise ModelError(
+                f"buffer {name!r} of a lazy module is not initialized yet: "
+                "call the module once on a sample batch before training it",
+                code="model-parameters",
+            )
+    floating = [(n, as_real(b)) for n, b in buffers if b.is_floating_point() or b.is_complex()]
+    integers = [(n, b) for n, b in buffers if not (b.is_floating_point() or b.is_complex())]
+    group = group_of or (lambda _: 0)
+    return ParamLayout(
+        params=lay_out([(name, tuple(p.shape), group(p)) for name, p in params]),
+        buffers=lay_out([(n, tuple(b.shape), 0) for n, b in floating]),
+        counters=lay_out([(n, tuple(b.shape), 0) for n, b in integers]),
+        dtype=_DTYPES[params[0][1].dtype],
+    )
+
+
+def check_device(module: nn.Module) -> None:
+    """Check that all parameters and buffers have values.
+
+    Raises:
+        ModelError: naming one on the meta device.
+    """
+    for kind, tensors in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
+        name = next((name for name, tensor in tensors if tensor.is_meta), None)
+        if name is not None:
+            raise ModelError(
+                f"{kind} {name!r} of {type(module).__name__} is on the meta device: it has a shape but no "
+                "values. Build the module outside of torch.device('meta'), or call "
+                "module.to_empty(device='cpu') and load or initialize its weights",
+                code="model-parameters",
+            )
+
+
+def _reject_overlap(params: Sequence[tuple[str, nn.Parameter]]) -> None:
+    """Refuse distinct parameters that share memory: flattening would silently untie them."""
+    ranges: list[tuple[int, int, str]] = []
+    for name, p in params:
+        if p.numel() == 0:
+            continue
+        if any(stride == 0 and size > 1 for stride, size in zip(p.stride(), p.shape, strict=True)):
+            raise ModelError(
+                f"elements of parameter {name!r} share memory (it is an expanded tensor); make it a "
+                "Parameter of the tensor before expand() and expand it in forward",
+                code="model-parameters",
+            )
+        last = sum(stride * (size - 1) for stride, size in zip(p.stride(), p.shape, strict=True))
+        ranges.append((p.data_ptr(), p.data_ptr() + (last + 1) * p.element_size(), name))
+    ranges.sort()
+    for (_, end, owner), (start, _, name) in pairwise(ranges):
+        if start < end:
+            raise ModelError(
+                f"parameters {owner!r} and {name!r} are different Parameter objects that share "
+                "memory; tie them by assigning the same Parameter object to both",
+                code="model-parameters",
+            )
+
+
+def sparse_tables(module: nn.Module) -> list[int]:
+    """Return the trainable parameters, by index, that are weights of embeddings with sparse gradients."""
+    return _tables(module, sparse=True)
+
+
+def dense_tables(module: nn.Module) -> list[int]:
+    """Return the trainable parameters, by index, that are weights of embeddings with dense gradients."""
+    return _tables(module, sparse=False)
+
+
+def _tables(module: nn.Module, sparse: bool) -> list[int]:
+    kind = {
+        id(layer.weight): bool(layer.sparse)
+        for layer in module.modules()
+        if isinstance(layer, nn.Embedding | nn.EmbeddingBag)
+    }
+    return [index for index, (_, p) in enumerate(trainable(module)) if kind.get(id(p)) is sparse]

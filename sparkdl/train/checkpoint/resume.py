@@ -1,0 +1,225 @@
+"""Everything a run needs to go on elsewhere, as arrays and plain values.
+
+The optimizer's state stays with the shards between iterations. For a checkpoint it is copied to the
+driver once, shard by shard, and written with the weights; a run that resumes gives it back to shards,
+to the same ones bit for bit, or cut anew if there is another number of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from sparkdl import frame
+from sparkdl.allreduce import shards
+from sparkdl.allreduce.kept import Kept, Snapshot, check_kept, cut_kept, state_names, unpacked
+from sparkdl.exceptions import ConfigError
+from sparkdl.frame import Array
+from sparkdl.layout import ParamLayout
+from sparkdl.train.checkpoint.setting import check_setting, check_state
+from sparkdl.train.history import History
+from sparkdl.train.state import TrainState
+
+_FLAT = np.empty(0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePoint:
+    """A run between two iterations.
+
+    Attributes:
+        state: where it is.
+        snapshot: weights and buffers.
+        kept: per shard, the frames that stay with it: optimizer state, averaged weights.
+        average_buffers: averaged buffers, if weights are averaged.
+        averaged: how many iterations have entered the average.
+        history: rows and validations so far.
+        scores: latest value of each metric.
+        setting: what must be the same to go on: see :func:`~sparkdl.train.checkpoint.setting.setting_of`.
+        steps: iterations of the current epoch.
+        batch_size: rows of one iteration now.
+        learning_rate_scale: factor of the learning rate.
+        frozen: names of the parameters that are frozen.
+        first: iteration of the epoch from which on ``left`` counts.
+        left: positions in the source of the rows that are left of the epoch from there on, if its rows
+            have moved to other partitions since it began.
+        hooks: state of each hook, by its class and a number.
+        unfinished: state before the last iteration if an error came before its validation and the end of
+            its epoch were done.
+    """
+
+    state: TrainState
+    snapshot: Snapshot
+    kept: Kept
+    average_buffers: Array | None
+    averaged: int
+    history: History
+    scores: Mapping[str, float]
+    setting: Mapping[str, Any]
+    steps: int
+    batch_size: int
+    learning_rate_scale: float = 1.0
+    frozen: frozenset[str] = frozenset()
+    first: int = 0
+    left: Array | None = None
+    hooks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    unfinished: TrainState | None = None
+
+    def to_arrays(self) -> tuple[dict[str, Any], dict[str, Array]]:
+        """Return JSON-compatible values and named arrays, without ``kept``.
+
+        Nothing that the run goes on to change is referenced.
+        """
+        arrays: dict[str, Array] = {
+            "params": self.snapshot.params,
+            "buffers": self.snapshot.buffers,
+            "counters": self.snapshot.counters,
+        }
+        if self.average_buffers is not None:
+            arrays["average_buffers"] = self.average_buffers
+        if self.left is not None:
+            arrays["left"] = self.left
+        hooks: dict[str, dict[str, Any]] = {}
+        for hook, values in self.hooks.items():
+            hooks[hook] = {name: v for name, v in values.items() if not isinstance(v, np.ndarray)}
+            arrays |= {f"hook.{hook}.{n}": v for n, v in values.items() if isinstance(v, np.ndarray)}
+        history = self.history.to_arrays()
+        arrays |= {f"history.{name}": column for name, column in history.items()}
+        meta = {
+            "state": asdict(self.state),
+            "averaged": self.averaged,
+            "scores": dict(self.scores),
+            "validations": [dict(row) for row in self.history.validations],
+            "setting": self.setting,
+            "steps": self.steps,
+            "batch_size": self.batch_size,
+            "learning_rate_scale": self.learning_rate_scale,
+            "frozen": sorted(self.frozen),
+            "first": self.first,
+            "hooks": hooks,
+            "unfinished": asdict(self.unfinished) if self.unfinished is not None else None,
+        }
+        return meta, arrays
+
+    @classmethod
+    def from_arrays(cls, meta: Mapping[str, Any], arrays: Mapping[str, Array], kept: Kept) -> ResumePoint:
+        """Read what :meth:`to_arrays` returned.
+
+        Raises:
+            ValueError, LookupError, TypeError, AttributeError: if it is something else.
+        """
+        columns = _under("history.", arrays)
+        history = History.from_arrays(columns, _rows(meta["validations"]))
+        state = _state(meta["state"])
+        if len({len(column) for column in columns.values()}) > 1 or len(history) != state.iteration:
+            raise ValueError(f"a history of {len(history)} rows after {state.iteration} iterations")
+        for name in ("params", "buffers", "counters", "left", "average_buffers"):
+            if arrays.get(name, _FLAT).ndim != 1:
+                raise ValueError(f"{name} has shape {arrays[name].shape}")
+        check_kept(kept, len(arrays["params"]))
+        return cls(
+            state=state,
+            snapshot=Snapshot(arrays["params"], arrays["buffers"], arrays["counters"]),
+            kept=kept,
+            average_buffers=arrays.get("average_buffers"),
+            averaged=_count(meta["averaged"]),
+            history=history,
+            scores={str(name): float(value) for name, value in meta["scores"].items()},
+            setting=_setting(meta["setting"]),
+            steps=_count(meta["steps"]),
+            batch_size=_count(meta["batch_size"]),
+            learning_rate_scale=float(meta["learning_rate_scale"]),
+            frozen=frozenset(map(str, meta["frozen"])),
+            first=_count(meta["first"]),
+            left=arrays.get("left"),
+            hooks={k: {**values, **_under(f"hook.{k}.", arrays)} for k, values in meta["hooks"].items()},
+            unfinished=_state(meta["unfinished"]) if meta.get("unfinished") else None,
+        )
+
+    def check(self, setting: Mapping[str, Any]) -> None:
+        """Check that a run with a setting can go on from here.
+
+        Raises:
+            ConfigError: naming what differs.
+        """
+        check_setting(self.setting, setting)
+        params, sizes = self.snapshot.params, [prod(shape) for _, shape, _ in setting["layout"]]
+        if params.shape != (sum(sizes),) or str(params.dtype) != setting["dtype"]:
+            raise ConfigError(
+                f"resume: the checkpoint has weights of shape {params.shape} and {params.dtype}; the "
+                f"module has {sum(sizes)} of {setting['dtype']}: resume with the module that it was trained "
+                "with",
+                code="config-resume",
+            )
+        check_state(state_names(self.kept), setting, exactly="optimizer" not in self.setting)
+
+    def kept_for(self, layout: ParamLayout, count: int) -> Kept:
+        """Return what stays with each of ``count`` shards; cut anew if there were others."""
+        if len(self.kept) in (0, count):
+            return self.kept
+        cut = cut_kept(unpacked(self.kept), shards.bounds(layout.numel, count))
+        return [[frame.join(parts) for parts in frames] for frames in cut]
+
+
+def _under(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the arrays whose names begin with a prefix, without it."""
+    return {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
+
+
+def _state(values: Mapping[str, Any]) -> TrainState:
+    """Return the state of a file."""
+    counts = {f.name for f in fields(TrainState) if isinstance(f.default, int)}
+    checked: dict[str, Any] = {n: _count(v) if n in counts else _number(v) for n, v in values.items()}
+    return TrainState(**checked)
+
+
+def _number(value: Any) -> float:
+    """Return a number of a file."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{value!r:.40}, expected a number")
+    return float(value)
+
+
+def _count(value: Any) -> int:
+    """Return a number of a file that counts something."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise TypeError(f"{value!r:.40}, expected a count")
+    return value
+
+
+def _rows(validations: Any) -> list[dict[str, Any]]:
+    for row in validations:
+        if not isinstance(row, dict) or not isinstance(row["name"], str):
+            raise TypeError(f"a validation {row!r:.100}")
+        _count(row["iteration"])
+    return list(validations)
+
+
+def _setting(setting: Any) -> dict[str, Any]:
+    """Return a file's setting if its parts have the structure of those of :func:`setting_of`."""
+    for name, shape, group in setting["layout"]:
+        _entry(name, shape)
+        _count(group)
+    for name, shape in setting.get("buffers", []):
+        _entry(name, shape)
+    for key in ("optimizer", "inner_optimizer"):
+        if (optimizer := setting.get(key)) is not None and len(optimizer["classes"]) != len(
+            optimizer["groups"]
+        ):
+            raise ValueError(f"{key}={optimizer!r:.100}")
+        for count in optimizer["groups"] if optimizer is not None else ():
+            _count(count)
+    for rows in setting["partitions"]:
+        _count(rows)
+    return dict(setting)
+
+
+def _entry(name: Any, shape: Any) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"a parameter called {name!r:.40}")
+    for size in shape:
+        _count(size)

@@ -1,0 +1,173 @@
+"""What must be the same for a run to go on from a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sparkdl.exceptions import ConfigError
+from sparkdl.layout import ParamLayout
+
+_ADDED = ("dtype", "buffers", "optimizer", "inner_optimizer")
+"""Entries that checkpoints of earlier releases lack."""
+_MOST = 4
+
+
+def setting_of(
+    layout: ParamLayout,
+    rows: Sequence[int],
+    *,
+    batch_size: int,
+    local_steps: int | Mapping[int, int] | None = None,
+    seed: int,
+    shuffle: bool,
+    optimizer: Mapping[str, Any] | None = None,
+    inner_optimizer: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Return, JSON-compatible, what must be the same for a run to go on with the same bits.
+
+    Args:
+        layout: where the parameters are.
+        rows: rows of each partition.
+        batch_size: rows of one iteration.
+        local_steps: steps of a partition's own.
+        seed: the run's seed.
+        shuffle: whether rows are shuffled.
+        optimizer: the shards' one, as :func:`~sparkdl.optim.describe.describe_optimizer` returns it.
+        inner_optimizer: the partitions' optimizer in the same form, with ``local_steps``.
+    """
+    return json.loads(  # type: ignore[no-any-return]
+        json.dumps(
+            {
+                "layout": [[p.name, p.shape, p.group] for p in layout.params],
+                "dtype": layout.dtype,
+                "buffers": [[b.name, b.shape] for b in (*layout.buffers, *layout.counters)],
+                "optimizer": optimizer,
+                "inner_optimizer": inner_optimizer,
+                "rows": sum(rows),
+                "batch_size": batch_size,
+                "local_steps": local_steps,
+                "seed": seed,
+                "shuffle": shuffle,
+                "partitions": list(rows),
+            }
+        )
+    )
+
+
+def check_setting(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Compare the setting of a checkpoint with that of a run.
+
+    Raises:
+        ConfigError: naming what differs, and both sides.
+    """
+    for name, value in now.items():
+        found = then.get(name)
+        if found == value or name == "partitions" or (name in _ADDED and name not in then):
+            continue
+        if name == "layout":
+            raise _another_module(_layout_differences(found, value))
+        if name == "buffers":
+            raise _another_module(_differences(_by_name(found), _by_name(value)))
+        if name in ("optimizer", "inner_optimizer"):
+            _check_optimizer(name.replace("_", " "), found, value)
+            continue
+        raise ConfigError(
+            f"resume: {name} is {value!r} now and was {found!r} when the checkpoint was written; resume "
+            "with the same",
+            code="config-resume",
+        )
+
+
+def check_state(then: Mapping[int, set[str]], setting: Mapping[str, Any], *, exactly: bool) -> None:
+    """Check that an optimizer can go on with the state that another has left.
+
+    Args:
+        then: names of the state in the checkpoint, by group.
+        setting: that of the run now.
+        exactly: whether names that the optimizer does not know are an error, too: for checkpoints that do
+            not say of which class it was.
+
+    Raises:
+        ConfigError: naming both sides.
+    """
+    now = setting.get("optimizer")
+    if now is None:
+        return
+    for group, names in then.items():
+        own = set(now["state"][group]) if group < len(now["state"]) else set()
+        if names and (own - names or (exactly and own != names)):
+            raise ConfigError(
+                f"resume: the optimizer {_classes(now)} keeps {_words(own)} for each weight now, and the "
+                f"checkpoint has {_words(names)} of parameter group {group}; resume with the optimizer that "
+                "it was trained with, and with options such as amsgrad or momentum as they were. "
+                "load_weights(path, module) takes the weights alone, for another one",
+                code="config-resume",
+            )
+
+
+def _check_optimizer(what: str, then: Any, now: Any) -> None:
+    if _shape_of(then) == _shape_of(now):
+        return
+    raise ConfigError(
+        f"resume: the {what} is {_classes(now)} now and was {_classes(then)} when the checkpoint was "
+        "written; resume with the same class and number of parameter groups. load_weights(path, module) "
+        "takes the weights alone, for another one",
+        code="config-resume",
+    )
+
+
+def _shape_of(optimizer: Any) -> Any:
+    return optimizer and (optimizer["classes"], optimizer["groups"])
+
+
+def _classes(optimizer: Any) -> str:
+    """Name optimizers: ``Adam``, ``SGD with 2 groups + SparseAdam``."""
+    if optimizer is None:
+        return "none"
+    pairs = zip(optimizer["classes"], optimizer["groups"], strict=True)
+    return " + ".join(f"{cls} with {n} groups" if n > 1 else str(cls) for cls, n in pairs)
+
+
+def _words(names: set[str]) -> str:
+    return ", ".join(sorted(names)) or "nothing"
+
+
+def _another_module(differences: Sequence[str]) -> ConfigError:
+    some = "; ".join(differences[:_MOST]) + ("; ..." if len(differences) > _MOST else "")
+    return ConfigError(
+        f"resume: the checkpoint is of another module: {some}. Resume with the module and parameter groups "
+        "that it was trained with",
+        code="config-resume",
+    )
+
+
+def _layout_differences(then: Any, now: Any) -> list[str]:
+    differences = _differences(_by_name(then), _by_name(now))
+    groups = {name: group for name, _, group in then}
+    differences += [
+        f"{name} is in parameter group {group} now and was in group {groups[name]}"
+        for name, _, group in now
+        if name in groups and groups[name] != group
+    ]
+    return differences or ["its parameters come in another order"]
+
+
+def _by_name(entries: Any) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(shape) for name, shape, *_ in entries}
+
+
+def _differences(then: Mapping[str, tuple[int, ...]], now: Mapping[str, tuple[int, ...]]) -> list[str]:
+    differences = [
+        f"{name} has shape {now[name]} now and is not in the checkpoint" for name in now if name not in then
+    ]
+    differences += [
+        f"{name} had shape {then[name]} and is not in the module now" for name in then if name not in now
+    ]
+    differences += [
+        f"{name} has shape {shape} now and had {then[name]}"
+        for name, shape in now.items()
+        if name in then and then[name] != shape
+    ]
+    return differences

@@ -1,0 +1,81 @@
+"""What a Trainer is given: options, a loss or a step, a Dataset; checked, and brought into one form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from sparkdl import session
+from sparkdl.data.dataset import Dataset
+from sparkdl.exceptions import ConfigError
+from sparkdl.nn.lightning import LightningSchedule
+from sparkdl.nn.objective import Loss, LossObjective, Objective, Step, StepObjective
+from sparkdl.train.config import TrainConfig
+from sparkdl.train.hooks.of_run import check_hooks
+from sparkdl.train.schedule import PerEpoch, PerIteration
+
+
+def configure(config: TrainConfig | None, options: Mapping[str, Any]) -> TrainConfig:
+    """Return options whose fields were replaced by others.
+
+    Raises:
+        ConfigError: if there is no option of a name, or a value cannot work.
+    """
+    try:
+        config = replace(config or TrainConfig(), **options)
+    except TypeError:
+        known = ", ".join(TrainConfig.__slots__)
+        unknown = ", ".join(sorted(set(options) - set(TrainConfig.__slots__)))
+        raise ConfigError(f"unknown option {unknown}; expected one of {known}") from None
+    check_hooks(config.hooks)
+    return config
+
+
+def with_schedule(config: TrainConfig, schedule: LightningSchedule | None) -> TrainConfig:
+    """Take over a LightningModule's schedule, unless the user gave another."""
+    if schedule is None or config.schedule is not None:
+        return config
+    if schedule.frequency != 1:
+        raise ConfigError(
+            f"configure_optimizers: a schedule of frequency {schedule.frequency} is not supported; step it "
+            "every epoch or iteration"
+        )
+    if schedule.monitor is not None:
+        return replace(config, schedule=schedule.factory, monitor=config.monitor or schedule.monitor)
+    wrap = PerIteration if schedule.interval == "step" else PerEpoch
+    return replace(config, schedule=wrap(schedule.factory))
+
+
+def objective_of(loss: Loss | None, step: Step | None) -> Objective:
+    """Return what is minimised.
+
+    Raises:
+        ConfigError: unless exactly one is given, and can be called.
+    """
+    if (loss is None) == (step is None):
+        raise ConfigError(
+            "give either loss=, a callable loss(output, label), or step=, a callable step(module, batch)"
+        )
+    name, given = ("loss", loss) if step is None else ("step", step)
+    if isinstance(given, type) and issubclass(given, nn.Module):
+        raise ConfigError(f"{name}={given.__name__} is a class; did you mean {name}={given.__name__}()?")
+    if not callable(given):
+        raise ConfigError(f"{name}={given!r:.100}: expected a callable")
+    return LossObjective(loss) if loss is not None else StepObjective(step)  # type: ignore[arg-type]
+
+
+def check_dataset(data: object) -> None:
+    """Check that something is a Dataset, whose session can run jobs.
+
+    Raises:
+        ConfigError: if not.
+    """
+    if not isinstance(data, Dataset):
+        raise ConfigError(
+            f"data: found a {type(data).__module__}.{type(data).__name__}, expected a sparkdl Dataset such "
+            "as Dataset.from_dataframe(df, features=..., label=...)"
+        )
+    session.check(data.spark)

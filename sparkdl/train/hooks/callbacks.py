@@ -1,0 +1,216 @@
+"""Ready-made hooks: early stopping, freezing, gradient norms."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from sparkdl.allreduce.kept import Snapshot
+from sparkdl.frame import Array
+from sparkdl.train.hooks.base import Hook
+from sparkdl.train.options import integer_option, trigger_option
+from sparkdl.train.run import Run
+from sparkdl.train.triggers import EveryIterations, Trigger
+
+_log = logging.getLogger(__name__)
+
+
+class EarlyStopping(Hook):
+    """Stops the run when the monitored score has not improved for a number of validations.
+
+    Args:
+        patience: validations without a new best score after which the run ends.
+        restore_best: whether the run ends with the weights of the best validation, however it
+            ends; with ``averaging=``, the averaged ones. Otherwise with the last ones.
+
+    Raises:
+        ConfigError: if ``patience`` is not a positive integer.
+    """
+
+    def __init__(self, patience: int, restore_best: bool = True) -> None:
+        self.patience = integer_option("EarlyStopping", "patience", patience, 1)
+        self.restore_best = restore_best
+        self._validations = 0
+        self._best: Snapshot | None = None
+
+    def on_train_begin(self, run: Run) -> None:
+        """Forget an earlier run."""
+        self._validations = run.state.validations
+        self._best = None
+
+    def on_validation_end(self, run: Run, name: str, scores: Mapping[str, float]) -> None:
+        """Keep the best weights; stop when there were none for long."""
+        state = run.state
+        if state.validations == self._validations:
+            return  # a validation set whose scores are not monitored
+        self._validations = state.validations
+        if state.stale == 0 and self.restore_best:
+            self._best = run.averaged()
+        if state.stale >= self.patience:
+            run.stop(
+                f"EarlyStopping: no score better than {state.best_score:.6g} in {state.stale} validations"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best weights so far."""
+        return {} if self._best is None else asdict(self._best)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the best weights of the run that is resumed."""
+        self._best = Snapshot(**state) if state else None
+
+    def on_train_end(self, run: Run) -> None:
+        """Go back to the best weights."""
+        if self._best is not None and run.state.stale > 0:
+            run.replace(self._best)
+            _log.info(
+                "EarlyStopping: restored the weights with score %.6g, %d validations back",
+                run.state.best_score,
+                run.state.stale,
+            )
+        self._best = None
+
+
+class Freeze(Hook):
+    """Keeps parameters as they are for some epochs.
+
+    Epochs count completed ones: ``Freeze("conv*", until_epoch=2)`` trains the rest alone in the
+    first two epochs.
+
+    Args:
+        pattern: names of parameters, with ``*`` and ``?`` as in file names.
+        until_epoch: completed epochs after which they are trained again; ``None`` for never.
+        from_epoch: completed epochs after which they are frozen.
+
+    Raises:
+        ConfigError: if the epochs cannot work; when the run begins, if no parameter matches.
+    """
+
+    def __init__(self, pattern: str, until_epoch: int | None = None, from_epoch: int = 0) -> None:
+        self.pattern = pattern
+        self.from_epoch = integer_option("Freeze", "from_epoch", from_epoch, 0)
+        self.until_epoch = until_epoch
+        if until_epoch is not None:
+            integer_option("Freeze", "until_epoch", until_epoch, from_epoch + 1)
+        self._own: frozenset[str] = frozenset()
+
+    def on_train_begin(self, run: Run) -> None:
+        """Check the pattern, and freeze if it is time."""
+        self._own = frozenset()
+        run.matching(self.pattern)  # complains early about a pattern that is applied only later
+        self._apply(run)
+
+    def on_epoch_begin(self, run: Run) -> None:
+        """Freeze or train again if it is time."""
+        self._apply(run)
+
+    def _apply(self, run: Run) -> None:
+        if self.from_epoch <= run.state.epoch and not self._is_over(run.state.epoch):
+            before = run.frozen
+            run.freeze(self.pattern)
+            self._own |= run.frozen - before
+        else:
+            run.frozen -= self._own  # but not what another hook has frozen
+            self._own = frozenset()
+
+    def _is_over(self, epoch: int) -> bool:
+        return self.until_epoch is not None and epoch >= self.until_epoch
+
+
+class Unfreeze(Hook):
+    """Trains parameters from some epoch on that the module, or another hook, has frozen.
+
+    For fine-tuning: freeze a trained body with ``requires_grad_(False)``, train the head alone, and
+    let the body take part with ``Unfreeze("body.*", at_epoch=3)``. Its parameters are part of
+    parameter sync from the beginning.
+
+    Args:
+        pattern: names of parameters, with ``*`` and ``?`` as in file names.
+        at_epoch: completed epochs after which they are trained.
+
+    Raises:
+        ConfigError: if the epoch cannot work; when the run begins, if no parameter matches.
+    """
+
+    def __init__(self, pattern: str, at_epoch: int) -> None:
+        self.pattern = pattern
+        self.at_epoch = integer_option("Unfreeze", "at_epoch", at_epoch, 0)
+        self.unfreezes = (pattern,)
+        self._done = False
+
+    def on_train_begin(self, run: Run) -> None:
+        """Check the pattern, and unfreeze if it is time."""
+        self._done = False
+        run.matching(self.pattern)  # complains early about a pattern that is applied only later
+        self._apply(run)
+
+    def on_epoch_begin(self, run: Run) -> None:
+        """Unfreeze if it is time."""
+        self._apply(run)
+
+    def _apply(self, run: Run) -> None:
+        if not self._done and run.state.epoch >= self.at_epoch:
+            run.unfreeze(self.pattern)
+            self._done = True
+
+
+class GradientNorms(Hook):
+    """Records norms of gradients, to find gradients that vanish or explode.
+
+    Args:
+        every: trigger; after it fires, the next iteration's gradient travels to
+            the driver, as many bytes as the weights.
+        keep: rows to keep.
+
+    Attributes:
+        rows: the last rows, oldest first: ``epoch`` and ``iteration`` as in the history, ``norm``
+            (L2, of the whole gradient before clipping), and ``parameters``: by name a dict of
+            ``norm`` (L2), ``mean`` and ``max`` (largest absolute value).
+
+    Raises:
+        ConfigError: if an argument cannot work.
+    """
+
+    def __init__(self, every: Trigger | None = None, keep: int = 1000) -> None:
+        self.every = self.gradients = trigger_option("GradientNorms", every or EveryIterations(100))
+        self.keep = integer_option("GradientNorms", "keep", keep, 1)
+        self.rows: list[dict[str, Any]] = []
+        self._due = False
+
+    def on_train_begin(self, run: Run) -> None:
+        """Forget an earlier run."""
+        self.rows.clear()
+        self._due = False
+
+    def on_iteration_begin(self, run: Run) -> None:
+        """Note whether this iteration's gradient was asked for; another hook may ask for more."""
+        self._due = self.every(run.previous, run.state)
+
+    def on_iteration_end(self, run: Run) -> None:
+        """Add a row if there is a gradient."""
+        gradients = run.gradients() if self._due else {}
+        if not gradients:
+            return
+        parameters = {name: _describe(gradient) for name, gradient in gradients.items() if gradient.size}
+        row = {
+            "epoch": run.previous.epoch + 1,
+            "iteration": run.state.iteration,
+            "norm": math.hypot(*(p["norm"] for p in parameters.values())),
+            "parameters": parameters,
+        }
+        self.rows.append(row)
+        del self.rows[: -self.keep]
+
+
+def _describe(gradient: Array) -> dict[str, float]:
+    values = gradient.ravel().astype(np.float64)
+    return {
+        "norm": float(np.linalg.norm(values)),
+        "mean": float(values.mean()),
+        "max": float(np.abs(values).max()),
+    }

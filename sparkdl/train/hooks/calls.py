@@ -1,0 +1,73 @@
+"""Calling the hooks of a run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sparkdl.train.hooks.base import Hook
+from sparkdl.train.leaving import note
+from sparkdl.train.run import Run
+from sparkdl.train.state import TrainState
+
+_log = logging.getLogger("sparkdl")
+
+
+class HookCalls:
+    """The hooks of a run, together.
+
+    Args:
+        hooks: in the order in which they are called.
+        run: what they see.
+    """
+
+    def __init__(self, hooks: Sequence[Hook], run: Run) -> None:
+        self._hooks = hooks
+        self._run = run
+
+    def call(self, method: str, *arguments: Any) -> None:
+        """Call a method of all hooks; the first exception ends it."""
+        for hook in self._hooks:
+            getattr(hook, method)(self._run, *arguments)
+
+    def tell(self, method: str, *arguments: Any) -> list[Exception]:
+        """Call a method of all hooks at the end of the run; return what failed."""
+        errors: list[Exception] = []
+        for hook in self._hooks:
+            try:
+                getattr(hook, method)(self._run, *arguments)
+            except Exception as error:
+                errors.append(error)
+                failure = f"{type(hook).__name__}.{method} failed: {error!r}"
+                if self._run.error is not None:
+                    note(self._run.error, failure)
+                else:
+                    _log.warning("%s", failure)
+        return errors
+
+    def want_gradient(self, previous: TrainState, state: TrainState) -> bool:
+        """Return whether a hook wants the gradient of the iteration after a state."""
+        return any(h.gradients is not None and h.gradients(previous, state) for h in self._hooks)
+
+    def look(self, previous: TrainState, state: TrainState) -> bool:
+        """Return whether a hook will want the weights, or change anything, at a state."""
+        return any(hook.looks(previous, state) for hook in self._hooks)
+
+    def state_dicts(self) -> dict[str, dict[str, Any]]:
+        """Return what each hook needs to go on in another run."""
+        return {name: hook.state_dict() for name, hook in self._by_name().items()}
+
+    def load_state_dicts(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """Let hooks go on from where those of another run were."""
+        for name, hook in self._by_name().items():
+            if name in states:
+                hook.load_state_dict(states[name])
+
+    def _by_name(self) -> dict[str, Hook]:
+        """Name hooks by their class and a number: ``EarlyStopping.0``."""
+        named: dict[str, Hook] = {}
+        for hook in self._hooks:
+            kind = type(hook).__name__
+            named[f"{kind}.{sum(name.rpartition('.')[0] == kind for name in named)}"] = hook
+        return named

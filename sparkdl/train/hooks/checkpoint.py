@@ -1,0 +1,254 @@
+"""The hook that writes checkpoints, and finds them for a resumed run."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from threading import Thread
+
+from sparkdl import redaction
+from sparkdl.exceptions import CheckpointError, ConfigError, TaskError
+from sparkdl.train.checkpoint import (
+    DAMAGED,
+    CheckpointFiles,
+    CheckpointFolder,
+    Path,
+    latest,
+    read_point,
+    tensors_of,
+)
+from sparkdl.train.checkpoint.resume import ResumePoint
+from sparkdl.train.hooks.base import Hook
+from sparkdl.train.options import integer_option, trigger_option
+from sparkdl.train.run import Run
+from sparkdl.train.state import TrainState
+from sparkdl.train.triggers import EveryEpoch, Trigger
+
+_log = logging.getLogger("sparkdl")
+
+Resume = bool | Path
+"""What ``fit`` takes as ``resume=``: whether to go on, or the checkpoint to go on from."""
+
+
+class Checkpoint(Hook):
+    """Writes all that the run needs to go on to a folder now and then.
+
+    A checkpoint is a folder ``iteration-00000123`` with ``model.safetensors`` (parameters and buffers
+    under their state_dict names; with ``averaging=``, the averaged ones), ``training.safetensors``
+    (weights, history, state of hooks), one ``shard-*.safetensors`` per shard with the optimizer's state,
+    and ``state.json`` (the run's state, latest scores, versions, checksums). It is there completely or
+    not at all. ``Trainer.fit(data, resume=True)`` goes on from the newest;
+    :func:`sparkdl.train.checkpoint.latest` finds it, and :func:`sparkdl.train.checkpoint.load_weights`
+    copies its weights into a module. A checkpoint is written when its iteration is complete, with the
+    validation that is due and the end of the epoch. The run's end is one more occasion: after ``end_when``, a
+    hook's stop, Ctrl-C or an error, unless it is there already. Only a second Ctrl-C does without. After an
+    error ``keep`` does not count: an older checkpoint may be the better one. Each run needs a folder of its
+    own: while a run goes on, a second one is refused; on stores that have no locks it takes the folder over,
+    and the first one ends before its next checkpoint.
+
+    A write that fails (a full disk, a store that does not answer) is a warning, older checkpoints stay,
+    and the next one is tried when it is due; after several in a row the run ends.
+
+    Args:
+        path: folder, or its URL: what fsspec opens, such as ``s3://bucket/run`` (with the package for that
+            file system installed), or what Spark's own Hadoop does, such as ``hdfs://namenode/run``.
+        every: when to write.
+        keep: complete checkpoints to keep, the newest; ``None`` for all.
+        background: whether files are written while the run goes on. What goes into them is taken down
+            before; the next checkpoint, and the end of the run, wait for them.
+        shared: whether all executors reach ``path``, so that the owners of the shards write the
+            optimizer's state themselves, side by side. By default they do on stores that fsspec opens
+            by a URL; say ``True`` for a folder that is mounted on all machines.
+        max_failures: failed writes in a row that do not end the run.
+        at_end: whether to write the last state of a run that ends, too.
+
+    Raises:
+        ConfigError: if an argument cannot work; when the run begins, if the folder cannot be made or
+            written to, has checkpoints of later iterations, or the module has state that is not a tensor.
+        CheckpointError: when writes keep failing, or another run writes to the folder (code
+            ``"checkpoint-folder"``); its ``result`` holds what was trained.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        every: Trigger | None = None,
+        keep: int | None = 3,
+        *,
+        background: bool = True,
+        shared: bool | None = None,
+        max_failures: int = 2,
+        at_end: bool = True,
+    ) -> None:
+        self.path = path
+        self.every = trigger_option("Checkpoint", every or EveryEpoch())
+        self.keep = keep if keep is None else integer_option("Checkpoint", "keep", keep, 1)
+        self.background = background
+        self.max_failures = integer_option("Checkpoint", "max_failures", max_failures, 0)
+        self.at_end = at_end
+        self._folder = CheckpointFolder(path)
+        self.shared = self._folder.reached_by_executors if shared is None else shared
+        self._writing: Thread | None = None
+        self._error: Exception | None = None
+        self._failures = 0
+        self._newest = 0
+
+    def resume_point(self) -> ResumePoint | None:
+        """Return the content of the newest sound checkpoint, ``None`` if there is none.
+
+        Newer ones whose checksums differ are set aside, with a warning.
+
+        Raises:
+            ConfigError: if the newest cannot be read for another reason; it is not changed.
+        """
+        for path in reversed(self._folder.complete().values()):
+            try:
+                return read_point(path)
+            except ConfigError as error:
+                if error.code != DAMAGED:
+                    raise
+                aside = self._folder.set_aside(path)
+                message = f"{error.args[0]}; it is set aside as {aside}, an older one is tried"
+                warnings.warn(message, UserWarning, stacklevel=4)
+        return None
+
+    def on_train_begin(self, run: Run) -> None:
+        """Make the folder and claim it; refuse one in which new checkpoints would not be the newest."""
+        self._failures, self._error, self._newest = 0, None, run.state.iteration
+        tensors_of(run.module)
+        self._folder.claim(run.name)
+        try:
+            self._check_folder(run)
+        except BaseException:
+            self._folder.release()
+            raise
+
+    def _check_folder(self, run: Run) -> None:
+        """Make the folder; check that new checkpoints would be the newest, under names of their own."""
+        self._folder.create()
+        self._folder.check_writable()
+        later = [iteration for iteration in self._folder.complete() if iteration > run.state.iteration]
+        if later:
+            raise ConfigError(
+                f"Checkpoint(path={self.path!r}): has a checkpoint of iteration {later[-1]} already, but "
+                f"this run starts at {run.state.iteration}; go on with fit(..., resume=True), choose "
+                "another folder, or delete the old ones",
+                code="config-resume",
+            )
+        foreign = [
+            path for iteration, path in self._folder.foreign().items() if iteration > run.state.iteration
+        ]
+        if foreign:
+            raise ConfigError(
+                f"Checkpoint(path={self.path!r}): {foreign[0]} is no checkpoint, and one of that name would "
+                "be written; move it elsewhere, or choose another folder"
+            )
+
+    def looks(self, previous: TrainState, current: TrainState) -> bool:
+        """Return whether a checkpoint is due."""
+        return self.every.foresees(previous, current)
+
+    def on_boundary(self, run: Run, last: bool) -> None:
+        """Write if a checkpoint is due, and at the end of the run."""
+        if last:
+            self._wait(run)
+            if self.at_end and run.state.iteration > self._newest and self._failures <= self.max_failures:
+                self._write(run, last=True)
+        # A resumed run may come once more to the boundary at which its checkpoint was written.
+        elif self.every(run.previous, run.state) and run.state.iteration > self._newest:
+            self._write(run, last=False)
+
+    def on_train_end(self, run: Run) -> None:
+        """Wait for the last files, and let other runs write to the folder."""
+        try:
+            self._wait(run)
+        finally:
+            self._folder.release()
+
+    def _write(self, run: Run, *, last: bool) -> None:
+        self._wait(run)
+        try:
+            write = self._prepare(run)
+        except (OSError, TaskError) as error:
+            if isinstance(error, TaskError) and not self.shared and not last:
+                raise  # the state itself cannot be read, which is not about files
+            self._failed(error, run)
+            return
+        if last or not self.background:
+            write()
+            self._wait(run)
+            return
+        self._writing = Thread(target=write, name="sparkdl-checkpoint")
+        self._writing.start()
+
+    def _prepare(self, run: Run) -> Callable[[], None]:
+        """Take down what goes into a checkpoint, and return what writes it."""
+        place = self._folder.begin(run.state.iteration)
+        try:
+            digests = run.write_shards(place) if self.shared else {}
+            point = run.resume_point(with_state=not self.shared)
+            module = run.trained_module(run.averaged())
+            files = CheckpointFiles.of(module, run.state, run.scores, point)
+        except BaseException:
+            self._folder.discard(place)
+            raise
+
+        failed = run.error is not None
+
+        def write() -> None:
+            try:
+                written = self._folder.finish(place, files, digests)
+                self._newest = files.iteration
+                if self.keep is not None and not failed:
+                    self._folder.prune(self.keep)
+            except Exception as error:
+                self._error = error
+            else:
+                self._failures = 0
+                _log.info("Checkpoint: wrote %s", written)
+
+        return write
+
+    def _wait(self, run: Run) -> None:
+        """Wait for files that are being written, and see whether all went well."""
+        if self._writing is not None:
+            self._writing.join()
+            self._writing = None
+        error, self._error = self._error, None
+        if error is not None:
+            self._failed(error, run)
+
+    def _failed(self, error: Exception, run: Run) -> None:
+        if isinstance(error, CheckpointError):
+            raise error  # another run writes there now, and the next write would fail likewise
+        self._failures += 1
+        latest = self._folder.latest()
+        standing = f"the newest is {latest}" if latest else "there is none yet"
+        message = f"a checkpoint could not be written to {self.path}: {error}; {standing}"
+        if run.error is not None:
+            raise CheckpointError(message) from error  # a note of the error that ends the run
+        if self._failures > self.max_failures:
+            raise CheckpointError(f"{message}. {self._failures} writes in a row have failed") from error
+        warnings.warn(redaction.text(f"{message}. Training is not affected"), UserWarning, stacklevel=2)
+
+
+def find_resume_point(resume: Resume, hooks: Sequence[Hook]) -> ResumePoint | None:
+    """Return where ``fit(..., resume=)`` is to go on, ``None`` for the beginning.
+
+    Raises:
+        ConfigError: if there is no :class:`Checkpoint` hook to resume from, or the checkpoint named
+            cannot be read.
+    """
+    if resume is False:
+        return None
+    if resume is not True:
+        return read_point(latest(resume) or resume)
+    checkpoints = [hook for hook in hooks if isinstance(hook, Checkpoint)]
+    if not checkpoints:
+        raise ConfigError(
+            "resume=True needs a Checkpoint(path) among the hooks, whose newest checkpoint it goes on from; "
+            "or give the path of a checkpoint",
+            code="config-resume",
+        )
+    return checkpoints[0].resume_point()

@@ -1,0 +1,57 @@
+"""Which hooks a run has: the user's, those that options stand for, and those of every run of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from sparkdl.exceptions import ConfigError
+from sparkdl.train.config import TrainConfig
+from sparkdl.train.hooks.base import Hook
+from sparkdl.train.hooks.progress import Progress
+from sparkdl.train.hooks.timeline import Timeline
+from sparkdl.train.options import sequence_option
+
+MakeHooks = Callable[[Sequence[Hook]], Sequence[Hook]]
+"""Returns hooks to add to those that a run has already."""
+
+_of_every_run: list[MakeHooks] = []
+
+
+def add_to_every_run(make: MakeHooks) -> None:
+    """Give hooks to every run that begins from now on in this process."""
+    if make not in _of_every_run:
+        _of_every_run.append(make)
+
+
+def remove_from_every_run(make: MakeHooks) -> None:
+    """Undo :func:`add_to_every_run`."""
+    if make in _of_every_run:
+        _of_every_run.remove(make)
+
+
+def hooks_of(config: TrainConfig, name: str) -> list[Hook]:
+    """Return the hooks of a run, in the order in which they are called.
+
+    Args:
+        config: the options of the run.
+        name: name of the run.
+    """
+    hooks: list[Hook] = [Progress(name)] if config.progress else []
+    hooks += config.hooks
+    if config.timeline is not None:
+        hooks.append(Timeline(config.timeline))
+    for make in _of_every_run:
+        hooks += make(hooks)
+    return hooks
+
+
+def check_hooks(hooks: object) -> None:
+    """Check the option ``hooks``.
+
+    Raises:
+        ConfigError: if it is no list of hooks, or one of them has patterns that are none.
+    """
+    for hook in sequence_option("hooks", hooks, "hooks such as [EarlyStopping(3)]"):
+        if not isinstance(hook, Hook):
+            raise ConfigError(f"hooks: {hook!r:.100} is not a sparkdl.train.Hook")
+        sequence_option("unfreezes", hook.unfreezes, f"patterns, of {type(hook).__name__}")

@@ -1,0 +1,130 @@
+"""The dry run: two rows through module, loss and backward on the driver, before anything long."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparkdl.compute.forward_backward import make_batch
+from sparkdl.compute.spec import FitSpec
+from sparkdl.data.dataset import Dataset
+from sparkdl.exceptions import DataError, ModelError
+from sparkdl.frame import Array
+from sparkdl.nn import serialize
+from sparkdl.nn.batch import Batch
+from sparkdl.nn.flat import FlatModule
+from sparkdl.nn.gradient import forward_backward
+from sparkdl.nn.meeting import ROWS, find_broadcast
+from sparkdl.nn.numerics import make_replica
+from sparkdl.nn.trace import describe
+from sparkdl.train.passes.sweep import Reader
+
+
+def dry_run(spec: FitSpec, data: Dataset) -> bytes:
+    """Train on the first rows once, on copies, and return the pickled spec.
+
+    Raises:
+        SerializationError: if module, loss or another part cannot be shipped to the executors.
+        DataError: if the transform fails on the rows.
+        ModelError: naming the layer that cannot process them.
+    """
+    shipped = _ship(spec)
+    rows = {key: _at_least_two(values) for key, values in data.peek().items()}
+    local: FitSpec = serialize.loads(shipped)
+    found = _describe_rows(rows, data)
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        # Torch only warns when shapes broadcast to a loss that is not what anybody meant.
+        warnings.filterwarnings("error", message=".*target size.*", category=UserWarning)
+        try:
+            batch = make_batch(rows, local.features, local.label, local.weighted, local.transform)
+        except Exception as error:
+            raise DataError(
+                f"transform failed on row 0 of the Dataset ({found}): {error!r}", code="data-transform"
+            ) from error
+        _check_rows(batch.inputs, len(next(iter(rows.values()))))
+        if batch.weight is not None:  # weights of zero would leave nothing to try
+            batch = replace(batch, weight=torch.ones_like(batch.weight))
+        # Compiling takes longer than the dry run may; the workers fall back where it fails.
+        numerics = replace(local.numerics, compile=False)
+        replica = make_replica(local.module.train(), local.layout, numerics)
+        try:
+            forward_backward(replica, batch, local.objective, None)
+        except ModelError as error:
+            raise ModelError(f"row 0 of the Dataset ({found}): {error}") from error.__cause__
+        check_shapes(local, replica, Reader.of(data).batch(some_rows(data)))
+    return shipped
+
+
+def some_rows(data: Dataset) -> dict[str, Array]:
+    """Return as many rows as shapes are checked with: the first ones, again and again."""
+    peeked = data.peek()
+    return {key: np.take(values, np.arange(ROWS) % len(values), axis=0) for key, values in peeked.items()}
+
+
+def check_shapes(spec: FitSpec, replica: FlatModule, batch: Batch) -> None:
+    """Check that the loss compares each row's output with that row's label.
+
+    Args:
+        spec: the fixed part of the fit.
+        replica: the module, in the mode to check; its buffers may change.
+        batch: rows of :func:`some_rows`.
+
+    Raises:
+        ModelError: naming the operation and the shapes.
+    """
+    with replica.computing():
+        refuse(find_broadcast(spec.objective, replica.module, replica.prepare(batch)), "the loss")
+
+
+def refuse(found: str, what: str) -> None:
+    """Raise an error if outputs and labels meet across rows.
+
+    Raises:
+        ModelError: starting with ``what``.
+    """
+    if found:
+        raise ModelError(
+            f"{what} compares rows with each other: {found} broadcast to (rows, rows). Bring both into one "
+            "shape: output.squeeze(1) or label.unsqueeze(1), or make the label column an array of one "
+            "element. Where all pairs are meant, say label[None, :]",
+            code="model-output",
+        )
+
+
+def _ship(spec: FitSpec) -> bytes:
+    objective = spec.objective
+    parts = {
+        "module": spec.module,
+        **{name: getattr(objective, name) for name in ("loss", "step") if hasattr(objective, name)},
+        "optimizer": spec.rule.optimizer,
+        "transform": spec.transform,
+    }
+    for name, part in parts.items():
+        serialize.dumps(part, name)
+    return serialize.dumps(spec, "the training setup")
+
+
+def _at_least_two(values: Array) -> Array:
+    """Copy rows, for torch wants to own them; repeat a single one: BatchNorm refuses to train on it."""
+    return np.array(values) if len(values) > 1 else np.repeat(values, 2, axis=0)
+
+
+def _describe_rows(rows: dict[str, Array], data: Dataset) -> str:
+    names = {column.key: column.source for column in data.plan.columns}
+    return ", ".join(f"{names[key]}: {v.dtype}{list(v.shape[1:])}" for key, v in rows.items())
+
+
+def _check_rows(inputs: Any, rows: int) -> None:
+    """Check that a transform kept the rows."""
+    tensors = [inputs] if isinstance(inputs, torch.Tensor) else inputs
+    tensors = list(tensors.values()) if isinstance(tensors, dict) else list(tensors)
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0 or tensor.shape[0] != rows:
+            raise DataError(
+                f"transform must return tensors with the batch's {rows} rows, got {describe(tensor)}",
+                code="data-transform",
+            )

@@ -1,0 +1,332 @@
+"""Evaluation: loss and metrics over all rows of a Dataset, as one Spark job.
+
+Each task updates metrics of its own on its partition, batch by batch, and sends their states. The
+driver merges these and computes the scores, so that they are those of a single pass.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparkdl import frame
+from sparkdl._spark.frames import JavaObject
+from sparkdl._spark.jobs import FrameJobs
+from sparkdl._spark.tasks import broadcast_id, broadcast_value
+from sparkdl.allreduce.cluster import Published
+from sparkdl.compute.spec import FitSpec
+from sparkdl.compute.start import BytesRef
+from sparkdl.compute.worker import FitRef, Worker
+from sparkdl.data import store
+from sparkdl.data.dataset import Dataset
+from sparkdl.exceptions import ConfigError, ModelError
+from sparkdl.frame import Parts
+from sparkdl.metrics.loss import Loss
+from sparkdl.metrics.merge import check_mergeable, merge, pack
+from sparkdl.metrics.spec import LOSS, Metrics, MetricSpec, higher_is_better, metric_specs, scores
+from sparkdl.nn import serialize
+from sparkdl.nn.batch import Batch
+from sparkdl.nn.flat import FlatModule
+from sparkdl.nn.gradient import evaluate
+from sparkdl.nn.meeting import Meeting, watch
+from sparkdl.nn.trace import describe as say
+from sparkdl.train.passes.dry_run import check_shapes, refuse, some_rows
+from sparkdl.train.passes.sweep import Reader, evaluating, located, output_of, rows_per_batch, sweep
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """The task of one evaluation, the same for all partitions.
+
+    Attributes:
+        fit: the fixed part.
+        weights: weights to evaluate.
+        metrics_id: id of the broadcast with the metrics.
+        reader_id: id of the broadcast with the Dataset's reader.
+        batch_size: rows per forward pass.
+    """
+
+    fit: FitRef
+    weights: BytesRef
+    metrics_id: int
+    reader_id: int
+    batch_size: int
+
+    def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
+        """Yield the states of the metrics over a partition's rows."""
+        (token,) = [store.Token.from_frame(frame.unpack(data)) for data in frames]
+        worker = self.fit.worker()
+        yield self._states(partition, token, worker)
+        worker.end_task()
+
+    def _states(self, partition: int, token: store.Token, worker: Worker) -> Parts:
+        specs: dict[str, MetricSpec] = serialize.loads(broadcast_value(self.metrics_id))
+        reader: Reader = serialize.loads(broadcast_value(self.reader_id))
+        if token.rows:
+            try:
+                with evaluating(worker, self.weights, partition) as replica:
+                    for rows, batch in reader.batches(token, self.batch_size):
+                        with located(token, rows):
+                            measure(worker.spec, replica, batch, specs)
+            except store.PartitionMissingError:
+                return store.missing(partition)
+        states, arrays = pack({name: spec.metric for name, spec in specs.items()})
+        return frame.pack({"kind": "states", "partition": partition, "states": states}, arrays)
+
+
+def forward(spec: FitSpec, replica: FlatModule, batch: Batch) -> tuple[float | None, Any]:
+    """Return the mean loss of a batch and the module's output.
+
+    The loss is ``None`` if the batch has not the label that the run trains with, and compares with the
+    inputs if the run trains without one, although the batch may have a label for the metrics.
+    """
+    if spec.label.kind != "none" and batch.label is None:
+        return None, output_of(replica, batch)
+    seen = batch if spec.label.kind != "none" else replace(batch, label=None)
+    found = evaluate(replica, seen, spec.objective)
+    return found.loss.item(), found.output
+
+
+def measure(spec: FitSpec, replica: FlatModule, batch: Batch, metrics: Mapping[str, MetricSpec]) -> Any:
+    """Add one batch to all metrics.
+
+    Args:
+        spec: the fixed part of the fit.
+        replica: the module, in evaluation mode.
+        batch: rows on the CPU, where metrics are computed.
+        metrics: metrics by name.
+
+    Returns:
+        The module's output, on the CPU.
+
+    Raises:
+        ModelError: naming the layer or metric that fails.
+    """
+    loss, output = forward(spec, replica, batch)
+    weight = float(batch.rows if batch.weight is None else batch.weight.double().sum())
+    for name, metric in metrics.items():
+        if not isinstance(metric.metric, Loss):
+            _update(name, metric, output, batch)
+        elif loss is not None and weight:
+            metric.metric.update(loss, weight)
+    return output
+
+
+def _update(name: str, metric: MetricSpec, output: Any, batch: Batch) -> None:
+    if output is None:
+        raise ModelError(
+            f"metric {name!r} has nothing to measure: the step must return a dict with the module's 'output' "
+            "beside the 'loss'",
+            code="model-output",
+        )
+    try:
+        metric.update(output, batch.label, batch.inputs)
+    except Exception as error:
+        given = "inputs" if batch.label is None else "label"
+        found = say(batch.inputs if batch.label is None else batch.label)
+        raise ModelError(
+            f"metric {name!r} ({type(metric.metric).__name__}) failed on output {say(output)} and "
+            f"{given} {found}: {error!r}. Bring them into the shape that it expects with MetricSpec(metric, "
+            "prepare=lambda output, label, inputs: (preds, target))",
+            code="model-output",
+        ) from error
+
+
+class Evaluator:
+    """Evaluates weights on Datasets, with the metrics of one fit.
+
+    Args:
+        jobs: Spark access.
+        fit: the fixed part of the fit, broadcast.
+        fit_broadcast: the broadcast itself.
+        metrics: metrics, by name or not; the loss is always there.
+        batch_size: rows per forward pass; by default 1 MiB of stored rows, from 32 to 4096.
+        profile: resource profile of the tasks.
+
+    Raises:
+        ConfigError: if something is no metric, or a name is taken.
+        SerializationError: if a metric cannot be shipped to the executors.
+    """
+
+    def __init__(
+        self,
+        jobs: FrameJobs,
+        fit: FitRef,
+        fit_broadcast: Any,
+        metrics: Metrics | None,
+        batch_size: int | None = None,
+        profile: JavaObject | None = None,
+    ) -> None:
+        self._jobs = jobs
+        self._fit = fit
+        self._fit_broadcast = fit_broadcast
+        self._specs = with_loss(metrics)
+        self._batch_size = batch_size
+        self._profile = profile
+        self._metrics = jobs.sc.broadcast(serialize.dumps(self._specs, "metrics"))
+        self._readers: dict[str, Any] = {}
+
+    def run(self, data: Dataset, weights: Published, describe: str) -> dict[str, float]:
+        """Evaluate weights on all rows of a Dataset.
+
+        Args:
+            data: the rows; their store is built if it is not yet.
+            weights: what to evaluate.
+            describe: names the job in the Spark UI.
+
+        Returns:
+            Value by score: ``loss`` if the rows have the label it needs, and those of the metrics.
+
+        Raises:
+            ModelError: naming the layer or metric that fails on the rows.
+            ConfigError: if the states of a metric cannot be merged.
+            DataError: if partitions of the store stay missing.
+            TaskError: if a task failed for another reason.
+        """
+        reader = self._reader(data)
+        data.store()  # before row_bytes: the first rows may decide on dtypes
+        task = Evaluate(
+            self._fit,
+            weights.ref,
+            broadcast_id(self._metrics),
+            broadcast_id(reader),
+            rows_per_batch(data, self._batch_size),
+        )
+        parts = sweep(
+            self._jobs,
+            data,
+            task,
+            [self._fit_broadcast, self._metrics, reader, *weights.broadcasts],
+            describe=describe,
+            doing="evaluating",
+            profile=self._profile,
+        )
+        parts.sort(key=lambda part: int(part.meta["partition"]))
+        fresh = {name: spec.fresh().metric for name, spec in self._specs.items()}
+        merge(fresh, parts)
+        return all_scores(fresh)
+
+    def higher_is_better(self, name: str) -> bool | None:
+        """Return whether larger values of a score are better; ``None`` if its metric does not say."""
+        return higher_is_better(self._specs, name)
+
+    def release(self) -> None:
+        """Delete what was broadcast."""
+        for broadcast in (self._metrics, *self._readers.values()):
+            broadcast.destroy()
+        self._readers.clear()
+
+    def _reader(self, data: Dataset) -> Any:
+        """Ship how rows of a Dataset become batches, once."""
+        if data.id not in self._readers:
+            shipped = serialize.dumps(Reader.of(data), "transform")
+            self._readers[data.id] = self._jobs.sc.broadcast(shipped)
+        return self._readers[data.id]
+
+
+def with_loss(metrics: Metrics | None) -> dict[str, MetricSpec]:
+    """Name metrics and put the run's loss first."""
+    return {LOSS: MetricSpec(Loss()), **metric_specs(metrics)}
+
+
+def all_scores(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Compute all metrics; a loss that no row could be asked for is left out."""
+    found: dict[str, float] = {}
+    for name, metric in metrics.items():
+        if isinstance(metric, Loss) and not metric.update_count:
+            continue
+        try:
+            computed = scores(name, metric)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"metric {name!r} ({type(metric).__name__}) cannot be computed: {error!r}",
+                code="model-output",
+            ) from error
+        for score, value in computed.items():
+            if score in found:
+                raise ConfigError(f"metrics: two scores are called {score!r}; name the metrics with a dict")
+            found[score] = value
+    return found
+
+
+def check_metrics(shipped: bytes, data: Dataset, metrics: Metrics | None) -> list[str]:
+    """Try metrics on the first rows, on the driver and on copies.
+
+    Args:
+        shipped: the pickled :class:`FitSpec`, as ``dry_run`` returns it.
+        data: rows to evaluate; no store is built.
+        metrics: the metrics.
+
+    Returns:
+        Names of the scores, for monitors; those of vectors may still grow with the rows.
+
+    Raises:
+        ConfigError: if something is no metric, or its states cannot be merged.
+        ModelError: naming the layer or metric that fails.
+        DataError: if the transform fails.
+    """
+    specs = with_loss(metrics)
+    serialize.dumps(specs, "metrics")
+    spec: FitSpec = serialize.loads(shipped)
+    rows = {key: np.array(values) for key, values in data.peek().items()}
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # two rows rarely have every class, and metrics say so
+        # Torch only warns when shapes broadcast to a loss that is not what anybody meant.
+        warnings.filterwarnings("error", message=".*target size.*", category=UserWarning)
+        batch = Reader.of(data).batch(rows)
+        if batch.weight is not None:  # weights of zero would leave nothing to try
+            batch = replace(batch, weight=torch.ones_like(batch.weight))
+        replica = FlatModule(spec.module, spec.layout)
+        with replica.evaluating():
+            output = measure(spec, replica, batch, specs)
+            _check_shapes(spec, replica, Reader.of(data).batch(some_rows(data)), specs)
+        for name, metric in specs.items():
+            if isinstance(metric.metric, Loss):
+                if name != LOSS and not metric.metric.update_count:
+                    raise ConfigError(
+                        f"metric {name!r} is the loss, which needs a label that the rows have not"
+                    )
+                continue
+            check_mergeable(
+                name,
+                metric.fresh().metric,
+                lambda copy, metric=metric: replace(metric, metric=copy).update(  # type: ignore[misc]
+                    output, batch.label, batch.inputs
+                ),
+            )
+        return _names(specs)
+
+
+def _check_shapes(
+    spec: FitSpec, replica: FlatModule, batch: Batch, metrics: Mapping[str, MetricSpec]
+) -> None:
+    """Check that loss and metrics compare each row's output with that row's label."""
+    has_label = spec.label.kind != "none"
+    if batch.label is not None or not has_label:
+        check_shapes(spec, replica, batch if has_label else replace(batch, label=None))
+    if not any(not isinstance(metric.metric, Loss) for metric in metrics.values()):
+        return
+    _, output = forward(spec, replica, batch)
+    target = batch.inputs if batch.label is None else batch.label
+    for name, metric in metrics.items():
+        if not isinstance(metric.metric, Loss):
+            mode = Meeting(batch.rows, target, output)
+            found = watch(mode, metric.fresh().update, output, batch.label, batch.inputs)
+            refuse(found, f"metric {name!r}")
+
+
+def _names(specs: Mapping[str, MetricSpec]) -> list[str]:
+    names: list[str] = []
+    for name, spec in specs.items():
+        try:
+            names += all_scores({name: spec.metric})
+        except ModelError:
+            names.append(name)  # too few rows for this metric
+    return names

@@ -1,0 +1,191 @@
+"""Prediction: the module's output for every row of a Dataset, as one Spark job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from sparkdl import frame
+from sparkdl._spark.frames import JavaObject
+from sparkdl._spark.jobs import FrameJobs
+from sparkdl._spark.tasks import broadcast_id, broadcast_value
+from sparkdl.allreduce.cluster import Published
+from sparkdl.compute.start import BytesRef
+from sparkdl.compute.worker import FitRef, Worker
+from sparkdl.data import store
+from sparkdl.data.dataset import Dataset
+from sparkdl.exceptions import ModelError
+from sparkdl.frame import Array, Frame, Parts
+from sparkdl.nn import serialize
+from sparkdl.nn.trace import describe as say
+from sparkdl.train.passes.sweep import Reader, evaluating, located, output_of, rows_per_batch, sweep
+
+
+@dataclass(frozen=True, slots=True)
+class Predict:
+    """The task of one prediction, the same for all partitions.
+
+    Attributes:
+        fit: the fixed part.
+        weights: the module's weights.
+        reader_id: id of the broadcast with the Dataset's reader.
+        batch_size: rows per forward pass.
+    """
+
+    fit: FitRef
+    weights: BytesRef
+    reader_id: int
+    batch_size: int
+
+    def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
+        """Yield a frame of outputs and positions for each batch."""
+        (token,) = [store.Token.from_frame(frame.unpack(data)) for data in frames]
+        worker = self.fit.worker()
+        try:
+            yield from self._outputs(partition, token, worker)
+        except store.PartitionMissingError:
+            yield store.missing(partition)
+        worker.end_task()
+
+    def _outputs(self, partition: int, token: store.Token, worker: Worker) -> Iterator[Parts]:
+        if not token.rows:
+            return
+        reader: Reader = serialize.loads(broadcast_value(self.reader_id))
+        with evaluating(worker, self.weights, partition) as replica:
+            for rows, batch in reader.batches(token, self.batch_size):
+                with located(token, rows):
+                    structure, arrays = flatten(output_of(replica, batch), len(rows))
+                arrays["positions"] = store.read_positions(token, rows)
+                yield frame.pack({"kind": "outputs", "structure": structure}, arrays)
+
+
+def flatten(output: Any, rows: int) -> tuple[Any, dict[str, Array]]:
+    """Split an output that lies on the CPU into its structure, as JSON, and arrays by number.
+
+    Raises:
+        ModelError: if the output is made of other things than tensors with one entry per row.
+    """
+    arrays: dict[str, Array] = {}
+
+    def visit(tree: Any) -> Any:
+        if tree is None:
+            return None
+        if isinstance(tree, Tensor) and tree.ndim and len(tree) == rows:
+            arrays[str(len(arrays))] = tree.numpy()
+            return len(arrays) - 1
+        if isinstance(tree, Mapping) and all(isinstance(key, str) for key in tree):
+            return {"dict": {key: visit(value) for key, value in tree.items()}}
+        if isinstance(tree, tuple):
+            return {"tuple": [visit(value) for value in tree]}
+        raise ModelError(
+            f"the output {say(output)} has {say(tree)} in it; prediction needs tensors whose "
+            f"first dimension counts the batch's {rows} rows, or tuples and dicts of them",
+            code="model-output",
+        )
+
+    return visit(output), arrays
+
+
+def unflatten(structure: Any, arrays: Sequence[Array]) -> Any:
+    """Put arrays together as the module's output was."""
+    if structure is None:
+        return None
+    if isinstance(structure, int):
+        return arrays[structure]
+    if "dict" in structure:
+        return {key: unflatten(value, arrays) for key, value in structure["dict"].items()}
+    return tuple(unflatten(value, arrays) for value in structure["tuple"])
+
+
+def assemble(frames: list[Frame]) -> Any:
+    """Put the outputs of all batches into the order of their positions.
+
+    Args:
+        frames: at least one; the list is emptied, to free what has been copied.
+
+    Raises:
+        ModelError: if batches differ in structure, dtype or shape.
+    """
+    structure, kinds = frames[0].meta["structure"], _kinds(frames[0])
+    positions = np.concatenate([part.arrays["positions"] for part in frames])
+    place = np.empty(len(positions), np.int64)
+    place[np.argsort(positions, kind="stable")] = np.arange(len(positions))
+    arrays = [np.empty((len(place), *shape), dtype) for dtype, shape in kinds]
+    frames.reverse()
+    start = 0
+    while frames:
+        part = frames.pop()
+        found = _kinds(part)
+        if part.meta["structure"] != structure or found != kinds:
+            raise ModelError(
+                f"the module's output differs between batches: {part.meta['structure']} of {_say(found)} "
+                f"after {structure} of {_say(kinds)}; prediction needs one structure and shape for all rows",
+                code="model-output",
+            )
+        stop = start + len(part.arrays["positions"])
+        for n, array in enumerate(arrays):
+            array[place[start:stop]] = part.arrays[str(n)]
+        start = stop
+    return unflatten(structure, arrays)
+
+
+_Kinds = list[tuple[np.dtype[Any], tuple[int, ...]]]
+
+
+def _kinds(part: Frame) -> _Kinds:
+    """Return dtype and row shape of each array of the output."""
+    arrays = [part.arrays[str(n)] for n in range(len(part.arrays) - 1)]
+    return [(array.dtype, array.shape[1:]) for array in arrays]
+
+
+def _say(kinds: _Kinds) -> str:
+    return ", ".join(f"{dtype}{list(shape)}" for dtype, shape in kinds)
+
+
+def run_prediction(
+    jobs: FrameJobs,
+    fit: FitRef,
+    fit_broadcast: Any,
+    data: Dataset,
+    weights: Published,
+    describe: str,
+    batch_size: int | None = None,
+    profile: JavaObject | None = None,
+) -> Any:
+    """Return the module's output for every row, in the order of the Dataset's source.
+
+    For arrays that is their order; for an RDD or DataFrame that of ``collect()``, if it gives its
+    rows in the same order each time. Labels are not read. The driver holds the whole output, for a
+    moment twice.
+
+    Args:
+        jobs: Spark access.
+        fit: the fixed part of the fit, broadcast.
+        fit_broadcast: the broadcast itself.
+        data: the rows; their store is built if it is not yet.
+        weights: the module's weights.
+        describe: names the job in the Spark UI.
+        batch_size: rows per forward pass; by default 1 MiB of stored rows, from 32 to 4096.
+        profile: resource profile of the tasks.
+
+    Returns:
+        The output with a numpy array in place of each tensor, first dimension: rows.
+
+    Raises:
+        ModelError: naming the layer that fails, or if the output is not one entry per row.
+        DataError: if the transform fails, or partitions of the store stay missing.
+        TaskError: if a task failed for another reason.
+    """
+    data.store()  # before row_bytes: the first rows may decide on dtypes
+    reader = jobs.sc.broadcast(serialize.dumps(Reader.of_features(data), "transform"))
+    try:
+        task = Predict(fit, weights.ref, broadcast_id(reader), rows_per_batch(data, batch_size))
+        broadcasts = [fit_broadcast, reader, *weights.broadcasts]
+        frames = sweep(jobs, data, task, broadcasts, describe=describe, doing="predicting", profile=profile)
+    finally:
+        reader.destroy()
+    return assemble(frames)

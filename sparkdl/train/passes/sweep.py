@@ -1,0 +1,185 @@
+"""A pass over all rows of a Dataset in order, as one Spark job: what evaluation and prediction share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparkdl import frame, seeding
+from sparkdl._spark.errors import is_job_failure, task_error
+from sparkdl._spark.frames import JavaObject, Task
+from sparkdl._spark.jobs import FrameJobs
+from sparkdl.compute.forward_backward import make_batch
+from sparkdl.compute.start import BytesRef
+from sparkdl.compute.worker import Worker
+from sparkdl.data import store
+from sparkdl.data.built import MAX_REBUILDS
+from sparkdl.data.columns import Structure
+from sparkdl.data.dataset import Dataset
+from sparkdl.data.manifest import Unchanged, changed_error
+from sparkdl.exceptions import DataError, ModelError
+from sparkdl.frame import Array, Frame
+from sparkdl.nn.batch import Batch
+from sparkdl.nn.flat import FlatModule
+from sparkdl.nn.gradient import evaluate
+from sparkdl.nn.objective import LossObjective
+
+_BATCH_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """How the rows of a Dataset become batches.
+
+    Attributes:
+        features: how stored columns become the module's inputs.
+        label: how stored columns become the label.
+        weighted: whether rows have weights.
+        transform: applied to the inputs of each batch.
+    """
+
+    features: Structure
+    label: Structure
+    weighted: bool
+    transform: Callable[[Any], Any] | None
+
+    @classmethod
+    def of(cls, data: Dataset) -> Reader:
+        """Return the reader of a Dataset's rows."""
+        return cls(data.plan.features, data.plan.label, data.plan.weighted, data.transform)
+
+    @classmethod
+    def of_features(cls, data: Dataset) -> Reader:
+        """Return the reader of a Dataset's features alone."""
+        return cls(data.plan.features, Structure("none"), False, data.transform)
+
+    def batch(self, columns: dict[str, Array]) -> Batch:
+        """Turn columns into a batch.
+
+        Raises:
+            DataError: if the transform fails.
+        """
+        try:
+            return make_batch(columns, self.features, self.label, self.weighted, self.transform)
+        except Exception as error:
+            raise DataError(f"the transform failed: {error!r}", code="data-transform") from error
+
+    def batches(self, token: store.Token, size: int) -> Iterator[tuple[Array, Batch]]:
+        """Read a partition in order.
+
+        Yields:
+            Row numbers, and the batch of these rows.
+
+        Raises:
+            PartitionMissingError: if the partition's files are not on this executor.
+            DataError: if the transform fails.
+        """
+        keys = {*self.features.keys, *self.label.keys, *(["weight"] if self.weighted else [])}
+        for start in range(0, token.rows, size):
+            rows = np.arange(start, min(start + size, token.rows))
+            columns = store.read_rows(token, rows, keys)
+            with located(token, rows):
+                batch = self.batch(columns)
+            yield rows, batch
+
+
+@contextmanager
+def located(token: store.Token, rows: Array) -> Iterator[None]:
+    """Say in errors which rows they come from."""
+    try:
+        yield
+    except (DataError, ModelError) as error:
+        where = f"partition {token.partition}, rows {rows[0]} to {rows[-1]}"
+        raise type(error)(f"{where}: {error}") from error.__cause__
+
+
+def rows_per_batch(data: Dataset, batch_size: int | None) -> int:
+    """Return the rows of one forward pass: as asked, or 1 MiB of them, from 32 to 4096."""
+    return batch_size or max(32, min(4096, _BATCH_BYTES // max(data.plan.row_bytes, 1)))
+
+
+@contextmanager
+def evaluating(worker: Worker, weights: BytesRef, partition: int) -> Iterator[FlatModule]:
+    """Lend the worker's replica with the given weights, in evaluation mode and without gradients."""
+    current = frame.unpack(weights.read()).arrays
+    with worker.replica.lending():
+        worker.replica.load(current["params"], current["buffers"], current["counters"])
+        # A transform may draw random numbers: the same ones in each pass.
+        seeding.seed_task(worker.spec.seed, 0, 0, partition)
+        with worker.replica.evaluating():
+            yield worker.replica
+
+
+def output_of(replica: FlatModule, batch: Batch) -> Any:
+    """Return the module's output for a batch, on the CPU and in no lower precision than float32.
+
+    Raises:
+        ModelError: naming the layer that fails.
+    """
+    return evaluate(replica, replace(batch, weight=None), LossObjective(_no_loss)).output
+
+
+def _no_loss(output: Any, target: Any) -> Tensor:
+    return torch.zeros(())
+
+
+def sweep(
+    jobs: FrameJobs,
+    data: Dataset,
+    task: Task,
+    broadcasts: Sequence[Any],
+    *,
+    describe: str,
+    doing: str,
+    profile: JavaObject | None = None,
+) -> list[Frame]:
+    """Run a task over a Dataset's store and return its frames, partition by partition.
+
+    A partition whose files are missing, which the task says in a frame of kind ``missing``, is
+    rebuilt, and the job run again.
+
+    Args:
+        jobs: Spark access.
+        data: the rows; their store is built if it is not yet.
+        task: what to run.
+        broadcasts: the broadcasts that the task reads.
+        describe: names the job in the Spark UI.
+        doing: description of the job, for errors.
+        profile: resource profile of the tasks.
+
+    Raises:
+        DataError: if partitions stay missing, or have other rows than when they were built.
+        TaskError: if a task failed, or the error of sparkdl that it raised.
+    """
+    built = data.store()
+    for _ in range(MAX_REBUILDS):
+        jobs.describe(describe)
+        try:
+            checked = Unchanged(task, built.manifest)
+            frames = jobs.collect(jobs.stage(built.tokens, checked, broadcasts, profile=profile))
+        except Exception as error:
+            if is_job_failure(error):
+                raise task_error(error, doing) from None
+            raise
+        finally:
+            jobs.describe(None)
+        messages = [frame.unpack(data) for data in frames]
+        for message in messages:
+            if message.meta["kind"] == "changed":
+                raise changed_error(message.meta, doing)
+        missing = {m.meta["partition"] for m in messages if m.meta["kind"] == "missing"}
+        if not missing:
+            return messages
+        for partition in missing:
+            jobs.drop_block(built.tokens.id(), partition)
+    raise DataError(
+        f"{doing}: partitions of the store were still missing after {MAX_REBUILDS} rebuilds; is the "
+        "executors' local disk full or being cleaned?",
+        code="data-store",
+    )

@@ -1,0 +1,52 @@
+"""Sample weights: whether there is anything to learn from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from sparkdl import frame
+from sparkdl._spark.jobs import FrameJobs
+from sparkdl.data import store
+from sparkdl.data.dataset import Dataset
+from sparkdl.exceptions import DataError
+from sparkdl.frame import Parts
+from sparkdl.train.passes.sweep import sweep
+
+_BLOCK = 1 << 20
+
+
+def check_weights(jobs: FrameJobs, data: Dataset) -> None:
+    """Check that some row has a weight above zero; one short job if rows have weights.
+
+    Raises:
+        DataError: naming the column if all weights are zero.
+    """
+    if not data.plan.weighted:
+        return
+    describe = "sparkdl: look at the sample weights"
+    found = sweep(jobs, data, _any_weight, [], describe=describe, doing="looking at the weights")
+    if not any(message.meta["any"] for message in found):
+        source = next(column.source for column in data.plan.columns if column.key == "weight")
+        raise DataError(
+            f"weight column {source!r}: all {len(data)} weights are zero, so there is nothing to train on. "
+            "Expected some above zero; leave the weights out to count all rows alike",
+            code="data-value",
+        )
+
+
+def _any_weight(partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
+    """Tell whether a partition has a row with a weight above zero."""
+    (token,) = [store.Token.from_frame(frame.unpack(data)) for data in frames]
+    try:
+        blocks = range(0, token.rows, _BLOCK)
+        found = any(
+            store.read_rows(token, np.arange(start, min(start + _BLOCK, token.rows)), {"weight"})[
+                "weight"
+            ].any()
+            for start in blocks
+        )
+        yield frame.pack({"kind": "weights", "partition": partition, "any": bool(found)})
+    except store.PartitionMissingError:
+        yield store.missing(partition)

@@ -1,0 +1,237 @@
+"""What a Trainer makes of module, optimizer and options, once for all of its fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from itertools import zip_longest
+from typing import Any
+
+from torch import nn
+
+from sparkdl.allreduce.choose import Wanted
+from sparkdl.allreduce.kept import Snapshot
+from sparkdl.allreduce.update.shard import reductions
+from sparkdl.codec import codec_of, has_error_feedback
+from sparkdl.compute.local_steps import InnerRule
+from sparkdl.compute.spec import FitSpec
+from sparkdl.data.columns import Structure
+from sparkdl.data.dataset import Dataset
+from sparkdl.exceptions import ModelError
+from sparkdl.layout import ParamLayout, TensorSpec
+from sparkdl.nn import serialize
+from sparkdl.nn.flat import write_back
+from sparkdl.nn.objective import Objective
+from sparkdl.nn.parameters import dense_tables, layout_of, sparse_tables
+from sparkdl.optim import OptimizerSpec, check_shardable, optimizer_spec
+from sparkdl.optim.describe import describe_optimizer
+from sparkdl.optim.packed import lazy_groups, sparse_groups
+from sparkdl.optim.rule import UpdateRule
+from sparkdl.optim.spec import Optimizers
+from sparkdl.train.checkpoint.setting import setting_of
+from sparkdl.train.config import TrainConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """What stays the same in all fits of a Trainer.
+
+    Attributes:
+        module: the module as it was given.
+        objective: the loss.
+        config: the options.
+        unfreezes: patterns of parameters that the module has frozen and hooks may unfreeze.
+        frozen: names of the parameters that match.
+        layout: where each parameter lies in the flat vectors.
+        optimizer: the user's optimizer; with local steps that of the partitions.
+        rule: the update of shards.
+        stateful: whether the optimizer of ``rule`` keeps anything.
+        inner: the update of local steps, ``None`` without them.
+        tables: tables of which rows alone have a gradient, and whose optimizer leaves the others as they are.
+        scanned: tables whose rows of zeros need not be sent.
+    """
+
+    module: nn.Module
+    objective: Objective
+    config: TrainConfig
+    unfreezes: Sequence[str]
+    frozen: frozenset[str]
+    layout: ParamLayout
+    optimizer: OptimizerSpec
+    rule: UpdateRule
+    stateful: bool
+    inner: InnerRule | None
+    tables: tuple[int, ...]
+    scanned: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls, module: nn.Module, objective: Objective, optimizer: Optimizers, config: TrainConfig
+    ) -> Recipe:
+        """Lay the parameters out, and try the optimizer on shards.
+
+        Raises:
+            ConfigError: if an option cannot work.
+            ModelError: if the module's parameters cannot be trained.
+            OptimizerError: if the optimizer cannot be applied to shards.
+        """
+        unfreezes = [pattern for hook in config.hooks for pattern in hook.unfreezes]
+        with _trainable(module, unfreezes) as frozen:
+            spec, group_of = optimizer_spec(optimizer, module, config.groups)
+            layout = layout_of(module, group_of)
+            sparse, dense = sparse_tables(module), dense_tables(module)
+        rule, stateful, inner = UpdateRule(spec, config.clip), check_shardable(spec), None
+        if config.local is not None:  # the optimizer is that of the partitions, and the shards' an outer one
+            inner = InnerRule(rule, layout, stateful)
+            outer, _ = optimizer_spec(config.local.outer, module)
+            rule, stateful = UpdateRule(outer), check_shardable(outer)
+            layout = replace(layout, params=tuple(replace(param, group=0) for param in layout.params))
+        # To SparseAdam an element of zero is none, and to name its row would make it one.
+        lazy, by_element = lazy_groups(rule.optimizer), sparse_groups(rule.optimizer)
+        return cls(
+            module=module,
+            objective=objective,
+            config=config,
+            unfreezes=unfreezes,
+            frozen=frozen,
+            layout=layout,
+            optimizer=spec,
+            rule=rule,
+            stateful=stateful,
+            inner=inner,
+            tables=tuple(i for i in sparse if layout.params[i].group in lazy),
+            scanned=tuple(i for i in dense if layout.params[i].group not in by_element),
+        )
+
+    @property
+    def keeps_on_partitions(self) -> bool:
+        """Whether partitions keep anything for their next steps, which lies beside their rows."""
+        lossy = has_error_feedback(codec_of(self.config.gradient_codec))
+        return lossy or (self.inner is not None and self.inner.stateful)
+
+    def spec(self, data: Dataset, module: nn.Module, label: Structure | None, threads: int = 1) -> FitSpec:
+        """Return what is shipped once for a fit, an evaluation or a prediction.
+
+        Args:
+            data: the rows.
+            module: whose weights to use.
+            label: the label's columns; those of the Dataset if ``None``.
+            threads: torch threads of a task.
+
+        Raises:
+            ModelError: if the module is not like the one that the Trainer was made with.
+        """
+        config = self.config
+        with _trainable(module, self.unfreezes):
+            _check_fits(module, self.layout)
+            return FitSpec(
+                module=_copied(module) if self.unfreezes else module,
+                objective=self.objective,
+                rule=self.rule,
+                combine=config.combine,
+                averaging=config.averaging is not None,
+                layout=self.layout,
+                features=data.plan.features,
+                label=data.plan.label if label is None else label,
+                weighted=data.plan.weighted,
+                transform=data.transform,
+                seed=config.seed,
+                shuffle=config.shuffle,
+                micro_batch_size=config.micro_batch_size,
+                threads=threads,
+                numerics=config.numerics(),
+                gradient_codec=codec_of(config.gradient_codec),
+                weights_codec=config.weights_codec,
+                inner=self.inner,
+                tables=self.tables,
+                scanned=self.scanned,
+                plan=data.plan,
+            )
+
+    def wanted(self) -> Wanted:
+        """Return what the choice of plan and transport depends on."""
+        config = self.config
+        # Options that change all weights in each iteration, or what partitions send.
+        dense = config.combine != "mean" or config.averaging is not None or config.local_steps is not None
+        return Wanted(
+            exchange=config.exchange,
+            layout=self.layout,
+            reductions=reductions(self.rule, config.combine),
+            stateful=self.stateful or config.averaging is not None,
+            averaging=config.averaging is not None,
+            tables=() if dense else self.tables,
+            weights_codec=config.weights_codec,
+            num_shards=config.num_shards,
+            stragglers=config.drop_stragglers is not None,
+            transport=config.transport,
+        )
+
+    def setting(self, rows: Sequence[int]) -> dict[str, Any]:
+        """Return what must be the same for another run to go on from a checkpoint of this one.
+
+        Args:
+            rows: of each partition.
+        """
+        config = self.config
+        return setting_of(
+            self.layout,
+            rows,
+            batch_size=config.batch_size,
+            local_steps=config.local.steps if config.local is not None else None,
+            seed=config.seed,
+            shuffle=config.shuffle,
+            optimizer=describe_optimizer(self.rule.optimizer),
+            inner_optimizer=describe_optimizer(self.optimizer) if config.local is not None else None,
+        )
+
+    def write_back(self, snapshot: Snapshot) -> nn.Module:
+        """Return a copy of the module with the given weights."""
+        with _trainable(self.module, self.unfreezes):
+            module = _copied(self.module)
+        write_back(module, self.layout, snapshot.params, snapshot.buffers, snapshot.counters)
+        named = dict(self.module.named_parameters())
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(named[name].requires_grad)
+        return module
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    copy: nn.Module = serialize.loads(serialize.dumps(module, "module"))
+    return copy
+
+
+@contextmanager
+def _trainable(module: nn.Module, patterns: Sequence[str]) -> Iterator[frozenset[str]]:
+    """Let parameters that match a pattern be trainable for a while; yield the names of frozen ones."""
+    matching = {
+        name: parameter
+        for name, parameter in module.named_parameters()
+        if not parameter.requires_grad and any(fnmatchcase(name, pattern) for pattern in patterns)
+    }
+    for parameter in matching.values():
+        parameter.requires_grad_(True)
+    try:
+        yield frozenset(matching)
+    finally:
+        for parameter in matching.values():
+            parameter.requires_grad_(False)
+
+
+def _check_fits(module: nn.Module, layout: ParamLayout) -> None:
+    """Check that a module is like the one that the layout was made of."""
+    own = layout_of(module)
+    known = {t.name for t in (*layout.buffers, *layout.counters)}  # a forward pass may have made others
+    found = [*own.params, *(t for t in (*own.buffers, *own.counters) if t.name in known)]
+    expected = [*layout.params, *layout.buffers, *layout.counters]
+    for here, there in zip_longest(found, expected):
+        if here is None or there is None or (here.name, here.shape) != (there.name, there.shape):
+            raise ModelError(
+                f"{type(module).__name__} is not like the module that the Trainer was made with: found "
+                f"{_say(here)} where {_say(there)} was expected; names, shapes, requires_grad must agree"
+            )
+
+
+def _say(tensor: TensorSpec | None) -> str:
+    return f"{tensor.name}{list(tensor.shape)}" if tensor else "nothing"

@@ -1,0 +1,131 @@
+"""What is on the executors while a Trainer works: the fixed part of a run, and its weights."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from sparkdl._spark.frames import JavaObject
+from sparkdl._spark.jobs import FrameJobs
+from sparkdl._spark.session import is_alive
+from sparkdl._spark.tasks import broadcast_id
+from sparkdl.allreduce.cluster import Cluster, SparkCluster
+from sparkdl.allreduce.engine import Engine
+from sparkdl.allreduce.state import Weights
+from sparkdl.compute.worker import FitRef
+from sparkdl.data.built import Store
+from sparkdl.data.columns import Structure
+from sparkdl.data.dataset import Dataset
+from sparkdl.nn import serialize
+from sparkdl.nn.flat import FlatModule
+from sparkdl.train.config import TrainConfig
+from sparkdl.train.leaving import unless_under_way
+from sparkdl.train.passes.evaluate import Evaluator
+from sparkdl.train.recipe import Recipe
+from sparkdl.train.resources import task_profile, threads_per_task
+
+
+@dataclass(slots=True, kw_only=True)
+class Shipped:
+    """What is on the executors.
+
+    Attributes:
+        jobs: Spark access.
+        store: the rows.
+        fit: how tasks find the fixed part.
+        broadcast: the fixed part.
+        profile: resource profile of the tasks.
+        cluster: what the engine asks of Spark.
+        weights: the first weights.
+        release_model: deletes the model that there is at the end.
+        cleanups: what else is called at the end.
+    """
+
+    jobs: FrameJobs
+    store: Store
+    fit: FitRef
+    broadcast: Any
+    profile: JavaObject | None
+    cluster: Cluster
+    weights: Weights
+    release_model: Callable[[], None]
+    cleanups: list[Callable[[], None]] = field(default_factory=list)
+
+    @contextmanager
+    def evaluator(self, config: TrainConfig) -> Iterator[Evaluator]:
+        """Make an evaluator for a while."""
+        size = config.validation_batch_size
+        evaluator = Evaluator(self.jobs, self.fit, self.broadcast, config.metrics, size, self.profile)
+        try:
+            yield evaluator
+        finally:
+            if is_alive(self.jobs.sc):
+                evaluator.release()
+
+    def engine(self, recipe: Recipe, name: str) -> Engine:
+        """Return the engine that runs steps of a fit.
+
+        Args:
+            recipe: what to train, and how.
+            name: name of the run.
+
+        Raises:
+            ConfigError: if the exchange that is wanted does not suit session or model.
+        """
+        wanted = recipe.wanted()
+        exchange = wanted.choose(self.jobs.sc, len(self.store.partitions))
+        return Engine(
+            cluster=self.cluster,
+            store=self.store,
+            fit=self.fit,
+            fit_broadcast=self.broadcast,
+            route=lambda store, fit: wanted.route(exchange, self.jobs, store, fit, self.profile),
+            leaves_files=recipe.keeps_on_partitions,
+            name=f"sparkdl fit {name}",
+        )
+
+
+@contextmanager
+def shipped(recipe: Recipe, data: Dataset, module: nn.Module, label: Structure | None) -> Iterator[Shipped]:
+    """Broadcast the fixed part and the module's weights; release everything at the end."""
+    store = data.store()
+    sc = data.spark.sparkContext
+    jobs = FrameJobs(sc)
+    partitions = len(store.partitions)
+    spec = recipe.spec(data, module, label, threads_per_task(store.executors, partitions))
+    data_of_spec = serialize.dumps(spec, "the training setup")
+    first = FlatModule(serialize.loads(data_of_spec).module, spec.layout)
+    broadcast = sc.broadcast(data_of_spec)
+    ship: Shipped | None = None
+    under_way: BaseException | None = None
+    try:
+        profile = task_profile(data.spark, store.executors, partitions)
+        cluster = SparkCluster(jobs, profile)
+        weights = Weights(cluster, first.params.numpy(), first.buffers(), first.counters())
+        ship = Shipped(
+            jobs=jobs,
+            store=store,
+            fit=FitRef(uuid.uuid4().hex, broadcast_id(broadcast)),
+            broadcast=broadcast,
+            profile=profile,
+            cluster=cluster,
+            weights=weights,
+            release_model=weights.release,
+        )
+        yield ship
+    except BaseException as error:
+        under_way = error
+        raise
+    finally:
+        if is_alive(sc):  # the user may have stopped Spark from within
+            with unless_under_way(under_way, "The run's data on the executors could not be deleted"):
+                if ship is not None:
+                    ship.release_model()
+                    for clean_up in ship.cleanups:
+                        clean_up()
+                broadcast.destroy()

@@ -1,0 +1,225 @@
+"""Groups whose tasks exchange among themselves, on a real Spark: the bits of shuffles, and nothing left."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from support.data import as_dataset, partitioned
+from support.models import Everything, mlp
+from support.reference import assert_bit_equal
+from torch import nn
+
+from sparkdl import Trainer
+from sparkdl.allreduce.choose import Wanted
+from sparkdl.exceptions import ConfigError, ModelError
+from sparkdl.layout import ParamLayout, lay_out
+from sparkdl.train import EveryEpoch, Hook, MaxIteration, Run
+
+TWO = partitioned([130, 110])
+
+
+def fit(data: Any, module: nn.Module, iterations: int = 12, **options: Any) -> Any:
+    settings: dict[str, Any] = {
+        "loss": nn.CrossEntropyLoss(),
+        "optimizer": partial(torch.optim.Adam, lr=1e-3),
+        "batch_size": 60,
+        "seed": 3,
+        "end_when": MaxIteration(iterations),
+        "progress": False,
+        "exchange": "replicated",
+    }
+    validation = options.pop("validation", None)
+    return Trainer(module, **settings | options).fit(data, validation)
+
+
+def listening() -> list[str]:
+    """Return the addresses at which Python processes that this one has started listen."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        try:
+            if "python" in child.name():
+                found += [
+                    str(one.laddr)
+                    for one in child.net_connections("inet")
+                    if one.status == psutil.CONN_LISTEN
+                ]
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+class FreezesMidway(Hook):
+    """Looks at the weights and freezes a layer in the middle of a group, which is undone."""
+
+    def on_iteration_end(self, run: Run) -> None:
+        if run.state.iteration == 5:
+            run.freeze("0.*")
+
+
+@pytest.mark.parametrize("exchange", ["replicated", "sharded"])
+def test_direct_exchange_has_the_bits_of_shuffles(spark: Any, exchange: Any) -> None:
+    store = spark.sparkContext._jsc.sc().statusStore()
+    with as_dataset(spark, TWO) as data:
+        wanted = fit(data, Everything(), exchange=exchange)
+        before = {store.jobsList(None).apply(i).jobId() for i in range(store.jobsList(None).size())}
+        found = fit(data, Everything(), exchange=exchange, transport="direct")
+    jobs = store.jobsList(None)
+    names = [
+        jobs.apply(i).description().get()
+        for i in range(jobs.size())
+        if jobs.apply(i).jobId() not in before and jobs.apply(i).description().isDefined()
+    ]
+    assert_bit_equal(found.module, wanted.module)
+    assert wanted.history.column("direct") == [0] * 12
+    assert found.history.column("direct") == [1] * 12
+    assert any(name.endswith(", direct") for name in names)
+    assert not listening()
+
+
+def test_a_group_that_is_undone_and_validated(spark: Any) -> None:
+    with as_dataset(spark, TWO) as data, as_dataset(spark, partitioned([30, 20])) as validation:
+        options = {"validation": validation, "validate_when": EveryEpoch(), "iterations_per_job": 4}
+        wanted = fit(data, mlp(), hooks=[FreezesMidway()], **options)
+        found = fit(data, mlp(), hooks=[FreezesMidway()], transport="direct", **options)
+    assert_bit_equal(found.module, wanted.module)
+    assert found.history.validations == wanted.history.validations
+
+
+def test_more_partitions_than_slots_go_by_shuffles_and_say_so_once(spark: Any, caplog: Any) -> None:
+    with as_dataset(spark, partitioned([50, 40, 30])) as data, caplog.at_level(logging.WARNING, "sparkdl"):
+        found = fit(data, mlp(), 6, transport="direct")
+        wanted = fit(data, mlp(), 6)
+    assert_bit_equal(found.module, wanted.module)
+    assert found.history.column("direct") == [0] * 6
+    assert sum("cannot exchange directly" in record.message for record in caplog.records) == 1
+
+
+class Fails(nn.Module):
+    """Fails on the rows of some iteration."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = mlp()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls == 5:
+            raise ValueError("five")
+        found: torch.Tensor = self.layer(x)
+        return found
+
+
+def test_a_failing_module_ends_like_by_shuffles(spark: Any) -> None:
+    with as_dataset(spark, TWO) as data:
+        with pytest.raises(ModelError, match="five") as failure:
+            fit(data, Fails(), transport="direct", iterations_per_job=8)
+        assert failure.value.result.state.iteration == 4
+    assert not listening()
+
+
+class KillsItsExecutor:
+    """A loss that kills the executor of the first task that finds a file, in the middle of a group."""
+
+    def __init__(self, flag: str) -> None:
+        self.flag = flag
+        self.inner = nn.CrossEntropyLoss()
+
+    def __call__(self, output: Any, label: Any) -> Any:
+        try:
+            os.remove(self.flag)
+        except FileNotFoundError:
+            return self.inner(output, label)
+        parent = psutil.Process()
+        while "CoarseGrainedExecutorBackend" not in " ".join(parent.cmdline()):
+            parent = parent.parent()
+        os.kill(parent.pid, signal.SIGKILL)
+        return self.inner(output, label)
+
+
+class ArmsAt(Hook):
+    """Lets an executor be killed once some iterations are done."""
+
+    def __init__(self, flag: Path, iteration: int) -> None:
+        self.flag, self.iteration = flag, iteration
+
+    def on_iteration_end(self, run: Run) -> None:
+        if run.state.iteration == self.iteration:
+            self.flag.touch()
+
+
+@pytest.mark.parametrize("exchange", ["replicated", "sharded"])
+def test_an_executor_killed_in_a_direct_group_changes_no_bit(
+    cluster: Any, tmp_path: Path, exchange: Any
+) -> None:
+    flag = tmp_path / "kill"
+    options = {"exchange": exchange, "iterations_per_job": 8}
+    with as_dataset(cluster, TWO) as data:
+        wanted = fit(data, Everything(), 40, **options)
+        loss, hooks = KillsItsExecutor(str(flag)), [ArmsAt(flag, 16)]
+        found = fit(data, Everything(), 40, loss=loss, hooks=hooks, transport="direct", **options)
+    assert_bit_equal(found.module, wanted.module)
+    assert not flag.exists()
+    direct = found.history.column("direct")
+    assert direct[:16] == [1] * 16
+    assert direct[16] == 0  # by shuffles after the loss
+    assert not listening()
+
+
+def session_with(**conf: str) -> Any:
+    return SimpleNamespace(getConf=lambda: {name.replace("_", "."): value for name, value in conf.items()})
+
+
+def wants(transport: Any) -> Wanted:
+    layout = ParamLayout(lay_out([("w", (3, 2), 0)]))
+    return Wanted(
+        exchange="auto",
+        layout=layout,
+        reductions=0,
+        stateful=False,
+        averaging=False,
+        tables=(),
+        weights_codec="fp32",
+        num_shards=None,
+        stragglers=False,
+        transport=transport,
+    )
+
+
+@pytest.mark.parametrize("name", ["spark.network.crypto.enabled", "spark.ssl.rpc.enabled"])
+def test_a_session_that_asks_for_encryption_gets_shuffles(name: str) -> None:
+    session = session_with(**{name: "true", "spark.sparkdl.transport": "direct"})
+    assert not wants("auto").exchanges_directly(session, "replicated")
+    with pytest.raises(ConfigError, match=rf"transport='direct': {name}=true asks for encryption"):
+        wants("direct").exchanges_directly(session, "replicated")
+
+
+def test_the_conf_chooses_for_auto() -> None:
+    session = session_with(**{"spark.sparkdl.transport": "direct"})
+    assert wants("auto").exchanges_directly(session, "sharded")
+    assert not wants("auto").exchanges_directly(session, "driver")
+    assert not wants("shuffle").exchanges_directly(session, "sharded")
+    with pytest.raises(ConfigError, match=r"spark\.sparkdl\.transport=fast: expected one of"):
+        wants("auto").exchanges_directly(session_with(**{"spark.sparkdl.transport": "fast"}), "sharded")
+
+
+def test_the_driver_plan_and_new_processes_forbid_it() -> None:
+    with pytest.raises(ConfigError, match="through the driver"):
+        wants("direct").exchanges_directly(session_with(), "driver")
+    with pytest.raises(ConfigError, match="worker.reuse=false"):
+        wants("direct").exchanges_directly(session_with(**{"spark.python.worker.reuse": "false"}), "sharded")
+
+
+def test_the_secret_is_not_shown() -> None:
+    from sparkdl.allreduce.transport.direct.task import Circle
+
+    assert "abcdefgh" not in repr(Circle(b"abcdefgh", "host", 3.0, 120.0))

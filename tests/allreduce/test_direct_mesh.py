@@ -1,0 +1,231 @@
+"""The exchange of all with all: order, large messages both ways, and peers that are silent or gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+from support.peers import LIMIT, at_once, pair
+
+from sparkdl.allreduce.transport.direct.connection import END, FRAME, HELLO, Connection
+from sparkdl.allreduce.transport.direct.mesh import Mesh
+from sparkdl.allreduce.transport.direct.peer import LostPeerError
+
+GROUP = 11
+
+
+class Ring:
+    """Ranks that are connected, each with each."""
+
+    def __init__(self, ranks: int, buffer: int | None = None) -> None:
+        self.links: list[dict[int, Connection]] = [{} for _ in range(ranks)]
+        for a, b in combinations(range(ranks), 2):
+            one, other = pair(buffer)
+            self.links[a][b] = Connection(one, bytes([b]) * 16)
+            self.links[b][a] = Connection(other, bytes([a]) * 16)
+        for link in self.all():
+            link.limit = LIMIT
+
+    def all(self) -> Iterator[Connection]:
+        for links in self.links:
+            yield from links.values()
+
+    def mesh(self, rank: int, patience: float = 20) -> Mesh:
+        return Mesh(GROUP, self.links[rank], patience)
+
+    def close(self) -> None:
+        for link in self.all():
+            link.close()
+
+
+@contextlib.contextmanager
+def ring(ranks: int, buffer: int | None = None) -> Iterator[Ring]:
+    made = Ring(ranks, buffer)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def exchange(mesh: Mesh, sends: Any, number: int = 0) -> list[bytes]:
+    return [bytes(data) for data in mesh.exchange(number, sends)]
+
+
+@pytest.mark.parametrize("buffer", [None, 4096], ids=["wide", "narrow"])
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_each_gets_what_others_have_sent_in_the_order_of_ranks(ranks: int, buffer: int | None) -> None:
+    sizes = np.random.default_rng(ranks).integers(0, 70_000, (20, ranks, ranks, 2))
+
+    def message(number: int, source: int, to: int, which: int) -> bytes:
+        return bytes([number, source, to, which]) * int(sizes[number, source, to, which])
+
+    def run(rank: int) -> list[list[bytes]]:
+        mesh = made.mesh(rank)
+        found = []
+        for number in range(20):
+            order = [(to, which) for which in range(2) for to in range(ranks) if to != rank]
+            sends = ((to, [message(number, rank, to, which)]) for to, which in order)
+            found.append(exchange(mesh, sends, number))
+        return found
+
+    with ring(ranks, buffer) as made:
+        for rank, found in enumerate(at_once(*(lambda r=r: run(r) for r in range(ranks)))):  # type: ignore[misc]
+            others = [source for source in range(ranks) if source != rank]
+            for number, got in enumerate(found):  # type: ignore[arg-type]
+                assert got == [message(number, s, rank, which) for s in others for which in range(2)]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_large_messages_both_ways_do_not_block_each_other(ranks: int) -> None:
+    data = np.random.default_rng(0).integers(0, 256, 20 << 20, np.uint8)
+
+    def run(rank: int) -> list[bool]:
+        mesh = made.mesh(rank)
+        sends = ((to, [data]) for to in range(ranks) if to != rank)
+        return [np.array_equal(np.frombuffer(got, np.uint8), data) for got in mesh.exchange(0, sends)]
+
+    with ring(ranks) as made:
+        found = at_once(*(lambda r=r: run(r) for r in range(ranks)))  # type: ignore[misc]
+    assert found == [[True] * (ranks - 1)] * ranks
+
+
+def test_a_rank_may_be_an_exchange_ahead() -> None:
+    with ring(2, 4096) as made:
+        one, other = made.mesh(0), made.mesh(1)
+        # Rank 1 has sent two exchanges before rank 0 reads the first; both come in order.
+        link = made.links[1][0]
+        for number in (0, 1):
+            link.queue(FRAME, number, GROUP, [bytes([number]) * 1000])
+            link.queue(END, number, GROUP)
+        link.flush()
+        assert exchange(one, [], 0) == [bytes(1000)]
+        assert exchange(one, [], 1) == [b"\1" * 1000]
+        assert exchange(other, [], 0) == []
+
+
+def test_one_rank_exchanges_with_nobody() -> None:
+    assert Mesh(GROUP, {}, 1).exchange(0, []) == []
+
+
+def test_sending_begins_while_the_rank_computes() -> None:
+    arrived: list[float] = []
+
+    def slow() -> Iterator[tuple[int, list[bytes]]]:
+        yield 1, [bytes(300_000)]
+        arrived.append(seen.wait(10))
+        yield 1, [b"end"]
+
+    seen = threading.Event()
+
+    def watch() -> list[bytes]:
+        select.select([made.links[1][0]], [], [], 10)
+        seen.set()
+        return exchange(made.mesh(1), [])
+
+    with ring(2) as made:
+        _, found = at_once(lambda: exchange(made.mesh(0), slow()), watch)
+    assert arrived == [True]
+    assert found == [bytes(300_000), b"end"]
+
+
+@pytest.mark.parametrize("sends", [False, True], ids=["has nothing to send", "has much to send"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_a_silent_peer_is_lost_within_patience(ranks: int, sends: bool) -> None:
+    def run(rank: int) -> float:
+        begin = time.monotonic()
+        out = [(to, [bytes(20 << 20 if sends else 10)]) for to in range(ranks) if to != rank]
+        with pytest.raises(LostPeerError, match="silent for") as lost:
+            made.mesh(rank, patience=0.3).exchange(0, out)
+        assert lost.value.rank == ranks - 1
+        return time.monotonic() - begin
+
+    with ring(ranks) as made:
+        for seconds in at_once(*(lambda r=r: run(r) for r in range(ranks - 1))):  # type: ignore[misc]
+            assert isinstance(seconds, float), seconds
+            assert 0.25 < seconds < 3
+
+
+@pytest.mark.parametrize("what", ["at once", "in the middle", "after all"])
+def test_a_peer_that_closes_is_lost_at_once(what: str) -> None:
+    def leave() -> None:
+        link = made.links[1][0]
+        if what != "at once":
+            link.queue(FRAME, 0, GROUP, [bytes(1000)])
+        if what == "after all":
+            link.queue(END, 0, GROUP)
+        link.flush()
+        link.close()
+
+    with ring(2) as made:
+        begin = time.monotonic()
+        out = [(1, [bytes(20 << 20)])]  # more than fits into any buffer
+        at_once(leave)
+        with pytest.raises(LostPeerError) as lost:
+            made.mesh(0).exchange(0, out)
+        assert lost.value.rank == 1
+        assert time.monotonic() - begin < 10
+
+
+def test_a_peer_that_closes_after_all_has_arrived_is_not_missed_yet() -> None:
+    with ring(2) as made:
+        link = made.links[1][0]
+        link.queue(FRAME, 0, GROUP, [b"all"])
+        link.queue(END, 0, GROUP)
+        link.flush()
+        mesh = made.mesh(0)
+        assert exchange(mesh, [], 0) == [b"all"]
+        link.close()
+        with pytest.raises(LostPeerError):
+            exchange(mesh, [], 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "group"),
+    [(FRAME, 1, GROUP), (END, 2, GROUP), (FRAME, 0, GROUP + 1), (END, 0, GROUP - 1)],
+)
+def test_messages_of_another_exchange_end_the_group(kind: int, number: int, group: int) -> None:
+    with ring(2) as made:
+        link = made.links[1][0]
+        link.queue(kind, number, group)
+        link.flush()
+        with pytest.raises(LostPeerError, match=f"exchange {number} of group {group} came for 0"):
+            made.mesh(0).exchange(0, [])
+
+
+def test_a_greeting_in_the_middle_of_a_group_is_no_message() -> None:
+    # A peer that has given this group up greets for another one.
+    with ring(2) as made:
+        link = made.links[1][0]
+        link.queue(HELLO, 0, GROUP)
+        link.flush()
+        with pytest.raises(LostPeerError, match="came for 0"):
+            made.mesh(0).exchange(0, [])
+
+
+def test_an_error_of_the_rank_itself_passes() -> None:
+    def fails() -> Iterator[Any]:
+        yield 1, [b"x"]
+        raise ValueError("mine")
+
+    with ring(2) as made, pytest.raises(ValueError, match="mine"):
+        made.mesh(0).exchange(0, fails())
+
+
+def test_a_sleeping_rank_takes_no_processor_time() -> None:
+    def run() -> float:
+        begin = os.times()
+        with contextlib.suppress(LostPeerError):
+            made.mesh(0, patience=0.5).exchange(0, [(1, [bytes(20 << 20)])])
+        end = os.times()
+        return end.user + end.system - begin.user - begin.system
+
+    with ring(2) as made:
+        assert run() < 0.3

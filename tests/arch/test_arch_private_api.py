@@ -1,0 +1,82 @@
+"""Spark's private API, and the JVM behind it, are used in one room, ``sparkdl/_spark``."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "sparkdl"
+ROOM = PACKAGE / "_spark"
+
+# What Spark and PySpark call their handles of JVM objects, and other attributes of theirs that are private.
+# The protected methods of Params (_set, _copyValues, ...) are meant for subclasses, and not among them.
+PRIVATE = re.compile(
+    r"_j(vm|sc|df|rdd|c|expr|schema|conf|map|model|obj|reader|writer?|broadcast|session|sparkSession)"
+    r"|_java\w+|_gateway|_sc|_active_spark_context|_python_includes|_serialize_to_jvm|_bypass_serializer"
+    r"|_load_from_socket|_from_id|_value"
+)
+MODULES = re.compile(
+    r"py4j(\..*)?"
+    r"|pyspark\.(serializers|java_gateway|daemon|worker\w*|broadcast|rdd|util|shuffle|core|accumulators)(\..*)?"
+    r"|pyspark\.(\w+\.)*_\w+"
+)
+ALLOWED = {("daemon.py", "pyspark.daemon")}  # it is PySpark's daemon, with one function changed
+
+
+def used(source: str) -> Iterator[str]:
+    """Iterate over the private names that a module uses."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and PRIVATE.fullmatch(node.attr):
+            own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            if not own:
+                yield node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and PRIVATE.fullmatch(node.value):
+            yield node.value
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if MODULES.fullmatch(alias.name))
+        elif isinstance(node, ast.ImportFrom) and node.module is not None and not node.level:
+            names = {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            yield from (name for name in sorted(names) if MODULES.fullmatch(name))
+
+
+def test_private_api_is_used_in_its_room_alone() -> None:
+    found = {
+        (str(path.relative_to(PACKAGE)), name)
+        for path in PACKAGE.rglob("*.py")
+        if ROOM not in path.parents
+        for name in used(path.read_text())
+    }
+    assert found <= ALLOWED
+
+
+def test_the_room_needs_what_it_is_for() -> None:
+    found = {name for path in ROOM.glob("*.py") for name in used(path.read_text())}
+    assert {"_jvm", "_jsc", "_jdf", "py4j.protocol", "pyspark.serializers"} <= found
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("x = spark._jvm.java.util.HashMap()", "_jvm"),
+        ("x = df.select('a')._jdf", "_jdf"),
+        ("x = hasattr(df, '_jdf')", "_jdf"),
+        ("x = spark.sparkContext._jsc.sc()", "_jsc"),
+        ("from py4j.protocol import Py4JJavaError", "py4j.protocol"),
+        ("def f():\n    from pyspark.util import _load_from_socket", "pyspark.util"),
+        ("from pyspark import daemon", "pyspark.daemon"),
+        ("from pyspark.sql.utils import _private", "pyspark.sql.utils._private"),
+    ],
+)
+def test_what_counts_as_private(source: str, name: str) -> None:
+    assert name in set(used(source))
+
+
+@pytest.mark.parametrize(
+    "source", ["x = self._joined", "from pyspark.sql import DataFrame", "x = '_jumbled'"]
+)
+def test_what_does_not(source: str) -> None:
+    assert not set(used(source))

@@ -1,0 +1,140 @@
+"""Files of earlier releases name code by places that it no longer has."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import pickle
+from typing import Any
+
+import pytest
+from torch import nn
+
+import sparkdl.nn
+from sparkdl.codec import Int8
+from sparkdl.exceptions import ConfigError
+from sparkdl.ml import TorchEstimator
+from sparkdl.ml.persistence import instance_of
+from sparkdl.nn.saved import content
+from sparkdl.nn.saved.allowlist import LISTED, NAMES
+from sparkdl.nn.saved.importing import find, path_of
+from sparkdl.nn.saved.moved import MOVED, RENAMED, current
+from sparkdl.nn.saved.source import ModuleSource, decode, encode
+from sparkdl.nn.saved.trust import LISTED_ONLY, Trust
+from sparkdl.train.hooks.callbacks import EarlyStopping
+
+OLD = {now: before for before, now in MOVED.items()}
+LISTED_ONCE = [
+    (f"{OLD[module]}:{name}", f"{module}:{name}")
+    for module, names in NAMES.items()
+    if module in OLD
+    for name in names
+]
+
+
+def test_what_has_moved_is_no_longer_at_its_old_place_and_is_at_the_new_one() -> None:
+    for before, now in MOVED.items():
+        assert importlib.util.find_spec(now), now
+        assert importlib.util.find_spec(before) is None, before
+
+
+def test_everything_of_ours_that_is_listed_is_there() -> None:
+    """What is missing there can be neither saved nor loaded: a module that moves must move in the list."""
+    for module, names in NAMES.items():
+        if module.startswith("sparkdl."):
+            for name in names:
+                assert path_of(find(f"{module}:{name}")) == f"{module}:{name}"
+
+
+@pytest.mark.parametrize(("before", "now"), LISTED_ONCE)
+def test_both_names_are_read_and_the_new_one_is_written(before: str, now: str) -> None:
+    assert now in LISTED
+    assert before not in LISTED
+    for path in (before, now):
+        target = decode({"$import": path})
+        assert path_of(target) == now
+        assert encode(target) == {"$import": now}
+        assert LISTED_ONLY.admits(path)
+
+
+@pytest.mark.parametrize("name", sparkdl.nn.__all__)
+def test_every_public_model_is_found_by_both_names(name: str) -> None:
+    model = getattr(sparkdl.nn, name)
+    now = path_of(model)
+    module, _, qualname = now.partition(":")
+    assert find(now, LISTED_ONLY) is find(f"{OLD[module]}:{qualname}", LISTED_ONLY) is model
+
+
+def test_a_description_is_built_and_written_anew() -> None:
+    inner = {"$build": "sparkdl.nn.mlp:MLP", "arguments": {"inputs": 2, "outputs": 1}}
+    value = {"path": "sparkdl.nn.source:sequential", "arguments": {"body": inner}}
+    source = ModuleSource.from_json(value)
+    assert isinstance(source.build(), nn.Sequential)
+    assert source == ModuleSource.from_json(source.to_json())
+    inner["$build"] = "sparkdl.nn.models.mlp:MLP"
+    assert source.to_json() == {"path": "sparkdl.nn.saved.source:sequential", "arguments": {"body": inner}}
+
+
+def test_options_are_read_by_both_names() -> None:
+    written = encode(Int8(block=64))
+    assert written["$build"] == "sparkdl.codec:Int8"
+    assert decode(written) == decode({**written, "$build": "sparkdl.allreduce.codec:Int8"}) == Int8(block=64)
+
+
+def test_a_name_that_the_caller_trusts_is_trusted_at_both_places() -> None:
+    before, now = (f"sparkdl.nn.{home}:pairwise_step" for home in ("knrm", "models.knrm"))
+    for path in (before, now):
+        with pytest.raises(ConfigError, match="was not imported"):
+            decode({"$import": path})
+        for entry in (before, now):
+            assert Trust.of(entry).admits(path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "sparkdl.nn.mlp:nn.Linear",
+        "sparkdl.nn.source:import_module",
+        "sparkdl.nn.source.x:sequential",
+        "sparkdl.nn.parts:check_numbers",
+        "sparkdl.nn.importing:find",
+        "sparkdl.nn.saved.importing:find",
+        "sparkdl.nn.saved.moved:current",
+    ],
+)
+def test_an_old_name_lets_nothing_else_in(path: str) -> None:
+    for value in ({"$import": path}, {"$partial": path, "positional": [], "arguments": {}}):
+        with pytest.raises(ConfigError, match="was not imported"):
+            decode(value)
+
+
+def test_a_path_with_the_place_that_it_has_now() -> None:
+    assert current("sparkdl.nn.resnet:ResNet") == "sparkdl.nn.models.resnet:ResNet"
+    assert current("sparkdl.nn.models.resnet:ResNet") == "sparkdl.nn.models.resnet:ResNet"
+    assert current("sparkdl.nn.resnets:ResNet") == "sparkdl.nn.resnets:ResNet"
+    assert current("sparkdl.nn.resnet.x:ResNet") == "sparkdl.nn.resnet.x:ResNet"
+
+
+def test_pickles_of_earlier_releases_are_read() -> None:
+    values: dict[str, Any] = {
+        "factory": sparkdl.nn.MLP,
+        "source": ModuleSource("torch.nn:ReLU"),
+        "hook": EarlyStopping,
+    }
+    before = text = pickle.dumps(values, 0)
+    for place in ("sparkdl.nn.models.mlp", "sparkdl.nn.saved.source", "sparkdl.train.hooks.callbacks"):
+        assert place.encode() in before
+        before = before.replace(place.encode(), OLD[place].encode())
+    assert content._loads(before) == content._loads(text) == values
+
+
+@pytest.mark.parametrize(("before", "now"), RENAMED.items())
+def test_renamed_classes_are_found_by_both_names(before: str, now: str) -> None:
+    assert path_of(find(before)) == path_of(find(now)) == now
+    module, _, name = before.partition(":")
+    assert content._Unpickler(io.BytesIO()).find_class(module, name) is find(now)
+
+
+def test_options_of_saved_estimators_have_the_names_of_today() -> None:
+    saved = content.Content(None, attributes={"options": {"num_slices": 2, "commit_every": 3}})
+    assert instance_of(TorchEstimator, saved).options == {"num_shards": 2, "commit_every": 3}
