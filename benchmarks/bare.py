@@ -22,7 +22,8 @@ import cloudpickle
 import numpy as np
 
 from sparkdl import Dataset, frame, session
-from sparkdl._spark import FrameJobs, key
+from sparkdl._spark.frames import key
+from sparkdl._spark.jobs import FrameJobs
 from sparkdl.allreduce.persisted import RESULT
 from sparkdl.allreduce.transport.chain import Chain
 from sparkdl.compute.memory import exempt_objects, keep_freed_memory

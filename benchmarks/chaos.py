@@ -2,6 +2,7 @@
 
     python benchmarks/chaos.py --kills 50
     python benchmarks/chaos.py --scenario all
+    python benchmarks/chaos.py --transport direct --kills 50
 
 Each scenario starts a standalone master with workers that restart their executors, trains once undisturbed
 and then several times with faults, and prints one JSON line::
@@ -16,11 +17,19 @@ and then several times with faults, and prints one JSON line::
 
 ``kills`` counts the faults, ``bit_identical`` the runs that ended with the undisturbed run's weights,
 and ``seconds_lost_per_kill`` how much longer they took per fault.
+
+``--transport direct`` lets the tasks of a group exchange among themselves, with shuffles for a while after
+a loss; ``mixed`` changes between both by chance, group by group, and the undisturbed run that it is
+compared with bit by bit exchanges directly (``seconds_lost_per_kill`` is that over an undisturbed mixed
+run). Direct steps take a tenth of the time, so a run has more of them, and faults hit it only while it
+exchanges directly at least now and then: ``direct`` is the share of the steps of disturbed runs that did,
+``kills_while_direct`` counts the faults that came when the latest step had.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import random
@@ -30,11 +39,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import keeping
 from standalone import ENVIRONMENT, Cluster, cluster
 
 
@@ -44,6 +54,9 @@ def spot_conf() -> dict[str, str]:
     pairs = (line.split(maxsplit=1) for line in lines if line.startswith("spark."))
     return {name: value.strip() for name, value in pairs}
 
+
+ITERATIONS = {"shuffle": 300, "direct": 6000, "mixed": 1500}
+"""Iterations of a run, by transport: some ten seconds each, so that faults hit it."""
 
 EXCHANGES = ("auto", "replicated", "sharded", "driver")
 
@@ -56,6 +69,7 @@ _DYNAMIC = {
     "spark.dynamicAllocation.cachedExecutorIdleTimeout": "4s",
     "spark.dynamicAllocation.shuffleTracking.timeout": "4s",
 }
+_PAUSES, _PAUSE_SECONDS = 5, 10.0
 _SPECULATION = {"spark.speculation": "true", "spark.speculation.interval": "100ms"}
 
 
@@ -94,20 +108,52 @@ SCENARIOS = {
 # -- the driver ---------------------------------------------------------------------------------
 
 
-def disturb(scenario: Scenario, faults: str, x: Any) -> Any:
-    """Raise or sleep now and then in tasks, otherwise return the batch as it is."""
+def disturb(scenario: Scenario, faults: str, rarer: float, x: Any) -> Any:
+    """Raise or sleep now and then in tasks, otherwise return the batch as it is.
+
+    Args:
+        scenario: how often.
+        faults: file that counts them.
+        rarer: factor of how often.
+        x: the batch.
+    """
     from pyspark import TaskContext
 
     if TaskContext.get() is None:  # the dry run on the driver
         return x
     chance = int.from_bytes(os.urandom(4), "big") / 2**32  # not torch's: a retry must have other luck
-    if chance < scenario.raises + scenario.sleeps:
+    if chance < rarer * (scenario.raises + scenario.sleeps):
         with open(faults, "a") as file:
             file.write("x")
-        if chance < scenario.raises:
+        if chance < rarer * scenario.raises:
             raise RuntimeError("chaos")
         time.sleep(3.0)
     return x
+
+
+def mix_transports(seed: int) -> None:
+    """Let direct exchange of this process's fits be possible by chance, anew after each group."""
+    from sparkdl.allreduce.transport.base import Group, GroupResult
+    from sparkdl.allreduce.transport.direct.transport import DirectTransport
+
+    chance = random.Random(seed)
+
+    class Mixed(DirectTransport):
+        """Direct exchange that is possible now and then."""
+
+        directly = True
+
+        def run(self, group: Group) -> GroupResult:
+            try:
+                return super().run(group)
+            finally:
+                self.directly = chance.random() < 0.5
+
+        def _is_possible(self) -> bool:
+            return self.directly and super()._is_possible()
+
+    choose: Any = importlib.import_module("sparkdl.allreduce.choose")
+    choose.DirectTransport = Mixed
 
 
 def train(args: argparse.Namespace) -> None:
@@ -121,14 +167,18 @@ def train(args: argparse.Namespace) -> None:
     from sparkdl.train import Checkpoint, EveryIterations, Hook, MaxIteration, Run
 
     scenario = SCENARIOS[args.scenario]
+    if args.transport == "mixed":
+        mix_transports(args.seed)
 
     class Report(Hook):
         """Tells the process that does the harm how far the run is."""
 
         def on_iteration_end(self, run: Run) -> None:
-            Path(args.folder, "progress").write_text(str(run.state.iteration))
-            if args.disturbed and scenario.pauses and run.state.iteration % 60 == 0:
-                time.sleep(10)
+            assert run.outcome is not None  # every iteration has rows
+            progress = f"{run.state.iteration} {int(run.outcome.direct)}"
+            Path(args.folder, "progress").write_text(progress)
+            if args.disturbed and scenario.pauses and run.state.iteration % _pause_every(args) == 0:
+                time.sleep(_PAUSE_SECONDS)
 
     conf = {
         "spark.executor.memory": "1g",
@@ -146,12 +196,15 @@ def train(args: argparse.Namespace) -> None:
         [(list(map(float, image)), int(digit)) for image, digit in zip(x / 16, y, strict=True)],
         "image array<float>, digit long",
     )
-    transform = partial(disturb, scenario, str(Path(args.folder, "faults"))) if args.disturbed else None
+    rarer = ITERATIONS["shuffle"] / args.iterations if args.transport != "shuffle" else 1.0
+    faults = str(Path(args.folder, "faults"))
+    transform = partial(disturb, scenario, faults, rarer) if args.disturbed else None
     torch.manual_seed(0)
     module = nn.Sequential(
         nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 10)
     )
     partitions = 3 if scenario.pauses else 2
+    checkpoint = Checkpoint(args.folder, EveryIterations(max(1, args.iterations // 15)))
     with Dataset.from_dataframe(
         rows, features="image", label="digit", num_partitions=partitions, transform=transform
     ) as data:
@@ -163,13 +216,13 @@ def train(args: argparse.Namespace) -> None:
             seed=1,
             end_when=MaxIteration(args.iterations),
             exchange=args.exchange,
-            hooks=[
-                Report(),
-                *([Checkpoint(args.folder, EveryIterations(20))] if scenario.victims == 0 else []),
-            ],
+            transport="shuffle" if args.transport == "shuffle" else "direct",
+            hooks=[Report(), *([checkpoint] if scenario.victims == 0 else [])],
             max_failures=1000,  # the default gives up earlier: 5 failed iterations in ten minutes
             progress=False,
         ).fit(data, resume=scenario.victims == 0)
+    directly = sum(row["direct"] for row in result.history)
+    Path(args.folder, "direct").write_text(f"{directly} {len(result.history)}")
     weights = torch.cat([value.double().flatten() for value in result.module.state_dict().values()])
     np.save(Path(args.folder, "weights.npy"), weights.numpy())
     spark.stop()
@@ -186,25 +239,45 @@ class Ended:
         seconds: how long it took.
         faults: how often it was disturbed.
         weights: all bytes of its parameters and buffers.
+        direct: steps that exchanged directly.
+        steps: steps of its history.
     """
 
     seconds: float
     faults: int
     weights: bytes
+    direct: int
+    steps: int
 
 
-def run(
-    name: str,
-    master: str,
-    iterations: int,
-    exchange: str,
-    harm: Callable[[Path, subprocess.Popen[Any]], int] | None,
-) -> Ended:
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What runs: see the options of the same names."""
+
+    scenario: str
+    iterations: int
+    exchange: str
+    transport: str
+    seed: int
+
+    def options(self) -> list[str]:
+        """Return the options of a driver."""
+        named = {
+            "--scenario": self.scenario,
+            "--iterations": self.iterations,
+            "--exchange": self.exchange,
+            "--transport": self.transport,
+            "--seed": self.seed,
+        }
+        return [str(part) for pair in named.items() for part in pair]
+
+
+def run(training: Training, master: str, harm: Callable[[Path, subprocess.Popen[Any]], int] | None) -> Ended:
     """Run a driver, again and again if it is killed, and disturb it meanwhile."""
     with tempfile.TemporaryDirectory(prefix="sparkdl-chaos-") as text:
         folder, faults, begin = Path(text), 0, time.monotonic()
-        command = [sys.executable, __file__, "--role", "driver", "--scenario", name, "--master", master]
-        command += ["--folder", text, "--iterations", str(iterations), "--exchange", exchange]
+        command = [sys.executable, __file__, "--role", "driver", "--master", master, "--folder", text]
+        command += training.options()
         command += ["--disturbed"] if harm is not None else []
         while not (folder / "weights.npy").exists():
             with (folder / "log").open("w") as log:
@@ -219,7 +292,8 @@ def run(
                 raise RuntimeError((folder / "log").read_text()[-8000:])
         injected = (folder / "faults").stat().st_size if (folder / "faults").exists() else 0
         seconds = time.monotonic() - begin
-        return Ended(seconds, faults + injected, (folder / "weights.npy").read_bytes())
+        direct, steps = map(int, (folder / "direct").read_text().split())
+        return Ended(seconds, faults + injected, (folder / "weights.npy").read_bytes(), direct, steps)
 
 
 class Harm:
@@ -229,23 +303,31 @@ class Harm:
         scenario: what goes wrong.
         spark: the cluster.
         kills: faults in all.
-        seed: of the moments and victims.
+        training: what is disturbed.
+
+    Attributes:
+        left: faults that are still to come.
+        while_direct: faults that came when the latest step had exchanged directly.
     """
 
-    def __init__(self, scenario: Scenario, spark: Cluster, kills: int, seed: int) -> None:
+    def __init__(self, scenario: Scenario, spark: Cluster, kills: int, training: Training) -> None:
         self._scenario = scenario
         self._spark = spark
-        self._random = random.Random(seed)
+        self._random = random.Random(training.seed)
+        self._apart = max(1, training.iterations // ITERATIONS["shuffle"])
+        self._direct = training.transport == "direct"
         self.left = kills
+        self.while_direct = 0
 
     def __call__(self, folder: Path, driver: subprocess.Popen[Any]) -> int:
         """Disturb a run until it ends, or the driver is dead; return the number of faults."""
         faults, seen = 0, 0
         while driver.poll() is None and self.left > 0 and self._scenario.victims is not None:
-            if not self._wait(folder, driver, seen + self._random.randrange(3, 30)):
+            if not self._wait(folder, driver, seen + self._apart * self._random.randrange(3, 30)):
                 break
             time.sleep(self._random.uniform(0, 0.5))
-            seen = _progress(folder)
+            seen, direct = _progress(folder)
+            self.while_direct += direct
             if self._scenario.victims == 0:
                 driver.kill()
                 self.left -= 1
@@ -259,44 +341,62 @@ class Harm:
 
     def _wait(self, folder: Path, driver: subprocess.Popen[Any], iteration: int) -> bool:
         while driver.poll() is None:
-            if _progress(folder) >= iteration and self._spark.executors():
+            reached, direct = _progress(folder)
+            if reached >= iteration and (direct or not self._direct) and self._spark.executors():
                 return True
             time.sleep(0.02)
         return False
 
 
-def _progress(folder: Path) -> int:
+def _progress(folder: Path) -> tuple[int, bool]:
+    """Return the completed iterations, and whether the latest one exchanged directly."""
     try:
-        return int((folder / "progress").read_text())
+        iteration, direct = (folder / "progress").read_text().split()
+        return int(iteration), direct == "1"
     except (FileNotFoundError, ValueError):
-        return 0
+        return 0, False
 
 
-def measure(name: str, kills: int, iterations: int, seed: int, exchange: str) -> dict[str, Any]:
-    """Run a scenario and return its line."""
-    scenario = SCENARIOS[name]
+def _pause_every(args: argparse.Namespace | Training) -> int:
+    """Return the iterations between two pauses."""
+    return max(1, args.iterations // _PAUSES)
+
+
+def measure(training: Training, kills: int) -> dict[str, Any]:
+    """Run a scenario and return its line; if it is cut off, that of the runs that have ended."""
+    name, scenario, cut_off = training.scenario, SCENARIOS[training.scenario], False
+    ended: list[Ended] = []
     with cluster(3 if scenario.pauses else 2) as spark:
-        calm = run(name, spark.url, iterations, exchange, None)
-        harm = Harm(scenario, spark, kills, seed)
-        ended: list[Ended] = []
-        while harm.left > 0 and len(ended) < kills:
-            ended.append(run(name, spark.url, iterations, exchange, harm))
-            if scenario.victims is None:
-                harm.left -= ended[-1].faults
-            print(f"{name}: run {len(ended)} has ended, {max(harm.left, 0)} faults left", file=sys.stderr)
+        calm = reference = run(training, spark.url, None)
+        if training.transport == "mixed":
+            reference = run(replace(training, transport="direct"), spark.url, None)
+        harm = Harm(scenario, spark, kills, training)
+        try:
+            while harm.left > 0 and len(ended) < kills:
+                ended.append(run(training, spark.url, harm))
+                if scenario.victims is None:
+                    harm.left -= ended[-1].faults
+                left = max(harm.left, 0)
+                print(f"{name}: run {len(ended)} has ended, {left} faults left", file=sys.stderr)
+        except KeyboardInterrupt:
+            cut_off = True
     faults = sum(each.faults for each in ended)
-    pauses = 10.0 * (iterations // 60) if scenario.pauses else 0.0
+    pauses = _PAUSE_SECONDS * (training.iterations // _pause_every(training)) if scenario.pauses else 0.0
     lost = sum(each.seconds - calm.seconds - pauses for each in ended)
     return {
         "scenario": name,
-        "exchange": exchange,
+        "exchange": training.exchange,
+        "transport": training.transport,
         "kills": faults,
+        "kills_while_direct": harm.while_direct,
+        "direct": round(sum(each.direct for each in ended) / max(sum(each.steps for each in ended), 1), 3),
         "runs": len(ended),
-        "bit_identical": sum(each.weights == calm.weights for each in ended),
+        "bit_identical": sum(each.weights == calm.weights == reference.weights for each in ended),
         "seconds_lost_per_kill": round(lost / max(faults, 1), 2),
         "seconds_undisturbed": round(calm.seconds, 1),
-        "iterations": iterations,
-        "seed": seed,
+        "iterations": training.iterations,
+        "seed": training.seed,
+        "cut_off": cut_off,
     }
 
 
@@ -304,7 +404,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Train while executors, tasks and drivers die.")
     parser.add_argument("--kills", type=int, default=10, help="faults in all, per scenario")
     parser.add_argument("--scenario", choices=("all", *SCENARIOS), default="kill")
-    parser.add_argument("--iterations", type=int, default=300, help="iterations of each run")
+    parser.add_argument("--iterations", type=int, help="of each run (300; 6,000 direct, 1,500 mixed)")
+    parser.add_argument("--transport", choices=tuple(ITERATIONS), default="shuffle")
     parser.add_argument("--exchange", choices=EXCHANGES, default="auto", help="of Trainer (auto: replicas)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments and victims")
     parser.add_argument("--role", choices=("harm", "driver"), default="harm", help=argparse.SUPPRESS)
@@ -312,15 +413,23 @@ def main() -> int:
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     parser.add_argument("--disturbed", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.transport != "shuffle" and args.exchange == "driver":
+        parser.error("--transport direct and mixed need another exchange than driver")
+    args.iterations = args.iterations or ITERATIONS[args.transport]
     if args.role == "driver":
         train(args)
         return 0
-    same = True
-    for name in SCENARIOS if args.scenario == "all" else [args.scenario]:
-        line = measure(name, args.kills, args.iterations, args.seed, args.exchange)
-        same &= line["bit_identical"] == line["runs"]
-        print(json.dumps(line), flush=True)
-    return 0 if same else 1
+    same, cut_off = True, False
+    with keeping.cut_off() as causes:
+        for name in SCENARIOS if args.scenario == "all" else [args.scenario]:
+            training = Training(name, args.iterations, args.exchange, args.transport, args.seed)
+            line = measure(training, args.kills)
+            same &= line["bit_identical"] == line["runs"]
+            cut_off |= line["cut_off"]
+            print(json.dumps(line), flush=True)
+            if cut_off:
+                break
+    return 0 if same and not causes and not cut_off else 1
 
 
 if __name__ == "__main__":

@@ -58,6 +58,9 @@ NAMES: Mapping[str, Mapping[str, str]] = {
 }
 """The option ``exchange`` for each plan."""
 
+SHARDS = {"new": "num_shards", "old": "num_slices"}
+"""The option for the number of shards, which names of cases call slices as the first recordings did."""
+
 PACKAGE = Path(sparkdl.__file__).parents[1]
 CHECKPOINT_EVERY = 7  # in the middle of an epoch, and of a group
 _COMPARED = ("weights", "unaveraged", "losses", "steps", "scores", "seen", "error")
@@ -72,6 +75,12 @@ def arguments() -> argparse.Namespace:
         "--go-on", action="store_true", help="leave out what --json holds already and ended well"
     )
     parser.add_argument("--names", choices=tuple(NAMES), default="new", help="of the exchanges (new)")
+    parser.add_argument(
+        "--transport",
+        choices=("shuffle", "direct"),
+        default="shuffle",
+        help="of groups (shuffle); direct runs in more task slots, one for each partition",
+    )
     parser.add_argument("--list", action="store_true", help="print the names of the cases and end")
     return parser.parse_args()
 
@@ -88,7 +97,7 @@ def trainer(case: Case, names: str, hooks: Iterable[Hook], iterations: int = ITE
 def options_of(case: Case, names: str) -> dict[str, Any]:
     """Return the options of a case's Trainer."""
     common = {"exchange": NAMES[names][case.plan], "batch_size": BATCH, "seed": 3, "progress": False}
-    return common | dict(case.options)
+    return common | {SHARDS[names] if name == "num_shards" else name: v for name, v in case.options.items()}
 
 
 def record(case: Case, names: str, data: Dataset, validation: Dataset) -> dict[str, Any]:
@@ -166,13 +175,15 @@ class Datasets:
         return self._made[kind, layout]
 
 
-def start() -> Any:
+def start(transport: str) -> Any:
     """Start Spark, whose workers import this very package."""
     os.environ["PYTHONPATH"] = os.pathsep.join([str(PACKAGE), str(Path(__file__).resolve().parent)])
     # A JVM of some minutes does nothing but compile unless it is told to compile little.
     os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     conf = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.log.level": "ERROR"}
-    spark = session.builder("local[2]", "characterise", conf).getOrCreate()
+    conf["spark.sparkdl.transport"] = transport  # other trees do not know it, and need not
+    master = "local[2]" if transport == "shuffle" else "local[8]"
+    spark = session.builder(master, "characterise", conf).getOrCreate()
     (there,) = spark.sparkContext.parallelize([0], 1).map(_where).collect()
     if there != sparkdl.__file__:
         spark.stop()
@@ -201,12 +212,14 @@ def about(names: str) -> dict[str, Any]:
     }
 
 
-def run(cases: list[Case], names: str, kept: dict[str, Any], path: Path | None) -> dict[str, Any]:
+def run(
+    cases: list[Case], names: str, kept: dict[str, Any], path: Path | None, transport: str
+) -> dict[str, Any]:
     """Train all cases; write after each."""
     torch.set_num_threads(1)  # of the driver; a task's follow from partitions and cores
     found: dict[str, Any] = {"about": about(names), "cases": kept}
     with ExitStack() as stack:
-        spark = start()
+        spark = start(transport)
         stack.callback(spark.stop)
         datasets = Datasets(spark, stack)
         x, y = (np.stack(column) for column in zip(*MAKES["classes"]()[::3], strict=True))
@@ -281,7 +294,7 @@ def main() -> int:
         return 0
     kept = json.loads(args.json.read_text())["cases"] if args.json is not None and args.json.exists() else {}
     due = [case for case in cases if not (args.go_on and ended_well(case, kept))]
-    found = run(due, args.names, kept, args.json)
+    found = run(due, args.names, kept, args.json, args.transport)
     failed = [case.name for case in due if not ended_well(case, found["cases"])]
     if failed:
         print("ended otherwise than they should: " + ", ".join(failed))

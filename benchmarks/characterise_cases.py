@@ -154,9 +154,9 @@ def _optimizers(to: _Matrix) -> None:
     to.add(CENTRAL, "p2", "lars", optimizer=partial(LARS, lr=1.0, weight_decay=1e-4))
     lbfgs = partial(LBFGS, lr=0.5, history_size=4)
     to.add(CENTRAL, "p3-empty", "lbfgs", optimizer=lbfgs, batch_size=ROWS)
-    to.add(["driver"], "p3", "slices-1", num_slices=1)
-    to.add(["driver"], "p3", "slices-5", num_slices=5)
-    to.add(["driver"], "p3", "slices-5-lamb-clip", num_slices=5, **CLIPPED_LAMB)
+    to.add(["driver"], "p3", "slices-1", num_shards=1)
+    to.add(["driver"], "p3", "slices-5", num_shards=5)
+    to.add(["driver"], "p3", "slices-5-lamb-clip", num_shards=5, **CLIPPED_LAMB)
     to.add(["auto"], "p2", "adam")
 
 
@@ -169,7 +169,7 @@ def _tables(to: _Matrix) -> None:
     to.add(rows, "p2", "sparse-sgd", **TABLES | {"optimizer": SGD})
     for codec in ("bf16", "int8", TopK(0.25)):
         to.add(rows, "p3", f"sparse-{_called(codec)}", gradient_codec=codec, **TABLES)
-    to.add(["driver"], "p2", "sparse-slices-1", num_slices=1, **TABLES)
+    to.add(["driver"], "p2", "sparse-slices-1", num_shards=1, **TABLES)
 
 
 def _codecs(to: _Matrix) -> None:

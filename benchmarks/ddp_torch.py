@@ -25,7 +25,12 @@ def measure(
         processes: number of processes.
         seconds: how long to train.
         local_steps: steps between two averages of the weights; with 1, gradients are averaged in each.
+
+    Raises:
+        ValueError: if the rows of a step cannot be shared equally.
     """
+    if batch % processes:
+        raise ValueError(f"{batch} rows over {processes} processes: steps would have fewer rows than others")
     from pyspark import cloudpickle
     from pyspark.ml.torch.distributor import TorchDistributor
 

@@ -39,7 +39,7 @@ from torch import nn
 
 from sparkdl import session
 from sparkdl.ml import TorchClassificationModel
-from sparkdl.nn.resnet import ResNet20
+from sparkdl.nn import ResNet20
 
 SHAPES: dict[str, tuple[int, ...]] = {"mlp": (784,), "resnet20": (3, 32, 32)}
 _WARM_UP = 8

@@ -6,6 +6,10 @@ Times are medians over the last ``--iterations``, after a warm-up of 500 (the JV
 goes) or of 60 seconds, whichever ends first. ``jobs``, ``stages``, ``tasks`` and shuffle bytes are
 what Spark's status store counted per iteration. ``torch_ms_per_iteration`` is the same training in
 one torch process with as many threads as all executors have cores, run after Spark has stopped.
+
+With ``--transport direct`` ten times as many iterations warm up and are measured, since groups have more of
+them; ``direct`` is the share of iterations that exchanged directly. SIGTERM and Ctrl-C end the measurement:
+the line then holds what there is, ``cut_off`` is true, and what was not measured is null.
 """
 
 from __future__ import annotations
@@ -21,13 +25,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import keeping
 from spark_counts import counts_after, last_job
 from workloads import OPTIMIZERS, Workload, make
 
 from sparkdl import Dataset, Trainer, session
-from sparkdl.train import History, MaxIteration, TrainState, Trigger
+from sparkdl.allreduce.choose import TransportName
+from sparkdl.train import FitResult, History, MaxIteration, TrainState, Trigger
 from sparkdl.train.history import BYTES, PHASES
 
 _COUNTED = 20  # iterations of the separate short fit in which jobs, stages and tasks are counted
@@ -58,13 +64,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--master", help="Spark master; by default spark-submit's")
     parser.add_argument("--model", choices=("tiny", "mlp", "lenet", "ncf"), default="tiny")
     parser.add_argument("--batch", type=int, default=128, help="rows per iteration, over all executors")
-    parser.add_argument("--iterations", type=int, default=200, help="iterations to take the median of")
-    parser.add_argument("--warmup", type=int, default=500, help="iterations before them")
+    parser.add_argument("--iterations", type=int, help="to take the median of (200; 2,000 if direct)")
+    parser.add_argument("--warmup", type=int, help="iterations before them (500; 5,000 if direct)")
     parser.add_argument("--warmup-seconds", type=float, default=60.0, help="at most this long")
     parser.add_argument("--partitions", type=int, help="by default one per executor")
     parser.add_argument("--exchange", choices=("auto", "replicated", "sharded", "driver"), default="auto")
+    parser.add_argument("--transport", choices=get_args(TransportName), default="auto")
     parser.add_argument("--optimizer", choices=tuple(OPTIMIZERS), help="by default the model's own")
     args = parser.parse_args()
+    args.times = 10 if args.transport == "direct" else 1
+    args.iterations = 200 * args.times if args.iterations is None else args.iterations
+    args.warmup = 500 * args.times if args.warmup is None else args.warmup
     for name in ("batch", "iterations"):
         if getattr(args, name) < 1:
             parser.error(f"--{name} must be at least 1")
@@ -77,6 +87,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure and return what the JSON line holds."""
     work = make(args.model, args.batch, args.optimizer)
     trigger = WarmThenMeasure(args.warmup, args.warmup_seconds, args.iterations)
+    counted, few = None, _COUNTED * args.times
     spark = session.builder(args.master, app_name=f"benchmark {args.model}").getOrCreate()
     try:
         sc = spark.sparkContext
@@ -84,10 +95,11 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
             work.features, work.label, spark=spark, num_partitions=args.partitions
         ) as data:
             store = data.store()
-            history = fit(work, data, args.batch, trigger, args.exchange)
-            before = last_job(sc)
-            fit(work, data, args.batch, MaxIteration(_COUNTED), args.exchange)
-            counted = counts_after(sc, before)
+            history, cut_off = fit(work, data, args, trigger)
+            if not cut_off:
+                before = last_job(sc)
+                fit(work, data, args, MaxIteration(few))
+                counted = counts_after(sc, before)
         master, cores = str(sc.master), store.executors.count * store.executors.cores
     finally:
         spark.stop()
@@ -95,23 +107,27 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     seconds = [row["seconds"] for row in rows]
     median = statistics.median(seconds)
     moved = {kind: round(statistics.median(row["bytes"][kind] for row in rows)) for kind in BYTES}
-    moved["shuffle_write"] = round(counted.shuffle_write / _COUNTED)
-    moved["shuffle_read"] = round(counted.shuffle_read / _COUNTED)
+    if counted is not None:
+        moved["shuffle_write"] = round(counted.shuffle_write / few)
+        moved["shuffle_read"] = round(counted.shuffle_read / few)
     return {
         "model": args.model,
         "batch": args.batch,
         "partitions": len(store.partitions),
         "ms_per_iteration": round(1000 * median, 3),
         "records_per_second": round(statistics.median(r["samples"] for r in rows) / median, 1),
-        "torch_ms_per_iteration": round(plain_torch(args, work.optimizer, cores), 3),
-        "jobs": counted.jobs / _COUNTED,
-        "stages": counted.stages / _COUNTED,
-        "tasks": counted.tasks / _COUNTED,
+        "torch_ms_per_iteration": None if cut_off else round(plain_torch(args, work.optimizer, cores), 3),
+        "jobs": counted and counted.jobs / few,
+        "stages": counted and counted.stages / few,
+        "tasks": counted and counted.tasks / few,
         "bytes": moved,
         "phases_ms": {
             name: round(1000 * statistics.median(row["phases"][name] for row in rows), 3) for name in PHASES
         },
         "p90_ms_per_iteration": round(1000 * percentile(seconds, 0.9), 3),
+        "transport": args.transport,
+        "direct": round(statistics.fmean(row["direct"] for row in rows), 3),
+        "cut_off": cut_off,
         "optimizer": work.optimizer,
         "parameters": sum(p.numel() for p in work.module.parameters()),
         "executors": store.executors.count,
@@ -123,17 +139,25 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def fit(work: Workload, data: Dataset, batch: int, end_when: Trigger, exchange: str) -> History:
+def fit(work: Workload, data: Dataset, args: argparse.Namespace, end_when: Trigger) -> tuple[History, bool]:
+    """Train; return the history, and whether it was cut off."""
     trainer = Trainer(
         work.module,
         loss=work.loss,
         optimizer=OPTIMIZERS[work.optimizer],
-        batch_size=batch,
+        batch_size=args.batch,
         end_when=end_when,
         progress=False,
-        exchange=exchange,
+        exchange=args.exchange,
+        transport=args.transport,
     )
-    return trainer.fit(data).history
+    try:
+        result = trainer.fit(data)
+    except KeyboardInterrupt as error:
+        if not isinstance(found := getattr(error, "result", None), FitResult):
+            raise  # nothing was trained
+        return found.history, True
+    return result.history, result.stopped_by == "interrupt"
 
 
 def plain_torch(args: argparse.Namespace, optimizer: str, threads: int) -> float:
@@ -152,8 +176,11 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def main() -> None:
     args = arguments()
-    with contextlib.redirect_stdout(sys.stderr):
+    result = None
+    with keeping.cut_off(), contextlib.redirect_stdout(sys.stderr):
         result = run(args)
+    if result is None:
+        sys.exit(1)
     print(json.dumps(result))
 
 

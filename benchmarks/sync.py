@@ -5,9 +5,11 @@
 
 What is trained is one flat parameter, whose forward and backward are one pass over it each. The sync of an
 iteration is what it takes beyond forward, backward and reading rows; figures are medians after a warm-up.
-Beside it are Spark's own stages, as many and with as many bytes, in which nobody computes (``bare.py``).
-The peer is what DDP does between backward and the next forward, at its plainest: an all-reduce of the same
-gradient over gloo and Adam on all of it, in two processes of one thread. It runs before and after each row.
+``--transport direct`` lets a group's tasks exchange among themselves: more iterations are measured then,
+and ``direct`` is the share of them that did not go through shuffles. Beside it are Spark's own stages, as
+many and with as many bytes, in which nobody computes (``bare.py``). The peer is what DDP does between
+backward and the next forward, at its plainest: an all-reduce of the same gradient over gloo and Adam on all
+of it, in two processes of one thread. It runs before and after each row.
 
 A cost model is fitted to the rows, and from it follows what the sync would take on a cluster of one task per
 executor, as a fraction of an iteration's compute. That is extrapolated: no cluster was measured.
@@ -35,6 +37,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import bare
+import keeping
 import numpy as np
 import psutil
 import torch
@@ -66,11 +69,12 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure the parameter sync.")
     parser.add_argument("--master", default="local-cluster[2,1,4096]")
     parser.add_argument("--exchange", choices=EXCHANGES, default="driver")
+    parser.add_argument("--transport", choices=("shuffle", "direct"), default="shuffle")
     parser.add_argument(
         "--parameters", type=count, nargs="+", default=[10**n for n in range(4, 9)], help="sizes, as in 1e6"
     )
     parser.add_argument("--partitions", type=count, nargs="+", default=[2, 8, 32])
-    parser.add_argument("--slices", type=count, help="by default what the trainer chooses")
+    parser.add_argument("--shards", type=count, help="by default what the trainer chooses")
     parser.add_argument("--iterations", type=count, default=50, help="to take the median of, at most (50)")
     parser.add_argument(
         "--seconds", type=float, default=20.0, help="of warm-up, of measurement and of the peer, at most (20)"
@@ -94,6 +98,8 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--json", help="where to write the rows")
     args = parser.parse_args()
+    if args.transport == "direct" and args.exchange == "driver":
+        parser.error("--transport direct needs --exchange sharded or replicated")
     if min(args.seconds, args.network, args.compute, args.most_bytes) <= 0:
         parser.error("--seconds, --network, --compute and --most-bytes must be positive")
     return args
@@ -145,9 +151,8 @@ class Busy(Hook):
         self.seconds.append(max(workers.values()))
 
 
-def run(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure and return a row per number of partitions and size."""
-    rows = []
+def run(args: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    """Measure, and leave a row per number of partitions and size in ``rows``."""
     sizes, least = sorted(args.parameters), min(args.partitions)
     conf = {"spark.driver.memory": args.driver_memory, "spark.ui.enabled": "false"}
     spark = session.builder(args.master, "benchmark sync", conf).getOrCreate()
@@ -157,7 +162,8 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
                 # The JVM compiles as it goes. This also is the fit in whose place workers forget larger ones.
                 measure(spark, args, sizes[0], partitions)
                 for numel in sizes:
-                    row = {"exchange": args.exchange, "parameters": numel, "partitions": partitions}
+                    names = {"exchange": args.exchange, "transport": args.transport}
+                    row = {**names, "parameters": numel, "partitions": partitions}
                     if partitions > least and _FLOAT * numel * partitions > args.most_bytes:
                         log(row | {"skipped": "see --most-bytes"})
                         continue
@@ -172,9 +178,9 @@ def run(args: argparse.Namespace) -> list[dict[str, Any]]:
                         row["ratio_to_gloo"] = digits(gloo / row["milliseconds"])
                     log(row)
                     rows.append(row)
+                    keeping.write(args.json, rows)
     finally:
         spark.stop()
-    return rows
 
 
 def log(row: Mapping[str, Any]) -> None:
@@ -184,7 +190,10 @@ def log(row: Mapping[str, Any]) -> None:
 def measure(spark: SparkSession, args: argparse.Namespace, numel: int, partitions: int) -> dict[str, Any]:
     """Measure one size with one number of partitions."""
     rows = np.random.default_rng(0).random((100 * _ROWS * partitions, 1), dtype=np.float32)
-    warm, busy = WarmThenMeasure(_WARM_UP, args.seconds, args.iterations), Busy()
+    warm, busy = (
+        WarmThenMeasure(_WARM_UP * (10 if args.transport == "direct" else 1), args.seconds, args.iterations),
+        Busy(),
+    )
     with Dataset.from_numpy(rows, spark=spark, num_partitions=partitions) as data:
         executors = data.store().executors
         trainer = Trainer(
@@ -195,7 +204,8 @@ def measure(spark: SparkSession, args: argparse.Namespace, numel: int, partition
             end_when=warm | (MaxSeconds(2 * args.seconds) & MaxIteration(_LEAST + 1)),
             progress=False,
             exchange=args.exchange,
-            num_slices=args.slices,
+            transport=args.transport,
+            num_shards=args.shards,
             max_failures=0,  # an executor that is out of memory is a result
             hooks=[busy],
         )
@@ -203,12 +213,13 @@ def measure(spark: SparkSession, args: argparse.Namespace, numel: int, partition
         history = trainer.fit(data).history[warm.warm or 1 :]
         peaks = [peak(process) for process in workers()]
         does = moves(args.exchange, partitions)
-        floor = bare_seconds(spark, data, does, numel, args.seconds / 2)
+        direct = args.transport == "direct"
+        floor = None if direct else bare_seconds(spark, data, does, numel, args.seconds / 2)
     sync = [row["seconds"] - away for row, away in zip(history, busy.seconds[-len(history) :], strict=True)]
     seconds = statistics.median(sync)
-    slices = args.slices or (slices_of(numel, partitions) if does.driver else partitions)
+    shards = args.shards or (shards_of(numel, partitions) if does.driver else partitions)
     return {
-        "slices": slices,
+        "shards": shards,
         "slots": executors.count * executors.cores,
         "milliseconds": digits(1000 * seconds),
         "bare_milliseconds": digits(1000 * floor) if floor is not None else None,
@@ -218,9 +229,10 @@ def measure(spark: SparkSession, args: argparse.Namespace, numel: int, partition
         "gradient_bytes": round(statistics.median(row["bytes"]["gradients"] for row in history)),
         "bandwidth_MB_s": digits(_FLOAT * numel / seconds / 1e6),
         "peak_rss_MB": max(peaks, default=None),
-        "rss_target_MB": digits((4 / slices + 2) * _FLOAT * numel / 1e6),
+        "rss_target_MB": digits((4 / shards + 2) * _FLOAT * numel / 1e6),
         "driver_peak_rss_MB": peak(psutil.Process()),
         "scheduling_ms_per_task": digits(1000 * seconds_per_task(spark.sparkContext)),
+        "direct": digits(statistics.fmean(row["direct"] for row in history)),
         "iterations": len(history),
         "warmup": warm.warm,
         "load_average": round(os.getloadavg()[0], 2),
@@ -241,8 +253,8 @@ def digits(number: float) -> float:
     return float(f"{number:.4g}")
 
 
-def slices_of(numel: int, partitions: int) -> int:
-    """Return the number of slices that the trainer chooses (``allreduce/shards.py``)."""
+def shards_of(numel: int, partitions: int) -> int:
+    """Return the number of shards that the trainer chooses (``allreduce/shards.py``)."""
     return min(max(partitions, -(-_FLOAT * numel // MAX_SHARD_BYTES)), numel)
 
 
@@ -359,7 +371,7 @@ TERMS = {
     "scheduling": (1e3, "ms per task: of tasks that do nothing, measured by themselves"),
     "task": (1e3, "ms per partition: what its tasks take beyond that"),
     "shard": (1e3, "ms per shard that a slot fetches"),
-    "exchanged": (1e9, "ms per MB that a slot sends and receives: gradients, gathered slices"),
+    "exchanged": (1e9, "ms per MB that a slot sends and receives: gradients, updated shards"),
     "owned": (1e9, "ms per MB of weights that a slot updates, with the optimizer's state"),
     "weights": (1e9, "ms per MB of weights that executors load, and that the driver publishes"),
 }
@@ -372,29 +384,29 @@ class Moves:
 
     Attributes:
         tasks: of each partition.
-        copies: how many times the bytes of the weights a task receives, as gradients and as slices.
-        shards: frames that a task fetches from each partition or slice.
-        shared: whether each slice has one owner.
+        copies: how many times the bytes of the weights a task receives, as gradients and as updated shards.
+        frames: frames that a task fetches from each partition or shard.
+        shared: whether each shard has one owner.
         driver: whether the weights pass through the driver.
     """
 
     tasks: int
     copies: int
-    shards: int
+    frames: int
     shared: bool
     driver: bool
 
 
 def moves(exchange: str, partitions: int) -> Moves:
-    """Return what an exchange does; one that is not known here is taken to do what slices do."""
+    """Return what an exchange does; an unknown one counts as the driver's."""
     if exchange == "replicated":
-        return Moves(tasks=1, copies=partitions - 1, shards=1, shared=False, driver=False)
+        return Moves(tasks=1, copies=partitions - 1, frames=1, shared=False, driver=False)
     if exchange == "sharded":
-        return Moves(tasks=2, copies=2, shards=2, shared=True, driver=False)
-    return Moves(tasks=2, copies=1, shards=1, shared=True, driver=True)
+        return Moves(tasks=2, copies=2, frames=2, shared=True, driver=False)
+    return Moves(tasks=2, copies=1, frames=1, shared=True, driver=True)
 
 
-def counts(exchange: str, numel: int, partitions: int, slices: int, slots: int) -> dict[str, float]:
+def counts(exchange: str, numel: int, partitions: int, shards: int, slots: int) -> dict[str, float]:
     """Count what an iteration does, by term.
 
     With more partitions than slots tasks run in waves: what a task does counts for each wave.
@@ -404,7 +416,7 @@ def counts(exchange: str, numel: int, partitions: int, slices: int, slots: int) 
         "fixed": 1.0,
         "scheduling": partitions * does.tasks,
         "task": partitions,
-        "shard": waves * slices * does.shards,
+        "shard": waves * shards * does.frames,
         "exchanged": waves * size * does.copies,
         "owned": size / slots if does.shared else size,
         "weights": size,
@@ -439,7 +451,7 @@ class CostModel:
             executors: number of executors, each on a machine of its own, and of partitions.
             network: bytes per second of each machine, in each direction.
         """
-        counted = counts(self.exchange, numel, executors, slices_of(numel, executors), executors)
+        counted = counts(self.exchange, numel, executors, shards_of(numel, executors), executors)
         cost = dict(self.seconds)
         # Scheduling is the driver's, for one task after the other. The rest of a task ran in all slots at a
         # time, and will in as many as there are tasks.
@@ -463,7 +475,7 @@ def fit(rows: Sequence[Mapping[str, Any]]) -> CostModel | None:
     if not rows:
         return None
     exchange, slots = rows[0]["exchange"], rows[0]["slots"]
-    counted = [counts(exchange, r["parameters"], r["partitions"], r["slices"], slots) for r in rows]
+    counted = [counts(exchange, r["parameters"], r["partitions"], r["shards"], slots) for r in rows]
     sizes = {term: np.array([each[term] for each in counted], np.float64) for term in TERMS}
     seconds = np.array([row["milliseconds"] / 1e3 for row in rows])
     publishing = np.array([(r["phases"]["broadcast"] + r["phases"]["weights_in"]) / 1e3 for r in rows])
@@ -510,6 +522,8 @@ def least_squares(sizes: Mapping[str, Any], seconds: Any, whole: Any) -> dict[st
 
 COLUMNS = (
     "exchange",
+    "transport",
+    "direct",
     "parameters",
     "partitions",
     "milliseconds",
@@ -558,7 +572,7 @@ Extrapolated, not measured: one task per executor, each executor on a machine of
 in each direction. A byte costs what it cost here, or what the network takes if that is more; here all
 executors and the driver shared one machine. Assumed: the driver schedules one task after the other, all else
 in a task runs at the same time as in the others, a broadcast takes as long as one copy of the weights, and
-the driver, if it receives slices, does so as fast as its network can. Overhead is sync / compute, for
+the driver, if it receives shards, does so as fast as its network can. Overhead is sync / compute, for
 {compute:g} s of forward and backward.
 """
 
@@ -588,14 +602,15 @@ def show_model(model: CostModel | None, args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    args = arguments()
-    with contextlib.redirect_stdout(sys.stderr):
-        rows = run(args)
-    if args.json:
-        Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
+    args, rows = arguments(), list[keeping.Row]()
+    with keeping.cut_off(), contextlib.redirect_stdout(sys.stderr):
+        run(args, rows)
     show(rows)
     failed = [row for row in rows if "error" in row]
-    show_model(fit([row for row in rows if "error" not in row]), args)
+    if args.transport == "direct":
+        print("\nFor larger clusters see cost_model.py.")
+    else:
+        show_model(fit([row for row in rows if "error" not in row]), args)
     for row in failed:
         print(f"\n{row['parameters']} parameters, {row['partitions']} partitions: {row['error']}")
     if failed:
