@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from sparkdl import Column, Dataset, Trainer, session
 from sparkdl.ml import TorchModel
-from sparkdl.nn.resnet import ResNet
+from sparkdl.nn import ResNet
 from sparkdl.train import MaxEpoch
 
 TRAINED_ON = ("astronaut", "camera", "coins", "grass", "hubble_deep_field", "moon", "retina", "text")

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F
 from torch import Tensor, nn
 
 from sparkdl import Column, Dataset, Trainer, session
-from sparkdl.nn.convlstm import ConvLSTM
+from sparkdl.nn import ConvLSTM
 from sparkdl.train import MaxEpoch
 
 SIDE, PAST, FUTURE = 32, 5, 5

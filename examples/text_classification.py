@@ -25,8 +25,7 @@ from torch import nn
 
 from sparkdl import TorchClassifier, session
 from sparkdl.ml import TextIndexer
-from sparkdl.nn.recurrent import RecurrentClassifier
-from sparkdl.nn.textcnn import TextCNN
+from sparkdl.nn import RecurrentClassifier, TextCNN
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "textcnn": partial(TextCNN, embedding=100, filters=64),

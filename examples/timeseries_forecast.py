@@ -29,7 +29,7 @@ from torchmetrics import MeanAbsoluteError
 
 from sparkdl import Dataset, Trainer, session
 from sparkdl.metrics import MetricSpec
-from sparkdl.nn.nbeats import InterpretableNBeats
+from sparkdl.nn import InterpretableNBeats
 from sparkdl.train import EMA, MaxEpoch
 
 YEAR = 52  # weeks

@@ -5,7 +5,7 @@
 
 The pipeline scales handwritten digits, which come with scikit-learn, and classifies them with the multilayer
 perceptron that TorchClassifier is without a module. Params of Spark ML and arguments of the network are tuned
-alike: ``classifier.hyper("hidden")`` is a Param for the argument ``hidden`` of :class:`sparkdl.nn.mlp.MLP`.
+alike: ``classifier.hyper("hidden")`` is a Param for the argument ``hidden`` of :class:`sparkdl.nn.MLP`.
 """
 
 from __future__ import annotations

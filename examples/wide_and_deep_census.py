@@ -39,8 +39,8 @@ from torchmetrics.classification import BinaryAUROC
 
 from sparkdl import Column, Dataset, Trainer, session
 from sparkdl.metrics import MetricSpec
+from sparkdl.nn import WideAndDeep
 from sparkdl.nn.losses import binary_cross_entropy
-from sparkdl.nn.wide_and_deep import WideAndDeep
 from sparkdl.optim import Ftrl
 from sparkdl.train import MaxEpoch
 
