@@ -243,7 +243,8 @@ class FrameJobs:
 
     def count_executors(self) -> int:
         """Return how many executors there are now; in local mode the driver is one."""
-        return len(self._executors()) or 1
+        known: int = self._block_manager_master().getMemoryStatus().size()
+        return max(1, known - 1)  # the driver is among them
 
     def _executors(self) -> list[str]:
         """Return the executors besides the driver, as an RDD names the places where it prefers to run."""

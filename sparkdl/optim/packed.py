@@ -103,14 +103,11 @@ def put_state(optimizer: ShardOptimizer, rows: Rows, state: Held[Frame]) -> None
         state: frame from :meth:`ShardOptimizer.state_frame`.
     """
     place = _places(rows.packed, rows.layout)
-    own_state = {(run.start, run.stop): run.state for run in optimizer.runs}
     runs = []
     for packed in read_runs(state):
         start, stop = place[packed.start], place[packed.stop]
         if stop - start == packed.stop - packed.start:  # all of it
-            before = own_state.get((start, stop), {})
-            state_there = {name: _same(before.get(name), value) for name, value in packed.state.items()}
-            runs.append(Run(start, stop, packed.group, state_there))
+            runs.append(Run(start, stop, packed.group, packed.state))
             continue
         own = next(run for run in optimizer.runs if run.start <= start and stop <= run.stop)
         if (own.start, own.stop) != (start, stop):
@@ -122,17 +119,6 @@ def put_state(optimizer: ShardOptimizer, rows: Rows, state: Held[Frame]) -> None
                 own.state[name] = value
         runs.append(own)
     optimizer.runs = runs
-
-
-def _same(before: Any, value: Any) -> Any:
-    """Return a value, or what was there before if that was updated in place.
-
-    A tensor that is made of a frame refers to what the frame was made of: a chain that grows with each step.
-    """
-    both = isinstance(before, torch.Tensor) and isinstance(value, torch.Tensor)
-    if both and before.data_ptr() == value.data_ptr() and before.shape == value.shape:
-        return before
-    return value
 
 
 def _places(of: ParamLayout, to: ParamLayout) -> dict[int, int]:

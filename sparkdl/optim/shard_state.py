@@ -68,7 +68,23 @@ def read_runs(state: Held[Frame]) -> list[Run]:
         prefix = f"{index}."
         for name, array in message.arrays.items():
             if name.startswith(prefix):
-                own = array if mine else np.array(array)
-                values[name.removeprefix(prefix)] = torch.from_numpy(own)
+                values[name.removeprefix(prefix)] = _tensor_of(array if mine else np.array(array))
         runs.append(Run(start, stop, group, values))
     return runs
+
+
+def _tensor_of(array: Array) -> torch.Tensor:
+    """Return a tensor of the same memory: the one that the array was made of, if it was made of one.
+
+    State that is laid out and read again with each step in one process would else be a tensor of an array of
+    a tensor of an array: a chain that grows with each step.
+    """
+    behind: Any = array
+    while not isinstance(behind, torch.Tensor):
+        following = behind.obj if isinstance(behind, memoryview) else getattr(behind, "base", None)
+        if following is None:
+            return torch.from_numpy(array)
+        behind = following
+    made = torch.from_numpy(array)
+    same = (behind.data_ptr(), behind.shape, behind.dtype) == (made.data_ptr(), made.shape, made.dtype)
+    return behind if same and behind.is_contiguous() else made

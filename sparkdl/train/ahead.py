@@ -15,13 +15,11 @@ from time import perf_counter
 
 from sparkdl.allreduce.directives import Step
 from sparkdl.allreduce.outcome import Outcome
+from sparkdl.allreduce.plans.base import LONGEST_GROUP
 from sparkdl.train.recovery import Recovery
 
 _FULL_GROUPS = 8
 """So many groups in a row have to be used up before a limit that an undone group has set is raised."""
-
-
-_NO_LIMIT = 1 << 30
 
 
 class Ahead:
@@ -36,7 +34,7 @@ class Ahead:
         self._recovery = recovery
         self._size = size
         self._now = size or 1
-        self._limit = _NO_LIMIT
+        self._limit = LONGEST_GROUP
         self._used_up = 0
         self._waiting: deque[tuple[Step, Outcome]] = deque()
         self._delivered: list[Step] = []
@@ -86,7 +84,7 @@ class Ahead:
 
     def _run_group(self, group: list[Step]) -> None:
         if self._used_up >= _FULL_GROUPS:
-            self._limit, self._used_up = min(2 * self._limit, _NO_LIMIT), 0
+            self._limit, self._used_up = min(2 * self._limit, LONGEST_GROUP), 0
         begin = perf_counter()
         outcomes = self._recovery.run(group)
         self._waiting.extend(zip(group, outcomes, strict=False))

@@ -1,3 +1,5 @@
+import gc
+import weakref
 from functools import partial
 from itertools import pairwise
 
@@ -8,7 +10,7 @@ from torch import optim
 
 from sparkdl import frame
 from sparkdl.exceptions import OptimizerError
-from sparkdl.held import Shared
+from sparkdl.held import Owned, Shared
 from sparkdl.layout import ParamLayout, lay_out
 from sparkdl.optim import LAMB, LARS, LBFGS, OptimizerSpec, ShardOptimizer, optimizer_spec, shard_run
 from sparkdl.optim.reduction import add_up, drive
@@ -530,3 +532,20 @@ def test_sparse_adam_beside_another_optimizer():
     gradient = torch.tensor([0.0, 0, 5, 5, 0, 0, 1, 2])
     optimizer.step(weights, gradient, np.ones(2, np.bool_))
     torch.testing.assert_close(weights, torch.tensor([0.0, 0, -1, -1, 0, 0, -1, -2]))
+
+
+@pytest.mark.parametrize("name", ["SGD momentum", "Adam"])
+def test_state_that_goes_from_step_to_step_in_one_process_makes_no_chain(name):
+    spec, layout = OptimizerSpec(OPTIMIZERS[name]), LAYOUT
+    weights, gradient = torch.zeros(layout.numel), torch.ones(layout.numel)
+    held, read = None, []
+    for _ in range(5):
+        optimizer = ShardOptimizer(spec, layout, 0, layout.numel, held)
+        optimizer.step(weights, gradient, ALWAYS[0])
+        found = frame.unpack(optimizer.state_frame(), writable=True)
+        read.append([weakref.ref(array) for array in found.arrays.values()])
+        held = Owned(found)
+    del optimizer, found
+    gc.collect()
+    alive = [any(array() is not None for array in arrays) for arrays in read]
+    assert alive == [False] * 4 + [True]

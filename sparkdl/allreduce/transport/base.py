@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from sparkdl.allreduce import messages
 from sparkdl.allreduce.directives import Step
 from sparkdl.allreduce.messages import Message, Problems, of_type
 from sparkdl.allreduce.plans.base import Inbox, Participant, Phase, Plan, Send, ToAll, ToDriver
-from sparkdl.compute.problems import Problem, ProblemError, in_order
+from sparkdl.compute.local_store import LocalStore
+from sparkdl.compute.problems import LackingState, Problem, ProblemError, in_order
 from sparkdl.compute.start import Start
 
 PersistedRef = Any
@@ -86,6 +88,23 @@ class Transport(Protocol):
     def release(self) -> None:
         """Delete all files on the executors for this transport."""
         ...
+
+
+def read_left(files: LocalStore, name: str, iteration: int) -> Iterator[Message]:
+    """Yield the messages that a rank has left for itself on this executor.
+
+    Args:
+        files: this executor's.
+        name: under which they were left.
+        iteration: completed iterations, for the report.
+
+    Raises:
+        ProblemError: if they are not there.
+    """
+    left = files.read(name)
+    if left is None:
+        raise ProblemError(LackingState(iteration, name))
+    return map(messages.decode, left)
 
 
 def perform(phase: Phase, me: Participant, inbox: Inbox, *, last: bool) -> Iterator[Send]:

@@ -33,8 +33,8 @@ from sparkdl.allreduce.plans.base import (
     ToSelf,
 )
 from sparkdl.allreduce.plans.driver import ThroughDriver
-from sparkdl.allreduce.transport.base import Group, GroupResult, perform
-from sparkdl.compute.problems import LackingState, LostPeer, ProblemError
+from sparkdl.allreduce.transport.base import Group, GroupResult, perform, read_left
+from sparkdl.compute.problems import LostPeer
 from sparkdl.compute.start import BytesRef
 from sparkdl.compute.stopwatch import Stopwatch
 from sparkdl.compute.worker import Worker
@@ -245,10 +245,7 @@ class InProcessTransport:
             found: list[Message] = []
             for sent in inbox:
                 if sent.name:
-                    left = worker.files.read(sent.name)
-                    if left is None:
-                        raise ProblemError(LackingState(group.start.version.iteration, sent.name))
-                    found += [messages.decode(packed) for packed in left]
+                    found += read_left(worker.files, sent.name, group.start.version.iteration)
             return found
 
         for send in perform(phase, me, Inbox(arrived, own), last=last):

@@ -25,10 +25,9 @@ from sparkdl.allreduce.plans.base import (
     ToRank,
     ToSelf,
 )
-from sparkdl.allreduce.transport.base import perform
+from sparkdl.allreduce.transport.base import perform, read_left
 from sparkdl.allreduce.transport.chain import FRAMES_PER_RANK
 from sparkdl.compute.local_store import LocalStore, decode, encode
-from sparkdl.compute.problems import LackingState, ProblemError
 from sparkdl.compute.stopwatch import Stopwatch
 from sparkdl.compute.worker import FitRef
 from sparkdl.data.store import Token
@@ -92,11 +91,7 @@ class PhaseTask:
         """Return the rank's messages to itself."""
         if found.meta["kind"] == _BUNDLE:
             return [messages.decode(packed) for packed in decode(found.arrays["data"].data)]
-        name = found.meta["name"]
-        left = files.read(name)
-        if left is None:
-            raise ProblemError(LackingState(self.iteration, name))
-        return [messages.decode(packed) for packed in left]
+        return list(read_left(files, found.meta["name"], self.iteration))
 
     def _to_ranks(self, rank: int, sends: Iterable[Send], files: LocalStore) -> Iterator[bytes | Parts]:
         sent: Counter[int] = Counter()

@@ -23,8 +23,6 @@ _SCRATCH = 64 << 10
 _MOST_BUFFERS = 512
 """So many buffers are handed to the system at once; Linux takes 1,024."""
 
-_SMALL = 256 << 10
-
 
 class ClosedError(Exception):
     """The peer is gone, or what it sends makes no sense."""
@@ -149,8 +147,7 @@ class Connection:
         if kind not in (HELLO, FRAME, END, FOUND) or length > (self.limit if kind == FRAME else 0):
             raise ClosedError(f"a message of kind {kind} with {length} bytes")
         self._header, self._filled = (kind, number, group), 0
-        # Large memory is used again and again; small memory is the frame's alone.
-        self._payload = buffers.empty(length).data if length > _SMALL else memoryview(bytearray(length))
+        self._payload = buffers.empty(length).data
 
     def _fill(self) -> bool:
         """Read some bytes; return whether there were any."""

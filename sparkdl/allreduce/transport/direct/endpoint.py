@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from sparkdl.allreduce.transport.direct.connection import FOUND, HELLO, ClosedError, Connection
 from sparkdl.allreduce.transport.direct.handshake import Handshake, RefusedError
-from sparkdl.allreduce.transport.direct.peer import LostPeerError, Peer, new_id, own_address
+from sparkdl.allreduce.transport.direct.peer import LostPeerError, Peer, new_id, open_socket, own_address
 
 _MOST_STRANGERS = 256
 """So many that have not proved anything are listened to at a time; of more the oldest is turned away."""
@@ -45,9 +45,8 @@ class Endpoint:
     """
 
     def __init__(self, secret: bytes, host: str) -> None:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.secret = secret
-        self._listener = socket.socket(family, socket.SOCK_STREAM)
+        self._listener = open_socket(host)
         try:
             self._listener.bind((host, 0))
             self._listener.listen(_BACKLOG)
@@ -184,9 +183,8 @@ class _Meeting:
     # -- strangers ------------------------------------------------------------------------------
 
     def _dial(self, member: Peer) -> None:
-        family = socket.AF_INET6 if ":" in member.host else socket.AF_INET
         try:
-            sock = socket.socket(family, socket.SOCK_STREAM)
+            sock = open_socket(member.host)
         except OSError as error:  # too many files are open
             raise LostPeerError(None, str(error)) from None
         sock.setblocking(False)

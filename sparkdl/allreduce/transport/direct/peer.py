@@ -58,6 +58,11 @@ class LostPeerError(Exception):
         self.reason = reason
 
 
+def open_socket(host: str) -> socket.socket:
+    """Return a TCP socket of the family that an address has."""
+    return socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+
+
 def own_address(driver: str) -> str:
     """Return the address by which this machine reaches the driver's, without sending anything.
 

@@ -24,13 +24,13 @@ from sparkdl.allreduce.plans.base import (
     ToRank,
     ToSelf,
 )
-from sparkdl.allreduce.transport.base import perform
+from sparkdl.allreduce.transport.base import perform, read_left
 from sparkdl.allreduce.transport.direct.endpoint import Endpoint, close_endpoint, endpoint_of
 from sparkdl.allreduce.transport.direct.mesh import Mesh
 from sparkdl.allreduce.transport.direct.peer import LostPeerError, Peer
 from sparkdl.allreduce.transport.task import to_driver
 from sparkdl.compute.local_store import LocalStore
-from sparkdl.compute.problems import LackingState, LostPeer, ProblemError, in_order
+from sparkdl.compute.problems import LostPeer, in_order
 from sparkdl.compute.stopwatch import Stopwatch
 from sparkdl.compute.worker import FitRef, Worker
 from sparkdl.data.store import Token
@@ -66,7 +66,7 @@ class GroupTask:
         local: whether what a rank sends itself stays on its executor under its name.
         circle: by which tasks find each other.
         group: number of this attempt.
-        members: the process that ran each rank last.
+        members: the processes that may run ranks.
     """
 
     fit: FitRef
@@ -158,12 +158,8 @@ class _Mine:
 
     def read(self) -> list[Message]:
         """Return them."""
-        left = [self._files.read(name) for name in self._names]
-        for name, found in zip(self._names, left, strict=True):
-            if found is None:
-                raise ProblemError(LackingState(self._iteration, name))
-        packed = chain(self._held, *(found for found in left if found is not None))
-        return [messages.decode(one) for one in packed]
+        left = (read_left(self._files, name, self._iteration) for name in self._names)
+        return [*map(messages.decode, self._held), *chain.from_iterable(left)]
 
 
 def _to_others(me: Participant, sends: Iterable[Send], mine: _Mine) -> Iterator[tuple[int, Parts]]:
