@@ -104,6 +104,28 @@ class Wanted:
         large = sparse * layout.itemsize >= _TABLES_BYTES
         return large and (layout.numel - sparse) * _REST <= layout.numel
 
+    @property
+    def _exchange(self) -> Exchange:
+        """The exchange that is wanted: only with the sharded one weights travel with a codec."""
+        return self.exchange if self.weights_codec == "fp32" else "sharded"
+
+    def check(self, sc: Any) -> None:
+        """Check what is wanted against the session, before any work starts.
+
+        Args:
+            sc: the SparkContext.
+
+        Raises:
+            ConfigError: if the session forbids it.
+        """
+        if self._exchange in ("replicated", "sharded") and _moves(sc):
+            raise ConfigError(
+                f"exchange={self._exchange!r} needs a session with {_LOCALITY}=false, which is read when "
+                "Spark starts: make it with sparkdl.session.builder(...), or set it in your confs",
+                code="config-cluster",
+            )
+        self.exchanges_directly(sc, self._exchange)
+
     def choose(self, sc: Any, ranks: int) -> Exchange:
         """Return the exchange that is wanted, or the one that suits the size.
 
@@ -112,17 +134,10 @@ class Wanted:
             ranks: number of partitions.
 
         Raises:
-            ConfigError: if groups are wanted in a session that would run their tasks away from their rows.
+            ConfigError: if the session forbids it, or shards would be too large.
         """
-        wanted = self.exchange if self.weights_codec == "fp32" else "sharded"
-        moves = sc.getConf().get(_LOCALITY, "true") == "true" and not sc.master.startswith("local[")
-        if wanted in ("replicated", "sharded") and moves:
-            raise ConfigError(
-                f"exchange={wanted!r} needs a session with {_LOCALITY}=false, which is read when Spark "
-                "starts: make it with sparkdl.session.builder(...), or set it in your confs",
-                code="config-cluster",
-            )
-        nbytes = self.layout.nbytes
+        self.check(sc)
+        wanted, nbytes = self._exchange, self.layout.nbytes
         fits = nbytes <= ranks * _MOST_SHARD_BYTES
         if wanted == "sharded" and not fits:
             raise ConfigError(
@@ -132,7 +147,7 @@ class Wanted:
             )
         if wanted != "auto":
             return wanted
-        if moves or self.num_shards is not None or self.stragglers:
+        if _moves(sc) or self.num_shards is not None or self.stragglers:
             return "driver"
         if self.suits_rows or ranks * nbytes <= _REPLICATED_BYTES:
             return "replicated"
@@ -225,6 +240,11 @@ class Wanted:
                 circle = _circle(jobs.sc.getConf())
                 transport = DirectTransport(jobs, store, fit, profile, chain, circle, transport)
         return Route(plan, transport)
+
+
+def _moves(sc: Any) -> bool:
+    """Return whether the session would run the tasks of a group away from their rows."""
+    return sc.getConf().get(_LOCALITY, "true") == "true" and not sc.master.startswith("local[")
 
 
 def _circle(conf: Any) -> Circle:

@@ -194,6 +194,7 @@ class Trainer:
             )
         self._label = data.plan.label
         sets = validation_sets(validation)
+        self._recipe.wanted().check(data.spark.sparkContext)
         tried = dry_run(self._recipe.spec(data, self.module, self._label), data)
         monitor = check_validation(self.config, tried, sets)
         better = monitor is not None and monitor.higher_is_better

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPl
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
-from sparkdl import Dataset, Trainer
+from sparkdl import Dataset, Trainer, session
 from sparkdl.exceptions import ConfigError, DataError, ModelError, NonFiniteError
 from sparkdl.optim import LAMB, LARS, LBFGS, ClipByNorm, ClipByValue, ParamGroup
 from sparkdl.train import (
@@ -608,6 +609,30 @@ def test_rows_of_weight_zero_say_nothing_about_the_loss(spark: Any) -> None:
         # The first rows, with which everything is tried before the run, do not either.
         result = trainer(loss=each, end_when=MaxIteration(1)).fit(most, validation=most)
         assert 0 < result.scores["val/loss"] < 5
+
+
+# -- the session ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "conf", "words"),
+    [
+        ({"transport": "direct"}, {"spark.ssl.rpc.enabled": "true"}, "asks for encryption"),
+        ({"transport": "direct"}, {"spark.python.worker.reuse": "false"}, "spark.python.worker.reuse=false"),
+        ({"exchange": "sharded"}, {"spark.shuffle.reduceLocality.enabled": "true"}, "needs a session with"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:this Spark session")
+def test_what_the_session_forbids_is_told_before_the_rows_are_read(
+    in_process: Any, monkeypatch: pytest.MonkeyPatch, options: Any, conf: dict[str, str], words: str
+) -> None:
+    context = in_process.sparkContext
+    confs = session.recommended() | conf
+    monkeypatch.setattr(context, "master", "spark://host:7077")
+    monkeypatch.setattr(context, "getConf", lambda: SimpleNamespace(get=confs.get, getAll=confs.items))
+    with as_dataset(in_process, PARTS) as data, pytest.raises(ConfigError, match=words):
+        trainer(**options).fit(data)
+    assert context.jobs == []
 
 
 # -- steps ------------------------------------------------------------------------------------------
