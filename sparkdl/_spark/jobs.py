@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import cloudpickle
@@ -243,12 +244,12 @@ class FrameJobs:
 
     def count_executors(self) -> int:
         """Return how many executors there are now; in local mode the driver is one."""
-        known: int = self._block_manager_master().getMemoryStatus().size()
+        known: int = self._block_manager_master.getMemoryStatus().size()
         return max(1, known - 1)  # the driver is among them
 
     def _executors(self) -> list[str]:
         """Return the executors besides the driver, as an RDD names the places where it prefers to run."""
-        blocks = self._block_manager_master().getMemoryStatus().keysIterator()
+        blocks = self._block_manager_master.getMemoryStatus().keysIterator()
         found = []
         while blocks.hasNext():
             block_manager = blocks.next()
@@ -293,14 +294,16 @@ class FrameJobs:
 
     def drop_block(self, rdd_id: int, partition: int, timeout: float = 10.0) -> None:
         """Forget a cached block wherever it is: the next job computes it again."""
-        master = self._block_manager_master()
+        master = self._block_manager_master
         block = self._jvm.org.apache.spark.storage.RDDBlockId(rdd_id, partition)
         master.removeBlock(block)
         deadline = time.monotonic() + timeout
         while master.getLocations(block).size() and time.monotonic() < deadline:
             time.sleep(0.01)  # executors delete the block in their own time
 
+    @cached_property
     def _block_manager_master(self) -> JavaObject:
+        # To look it up takes 10 ms.
         storage = "org.apache.spark.storage"
         environment = self._context.env()
         manager = self._getter(
