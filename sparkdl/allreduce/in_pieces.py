@@ -2,8 +2,7 @@
 
 Spark copies each frame for Python into a buffer. Every task makes a new buffer and doubles it until the frame
 fits: for 20 MB it allocates 64 MB, and filling them with zeros takes longer than sending the frame. A frame
-    from
-Python is one array. Java's collector handles large arrays separately, and a persisted frame has several
+from Python is one array. Java's collector handles large arrays separately, and a persisted frame has several
 copies. Pieces pass through small buffers and through the processor's cache.
 """
 

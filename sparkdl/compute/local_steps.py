@@ -1,7 +1,7 @@
 """Steps that a partition takes by itself, from the common weights, before anything is exchanged.
 
-What the partition sends in place of a gradient is how far it went: weights before minus weights after. The
-mean over partitions, taken as a gradient by plain SGD of rate 1, is the average of their weights: local SGD
+In place of a gradient the partition sends a pseudo-gradient: weights before minus weights after. The mean
+over partitions, taken as a gradient by plain SGD of rate 1, is the average of their weights: local SGD
 (Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019). An outer optimizer with momentum in
 its place is DiLoCo (Douillard et al., arXiv 2311.08105, algorithm 1).
 """

@@ -1,4 +1,4 @@
-"""What an estimator has besides Params: values that JSON cannot hold, such as the module and the loss."""
+"""Attributes of an estimator besides its Params: values that JSON cannot hold, such as module and loss."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ATTRIBUTES: Mapping[str, Any] = {
     "clip": None,
     "options": None,
 }
-"""The attributes, and what a constructor takes by default."""
+"""The attributes, with their defaults in a constructor."""
 
 _EMPTY: Mapping[str, Any] = {"hooks": (), "groups": (), "options": {}}
 

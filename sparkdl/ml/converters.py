@@ -103,7 +103,7 @@ def types(value: Any) -> list[str | None]:
 
 
 def json_value(value: Any) -> Any:
-    """Convert a hyper-parameter to what JSON has: numpy numbers become Python's, tuples lists.
+    """Convert a hyper-parameter to JSON values: numpy numbers become Python's, tuples lists.
 
     Raises:
         TypeError: if JSON has no such value.

@@ -10,7 +10,7 @@ from sparkdl.exceptions import ConfigError
 from sparkdl.ml import converters
 
 HYPER_OF = ("module", "optimizer")
-"""What has hyper-parameters: arguments of the factory that makes it."""
+"""The parts with hyper-parameters: the arguments of the factories that make them."""
 
 
 class HasHyper(Params):

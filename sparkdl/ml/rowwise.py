@@ -1,4 +1,4 @@
-"""What the transformers of images and text share: one output column, computed row by row."""
+"""Base of the transformers of images and text: one output column, computed row by row."""
 
 from __future__ import annotations
 

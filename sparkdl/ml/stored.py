@@ -1,4 +1,4 @@
-"""What Spark stores for an estimator or a model: its metadata, read without believing it."""
+"""The metadata that Spark stores for an estimator or a model, checked before any use."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class ParamsWriter(DefaultParamsWriter):
     """Saves a stage that has Params and little else, with a checksum.
 
     Args:
-        instance: what to save.
-        extra: what else to write, as JSON has it.
+        instance: the estimator or model.
+        extra: further JSON values to write.
     """
 
     def __init__(self, instance: Any, extra: Mapping[str, Any] | None = None) -> None:

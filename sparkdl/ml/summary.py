@@ -1,4 +1,4 @@
-"""What a model tells about its training."""
+"""The summary of a model's training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TrainingSummary:
     """How a model was trained; ``model.summary``.
 
     Args:
-        result: what the fit returned.
+        result: result of the fit.
 
     Attributes:
         history: one row per iteration, and the scores of every validation.

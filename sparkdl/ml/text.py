@@ -26,7 +26,7 @@ _FORMAT = 1
 
 
 class _IndexParams(HasInputCol, HasOutputCol, HandleInvalid):
-    """What numbers a text becomes, given a vocabulary."""
+    """Params of the way from texts to token numbers, given a vocabulary."""
 
     maxLength: Param[int] = Param(
         Params._dummy(), "maxLength", "tokens of each output row", typeConverter=TypeConverters.toInt
@@ -297,7 +297,7 @@ class TextIndexerModel(Model, _IndexParams, Stored):
 
     @property
     def index(self) -> TextIndex:
-        """What the model does to one text, for use without Spark."""
+        """The model's function of one text, for use without Spark."""
         return self._index(self.vocabulary)
 
     def _transform(self, dataset: DataFrame) -> DataFrame:

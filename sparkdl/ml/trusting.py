@@ -37,5 +37,5 @@ def trust(*entries: Entry) -> Iterator[None]:
 
 
 def trusted() -> Trust:
-    """Return what is trusted here."""
+    """Return the trust of the enclosing ``with`` blocks."""
     return _trusted.get()

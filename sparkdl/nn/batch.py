@@ -20,7 +20,7 @@ class Batch:
     It unpacks as ``inputs, label = batch``.
 
     Attributes:
-        inputs: what the module is called with.
+        inputs: the module's inputs.
         label: one tensor, a tuple or a dict of them, or ``None`` without a label column.
         weight: weight of each row, shape (rows,), or ``None`` without a weight column.
         rows: number of rows.
@@ -89,7 +89,7 @@ def tensors_of(tree: Any) -> list[Tensor]:
 
 
 def group(tensors: Sequence[Tensor], names: Sequence[str] = ()) -> Inputs:
-    """Group tensors into what a module is called with: by name if there are names, else by position."""
+    """Group tensors into a module's inputs: by name if there are names, else by position."""
     if names:
         return dict(zip(names, tensors, strict=True))
     return tensors[0] if len(tensors) == 1 else tuple(tensors)

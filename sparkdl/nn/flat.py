@@ -30,17 +30,17 @@ class FlatModule:
 
     Args:
         module: the module; it is moved to the device, and its parameters become views.
-        layout: what lies where; that of the module by default.
+        layout: places of parameters and buffers in the vectors; that of the module by default.
         device: where to compute, such as ``"cuda:0"``.
 
     Attributes:
         module: the module; its parameters are views of ``params``.
-        layout: what lies where.
+        layout: places of parameters and buffers in the vectors.
         device: where module and vectors are.
         params: trainable parameters, shape (layout.numel,).
         grad: their gradients, same shape; ``backward`` accumulates into it.
-        own_params: the weights' own memory, if it is the host's. What is written there need not be loaded.
-        holds: what the one who wrote there says it is; ``None`` as soon as others were loaded.
+        own_params: the memory of the weights, if it is the host's. Weights written there need not be loaded.
+        holds: version of the weights in ``own_params``; set by the writer, cleared when others are loaded.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class FlatModule:
         return {index: rows for index, rows in self._touched.items() if index not in self._dense}
 
     def zero_grad(self) -> None:
-        """Clear gradients and the record of what backward reached."""
+        """Clear gradients, and the record of the parameters that backward reached."""
         if self._lent:
             self.grad.zero_()
             self._lent = False

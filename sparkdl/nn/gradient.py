@@ -19,7 +19,7 @@ __all__ = ["Batch", "BatchLoss", "Inputs", "Loss", "call", "evaluate", "forward_
 
 @dataclass(frozen=True, slots=True)
 class BatchLoss:
-    """What a share contributes besides its gradient.
+    """Loss, weight and rows of a task's share of the batch, beside its gradient.
 
     Attributes:
         loss: mean loss of the share, weighted by the samples' weights.
@@ -119,7 +119,7 @@ def _to_host(tensor: Tensor) -> Tensor:
 
 
 def _compute(replica: FlatModule, batch: Batch, objective: Objective, *, training: bool) -> Evaluated:
-    """Run module and objective on a batch, and explain what goes wrong."""
+    """Run module and objective on a batch; an error names the layer."""
     if replica.device.type != "cpu":
         objective.to(replica.device)
     batch = replica.prepare(batch)

@@ -43,7 +43,7 @@ class LightningSchedule:
 
 @dataclass(frozen=True, slots=True)
 class LightningParts:
-    """What a LightningModule says about its training.
+    """The training setup of a LightningModule.
 
     Attributes:
         objective: its ``training_step``.
@@ -99,7 +99,7 @@ def from_lightning(module: nn.Module) -> LightningParts | None:
 
 
 class LightningObjective(Objective):
-    """Minimise what ``training_step(batch, 0)`` returns.
+    """Minimise the loss of ``training_step(batch, 0)``.
 
     ``batch`` is ``(inputs, label)``, or the inputs alone without a label column; ``batch_idx`` is
     always 0. What ``self.log`` and ``self.log_dict`` are called with becomes the extras. In an evaluation
@@ -108,7 +108,7 @@ class LightningObjective(Objective):
     """
 
     def __call__(self, module: nn.Module, batch: Batch) -> Evaluated:
-        """Return the training step's loss and what it logged."""
+        """Return the training step's loss and the values that it logged."""
         loss, extras, _ = _run(module, "training_step", batch)
         return Evaluated(loss, extras)
 
@@ -168,7 +168,7 @@ def _run(module: nn.Module, method: str, batch: Batch, may_return_none: bool = F
 
 @contextmanager
 def _logging(module: nn.Module) -> Iterator[dict[str, float]]:
-    """Collect what the module logs; Lightning's own methods want a Trainer."""
+    """Collect the values that the module logs; Lightning's own methods want a Trainer."""
     logged: dict[str, float] = {}
 
     def log(name: str, value: Any, *_: Any, **__: Any) -> None:
@@ -190,7 +190,7 @@ def _logging(module: nn.Module) -> Iterator[dict[str, float]]:
 
 
 def _read_configured(name: str, configured: Any) -> LightningParts:
-    """Read what configure_optimizers returned, in any of its forms."""
+    """Read the result of configure_optimizers, in any of its forms."""
     objective = LightningObjective()
     if configured is None:
         return LightningParts(objective)

@@ -31,10 +31,10 @@ class Meeting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         rows: number of rows.
         labels: tree of tensors that outputs are compared with.
         outputs: tree of tensors that a module gave.
-        parameters: what other outputs are computed from.
+        parameters: tensors from which outputs are computed, where these are not given.
 
     Attributes:
-        found: what meets; empty if nothing does.
+        found: label and output that meet, for the error; empty if none do.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Meeting(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._mark(tensor, trained=False, label=True)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, note what its result comes from, and look at its operands."""
+        """Run an operation, note the origin of its result, and look at its operands."""
         result = func(*args, **(kwargs or {}))
         operands = tensors_of([args, kwargs or {}])
         trained = any(_storage(operand) in self._trained for operand in operands)
@@ -104,7 +104,7 @@ def find_broadcast(objective: Objective, module: nn.Module, batch: Batch) -> str
     """Return where an objective compares the rows of a batch with each other's labels; empty if nowhere.
 
     Args:
-        objective: what is minimised, or evaluated if the module is in evaluation mode.
+        objective: the loss or step; it is evaluated if the module is in evaluation mode.
         module: the module.
         batch: :data:`ROWS` rows.
     """
@@ -121,7 +121,7 @@ def find_broadcast(objective: Objective, module: nn.Module, batch: Batch) -> str
 
 
 def watch(mode: Meeting, compute: Any, *arguments: Any) -> str:
-    """Return what meets while something is computed; what fails is left to the dry run to tell."""
+    """Return the finding of a computation; its own errors are left to the dry run."""
     try:
         with mode:
             compute(*arguments)
@@ -131,7 +131,7 @@ def watch(mode: Meeting, compute: Any, *arguments: Any) -> str:
 
 
 def _storage(tensor: Tensor) -> int:
-    """Return what the views of a tensor share; 0 for those without memory of their own, as sparse ones."""
+    """Return the id of a tensor's storage, which its views share; 0 if it has none, as if it is sparse."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except (NotImplementedError, RuntimeError):

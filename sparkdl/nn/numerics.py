@@ -99,7 +99,7 @@ class Replica(FlatModule):
 
     Args:
         module: the module.
-        layout: what lies where.
+        layout: places of parameters and buffers in the flat vectors.
         numerics: how to compute.
         device: where to compute.
 

@@ -1,4 +1,4 @@
-"""What training minimises: a loss on the module's output, or a step of the user's own."""
+"""The objective of training: a loss on the module's output, or a step of the user's own."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """What an objective gives for one batch.
+    """The result of an objective for one batch.
 
     Attributes:
         loss: scalar mean over the batch, weighted by the samples' weights.
         extras: further scalars by name, means over the batch.
-        output: what metrics are computed on; only from :meth:`Objective.evaluate`.
+        output: the output, for metrics; only from :meth:`Objective.evaluate`.
     """
 
     loss: Tensor
@@ -60,11 +60,11 @@ class Objective(ABC):
 
     @abstractmethod
     def explain(self, module: nn.Module, batch: Batch, error: Exception) -> ModelError:
-        """Say which layer, or what else, failed with ``error`` on the batch."""
+        """Return an error that names the layer, or the other part, that failed on the batch."""
 
     @abstractmethod
     def to(self, device: torch.device) -> None:
-        """Move what the objective itself holds, such as class weights, to a device."""
+        """Move the objective's own tensors, such as class weights, to a device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class LossObjective(Objective):
 
 @dataclass(frozen=True, slots=True)
 class StepObjective(Objective):
-    """Minimise what a function of the user's returns.
+    """Minimise the result of a function of the user's.
 
     Attributes:
         step: ``step(module, batch)`` gives the loss, a scalar mean or one value per sample, or a
@@ -136,7 +136,7 @@ def explain_step(
 
 
 def read_step(result: Any, batch: Batch, name: str = "the step") -> tuple[Tensor, dict[str, float], Any]:
-    """Return scalar loss, extras and output from what a step returned.
+    """Return scalar loss, extras and output from a step's result.
 
     Raises:
         ModelError: if it holds no loss, or something that cannot be reported.

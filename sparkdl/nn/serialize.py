@@ -22,8 +22,8 @@ def dumps(obj: Any, what: str) -> bytes:
     """Pickle ``obj`` for the executors.
 
     Args:
-        obj: what to ship.
-        what: how an error calls it, for example ``"loss"``.
+        obj: the object to ship.
+        what: its name in errors, for example ``"loss"``.
 
     Raises:
         SerializationError: naming the attribute that cannot be pickled.
@@ -40,7 +40,7 @@ def dumps(obj: Any, what: str) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """Unpickle what :func:`dumps` made. Only for bytes that this application itself shipped."""
+    """Unpickle the bytes of :func:`dumps`. Only for bytes that this application itself shipped."""
     return pickle.loads(data)
 
 

@@ -1,4 +1,4 @@
-"""What goes into a module and what comes out: shape and dtype of one row of each tensor."""
+"""Inputs and outputs of a module: shape and dtype of one row of each tensor."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Signature:
     """Inputs and outputs of a module.
 
     Attributes:
-        inputs: what the module is called with, in order; one tensor, several positional ones, or named ones.
+        inputs: the module's inputs, in order; one tensor, several positional ones, or named ones.
         outputs: its outputs; empty if not known.
     """
 
@@ -53,12 +53,12 @@ class Signature:
         return bool(self.outputs) and all(s.shape is not None and s.dtype is not None for s in specs)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what :meth:`from_json` reads, made of JSON values."""
+        """Return it as JSON values, for :meth:`from_json`."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Signature:
-        """Read what :meth:`to_json` gave, also after a way through JSON.
+        """Read the values of :meth:`to_json`, also after a way through JSON.
 
         Raises:
             ValueError, KeyError, TypeError: if it is something else.
@@ -71,7 +71,7 @@ class Signature:
 
         Args:
             module: it is left in the mode it was in.
-            inputs: what it is called with; all shapes and dtypes known.
+            inputs: its inputs; all shapes and dtypes known.
 
         Raises:
             ModelError: if the module fails on them, or gives something else than tensors whose first
@@ -111,7 +111,7 @@ class Signature:
 
 
 def _named_inputs(rows: Inputs) -> Iterator[tuple[str | None, Tensor]]:
-    """Iterate over what a module is called with, by name or ``None``."""
+    """Iterate over a module's inputs, by name or ``None``."""
     if isinstance(rows, Mapping):
         yield from rows.items()
     else:

@@ -20,7 +20,7 @@ class Averaging:
     def weight(self, previous: TrainState, state: TrainState, count: int) -> float:
         """Return the weight of an iteration's new weights in the average.
 
-        It is asked before the iteration's parameter sync, so only the counters of ``state``
+        It is asked before the iteration's update, so only the counters of ``state``
         (epoch, iteration, step) are known; its loss, score and seconds are those of ``previous``.
 
         Args:

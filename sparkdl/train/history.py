@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 PHASES = ("launch", "weights_in", "data", "compute", "gradient_out", "shuffle", "update", "broadcast")
 """Phases of an iteration, in order. Seconds of the slowest task where several run:
 
-- ``launch``: job 1 beyond its slowest task: scheduling, sockets, writing the shuffle files;
+- ``launch``: the job beyond its slowest task: scheduling, sockets, shuffle files; of two jobs the first;
 - ``weights_in``: loading the weights into the replica;
 - ``data``: gathering the rows, and the Dataset's transform;
 - ``compute``: forward and backward;
 - ``gradient_out``: handing the gradient to the JVM;
-- ``shuffle``: job 2 beyond its slowest update: scheduling, fetching gradients, collecting new shards;
+- ``shuffle``: of two jobs, the second beyond its slowest update: scheduling, fetching gradients, collecting
+  new shards; otherwise 0;
 - ``update``: summing gradients, optimizer on the shard;
 - ``broadcast``: publishing the new weights.
 """

@@ -26,9 +26,10 @@ class LocalSteps:
     Args:
         steps: steps of a round; or a mapping from epochs, counted from 0, to the steps from there on:
             ``{0: 1, 5: 8}`` is post-local SGD (Lin et al., ICLR 2020).
-        outer: factory of the optimizer to which how far the partitions went is the gradient. By default the
-            weights become the mean of theirs (local SGD; Stich, ICLR 2019). For DiLoCo (arXiv 2311.08105)
-            give AdamW to the Trainer, and here SGD of rate 0.7 with Nesterov's momentum of 0.9.
+        outer: factory of the outer optimizer, whose gradient is the mean of the partitions'
+            pseudo-gradients. By default the weights become the mean of the partitions' weights (local SGD;
+            Stich, ICLR 2019). For DiLoCo (arXiv 2311.08105) give AdamW to the Trainer, and here SGD of rate
+            0.7 with Nesterov's momentum of 0.9.
 
     Raises:
         ConfigError: if a number of steps or an epoch cannot be one.

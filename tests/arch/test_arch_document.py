@@ -9,7 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "ARCHITECTURE.md").read_text()
-HOMES = [ROOT, ROOT / "sparkdl", ROOT / "sparkdl" / "allreduce", ROOT / "sparkdl" / "train"]
+HOMES = [ROOT, ROOT / "sparkdl"]
+"""Where paths begin, as the page says: there is one way to write each."""
 
 
 def test_files_that_are_named_are_there() -> None:
@@ -21,11 +22,22 @@ def test_files_that_are_named_are_there() -> None:
 
 @pytest.mark.parametrize("package", ["_spark", "allreduce", "compute", "train"])
 def test_each_module_is_named(package: str) -> None:
-    """Whoever reads it finds every module by its name."""
-    folder = ROOT / "sparkdl" / package
-    modules = [path for path in folder.rglob("*.py") if path.name != "__init__.py"]
-    unnamed = [str(path.relative_to(folder)) for path in modules if f"{path.name}" not in TEXT]
+    """Whoever reads it finds every module, with a few words on it, in the table of files."""
+    table = TEXT[TEXT.index("## Files") : TEXT.index("## Layers")]
+    home = ROOT / "sparkdl"
+    modules = [path for path in (home / package).rglob("*.py") if path.name != "__init__.py"]
+    unnamed = [path for path in (str(m.relative_to(home)) for m in modules) if f"`{path}`" not in table]
     assert not unnamed
+
+
+def test_pages_that_are_named_are_there() -> None:
+    named = set(re.findall(r"`((?:docs|tests|scripts|conf|benchmarks)/[\w/.]*)`", TEXT))
+    assert named
+    assert not {name for name in named if not (ROOT / name).exists()}
+
+
+def test_no_line_is_longer_than_the_page_is_wide() -> None:
+    assert not [line for line in TEXT.splitlines() if len(line) > 125]
 
 
 def test_the_glossary_has_its_words_once() -> None:

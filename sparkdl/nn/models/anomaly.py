@@ -75,8 +75,8 @@ class AnomalyDetector(nn.Module):
         """Let this share of known values be anomalies: the ones that are farthest from their forecasts.
 
         Args:
-            forecast: shape (rows,), what :meth:`forward` gave in evaluation mode.
-            value: shape (rows,), what came.
+            forecast: shape (rows,), output of :meth:`forward` in evaluation mode.
+            value: shape (rows,), the values that came.
             share: of the rows, from 0 to below 1; 0 if there are no anomalies among them.
 
         Raises:

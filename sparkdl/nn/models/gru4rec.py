@@ -1,4 +1,4 @@
-"""GRU4Rec: what a session will turn to next."""
+"""GRU4Rec: the next item of a session."""
 
 from __future__ import annotations
 

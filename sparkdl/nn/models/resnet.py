@@ -135,7 +135,7 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def features(self, image: Tensor) -> Tensor:
-        """Return what the last layer sees: (rows, 8 * width), or 32 * width with bottlenecks."""
+        """Return the input of the last layer: (rows, 8 * width), or 32 * width with bottlenecks."""
         x = self.maxpool(self.relu(self.bn1(self.conv1(image))))
         for stage in range(len(_BLOCKS[self.layers])):
             x = self.get_submodule(f"layer{stage + 1}")(x)
@@ -153,7 +153,7 @@ _BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23,
 
 
 class _Residual(nn.Module):
-    """What the blocks share: the shortcut."""
+    """Base class of the blocks, with the shortcut."""
 
     expansion: int
 
@@ -167,7 +167,7 @@ class _Residual(nn.Module):
             )
 
     def residual(self, x: Tensor) -> Tensor:
-        """Return what is added to the shortcut."""
+        """Return the output of the block's convolutions, to which the shortcut is added."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:

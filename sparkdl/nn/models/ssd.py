@@ -23,7 +23,7 @@ _NEGATIVES = 3  # section 2.2: background boxes that count, for each that an obj
 
 
 class Detections(NamedTuple):
-    """What was found in one image, best first.
+    """The objects found in one image, best first.
 
     Attributes:
         boxes: corners, shape (objects, 4).
@@ -324,7 +324,7 @@ def detect(
     """Return the objects of each image (section 3.7): by class, without those that overlap better ones.
 
     Args:
-        output: what :class:`SSD` or :class:`SSDHead` returns for the images.
+        output: output of :class:`SSD` or :class:`SSDHead` for the images.
         boxes: default boxes, shape (boxes, 4).
         score: least probability of a class.
         threshold: overlap at which the worse of two boxes of one class goes.

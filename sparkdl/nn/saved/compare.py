@@ -18,7 +18,7 @@ _OWN_VALUES = frozenset({"_parameters", "_buffers", "_modules", "training"})
 
 
 def difference(module: nn.Module, twin: nn.Module) -> str | None:
-    """Return what differs in two modules, apart from values of parameters and buffers, or ``None``."""
+    """Return the first difference of two modules, or ``None``; values of tensors do not count."""
     own, other = dict(module.named_modules()), dict(twin.named_modules())
     if own.keys() != other.keys() or any(type(part) is not type(other[n]) for n, part in own.items()):
         return "it builds other submodules from its arguments"

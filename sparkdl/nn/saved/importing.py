@@ -25,7 +25,7 @@ def find(path: str, trust: Trust | None = None) -> Any:
 
     Args:
         path: as in ``"torch.nn.modules.linear:Linear"``.
-        trust: what may be imported, for a path that was read from a file. ``None`` for a path that the
+        trust: names that may be imported, for a path that was read from a file. ``None`` for a path that the
             caller gives.
 
     Raises:
@@ -99,7 +99,7 @@ def _import(path: str, module: str, names: list[str]) -> Any:
 
 
 def _is_kind(target: Any) -> bool:
-    """Tell whether something makes what a model is made of. This holds no one back: trust does."""
+    """Tell whether it is, or returns, a part of models. This is no protection: trust is."""
     if isinstance(target, type):
         return issubclass(target, _CLASSES)
     if not isinstance(target, types.FunctionType):

@@ -44,7 +44,7 @@ def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return the object of a JSON file, for ``json.loads(..., object_pairs_hook=unique_names)``.
 
     Raises:
-        ValueError: if a name is there twice; what it stands for would depend on who reads it.
+        ValueError: if a name is there twice; its value would depend on the reader.
     """
     found = dict(pairs)
     if len(found) != len(pairs):
@@ -113,7 +113,7 @@ def check_joined(pieces: Iterable[tuple[int, int]], size: int) -> None:
 
 
 def check_digest(what: str, found: str, expected: Any, code: str = "config-damaged") -> None:
-    """Check that something is what was written.
+    """Check that something has the checksum with which it was written.
 
     Args:
         what: how the error begins: ``"the weights are"``.

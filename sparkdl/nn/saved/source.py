@@ -121,7 +121,7 @@ class ModuleSource:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """Return what :meth:`from_json` reads.
+        """Return it as JSON values, for :meth:`from_json`.
 
         Raises:
             ConfigError: if an argument cannot be written.
@@ -144,11 +144,11 @@ class ModuleSource:
         """Read a description, and import the code that it names.
 
         Args:
-            value: what :meth:`to_json` gave.
+            value: result of :meth:`to_json`.
             trust: names that it may use beside the listed ones.
 
         Raises:
-            ConfigError: if it is not what :meth:`to_json` writes, or names what ``trust`` does not admit.
+            ConfigError: if :meth:`to_json` cannot have made it, or ``trust`` does not admit a name in it.
         """
         path, arguments = value.get("path"), value.get("arguments")
         if not isinstance(path, str) or not isinstance(arguments, dict):
@@ -169,12 +169,12 @@ def sequential(**layers: nn.Module) -> nn.Sequential:
 
 
 def encode(value: Any, what: str = "value") -> Any:
-    """Turn a value into what JSON can hold.
+    """Return a value as JSON values.
 
     Args:
         value: numbers, strings, ``None``, lists, tuples, dicts, dtypes, small tensors, importable classes
             and functions, partials of these, modules without trained values, and sparkdl's options.
-        what: how an error calls it.
+        what: its name in errors.
 
     Raises:
         ConfigError: naming the entry that cannot be written.
@@ -183,14 +183,14 @@ def encode(value: Any, what: str = "value") -> Any:
 
 
 def decode(value: Any, trust: Trust = LISTED_ONLY) -> Any:
-    """Return what :func:`encode` was given.
+    """Return the value from which :func:`encode` made this.
 
     Args:
         value: of JSON.
         trust: names that it may use beside the listed ones.
 
     Raises:
-        ConfigError: if the value is not what :func:`encode` writes, or names what ``trust`` does not admit.
+        ConfigError: if :func:`encode` cannot have made it, or ``trust`` does not admit a name in it.
     """
     return _Reading(trust, build=True).value(value)
 

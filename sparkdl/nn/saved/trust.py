@@ -36,7 +36,7 @@ class Trust:
 
     @classmethod
     def of(cls, entries: Entry | Iterable[Entry] = (), *, everything: bool = False) -> Trust:
-        """Make a trust of what the caller gives.
+        """Return a trust in the names that the caller gives.
 
         Args:
             entries: several of what ``trust=`` takes, or one; commas in a string separate several, too.
@@ -54,11 +54,11 @@ class Trust:
         return cls(frozenset(prefixes), everything)
 
     def __or__(self, other: Trust) -> Trust:
-        """Return a trust in what either trusts."""
+        """Return a trust in the names of both."""
         return Trust(self.prefixes | other.prefixes, self.everything or other.everything)
 
     def admits(self, path: str) -> bool:
-        """Tell whether a path is listed, or lies in what the caller trusts.
+        """Tell whether a path is listed, or lies in a package, module or class that the caller trusts.
 
         A prefix counts by whole components: ``my`` does not admit ``mypackage:Net``.
         """

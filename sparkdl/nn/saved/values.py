@@ -34,12 +34,12 @@ Reader = Callable[[dict[str, Any]], Any]
 
 
 def write(value: Any, what: str, other: Writer) -> Any:
-    """Turn a value into what JSON can hold.
+    """Return a value as JSON values.
 
     Args:
         value: numbers, strings, ``None``, lists, tuples, dicts, dtypes and small tensors.
-        what: how an error calls it.
-        other: writes what is none of these.
+        what: its name in errors.
+        other: writes values of other types.
 
     Raises:
         ConfigError: naming the entry that cannot be written.
@@ -68,14 +68,14 @@ def write(value: Any, what: str, other: Writer) -> Any:
 
 
 def read(value: Any, readers: Mapping[str, Reader]) -> Any:
-    """Return what :func:`write` was given.
+    """Return the value from which :func:`write` made this.
 
     Args:
         value: of JSON.
-        readers: by mark, for what another writer wrote.
+        readers: by mark, for values that another writer wrote.
 
     Raises:
-        ConfigError: if the value is not what :func:`write` gives.
+        ConfigError: if :func:`write` cannot have made it.
     """
     if isinstance(value, list):
         return [read(item, readers) for item in value]

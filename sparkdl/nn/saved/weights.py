@@ -273,7 +273,7 @@ def restore(module: nn.Module, tensors: Mapping[str, torch.Tensor], aliases: Map
     Args:
         module: built like the one that was written; tensors that are tied in it stay so.
         tensors: as :meth:`Reader.finish` returns them.
-        aliases: names that were left out, and what stands for them.
+        aliases: names that were left out, with the names of the same tensors that were not.
 
     Raises:
         ModelError: naming what does not fit; nothing is changed then.
@@ -308,7 +308,7 @@ def _is_tensor(value: Any) -> bool:
 
 
 def place(name: str, tensor: torch.Tensor) -> object:
-    """Return what is equal for tensors that are the same piece of memory."""
+    """Return a key that is equal for tensors that are the same piece of memory."""
     if not tensor.numel():
         return name
     storage = tensor.untyped_storage().data_ptr()

@@ -24,7 +24,7 @@ class Hook:
             the states before and after the preceding iteration. ``None`` for never: then
             gradients stay on the executors.
         unfreezes: patterns of parameters that the module has frozen and that this hook may unfreeze
-            later; they take part in parameter sync from the beginning.
+            later; they take part in the exchange from the beginning.
     """
 
     gradients: Trigger | None = None

@@ -79,7 +79,7 @@ class GroupTask:
     members: Sequence[Peer]
 
     def __call__(self, rank: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
-        """Yield keys and frames in turn: where the rank runs, and what it has come to."""
+        """Yield keys and frames in turn: the peer that runs the rank, and the messages of the last phase."""
         token = Token.from_frame(frame.unpack(next(frames)))
         deque(frames, maxlen=0)
         worker = self.fit.worker()
@@ -107,7 +107,7 @@ class GroupTask:
             worker.files.settle()
 
     def _run(self, rank: int, token: Token, worker: Worker, mesh: Mesh) -> Iterator[Send]:
-        """Yield what the last phase sends, or why it cannot be reached."""
+        """Yield the messages of the last phase, or the problems that keep the group from reaching it."""
         inbox = Inbox([], list)
         *exchanging, final = self.phases
         for number, phase in enumerate(exchanging):
