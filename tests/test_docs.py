@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import re
 import sys
@@ -14,6 +15,7 @@ from support.data import digits
 from support.models import mlp
 
 from sparkdl import Dataset
+from sparkdl.train.checkpoint import latest, read_point
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```python(?P<info>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -63,6 +65,9 @@ def test_training_guide(namespace: dict[str, Any], tmp_path: Path) -> None:
 def test_recovery_guide(namespace: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     run_page("docs/recovery.md", namespace)
+    changes = read_point(latest(tmp_path / "runs" / "stream")).history.new_rows
+    assert len(changes) == 1  # the first batch began the run, the second went on
+    assert changes[0]["epoch"] == 1
     assert {"digits", "longest"} <= {path.name for path in (tmp_path / "runs").iterdir()}
 
 
@@ -95,6 +100,21 @@ def test_migration_guide(namespace: dict[str, Any]) -> None:
     namespace |= {"df": df, "held_out": df.limit(20)}
     run_page("docs/migrate.md", namespace)
     assert namespace["predicted"].count() == 20
+
+
+def test_lines_in_the_migration_guide_are_counted() -> None:
+    """The table at its end is what counting the examples gives."""
+    codes = [code for _, _, code in blocks("docs/migrate.md")]
+    text = (ROOT / "docs/migrate.md").read_text()
+    pairs = [(a, b) for a, b in itertools.pairwise(codes) if a.startswith("# ") and b.startswith("# sparkdl")]
+    assert len(pairs) == 7
+    for there, here in pairs:
+        lines = [
+            sum(bool(line.strip()) and not line.strip().startswith("#") for line in code.splitlines())
+            for code in (there, here)
+        ]
+        name = there.splitlines()[0].removeprefix("# ")
+        assert f"| {name} | {lines[0]} | {lines[1]} |" in text
 
 
 def test_readme(namespace: dict[str, Any]) -> None:

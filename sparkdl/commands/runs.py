@@ -178,15 +178,16 @@ def _checkpoints(fs: Any, files: Iterable[str]) -> dict[str, dict[str, Any]]:
         step, file = posixpath.split(name)
         if file == "state.json" and posixpath.basename(step).startswith("iteration-"):
             newest[posixpath.dirname(step)] = name
+    if not newest:
+        return {}
+    from sparkdl.train.checkpoint.mark import Mark  # which takes torch along
+
     found = {}
     for folder, name in newest.items():
         try:
-            mark = _row(fs.cat_file(name).decode(errors="replace"))
-        except OSError as error:
+            found[folder] = dict(Mark.parse(posixpath.dirname(name), fs.cat_file(name)).state)
+        except (OSError, ConfigError) as error:
             _pass_over(name, error)
-            continue
-        if isinstance(mark.get("state"), dict):
-            found[folder] = mark["state"]
     return found
 
 
@@ -224,7 +225,7 @@ def _text(value: Any) -> str | None:
     return redaction.text("".join(c if c.isprintable() else "\ufffd" for c in value))
 
 
-def _pass_over(name: str, error: OSError) -> None:
+def _pass_over(name: str, error: Exception) -> None:
     print(f"sparkdl: passed over {_text(name)}: {_text(str(error))}", file=sys.stderr)
 
 

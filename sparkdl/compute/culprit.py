@@ -38,7 +38,7 @@ def find_culprit(
 
     for column in plan.columns:
         values = columns[column.key]
-        if column.key in plan.features.keys and values.dtype.kind == "f":
+        if column.key in plan.features.keys and values.dtype.kind in "fO":
             bad, value = _not_finite(values)
             if bad is not None:
                 return say(bad, f"column {column.source!r}", value)
@@ -50,13 +50,22 @@ def find_culprit(
                 if bad is not None:
                     whole = np.zeros(len(rows), np.bool_)
                     whole[start : start + batch.rows] = bad
-                    return say(whole, "the transform's output", value)
+                    made = (
+                        "collate's output"
+                        if any(c.ragged for c in plan.columns)
+                        else "the transform's output"
+                    )
+                    return say(whole, made, value)
         start += batch.rows
     return ""
 
 
 def _not_finite(values: Array) -> tuple[Array | None, Any]:
     """Return which rows have a value that is not finite, and the first such value."""
+    if values.dtype == object:  # rows of different lengths
+        rows = np.array([bool(np.isfinite(row).all()) for row in values])
+        row = values[rows.argmin()]
+        return (~rows, row[~np.isfinite(row)][0]) if not rows.all() else (None, None)
     flat = values.reshape(len(values), -1)
     found = ~np.isfinite(flat)
     return (np.asarray(found.any(axis=1)), flat[found][0]) if found.any() else (None, None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from sparkdl.compute.stopwatch import Stopwatch
 from sparkdl.compute.stragglers import Allowance
 from sparkdl.compute.worker import Worker
 from sparkdl.data import store
+from sparkdl.data.collate import Collate, collated
 from sparkdl.data.columns import Structure
 from sparkdl.data.manifest import Manifest
 from sparkdl.exceptions import ModelError
@@ -130,10 +131,11 @@ class ForwardBackward:
         if not len(rows):
             return Contribution(BatchLoss(0.0, 0.0, 0, {}), other=self.manifest.has_other_values(token))
         seeding.seed_task(spec.seed, self.place.epoch, self.iteration, partition)
-        batches = [
-            make_batch(part, spec.features, spec.label, spec.weighted, spec.transform)
+        made = (
+            make_batch(part, spec.features, spec.label, spec.weighted, spec.transform, spec.collate)
             for part in self._parts(columns, len(rows))
-        ]
+        )
+        batches = [replace(b, epoch=self.place.epoch, iteration=self.iteration) for b in made]
         clock.lap("data")
         current = weights()
         replica = worker.replica
@@ -225,14 +227,19 @@ def make_batch(
     label: Structure,
     weighted: bool,
     transform: Callable[[Any], Any] | None,
+    collate: Collate | None = None,
 ) -> Batch:
     """Turn stored columns into the tensors that module and loss are called with."""
-    tensors = {name: torch.from_numpy(values) for name, values in columns.items()}
     rows = len(next(iter(columns.values())))
-    inputs = features.assemble(tensors)
+    weight = torch.from_numpy(columns["weight"]) if weighted else None
+    if collate is None:
+        tensors = {name: torch.from_numpy(values) for name, values in columns.items()}
+        inputs, target = features.assemble(tensors), label.assemble(tensors)
+    else:
+        inputs, target = collated(columns, features, label, collate)
     if transform is not None:
         inputs = transform(inputs)
-    return Batch(inputs, label.assemble(tensors), tensors["weight"] if weighted else None, rows)
+    return Batch(inputs, target, weight, rows)
 
 
 def changed_buffers(replica: FlatModule, before: Any) -> dict[str, Array]:

@@ -10,6 +10,7 @@ from torch import nn
 
 from sparkdl.codec import Cast, Codec, has_error_feedback
 from sparkdl.compute.local_steps import InnerRule
+from sparkdl.data.collate import Collate
 from sparkdl.data.columns import Structure, TablePlan
 from sparkdl.layout import ParamLayout
 from sparkdl.nn.numerics import Numerics
@@ -35,6 +36,7 @@ class FitSpec:
         label: how stored columns become the loss's label.
         weighted: whether rows have weights.
         transform: applied to the inputs of each batch.
+        collate: makes inputs and label of a list of rows; ``None`` to stack columns.
         seed: seed of the run.
         shuffle: whether each epoch has a fresh permutation.
         micro_batch_size: rows per forward pass, ``None`` for all at once.
@@ -69,6 +71,7 @@ class FitSpec:
     tables: tuple[int, ...] = ()
     scanned: tuple[int, ...] = ()
     plan: TablePlan | None = None
+    collate: Collate | None = None
 
     @property
     def error_feedback(self) -> bool:

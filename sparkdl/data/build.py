@@ -112,6 +112,8 @@ def stack_rows(plan: TablePlan, rows: list[Any], positions: list[tuple[int, int]
 
     def name(index: int) -> str:
         partition, row = positions[index]
+        if plan.arrays:
+            return f"row {row}"
         return f"row {row} of input partition {partition}"
 
     columns: dict[str, list[Any]] = {column.key: [] for column in plan.columns}

@@ -6,13 +6,14 @@ none); a :class:`ColumnPlan` says how one column becomes one array of the partit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from sparkdl.data.ragged import TYPICAL, is_ragged
 from sparkdl.exceptions import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -175,6 +176,7 @@ class ColumnPlan:
         shape: shape of one row, ``None`` until the first row is seen.
         finite: whether NaN and infinities are errors (labels and weights).
         non_negative: whether negative values are errors (weights).
+        ragged: whether rows may differ in their first dimension; see :mod:`sparkdl.data.ragged`.
     """
 
     key: str
@@ -184,13 +186,15 @@ class ColumnPlan:
     shape: tuple[int, ...] | None = None
     finite: bool = False
     non_negative: bool = False
+    ragged: bool = False
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one stored row; dtype and shape must be known."""
+        """Bytes of one stored row, an estimate where rows differ in length; dtype and shape must be known."""
         assert self.dtype is not None
         assert self.shape is not None
-        return int(np.dtype(self.dtype).itemsize * prod(self.shape))
+        shape = (TYPICAL, *self.shape[1:]) if is_ragged(self.shape) else self.shape
+        return int(np.dtype(self.dtype).itemsize * prod(shape))
 
     def resolved(self, dtype: str, shape: tuple[int, ...]) -> ColumnPlan:
         """Return the plan with dtype and shape known."""
@@ -218,6 +222,11 @@ class TablePlan:
     def name_row(self, position: int) -> str:
         """Name a row by its position in the source."""
         return f"row {position}" if self.arrays else name_id(position)
+
+    def ragged(self, keys: Collection[str]) -> TablePlan:
+        """Return the plan with columns whose rows may differ in length."""
+        columns = tuple(replace(c, ragged=True) if c.key in keys else c for c in self.columns)
+        return replace(self, columns=columns)
 
     @property
     def row_bytes(self) -> int:
@@ -309,6 +318,14 @@ def _plan_column(df: DataFrame, key: str, column: Column, role: str) -> tuple[Co
         )
     dtype = column.dtype or ("uint8" if kind == "binary" else None)
     return ColumnPlan(key, column.name, kind == "binary", dtype, column.shape), expression
+
+
+def arrays_of(df: DataFrame, plan: TablePlan) -> list[str]:
+    """Return the keys of planned columns that hold arrays without an explicit shape."""
+    from pyspark.sql import types as T
+
+    types = {field.name: field.dataType for field in df.schema.fields}
+    return [c.key for c in plan.columns if c.shape is None and isinstance(types[c.source], T.ArrayType)]
 
 
 def same_names(df: DataFrame, name: str) -> list[str]:

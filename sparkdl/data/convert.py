@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkdl.data import ragged
 from sparkdl.data.columns import ColumnPlan, name_id
 from sparkdl.exceptions import DataError
 from sparkdl.frame import Array
@@ -38,6 +40,12 @@ def from_arrow(plan: ColumnPlan, column: pa.Array, row_name: RowName) -> Array:
     _no_nulls(plan, column, 1, row_name, "null")
     if plan.binary:
         return _from_binary(plan, column, row_name)
+    if plan.ragged:
+        ends = np.cumsum(pc.list_value_length(column).to_numpy(zero_copy_only=False), dtype=np.int64)
+        flat = from_arrow(_of_values(plan), column.flatten(), _row_of(ends, row_name))
+        if plan.shape is not None and not len(flat):
+            flat = flat.reshape(0, *plan.shape[1:])
+        return ragged.split(flat, ends)
     # Where the nesting has the planned dimensions their sizes are known; else the first row decides.
     depth = _depth(column.type)
     planned = plan.shape if plan.shape is not None and len(plan.shape) == depth else None
@@ -108,6 +116,8 @@ def from_rows(plan: ColumnPlan, values: Sequence[Any] | Array, row_name: RowName
     Raises:
         DataError: naming the row that is missing, ragged, not numeric or out of range.
     """
+    if plan.ragged:
+        return _from_ragged(plan, values, row_name)
     if isinstance(values, np.ndarray):
         return _finish(plan, values, row_name)
     arrays = [np.asarray(value) for value in values]
@@ -127,6 +137,41 @@ def from_rows(plan: ColumnPlan, values: Sequence[Any] | Array, row_name: RowName
     if not arrays:
         return np.empty(0)
     return _finish(plan, np.stack(arrays), row_name)
+
+
+def _from_ragged(plan: ColumnPlan, values: Sequence[Any] | Array, row_name: RowName) -> Array:
+    """Convert rows that may differ in their first dimension."""
+    arrays = [np.asarray(value) for value in values]
+    for index, array in enumerate(arrays):
+        if array.dtype == object or array.dtype.kind not in "biuf":
+            raise DataError(
+                f"column {plan.source!r}, {row_name(index)}: {values[index]!r:.100} is no array of numbers",
+                code="data-type",
+            )
+        inner = plan.shape[1:] if plan.shape is not None else arrays[0].shape[1:]
+        if not array.ndim or array.shape[1:] != inner:
+            raise DataError(
+                f"column {plan.source!r}, {row_name(index)}: shape {array.shape} where other rows have "
+                f"{('any length', *inner)}; rows may differ in their first dimension alone",
+                code="data-shape",
+            )
+    if not arrays:
+        return ragged.of_rows([])
+    # The first row that is not empty knows the dtype: an empty list is one of float64.
+    known = next((array.dtype for array in arrays if len(array)), arrays[0].dtype)
+    joined, lengths = ragged.joined(ragged.of_rows([a if len(a) else a.astype(known) for a in arrays]))
+    ends = np.cumsum(lengths)
+    return ragged.split(_finish(_of_values(plan), joined, _row_of(ends, row_name)), ends)
+
+
+def _of_values(plan: ColumnPlan) -> ColumnPlan:
+    """Return the plan of a ragged column's values, as if each were a row."""
+    return replace(plan, ragged=False, shape=None if plan.shape is None else plan.shape[1:])
+
+
+def _row_of(ends: Array, row_name: RowName) -> RowName:
+    """Name the row in which a value of a ragged column is."""
+    return lambda value: row_name(int(np.searchsorted(ends, value, side="right")))
 
 
 def _finish(plan: ColumnPlan, values: Array, row_name: RowName) -> Array:

@@ -12,22 +12,25 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkdl import session
+from sparkdl import html, session
 from sparkdl._spark.session import is_alive, is_classic
 from sparkdl.data import sampler
 from sparkdl.data.built import Store, build_store, delete, described
+from sparkdl.data.collate import Collate
 from sparkdl.data.columns import (
     Column,
     ColumnLike,
     ColumnPlan,
     Columns,
-    Structure,
     TablePlan,
+    arrays_of,
     make_plan,
     plan_dataframe,
     structure_of,
 )
+from sparkdl.data.elements import TorchSource, plan_element, plan_items, unnamed
 from sparkdl.data.manifest import check_same_rows
+from sparkdl.data.ragged import ANY, kind_of
 from sparkdl.data.sources import ArraySource, DataFrameSource, Partitions, RddSource, Source
 from sparkdl.data.tables import check_dataframe, check_no_stream, is_pandas, plan_pandas
 from sparkdl.exceptions import ConfigError, DataError
@@ -60,6 +63,7 @@ class Dataset:
         source: Source,
         num_partitions: Partitions,
         transform: Transform | None,
+        collate: Collate | None = None,
     ) -> None:
         if num_partitions not in (None, "input") and (
             not isinstance(num_partitions, int) or isinstance(num_partitions, bool) or num_partitions < 1
@@ -76,7 +80,10 @@ class Dataset:
         self._peeked: dict[str, Array] | None = None
         self._store: Store | None = None
         self._lock = threading.RLock()
+        if collate is not None and not callable(collate):
+            raise ConfigError(f"collate={collate!r:.100}: expected a callable such as sparkdl.data.Pad()")
         self.transform = transform
+        self.collate = collate
         self.id = uuid.uuid4().hex
 
     # -- sources ------------------------------------------------------------------------------
@@ -91,6 +98,7 @@ class Dataset:
         weight: ColumnLike | None = None,
         num_partitions: Partitions = None,
         transform: Transform | None = None,
+        collate: Collate | None = None,
     ) -> Dataset:
         """Use columns of a DataFrame.
 
@@ -105,6 +113,9 @@ class Dataset:
                 DataFrame's own partitions without a shuffle.
             transform: applied in the tasks to the feature tensors of each batch, for example to
                 scale uint8 images; random augmentation may use torch's generator.
+            collate: makes a batch of a list of rows, as ``collate_fn`` of torch's ``DataLoader`` does. Rows
+                are ``(features, label)``, or ``features`` without a label. With it, arrays without an
+                explicit shape may differ in length; :class:`sparkdl.data.Pad` pads them.
 
         Raises:
             DataError: naming a column that is missing or cannot become a tensor.
@@ -112,10 +123,10 @@ class Dataset:
         if is_pandas(df):
             from pyspark.sql import SparkSession
 
-            plan, arrays = plan_pandas(df, features, label, weight)
+            plan, arrays = plan_pandas(df, features, label, weight, ragged=collate is not None)
             _check_lengths(arrays)
             spark = SparkSession.builder.getOrCreate()
-            return cls(spark, plan, ArraySource(arrays), num_partitions, transform)
+            return cls(spark, plan, ArraySource(arrays), num_partitions, transform, collate)
         check_dataframe(df, "Dataset.from_dataframe")
         if not is_classic(df):
             raise DataError(
@@ -125,7 +136,11 @@ class Dataset:
             )
         check_no_stream(df, "Dataset.from_dataframe")
         plan, expressions = plan_dataframe(df, features, label, weight)
-        return cls(df.sparkSession, plan, DataFrameSource(df, expressions), num_partitions, transform)
+        if collate is not None:
+            plan = plan.ragged(arrays_of(df, plan))
+        return cls(
+            df.sparkSession, plan, DataFrameSource(df, expressions), num_partitions, transform, collate
+        )
 
     @classmethod
     def from_rdd(
@@ -136,6 +151,7 @@ class Dataset:
         has_weight: bool = False,
         num_partitions: Partitions = None,
         transform: Transform | None = None,
+        collate: Collate | None = None,
     ) -> Dataset:
         """Use an RDD of ``features``, ``(features, label)`` or ``(features, label, weight)``.
 
@@ -146,6 +162,7 @@ class Dataset:
             has_weight: whether elements carry a weight, as the last item.
             num_partitions: as in :meth:`from_dataframe`.
             transform: as in :meth:`from_dataframe`.
+            collate: as in :meth:`from_dataframe`.
 
         Raises:
             DataError: if the RDD is empty or its first element is not as announced.
@@ -155,17 +172,45 @@ class Dataset:
         first = rdd.take(1)
         if not first:
             raise DataError("the RDD is empty: there is nothing to train on", code="data-empty")
-        parts = 1 + has_label + has_weight
-        if parts > 1 and (not isinstance(first[0], tuple | list) or len(first[0]) != parts):
-            raise DataError(
-                f"expected elements that are tuples of {parts}, got {first[0]!r:.200}", code="data-shape"
-            )
-        values = list(first[0]) if parts > 1 else [first[0]]
-        features = structure_of(values[0], "features")
-        label = structure_of(values[1] if has_label else None, "label")
-        plan = make_plan(features, label, _unnamed(features, label), has_weight)
+        plan = plan_element(first[0], has_label, has_weight, collate is not None)
         spark = SparkSession.builder.getOrCreate()
-        return cls(spark, plan, RddSource(rdd), num_partitions, transform)
+        return cls(spark, plan, RddSource(rdd), num_partitions, transform, collate)
+
+    @classmethod
+    def from_torch(
+        cls,
+        dataset: Any,
+        *,
+        spark: SparkSession | None = None,
+        has_label: bool = True,
+        num_partitions: int | None = None,
+        transform: Transform | None = None,
+        collate: Collate | None = None,
+    ) -> Dataset:
+        """Use a map-style dataset of torch: ``len(dataset)`` items ``dataset[i]``, which tasks read.
+
+        The dataset travels to the executors by pickle: one that reads files must find them there. Items are
+        read once, when the store is built; random augmentation belongs into ``transform``. Tensors keep
+        their dtype.
+
+        Args:
+            dataset: items are ``(features, label)``, or ``features`` without a label: tensors, numbers,
+                arrays, tuples of them or dicts of them; all items alike.
+            spark: session; the active one by default.
+            has_label: whether items carry a label.
+            num_partitions: one per executor by default. Each holds neighbouring items.
+            transform: as in :meth:`from_dataframe`.
+            collate: as in :meth:`from_dataframe`; a ``collate_fn`` of torch's ``DataLoader``.
+
+        Raises:
+            ConfigError: if it is no map-style dataset, or cannot be pickled.
+            DataError: if it is empty, or its first item is not as announced.
+        """
+        from pyspark.sql import SparkSession
+
+        plan = plan_items(dataset, has_label, collate is not None)
+        spark = spark or SparkSession.builder.getOrCreate()
+        return cls(spark, plan, TorchSource(dataset), num_partitions, transform, collate)
 
     @classmethod
     def from_numpy(
@@ -205,7 +250,7 @@ class Dataset:
         for role, value in groups.items():
             arrays |= {k: np.asarray(v) for k, v in structures[role].disassemble(value).items()}
         _check_lengths(arrays)
-        sources = _unnamed(structures["features"], structures["label"])
+        sources = unnamed(structures["features"], structures["label"])
         weighted = weight is not None
         plan = make_plan(structures["features"], structures["label"], sources, weighted, arrays=True)
         return cls(
@@ -237,10 +282,7 @@ class Dataset:
                     rows = self._source.peek(self._spark, self._plan, _PEEK_ROWS)
                 if not rows or not len(next(iter(rows.values()))):
                     raise DataError("the Dataset is empty: there is nothing to train on", code="data-empty")
-                columns = tuple(
-                    c.resolved(str(rows[c.key].dtype), tuple(rows[c.key].shape[1:]))
-                    for c in self._plan.columns
-                )
+                columns = tuple(c.resolved(*kind_of(rows[c.key])) for c in self._plan.columns)
                 self._plan = replace(self._plan, columns=columns)
                 self._peeked = rows
             return self._peeked
@@ -304,6 +346,25 @@ class Dataset:
         """Return the number of iterations of one pass over the rows."""
         return sampler.iterations_per_epoch(len(self), batch_size)
 
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{c.source}: {_kind(c)}" for c in self._plan.columns)
+        return f"Dataset({columns})"
+
+    def _repr_html_(self) -> str:
+        roles = dict.fromkeys(self._plan.features.keys, "features")
+        roles |= dict.fromkeys(self._plan.label.keys, "label")
+        rows = [(c.source, roles.get(c.key, "weight"), _kind(c)) for c in self._plan.columns]
+        facts: dict[str, object] = {"partitions": self._num_partitions or "one per executor"}
+        if self._store is not None:  # showing it starts no job
+            parts = self._store.partitions
+            facts = {
+                "rows": f"{sum(self._store.rows):,}",
+                "partitions": f"{len(parts)} of {', '.join(map(str, self._store.rows[:8]))}"
+                f"{', ...' if len(parts) > 8 else ''} rows",
+                "on the executors": html.amount(sum(token.nbytes for token in parts)),
+            }
+        return html.block("Dataset", facts, html.table(["column", "role", "tensor"], rows))
+
     # -- release ------------------------------------------------------------------------------
 
     def release(self) -> None:
@@ -328,6 +389,7 @@ def _check_lengths(arrays: Mapping[str, Array]) -> None:
         raise DataError(f"arrays must have one length of at least 1, got {lengths}", code="data-shape")
 
 
-def _unnamed(features: Structure, label: Structure) -> dict[str, ColumnPlan]:
-    """Plans for sources whose columns have no names of their own: the keys name them."""
-    return {key: ColumnPlan(key, key) for key in (*features.keys, *label.keys, "weight")}
+def _kind(column: ColumnPlan) -> str:
+    """Return dtype and shape of a row, as far as they are known."""
+    shape = "" if column.shape is None else str(list(column.shape)).replace(str(ANY), "any")
+    return f"{column.dtype or 'not read yet'}{shape}"

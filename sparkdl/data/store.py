@@ -30,12 +30,14 @@ import numpy as np
 
 from sparkdl import frame
 from sparkdl.data.columns import ColumnPlan
+from sparkdl.data.ragged import is_ragged, joined, kind_of, split
 from sparkdl.exceptions import DataError
 from sparkdl.frame import Array, Frame, Parts
 from sparkdl.private import make_folder, opener
 
 _FOLDER = "sparkdl"
 _POSITIONS = "_row"
+_ENDS = ".ends"
 
 StoreBatch = tuple[Array, Mapping[str, Array]]
 """Some rows on their way into the store: their positions in the source, and the columns by key."""
@@ -59,6 +61,7 @@ class Token:
         error: why the partition could not be written; empty if it was.
         positions: checksum of the rows' positions in the source, independent of their order.
         content: checksum of the columns' bytes.
+        ragged: bytes of the values of ragged columns.
     """
 
     store: str
@@ -70,6 +73,7 @@ class Token:
     error: str = ""
     positions: int = 0
     content: int = 0
+    ragged: int = 0
 
     def to_frame(self) -> bytes:
         """Serialize."""
@@ -85,8 +89,10 @@ class Token:
     @property
     def nbytes(self) -> int:
         """Bytes of the partition's files, with the positions of its rows."""
-        per_row = sum(np.dtype(d).itemsize * int(np.prod(s, dtype=np.int64)) for _, d, s in self.columns)
-        return self.rows * (per_row + np.dtype(np.int64).itemsize)
+        fixed = [(d, s) for _, d, s in self.columns if not is_ragged(s)]
+        per_row = sum(np.dtype(d).itemsize * int(np.prod(s, dtype=np.int64)) for d, s in fixed)
+        ends = len(self.columns) - len(fixed)
+        return self.rows * (per_row + (1 + ends) * np.dtype(np.int64).itemsize) + self.ragged
 
 
 def local_folders() -> list[Path]:
@@ -133,9 +139,11 @@ def write_partition(
     known: dict[str, ColumnPlan] = {plan.key: plan for plan in plans}
     rows = checksum = 0
     content = dict.fromkeys(known, 0)
+    filled: dict[str, int] = {}  # values so far, of ragged columns
     try:
         with ExitStack() as stack:
-            files = {key: stack.enter_context(_create(draft, key)) for key in known}
+            names = [*known, *(f"{key}{_ENDS}" for key, plan in known.items() if plan.ragged)]
+            files = {name: stack.enter_context(_create(draft, name)) for name in names}
             positions = stack.enter_context(_create(draft, _POSITIONS))
             for position, batch in batches:
                 count = len(next(iter(batch.values())))
@@ -146,6 +154,12 @@ def write_partition(
                 checksum = (checksum + _checksum(position)) % (1 << 64)
                 for key, values in batch.items():
                     known[key] = _agree(known[key], values)
+                    if known[key].ragged:
+                        values, lengths = joined(values)
+                        ends = filled.get(key, 0) + np.cumsum(lengths)
+                        filled[key] = int(ends[-1])
+                        files[f"{key}{_ENDS}"].write(ends.data)
+                        content[key] = zlib.crc32(ends.data, content[key])
                     files[key].write(values.data)
                     content[key] = zlib.crc32(values.data, content[key])  # 4 GB/s: a tenth of the conversion
                 rows += count
@@ -154,8 +168,11 @@ def write_partition(
         shutil.rmtree(draft, ignore_errors=True)
         raise
     columns = tuple((p.key, p.dtype or "", p.shape or ()) for p in known.values()) if rows else ()
-    joined = zlib.crc32(repr(content).encode())
-    return Token(store, partition, rows, str(final), executor, columns, "", checksum, joined)
+    whole = zlib.crc32(repr(content).encode())
+    filled_bytes = sum(
+        filled[p.key] * _value_bytes(p.dtype or "", p.shape or ()) for p in known.values() if p.key in filled
+    )
+    return Token(store, partition, rows, str(final), executor, columns, "", checksum, whole, filled_bytes)
 
 
 def _checksum(positions: Array) -> int:
@@ -197,7 +214,7 @@ def _put_in_place(draft: Path, final: Path) -> None:
 
 
 def _agree(plan: ColumnPlan, values: Array) -> ColumnPlan:
-    shape = tuple(values.shape[1:])
+    dtype, shape = kind_of(values)
     if plan.shape is not None and plan.dtype is not None:
         if shape != plan.shape:
             raise DataError(
@@ -206,7 +223,7 @@ def _agree(plan: ColumnPlan, values: Array) -> ColumnPlan:
                 code="data-shape",
             )
         return plan
-    return plan.resolved(str(values.dtype), shape)
+    return plan.resolved(dtype, shape)
 
 
 def read_rows(token: Token, rows: Array, keys: Collection[str] | None = None) -> dict[str, Array]:
@@ -221,10 +238,12 @@ def read_rows(token: Token, rows: Array, keys: Collection[str] | None = None) ->
         PartitionMissingError: if the partition's files are not on this executor.
     """
     folder = _locate(token)
+    wanted = [column for column in token.columns if keys is None or column[0] in keys]
     return {
-        key: _gather(folder, key, dtype, (token.rows, *shape), rows)
-        for key, dtype, shape in token.columns
-        if keys is None or key in keys
+        key: _gather_ragged(folder, key, dtype, shape, token.rows, rows)
+        if is_ragged(shape)
+        else _gather(folder, key, dtype, (token.rows, *shape), rows)
+        for key, dtype, shape in wanted
     }
 
 
@@ -240,6 +259,26 @@ def read_positions(token: Token, rows: Array) -> Array:
     if not token.rows:
         return np.empty(0, np.int64)
     return _gather(_locate(token), _POSITIONS, "int64", (token.rows,), rows)
+
+
+def _value_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Return the bytes of one value of a ragged column, of which a row has any number."""
+    return math.prod(shape[1:]) * np.dtype(dtype).itemsize
+
+
+def _gather_ragged(
+    folder: Path, key: str, dtype: str, shape: tuple[int, ...], count: int, rows: Array
+) -> Array:
+    """Gather rows that differ in length: one array per row."""
+    every = _gather(folder, f"{key}{_ENDS}", "int64", (count,), np.append(rows, count - 1))
+    ends, total = every[:-1], int(every[-1])
+    before = _gather(folder, f"{key}{_ENDS}", "int64", (count,), np.maximum(rows - 1, 0))
+    starts = np.where(rows == 0, 0, before)
+    lengths = ends - starts
+    # The number of each value: where its row starts, and its place in the row.
+    first = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+    values = _gather(folder, key, dtype, (total, *shape[1:]), first + np.arange(len(first)))
+    return split(values, np.cumsum(lengths))
 
 
 def _gather(folder: Path, key: str, dtype: str, shape: tuple[int, ...], rows: Array) -> Array:

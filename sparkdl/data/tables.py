@@ -56,9 +56,15 @@ def check_no_stream(df: Any, what: str) -> None:
 
 
 def plan_pandas(
-    df: Any, features: Columns, label: Columns | None, weight: ColumnLike | None
+    df: Any,
+    features: Columns,
+    label: Columns | None,
+    weight: ColumnLike | None,
+    ragged: bool = False,
 ) -> tuple[TablePlan, dict[str, Array]]:
     """Plan columns of a pandas DataFrame like those of Spark, and convert them.
+
+    With ``ragged``, arrays without an explicit shape may differ in length.
 
     Returns:
         The plan, and the arrays by column key.
@@ -78,6 +84,9 @@ def plan_pandas(
         for key, column in chosen.items()
     }
     plan = make_plan(structures["features"], structures["label"], plans, weight is not None, arrays=True)
+    if ragged and len(df):
+        arrays = [c.key for c in plan.columns if c.shape is None and np.ndim(df[c.source].iloc[0])]
+        plan = plan.ragged(arrays)
     return plan, {column.key: _convert(column, df[column.source]) for column in plan.columns}
 
 

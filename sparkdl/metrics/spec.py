@@ -14,6 +14,21 @@ from torchmetrics.wrappers import Running
 from sparkdl.exceptions import ConfigError, SerializationError
 from sparkdl.metrics.loss import Loss
 
+_BY_WORD = {
+    "accuracy": "classification.MulticlassAccuracy(num_classes=10)",
+    "acc": "classification.MulticlassAccuracy(num_classes=10)",
+    "auc": "classification.BinaryAUROC()",
+    "auroc": "classification.BinaryAUROC()",
+    "f1": "classification.MulticlassF1Score(num_classes=10)",
+    "precision": "classification.MulticlassPrecision(num_classes=10)",
+    "recall": "classification.MulticlassRecall(num_classes=10)",
+    "mse": "regression.MeanSquaredError()",
+    "rmse": "regression.MeanSquaredError(squared=False)",
+    "mae": "regression.MeanAbsoluteError()",
+    "r2": "regression.R2Score()",
+}
+"""Metrics by the words that other libraries have for them; a word does not tell the number of classes."""
+
 AnyMetric = Metric | MetricCollection
 Prepare = Callable[[Any, Any, Any], Any]
 
@@ -39,9 +54,7 @@ class MetricSpec:
 
     def __post_init__(self) -> None:
         if not isinstance(self.metric, Metric | MetricCollection):
-            raise ConfigError(
-                f"metric {self.metric!r:.100}: expected a torchmetrics.Metric or MetricCollection"
-            )
+            raise _no_metric(self.metric)
         if self.prepare is not None and not callable(self.prepare):
             raise ConfigError(
                 f"prepare={self.prepare!r:.100}: expected a callable prepare(output, label, inputs)"
@@ -111,9 +124,12 @@ def _named(metrics: Any) -> dict[str, Any]:
             if not isinstance(name, str) or (not name and not isinstance(metrics[name], MetricSpec)):
                 raise ConfigError(f"metrics: {name!r} is not a name; expected a non-empty string")
         return dict(metrics)
-    several = isinstance(metrics, Sequence) and not _is_pair(metrics)
+    # A word is a sequence, too, and so is a tuple (metric, prepare).
+    several = isinstance(metrics, Sequence) and not isinstance(metrics, str | bytes) and not _is_pair(metrics)
     named: dict[str, Any] = {}
     for value in metrics if several else [metrics]:
+        if not isinstance(value, Metric | MetricCollection | MetricSpec) and not _is_pair(value):
+            raise _no_metric(value)
         metric = value[0] if _is_pair(value) else getattr(value, "metric", None)
         metric = metric if isinstance(metric, Metric | MetricCollection) else value
         name = "" if isinstance(metric, MetricCollection) else _snake_case(type(metric).__name__)
@@ -124,6 +140,18 @@ def _named(metrics: Any) -> dict[str, Any]:
             )
         named[name] = value
     return named
+
+
+def _no_metric(found: Any) -> ConfigError:
+    """Return the error that something is no metric, with a metric of that name if there is one."""
+    word = found.__name__ if isinstance(found, type) else found
+    known = _BY_WORD.get(word.lower().replace("-", "_")) if isinstance(word, str) else None
+    if isinstance(found, type) and issubclass(found, Metric | MetricCollection):
+        said, remedy = f"metric {found.__name__} is a class", f"make one: {found.__name__}(...)"
+    else:
+        said = f"metric {found!r:.100}: expected a torchmetrics.Metric or MetricCollection"
+        remedy = f"for example torchmetrics.{known or 'classification.MulticlassAccuracy(num_classes=10)'}"
+    return ConfigError(f"{said}; {remedy}")
 
 
 def _is_pair(value: Any) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sparkdl.data.columns import Column, Columns
 from sparkdl.data.dataset import Dataset
+from sparkdl.data.split import column, split_by_fraction
 from sparkdl.exceptions import ConfigError, DataError, SparkdlError
 from sparkdl.ml import fitting
 from sparkdl.ml.attributes import Factory, HasAttributes
@@ -131,7 +132,7 @@ class FitsTorch(HasAttributes, HasTrainingSetters, HasInputs, HasHyper, TorchWri
                 plan.module, loss=plan.loss, optimizer=self._optimizer_factory(plan.module), **self._options()
             )
             try:
-                result = trainer.fit(data, validation, **({"resume": True} if self.getResume() else {}))
+                result = trainer.fit(data, validation, **self._going_on())
             except SparkdlError as error:
                 kept.result = error.result
                 if plan.classes is not None:  # labels may be why
@@ -147,8 +148,20 @@ class FitsTorch(HasAttributes, HasTrainingSetters, HasInputs, HasHyper, TorchWri
         )
         return self._copyValues(model._resetUid(self.uid))
 
+    def _going_on(self) -> dict[str, Any]:
+        """Return how the Trainer goes on from another run, if it does."""
+        if path := value_of(self, self.warmStartFrom):
+            return {"resume": path, "rows": "new"}
+        return {"resume": True} if self.getResume() else {}
+
     def _check(self) -> None:
         """Check what does not depend on the rows."""
+        warm: str | None = value_of(self, self.warmStartFrom)
+        if self.getResume() and warm:
+            raise ConfigError(
+                "resume and warmStartFrom are both set; resume goes on with the same rows, warmStartFrom "
+                "with others: choose one"
+            )
         if self.getResume() and not value_of(self, self.checkpointPath):
             raise ConfigError("resume=True: checkpointPath must say where the checkpoints are")
         for of, made_by in (("module", self.module), ("optimizer", self.optimizer)):
@@ -175,8 +188,8 @@ class FitsTorch(HasAttributes, HasTrainingSetters, HasInputs, HasHyper, TorchWri
         if indicator:
             train, validation = fitting.split_by_indicator(df, indicator)
         elif fraction := self.getValidationFraction():
-            df = df.select(*(fitting.column(name) for name in needed))
-            train, validation = fitting.split_by_fraction(df, fraction, self.getSeed())
+            df = df.select(*map(column, needed))
+            train, validation = split_by_fraction(df, fraction, self.getSeed())
         else:
             train = df
         if df is not train or self.getHandleInvalid() != "error":

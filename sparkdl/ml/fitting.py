@@ -19,11 +19,10 @@ from sparkdl._spark.errors import is_job_failure, task_error
 from sparkdl._spark.session import is_classic
 from sparkdl.data.columns import name_id
 from sparkdl.data.dataset import Dataset
+from sparkdl.data.split import column
 from sparkdl.data.tables import check_dataframe, check_no_stream
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.frame import Array
-
-_HASHES = 1 << 20
 
 _MAX_CLASSES = 1000
 """So many classes at most are inferred from labels: a stray one would make a module of any size."""
@@ -31,26 +30,21 @@ _MAX_CLASSES = 1000
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-def check_classic(name: str, df: DataFrame) -> None:
+def check_classic(name: str, df: DataFrame, method: str = "fit") -> None:
     """Check that the session can run a training, and that the rows have an end.
 
     Raises:
         ConfigError: on Spark Connect.
         DataError: if it is no DataFrame of Spark, or a stream.
     """
-    check_dataframe(df, f"{name}.fit")
+    check_dataframe(df, f"{name}.{method}")
     if not is_classic(df):
         raise ConfigError(
-            f"{name}.fit needs a classic Spark session, for Spark Connect has no RDDs, which training is "
-            "made of: fit and save the model in a classic session; loading and transform() work here too",
+            f"{name}.{method} needs a classic Spark session, for Spark Connect has no RDDs, which training "
+            "is made of: fit and save the model in a classic session; loading and transform() work here too",
             code="config-cluster",
         )
-    check_no_stream(df, f"{name}.fit")
-
-
-def column(name: str) -> Column:
-    """Return a column of exactly this name, dots included."""
-    return F.col(f"`{name.replace('`', '``')}`")
+    check_no_stream(df, f"{name}.{method}")
 
 
 def with_values(df: DataFrame, names: Sequence[str]) -> DataFrame:
@@ -58,17 +52,6 @@ def with_values(df: DataFrame, names: Sequence[str]) -> DataFrame:
     for name in names:
         df = df.filter(column(name).isNotNull())
     return df
-
-
-def split_by_fraction(df: DataFrame, fraction: float, seed: int) -> tuple[DataFrame, DataFrame]:
-    """Split rows into training and validation by a hash of their values.
-
-    The same rows go to the same side in whatever order they come, equal rows together: both sides are
-    computed on their own, and a row that changed sides in between would be lost or seen twice.
-    """
-    hashed = F.pmod(F.xxhash64(F.lit(seed), *(column(name) for name in df.columns)), F.lit(_HASHES))
-    chosen = hashed < F.lit(round(fraction * _HASHES))
-    return df.filter(~chosen), df.filter(chosen)
 
 
 def split_by_indicator(df: DataFrame, name: str) -> tuple[DataFrame, DataFrame]:

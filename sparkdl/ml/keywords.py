@@ -59,6 +59,7 @@ class _Common(TypedDict, total=False):
     earlyStoppingPatience: int | None
     checkpointPath: str | None
     resume: bool
+    warmStartFrom: str | None
     inferenceBatchSize: int | None
     verbose: bool
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any, Self
 
@@ -133,6 +133,34 @@ class _Trained(HasTraining, HasInputs, TorchWritable, TorchReadable):
         from sparkdl.ml.inference import transform
 
         return transform(self, dataset)
+
+    def evaluate(
+        self, dataset: DataFrame, metrics: Any = None, *, loss: Callable[[Any, Any], Any] | None = None
+    ) -> dict[str, float]:
+        """Compute loss and metrics over all rows of a DataFrame with a label column, as one Spark job.
+
+        Args:
+            dataset: rows with the columns that the model was fitted to.
+            metrics: of ``torchmetrics``: one, a list, or a dict by name. They get the module's output and the
+                label; a classifier gives logits.
+            loss: ``loss(output, label)``; cross-entropy for a classifier and the squared error for a
+                regression, as in a fit. Other models have none of their own.
+
+        Returns:
+            Value by score, such as ``{"loss": 0.31, "multiclass_accuracy": 0.9}``.
+
+        Raises:
+            ConfigError: if there is nothing to compute, or something is no metric.
+            DataError: if a column is missing or cannot become a tensor.
+        """
+        from sparkdl.ml.evaluation import evaluate
+
+        return evaluate(self, dataset, metrics, loss)
+
+    def _repr_html_(self) -> str:
+        from sparkdl.ml.shown import model
+
+        return model(self)
 
     def asUdf(self) -> Any:
         """Return a function for SQL: ``spark.udf.register("predict", model.asUdf())``.

@@ -130,6 +130,12 @@ class HasTraining(
         TypeConverters.toBoolean,
         False,
     )
+    warmStartFrom = Entry(
+        "warmStartFrom",
+        "checkpoint, or folder of checkpoints, from which to go on with these rows in place of the earlier "
+        "ones: weights, the optimizer's state, schedule, counters; maxEpochs and maxIter count from there.",
+        TypeConverters.toString,
+    )
     verbose = Entry(
         "verbose",
         "whether to show a progress bar while training.",
@@ -151,6 +157,7 @@ class HasTraining(
     getCheckpointPath = getter(checkpointPath)
     getResume = getter(resume)
     getVerbose = getter(verbose)
+    getWarmStartFrom = getter(warmStartFrom)
 
     def getStepSize(self) -> float:
         """Gets the value of learningRate, by Spark's other name for it."""
@@ -181,6 +188,7 @@ class HasTrainingSetters(HasTraining):
     setCheckpointPath = setter(HasTraining.checkpointPath)
     setResume = setter(HasTraining.resume)
     setVerbose = setter(HasTraining.verbose)
+    setWarmStartFrom = setter(HasTraining.warmStartFrom)
 
     def setStepSize(self, value: float) -> Self:
         """Sets the value of :py:attr:`learningRate`, by Spark's other name for it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,12 +24,16 @@ class Batch:
         label: one tensor, a tuple or a dict of them, or ``None`` without a label column.
         weight: weight of each row, shape (rows,), or ``None`` without a weight column.
         rows: number of rows.
+        epoch: completed epochs; 0 where there is no run.
+        iteration: completed iterations; a step may choose by it what to train.
     """
 
     inputs: Inputs
     label: Any
     weight: Tensor | None
     rows: int
+    epoch: int = 0
+    iteration: int = 0
 
     def __iter__(self) -> Iterator[Any]:
         yield self.inputs
@@ -54,7 +58,7 @@ class Batch:
                 return tensor.contiguous(memory_format=torch.channels_last)
             return tensor
 
-        return Batch(map_tensors(self.inputs, restride), self.label, self.weight, self.rows)
+        return replace(self, inputs=map_tensors(self.inputs, restride))
 
     def _map(self, change: Callable[[Tensor], Tensor], rows: int) -> Batch:
         return Batch(
@@ -62,6 +66,8 @@ class Batch:
             map_tensors(self.label, change),
             map_tensors(self.weight, change),
             rows,
+            self.epoch,
+            self.iteration,
         )
 
 

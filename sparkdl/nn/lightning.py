@@ -1,15 +1,15 @@
 """LightningModules as they are: ``training_step`` and ``configure_optimizers`` without Lightning's Trainer.
 
 Only modules of a Lightning that the program itself has imported are recognised; this module
-imports none. Lightning's callbacks, loggers and ``on_*`` methods do not take part.
+imports none. Lightning's callbacks and loggers do not take part. Of the module's own hooks those run that
+begin something in the processes that train; :func:`from_lightning` warns of others.
 """
 
 from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from sparkdl.exceptions import ConfigError, ModelError
+from sparkdl.nn.attached import attached, begin, overrides, users_batch, warn_of_hooks
 from sparkdl.nn.batch import Batch, call
-from sparkdl.nn.objective import Evaluated, Objective, as_scalar, explain_step, read_step
+from sparkdl.nn.objective import Evaluated, Objective, explain_step, read_step
 
 _LIBRARIES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -81,11 +82,13 @@ def from_lightning(module: nn.Module) -> LightningParts | None:
     if not getattr(module, "automatic_optimization", True):
         raise ConfigError(
             f"{name}.automatic_optimization is False: manual optimization steps inside of training_step, "
-            "but here the step happens on other machines; return the loss from training_step instead"
+            "but here the step happens on other machines; return the loss from training_step instead, or "
+            "give Trainer(step=, optimizer={...}) to train parts in turn; docs/training.md has an example"
         )
-    if not _overrides(module, base, "training_step"):
+    if not overrides(module, base, "training_step"):
         raise ConfigError(f"{name} has no training_step; define one that returns the loss, or pass loss=")
-    if not _overrides(module, base, "configure_optimizers"):
+    warn_of_hooks(module, base)
+    if not overrides(module, base, "configure_optimizers"):
         return LightningParts(LightningObjective())
     configure: Any = module.configure_optimizers
     try:
@@ -105,25 +108,35 @@ class LightningObjective(Objective):
     always 0. What ``self.log`` and ``self.log_dict`` are called with becomes the extras. In an evaluation
     ``validation_step`` gives loss and extras if it is there and returns a loss, and ``forward`` the
     output.
+
+    ``on_train_start`` and ``on_train_epoch_start`` run in each process before its first step of the fit or
+    epoch, ``on_train_batch_start`` before each step.
     """
 
+    scores = True
+
     def __call__(self, module: nn.Module, batch: Batch) -> Evaluated:
-        """Return the training step's loss and the values that it logged."""
+        """Return the training step's loss and what it logged."""
+        with attached(module, batch) as logged:
+            begin(module, batch)
+            begun = dict(logged)
         loss, extras, _ = _run(module, "training_step", batch)
-        return Evaluated(loss, extras)
+        return Evaluated(loss, begun | extras)
 
     def evaluate(self, module: nn.Module, batch: Batch) -> Evaluated:
         """Return loss, logged scalars and the output of ``forward``, if the module has one."""
         base = _base(module)
         result = None
-        if base is not None and _overrides(module, base, "validation_step"):
+        if base is not None and overrides(module, base, "validation_step"):
             result = _run(module, "validation_step", batch, may_return_none=True)
         if result is None or result[0] is None:
             logged = {} if result is None else result[1]
+            with attached(module, batch):
+                begin(module, batch)  # which the step may build on
             result = _run(module, "training_step", batch)
-            result = (result[0], {**result[1], **logged}, result[2])
+            result = (result[0], logged, result[2])
         loss, extras, output = result
-        if output is None and base is not None and _overrides(module, base, "forward"):
+        if output is None and base is not None and overrides(module, base, "forward"):
             output = call(module, batch.inputs)
         return Evaluated(loss, extras, output)
 
@@ -148,15 +161,10 @@ def _base(module: nn.Module) -> type | None:
     return None
 
 
-def _overrides(module: nn.Module, base: type, method: str) -> bool:
-    return getattr(type(module), method, None) is not getattr(base, method, None)
-
-
 def _run(module: nn.Module, method: str, batch: Batch, may_return_none: bool = False) -> Any:
     """Run a step and return its loss, its scalars and its output."""
-    user_batch = batch.inputs if batch.label is None else (batch.inputs, batch.label)
-    with _logging(module) as logged:
-        result = getattr(module, method)(user_batch, 0)
+    with attached(module, batch) as logged:
+        result = getattr(module, method)(users_batch(batch), 0)
     if isinstance(result, Mapping):
         # Lightning passes the other keys on to its hooks; scalars are what was logged.
         result = {key: value for key, value in result.items() if key in ("loss", "output")}
@@ -164,29 +172,6 @@ def _run(module: nn.Module, method: str, batch: Batch, may_return_none: bool = F
         return None, logged, None
     loss, _, output = read_step(result, batch, method)
     return loss, logged, output
-
-
-@contextmanager
-def _logging(module: nn.Module) -> Iterator[dict[str, float]]:
-    """Collect the values that the module logs; Lightning's own methods want a Trainer."""
-    logged: dict[str, float] = {}
-
-    def log(name: str, value: Any, *_: Any, **__: Any) -> None:
-        if hasattr(value, "compute") and hasattr(value, "reset"):  # a metric: this batch's value
-            metric, value = value, value.compute()
-            metric.reset()
-        logged[name] = as_scalar(value, f"self.log({name!r}) got a value")
-
-    def log_dict(dictionary: Mapping[str, Any], *_: Any, **__: Any) -> None:
-        for name, value in dictionary.items():
-            log(name, value)
-
-    own: Any = module
-    own.log, own.log_dict = log, log_dict
-    try:
-        yield logged
-    finally:
-        del own.log, own.log_dict
 
 
 def _read_configured(name: str, configured: Any) -> LightningParts:
@@ -201,7 +186,8 @@ def _read_configured(name: str, configured: Any) -> LightningParts:
         if len(configured) != 1:
             raise ConfigError(
                 f"{name}.configure_optimizers returned {len(configured)} optimizers; expected one: give it "
-                "parameter groups for different learning rates"
+                "parameter groups for different learning rates, or give Trainer(step=, optimizer={...}) to "
+                "train parts in turn (docs/training.md, Several optimizers)"
             )
         configured = configured[0]
     if isinstance(configured, Mapping):

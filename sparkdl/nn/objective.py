@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -40,7 +40,13 @@ class Evaluated:
 
 
 class Objective(ABC):
-    """The loss, and the measures of an evaluation."""
+    """The loss, and the measures of an evaluation.
+
+    Attributes:
+        scores: whether the further scalars of an evaluation are scores, beside those of metrics.
+    """
+
+    scores: ClassVar[bool] = False
 
     @abstractmethod
     def __call__(self, module: nn.Module, batch: Batch) -> Evaluated:

@@ -11,6 +11,7 @@ from torch import nn
 
 if TYPE_CHECKING:
     from sparkdl.allreduce.kept import Snapshot
+from sparkdl.train.passes.sweep import Reader
 from sparkdl.train.run import Run
 
 
@@ -21,11 +22,9 @@ def example(run: Run, snapshot: Snapshot | None = None) -> tuple[nn.Module, tupl
         run: the run.
         snapshot: weights of the copy; the current ones by default.
     """
-    rows = {key: torch.from_numpy(np.array(values)) for key, values in run.data.peek().items()}
-    inputs = run.data.plan.features.assemble(rows)
-    if run.data.transform is not None:
-        with torch.random.fork_rng(devices=[]):
-            inputs = run.data.transform(inputs)
+    with torch.random.fork_rng(devices=[]):
+        rows = {key: np.array(values) for key, values in run.data.peek().items()}
+        inputs: Any = Reader.of_features(run.data).batch(rows).inputs
     module = run.trained_module(snapshot).eval()
     if isinstance(inputs, Mapping):
         return _ByPosition(module, tuple(inputs)), tuple(inputs.values())

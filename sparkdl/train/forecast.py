@@ -118,7 +118,7 @@ class Forecast:
         return (
             (state.step == 0 and self._differs(state.epoch))
             or not self._epochs.rows(state, run.steps)
-            or config.end_when.foresees(previous, state)
+            or config.end_when.foresees(run.counted(previous), run.counted(state))
             or (self._validates and config.validate_when.foresees(previous, state))
             or self._hooks.look(previous, state)
         )

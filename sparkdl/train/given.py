@@ -11,6 +11,7 @@ from torch import nn
 from sparkdl import session
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
+from sparkdl.metrics.spec import metric_specs
 from sparkdl.nn.lightning import LightningSchedule
 from sparkdl.nn.objective import Loss, LossObjective, Objective, Step, StepObjective
 from sparkdl.train.config import TrainConfig
@@ -31,6 +32,7 @@ def configure(config: TrainConfig | None, options: Mapping[str, Any]) -> TrainCo
         unknown = ", ".join(sorted(set(options) - set(TrainConfig.__slots__)))
         raise ConfigError(f"unknown option {unknown}; expected one of {known}") from None
     check_hooks(config.hooks)
+    metric_specs(config.metrics)  # one that is none is told now
     return config
 
 
@@ -76,6 +78,23 @@ def check_dataset(data: object) -> None:
     if not isinstance(data, Dataset):
         raise ConfigError(
             f"data: found a {type(data).__module__}.{type(data).__name__}, expected a sparkdl Dataset such "
-            "as Dataset.from_dataframe(df, features=..., label=...)"
+            "as Dataset.from_dataframe(df, features=..., label=...); fit takes a DataFrame as well, with "
+            "features= and label="
         )
     session.check(data.spark)
+
+
+def check_rows(rows: object, resume: object) -> None:
+    """Check the argument ``rows`` of ``fit``.
+
+    Raises:
+        ConfigError: if it is something else than "same" or "new", or "new" without a run to go on from.
+    """
+    if rows not in ("same", "new"):
+        raise ConfigError(f"rows={rows!r:.100}: expected 'same' or 'new'")
+    if rows == "new" and resume is False:
+        raise ConfigError(
+            "rows='new' goes on from a checkpoint with other rows; say from which: resume=True for the "
+            "newest of the Checkpoint hook, or resume=path",
+            code="config-resume",
+        )

@@ -63,6 +63,10 @@ class History(Sequence[dict[str, Any]]):
     Attributes:
         validations: one dict per validation, oldest first: ``epoch``, ``iteration`` and ``name`` of the
             validation set, and the value of each metric.
+        new_rows: one dict for each time the run went on with other rows (``fit(..., rows="new")``), oldest
+            first: what had been completed by then (``epoch``, ``iteration``, ``samples``, ``seconds``,
+            ``validations``), the number of ``rows`` before and of those ``now``, and how many were ``left``
+            of the epoch that ended there.
     """
 
     def __init__(self) -> None:
@@ -72,6 +76,7 @@ class History(Sequence[dict[str, Any]]):
         self._bytes = {name: array("q") for name in BYTES}
         self._extras: dict[str, array[float]] = {}
         self.validations: list[dict[str, Any]] = []
+        self.new_rows: list[dict[str, Any]] = []
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add a row.
@@ -111,9 +116,12 @@ class History(Sequence[dict[str, Any]]):
 
     @classmethod
     def from_arrays(
-        cls, columns: Mapping[str, NDArray[Any]], validations: Sequence[Mapping[str, Any]]
+        cls,
+        columns: Mapping[str, NDArray[Any]],
+        validations: Sequence[Mapping[str, Any]],
+        new_rows: Sequence[Mapping[str, Any]] = (),
     ) -> History:
-        """Make a history of the columns and validations of another."""
+        """Make a history of the columns, validations and changes of rows of another."""
         history = cls()
         groups = {"phases": history._phases, "extras": history._extras}
         for name, values in columns.items():
@@ -129,6 +137,7 @@ class History(Sequence[dict[str, Any]]):
         for name in set(_SELDOM) - columns.keys():  # written by an earlier release
             history._integers[name] = array("q", bytes(8 * len(history)))
         history.validations = [dict(row) for row in validations]
+        history.new_rows = [dict(row) for row in new_rows]
         return history
 
     def __len__(self) -> int:
@@ -195,7 +204,8 @@ class History(Sequence[dict[str, Any]]):
         """Write one JSON object per line: iterations and validations in the order of their iteration.
 
         Iterations have ``"kind": "iteration"`` and the keys of a row, validations
-        ``"kind": "validation"`` and theirs. NaN and infinities become ``null``.
+        ``"kind": "validation"`` and theirs, entries of :attr:`new_rows`, which come first,
+        ``"kind": "new_rows"``. NaN and infinities become ``null``.
 
         Args:
             path: a local file, or any address that fsspec opens, such as ``s3://...``.
@@ -203,6 +213,7 @@ class History(Sequence[dict[str, Any]]):
         import fsspec
 
         with fsspec.open(str(path), "w", encoding="utf-8") as file:
+            file.writelines(json_line("new_rows", change) for change in self.new_rows)
             waiting = sorted(self.validations, key=lambda scores: int(scores["iteration"]))
             position = 0
             for row in self:

@@ -114,6 +114,7 @@ class Loop:
                 self._schedule.after_epoch()
         run.previous, run.state = point.unfinished or state, state
         self._finished = point.unfinished is None
+        run.begin = point.begin
         run.history, run.scores, self._averaged = point.history, dict(point.scores), point.averaged
         run.batch_size, run.learning_rate_scale = point.batch_size, point.learning_rate_scale
         if state.step:
@@ -186,7 +187,7 @@ class Loop:
         self._begun = True
         if not self._finished:
             self._finish()
-        while not config.end_when(run.previous, run.state):
+        while not config.end_when(run.counted(run.previous), run.counted(run.state)):
             if run.stopped:
                 return "hook"
             if interrupted():

@@ -137,6 +137,7 @@ class Recipe:
                 label=data.plan.label if label is None else label,
                 weighted=data.plan.weighted,
                 transform=data.transform,
+                collate=data.collate,
                 seed=config.seed,
                 shuffle=config.shuffle,
                 micro_batch_size=config.micro_batch_size,

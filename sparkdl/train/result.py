@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from torch import nn
 
+from sparkdl.train import shown
 from sparkdl.train.history import History
 from sparkdl.train.state import TrainState
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +36,14 @@ class FitResult:
     stopped_by: Literal["end_when", "hook", "interrupt", "error"]
     scores: dict[str, float] = field(default_factory=dict)
     unaveraged: nn.Module | None = None
+
+    def plot(self) -> Figure:
+        """Draw loss, validation scores, learning rate and seconds by phase; needs matplotlib.
+
+        Raises:
+            ImportError: if matplotlib is missing.
+        """
+        return self.history.plot()
+
+    def _repr_html_(self) -> str:
+        return shown.result(self)

@@ -46,6 +46,7 @@ class Run:
         frozen: names of parameters of the layout that are frozen now.
         monitored: the monitored score, ``"set/metric"``; empty without validation.
         stopped: why the run was stopped before ``end_when`` fired; empty while it goes on.
+        begin: where the run took over these rows from others (``rows="new"``); the start otherwise.
         error: what ended the run with an exception; ``None`` while it goes on.
     """
 
@@ -65,6 +66,7 @@ class Run:
     batch_size: int = 0
     learning_rate_scale: float = 1.0
     stopped: str = ""
+    begin: TrainState = field(default_factory=TrainState)
     error: BaseException | None = None
     _current: Callable[[], Snapshot]
     _average: Callable[[], Snapshot]
@@ -75,6 +77,10 @@ class Run:
 
     def __post_init__(self) -> None:
         self.batch_size = self.batch_size or self.config.batch_size
+
+    def counted(self, state: TrainState) -> TrainState:
+        """Return a state as ``end_when`` sees it: counted from where the run took over these rows."""
+        return state if not self.begin.iteration else state.since(self.begin)
 
     def snapshot(self) -> Snapshot:
         """Return the weights as they are; cheap, for nothing is copied."""

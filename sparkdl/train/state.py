@@ -52,6 +52,17 @@ class TrainState:
             seconds=self.seconds + seconds,
         )
 
+    def since(self, begin: TrainState) -> TrainState:
+        """Return the state with everything that is counted up counted from another one of the run."""
+        return replace(
+            self,
+            epoch=self.epoch - begin.epoch,
+            iteration=self.iteration - begin.iteration,
+            samples=self.samples - begin.samples,
+            seconds=self.seconds - begin.seconds,
+            validations=self.validations - begin.validations,
+        )
+
     def validated(self, score: float, *, higher_is_better: bool, min_delta: float = 0.0) -> TrainState:
         """Return the state after one more validation.
 

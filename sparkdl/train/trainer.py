@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
 from sparkdl.allreduce.engine import Engine
 from sparkdl.allreduce.state import ModelState
-from sparkdl.data.columns import Structure
+from sparkdl.data.columns import ColumnLike, Columns, Structure
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
-from sparkdl.metrics.spec import Metrics
-from sparkdl.nn import serialize
+from sparkdl.metrics.spec import LOSS, Metrics
+from sparkdl.nn import serialize, shown
 from sparkdl.nn.lightning import from_lightning
 from sparkdl.nn.objective import Loss, Objective, Step
 from sparkdl.optim.spec import Optimizers
 from sparkdl.train.config import TrainConfig
 from sparkdl.train.epochs import Epochs
-from sparkdl.train.given import check_dataset, configure, objective_of, with_schedule
+from sparkdl.train.given import check_dataset, check_rows, configure, objective_of, with_schedule
 from sparkdl.train.history import History
 from sparkdl.train.hooks.checkpoint import Resume, find_resume_point
 from sparkdl.train.hooks.of_run import hooks_of
@@ -37,7 +37,9 @@ from sparkdl.train.result import FitResult
 from sparkdl.train.run import Run
 from sparkdl.train.scheduled import ScheduledHyper
 from sparkdl.train.shipped import Shipped, shipped
+from sparkdl.train.shown import trainer as trainer_html
 from sparkdl.train.state import TrainState
+from sparkdl.train.tables import Chosen, datasets_of
 
 
 class Trainer:
@@ -157,15 +159,34 @@ class Trainer:
         ScheduledHyper(self._recipe.optimizer, config.schedule)  # one that cannot be built is told now
         self.name = config.name or type(module).__name__
 
-    def fit(self, data: Dataset, validation: Validation = None, *, resume: Resume = False) -> FitResult:
+    def fit(
+        self,
+        data: Any,
+        validation: Any = None,
+        *,
+        features: Columns | None = None,
+        label: Columns | None = None,
+        weight: ColumnLike | None = None,
+        resume: Resume = False,
+        rows: Literal["same", "new"] = "same",
+    ) -> FitResult:
         """Train until ``end_when`` fires, a hook stops the run, or Ctrl-C is pressed.
 
         Args:
-            data: the rows to train on; its store is built if it is not yet.
-            validation: a Dataset to evaluate at every ``validate_when``, or several by name.
+            data: the rows to train on: a :class:`Dataset`, whose store is built if it is not yet; or a
+                DataFrame of Spark or pandas, of which the fit makes a Dataset for as long as it runs.
+            validation: a Dataset or DataFrame to evaluate at every ``validate_when``, or several by name; or
+                the share of the DataFrame's rows that is kept for that, such as ``0.1``. The same seed and
+                rows give the same share. Of a Spark DataFrame equal rows stay together.
+            features: columns of a DataFrame, as in :meth:`Dataset.from_dataframe`; only for DataFrames.
+            label: likewise, for the loss.
+            weight: likewise, for sample weights.
             resume: ``True`` to go on from the newest sound checkpoint of the :class:`Checkpoint` hook,
                 or from the beginning if there is none; the path of a checkpoint to go on from that
                 one. The run ends with the same bits as if it had never stopped.
+            rows: ``"new"`` to go on from a checkpoint with other rows than it was written with: with weights,
+                the optimizer's state, schedule and counters. The epoch of the old rows ends, with an entry in
+                ``history.new_rows``; ``end_when`` counts from there; hooks begin anew.
 
         Returns:
             The trained copy of the module and the history.
@@ -180,13 +201,20 @@ class Trainer:
         Every exception that leaves a run, also one of a hook or a second Ctrl-C, has a ``result``: the
         :class:`FitResult` of the last completed iteration.
         """
-        with ErrorsCarryResult() as kept:
-            return self._fit(data, validation, resume, kept)
+        with (
+            ErrorsCarryResult() as kept,
+            datasets_of(data, validation, Chosen(features, label, weight), self.config.seed) as (
+                dataset,
+                sets,
+            ),
+        ):
+            return self._fit(dataset, sets, resume, rows, kept)
 
     def _fit(
-        self, data: Dataset, validation: Validation, resume: Resume, kept: ErrorsCarryResult
+        self, data: Dataset, validation: Validation, resume: Resume, rows: str, kept: ErrorsCarryResult
     ) -> FitResult:
         check_dataset(data)
+        check_rows(rows, resume)
         if self.config.elastic is not None and data.num_partitions is not None:
             raise ConfigError(
                 f"elastic: the Dataset was made with num_partitions={data.num_partitions!r}; leave it out to "
@@ -211,9 +239,13 @@ class Trainer:
             ship.evaluator(self.config) as evaluator,
         ):
             check_weights(ship.jobs, data)
+            if monitor is not None and monitor.score == LOSS:  # which counts weights; metrics count rows
+                missing = f"the monitored score, the loss on {monitor.set!r}, would never have a value"
+                check_weights(ship.jobs, sets[monitor.set], missing)
             epochs = Epochs(ship.jobs, ship.fit, ship.broadcast, data, self.name)
             ship.cleanups.append(epochs.release)
             if point is not None:
+                point = point.on_new_rows(sum(epochs.store.rows)) if rows == "new" else point
                 point.check(self._recipe.setting(epochs.store.rows))
             run = Run(
                 name=self.name,
@@ -329,6 +361,12 @@ class Trainer:
                 size,
                 ship.profile,
             )
+
+    def __repr__(self) -> str:
+        return f"Trainer({self.name}, {shown.size(self.module)} parameters)"
+
+    def _repr_html_(self) -> str:
+        return trainer_html(self.name, self.module, self._recipe.optimizer, self.config)
 
     def _module_to_use(self, module: nn.Module | None) -> nn.Module:
         trained = self.result.module if self.result is not None else self.module

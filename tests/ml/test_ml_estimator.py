@@ -10,6 +10,7 @@ from pyspark.ml.linalg import Vectors
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
+from sparkdl.data.split import split_by_fraction
 from sparkdl.exceptions import ConfigError, DataError, ModelError
 from sparkdl.ml import TorchClassifier, TorchEstimator, TorchRegressionModel, TorchRegressor, fitting
 from sparkdl.nn.losses import binary_cross_entropy, cross_entropy, squared_error
@@ -138,6 +139,7 @@ def test_options_that_contradict(values, message):
     ("values", "message"),
     [
         ({"resume": True}, "resume=True: checkpointPath"),
+        ({"resume": True, "warmStartFrom": "x", "checkpointPath": "y"}, "resume and warmStartFrom are both"),
         (
             {"module": nn.Linear(2, 2), "hyper": {"out_features": 3}},
             "module.out_features is set, but module is",
@@ -387,14 +389,14 @@ def test_classes_come_from_metadata_or_labels(spark):
 
 def test_validation_rows_are_chosen_by_their_values(spark):
     df = spark.range(1000).selectExpr("cast(id as double) a", "id % 7 b")
-    train, validation = fitting.split_by_fraction(df, 0.3, 5)
+    train, validation = split_by_fraction(df, 0.3, 5)
     chosen = {row.a for row in validation.collect()}
     assert 220 < len(chosen) < 380
     assert chosen.isdisjoint(row.a for row in train.collect())
     assert train.count() + len(chosen) == 1000
-    _, again = fitting.split_by_fraction(df.repartition(5), 0.3, 5)
+    _, again = split_by_fraction(df.repartition(5), 0.3, 5)
     assert chosen == {row.a for row in again.collect()}
-    _, other = fitting.split_by_fraction(df, 0.3, 6)
+    _, other = split_by_fraction(df, 0.3, 6)
     assert chosen != {row.a for row in other.collect()}
 
 
@@ -544,6 +546,22 @@ def test_checkpoints_and_resume(spark, tmp_path):
     assert longer.summary.totalEpochs == 2
     for name, value in straight.module.state_dict().items():
         assert torch.equal(value, longer.module.state_dict()[name]), name
+
+
+def test_a_fit_goes_on_with_other_rows_and_its_model_evaluates(spark, tmp_path):
+    df, path = points(spark), str(tmp_path / "run")
+    first = TorchClassifier(checkpointPath=path, batchSize=6, maxEpochs=2).fit(df)
+    model = TorchClassifier(warmStartFrom=path, batchSize=6, maxEpochs=1).fit(df.union(df))
+    history = model.summary.history
+    assert [change["epoch"] for change in history.new_rows] == [2]
+    assert history.column("loss")[: first.summary.totalIterations] == first.summary.objectiveHistory
+    assert model.summary.totalEpochs == 3
+    scores = model.evaluate(df, MulticlassAccuracy(3, average="micro"))
+    found = model.transform(df).select("label", "prediction", "rawPrediction").collect()
+    assert scores["multiclass_accuracy"] == pytest.approx(np.mean([r.label == r.prediction for r in found]))
+    raw = torch.tensor(np.stack([r.rawPrediction.toArray() for r in found]))
+    expected = nn.functional.cross_entropy(raw, torch.tensor([int(r.label) for r in found]))
+    assert scores["loss"] == pytest.approx(expected.item(), rel=1e-4)
 
 
 def test_an_error_of_a_fit_carries_what_was_trained_and_it_goes_on(spark, tmp_path):

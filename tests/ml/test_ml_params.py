@@ -69,6 +69,7 @@ VALUES = {
     "validationFraction": 0.2,
     "validationIndicatorCol": "v",
     "verbose": True,
+    "warmStartFrom": "runs/yesterday",
     "weightCol": "w",
 }
 
@@ -173,6 +174,7 @@ COMMON = {
     "earlyStoppingPatience": None,
     "checkpointPath": None,
     "resume": False,
+    "warmStartFrom": None,
     "inferenceBatchSize": None,
     "verbose": False,
 }

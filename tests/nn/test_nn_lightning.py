@@ -2,6 +2,7 @@ import pickle
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from functools import partial
 
 import cloudpickle
@@ -16,6 +17,7 @@ from torch.optim import SGD, Adam
 from torch.optim import lr_scheduler as lrs
 
 from sparkdl.exceptions import ConfigError, ModelError
+from sparkdl.nn.attached import _LEFT_OUT
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import Batch, evaluate, forward_backward
 from sparkdl.nn.lightning import Rebound, from_lightning, is_lightning
@@ -124,7 +126,10 @@ def test_metrics_are_logged_by_their_value_on_the_batch():
         (lambda self: {"other": 1}, r"training_step returned a dict with the keys \[\]; it needs 'loss'"),
         (lambda self: self.log("x", torch.zeros(2)), r"self.log\('x'\) got a value, float32\[2\]"),
         (lambda self: self(X[:, :2]), r"layer 'layer', Linear.*got input float32\[6, 2\]"),
-        (lambda self: self.trainer.max_epochs, "a step of Wrong failed: RuntimeError: .*not attached"),
+        (
+            lambda self: self.trainer.max_epochs,
+            "a step of Wrong failed: AttributeError.*no Lightning",
+        ),
     ],
 )
 def test_mistakes_in_the_step_are_explained(returned, message):
@@ -143,7 +148,7 @@ def test_an_evaluation_without_validation_step_uses_the_training_step():
         found = evaluate(replica, batch(), from_lightning(module).objective)
     assert found.loss.item() == pytest.approx(functional.cross_entropy(module(X), Y).item())
     assert torch.equal(found.output, module(X))
-    assert set(found.extras) == {"accuracy", "rows", "zero"}
+    assert found.extras == {}  # they are of the training, and no scores
 
 
 @pytest.mark.parametrize("returns", [True, False])
@@ -161,7 +166,68 @@ def test_an_evaluation_runs_the_validation_step(returns):
     assert found.extras["val_one"] == 1
     expected = 7 if returns else functional.cross_entropy(module(X), Y).item()
     assert found.loss.item() == pytest.approx(expected)
-    assert ("accuracy" in found.extras) is not returns
+    assert found.extras == {"val_one": 1}
+
+
+def test_hooks_that_begin_something_run_where_it_begins():
+    class Hooked(Own):
+        def __init__(self, configured):
+            super().__init__(configured)
+            self.seen = []
+
+        def on_train_start(self):
+            self.seen.append("train")
+
+        def on_train_epoch_start(self):
+            self.seen.append(("epoch", self.current_epoch))
+
+        def on_train_batch_start(self, batch, batch_idx):
+            assert batch[0].shape == (ROWS, 3)
+            self.log("warmth", self.global_step / 10)
+
+        def training_step(self, batch, batch_idx):
+            self.seen.append((self.current_epoch, self.global_step, self.trainer.training, self.logger))
+            return self(batch[0]).sum()
+
+    module = Hooked(lambda m: SGD(m.parameters()))
+    for epoch, iteration in ((1, 7), (1, 8), (2, 9)):
+        result = step(module, replace(batch(), epoch=epoch, iteration=iteration))
+        assert result.extras == {"warmth": pytest.approx(iteration / 10)}
+    steps = [(1, 7, True, None), (1, 8, True, None), (2, 9, True, None)]
+    assert module.seen == ["train", ("epoch", 1), *steps[:2], ("epoch", 2), steps[2]]
+    assert module._trainer is None
+    assert (module.current_epoch, module.global_step) == (0, 0)
+
+
+def test_hooks_that_will_not_run_are_told():
+    class Hooked(Own):
+        def on_train_epoch_end(self):
+            pass
+
+        def optimizer_step(self, *args):
+            pass
+
+        def on_test_end(self):
+            pass
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        from_lightning(Hooked(lambda m: SGD(m.parameters())))
+    found = sorted(str(warning.message) for warning in caught)
+    assert [text.partition(":")[0] for text in found] == [
+        "Hooked.on_train_epoch_end is defined and will not run",
+        "Hooked.optimizer_step is defined and will not run",
+    ]
+    assert all(": " in text for text in found)
+    for name in _LEFT_OUT:
+        assert hasattr(lightning.LightningModule, name), name
+
+    class Skips(Own):
+        def on_train_batch_start(self, batch, batch_idx):
+            return -1
+
+    with pytest.raises(ModelError, match="on_train_batch_start returned -1.*leave rows out"):
+        step(Skips(lambda m: SGD(m.parameters())))
 
 
 def test_module_and_objective_can_be_shipped():

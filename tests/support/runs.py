@@ -37,8 +37,9 @@ class FakeRun(SimpleNamespace):
             monitored="",
             data=SimpleNamespace(
                 peek=lambda: plan.disassemble(features),
-                plan=SimpleNamespace(features=plan),
+                plan=SimpleNamespace(features=plan, label=structure_of(None, "label"), weighted=False),
                 transform=transform,
+                collate=None,
             ),
         )
 

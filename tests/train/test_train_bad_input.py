@@ -168,6 +168,22 @@ def test_all_weights_zero(spark: Any) -> None:
     assert caught.value.code == "data-value"
 
 
+def test_all_weights_of_the_validation_zero(spark: Any) -> None:
+    """Its loss would never have a value, and what monitors it would never fire."""
+    loss = nn.CrossEntropyLoss(reduction="none")
+    with (
+        Dataset.from_numpy(X, Y, np.ones(40), spark=spark, num_partitions=2) as data,
+        Dataset.from_numpy(X, Y, np.zeros(40), spark=spark, num_partitions=2) as empty,
+    ):
+        options: dict[str, Any] = {"optimizer": SGD, "progress": False, "loss": loss}
+        with pytest.raises(
+            DataError, match="all 40 weights are zero, so the monitored score, the loss on 'b'"
+        ):
+            Trainer(mlp(), monitor="b/loss", **options).fit(data, {"a": data, "b": empty})
+        result = Trainer(mlp(), monitor="a/loss", **options).fit(data, {"a": data, "b": empty})
+    assert list(result.scores) == ["a/loss"]
+
+
 def test_a_module_without_values() -> None:
     with torch.device("meta"):
         module = mlp()

@@ -131,7 +131,7 @@ def peekable(x: Any, label: Any = None, weight: Any = None, transform: Any = Non
     columns = features.disassemble(x) | labels.disassemble(label)
     columns |= {} if weight is None else {"weight": weight}
     plan = make_plan(features, labels, {key: ColumnPlan(key, key) for key in columns}, weight is not None)
-    return SimpleNamespace(plan=plan, transform=transform, peek=lambda: columns)
+    return SimpleNamespace(plan=plan, transform=transform, collate=None, peek=lambda: columns)
 
 
 X = np.random.default_rng(0).normal(size=(2, 4)).astype(np.float32)
@@ -141,7 +141,7 @@ Y = np.array([0, 2])
 def check(data: Any, metrics: Any, trained: Any = None, **objective: Any) -> list[str]:
     objective = objective or {"loss": nn.CrossEntropyLoss()}
     spec = fit_spec(Classifier(), data if trained is None else trained, **objective)
-    return check_metrics(serialize.dumps(spec, "spec"), data, metrics)
+    return check_metrics(serialize.dumps(spec, "spec"), data, metrics).measured
 
 
 def test_names_of_the_scores() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.data import as_dataset, partitioned
@@ -14,8 +15,6 @@ from torch import nn
 
 from sparkdl import Trainer
 from sparkdl.train import MaxEpoch
-
-pytestmark = pytest.mark.jvm  # DataFrames
 
 lightning = pytest.importorskip("lightning.pytorch", reason="Lightning is not installed")
 
@@ -39,6 +38,7 @@ class Digits(lightning.LightningModule):  # type: ignore[name-defined, misc]
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
 
 
+@pytest.mark.jvm
 def test_a_lightning_module_needs_neither_loss_nor_optimizer(spark: Any) -> None:
     parts = partitioned([200])
     with as_dataset(spark, parts) as data:
@@ -70,3 +70,40 @@ def test_another_optimizer_takes_the_place_of_the_modules_own_with_its_schedule(
     other = Trainer(Digits(), optimizer=partial(torch.optim.SGD, lr=0.5))
     assert own.config.schedule is not None
     assert other.config.schedule is None  # it would have brought the learning rate of the module's own
+
+
+class Logs(Digits):
+    def on_train_epoch_start(self) -> None:
+        self.weight = 1.0 / (1 + self.current_epoch)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.log("step", self.global_step)
+        self.log("weight", self.weight)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Any:
+        x, y = batch
+        self.log("val_loss", nn.functional.cross_entropy(self(x), y))
+        self.log("row", x.mean(dim=1).mean())
+        self.log("epoch_now", self.current_epoch)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=1e-2)
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val_loss"}}
+
+
+def test_logs_of_validations_are_scores_and_steps_know_their_place(in_process: Any) -> None:
+    parts = partitioned([130, 70])
+    with as_dataset(in_process, parts) as data:
+        options: dict[str, Any] = {"batch_size": 100, "end_when": MaxEpoch(3), "progress": False}
+        trainer = Trainer(Logs(), validation_batch_size=33, **options)
+        result = trainer.fit(data, validation=data)
+    x = torch.from_numpy(np.concatenate([part.x for part in parts]))
+    assert result.history.column("extras.step") == [0, 1, 2, 3, 4, 5]
+    assert result.history.column("extras.weight") == pytest.approx([1, 1, 1 / 2, 1 / 2, 1 / 3, 1 / 3])
+    assert [row["epoch_now"] for row in result.history.validations] == [0, 1, 2]
+    assert result.scores["val/row"] == pytest.approx(x.mean().item())
+    assert result.scores["val/val_loss"] == pytest.approx(result.scores["val/loss"])
+    assert result.state.best_score == min(row["val_loss"] for row in result.history.validations)
+    assert "val/train_loss" not in result.scores

@@ -7,8 +7,9 @@ to the same ones bit for bit, or cut anew if there is another number of them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from math import prod
 from typing import Any
 
@@ -25,6 +26,8 @@ from sparkdl.train.history import History
 from sparkdl.train.state import TrainState
 
 _FLAT = np.empty(0)
+_COUNTED = ("epoch", "iteration", "samples", "seconds", "validations")
+"""Fields of a state that tell where a run took over other rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +105,7 @@ class ResumePoint:
             "first": self.first,
             "hooks": hooks,
             "unfinished": asdict(self.unfinished) if self.unfinished is not None else None,
+            "new_rows": [dict(change) for change in self.history.new_rows],
         }
         return meta, arrays
 
@@ -113,7 +117,8 @@ class ResumePoint:
             ValueError, LookupError, TypeError, AttributeError: if it is something else.
         """
         columns = _under("history.", arrays)
-        history = History.from_arrays(columns, _rows(meta["validations"]))
+        changes = [_change(change) for change in meta.get("new_rows", [])]  # earlier releases write none
+        history = History.from_arrays(columns, _rows(meta["validations"]), changes)
         state = _state(meta["state"])
         if len({len(column) for column in columns.values()}) > 1 or len(history) != state.iteration:
             raise ValueError(f"a history of {len(history)} rows after {state.iteration} iterations")
@@ -138,6 +143,37 @@ class ResumePoint:
             left=arrays.get("left"),
             hooks={k: {**values, **_under(f"hook.{k}.", arrays)} for k, values in meta["hooks"].items()},
             unfinished=_state(meta["unfinished"]) if meta.get("unfinished") else None,
+        )
+
+    @property
+    def begin(self) -> TrainState:
+        """Where the run took over the rows that it has; the start if it never had others."""
+        if not self.history.new_rows:
+            return TrainState()
+        change = self.history.new_rows[-1]
+        return TrainState(**{name: change[name] for name in _COUNTED})
+
+    def on_new_rows(self, rows: int) -> ResumePoint:
+        """Return the point from which the run goes on with other rows.
+
+        Weights, the optimizer's state, schedule and counters go on. The epoch of the old rows ends here, with
+        an entry in the history. Scores, and what hooks remember, are of the old rows and end as well.
+
+        Args:
+            rows: number of the new rows.
+        """
+        state, before = self.state, int(self.setting["rows"])
+        left = 0
+        if state.step:
+            samples = zip(self.history.column("epoch"), self.history.column("samples"), strict=True)
+            left = max(0, before - sum(n for epoch, n in samples if epoch == state.epoch + 1))
+            state = replace(state, epoch=state.epoch + 1, step=0)
+        state = replace(state, score=math.nan, best_score=math.nan, stale=0)
+        counted = {name: getattr(state, name) for name in _COUNTED}
+        self.history.new_rows.append({**counted, "rows": before, "now": rows, "left": left})
+        setting = {**self.setting, "rows": rows}
+        return replace(
+            self, state=state, setting=setting, scores={}, first=0, left=None, hooks={}, unfinished=None
         )
 
     def check(self, setting: Mapping[str, Any]) -> None:
@@ -197,6 +233,12 @@ def _rows(validations: Any) -> list[dict[str, Any]]:
             raise TypeError(f"a validation {row!r:.100}")
         _count(row["iteration"])
     return list(validations)
+
+
+def _change(change: Any) -> dict[str, Any]:
+    """Return an entry of the history about other rows."""
+    counts = {name: _count(change[name]) for name in (*_COUNTED, "rows", "now", "left") if name != "seconds"}
+    return {**counts, "seconds": _number(change["seconds"])}
 
 
 def _setting(setting: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from sparkdl.layout import ParamLayout
 
 _ADDED = ("dtype", "buffers", "optimizer", "inner_optimizer")
 """Entries that checkpoints of earlier releases lack."""
+_OTHER_ROWS = ", or go on with other rows by fit(..., resume=, rows='new')"
 _MOST = 4
 
 
@@ -75,7 +76,7 @@ def check_setting(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
             continue
         raise ConfigError(
             f"resume: {name} is {value!r} now and was {found!r} when the checkpoint was written; resume "
-            "with the same",
+            f"with the same{_OTHER_ROWS if name == 'rows' else ''}",
             code="config-resume",
         )
 

@@ -12,10 +12,11 @@ import torch
 from sparkdl.compute.forward_backward import make_batch
 from sparkdl.compute.spec import FitSpec
 from sparkdl.data.dataset import Dataset
+from sparkdl.data.ragged import is_ragged, kind_of
 from sparkdl.exceptions import DataError, ModelError
 from sparkdl.frame import Array
 from sparkdl.nn import serialize
-from sparkdl.nn.batch import Batch
+from sparkdl.nn.batch import Batch, tensors_of
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import forward_backward
 from sparkdl.nn.meeting import ROWS, find_broadcast
@@ -40,12 +41,15 @@ def dry_run(spec: FitSpec, data: Dataset) -> bytes:
         # Torch only warns when shapes broadcast to a loss that is not what anybody meant.
         warnings.filterwarnings("error", message=".*target size.*", category=UserWarning)
         try:
-            batch = make_batch(rows, local.features, local.label, local.weighted, local.transform)
+            batch = make_batch(
+                rows, local.features, local.label, local.weighted, local.transform, local.collate
+            )
         except Exception as error:
+            what = "transform" if local.collate is None else "collate, or transform,"
             raise DataError(
-                f"transform failed on row 0 of the Dataset ({found}): {error!r}", code="data-transform"
+                f"{what} failed on row 0 of the Dataset ({found}): {error!r}", code="data-transform"
             ) from error
-        _check_rows(batch.inputs, len(next(iter(rows.values()))))
+        _check_rows(batch, "transform" if local.collate is None else "collate")
         if batch.weight is not None:  # weights of zero would leave nothing to try
             batch = replace(batch, weight=torch.ones_like(batch.weight))
         # Compiling takes longer than the dry run may; the workers fall back where it fails.
@@ -102,6 +106,7 @@ def _ship(spec: FitSpec) -> bytes:
         **{name: getattr(objective, name) for name in ("loss", "step") if hasattr(objective, name)},
         "optimizer": spec.rule.optimizer,
         "transform": spec.transform,
+        "collate": spec.collate,
     }
     for name, part in parts.items():
         serialize.dumps(part, name)
@@ -115,16 +120,21 @@ def _at_least_two(values: Array) -> Array:
 
 def _describe_rows(rows: dict[str, Array], data: Dataset) -> str:
     names = {column.key: column.source for column in data.plan.columns}
-    return ", ".join(f"{names[key]}: {v.dtype}{list(v.shape[1:])}" for key, v in rows.items())
+    kinds = {key: kind_of(values) for key, values in rows.items()}
+    return ", ".join(
+        f"{names[key]}: {dtype}{['any', *shape[1:]] if is_ragged(shape) else list(shape)}"
+        for key, (dtype, shape) in kinds.items()
+    )
 
 
-def _check_rows(inputs: Any, rows: int) -> None:
-    """Check that a transform kept the rows."""
+def _check_rows(batch: Batch, what: str) -> None:
+    """Check that a transform or ``collate`` kept the rows."""
+    inputs: Any = batch.inputs
     tensors = [inputs] if isinstance(inputs, torch.Tensor) else inputs
     tensors = list(tensors.values()) if isinstance(tensors, dict) else list(tensors)
-    for tensor in tensors:
-        if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0 or tensor.shape[0] != rows:
+    for tensor in [*tensors, *tensors_of(batch.label)]:
+        if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0 or tensor.shape[0] != batch.rows:
             raise DataError(
-                f"transform must return tensors with the batch's {rows} rows, got {describe(tensor)}",
+                f"{what} must return tensors with the batch's {batch.rows} rows, got {describe(tensor)}",
                 code="data-transform",
             )

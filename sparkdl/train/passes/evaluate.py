@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ from sparkdl.nn.gradient import evaluate
 from sparkdl.nn.meeting import Meeting, watch
 from sparkdl.nn.trace import describe as say
 from sparkdl.train.passes.dry_run import check_shapes, refuse, some_rows
+from sparkdl.train.passes.logged import Logged
 from sparkdl.train.passes.sweep import Reader, evaluating, located, output_of, rows_per_batch, sweep
 
 
@@ -49,6 +50,8 @@ class Evaluate:
         metrics_id: id of the broadcast with the metrics.
         reader_id: id of the broadcast with the Dataset's reader.
         batch_size: rows per forward pass.
+        epoch: completed epochs.
+        iteration: completed iterations.
     """
 
     fit: FitRef
@@ -56,6 +59,8 @@ class Evaluate:
     metrics_id: int
     reader_id: int
     batch_size: int
+    epoch: int = 0
+    iteration: int = 0
 
     def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
         """Yield the states of the metrics over a partition's rows."""
@@ -67,32 +72,43 @@ class Evaluate:
     def _states(self, partition: int, token: store.Token, worker: Worker) -> Parts:
         specs: dict[str, MetricSpec] = serialize.loads(broadcast_value(self.metrics_id))
         reader: Reader = serialize.loads(broadcast_value(self.reader_id))
+        logged = Logged()
         if token.rows:
             try:
                 with evaluating(worker, self.weights, partition) as replica:
                     for rows, batch in reader.batches(token, self.batch_size):
                         with located(token, rows):
-                            measure(worker.spec, replica, batch, specs)
+                            batch = replace(batch, epoch=self.epoch, iteration=self.iteration)
+                            measure(worker.spec, replica, batch, specs, logged)
             except store.PartitionMissingError:
                 return store.missing(partition)
         states, arrays = pack({name: spec.metric for name, spec in specs.items()})
-        return frame.pack({"kind": "states", "partition": partition, "states": states}, arrays)
+        meta = {"kind": "states", "partition": partition, "states": states, "logged": logged.sums}
+        return frame.pack(meta, arrays)
 
 
-def forward(spec: FitSpec, replica: FlatModule, batch: Batch) -> tuple[float | None, Any]:
-    """Return the mean loss of a batch and the module's output.
+def forward(
+    spec: FitSpec, replica: FlatModule, batch: Batch
+) -> tuple[float | None, Any, Mapping[str, float]]:
+    """Return the mean loss of a batch, the module's output, and what its step logs as scores.
 
     The loss is ``None`` if the batch has not the label that the run trains with, and compares with the
     inputs if the run trains without one, although the batch may have a label for the metrics.
     """
     if spec.label.kind != "none" and batch.label is None:
-        return None, output_of(replica, batch)
+        return None, output_of(replica, batch), {}
     seen = batch if spec.label.kind != "none" else replace(batch, label=None)
     found = evaluate(replica, seen, spec.objective)
-    return found.loss.item(), found.output
+    return found.loss.item(), found.output, found.extras if spec.objective.scores else {}
 
 
-def measure(spec: FitSpec, replica: FlatModule, batch: Batch, metrics: Mapping[str, MetricSpec]) -> Any:
+def measure(
+    spec: FitSpec,
+    replica: FlatModule,
+    batch: Batch,
+    metrics: Mapping[str, MetricSpec],
+    logged: Logged,
+) -> Any:
     """Add one batch to all metrics.
 
     Args:
@@ -100,6 +116,7 @@ def measure(spec: FitSpec, replica: FlatModule, batch: Batch, metrics: Mapping[s
         replica: the module, in evaluation mode.
         batch: rows on the CPU, where metrics are computed.
         metrics: metrics by name.
+        logged: gets what the step logs.
 
     Returns:
         The module's output, on the CPU.
@@ -107,7 +124,8 @@ def measure(spec: FitSpec, replica: FlatModule, batch: Batch, metrics: Mapping[s
     Raises:
         ModelError: naming the layer or metric that fails.
     """
-    loss, output = forward(spec, replica, batch)
+    loss, output, extras = forward(spec, replica, batch)
+    logged.add(extras, batch.rows)
     weight = float(batch.rows if batch.weight is None else batch.weight.double().sum())
     for name, metric in metrics.items():
         if not isinstance(metric.metric, Loss):
@@ -171,16 +189,21 @@ class Evaluator:
         self._metrics = jobs.sc.broadcast(serialize.dumps(self._specs, "metrics"))
         self._readers: dict[str, Any] = {}
 
-    def run(self, data: Dataset, weights: Published, describe: str) -> dict[str, float]:
+    def run(
+        self, data: Dataset, weights: Published, describe: str, epoch: int = 0, iteration: int = 0
+    ) -> dict[str, float]:
         """Evaluate weights on all rows of a Dataset.
 
         Args:
             data: the rows; their store is built if it is not yet.
             weights: what to evaluate.
             describe: names the job in the Spark UI.
+            epoch: completed epochs, for steps that ask.
+            iteration: completed iterations, likewise.
 
         Returns:
-            Value by score: ``loss`` if the rows have the label it needs, and those of the metrics.
+            Value by score: ``loss`` if the rows have the label it needs, those of the metrics, and what a
+            ``validation_step`` logs.
 
         Raises:
             ModelError: naming the layer or metric that fails on the rows.
@@ -196,6 +219,8 @@ class Evaluator:
             broadcast_id(self._metrics),
             broadcast_id(reader),
             rows_per_batch(data, self._batch_size),
+            epoch,
+            iteration,
         )
         parts = sweep(
             self._jobs,
@@ -209,7 +234,11 @@ class Evaluator:
         parts.sort(key=lambda part: int(part.meta["partition"]))
         fresh = {name: spec.fresh().metric for name, spec in self._specs.items()}
         merge(fresh, parts)
-        return all_scores(fresh)
+        logged = Logged()
+        for part in parts:
+            logged.merge(part.meta["logged"])
+        found = all_scores(fresh)
+        return found | logged.scores(found)
 
     def higher_is_better(self, name: str) -> bool | None:
         """Return whether larger values of a score are better; ``None`` if its metric does not say."""
@@ -256,7 +285,14 @@ def all_scores(metrics: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def check_metrics(shipped: bytes, data: Dataset, metrics: Metrics | None) -> list[str]:
+class ScoreNames(NamedTuple):
+    """Names of the scores of an evaluation: those of loss and metrics, and those that steps log."""
+
+    measured: list[str]
+    logged: list[str]
+
+
+def check_metrics(shipped: bytes, data: Dataset, metrics: Metrics | None) -> ScoreNames:
     """Try metrics on the first rows, on the driver and on copies.
 
     Args:
@@ -284,8 +320,9 @@ def check_metrics(shipped: bytes, data: Dataset, metrics: Metrics | None) -> lis
         if batch.weight is not None:  # weights of zero would leave nothing to try
             batch = replace(batch, weight=torch.ones_like(batch.weight))
         replica = FlatModule(spec.module, spec.layout)
+        logged = Logged()
         with replica.evaluating():
-            output = measure(spec, replica, batch, specs)
+            output = measure(spec, replica, batch, specs, logged)
             _check_shapes(spec, replica, Reader.of(data).batch(some_rows(data)), specs)
         for name, metric in specs.items():
             if isinstance(metric.metric, Loss):
@@ -301,7 +338,8 @@ def check_metrics(shipped: bytes, data: Dataset, metrics: Metrics | None) -> lis
                     output, batch.label, batch.inputs
                 ),
             )
-        return _names(specs)
+        names = _names(specs)
+        return ScoreNames(names, [*logged.scores(names)])
 
 
 def _check_shapes(
@@ -313,7 +351,7 @@ def _check_shapes(
         check_shapes(spec, replica, batch if has_label else replace(batch, label=None))
     if not any(not isinstance(metric.metric, Loss) for metric in metrics.values()):
         return
-    _, output = forward(spec, replica, batch)
+    _, output, _ = forward(spec, replica, batch)
     target = batch.inputs if batch.label is None else batch.label
     for name, metric in metrics.items():
         if not isinstance(metric.metric, Loss):

@@ -20,6 +20,7 @@ from sparkdl.compute.start import BytesRef
 from sparkdl.compute.worker import Worker
 from sparkdl.data import store
 from sparkdl.data.built import MAX_REBUILDS
+from sparkdl.data.collate import Collate
 from sparkdl.data.columns import Structure
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.manifest import Unchanged, changed_error
@@ -42,33 +43,38 @@ class Reader:
         label: how stored columns become the label.
         weighted: whether rows have weights.
         transform: applied to the inputs of each batch.
+        collate: makes inputs and label of a list of rows; ``None`` to stack columns.
     """
 
     features: Structure
     label: Structure
     weighted: bool
     transform: Callable[[Any], Any] | None
+    collate: Collate | None = None
 
     @classmethod
     def of(cls, data: Dataset) -> Reader:
         """Return the reader of a Dataset's rows."""
-        return cls(data.plan.features, data.plan.label, data.plan.weighted, data.transform)
+        plan = data.plan
+        return cls(plan.features, plan.label, plan.weighted, data.transform, data.collate)
 
     @classmethod
     def of_features(cls, data: Dataset) -> Reader:
-        """Return the reader of a Dataset's features alone."""
-        return cls(data.plan.features, Structure("none"), False, data.transform)
+        """Return the reader of a Dataset's features alone; ``collate`` gets rows as they are."""
+        label = Structure("none") if data.collate is None else data.plan.label
+        return cls(data.plan.features, label, False, data.transform, data.collate)
 
     def batch(self, columns: dict[str, Array]) -> Batch:
         """Turn columns into a batch.
 
         Raises:
-            DataError: if the transform fails.
+            DataError: if the transform or ``collate`` fails.
         """
         try:
-            return make_batch(columns, self.features, self.label, self.weighted, self.transform)
+            return make_batch(columns, self.features, self.label, self.weighted, self.transform, self.collate)
         except Exception as error:
-            raise DataError(f"the transform failed: {error!r}", code="data-transform") from error
+            what = "the transform" if self.collate is None else "collate, or the transform,"
+            raise DataError(f"{what} failed: {error!r}", code="data-transform") from error
 
     def batches(self, token: store.Token, size: int) -> Iterator[tuple[Array, Batch]]:
         """Read a partition in order.

@@ -65,7 +65,8 @@ def check_validation(config: TrainConfig, shipped: bytes, sets: Mapping[str, Dat
         ConfigError: if ``monitor`` names no score, or it is unknown which of its values are better.
         ModelError: if a metric fails on a set's rows.
     """
-    scores = {name: check_metrics(shipped, data, config.metrics) for name, data in sets.items()}
+    found = {name: check_metrics(shipped, data, config.metrics) for name, data in sets.items()}
+    scores = {name: [*names.measured, *names.logged] for name, names in found.items()}
     if not sets:
         if config.monitor is not None:
             raise ConfigError(
@@ -82,7 +83,7 @@ def check_validation(config: TrainConfig, shipped: bytes, sets: Mapping[str, Dat
         raise ConfigError(f"metrics: {', '.join(sorted(taken))} cannot name a metric; use another word")
     first = next(iter(sets))
     if config.monitor is None:
-        name, score = first, next((s for s in scores[first] if s != LOSS), LOSS)
+        name, score = first, next((s for s in found[first].measured if s != LOSS), LOSS)
     else:
         name, _, score = config.monitor.partition("/")
         if name not in sets or not score:  # a score's own name may have a slash in it, a set's may not
@@ -100,9 +101,10 @@ def check_validation(config: TrainConfig, shipped: bytes, sets: Mapping[str, Dat
     if not any(score == s or score.startswith(f"{s}/") for s in scores[name]):
         known = ", ".join(f"{set_name}/{s}" for set_name, names in scores.items() for s in names)
         raise ConfigError(f"monitor={config.monitor!r}: there is no such score; expected one of {known}")
-    better = {"max": True, "min": False}.get(
-        config.monitor_mode or "", higher_is_better(with_loss(config.metrics), score)
-    )
+    known_better = higher_is_better(with_loss(config.metrics), score)
+    if score in found[name].logged and score.endswith(LOSS):  # val_loss, as Lightning's users write
+        known_better = False
+    better = {"max": True, "min": False}.get(config.monitor_mode or "", known_better)
     if better is None:
         raise ConfigError(
             f"monitor={score!r}: the metric does not say whether larger values are better; "

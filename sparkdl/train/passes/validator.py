@@ -67,7 +67,7 @@ class Validator:
             call("on_validation_begin", name)
             describe = f"sparkdl fit {run.name}: epoch {run.previous.epoch + 1}, validation {name}"
             with publish() as weights:
-                scores = self._evaluator.run(data, weights, describe)
+                scores = self._evaluator.run(data, weights, describe, run.previous.epoch, run.state.iteration)
             run.scores |= {f"{name}/{score}": value for score, value in scores.items()}
             run.history.add_scores(run.state.iteration, run.previous.epoch + 1, name, scores)
             self._note_score(name, scores)

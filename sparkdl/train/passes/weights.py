@@ -17,8 +17,13 @@ from sparkdl.train.passes.sweep import sweep
 _BLOCK = 1 << 20
 
 
-def check_weights(jobs: FrameJobs, data: Dataset) -> None:
+def check_weights(jobs: FrameJobs, data: Dataset, missing: str = "there is nothing to train on") -> None:
     """Check that some row has a weight above zero; one short job if rows have weights.
+
+    Args:
+        jobs: Spark access.
+        data: the rows; their store is built if it is not yet.
+        missing: what weights of zero mean, for the error.
 
     Raises:
         DataError: naming the column if all weights are zero.
@@ -30,7 +35,7 @@ def check_weights(jobs: FrameJobs, data: Dataset) -> None:
     if not any(message.meta["any"] for message in found):
         source = next(column.source for column in data.plan.columns if column.key == "weight")
         raise DataError(
-            f"weight column {source!r}: all {len(data)} weights are zero, so there is nothing to train on. "
+            f"weight column {source!r}: all {len(data)} weights are zero, so {missing}. "
             "Expected some above zero; leave the weights out to count all rows alike",
             code="data-value",
         )

@@ -1,0 +1,147 @@
+"""From rows that differ in length to the tensors of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.data.columns import Structure
+from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.frame import Array
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Collate = Callable[[list[Any]], Any]
+"""As ``collate_fn`` of a torch ``DataLoader``: from a list of rows, each ``(features, label)`` or, without a
+label, ``features``, to ``(inputs, label)`` or ``inputs``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pad:
+    """Pads the rows of a batch to the longest of them, and gives their lengths as a further tensor.
+
+    Features become ``(padded, lengths)`` for a module ``forward(padded, lengths)``; several features become
+    all padded tensors and then the lengths of those that were padded; features by name get a further
+    ``<name>_lengths``. Features and labels that are numbers are stacked.
+
+    Args:
+        value: fills features up.
+        label_value: fills labels up that are arrays; -100 is what torch's cross-entropy passes over.
+        multiple: lengths are rounded up to a multiple of this.
+        lengths: whether the module gets the lengths.
+        has_label: whether rows are ``(features, label)``.
+
+    Examples:
+        >>> import torch
+        >>> rows = [(torch.tensor([5, 6, 7]), 1), (torch.tensor([8]), 0)]
+        >>> Pad()(rows)
+        ((tensor([[5, 6, 7],
+                [8, 0, 0]]), tensor([3, 1])), tensor([1, 0]))
+    """
+
+    value: float = 0
+    label_value: float = -100
+    multiple: int = 1
+    lengths: bool = True
+    has_label: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.multiple, int) or isinstance(self.multiple, bool) or self.multiple < 1:
+            raise ConfigError(f"Pad(multiple={self.multiple!r}): expected an integer of at least 1")
+
+    def __call__(self, rows: list[Any]) -> Any:
+        """Return the batch.
+
+        Raises:
+            DataError: if a row has no label although there should be one.
+        """
+        if not self.has_label:
+            return self._inputs(rows)
+        if not all(isinstance(row, tuple | list) and len(row) == 2 for row in rows):
+            raise DataError(
+                f"Pad expects rows of (features, label), got {rows[0]!r:.100}; without a label say "
+                "Pad(has_label=False)",
+                code="data-shape",
+            )
+        labels = [label for _, label in rows]
+        return self._inputs([features for features, _ in rows]), self._grouped(labels, self.label_value)
+
+    def _inputs(self, rows: list[Any]) -> Any:
+        padded = self._grouped(rows, self.value)
+        if not self.lengths:
+            return padded
+        if isinstance(padded, dict):
+            lengths = {f"{name}_lengths": _lengths([row[name] for row in rows]) for name in padded}
+            return padded | {name: found for name, found in lengths.items() if found is not None}
+        if isinstance(padded, tuple):
+            several = [_lengths([row[n] for row in rows]) for n in range(len(padded))]
+            return (*padded, *(found for found in several if found is not None))
+        found = _lengths(rows)
+        return padded if found is None else (padded, found)
+
+    def _grouped(self, rows: list[Any], value: float) -> Any:
+        if isinstance(rows[0], Mapping):
+            return {name: self._padded([row[name] for row in rows], value) for name in rows[0]}
+        if isinstance(rows[0], tuple | list):
+            return tuple(self._padded([row[n] for row in rows], value) for n in range(len(rows[0])))
+        return self._padded(rows, value)
+
+    def _padded(self, rows: list[Any], value: float) -> Tensor:
+        import torch
+
+        tensors = [torch.as_tensor(row) for row in rows]
+        if not tensors[0].dim():
+            return torch.stack(tensors)
+        longest = max(len(tensor) for tensor in tensors)
+        longest += -longest % self.multiple
+        first = tensors[0]
+        padded = first.new_full((len(tensors), longest, *first.shape[1:]), value)
+        for index, tensor in enumerate(tensors):
+            padded[index, : len(tensor)] = tensor
+        return padded
+
+
+def _lengths(rows: list[Any]) -> Tensor | None:
+    """Return the lengths of rows that are arrays."""
+    import torch
+
+    return torch.tensor([len(row) for row in rows]) if torch.as_tensor(rows[0]).dim() else None
+
+
+def collated(
+    columns: Mapping[str, Array], features: Structure, label: Structure, collate: Collate
+) -> tuple[Any, Any]:
+    """Let ``collate`` make inputs and label of a batch.
+
+    Args:
+        columns: stored columns by key.
+        features: how columns become the features of a row.
+        label: how columns become its label.
+        collate: gets a list of rows.
+
+    Raises:
+        DataError: if it returns something else than a batch.
+    """
+    import torch
+
+    keys = [*features.keys, *label.keys]
+    rows: list[Any] = []
+    for values in zip(*(columns[key] for key in keys), strict=True):
+        tensors = {key: torch.as_tensor(value) for key, value in zip(keys, values, strict=True)}
+        row = features.assemble(tensors)
+        rows.append(row if label.kind == "none" else (row, label.assemble(tensors)))
+    found = collate(rows)
+    if label.kind == "none":
+        return _inputs(found), None
+    if not isinstance(found, Sequence) or len(found) != 2:
+        raise DataError(
+            f"collate returned {type(found).__name__}; expected (inputs, label), as the rows have a label",
+            code="data-transform",
+        )
+    return _inputs(found[0]), found[1]
+
+
+def _inputs(found: Any) -> Any:
+    return tuple(found) if isinstance(found, list) else found

@@ -1,0 +1,166 @@
+"""Rows that are Python objects: elements of an RDD, items of a torch dataset."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparkdl._spark.frames import JavaObject, frames_of
+from sparkdl.data import build
+from sparkdl.data.columns import STORED_DTYPES, ColumnPlan, Structure, TablePlan, make_plan, structure_of
+from sparkdl.data.sources import Partitions, Source
+from sparkdl.exceptions import ConfigError, DataError, SerializationError
+from sparkdl.frame import Array
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from torch import Tensor
+
+
+def plan_element(
+    first: Any, has_label: bool, has_weight: bool, ragged: bool, arrays: bool = False
+) -> TablePlan:
+    """Plan the columns of rows like the first one.
+
+    Args:
+        first: features, or a tuple of features, label and weight.
+        has_label: whether there is a label.
+        has_weight: whether there is a weight, as the last item.
+        ragged: whether arrays may differ in length.
+        arrays: whether rows are numbered like those of arrays.
+
+    Raises:
+        DataError: if the row is not as announced.
+    """
+    parts = 1 + has_label + has_weight
+    if parts > 1 and (not isinstance(first, tuple | list) or len(first) != parts):
+        raise DataError(
+            f"expected elements that are tuples of {parts}, got {first!r:.200}"
+            + ("" if has_weight else "; without a label say has_label=False"),
+            code="data-shape",
+        )
+    values = list(first) if parts > 1 else [first]
+    features = structure_of(values[0], "features")
+    label = structure_of(values[1] if has_label else None, "label")
+    plan = make_plan(features, label, unnamed(features, label), has_weight, arrays)
+    if not ragged:
+        return plan
+    found = features.disassemble(values[0]) | (label.disassemble(values[1]) if has_label else {})
+    return plan.ragged([key for key, value in found.items() if np.ndim(value)])
+
+
+def unnamed(features: Structure, label: Structure) -> dict[str, ColumnPlan]:
+    """Plans for sources whose columns have no names of their own: the keys name them."""
+    return {key: ColumnPlan(key, key) for key in (*features.keys, *label.keys, "weight")}
+
+
+def plan_items(dataset: Any, has_label: bool, ragged: bool) -> TablePlan:
+    """Plan the columns of a torch dataset by its first item; tensors keep their dtype.
+
+    Raises:
+        ConfigError: if it is no map-style dataset.
+        DataError: if it is empty, or its first item is not as announced.
+    """
+    from torch import Tensor
+
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise ConfigError(
+            f"dataset={dataset!r:.100}: expected a map-style dataset, with __len__ and __getitem__; write "
+            "the rows of an iterable one to a table, or collect them in a list"
+        )
+    if not len(dataset):
+        raise DataError("the torch dataset is empty: there is nothing to train on", code="data-empty")
+    item = dataset[0]
+    plan = plan_element(as_arrays(item), has_label, False, ragged, arrays=True)
+    values: Any = list(item) if has_label else [item]
+    found = plan.features.disassemble(values[0]) if isinstance(values[0], tuple | Mapping) else {}
+    found = found or dict.fromkeys(plan.features.keys, values[0])
+    if has_label:
+        single = plan.label.kind == "single"
+        found |= {plan.label.keys[0]: values[1]} if single else plan.label.disassemble(values[1])
+    tensors = {key: str(array_of(value).dtype) for key, value in found.items() if isinstance(value, Tensor)}
+    kept = {key: dtype for key, dtype in tensors.items() if dtype in STORED_DTYPES}
+    return replace(plan, columns=tuple(replace(c, dtype=kept.get(c.key)) for c in plan.columns))
+
+
+def as_arrays(item: Any) -> Any:
+    """Return an item with arrays in place of tensors and of lists of numbers."""
+    from torch import Tensor
+
+    if isinstance(item, Tensor):
+        return array_of(item)
+    if isinstance(item, Mapping):
+        return {name: as_arrays(value) for name, value in item.items()}
+    if isinstance(item, list) and item and all(isinstance(value, int | float) for value in item):
+        return np.asarray(item)
+    if isinstance(item, tuple | list):
+        return tuple(as_arrays(value) for value in item)
+    return item
+
+
+def array_of(tensor: Tensor) -> Array:
+    """Return a tensor as an array, of float32 where numpy lacks the dtype or the store does."""
+    import torch
+
+    tensor = tensor.detach().cpu()
+    found: Array = (tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor).numpy()
+    return found
+
+
+class TorchSource(Source):
+    """Items of a map-style dataset of torch.
+
+    Args:
+        dataset: the dataset.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def peek(self, spark: SparkSession, plan: TablePlan, rows: int) -> dict[str, Array]:
+        """See :class:`Source`."""
+        count = min(rows, len(self._dataset))
+        items = [as_arrays(self._dataset[index]) for index in range(count)]
+        return build.stack_rows(plan, items, [(0, index) for index in range(count)])
+
+    def tokens(self, spark: SparkSession, plan: TablePlan, store: str, partitions: Partitions) -> JavaObject:
+        """See :class:`Source`."""
+        if not isinstance(partitions, int):
+            raise ConfigError("num_partitions='input' needs a DataFrame or RDD: a dataset has no partitions")
+        count = len(self._dataset)
+        items = spark.sparkContext.parallelize(range(count), partitions).mapPartitions(
+            partial(_read, _pickled(self._dataset))
+        )
+        # Behind a shuffle, for tasks that descend from this one bring the dataset along.
+        spread: Callable[[Any], int] = partial(_place, count=count, partitions=partitions)
+        placed = items.repartitionAndSortWithinPartitions(partitions, spread)
+        return frames_of(placed.mapPartitionsWithIndex(build.rows_writer(store, plan)))
+
+
+def _pickled(dataset: Any) -> bytes:
+    from pyspark import cloudpickle
+
+    try:
+        found: bytes = cloudpickle.dumps(dataset)  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise SerializationError(
+            f"the torch dataset {type(dataset).__name__} cannot be sent to the executors: {error}. Open "
+            "files and connections in __getitem__, not in __init__"
+        ) from error
+    return found
+
+
+def _read(pickled: bytes, numbers: Iterable[int]) -> Iterator[tuple[tuple[int, int], Any]]:
+    dataset = pickle.loads(pickled)
+    for number in numbers:
+        yield (0, number), as_arrays(dataset[number])
+
+
+def _place(position: tuple[int, int], count: int, partitions: int) -> int:
+    """Lay neighbouring items into one partition."""
+    return position[1] * partitions // count

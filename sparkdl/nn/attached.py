@@ -1,0 +1,132 @@
+"""What a LightningModule finds while a step runs: its place in the run, a log, and the hooks that are due."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from sparkdl.exceptions import ModelError
+from sparkdl.nn.batch import Batch
+from sparkdl.nn.objective import as_scalar
+
+_INSTEAD = {
+    "on_train_end": "a sparkdl.train.Hook's on_train_end runs on the driver",
+    "on_train_epoch_end": "a sparkdl.train.Hook's on_epoch_end runs on the driver",
+    "on_validation_epoch_end": "log in validation_step; its means over all rows are scores",
+    "on_validation_end": "a sparkdl.train.Hook's on_validation_end runs on the driver",
+    "on_save_checkpoint": "a sparkdl.train.Hook's state_dict() goes into checkpoints",
+    "on_load_checkpoint": "a sparkdl.train.Hook's load_state_dict() gets it back",
+    "configure_gradient_clipping": "give Trainer(clip=)",
+    "lr_scheduler_step": "give Trainer(schedule=)",
+    "optimizer_step": "give Trainer(step=) and choose by batch.iteration what is trained",
+    "setup": "build the layers in __init__",
+    "configure_model": "build the layers in __init__",
+    "prepare_data": "make a Dataset of the rows",
+}
+"""What to use in place of hooks that do not run."""
+_LEFT_OUT = (
+    *("on_fit_start", "on_fit_end", "on_train_batch_end", "on_train_epoch_end", "on_train_end"),
+    *("on_validation_start", "on_validation_end", "on_validation_epoch_start", "on_validation_epoch_end"),
+    *("on_validation_batch_start", "on_validation_batch_end"),
+    *("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step"),
+    *("on_before_batch_transfer", "on_after_batch_transfer", "transfer_batch_to_device"),
+    *("on_save_checkpoint", "on_load_checkpoint", "backward", "optimizer_step", "optimizer_zero_grad"),
+    *("lr_scheduler_step", "configure_gradient_clipping", "configure_callbacks", "configure_model"),
+    *("setup", "teardown", "prepare_data"),
+)
+"""Hooks of a LightningModule that do not run here."""
+_EPOCH = "_sparkdl_epoch"
+
+
+def overrides(module: nn.Module, base: type, method: str) -> bool:
+    """Return whether a module defines a method of LightningModules itself."""
+    return getattr(type(module), method, None) is not getattr(base, method, None)
+
+
+def users_batch(batch: Batch) -> Any:
+    """Return a batch as Lightning's users know it."""
+    return batch.inputs if batch.label is None else (batch.inputs, batch.label)
+
+
+def begin(module: nn.Module, batch: Batch) -> None:
+    """Run the hooks that are due before a step."""
+    own: Any = module
+    before = getattr(module, _EPOCH, None)
+    if before is None:
+        own.on_train_start()
+    if before != batch.epoch:
+        setattr(module, _EPOCH, batch.epoch)
+        own.on_train_epoch_start()
+    if own.on_train_batch_start(users_batch(batch), 0) == -1:
+        raise ModelError(
+            f"{type(module).__name__}.on_train_batch_start returned -1, which skips the rest of an epoch; "
+            "here an epoch visits each row: leave rows out of the Dataset",
+            code="model-output",
+        )
+
+
+class _Attached:
+    """Stands for Lightning's Trainer while a step runs.
+
+    Attributes:
+        current_epoch: completed epochs.
+        global_step: completed iterations.
+        training: whether the step is a training step.
+    """
+
+    logger = None
+    loggers: Sequence[Any] = ()
+    callback_metrics: Mapping[str, Any] = {}
+    global_rank = local_rank = 0
+    is_global_zero = True
+    sanity_checking = False
+
+    def __init__(self, module: nn.Module, batch: Batch) -> None:
+        self.current_epoch = batch.epoch
+        self.global_step = batch.iteration
+        self.training = module.training
+        self.validating = not module.training
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            "there is no Lightning Trainer here: self.trainer has current_epoch and global_step, but not "
+            f"{name}"
+        )
+
+
+@contextmanager
+def attached(module: nn.Module, batch: Batch) -> Iterator[dict[str, float]]:
+    """Collect what the module logs, and tell it its place; Lightning's own methods want a Trainer."""
+    logged: dict[str, float] = {}
+
+    def log(name: str, value: Any, *_: Any, **__: Any) -> None:
+        if hasattr(value, "compute") and hasattr(value, "reset"):  # a metric: this batch's value
+            metric, value = value, value.compute()
+            metric.reset()
+        logged[name] = as_scalar(value, f"self.log({name!r}) got a value")
+
+    def log_dict(dictionary: Mapping[str, Any], *_: Any, **__: Any) -> None:
+        for name, value in dictionary.items():
+            log(name, value)
+
+    own: Any = module
+    own.log, own.log_dict = log, log_dict
+    before, own.trainer = own._trainer, _Attached(module, batch)
+    try:
+        yield logged
+    finally:
+        own.trainer = before
+        del own.log, own.log_dict
+
+
+def warn_of_hooks(module: nn.Module, base: type) -> None:
+    """Warn of each hook that a module defines and that will not run."""
+    name = type(module).__name__
+    for hook in _LEFT_OUT:
+        if overrides(module, base, hook):
+            remedy = _INSTEAD.get(hook, "Lightning's Trainer calls it, which does not take part here")
+            warnings.warn(f"{name}.{hook} is defined and will not run: {remedy}", UserWarning, stacklevel=5)

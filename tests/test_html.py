@@ -1,0 +1,107 @@
+"""What notebooks are shown: no job is started, and nothing that people name becomes HTML."""
+
+from __future__ import annotations
+
+import math
+import xml.etree.ElementTree as ET
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from sparkdl import Dataset, Trainer, html
+from sparkdl.data import Pad
+from sparkdl.ml import TorchClassificationModel
+from sparkdl.train import MaxEpoch
+
+EVIL = "<script>alert(1)</script>"
+TAGS = {"div", "p", "b", "table", "thead", "tbody", "tr", "th", "td", "svg", "polyline"}
+
+
+@pytest.fixture
+def spark(in_process: Any) -> Any:
+    return in_process
+
+
+def parsed(shown: str) -> ET.Element:
+    """Check that HTML is well-formed, and free of what a browser would run."""
+    root = ET.fromstring(shown.replace("&nbsp;", " "))
+    names = {element.tag.rpartition("}")[2] for element in root.iter()}
+    assert names <= TAGS
+    assert not any(name.startswith("on") for element in root.iter() for name in element.attrib)
+    return root
+
+
+def told(root: ET.Element) -> str:
+    return " ".join(" ".join(root.itertext()).split())
+
+
+def test_a_sparkline() -> None:
+    (line,) = parsed(html.sparkline([1.0, math.nan, 3.0, 2.0], "loss")).iter(
+        "{http://www.w3.org/2000/svg}polyline"
+    )
+    points = [tuple(map(float, point.split(","))) for point in line.attrib["points"].split()]
+    assert [x for x, _ in points] == pytest.approx([2, 159.3, 238], abs=0.1)
+    assert [y for _, y in points] == [38, 2, 20]
+    many = html.sparkline(range(100_000), EVIL)
+    parsed(many)
+    assert len(many) < 3000
+    assert html.sparkline([1.0, math.inf], "x") == html.sparkline([], "x") == ""
+    parsed(html.sparkline([2.0, 2.0], "flat"))
+    assert [html.amount(n) for n in (0, 1023, 1024, 5 << 30)] == ["0 B", "1023 B", "1 KiB", "5 GiB"]
+    assert html.text("x" * 1000).endswith("…")
+
+
+def test_a_dataset_and_its_training(spark: Any) -> None:
+    draw = np.random.default_rng(0)
+    df = pd.DataFrame({EVIL: list(draw.normal(size=(40, 3))), "y": draw.integers(0, 2, 40)})
+    with Dataset.from_dataframe(df, features=EVIL, label="y", num_partitions=2) as data:
+        shown = told(parsed(data._repr_html_()))
+        assert f"{EVIL} features not read yet" in shown
+        assert not spark.sparkContext.jobs
+        trainer = Trainer(
+            nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)),
+            loss=nn.CrossEntropyLoss(),
+            optimizer=partial(torch.optim.SGD, lr=0.1),
+            end_when=MaxEpoch(2),
+            progress=False,
+            name=EVIL,
+        )
+        result = trainer.fit(data, validation=data)
+        shown = told(parsed(data._repr_html_()))
+        assert "rows 40 , partitions 2 of 20, 20 rows , on the executors 1.094 KiB" in shown
+        assert f"{EVIL} features float32[3] y label int64[]" in shown
+        assert repr(data) == f"Dataset({EVIL}: float32[3], y: int64[])"
+    shown = told(parsed(trainer._repr_html_()))
+    assert "0 Linear weight [4, 3], bias [4] 16 16" in shown
+    assert "end_when MaxEpoch(epochs=2)" in shown
+    assert repr(trainer) == f"Trainer({EVIL}, 26 parameters)"
+    root = parsed(result._repr_html_())
+    assert "epochs 2 , iterations 4" in told(root)
+    assert "loss" in told(root)
+    assert "val/loss" in told(root)
+    assert len(list(root.iter("{http://www.w3.org/2000/svg}svg"))) == 2
+    untrained = Trainer(nn.Linear(3, 2), loss=nn.CrossEntropyLoss(), optimizer=torch.optim.SGD)
+    parsed(untrained._repr_html_())
+
+
+def test_rows_of_different_lengths(spark: Any) -> None:
+    df = pd.DataFrame({"ids": [[1, 2], [3]], "y": [0, 1]})
+    with Dataset.from_dataframe(df, features="ids", label="y", collate=Pad(), num_partitions=1) as data:
+        data.store()
+        shown = told(parsed(data._repr_html_()))
+        assert "ids features int64[any]" in shown
+        # Three values, two ends, two labels, two positions, of eight bytes.
+        assert "on the executors 72 B" in shown
+
+
+def test_a_model() -> None:
+    module = nn.Sequential(*[nn.Linear(2, 2) for _ in range(40)])
+    model = TorchClassificationModel.from_module(module, example=torch.zeros(1, 2), featuresCol=EVIL)
+    shown = told(parsed(model._repr_html_()))
+    assert f"features {EVIL}" in shown
+    assert "... 10 more" in shown

@@ -1,0 +1,110 @@
+"""A DataFrame straight into ``fit``, with the validation rows split off or given."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from support.data import digits
+from torch import nn
+from torchmetrics.classification import MulticlassAccuracy
+
+from sparkdl import Column, Dataset, Trainer
+from sparkdl.data.split import split_pandas
+from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.train import MaxEpoch
+
+
+def table(rows: int = 200) -> pd.DataFrame:
+    x, y = digits(rows)
+    return pd.DataFrame({"x": list(x), "y": y, "w": np.ones(rows, np.float32), "s": ["a"] * rows})
+
+
+def trainer(**options: Any) -> Trainer:
+    torch.manual_seed(0)
+    options = {"batch_size": 40, "end_when": MaxEpoch(2), "progress": False} | options
+    sgd = partial(torch.optim.SGD, lr=0.1)
+    return Trainer(nn.Linear(64, 10), loss=nn.CrossEntropyLoss(reduction="none"), optimizer=sgd, **options)
+
+
+def weights(result: Any) -> Any:
+    return [p.detach().numpy() for p in result.module.parameters()]
+
+
+def same(first: Any, second: Any) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(weights(first), weights(second), strict=True))
+
+
+def test_a_table_is_trained_like_its_dataset(spark: Any) -> None:
+    df, held = table(), table(80)
+    columns: dict[str, Any] = {"features": Column("x", dtype="float32"), "label": "y", "weight": "w"}
+    with (
+        Dataset.from_dataframe(df, **columns) as data,
+        Dataset.from_dataframe(held, **columns) as validation,
+    ):
+        expected = trainer().fit(data, validation)
+        found = trainer().fit(df, held, **columns)
+        mixed = trainer().fit(df, {"tables": held, "set": validation}, **columns)
+    assert same(expected, found)
+    assert found.scores == expected.scores
+    assert mixed.scores["tables/loss"] == mixed.scores["set/loss"] == found.scores["val/loss"]
+
+
+def test_a_share_of_the_rows_is_kept_for_validation(spark: Any) -> None:
+    df = table()
+    metric = {"accuracy": MulticlassAccuracy(10)}
+    found = trainer(metrics=metric).fit(df, validation=0.25, features="x", label="y")
+    again = trainer(metrics=metric).fit(df, validation=0.25, features="x", label="y")
+    train, held = split_pandas(df, 0.25, seed=0)
+    assert (len(train), len(held)) == (150, 50)
+    assert sorted([*train.index, *held.index]) == list(range(200))
+    by_hand = trainer(metrics=metric).fit(train, held, features="x", label="y")
+    assert same(found, again)
+    assert same(found, by_hand)
+    assert found.scores == again.scores == by_hand.scores
+    assert found.history[-1]["samples"] + found.history[-2]["samples"] <= 80
+    other = trainer(seed=1).fit(df, validation=0.25, features="x", label="y")
+    assert other.scores["val/loss"] != found.scores["val/loss"]
+
+
+def test_mistakes_are_told_before_work(spark: Any) -> None:
+    df = table(40)
+    with pytest.raises(ConfigError, match=r"features=None: a DataFrame needs.*fit\(df, features="):
+        trainer().fit(df)
+    with pytest.raises(ConfigError, match=r"features=None"):
+        trainer().fit(df, validation=0.1)
+    for wrong in (0, 1, 1.5, -0.1, True, float("nan")):
+        with pytest.raises(ConfigError, match=r"validation=.*above 0 and below 1"):
+            trainer().fit(df, features="x", label="y", validation=wrong)
+    with pytest.raises(DataError, match="label column 'z' is not in the DataFrame"):
+        trainer().fit(df, features="x", label="z", validation=0.1)
+    with pytest.raises(DataError, match="column 's', row 0: 'a' is not a number"):
+        trainer().fit(df, features=["x", "s"], label="y")
+    with pytest.raises(DataError, match=r"validation=0.001: no row is left for validation"):
+        trainer().fit(df, features="x", label="y", validation=0.001)
+    with pytest.raises(ConfigError, match=r"data: found a builtins.list.*fit takes a DataFrame"):
+        trainer().fit([1, 2])
+    with Dataset.from_numpy(np.ones((4, 64), np.float32), np.zeros(4, np.int64), spark=spark) as data:
+        with pytest.raises(ConfigError, match=r"label=\.\.\.: a Dataset knows its columns"):
+            trainer().fit(data, label="y")
+        with pytest.raises(ConfigError, match="only the rows of a DataFrame can be split"):
+            trainer().fit(data, validation=0.1)
+    assert not spark.sparkContext.jobs
+
+
+@pytest.mark.jvm
+def test_rows_of_spark(spark: Any) -> None:
+    df = spark.createDataFrame(table()[["x", "y"]].assign(x=lambda t: t.x.map(list)))
+    columns: dict[str, Any] = {"features": "x", "label": "y"}
+    found = trainer().fit(df.repartition(3), validation=0.2, **columns)
+    again = trainer().fit(df.repartition(5), validation=0.2, **columns)
+    assert found.scores["val/loss"] == pytest.approx(again.scores["val/loss"], abs=0.05)
+    samples = sum(row["samples"] for row in found.history if row["epoch"] == 1)
+    assert 120 < samples < 190
+    assert samples == sum(row["samples"] for row in again.history if row["epoch"] == 1)
+    with pytest.raises(DataError, match="features column 'z' is not in the DataFrame"):
+        trainer().fit(df, features="z", validation=0.2)
