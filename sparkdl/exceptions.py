@@ -115,8 +115,13 @@ class DataError(SparkdlError, ValueError):
 
 
 class ModelError(SparkdlError):
-    """The module or the loss cannot process the data."""
+    """The module or the loss cannot process the data.
 
+    Attributes:
+        input: position of the module's input that is at fault, where that is known.
+    """
+
+    input: int | None = None
     codes: ClassVar[tuple[str, ...]] = (
         "model",
         "model-gradient",

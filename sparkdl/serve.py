@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any, Protocol
@@ -18,12 +19,15 @@ from torch import Tensor, nn
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.frame import Array
 from sparkdl.nn.batch import Inputs, call, group, map_tensors
+from sparkdl.nn.export import check_onnx, to_onnx
 from sparkdl.nn.int8 import quantize as quantized
 from sparkdl.nn.saved import content as saved
 from sparkdl.nn.saved import weights
 from sparkdl.nn.saved.metadata import CODE, LONGEST_METADATA, METADATA, WEIGHTS, check, check_inside, parse
 from sparkdl.nn.saved.trust import Entry, Trust
 from sparkdl.nn.signature import Signature, TensorSpec
+from sparkdl.table.encoding import TableEncoding, columns_of, read_table
+from sparkdl.table.onnx import add_encoding, feeds
 
 
 class _Fitted(Protocol):
@@ -31,6 +35,8 @@ class _Fitted(Protocol):
 
     module: nn.Module
     signature: Signature
+    encoding: TableEncoding | None
+    labels: tuple[str, ...]
 
 
 class Predictor:
@@ -41,10 +47,17 @@ class Predictor:
         signature: shapes and dtypes of its inputs. Without it, floating-point arrays get the dtype of the
             module's parameters.
         batch_size: most rows of one forward pass; larger inputs are cut.
+        encoding: of a table's columns, if the module was trained on such: :meth:`predict` takes these
+            columns.
+        labels: the names of a classifier's classes, where they have names.
         quantize: whether to multiply 8-bit integers in linear layers (of a copy). Weights take a quarter of
             the memory, and CPUs with VNNI instructions multiply large ones several times as fast; small
             layers become slower. On scikit-learn's digits, an MLP's accuracy on 360 test rows changes by at
             most one row, and its logits by 1 % of the largest.
+
+    Attributes:
+        encoding: what becomes of a table's columns; ``None`` where the module gets arrays as they are.
+        labels: the names of the classes, by number; empty where labels were numbers.
 
     Raises:
         ConfigError: if ``batch_size`` is no positive integer.
@@ -55,6 +68,8 @@ class Predictor:
         module: nn.Module,
         signature: Signature | None = None,
         *,
+        encoding: TableEncoding | None = None,
+        labels: Sequence[str] = (),
         batch_size: int = 1024,
         quantize: bool = False,
     ) -> None:
@@ -62,6 +77,8 @@ class Predictor:
             raise ConfigError(f"batch_size={batch_size!r}: expected a positive integer")
         self._module = quantized(module) if quantize else module.eval()
         self._signature = signature or Signature()
+        self.encoding = encoding
+        self.labels = tuple(labels)
         self._batch_size = batch_size
         floating = (p.dtype for p in self._module.parameters() if p.is_floating_point())
         self._dtype = next(floating, torch.float32)
@@ -69,7 +86,7 @@ class Predictor:
     @classmethod
     def of(cls, model: _Fitted, **options: Any) -> Predictor:
         """Make a predictor of a fitted model, whose module it shares; options as of the class."""
-        return cls(model.module, model.signature, **options)
+        return cls(model.module, model.signature, encoding=model.encoding, labels=model.labels, **options)
 
     @classmethod
     def load(
@@ -114,22 +131,25 @@ class Predictor:
             Trust.of(trust, everything=pickle),
         )
         assert content.module is not None
-        return cls(content.module, content.signature, **options)
+        encoding, labels = read_table(content.table)
+        return cls(content.module, content.signature, encoding=encoding, labels=labels, **options)
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module on rows.
 
         Args:
             *args: the module's inputs, shape (rows, ...): one array, several positional ones (also as one
-                tuple), or a dict by name, as the module was trained.
-            **kwargs: inputs by name, instead.
+                tuple), or a dict by name, as the module was trained. For the model of a table its columns:
+                a pandas DataFrame, an Arrow table, or a dict of lists or arrays, where ``None`` and NaN are
+                null.
+            **kwargs: inputs, or columns, by name, instead.
 
         Returns:
             What the module returns, tensors as arrays: one, a tuple, or a dict.
 
         Raises:
             DataError: if the inputs are not arrays of numbers, differ in length, or do not have the shape
-                that the module was trained on.
+                that the module was trained on; or if a column of a table is missing, or of another type.
         """
         inputs = self._inputs(args, kwargs)
         with torch.inference_mode():
@@ -138,7 +158,33 @@ class Predictor:
 
     __call__ = predict
 
+    def to_onnx(self, path: str | os.PathLike[str], example: Any, *, tolerance: float = 1e-4) -> None:
+        """Write the module as ONNX, and what becomes of a table's columns with it.
+
+        The model of a table has one input per column, of shape (rows,): strings, where the empty one stands
+        for null unless it was a value in the fit, and doubles for all others, where NaN stands for null;
+        dates are days and timestamps seconds since 1970-01-01 in UTC. Needs ``pip install 'sparkdl[onnx]'``.
+
+        Args:
+            path: local file to write.
+            example: rows for a check of what was written, at least two, as :meth:`predict` takes them.
+            tolerance: largest difference between outputs, relative to the largest output.
+
+        Raises:
+            ConfigError: if a package is missing, or ``example`` has too few rows.
+            ModelError: if the module cannot be exported, or what was written computes something else.
+        """
+        if self.encoding is None:
+            to_onnx(self._module, example, path, tolerance=tolerance)
+            return
+        columns = columns_of(example, self.encoding.columns)
+        to_onnx(self._module, self._encoded(self.encoding, (example,), {}), path, tolerance=tolerance)
+        add_encoding(path, self.encoding)
+        check_onnx(path, feeds(self.encoding, columns), self.predict(example), tolerance)
+
     def _inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inputs:
+        if self.encoding is not None:
+            return self._encoded(self.encoding, args, kwargs)
         only = args[0] if len(args) == 1 else None
         if isinstance(only, Mapping) and not kwargs:
             args, kwargs = (), only
@@ -157,6 +203,18 @@ class Predictor:
         if len(lengths) > 1:
             raise DataError(f"inputs have different numbers of rows: {sorted(lengths)}", code="data-shape")
         return group(tensors, list(kwargs))
+
+    def _encoded(self, encoding: TableEncoding, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inputs:
+        """Return what the module gets of a table's columns."""
+        if len(args) + bool(kwargs) != 1 or (args and not hasattr(args[0], "__getitem__")):
+            raise DataError(
+                "inputs: expected the columns of a table, as a DataFrame, an Arrow table or a dict by name: "
+                f"{', '.join(encoding.columns)}",
+                code="data-shape",
+            )
+        columns = columns_of(args[0] if args else kwargs, encoding.columns)
+        tensors = [torch.from_numpy(array) for array in encoding.encode(columns).values()]
+        return group(tensors, [str(spec.key) for spec in self._signature.inputs if spec.key is not None])
 
     def _specs(self, positional: int, named: Collection[str]) -> dict[int | str | None, TensorSpec]:
         """Return the known inputs, by position or name."""

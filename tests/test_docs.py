@@ -79,6 +79,13 @@ def test_spark_ml_guide(namespace: dict[str, Any], tmp_path: Path) -> None:
     assert {"classifier", "digits", "digits.pt2", "scored", "towers"} <= {p.name for p in tmp_path.iterdir()}
 
 
+@pytest.mark.slow
+def test_tables_guide(namespace: dict[str, Any], tmp_path: Path) -> None:
+    run_page("docs/tables.md", namespace)
+    assert set(namespace["model"].labels) == {"fails", "runs"}
+    assert (tmp_path / "machines").is_dir()
+
+
 @pytest.mark.parametrize("page", ["index", "install", "data"])
 def test_first_pages(namespace: dict[str, Any], page: str) -> None:
     run_page(f"docs/{page}.md", namespace)

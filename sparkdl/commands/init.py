@@ -41,7 +41,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--data", metavar="FILE", help="Parquet file or folder to learn from")
     parser.add_argument("--label", metavar="COLUMN", help="column to predict")
     parser.add_argument(
-        "--features", metavar="A,B", help="columns to learn from (all others that are numbers)"
+        "--features", metavar="A,B", help="columns to learn from (all others, but lists and bytes)"
     )
     parser.add_argument("--task", choices=("classification", "regression"), help="what to predict")
     parser.add_argument("--drop-nulls", action="store_true", help="leave out rows that have nulls")
@@ -117,45 +117,20 @@ def starter(table: Table | None, cluster: str, master: str | None, *, nulls: boo
 
 def _script(table: Table | None, nulls: bool) -> dict[str, str]:
     """Return the values for the script's template."""
-    made_up = Table("", "place", "classification", ("inside", "outside"), ("x", "y"), (), rows=4000)
-    found = table or made_up
+    found = table or Table("", "place", "classification", ("inside", "outside"), ("x", "y"), (), rows=4000)
     constants = [] if table is None else [f"DATA = {_literal(found.path)}"]
     constants += [f"LABEL = {_literal(found.label)}", f"FEATURES = {_listed(found.features)}"]
-    read = templates.READ_WITHOUT_NULLS if nulls else templates.READ
-    values = {"read": read if table is not None else templates.INVENT, "batch_size": _batch_size(found.rows)}
-    if found.task == "classification":
-        constants.append(f"CLASSES = {_listed(found.classes)}")
-        values |= {
-            "label": templates.CLASS_LABEL,
-            "label_kind": ", the number of its class",
-            "scaled": "the features",
-            "scale": templates.SCALE_INPUTS,
-            "outputs": "len(CLASSES)",
-            "loss": "CrossEntropyLoss",
-            "metrics_module": "torchmetrics.classification",
-            "metric": "MulticlassAccuracy",
-            "metric_arguments": 'len(CLASSES), average="micro"',
-            "score": "accuracy",
-        }
-    else:
-        values |= {
-            "label": templates.NUMBER_LABEL,
-            "label_kind": "",
-            "scaled": "features and label",
-            "scale": templates.SCALE_BOTH,
-            "outputs": "1",
-            "loss": "MSELoss",
-            "metrics_module": "torchmetrics",
-            "metric": "MeanAbsoluteError",
-            "metric_arguments": "",
-            "score": "mean_absolute_error",
-        }
-    return values | {"constants": "\n".join(constants)}
-
-
-def _batch_size(rows: int) -> str:
-    """Return a power of two that gives some ten iterations per epoch, from 16 to 4096."""
-    return str(2 ** min(12, max(4, (rows // 10).bit_length() - 1)))
+    classes = found.task == "classification"
+    read = templates.INVENT
+    if table is not None:
+        read = templates.READ_WITHOUT_NULLS if nulls else templates.READ
+        read = read.replace("$label_type", "string" if classes else "double")
+    return {
+        "constants": "\n".join(constants),
+        "read": read,
+        "estimator": "TorchClassifier" if classes else "TorchRegressor",
+        "score": templates.SCORE_CLASSES if classes else templates.SCORE_NUMBERS,
+    }
 
 
 def _literal(text: str) -> str:

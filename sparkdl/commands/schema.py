@@ -19,9 +19,7 @@ MAX_CLASSES = 50
 """Whole numbers with more different values than this are taken for a quantity."""
 
 _REMEDIES = (
-    (pa.types.is_string, "index it first, for example with pyspark.ml.feature.StringIndexer"),
-    (pa.types.is_large_string, "index it first, for example with pyspark.ml.feature.StringIndexer"),
-    (pa.types.is_temporal, "make numbers of it first, such as unix_timestamp() or hour()"),
+    (pa.types.is_temporal, "make seconds of it first"),
     (pa.types.is_binary, "bytes need a Column(shape=, dtype=) that says how to read them"),
     (
         pa.types.is_nested,
@@ -39,7 +37,7 @@ class Table:
         label: column to predict.
         task: what kind of prediction.
         classes: values of the label as text, in order; empty for regression.
-        features: columns of numbers.
+        features: columns of numbers, strings, booleans and dates.
         left_out: other columns, and why each is not a feature.
         rows: how many there are.
     """
@@ -66,13 +64,13 @@ def read_table(
     Args:
         path: file, folder, or an address that pyarrow opens.
         label: column to predict.
-        features: columns to learn from; all other columns of numbers by default.
+        features: columns to learn from; by default all others of such types.
         task: by default classification where the label is text, boolean or a whole number with few values.
-        nulls: whether rows with nulls will be left out, so that nulls are no error.
+        nulls: whether rows with nulls will be left out, so that nulls in the label are no error.
 
     Raises:
         ConfigError: if the path holds no Parquet file.
-        DataError: naming the column that is missing, cannot become a number or has nulls.
+        DataError: naming the column that is missing or cannot be used, or a label with nulls.
     """
     data = _open(path)
     types = {field.name: field.type for field in data.schema}
@@ -95,7 +93,7 @@ def read_table(
         if not features:
             found = ", ".join(f"{name} ({types[name]})" for name in others)
             raise DataError(
-                f"{path} has no column of numbers beside {label!r}: it has {found}", code="data-type"
+                f"{path} has no column to learn from beside {label!r}: it has {found}", code="data-type"
             )
     for name in features:
         if why := _unfit(types[name]):
@@ -104,7 +102,7 @@ def read_table(
     if rows == 0:
         raise DataError(f"{path} has no rows", code="data-empty")
     if not nulls:
-        _check_nulls(data, path, [label, *features])
+        _check_nulls(data, path, [label])
     task, classes = _task(data, path, label, types[label], task)
     return Table(_address(path), label, task, classes, tuple(features), tuple(left_out), rows)
 
@@ -137,11 +135,18 @@ def _is_number(kind: pa.DataType) -> bool:
     return any(check(kind) for check in checks)
 
 
+def _is_text(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
 def _unfit(kind: pa.DataType) -> str:
     """Return why a type is no feature, empty if it is one."""
-    if _is_number(kind):
+    if _is_number(kind) or _is_text(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         return ""
-    return next((remedy for check, remedy in _REMEDIES if check(kind)), "it is not a number")
+    remedy = "it is no number, string, boolean or date"
+    return next((remedy for check, remedy in _REMEDIES if check(kind)), remedy)
 
 
 def _check_nulls(data: ds.Dataset, path: str, names: Sequence[str]) -> None:
@@ -172,9 +177,10 @@ def _task(
     data: ds.Dataset, path: str, label: str, kind: pa.DataType, task: Task | None
 ) -> tuple[Task, tuple[str, ...]]:
     """Return what to do with a label of this type, and its classes."""
-    textual = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    textual = _is_text(kind)
     if not textual and not _is_number(kind):
-        raise DataError(f"label {label!r} is {kind}: {_unfit(kind)}", code="data-type")
+        why = _unfit(kind) or "make a number or a string of it first"
+        raise DataError(f"label {label!r} is {kind}: {why}", code="data-type")
     if task == "regression" and textual:
         raise DataError(
             f"label {label!r} is {kind}, but --task regression predicts a number", code="data-type"

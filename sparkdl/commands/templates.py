@@ -14,18 +14,13 @@ Everything here is meant to be changed.
 """
 
 import argparse
-from functools import partial
 from importlib.util import find_spec
 
-import torch
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from $metrics_module import $metric
 
-from sparkdl import Dataset, Trainer, session
-from sparkdl.nn import MLP
+from sparkdl import $estimator, session
 from sparkdl.summary import JsonLines, TensorBoard
-from sparkdl.train import Checkpoint, EarlyStopping, MaxEpoch
 
 $constants
 
@@ -33,61 +28,43 @@ $constants
 $read
 
 
-def prepare(df: DataFrame) -> DataFrame:
-    """Return the columns features, an array, and label$label_kind."""
-    features = F.array(*(F.col(f"`{name}`").cast("float") for name in FEATURES))
-$label
-    return df.select(features.alias("features"), label.alias("label"))
-
-
-def scale(module: MLP, df: DataFrame) -> None:
-    """Tell the model mean and deviation of $scaled, so that all are of one size to it."""
-$scale
+$score
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=30)
-    parser.add_argument("--batch-size", type=int, default=$batch_size, help="rows per iteration, in all")
-    parser.add_argument("--lr", type=float, default=1e-2)
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--run", default="first", help="name of the run, and of its folder in runs")
     args = parser.parse_args()
 
     spark = session.builder(app_name=args.run).getOrCreate()
     # Cached, so that both parts are cut from the same rows.
-    table = prepare(read(spark)).cache()
+    table = read(spark).cache()
     train, held_out = table.randomSplit([0.8, 0.2], seed=0)
 
-    torch.manual_seed(0)  # for the initial weights
-    module = MLP(inputs=len(FEATURES), outputs=$outputs)
-    scale(module, train)
     folder = f"runs/{args.run}"
-    hooks = [
-        JsonLines(f"{folder}/history.jsonl"),
-        Checkpoint(f"{folder}/checkpoints"),
-        EarlyStopping(patience=5),
-    ]
+    hooks = [JsonLines(f"{folder}/history.jsonl")]
     if find_spec("tensorboard"):  # pip install 'sparkdl[tensorboard]'
         hooks.append(TensorBoard(folder))
-    trainer = Trainer(
-        module,
-        loss=torch.nn.$loss(),
-        optimizer=partial(torch.optim.Adam, lr=args.lr),
-        metrics={"$score": $metric($metric_arguments)},
-        batch_size=args.batch_size,
-        end_when=MaxEpoch(args.epochs),
+    # Strings, numbers, booleans, dates and nulls are taken as they are.
+    estimator = $estimator(
+        featuresCols=FEATURES,
+        labelCol=LABEL,
+        maxEpochs=args.epochs,
+        learningRate=args.lr,
+        validationFraction=0.1,
+        earlyStoppingPatience=5,
+        checkpointPath=f"{folder}/checkpoints",
+        resume=True,
         hooks=hooks,
-        name=args.run,
     )
-    with (
-        Dataset.from_dataframe(train, features="features", label="label") as rows,
-        Dataset.from_dataframe(held_out, features="features", label="label") as unseen,
-    ):
-        result = trainer.fit(rows, validation=unseen, resume=True)
-    spark.stop()
-    torch.save(result.module.state_dict(), f"{folder}/model.pt")
-    for name, value in result.scores.items():
+    model = estimator.fit(train)
+    print(model.encoding.describe())
+    for name, value in score(model.transform(held_out)).items():
         print(f"{name}={value:.4f}")
+    model.write().overwrite().save(f"{folder}/model")
+    spark.stop()
 
 
 if __name__ == "__main__":
@@ -97,12 +74,14 @@ if __name__ == "__main__":
 READ = '''\
 def read(spark: SparkSession) -> DataFrame:
     """Return the rows to learn from."""
-    return spark.read.parquet(DATA)'''
+    table = spark.read.parquet(DATA)
+    return table.withColumn(LABEL, F.col(f"`{LABEL}`").cast("$label_type"))'''
 
 READ_WITHOUT_NULLS = '''\
 def read(spark: SparkSession) -> DataFrame:
     """Return the rows to learn from: those without nulls."""
-    return spark.read.parquet(DATA).na.drop(subset=[*FEATURES, LABEL])'''
+    table = spark.read.parquet(DATA).na.drop(subset=[*FEATURES, LABEL])
+    return table.withColumn(LABEL, F.col(f"`{LABEL}`").cast("$label_type"))'''
 
 INVENT = '''\
 def read(spark: SparkSession) -> DataFrame:
@@ -111,28 +90,21 @@ def read(spark: SparkSession) -> DataFrame:
     radius = F.sqrt(F.col("x") ** 2 + F.col("y") ** 2)
     return points.withColumn(LABEL, F.when(radius.between(0.8, 1.6), "inside").otherwise("outside"))'''
 
-# Before Spark 4.0 F.array_position takes no column to look for.
-CLASS_LABEL = """\
-    classes = F.array(*map(F.lit, CLASSES))
-    label = F.call_function("array_position", classes, F.col(f"`{LABEL}`").cast("string")) - 1"""
+SCORE_CLASSES = '''\
+def score(found: DataFrame) -> dict[str, float]:
+    """Return the share of rows with the right label, and that of the most frequent label."""
+    label = F.col(f"`{LABEL}`")
+    right = found.select(F.avg((label == F.col("predictedLabel")).cast("double"))).first()
+    counts = [row["count"] for row in found.groupBy(label).count().collect()]
+    return {"accuracy": right[0], "most_frequent": max(counts) / sum(counts)}'''
 
-NUMBER_LABEL = """\
-    label = F.array(F.col(f"`{LABEL}`").cast("float"))  # of one value, like the model's output"""
-
-SCALE_INPUTS = """\
-    columns = [F.col("features")[n] for n in range(len(FEATURES))]
-    found = df.select(*map(F.mean, columns), *map(F.stddev, columns)).first()
-    assert found is not None
-    mean, deviation = torch.tensor([float(value or 0) for value in found]).chunk(2)
-    module.scale_inputs(mean, deviation)"""
-
-SCALE_BOTH = """\
-    columns = [F.col("features")[n] for n in range(len(FEATURES))] + [F.col("label")[0]]
-    found = df.select(*map(F.mean, columns), *map(F.stddev, columns)).first()
-    assert found is not None
-    mean, deviation = torch.tensor([float(value or 0) for value in found]).chunk(2)
-    module.scale_inputs(mean[:-1], deviation[:-1])
-    module.scale_outputs(mean[-1:], deviation[-1:])"""
+SCORE_NUMBERS = '''\
+def score(found: DataFrame) -> dict[str, float]:
+    """Return the mean absolute error, and that of the mean label."""
+    label = F.col(f"`{LABEL}`")
+    mean = found.select(F.avg(label)).first()[0]
+    errors = F.avg(F.abs(label - F.col("prediction"))), F.avg(F.abs(label - mean))
+    return dict(zip(["mean_absolute_error", "of_the_mean"], found.select(*errors).first(), strict=True))'''
 
 JOBS = {
     "local": """\
@@ -192,7 +164,7 @@ README = Template("""\
 
 | file | |
 |---|---|
-| `train.py` | reads the table, trains, prints the scores on rows it has not seen |
+| `train.py` | reads the table, trains, prints the scores on rows it has not seen, saves the model in `runs` |
 | `job.toml` | where and with what it runs ($cluster); every line says why |
 
 ```sh

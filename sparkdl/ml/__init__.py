@@ -21,12 +21,16 @@ if TYPE_CHECKING:
     from sparkdl.ml.persistence import allow_pickle as allow_pickle
     from sparkdl.ml.persistence import save as save
     from sparkdl.ml.summary import TrainingSummary as TrainingSummary
+    from sparkdl.ml.tabular import TabularEncoder as TabularEncoder
+    from sparkdl.ml.tabular import TabularEncoderModel as TabularEncoderModel
     from sparkdl.ml.text import TextIndexer as TextIndexer
     from sparkdl.ml.text import TextIndexerModel as TextIndexerModel
     from sparkdl.ml.trusting import trust as trust
 
 _HOME = {
     "ImageToTensor": "sparkdl.ml.images",
+    "TabularEncoder": "sparkdl.ml.tabular",
+    "TabularEncoderModel": "sparkdl.ml.tabular",
     "TextIndexer": "sparkdl.ml.text",
     "TextIndexerModel": "sparkdl.ml.text",
     "TorchClassificationModel": "sparkdl.ml.model",
@@ -44,6 +48,8 @@ _HOME = {
 
 __all__ = [
     "ImageToTensor",
+    "TabularEncoder",
+    "TabularEncoderModel",
     "TextIndexer",
     "TextIndexerModel",
     "TorchClassificationModel",

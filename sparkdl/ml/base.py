@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from sparkdl.data.columns import Column, Columns
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.split import column, split_by_fraction
-from sparkdl.exceptions import ConfigError, DataError, SparkdlError
-from sparkdl.ml import fitting
+from sparkdl.exceptions import ConfigError, DataError, ModelError, SparkdlError
+from sparkdl.ml import fitting, tables
 from sparkdl.ml.attributes import Factory, HasAttributes
 from sparkdl.ml.hyper import HasHyper
 from sparkdl.ml.model import _Trained
@@ -33,6 +33,7 @@ from sparkdl.nn.saved.source import ModuleSource
 from sparkdl.nn.signature import Signature
 from sparkdl.optim.clip import ClipByNorm
 from sparkdl.optim.spec import Optimizers
+from sparkdl.table.encoding import TableEncoding
 from sparkdl.train.hooks.callbacks import EarlyStopping
 from sparkdl.train.hooks.checkpoint import Checkpoint
 from sparkdl.train.leaving import ErrorsCarryResult
@@ -73,8 +74,10 @@ class Rows:
         validation: to validate on, if there are such.
         features: columns for the module.
         first: Dataset of features and label, for a look at the first rows.
-        inputs: shape of one row by features column.
+        inputs: shape of one row by features column; empty for an encoded table.
         tensors: the first rows, one tensor by features column.
+        encoding: what became of a table's columns, if they were encoded.
+        labels: the names of the classes, if labels were strings.
     """
 
     all: DataFrame
@@ -84,6 +87,13 @@ class Rows:
     first: Dataset
     inputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
     tensors: list[Tensor] = field(default_factory=list)
+    encoding: TableEncoding | None = None
+    labels: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the module's arguments, none if they are given by position."""
+        return list(self.features) if isinstance(self.features, Mapping) else []
 
     def label_shape(self) -> tuple[int, ...]:
         """Return the shape of one row's label."""
@@ -112,7 +122,9 @@ class FitsTorch(HasAttributes, HasTrainingSetters, HasInputs, HasHyper, TorchWri
         name = type(self).__name__
         fitting.check_classic(name, dataset)
         self._check()
-        rows = self._rows(dataset)
+        indexed, labels = self._index_labels(dataset)
+        rows = self._rows(indexed)
+        rows.labels = labels
         plan = self._settle(rows)
         weight = value_of(self, self.weightCol) or None
         count = value_of(self, self.numPartitions)
@@ -128,8 +140,11 @@ class FitsTorch(HasAttributes, HasTrainingSetters, HasInputs, HasHyper, TorchWri
             validation = None if rows.validation is None else dataset_of(rows.validation)
             if validation is not None:
                 _check_not_empty(validation)
+            options = self._options()
+            if rows.encoding is not None:
+                options |= tables.training(self, rows.encoding, plan.module)
             trainer = Trainer(
-                plan.module, loss=plan.loss, optimizer=self._optimizer_factory(plan.module), **self._options()
+                plan.module, loss=plan.loss, optimizer=self._optimizer_factory(plan.module), **options
             )
             try:
                 result = trainer.fit(data, validation, **self._going_on())
@@ -145,8 +160,15 @@ class FitsTorch(HasAttributes, HasTrainingSetters, HasInputs, HasHyper, TorchWri
             source=plan.source or ModuleSource.of_instance(module),
             signature=plan.signature,
             summary=TrainingSummary(result),
+            encoding=rows.encoding,
+            labels=rows.labels,
         )
-        return self._copyValues(model._resetUid(self.uid))
+        fitted = self._copyValues(model._resetUid(self.uid))
+        return fitted if rows.encoding is None else fitted._set(batchSize=options["batch_size"])
+
+    def _index_labels(self, df: DataFrame) -> tuple[DataFrame, tuple[str, ...]]:
+        """Number labels that are strings; return the rows, and the strings."""
+        return df, ()
 
     def _going_on(self) -> dict[str, Any]:
         """Return how the Trainer goes on from another run, if it does."""
@@ -173,17 +195,22 @@ class FitsTorch(HasAttributes, HasTrainingSetters, HasInputs, HasHyper, TorchWri
                 )
 
     def _rows(self, df: DataFrame) -> Rows:
-        features, label = self.inputColumns(), self._label_to_look_at()
+        table = tables.encodes(self, df)
+        features: Columns = fitting.NOTHING if table else self.inputColumns()
+        label = self._label_to_look_at()
         labels = [] if label is None else [label] if isinstance(label, str | Column) else list(label)
-        names = [*self.featuresNames(), *(c.name if isinstance(c, Column) else c for c in labels)]
+        names = [] if table else self.featuresNames()  # null is a value in a table
+        names += [c.name if isinstance(c, Column) else c for c in labels]
         weight, indicator = value_of(self, self.weightCol), value_of(self, self.validationIndicatorCol)
         names += [weight] if weight else []
+        seen = fitting.with_nothing(df) if table else df
         first = Dataset.from_dataframe(
-            df, features=features, label=label, weight=weight or None
+            seen, features=features, label=label, weight=weight or None
         )  # checks names
         if self.getHandleInvalid() != "error":
             df = fitting.with_values(df, names)
-        needed = list(dict.fromkeys([*names, *([indicator] if indicator else [])]))
+        read = [*self.featuresNames(), *names] if table else names
+        needed = list(dict.fromkeys([*read, *([indicator] if indicator else [])]))
         validation: DataFrame | None = None
         if indicator:
             train, validation = fitting.split_by_indicator(df, indicator)
@@ -192,15 +219,25 @@ class FitsTorch(HasAttributes, HasTrainingSetters, HasInputs, HasHyper, TorchWri
             train, validation = split_by_fraction(df, fraction, self.getSeed())
         else:
             train = df
-        if df is not train or self.getHandleInvalid() != "error":
+        encoding: TableEncoding | None = None
+        if table:
+            encoding = tables.fitted(self, train)
+            features = tables.inputs_of(encoding, self.module)
+            kept = list(dict.fromkeys(names))
+            df, train = (tables.arrays(part, encoding, kept) for part in (df, train))
+            validation = None if validation is None else tables.arrays(validation, encoding, kept)
+        if df is not train or self.getHandleInvalid() != "error" or table:
             first = Dataset.from_dataframe(train, features=features, label=label, weight=weight or None)
-        rows = Rows(all=df, train=train, validation=validation, features=features, first=first)
+        rows = Rows(
+            all=df, train=train, validation=validation, features=features, first=first, encoding=encoding
+        )
         keys = first.plan.features.keys
         rows.tensors = fitting.rows_of(first.peek(), keys)
-        rows.inputs = {
-            name: tuple(tensor.shape[1:])
-            for name, tensor in zip(self.featuresNames(), rows.tensors, strict=True)
-        }
+        if not table:
+            rows.inputs = {
+                name: tuple(tensor.shape[1:])
+                for name, tensor in zip(self.featuresNames(), rows.tensors, strict=True)
+            }
         return rows
 
     def _build(
@@ -238,6 +275,12 @@ class FitsTorch(HasAttributes, HasTrainingSetters, HasInputs, HasHyper, TorchWri
             return module, ModuleSource.of(factory, arguments)
         except ConfigError:
             return module, None
+
+    def _build_for(self, rows: Rows, **arguments: Any) -> tuple[nn.Module, ModuleSource | None]:
+        """Make the module that was given; a factory is told of a table what it asks for."""
+        if rows.encoding is None:
+            return self._build()
+        return self._build(**tables.layout(rows.encoding, self.module, **arguments))
 
     def _optimizer_factory(self, module: nn.Module) -> Optimizers | None:
         hyper = self.getHyper("optimizer")
@@ -302,7 +345,13 @@ class FitsTorch(HasAttributes, HasTrainingSetters, HasInputs, HasHyper, TorchWri
 
     def _signature(self, module: nn.Module, rows: Rows) -> Signature:
         with _building:  # the module's mode changes for a moment, and other fits may share it
-            return Signature.of_rows(module, group(rows.tensors, self._arguments()))
+            try:
+                return Signature.of_rows(module, group(rows.tensors, rows.names))
+            except ModelError as error:
+                if error.input is None:
+                    raise
+                name = rows.first.plan.columns[error.input].source
+                raise ModelError(f"features column {name!r}: {error}") from error.__cause__
 
     def _one_output(self, signature: Signature) -> tuple[int, ...]:
         """Return the shape of the only output of a module."""

@@ -9,11 +9,12 @@ from pyspark import keyword_only
 from pyspark.ml import Estimator
 from pyspark.ml.classification import ProbabilisticClassifier
 from pyspark.ml.regression import Regressor
+from pyspark.sql import DataFrame
 from torch import nn
 
 from sparkdl.data.columns import Column, Columns
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.ml import converters, fitting
+from sparkdl.ml import converters, fitting, tables
 from sparkdl.ml.attributes import ATTRIBUTES
 from sparkdl.ml.base import FitsTorch, Plan, Rows
 from sparkdl.ml.entries import Entry, constructed_by, getter, setter
@@ -25,6 +26,7 @@ from sparkdl.ml.training_params import HasScaling
 from sparkdl.nn.lightning import is_lightning
 from sparkdl.nn.losses import binary_cross_entropy, cross_entropy, squared_error
 from sparkdl.nn.models.mlp import MLP
+from sparkdl.nn.models.tabular import Tabular
 from sparkdl.nn.saved.source import ModuleSource
 
 
@@ -81,11 +83,18 @@ class TorchEstimator(FitsTorch, HasOutputs, Estimator[TorchModel]):
         """
         return self._take(**params)
 
+    def _check(self) -> None:
+        super()._check()
+        if self.module is None:
+            raise ConfigError(
+                "module=None: expected a torch.nn.Module, or a class or function that makes one"
+            )
+
     def _label_to_look_at(self) -> Columns | None:
         return value_of(self, self.labelCols) or self.getLabelCol() or None
 
     def _settle(self, rows: Rows) -> Plan:
-        module, source = self._build()
+        module, source = self._build_for(rows)
         if self.loss is None and "step" not in self.options and not is_lightning(module):
             raise ConfigError(
                 "loss=None: expected a callable loss(output, label), such as torch.nn.MSELoss()"
@@ -148,6 +157,9 @@ class TorchClassifier(FitsTorch, HasClassOutputs, HasScaling, ProbabilisticClass
     def _label_to_look_at(self) -> Columns | None:
         return self.getLabelCol()
 
+    def _index_labels(self, df: DataFrame) -> tuple[DataFrame, tuple[str, ...]]:
+        return fitting.index_strings(df, self.getLabelCol())
+
     def _settle(self, rows: Rows) -> Plan:
         name = self.getLabelCol()
         if rows.label_shape():
@@ -161,7 +173,7 @@ class TorchClassifier(FitsTorch, HasClassOutputs, HasScaling, ProbabilisticClass
             classes = max(2, known or 0) if told else fitting.infer_classes(rows.all, name)
             module, source = self._build_default(rows, classes)
         else:
-            module, source = self._build()
+            module, source = self._build_for(rows, **({"outputs": known} if known else {}))
         signature = self._signature(module, rows)
         shape = self._one_output(signature)
         logits = prod(shape)
@@ -189,6 +201,8 @@ class TorchClassifier(FitsTorch, HasClassOutputs, HasScaling, ProbabilisticClass
         )
 
     def _build_default(self, rows: Rows, classes: int) -> tuple[nn.Module, ModuleSource | None]:
+        if rows.encoding is not None:
+            return self._build(Tabular, **tables.layout(rows.encoding, Tabular, outputs=classes))
         inputs = sum(map(prod, rows.inputs.values()))
         module, source = self._build(MLP, inputs=inputs, outputs=classes, limit=self._limit())
         if self.getStandardization() and isinstance(module, MLP):
@@ -242,7 +256,7 @@ class TorchRegressor(FitsTorch, HasPrediction, HasScaling, Regressor[TorchRegres
         if self.module is None:
             module, source = self._build_default(rows, targets)
         else:
-            module, source = self._build()
+            module, source = self._build_for(rows, outputs=prod(targets))
         signature = self._signature(module, rows)
         shape = self._one_output(signature)
         if prod(shape) != prod(targets):
@@ -259,6 +273,14 @@ class TorchRegressor(FitsTorch, HasPrediction, HasScaling, Regressor[TorchRegres
         )
 
     def _build_default(self, rows: Rows, targets: tuple[int, ...]) -> tuple[nn.Module, ModuleSource | None]:
+        if rows.encoding is not None:
+            module, source = self._build(
+                Tabular, **tables.layout(rows.encoding, Tabular, outputs=prod(targets))
+            )
+            if self.getStandardization() and isinstance(module, Tabular):
+                label = self.getLabelCol()
+                module.scale_outputs(*fitting.joined([fitting.moments(rows.train, {label: targets})[label]]))
+            return module, source
         inputs = sum(map(prod, rows.inputs.values()))
         module, source = self._build(MLP, inputs=inputs, outputs=prod(targets), limit=self._limit())
         if self.getStandardization() and isinstance(module, MLP):

@@ -13,16 +13,19 @@ from pyspark.ml.linalg import VectorUDT
 from pyspark.ml.stat import Summarizer
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, BinaryType
+from pyspark.sql.types import ArrayType, BinaryType, StringType
 
 from sparkdl._spark.errors import is_job_failure, task_error
 from sparkdl._spark.session import is_classic
-from sparkdl.data.columns import name_id
+from sparkdl.data.columns import check_unambiguous, name_id
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.split import column
 from sparkdl.data.tables import check_dataframe, check_no_stream
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.frame import Array
+
+NOTHING = "__sparkdl_nothing"
+"""A column that stands in for features which are not there yet."""
 
 _MAX_CLASSES = 1000
 """So many classes at most are inferred from labels: a stray one would make a module of any size."""
@@ -45,6 +48,46 @@ def check_classic(name: str, df: DataFrame, method: str = "fit") -> None:
             code="config-cluster",
         )
     check_no_stream(df, f"{name}.{method}")
+
+
+def with_nothing(df: DataFrame) -> DataFrame:
+    """Add a column that stands in for features, for a check of the others."""
+    return df.withColumn(NOTHING, F.lit(0.0))
+
+
+def index_strings(df: DataFrame, name: str) -> tuple[DataFrame, tuple[str, ...]]:
+    """Number a label column's strings, the most frequent first, as StringIndexer does.
+
+    Returns:
+        The rows, with doubles in the column and the strings in its metadata, and the strings; the
+        rows as they are if the column holds something else.
+
+    Raises:
+        DataError: naming the column, if it has too few or too many strings.
+    """
+    kind = next((field.dataType for field in df.schema.fields if field.name == name), None)
+    if not isinstance(kind, StringType):
+        return df, ()
+    check_unambiguous(df, name, "label")
+    counts = (
+        df.where(column(name).isNotNull()).groupBy(column(name).alias("label")).agg(F.count("*").alias("n"))
+    )
+    found = counts.orderBy(F.col("n").desc(), "label").limit(_MAX_CLASSES + 1).collect()
+    labels = tuple(str(row["label"]) for row in found)
+    if not labels:
+        raise DataError(
+            f"label column {name!r} holds no labels: there is nothing to train on", code="data-empty"
+        )
+    if not 2 <= len(labels) <= _MAX_CLASSES:
+        many = "more than 1,000 different strings" if len(labels) > 1 else f"{labels[0]!r:.100} in all rows"
+        raise DataError(
+            f"label column {name!r} holds {many}: expected 2 to 1,000 classes. Cast numbers to double; for "
+            "more classes use StringIndexer",
+            code="data-value",
+        )
+    index = F.call_function("array_position", F.array(*map(F.lit, labels)), column(name)).cast("double") - 1
+    metadata = {"ml_attr": {"type": "nominal", "name": name, "vals": list(labels)}}
+    return df.withColumn(name, index.alias(name, metadata=metadata)), labels
 
 
 def with_values(df: DataFrame, names: Sequence[str]) -> DataFrame:

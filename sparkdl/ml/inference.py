@@ -12,15 +12,25 @@ import numpy as np
 import torch
 from torch import nn
 
-from sparkdl.data.columns import ColumnPlan, Columns, TablePlan, plan_dataframe, same_names
+from sparkdl.data.columns import (
+    ColumnPlan,
+    Columns,
+    Structure,
+    TablePlan,
+    plan_dataframe,
+    same_names,
+    structure_of,
+)
 from sparkdl.data.convert import from_rows
 from sparkdl.data.tables import check_dataframe
 from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.ml import tabular_frame
 from sparkdl.ml.outputs import VECTORS, Output, check_thresholds
 from sparkdl.ml.scorer import Scorer, null_message
-from sparkdl.ml.udf import has_arrow_udf, is_connect, make_udf, ship
+from sparkdl.ml.udf import by_rows, has_arrow_udf, has_udt, is_connect, make_udf, ship
 from sparkdl.nn.batch import group
 from sparkdl.nn.signature import Signature, TensorSpec
+from sparkdl.table.encoding import TableEncoding
 
 if TYPE_CHECKING:
     from pyspark.sql import Column as SqlColumn
@@ -44,6 +54,8 @@ class Inference:
         handle_invalid: what to do with rows that have null in a column, or in an array: ``error``,
             ``skip`` leaves them out, ``keep`` gives null outputs for them. NaN is a value like others.
         threads: torch threads of a task; by default its cores, ``spark.task.cpus``.
+        encoding: of a table, whose columns are read in place of ``inputs``; null is a value there.
+        columns: the table's columns, in the order in which a SQL function takes them.
 
     Raises:
         ConfigError: if a value cannot work.
@@ -55,6 +67,8 @@ class Inference:
     batch_size: int | None = None
     handle_invalid: Literal["error", "skip", "keep"] = "error"
     threads: int | None = None
+    encoding: TableEncoding | None = None
+    columns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name, value in (("batch_size", self.batch_size), ("threads", self.threads)):
@@ -91,14 +105,15 @@ def apply(df: DataFrame, inference: Inference) -> DataFrame:
             raise DataError(
                 f"output column {output.column!r} is in the DataFrame already; drop it or choose another name"
             )
-    plan, _ = plan_dataframe(df, inference.inputs, None, None)
-    if inference.handle_invalid == "skip":
+    encoding = inference.encoding
+    plan = _plan(df, inference)
+    if inference.handle_invalid == "skip" and encoding is None:
         df = df.where(_valid(df, plan))
     if not inference.outputs:
         return df
     direct = has_arrow_udf()
-    if direct and (_has_udt(df.schema) or any(output.kind in VECTORS for output in inference.outputs)):
-        df = _by_rows(df, plan)
+    if direct and (has_udt(df.schema) or any(output.kind in VECTORS for output in inference.outputs)):
+        df = by_rows(df, plan.columns[0].source if encoding is None else encoding.columns[0])
     names = tuple(f"o{n}" for n in range(len(inference.outputs)))
     scorer = Scorer(
         shipped=ship(df.sparkSession, inference.module),
@@ -110,11 +125,16 @@ def apply(df: DataFrame, inference: Inference) -> DataFrame:
         threads=inference.threads,
         names=names,
         vectors=direct,
+        encoding=encoding,
+        columns=() if encoding is None else encoding.columns,
     )
     kinds = [output.sql_type(vectors=direct) for output in inference.outputs]
     fields = [T.StructField(name, kind) for name, kind in zip(names, kinds, strict=True)]
-    arguments = [_quoted(column.source) for column in plan.columns]
-    if not direct:
+    if encoding is None:
+        arguments = [_quoted(column.source) for column in plan.columns]
+    else:
+        arguments = tabular_frame.arguments(df, encoding)
+    if not direct and encoding is None:
         arguments = _for_pandas(df, plan, arguments, inference.handle_invalid)
     result = f"sparkdl_{uuid.uuid4().hex}"
     scored = df.select("*", make_udf(scorer, T.StructType(fields))(*arguments).alias(result))
@@ -122,34 +142,19 @@ def apply(df: DataFrame, inference: Inference) -> DataFrame:
     for name, output in zip(names, inference.outputs, strict=True):
         column = F.col(result).getField(name)
         if not direct:
-            column = F.when(_valid(df, plan), _from_pandas(column, output))
+            column = _from_pandas(column, output)
+            column = F.when(_valid(df, plan), column) if encoding is None else column
         added.append(column.alias(output.column, metadata=dict(output.metadata or {})))
     return scored.select("*", *added).drop(result)
 
 
-def _has_udt(data_type: DataType) -> bool:
-    """Whether a type is or holds a user-defined one, such as that of ML vectors."""
-    from pyspark.sql import types as T
-
-    if isinstance(data_type, T.StructType):
-        return any(_has_udt(field.dataType) for field in data_type.fields)
-    if isinstance(data_type, T.ArrayType):
-        return _has_udt(data_type.elementType)
-    if isinstance(data_type, T.MapType):
-        return _has_udt(data_type.keyType) or _has_udt(data_type.valueType)
-    return isinstance(data_type, T.UserDefinedType)
-
-
-def _by_rows(df: DataFrame, plan: TablePlan) -> DataFrame:
-    """Make Spark hand over rows.
-
-    From 4.3 on it gives Arrow UDFs the columns of a scan as they are, but fails where it meets ML vectors. A
-    filter works on rows. This one lets all of them pass, which Spark cannot know: the hash of a boolean is
-    never 0. It keeps no other filter from moving below it.
-    """
-    from pyspark.sql import functions as F
-
-    return df.where(F.hash(_quoted(plan.columns[0].source).isNull()) != 0)
+def _plan(df: DataFrame, inference: Inference) -> TablePlan:
+    """Return how columns become the module's inputs."""
+    if inference.encoding is None:
+        return plan_dataframe(df, inference.inputs, None, None)[0]
+    structure = structure_of(inference.inputs, "features")
+    plans = tabular_frame.plans_of(inference.encoding, structure.kind == "dict")
+    return TablePlan(plans, structure, Structure("none"), weighted=False)
 
 
 def _quoted(name: str) -> SqlColumn:
@@ -189,6 +194,8 @@ def _from_pandas(column: SqlColumn, output: Output) -> SqlColumn:
     def restore(value: SqlColumn, data_type: DataType) -> SqlColumn:
         if isinstance(data_type, T.ArrayType):
             return F.transform(value, lambda item: restore(item, data_type.elementType))
+        if isinstance(data_type, T.StringType):
+            return value
         return F.coalesce(value, F.lit(float("nan")).cast(data_type))
 
     column = restore(column, output.sql_type(vectors=False))
@@ -264,6 +271,8 @@ def inference_of(model: Any, df: DataFrame | None = None, *, decision: bool = Fa
         outputs=tuple(outputs),
         batch_size=value_of(model, model.inferenceBatchSize),
         handle_invalid=model.getHandleInvalid(),
+        encoding=model.encoding,
+        columns=tuple(model.featuresNames()),
     )
 
 
@@ -276,7 +285,11 @@ def _class_outputs(model: Any, decision: bool) -> list[Output]:
     if thresholds is not None and classes > 0:
         check_thresholds(thresholds, classes)
     group = {"ml_attr": {"num_attrs": classes}} if classes > 0 else None
-    nominal = {"ml_attr": {"type": "nominal", "num_vals": classes}} if classes > 0 else None
+    nominal: dict[str, Any] | None = None
+    if model.labels:
+        nominal = {"ml_attr": {"type": "nominal", "vals": list(model.labels)}}
+    elif classes > 0:
+        nominal = {"ml_attr": {"type": "nominal", "num_vals": classes}}
     chosen = None if thresholds is None else tuple(thresholds)
     decided = Output(
         column=model.getPredictionCol() or "prediction", kind="class", thresholds=chosen, metadata=nominal
@@ -288,7 +301,12 @@ def _class_outputs(model: Any, decision: bool) -> list[Output]:
         outputs.append(Output(column=model.getRawPredictionCol(), kind="raw", metadata=group))
     if model.getProbabilityCol():
         outputs.append(Output(column=model.getProbabilityCol(), kind="probability", metadata=group))
-    return [*outputs, decided] if model.getPredictionCol() else outputs
+    if model.getPredictionCol():
+        outputs.append(decided)
+    if model.labels and model.getPredictedLabelCol():
+        name = model.getPredictedLabelCol()
+        outputs.append(Output(column=name, kind="label", thresholds=chosen, labels=model.labels))
+    return outputs
 
 
 def _regression_outputs(model: Any, decision: bool) -> list[Output]:

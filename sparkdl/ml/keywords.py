@@ -38,6 +38,9 @@ class _Common(TypedDict, total=False):
     inputShapes: list[list[int] | None] | list[int] | None
     inputTypes: list[str | None] | str | None
     handleInvalid: str
+    encode: str
+    maxCategories: int
+    minFrequency: int | None
     labelCol: str
     weightCol: str | None
     predictionCol: str
@@ -77,6 +80,7 @@ class ClassifierKeywords(_Common, total=False):
     probabilityCol: str
     rawPredictionCol: str
     thresholds: list[float] | None
+    predictedLabelCol: str
     standardization: bool
 
 

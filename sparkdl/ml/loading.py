@@ -32,6 +32,8 @@ _OWN = frozenset(
         "sparkdl.ml.model.TorchClassificationModel",
         "sparkdl.ml.model.TorchModel",
         "sparkdl.ml.model.TorchRegressionModel",
+        "sparkdl.ml.tabular.TabularEncoder",
+        "sparkdl.ml.tabular.TabularEncoderModel",
         "sparkdl.ml.text.TextIndexer",
         "sparkdl.ml.text.TextIndexerModel",
     }

@@ -16,17 +16,19 @@ from pyspark.ml.regression import RegressionModel
 from pyspark.sql import DataFrame
 from torch import nn
 
-from sparkdl.data.columns import Column
+from sparkdl.data.columns import Column, Columns
 from sparkdl.data.convert import default_dtype
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.outputs import decide, probability_of, raw_of
 from sparkdl.ml.params import HasClassOutputs, HasInputs, HasOutputs, HasPrediction, value_of
 from sparkdl.ml.persistence import TorchReadable, TorchWritable
 from sparkdl.ml.summary import TrainingSummary
+from sparkdl.ml.tabular_frame import inputs_of
 from sparkdl.ml.training_params import HasTraining
 from sparkdl.nn.batch import call, group
 from sparkdl.nn.saved.source import ModuleSource
 from sparkdl.nn.signature import Signature, TensorSpec
+from sparkdl.table.encoding import TableEncoding, arrow
 
 
 class _Trained(HasTraining, HasInputs, TorchWritable, TorchReadable):
@@ -37,11 +39,16 @@ class _Trained(HasTraining, HasInputs, TorchWritable, TorchReadable):
         source: where its code comes from; ``None`` if it cannot be built again without a pickle.
         signature: shapes and dtypes of its inputs and outputs; incomplete for a module from elsewhere
             until the first rows are seen.
+        encoding: what becomes of a table's columns before they enter the module; ``None`` where they enter
+            as they are.
+        labels: the names of a classifier's classes; empty where labels were numbers.
     """
 
     module: nn.Module
     source: ModuleSource | None
     signature: Signature
+    encoding: TableEncoding | None
+    labels: tuple[str, ...]
 
     def __init__(
         self,
@@ -50,12 +57,16 @@ class _Trained(HasTraining, HasInputs, TorchWritable, TorchReadable):
         source: ModuleSource | None = None,
         signature: Signature | None = None,
         summary: TrainingSummary | None = None,
+        encoding: TableEncoding | None = None,
+        labels: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.module = nn.Identity() if module is None else module
         self.module.eval()
         self.source = source
         self.signature = Signature() if signature is None else signature
+        self.encoding = encoding
+        self.labels = tuple(labels)
         self._summary = summary
 
     @classmethod
@@ -126,6 +137,8 @@ class _Trained(HasTraining, HasInputs, TorchWritable, TorchReadable):
     @property
     def numFeatures(self) -> int:
         """Number of values of one row of the features, -1 if not known."""
+        if self.encoding is not None:
+            return len(self.featuresNames())
         sizes = [prod(spec.shape) for spec in self.signature.inputs if spec.shape is not None]
         return sum(sizes) if sizes and len(sizes) == len(self.signature.inputs) else -1
 
@@ -177,6 +190,12 @@ class _Trained(HasTraining, HasInputs, TorchWritable, TorchReadable):
 
         return Predictor.of(self, **options)
 
+    def inputColumns(self) -> Columns:
+        """Return the columns that become the module's inputs; of an encoded table, those of its encoding."""
+        if self.encoding is None:
+            return super().inputColumns()
+        return inputs_of(self.encoding, any(spec.key is not None for spec in self.signature.inputs))
+
     def _columns(self) -> list[Column]:
         """Return the features columns with the shapes and dtypes that the module was trained on."""
         specs = self.signature.inputs
@@ -192,6 +211,8 @@ class _Trained(HasTraining, HasInputs, TorchWritable, TorchReadable):
 
     def _run(self, *values: Any) -> Any:
         """Run the module on one row."""
+        if self.encoding is not None:
+            return self._run_encoded(values)
         rows = []
         for value, spec in zip(values, self.signature.inputs or (TensorSpec(),) * len(values), strict=True):
             array = np.asarray(
@@ -202,6 +223,18 @@ class _Trained(HasTraining, HasInputs, TorchWritable, TorchReadable):
             )
         with torch.no_grad():
             return call(self.module, group(rows, self._arguments()))
+
+    def _run_encoded(self, values: Sequence[Any]) -> Any:
+        """Run the module on one row of a table."""
+        assert self.encoding is not None
+        names = self.featuresNames()
+        if len(values) != len(names):
+            raise ConfigError(f"found {len(values)} values, expected a tuple of one for each of {names}")
+        table = {name: arrow(name, [value]) for name, value in zip(names, values, strict=True)}
+        rows = {name: torch.from_numpy(array) for name, array in self.encoding.encode(table).items()}
+        named = [str(spec.key) for spec in self.signature.inputs if spec.key is not None]
+        with torch.no_grad():
+            return call(self.module, group(list(rows.values()), named))
 
 
 class TorchModel(_Trained, HasOutputs, Model):
@@ -216,7 +249,8 @@ class TorchClassificationModel(_Trained, HasClassOutputs, ProbabilisticClassific
     """Applies a classifier to columns; what :class:`TorchClassifier` fits.
 
     Adds ``rawPredictionCol`` (logits), ``probabilityCol`` (their softmax, or sigmoid of a single one) and
-    ``predictionCol`` (class with the highest probability, or as ``thresholds`` say), as Spark's own do.
+    ``predictionCol`` (class with the highest probability, or as ``thresholds`` say), as Spark's own do. Where
+    labels were strings, also ``predictedLabelCol``, the label itself.
     """
 
     @property

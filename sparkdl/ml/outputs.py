@@ -19,7 +19,7 @@ from sparkdl.nn.trace import describe
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
-Kind = Literal["number", "floats", "doubles", "vector", "raw", "probability", "class"]
+Kind = Literal["number", "floats", "doubles", "vector", "raw", "probability", "class", "label"]
 VECTORS: tuple[Kind, ...] = ("vector", "raw", "probability")
 
 VECTOR = pa.struct(
@@ -42,12 +42,14 @@ class Output:
         kind: ``number`` for a double where the module gives one value per row; ``floats`` or ``doubles``
             for an array; ``vector`` for an ML vector of all values of a row; and of a classifier's logits
             ``raw`` for a vector with one per class, ``probability`` for a vector of their softmax, and
-            ``class`` for a double, the class with the highest probability. A single logit z counts as
-            the logits -z and z, with the sigmoid as the second class's probability.
+            ``class`` for a double, the class with the highest probability, and ``label`` for its name, a
+            string. A single logit z counts as the logits -z and z, with the sigmoid as the second class's
+            probability.
         key: position or key in the module's output, ``None`` if it is one tensor.
         dims: of an array how deeply it is nested; with 1, rows of any shape become flat arrays.
         thresholds: of ``class``: the class is the one with the highest probability / threshold.
         metadata: of the column.
+        labels: of ``label``: the names of the classes.
 
     Raises:
         ConfigError: if thresholds are negative or more than one is 0.
@@ -59,6 +61,7 @@ class Output:
     dims: int = 1
     thresholds: tuple[float, ...] | None = None
     metadata: Mapping[str, Any] | None = None
+    labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.thresholds is not None:
@@ -70,6 +73,8 @@ class Output:
 
         if self.kind in ("number", "class"):
             return T.DoubleType()
+        if self.kind == "label":
+            return T.StringType()
         if self.kind in VECTORS:
             if not vectors:
                 return T.ArrayType(T.DoubleType())
@@ -105,22 +110,25 @@ class Output:
                 values = values.reshape(rows, prod(shape))
             elif self.dims != len(shape):
                 raise ModelError(self._unfit(shape, f"expected {self.dims} dimensions"), code="model-output")
-            return _lists(values.astype("float32" if self.kind == "floats" else "float64", copy=False), mask)
+            return lists(values.astype("float32" if self.kind == "floats" else "float64", copy=False), mask)
         if self.kind == "vector":
             values = values.reshape(rows, prod(shape)).astype(np.float64, copy=False)
-            return _vectors(values, mask) if vectors else _lists(values, mask)
+            return _vectors(values, mask) if vectors else lists(values, mask)
         if len(shape) > 1 or 0 in shape:
             raise ModelError(
                 self._unfit(shape, "a classifier gives one logit per class, or a single one"),
                 code="model-output",
             )
         logits = values.reshape(rows, prod(shape)).astype(np.float64, copy=False)
-        if self.kind == "class":
+        if self.kind in ("class", "label"):
             # Without thresholds the class is that of the highest logit.
             scores = raw_of(logits) if self.thresholds is None else probability_of(logits)
-            return pa.array(decide(scores, self.thresholds).astype(np.float64), mask=mask)
+            decided = decide(scores, self.thresholds)
+            if self.kind == "label":
+                return pa.array(self.labels, pa.string()).take(pa.array(decided, mask=mask))
+            return pa.array(decided.astype(np.float64), mask=mask)
         values = raw_of(logits) if self.kind == "raw" else probability_of(logits)
-        return _vectors(values, mask) if vectors else _lists(values, mask)
+        return _vectors(values, mask) if vectors else lists(values, mask)
 
     def _unfit(self, shape: tuple[int, ...], expected: str) -> str:
         of = "" if self.key is None else f" for {self.key!r}"
@@ -206,7 +214,7 @@ def check_thresholds(thresholds: Sequence[float], classes: int) -> None:
 # -- Arrow -----------------------------------------------------------------------------------------
 
 
-def _lists(values: Array, mask: Array | None = None) -> pa.Array:
+def lists(values: Array, mask: Array | None = None) -> pa.Array:
     """Return (nested) lists over an array of shape (rows, ...), whose memory they share."""
     result = pa.array(np.ascontiguousarray(values).reshape(-1))
     for dims in range(values.ndim - 1, 0, -1):
@@ -220,7 +228,7 @@ def _vectors(values: Array, mask: Array | None) -> pa.Array:
     """Return dense ML vectors in the form in which Spark keeps them."""
     rows = len(values)
     dense = pa.array(np.ones(rows, np.int8))
-    fields = [dense, pa.nulls(rows, pa.int32()), pa.nulls(rows, pa.list_(pa.int32())), _lists(values)]
+    fields = [dense, pa.nulls(rows, pa.int32()), pa.nulls(rows, pa.list_(pa.int32())), lists(values)]
     null = None if mask is None else pa.array(mask)
     return pa.StructArray.from_arrays(fields, ["type", "size", "indices", "values"], mask=null)
 

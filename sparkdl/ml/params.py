@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Self, TypeVar
 
-from pyspark.ml.param import Param, Params
+from pyspark.ml.param import Param, Params, TypeConverters
 from pyspark.ml.param.shared import (
     HasFeaturesCol,
     HasHandleInvalid,
@@ -68,6 +68,26 @@ class HasInputs(HasEntries, HasFeaturesCol, HasHandleInvalid):
         converters.one_of("handleInvalid", "error", "skip", "keep"),
         "error",
     )
+    encode = Entry(
+        "encode",
+        "whether numbers, strings, booleans and dates in featuresCols become standardised numbers and "
+        "categories, null included: on, off, or auto for on where there is no module, or one that takes "
+        "cardinalities.",
+        converters.one_of("encode", "auto", "on", "off"),
+        "auto",
+    )
+    maxCategories = Entry(
+        "maxCategories",
+        "most values of a string column that an encoding tells apart; the others are one category.",
+        converters.whole("maxCategories", 1, "values of a column"),
+        10_000,
+    )
+    minFrequency = Entry(
+        "minFrequency",
+        "least rows that a string must be in for an encoding to tell it apart; if not set, one in 1,000, "
+        "from 1 to 10.",
+        converters.whole("minFrequency", 1, "rows"),
+    )
     inferenceBatchSize = Entry(
         "inferenceBatchSize",
         "rows per forward pass in transform; chosen from the size of a row if not set.",
@@ -78,11 +98,17 @@ class HasInputs(HasEntries, HasFeaturesCol, HasHandleInvalid):
     getInputNames = getter(inputNames)
     getInputShapes = getter(inputShapes)
     getInputTypes = getter(inputTypes)
+    getEncode = getter(encode)
+    getMaxCategories = getter(maxCategories)
+    getMinFrequency = getter(minFrequency)
     getInferenceBatchSize = getter(inferenceBatchSize)
 
     setFeaturesCol = setter(featuresCol)
     setFeaturesCols = setter(featuresCols)
     setHandleInvalid = setter(handleInvalid)
+    setEncode = setter(encode)
+    setMaxCategories = setter(maxCategories)
+    setMinFrequency = setter(minFrequency)
     setInferenceBatchSize = setter(inferenceBatchSize)
 
     def setInputNames(self, value: list[str] | str) -> Self:
@@ -153,10 +179,19 @@ class HasClassOutputs(HasProbabilityCol, HasThresholds, HasRawPredictionCol, Has
     probabilityCol = Entry.of(HasProbabilityCol.probabilityCol, "probability")
     rawPredictionCol = Entry.of(HasRawPredictionCol.rawPredictionCol, "rawPrediction")
     thresholds = Entry.of(HasThresholds.thresholds)
+    predictedLabelCol = Entry(
+        "predictedLabelCol",
+        "column for the label as text, where the labels of the fit were strings.",
+        TypeConverters.toString,
+        "predictedLabel",
+    )
+
+    getPredictedLabelCol = getter(predictedLabelCol)
 
     setProbabilityCol = setter(probabilityCol, _MAY_BE_EMPTY)
     setRawPredictionCol = setter(rawPredictionCol, _MAY_BE_EMPTY)
     setThresholds = setter(thresholds)
+    setPredictedLabelCol = setter(predictedLabelCol, _MAY_BE_EMPTY)
 
 
 class HasOutputs(HasPrediction):

@@ -39,6 +39,7 @@ from sparkdl.nn.saved.content import Content
 from sparkdl.nn.saved.metadata import CODE, KEY, WEIGHTS, check, seal
 from sparkdl.nn.saved.moved import OPTIONS
 from sparkdl.nn.saved.trust import LISTED_ONLY, Entry, Trust
+from sparkdl.table.encoding import read_table, table_of
 
 R = TypeVar("R", bound=MLReadable[Any])
 
@@ -224,7 +225,9 @@ def content_of(instance: Any) -> Content:
     """Return what an estimator or a model holds besides Params."""
     if isinstance(instance, Model):
         model: Any = instance
-        return Content(model.module, model.source, model.signature)
+        return Content(
+            model.module, model.source, model.signature, table=table_of(model.encoding, model.labels)
+        )
     values = {name: getattr(instance, name) for name in ATTRIBUTES}
     module = values["module"] if isinstance(values["module"], nn.Module) else None
     if module is not None:
@@ -236,7 +239,14 @@ def instance_of(cls: type[R], content: Content) -> R:
     """Make an estimator or a model that holds a content; the reverse of :func:`content_of`."""
     kind: Any = cls
     if issubclass(kind, Model):
-        instance = kind(content.module, source=content.source, signature=content.signature)
+        encoding, labels = read_table(content.table)
+        instance = kind(
+            content.module,
+            source=content.source,
+            signature=content.signature,
+            encoding=encoding,
+            labels=labels,
+        )
     else:
         instance = kind()
         for name, value in content.attributes.items():

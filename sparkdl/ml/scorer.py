@@ -26,6 +26,7 @@ from sparkdl.nn.batch import call, map_tensors
 from sparkdl.nn.numerics import device_of_task
 from sparkdl.nn.prepack import prepack
 from sparkdl.nn.trace import explain_failure
+from sparkdl.table.encoding import TableEncoding
 
 _BATCH_BYTES = 1 << 20
 _RESULT_BYTES = 64 << 20
@@ -62,6 +63,8 @@ class Scorer:
         threads: torch threads; by default the cores of the task.
         names: of the fields of a struct with all outputs; none to return a single output as it is.
         vectors: whether ML vectors can be returned as such.
+        encoding: of a table, whose columns are passed in place of those of ``plans``.
+        columns: names of the table's columns, in the order in which they are passed.
     """
 
     shipped: Shipped
@@ -73,6 +76,13 @@ class Scorer:
     threads: int | None = None
     names: tuple[str, ...] = ()
     vectors: bool = True
+    encoding: TableEncoding | None = None
+    columns: tuple[str, ...] = ()
+
+    @property
+    def arity(self) -> int:
+        """Number of columns that are passed."""
+        return len(self.plans if self.encoding is None else self.columns)
 
     def __call__(self, batches: Iterator[pa.Array | tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         """Score batches; forward passes have ``batch_size`` rows, however many an Arrow batch has.
@@ -81,7 +91,9 @@ class Scorer:
             DataError: naming column and row, for null where it is an error and what is no tensor.
             ModelError: naming the layer that fails, or if the output is not what was promised.
         """
-        columns = _Columns(self.plans, self.keep)
+        columns: _Columns | _Encoded = _Columns(self.plans, self.keep)
+        if self.encoding is not None:
+            columns = _Encoded(self.plans, self.encoding, self.columns)
         waiting, results = _Rows(), _Results(self)
         model: _Model | None = None
         for batch in batches:
@@ -230,6 +242,23 @@ class _Columns:
 
         context = TaskContext.get()
         return f"row {self._seen + index} of partition {context.partitionId() if context else 0}"
+
+
+class _Encoded:
+    """Encodes the columns of a table, in which null is a value."""
+
+    def __init__(
+        self, plans: tuple[ColumnPlan, ...], encoding: TableEncoding, columns: tuple[str, ...]
+    ) -> None:
+        self.plans = plans
+        self._encoding = encoding
+        self._columns = columns
+
+    def convert(self, columns: Sequence[pa.Array]) -> tuple[Array, dict[str, Array] | None]:
+        """Return that all rows are valid, and the arrays."""
+        encoded = self._encoding.encode(dict(zip(self._columns, columns, strict=True)))
+        arrays = {plan.key: encoded[plan.source] for plan in self.plans}
+        return np.ones(len(columns[0]), np.bool_), arrays
 
 
 def _with_bytes(plan: ColumnPlan) -> ColumnPlan:

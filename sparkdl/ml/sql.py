@@ -62,6 +62,8 @@ def inference_udf(inference: Inference) -> Any:
         threads=inference.threads,
         names=names,
         vectors=vectors,
+        encoding=inference.encoding,
+        columns=inference.columns,
     )
     kinds = [output.sql_type(vectors=vectors) for output in outputs]
     if not names:

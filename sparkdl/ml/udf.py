@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import pandas as pd
 import pyarrow as pa
@@ -15,10 +15,25 @@ from torch import nn
 
 from sparkdl._spark.tasks import read_once
 from sparkdl.ml.outputs import VECTOR
-from sparkdl.ml.scorer import Scorer, Shipped
+from sparkdl.ml.scorer import Shipped
 from sparkdl.nn import serialize
 
 _MAX_BROADCASTS = 16
+
+
+class Task(Protocol):
+    """What runs in the tasks: from batches of columns to batches of one column."""
+
+    @property
+    def arity(self) -> int:
+        """Number of columns."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Fields of the struct that is returned; none where it is a single value."""
+
+    def __call__(self, batches: Iterator[pa.Array | tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        """Return a result for each batch."""
 
 
 def has_arrow_udf() -> bool:
@@ -28,8 +43,8 @@ def has_arrow_udf() -> bool:
     return hasattr(F, "arrow_udf")
 
 
-def make_udf(scorer: Scorer, returns: Any) -> Any:
-    """Return a scorer as a UDF.
+def make_udf(scorer: Task, returns: Any) -> Any:
+    """Return a scorer, or another task, as a UDF.
 
     It is an iterator UDF: other columns stay in the JVM, Spark knows what goes in and out, and works in SQL,
     streams and Connect alike; ``mapInArrow`` would be little faster, and would send every column to and fro.
@@ -38,7 +53,7 @@ def make_udf(scorer: Scorer, returns: Any) -> Any:
         scorer: what to call.
         returns: the SQL type of what it returns.
     """
-    single = len(scorer.plans) == 1
+    single = scorer.arity == 1
     if has_arrow_udf():
         from pyspark.sql.pandas.functions import arrow_udf
 
@@ -74,7 +89,7 @@ def make_udf(scorer: Scorer, returns: Any) -> Any:
     return pandas_udf(function, returns)
 
 
-def through_pandas(scorer: Scorer, batches: Iterator[Any]) -> Iterator[Any]:
+def through_pandas(scorer: Task, batches: Iterator[Any]) -> Iterator[Any]:
     """Score pandas series, for which null and NaN are the same."""
 
     def columns() -> Iterator[tuple[pa.Array, ...]]:
@@ -97,6 +112,31 @@ def _from_pandas(column: Any) -> pa.Array:
         return pa.array(column, from_pandas=False)
     fields = [pa.array(column[field.name], field.type, from_pandas=True) for field in VECTOR]
     return pa.StructArray.from_arrays(fields, fields=list(VECTOR), mask=pa.array(column["type"].isna()))
+
+
+def has_udt(data_type: Any) -> bool:
+    """Whether a type is or holds a user-defined one, such as that of ML vectors."""
+    from pyspark.sql import types as T
+
+    if isinstance(data_type, T.StructType):
+        return any(has_udt(field.dataType) for field in data_type.fields)
+    if isinstance(data_type, T.ArrayType):
+        return has_udt(data_type.elementType)
+    if isinstance(data_type, T.MapType):
+        return has_udt(data_type.keyType) or has_udt(data_type.valueType)
+    return isinstance(data_type, T.UserDefinedType)
+
+
+def by_rows(df: Any, column: str) -> Any:
+    """Make Spark hand over rows.
+
+    From 4.3 on it gives Arrow UDFs the columns of a scan as they are, but fails where it meets ML vectors. A
+    filter works on rows. This one lets all of them pass, which Spark cannot know: the hash of a boolean is
+    never 0. It keeps no other filter from moving below it.
+    """
+    from pyspark.sql import functions as F
+
+    return df.where(F.hash(F.col(f"`{column.replace('`', '``')}`").isNull()) != 0)
 
 
 # -- the module's way to the tasks -----------------------------------------------------------------

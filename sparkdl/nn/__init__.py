@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from sparkdl.nn.models.resnet import ResNet20 as ResNet20
     from sparkdl.nn.models.seq2seq import Seq2Seq as Seq2Seq
     from sparkdl.nn.models.ssd import SSD as SSD
+    from sparkdl.nn.models.tabular import Tabular as Tabular
     from sparkdl.nn.models.tcn import TCN as TCN
     from sparkdl.nn.models.textcnn import TextCNN as TextCNN
     from sparkdl.nn.models.transformer import TransformerClassifier as TransformerClassifier
@@ -57,6 +58,7 @@ _HOME = {
     "SSD": "sparkdl.nn.models.ssd",
     "Seq2Seq": "sparkdl.nn.models.seq2seq",
     "TCN": "sparkdl.nn.models.tcn",
+    "Tabular": "sparkdl.nn.models.tabular",
     "TextCNN": "sparkdl.nn.models.textcnn",
     "TransformerClassifier": "sparkdl.nn.models.transformer",
     "VGG": "sparkdl.nn.models.vgg",
@@ -85,6 +87,7 @@ __all__ = [
     "ResNet",
     "ResNet20",
     "Seq2Seq",
+    "Tabular",
     "TextCNN",
     "TransformerClassifier",
     "WideAndDeep",

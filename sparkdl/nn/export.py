@@ -57,16 +57,38 @@ def to_onnx(module: nn.Module, example: Any, path: Path, *, tolerance: float = 1
         program.save(os.fspath(path))
 
     def run(rows: Inputs) -> Any:
-        import onnxruntime
-
-        session = onnxruntime.InferenceSession(os.fspath(path), providers=["CPUExecutionProvider"])
         arrays = [tensor.numpy() for tensor in _tensors(rows)]
-        names = [entry.name for entry in session.get_inputs()]
-        return [
-            torch.from_numpy(np.asarray(a)) for a in session.run(None, dict(zip(names, arrays, strict=True)))
-        ]
+        return _run_onnx(path, lambda names: dict(zip(names, arrays, strict=True)))
 
     _compare(module, inputs, run, "ONNX", tolerance)
+
+
+def check_onnx(
+    path: Path, inputs: Mapping[str, np.ndarray[Any, Any]], expected: Any, tolerance: float
+) -> None:
+    """Compare what ONNX Runtime computes with what the module gave.
+
+    Args:
+        path: file to run.
+        inputs: by name.
+        expected: the module's outputs, as arrays.
+        tolerance: largest difference, relative to the largest output.
+
+    Raises:
+        ModelError: if it computes something else.
+    """
+    arrays = expected.values() if isinstance(expected, Mapping) else expected
+    several = isinstance(expected, Mapping | tuple)
+    mine = [torch.as_tensor(array) for array in (arrays if several else [expected])]
+    _compare_outputs(mine, _run_onnx(path, lambda _: inputs), "ONNX", tolerance)
+
+
+def _run_onnx(path: Path, feed: Callable[[list[str]], Mapping[str, Any]]) -> list[Tensor]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(os.fspath(path), providers=["CPUExecutionProvider"])
+    names = [entry.name for entry in session.get_inputs()]
+    return [torch.from_numpy(np.asarray(array)) for array in session.run(None, dict(feed(names)))]
 
 
 def to_torch_export(module: nn.Module, example: Any, path: Path, *, tolerance: float = 1e-5) -> None:
@@ -189,21 +211,25 @@ def _compare(
             expected = _tensors(call(module, rows))
         with _failing_as(module, name), torch.no_grad():
             found = _tensors(run(rows))
-        if len(found) != len(expected):
-            raise ModelError(f"{name}: it gives {len(found)} outputs, the module gives {len(expected)}")
-        for index, (mine, theirs) in enumerate(zip(expected, found, strict=True)):
-            if mine.shape != theirs.shape:
-                raise ModelError(
-                    f"{name}: output {index} has shape {tuple(theirs.shape)}, that of the module "
-                    f"{tuple(mine.shape)}"
-                )
-            limit = tolerance * max(float(mine.abs().max()) if mine.numel() else 0.0, 1.0)
-            gap = float((mine.double() - theirs.double()).abs().max()) if mine.numel() else 0.0
-            if not gap <= limit:
-                raise ModelError(
-                    f"{name}: output {index} differs by {gap:.3g} from that of the module, more than "
-                    f"{limit:.3g}; does it use random numbers, or branch by values?"
-                )
+        _compare_outputs(expected, found, name, tolerance)
+
+
+def _compare_outputs(expected: list[Tensor], found: list[Tensor], name: str, tolerance: float) -> None:
+    if len(found) != len(expected):
+        raise ModelError(f"{name}: it gives {len(found)} outputs, the module gives {len(expected)}")
+    for index, (mine, theirs) in enumerate(zip(expected, found, strict=True)):
+        if mine.shape != theirs.shape:
+            raise ModelError(
+                f"{name}: output {index} has shape {tuple(theirs.shape)}, that of the module "
+                f"{tuple(mine.shape)}"
+            )
+        limit = tolerance * max(float(mine.abs().max()) if mine.numel() else 0.0, 1.0)
+        gap = float((mine.double() - theirs.double()).abs().max()) if mine.numel() else 0.0
+        if not gap <= limit:
+            raise ModelError(
+                f"{name}: output {index} differs by {gap:.3g} from that of the module, more than "
+                f"{limit:.3g}; does it use random numbers, or branch by values?"
+            )
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from sparkdl.exceptions import ModelError
+from sparkdl.nn.batch import tensors_of
 
 
 def explain_failure(
@@ -28,14 +29,18 @@ def explain_failure(
         otherwise: what failed if no layer did, and what to look at; the loss by default.
     """
     stack: list[tuple[str, nn.Module, str]] = []
+    ids: list[int | None] = []  # of each layer entered: which input it got as floating-point ids
+    given = tensors_of(inputs)
     handles = []
     for name, layer in module.named_modules():
 
         def enter(layer: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
             stack.append((name, layer, describe(args if not kwargs else (*args, kwargs))))
+            ids.append(_floating_ids(layer, (*args, *kwargs.values()), given))
 
         def leave(layer: nn.Module, args: Any, output: Any) -> None:
             stack.pop()
+            ids.pop()
 
         handles.append(layer.register_forward_pre_hook(enter, with_kwargs=True))
         handles.append(layer.register_forward_hook(leave))
@@ -57,7 +62,32 @@ def explain_failure(
         return ModelError(f"{culprit} failed: {cause}. {check}", code="model-input")
     name, layer, found = stack[-1]
     where = f"layer {name!r}, {_summary(layer)}" if name else f"module {_summary(module)}"
+    if ids[-1] is not None:
+        explained = ModelError(
+            f"{where}: got {found}{_expected(layer)}. Columns of doubles, such as those of StringIndexer, "
+            "become float32: say that they hold integers, with Column(name, dtype='int64') in a Dataset and "
+            "inputTypes=[..., 'int64'] in an estimator, or cast the column to int",
+            code="model-input",
+        )
+        explained.input = ids[-1] if ids[-1] >= 0 else None
+        return explained
     return ModelError(f"{where}: got input {found}{_expected(layer)}: {cause}", code="model-input")
+
+
+def _floating_ids(layer: nn.Module, arguments: Any, inputs: list[torch.Tensor]) -> int | None:
+    """Return which of a module's inputs a layer got as ids though it has floating-point numbers.
+
+    Returns:
+        Its position, -1 if it is none of them, ``None`` if the layer wants no ids or got integers.
+    """
+    if not isinstance(layer, nn.Embedding | nn.EmbeddingBag) or not arguments:
+        return None
+    ids = arguments[0]
+    if not isinstance(ids, torch.Tensor) or not ids.is_floating_point():
+        return None
+    memory = ids.untyped_storage().data_ptr()
+    same = (n for n, tensor in enumerate(inputs) if tensor.untyped_storage().data_ptr() == memory)
+    return next(same, -1)
 
 
 def describe(value: Any) -> str:
@@ -83,7 +113,7 @@ def _expected(layer: nn.Module) -> str:
     if isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         dims = ", ".join(["*"] * len(layer.kernel_size))
         return f", expected float[rows, {layer.in_channels}, {dims}]"
-    if isinstance(layer, nn.Embedding):
+    if isinstance(layer, nn.Embedding | nn.EmbeddingBag):
         return f", expected integers from 0 to {layer.num_embeddings - 1}"
     if isinstance(layer, nn.modules.batchnorm._BatchNorm):
         return f", expected float[rows, {layer.num_features}, ...], more than one value per channel"

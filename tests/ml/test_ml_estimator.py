@@ -489,7 +489,7 @@ def test_no_label_stands_for_the_input(spark):
 
 def test_rows_with_nulls_are_left_out_if_wanted(spark):
     df = rows(spark, [(1.0, 2.0, 0.0), (None, 2.0, 1.0), (3.0, 1.0, None), (2.0, 2.0, 1.0)])
-    est = TorchClassifier(featuresCols=["a", "b"], maxEpochs=1, handleInvalid="skip")
+    est = TorchClassifier(featuresCols=["a", "b"], encode="off", maxEpochs=1, handleInvalid="skip")
     assert sum(est.fit(df).summary.history.column("samples")) == 2
     with pytest.raises(DataError, match="null"):
         est.copy({est.handleInvalid: "error"}).fit(df)
@@ -587,7 +587,7 @@ def test_an_error_of_a_fit_carries_what_was_trained_and_it_goes_on(spark, tmp_pa
 def test_columns_of_numbers_need_no_assembler(spark):
     df = rows(spark, [(float(i), float(-i), float(i % 2)) for i in range(8)])
     together = VectorAssembler(inputCols=["a", "b"], outputCol="features").transform(df)
-    alone = TorchClassifier(featuresCols=["a", "b"], maxIter=2).fit(df)
+    alone = TorchClassifier(featuresCols=["a", "b"], encode="off", maxIter=2).fit(df)
     assembled = TorchClassifier(maxIter=2).fit(together)
     for a, b in zip(alone.module.parameters(), assembled.module.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-6)

@@ -419,9 +419,9 @@ def test_errors_of_load(spark: Any, tmp_path: Path) -> None:
     metadata = json.loads(text.read_text())
     for crc in text.parent.glob(".*.crc"):
         crc.unlink()
-    metadata["sparkdl"] |= {"format": 3, "version": "9.1"}
+    metadata["sparkdl"] |= {"format": 4, "version": "9.1"}
     text.write_text(json.dumps(metadata))
-    with pytest.raises(ConfigError, match=r"format 3, written by sparkdl 9\.1; .* install a newer one"):
+    with pytest.raises(ConfigError, match=r"format 4, written by sparkdl 9\.1; .* install a newer one"):
         TorchModel.load(str(tmp_path / "model"))
     text.write_text("{")
     with pytest.raises(ConfigError, match="its metadata is not JSON"):

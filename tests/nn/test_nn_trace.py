@@ -44,6 +44,11 @@ FAILURES = {
         torch.tensor([3]),
         ("layer '0', Embedding(3, 2)", "expected integers from 0 to 2", "IndexError"),
     ),
+    "embedding of doubles": (
+        nn.Sequential(nn.Embedding(3, 2)),
+        torch.tensor([1.0]),
+        ("got float32[1], expected integers from 0 to 2", "Column(name, dtype='int64')", "inputTypes"),
+    ),
     "batch norm": (
         nn.Sequential(nn.BatchNorm1d(3)),
         torch.zeros(1, 3),

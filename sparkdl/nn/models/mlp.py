@@ -10,13 +10,14 @@ from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError
 
-_ACTIVATIONS: dict[str, type[nn.Module]] = {
+ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
     "gelu": nn.GELU,
     "silu": nn.SiLU,
     "tanh": nn.Tanh,
     "sigmoid": nn.Sigmoid,
 }
+"""Activations by name."""
 
 
 class MLP(nn.Module):
@@ -63,8 +64,8 @@ class MLP(nn.Module):
         sizes = [inputs, *hidden, outputs]
         if any(not isinstance(size, int) or size < 1 for size in sizes):
             raise ConfigError(f"MLP: found layers of {sizes} values; expected positive integers")
-        if activation not in _ACTIVATIONS:
-            raise ConfigError(f"MLP: activation={activation!r}: expected one of {', '.join(_ACTIVATIONS)}")
+        if activation not in ACTIVATIONS:
+            raise ConfigError(f"MLP: activation={activation!r}: expected one of {', '.join(ACTIVATIONS)}")
         if not 0 <= dropout < 1:
             raise ConfigError(f"MLP: dropout={dropout!r}: expected a number from 0 to below 1")
         if limit is not None and not limit > 0:
@@ -75,19 +76,19 @@ class MLP(nn.Module):
             self.register_buffer(f"{name}_scale", torch.ones(size))
         layers: list[nn.Module] = []
         for before, after in pairwise(sizes[:-1]):
-            layers += [nn.Linear(before, after), _ACTIVATIONS[activation]()]
+            layers += [nn.Linear(before, after), ACTIVATIONS[activation]()]
             layers += [nn.Dropout(dropout)] if dropout else []
         self.layers = nn.Sequential(*layers, nn.Linear(sizes[-2], outputs))
 
     def scale_inputs(self, mean: Tensor, deviation: Tensor) -> None:
         """Bring features of this mean and standard deviation to 0 and 1; constant ones to 0."""
         self.input_mean.copy_(mean)
-        self.input_scale.copy_(_not_zero(deviation))
+        self.input_scale.copy_(not_zero(deviation))
 
     def scale_outputs(self, mean: Tensor, deviation: Tensor) -> None:
         """Give values of about this mean and standard deviation from the start."""
         self.output_mean.copy_(mean)
-        self.output_scale.copy_(_not_zero(deviation))
+        self.output_scale.copy_(not_zero(deviation))
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """Return the outputs of each row."""
@@ -97,5 +98,6 @@ class MLP(nn.Module):
         return y * self.output_scale + self.output_mean
 
 
-def _not_zero(deviation: Tensor) -> Tensor:
+def not_zero(deviation: Tensor) -> Tensor:
+    """Return deviations to divide by: 1 for those of constant values."""
     return torch.where((deviation > 0) & deviation.isfinite(), deviation, torch.ones_like(deviation))

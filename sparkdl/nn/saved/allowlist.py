@@ -328,6 +328,7 @@ _SPARKDL = {
     "sparkdl.nn.models.seq2seq": "Seq2Seq sequence_loss",
     "sparkdl.nn.saved.source": "sequential",
     "sparkdl.nn.models.ssd": "SSD SSDHead SSDLoss",
+    "sparkdl.nn.models.tabular": "Tabular",
     "sparkdl.nn.models.tcn": "TCN",
     "sparkdl.nn.models.textcnn": "TextCNN",
     "sparkdl.nn.models.transformer": "TransformerClassifier",

@@ -27,7 +27,7 @@ from sparkdl._version import __version__
 from sparkdl.exceptions import ConfigError, ModelError, SerializationError, SparkdlError
 from sparkdl.nn.saved import compare, integrity, weights
 from sparkdl.nn.saved import source as sources
-from sparkdl.nn.saved.metadata import CODE, FORMAT, SHA256, WEIGHTS
+from sparkdl.nn.saved.metadata import CODE, FORMAT, FORMAT_WITHOUT_TABLE, SHA256, WEIGHTS
 from sparkdl.nn.saved.moved import current
 from sparkdl.nn.saved.source import ModuleSource
 from sparkdl.nn.saved.trust import LISTED_ONLY, Trust
@@ -48,12 +48,14 @@ class Content:
         source: where the module's code comes from.
         signature: what goes into the module and comes out.
         attributes: other values by name.
+        table: what a model of a table knows of its columns and labels, as JSON has it.
     """
 
     module: nn.Module | None = None
     source: ModuleSource | None = None
     signature: Signature | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
+    table: Mapping[str, Any] | None = None
 
 
 def describe(content: Content, allow_pickle: bool) -> tuple[dict[str, Any], bytes | None]:
@@ -66,10 +68,11 @@ def describe(content: Content, allow_pickle: bool) -> tuple[dict[str, Any], byte
     Returns:
         The metadata's entry, and the pickle if one is needed::
 
-            {"format": 2, "version": "0.1.0",
+            {"format": 3, "version": "0.1.0",
              "module": {"source": {"path": ..., "arguments": ...}, "frozen": [...], "signature": ...},
              "attributes": {"loss": ...},
-             "pickled": ["optimizer"]}
+             "pickled": ["optimizer"],
+             "table": {"encoding": ..., "labels": [...]}}      only of a model of a table, or of text labels
 
         To these Spark's side adds "hyper", the names of Params that stand for a factory's arguments, and
         :func:`sparkdl.nn.saved.metadata.seal` the checksums.
@@ -101,13 +104,16 @@ def describe(content: Content, allow_pickle: bool) -> tuple[dict[str, Any], byte
         except ConfigError as error:
             _need_pickle(name, value, error, allow_pickle)
             pickled[name] = value
-    info = {
-        "format": FORMAT,
+    info: dict[str, Any] = {
+        # What has no table can be read by versions that know no tables.
+        "format": FORMAT if content.table else FORMAT_WITHOUT_TABLE,
         "version": __version__,
         "module": described,
         "attributes": attributes,
         "pickled": list(pickled),
     }
+    if content.table:
+        info["table"] = dict(content.table)
     return info, _dumps(pickled, module) if pickled else None
 
 
@@ -184,7 +190,7 @@ def build(
             f"path={path!r} cannot be read, its description is not complete: {error!r:.300}",
             code="config-saved",
         ) from error
-    return Content(module, source, signature, attributes)
+    return Content(module, source, signature, attributes, info.get("table"))
 
 
 def _check_sizes(source: ModuleSource, reader: weights.Reader) -> None:

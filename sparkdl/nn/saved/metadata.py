@@ -12,7 +12,8 @@ from sparkdl._version import __version__
 from sparkdl.exceptions import ConfigError
 from sparkdl.nn.saved import integrity
 
-FORMAT = 2  # 1 had no checksums
+FORMAT = 3  # 1 had no checksums, 2 no tables
+FORMAT_WITHOUT_TABLE = 2
 KEY = "sparkdl"
 SHA256 = "sha256"
 METADATA, WEIGHTS, CODE = "metadata", "weights", "code"
@@ -114,6 +115,7 @@ def check(metadata: Mapping[str, Any], path: str) -> dict[str, Any]:
     for name, holder, kinds in (
         *(("class", metadata, str), ("uid", metadata, str), ("attributes", info, dict)),
         *(("module", info, dict | None), ("pickled", info, list)),
+        *((("table", info, dict),) if "table" in info else ()),
     ):
         if not isinstance(holder.get(name, ...), kinds):
             raise ConfigError(

@@ -58,7 +58,8 @@ def dry_run(spec: FitSpec, data: Dataset) -> bytes:
         try:
             forward_backward(replica, batch, local.objective, None)
         except ModelError as error:
-            raise ModelError(f"row 0 of the Dataset ({found}): {error}") from error.__cause__
+            culprit = "" if error.input is None else f"column {data.plan.columns[error.input].source!r}, "
+            raise ModelError(f"{culprit}row 0 of the Dataset ({found}): {error}") from error.__cause__
         check_shapes(local, replica, Reader.of(data).batch(some_rows(data)))
     return shipped
 

@@ -1,0 +1,140 @@
+"""What estimators do with a table: whether it is encoded, how, and what the module is told of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from sparkdl.data.columns import Column, Columns
+from sparkdl.exceptions import ConfigError
+from sparkdl.ml import tabular_frame
+from sparkdl.ml.params import value_of
+from sparkdl.ml.tabular_fit import fit_encoding, kind_of
+from sparkdl.nn.lightning import is_lightning
+from sparkdl.table.encoding import TableEncoding
+from sparkdl.train.schedule import polynomial
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_HIDDEN = "__sparkdl_"  # before the names of the arrays, which may be those of a label
+_LEAST_BATCH, _LARGEST_BATCH = 32, 1024
+_ITERATIONS = 50
+
+
+def encodes(estimator: Any, df: DataFrame) -> bool:
+    """Return whether an estimator encodes the columns of a DataFrame.
+
+    Raises:
+        ConfigError: if it is told to, and other Params stand against it.
+    """
+    choice = estimator.getEncode()
+    if choice == "off":
+        return False
+    names = value_of(estimator, estimator.featuresCols)
+    described = [
+        param.name
+        for param in (estimator.inputNames, estimator.inputShapes, estimator.inputTypes)
+        if estimator.isSet(param)
+    ]
+    if choice == "on":
+        if not names:
+            raise ConfigError("encode='on': featuresCols must name the columns of the table")
+        if described:
+            raise ConfigError(
+                f"encode='on' and {described[0]} are both set, but the module gets categories and numbers "
+                f"in place of the columns; leave {described[0]} out"
+            )
+        return True
+    if not names or described or not _takes_table(estimator.module):
+        return False
+    types = {field.name: field.dataType for field in df.schema.fields}
+    return all(name in types and kind_of(types[name]) is not None for name in names)
+
+
+def fitted(estimator: Any, df: DataFrame) -> TableEncoding:
+    """Fit the encoding of an estimator's columns.
+
+    Raises:
+        DataError: if a column is missing, cannot be encoded or holds infinite values; or if there are no
+            rows, or no column tells them apart.
+    """
+    return fit_encoding(
+        df,
+        estimator.featuresNames(),
+        max_categories=estimator.getMaxCategories(),
+        min_frequency=value_of(estimator, estimator.minFrequency),
+    )
+
+
+def inputs_of(encoding: TableEncoding, module: Any) -> Columns:
+    """Return the columns of :func:`arrays` that a module gets.
+
+    By name if its forward method has arguments ``categories`` and ``numbers``, else by position, in this
+    order.
+    """
+    inputs = tabular_frame.inputs_of(encoding, named=True)
+    assert isinstance(inputs, Mapping)
+    hidden = {}
+    for name, column in inputs.items():
+        assert isinstance(column, Column)
+        hidden[name] = Column(_HIDDEN + name, column.shape, column.dtype)
+    forward = getattr(module, "forward", None)
+    known = inspect.signature(forward).parameters if callable(forward) else {}
+    return hidden if all(name in known for name in hidden) else list(hidden.values())
+
+
+def arrays(df: DataFrame, encoding: TableEncoding, keep: Sequence[str]) -> DataFrame:
+    """Return the arrays of an encoding, and some columns."""
+    return tabular_frame.encoded(df, encoding, {name: _HIDDEN + name for name in encoding.outputs}, keep)
+
+
+def layout(encoding: TableEncoding, factory: Any, **more: Any) -> dict[str, Any]:
+    """Return the arguments of a module's factory that follow from a table, as far as the factory has them."""
+    known = {
+        "cardinalities": list(encoding.cardinalities),
+        "numbers": encoding.width,
+        "knots": [list(knots) for knots in encoding.knots],
+        **more,
+    }
+    return {name: value for name, value in known.items() if name in _arguments(factory)}
+
+
+def batch_size(rows: int) -> int:
+    """Return the power of two that gives 50 to 100 iterations per epoch, from 32 to 1,024."""
+    wanted = max(1, rows // _ITERATIONS)
+    return int(min(_LARGEST_BATCH, max(_LEAST_BATCH, 1 << (wanted.bit_length() - 1))))
+
+
+def training(estimator: Any, encoding: TableEncoding, module: nn.Module) -> dict[str, Any]:
+    """Return the options of a fit that follow from a table's rows, as far as they are left open.
+
+    These are the batch, and a learning rate that falls in a straight line to 0 at the last iteration.
+    """
+    size = estimator.getBatchSize() if estimator.isSet(estimator.batchSize) else batch_size(encoding.rows)
+    found: dict[str, Any] = {"batch_size": size}
+    iterations = -(-encoding.rows // size) * estimator.getMaxEpochs()
+    limit = value_of(estimator, estimator.maxIter)
+    iterations = iterations if limit is None else min(limit, iterations)
+    free = estimator.schedule is None and estimator.optimizer is None and not is_lightning(module)
+    if free and iterations:
+        found["schedule"] = polynomial(iterations)
+    return found
+
+
+def _takes_table(module: nn.Module | Callable[..., nn.Module] | None) -> bool:
+    return module is None or "cardinalities" in _arguments(module)
+
+
+def _arguments(factory: Any) -> frozenset[str]:
+    """Return the arguments of a factory that are not given yet."""
+    if isinstance(factory, nn.Module) or not callable(factory):
+        return frozenset()
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        return frozenset()
+    return frozenset(parameters) - frozenset(getattr(factory, "keywords", {}))

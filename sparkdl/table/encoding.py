@@ -1,0 +1,397 @@
+"""What a table's columns become: standardised numbers and numbered categories.
+
+A :class:`TableEncoding` is fitted by :mod:`sparkdl.ml.tabular`. It is plain data: it is saved as JSON, and
+encodes Arrow columns in the tasks of a Spark job and, without Spark, for a model that is served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.frame import Array
+from sparkdl.table.calendar import PARTS, Part, part_of
+
+OTHER = 0
+"""Number of the category for rare and unseen values."""
+
+MISSING = 1
+"""Number of the category for null."""
+
+FIRST = 2
+"""Number of the first value; the others follow."""
+
+CATEGORIES, NUMBERS = "categories", "numbers"
+
+Kind = Literal["number", "boolean", "date", "timestamp", "string"]
+_FORMAT = 1
+_SECONDS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
+_EXPECTED = {
+    "number": "numbers",
+    "boolean": "booleans, or 0 and 1",
+    "date": "dates, or days since 1970-01-01",
+    "timestamp": "timestamps, or seconds since 1970-01-01 in UTC",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A column that becomes a number of mean 0 and deviation 1; null becomes 0.
+
+    Attributes:
+        column: its name.
+        kind: of its values.
+        mean: of the values that were there in the fit.
+        deviation: of these.
+        missing: whether a second number follows, 1 for null and 0 for others: the fit has seen null.
+        knots: increasing, standardised values at which a model may bend; none for two values.
+    """
+
+    column: str
+    kind: Kind
+    mean: float
+    deviation: float
+    missing: bool = False
+    knots: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Category:
+    """A column whose values are numbered: 0 for rare and unseen ones, 1 for null, from 2 those of ``values``.
+
+    Attributes:
+        column: its name.
+        kind: of its values.
+        values: by number, most frequent first.
+        part: of a date or timestamp, the part that is meant; its values are in the order of the calendar.
+    """
+
+    column: str
+    kind: Kind
+    values: tuple[str, ...]
+    part: Part | None = None
+
+    @property
+    def cardinality(self) -> int:
+        """Number of different numbers."""
+        return FIRST + len(self.values)
+
+
+@dataclass(frozen=True)
+class TableEncoding:
+    """Turns columns of a table into two arrays: categories (int32) and numbers (float32).
+
+    Attributes:
+        numbers: columns that become numbers.
+        categories: columns, and parts of dates, that become categories.
+        left_out: reason by column, for columns that tell rows in no way apart.
+        rows: how many it was fitted on.
+    """
+
+    numbers: tuple[Number, ...]
+    categories: tuple[Category, ...]
+    left_out: Mapping[str, str]
+    rows: int
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that are read."""
+        return tuple(self.kinds)
+
+    @cached_property
+    def kinds(self) -> Mapping[str, Kind]:
+        """Kind of values by column."""
+        of_numbers = {number.column: number.kind for number in self.numbers}
+        return of_numbers | {category.column: category.kind for category in self.categories}
+
+    @property
+    def cardinalities(self) -> tuple[int, ...]:
+        """How many numbers each category has, as the models of :mod:`sparkdl.nn` take it."""
+        return tuple(category.cardinality for category in self.categories)
+
+    @property
+    def width(self) -> int:
+        """How many numbers a row has."""
+        return len(self.numbers) + sum(number.missing for number in self.numbers)
+
+    @property
+    def knots(self) -> tuple[tuple[float, ...], ...]:
+        """The knots of each number, none for indicators of null."""
+        found: list[tuple[float, ...]] = []
+        for number in self.numbers:
+            found += [number.knots, ()] if number.missing else [number.knots]
+        return tuple(found)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What each number is called."""
+        found: list[str] = []
+        for number in self.numbers:
+            found += [number.column, f"{number.column} is null"] if number.missing else [number.column]
+        return tuple(found)
+
+    @property
+    def outputs(self) -> dict[str, tuple[int, str]]:
+        """Width and dtype by name of the arrays that there are, in order."""
+        found = {CATEGORIES: (len(self.categories), "int32"), NUMBERS: (self.width, "float32")}
+        return {name: output for name, output in found.items() if output[0]}
+
+    def describe(self) -> str:
+        """Return what becomes of each column, one a line."""
+        lines = []
+        for number in self.numbers:
+            null = ", and whether it is null" if number.missing else ""
+            lines.append(
+                f"{number.column}: number, mean {number.mean:.6g}, deviation {number.deviation:.6g}{null}"
+            )
+        for category in self.categories:
+            of = f"{category.part} of a {category.kind}, " if category.part else ""
+            lines.append(f"{category.column}: {of}category of {len(category.values)} values")
+        lines += [f"{column}: left out, {why}" for column, why in self.left_out.items()]
+        return "\n".join(lines)
+
+    def encode(self, table: Mapping[str, pa.Array]) -> dict[str, Array]:
+        """Encode columns.
+
+        Args:
+            table: Arrow columns of one length; those that are not read may be missing.
+
+        Returns:
+            The arrays of :attr:`outputs`, shape (rows, width).
+
+        Raises:
+            DataError: naming the column that is missing, or holds values of another kind.
+        """
+        plain = {name: self._plain(name, table) for name in self.columns}
+        rows = len(next(iter(plain.values())))
+        found: dict[str, Array] = {}
+        if self.categories:
+            found[CATEGORIES] = np.empty((rows, len(self.categories)), np.int32)
+            for at, category in enumerate(self.categories):
+                found[CATEGORIES][:, at] = self._numbered(at, category, plain[category.column])
+        if self.numbers:
+            found[NUMBERS] = np.empty((rows, self.width), np.float32)
+            at = 0
+            for number in self.numbers:
+                values = plain[number.column]
+                null = np.isnan(values)
+                with np.errstate(over="ignore"):
+                    scaled = ((values - number.mean) / number.deviation).astype(np.float32)
+                found[NUMBERS][:, at] = np.nan_to_num(np.where(null, np.float32(0), scaled))
+                at += 1
+                if number.missing:
+                    found[NUMBERS][:, at] = null
+                    at += 1
+        return found
+
+    def _plain(self, name: str, table: Mapping[str, pa.Array]) -> Any:
+        if name not in table:
+            raise DataError(
+                f"column {name!r} is missing; the table's encoding reads {', '.join(self.columns)}",
+                code="data-column",
+            )
+        column, kind = table[name], self.kinds[name]
+        return texts(name, column) if kind == "string" else doubles(name, column, kind)
+
+    def _numbered(self, at: int, category: Category, values: Any) -> Array:
+        """Return the number of each value."""
+        if category.part is None:
+            known = pc.index_in(values, value_set=self._value_sets[at])
+            numbers: Array = known.fill_null(OTHER - FIRST).to_numpy(zero_copy_only=False) + FIRST
+            null = values.is_null().to_numpy(zero_copy_only=False)
+        else:
+            null = np.isnan(values)
+            numbers = FIRST + part_of(np.where(null, 0.0, values), category.part, category.kind == "date")
+        return np.where(null, MISSING, numbers)
+
+    @cached_property
+    def _value_sets(self) -> tuple[pa.Array, ...]:
+        return tuple(pa.array(category.values, pa.string()) for category in self.categories)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what :meth:`from_json` reads."""
+        return {
+            "format": _FORMAT,
+            "numbers": [asdict(number) for number in self.numbers],
+            "categories": [asdict(category) for category in self.categories],
+            "leftOut": dict(self.left_out),
+            "rows": self.rows,
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> TableEncoding:
+        """Read what :meth:`to_json` gave, also after a way through JSON.
+
+        Raises:
+            ConfigError: if it is something else.
+        """
+        try:
+            if value["format"] > _FORMAT:
+                raise ConfigError(
+                    f"the table's encoding has format {value['format']!r:.50}, this sparkdl reads up to "
+                    f"{_FORMAT}: "
+                    "install a newer one",
+                    code="config-saved",
+                )
+            numbers = tuple(_number(item) for item in value["numbers"])
+            categories = tuple(_category(item) for item in value["categories"])
+            left_out = {str(name): str(why) for name, why in value["leftOut"].items()}
+            if not numbers and not categories:
+                raise ValueError("no columns")
+            return cls(numbers, categories, left_out, int(value["rows"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(
+                f"the table's encoding cannot be read: {error!r:.200}", code="config-saved"
+            ) from error
+
+
+def _number(item: Mapping[str, Any]) -> Number:
+    mean, deviation = float(item["mean"]), float(item["deviation"])
+    knots = tuple(float(knot) for knot in item["knots"])
+    if not np.isfinite([mean, deviation, *knots]).all() or deviation <= 0 or item["kind"] == "string":
+        raise ValueError(f"{item!r:.200} describes no number")
+    return Number(str(item["column"]), _kind(item), mean, deviation, bool(item["missing"]), knots)
+
+
+def _category(item: Mapping[str, Any]) -> Category:
+    values, part = item["values"], item["part"]
+    if not isinstance(values, list | tuple) or not all(isinstance(text, str) for text in values):
+        raise ValueError(f"{item!r:.200} has no list of values")
+    kind = _kind(item)
+    if part not in (None, *PARTS) or (part is None) != (kind == "string"):
+        raise ValueError(f"{item!r:.200} describes no category")
+    return Category(str(item["column"]), kind, tuple(values), part)
+
+
+def _kind(item: Mapping[str, Any]) -> Kind:
+    if item["kind"] not in get_args(Kind):
+        raise ValueError(f"{item['kind']!r:.50} is no kind of values")
+    kind: Kind = item["kind"]
+    return kind
+
+
+def table_of(encoding: TableEncoding | None, labels: Sequence[str]) -> dict[str, Any] | None:
+    """Return what a saved model has of its encoding and labels, as JSON; ``None`` if it has neither."""
+    if encoding is None and not labels:
+        return None
+    return {"encoding": None if encoding is None else encoding.to_json(), "labels": list(labels)}
+
+
+def read_table(table: Mapping[str, Any] | None) -> tuple[TableEncoding | None, tuple[str, ...]]:
+    """Read what :func:`table_of` gave.
+
+    Raises:
+        ConfigError: if it is something else.
+    """
+    if table is None:
+        return None, ()
+    labels, encoding = table.get("labels"), table.get("encoding")
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
+        raise ConfigError(f"labels={labels!r:.100}: expected a list of strings", code="config-saved")
+    return (None if encoding is None else TableEncoding.from_json(encoding)), tuple(labels)
+
+
+# -- values of one kind ----------------------------------------------------------------------------
+
+
+def arrow(name: str, values: Any) -> pa.Array:
+    """Return a column of any origin as an Arrow array.
+
+    Args:
+        name: of the column, for errors.
+        values: an Arrow array, a pandas series, a numpy array or a list; ``None`` and NaN are null.
+
+    Raises:
+        DataError: if Arrow has no type for the values.
+    """
+    if isinstance(values, pa.ChunkedArray):
+        return values.combine_chunks()
+    if isinstance(values, pa.Array):
+        return values
+    if isinstance(values, np.ndarray) and values.dtype.kind in "UO":
+        values = values.tolist()
+    try:
+        found = pa.array(values, from_pandas=True)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise DataError(
+            f"column {name!r}: {values!r:.100} is no column of one type: {error!s:.200}", code="data-type"
+        ) from error
+    return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+
+
+def texts(name: str, column: pa.Array) -> pa.Array:
+    """Return a column of strings; numbers and booleans become text as Spark's cast makes it.
+
+    Raises:
+        DataError: naming the column, if its values are no strings.
+    """
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return texts(name, column.dictionary_decode())
+    plain = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
+    if any(check(kind) for check in plain) or pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+        return column.cast(pa.string())
+    raise DataError(f"column {name!r} has type {kind}: the encoding was fitted on strings", code="data-type")
+
+
+def doubles(name: str, column: pa.Array, kind: Kind) -> Array:
+    """Return a column of numbers, dates as days and timestamps as seconds; NaN for null.
+
+    Raises:
+        DataError: naming the column, if its values are of another kind.
+    """
+    found = column.type
+    scale = 1.0
+    if kind == "date" and pa.types.is_timestamp(found):
+        column = column.cast(pa.date32(), safe=False)
+        found = column.type
+    if pa.types.is_date32(found) and kind in ("date", "timestamp"):
+        column, scale = column.cast(pa.int32()), 1.0 if kind == "date" else 1 / 86400
+    elif pa.types.is_date64(found) and kind in ("date", "timestamp"):
+        column, scale = column.cast(pa.int64()), 864e5 if kind == "date" else 1e3
+    elif pa.types.is_timestamp(found) and kind == "timestamp":
+        column, scale = column.cast(pa.int64()), _SECONDS[found.unit]
+    elif pa.types.is_boolean(found):
+        column = column.cast(pa.int8())
+    elif not any(
+        check(found)
+        for check in (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_null)
+    ):
+        raise DataError(
+            f"column {name!r} has type {found}: the encoding was fitted on {_EXPECTED[kind]}",
+            code="data-type",
+        )
+    # Whole numbers beyond 2^53 lose digits, which a model cannot tell apart anyway.
+    values: Array = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    return values / scale
+
+
+def columns_of(table: Any, names: Sequence[str]) -> dict[str, pa.Array]:
+    """Return columns of a pandas DataFrame, an Arrow table or a dict.
+
+    Raises:
+        DataError: naming the column that is missing, or if columns differ in length.
+    """
+    held = getattr(table, "column_names", None) or getattr(table, "columns", None)
+    there = list(held if held is not None else table)
+    missing = [name for name in names if name not in there]
+    if missing:
+        raise DataError(
+            f"column {missing[0]!r} is missing; the model was fitted on {', '.join(names)}, and the table "
+            f"has {', '.join(map(str, there))}",
+            code="data-column",
+        )
+    found = {name: arrow(name, table[name]) for name in names}
+    if len({len(column) for column in found.values()}) > 1:
+        lengths = ", ".join(f"{name} {len(column)}" for name, column in found.items())
+        raise DataError(f"columns have different numbers of rows: {lengths}", code="data-shape")
+    return found

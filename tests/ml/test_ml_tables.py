@@ -1,0 +1,358 @@
+"""Tables as they are: fitting an encoding, estimators on it, and all that becomes of their models."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pyspark.ml import Pipeline, PipelineModel
+from pyspark.ml.evaluation import RegressionEvaluator
+from pyspark.ml.feature import StringIndexer
+from pyspark.ml.linalg import Vectors
+from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
+from pyspark.sql import functions as F
+from torch import nn
+
+from sparkdl.exceptions import ConfigError, DataError, ModelError
+from sparkdl.ml import (
+    TabularEncoder,
+    TabularEncoderModel,
+    TorchClassificationModel,
+    TorchClassifier,
+    TorchEstimator,
+    TorchRegressor,
+    load,
+    tables,
+)
+from sparkdl.nn import DLRM, DeepFM, Tabular
+from sparkdl.serve import Predictor
+from sparkdl.table.encoding import Category, Number, TableEncoding, columns_of
+
+ROWS = 240
+FEATURES = ["n", "few", "s", "b", "d", "t", "same"]
+SCHEMA = (
+    "n double, few int, s string, b boolean, d date, t timestamp, same string, y string, z double, id int"
+)
+
+
+def values() -> list[tuple[Any, ...]]:
+    """Rows of every kind; the label follows from s and n, and nulls in n mean yes."""
+    random = np.random.default_rng(0)
+    rows = []
+    for i in range(ROWS):
+        n = None if i % 8 == 0 else float(random.normal(100, 20))
+        s = None if i % 12 == 5 else ["red", "green", "blue"][int(random.integers(3))] if i else "rare"
+        yes = n is None or (s == "red") != (n > 100)
+        moment = datetime(2024, 1, 1, i % 24, tzinfo=UTC) + timedelta(days=i)
+        rows.append(
+            (
+                *(n, i % 5, s, None if i % 9 == 0 else i % 2 == 0, moment.date(), moment, "x"),
+                *("yes" if yes else "no", 3.0 * (s == "red") + (0 if n is None else n / 50), i),
+            )
+        )
+    return rows
+
+
+@pytest.fixture
+def table(spark: Any) -> Any:
+    return spark.createDataFrame(values(), SCHEMA).coalesce(2)
+
+
+@cache
+def _fitted(spark: Any) -> TorchClassificationModel:
+    table = spark.createDataFrame(values(), SCHEMA).coalesce(2)
+    est = TorchClassifier(featuresCols=FEATURES, labelCol="y", maxEpochs=12, learningRate=0.01, seed=1)
+    model: TorchClassificationModel = est.fit(table)
+    return model
+
+
+@pytest.fixture
+def fitted(spark: Any) -> TorchClassificationModel:
+    """A classifier of the table, the same one for all tests."""
+    return _fitted(spark)
+
+
+# -- the encoding ------------------------------------------------------------------------------------
+
+
+def test_an_encoding_follows_from_types_and_values(table: Any, tmp_path: Path) -> None:
+    encoder = TabularEncoder(inputCols=FEATURES, minFrequency=2)
+    model = encoder.fit(table)
+    found = model.encoding
+    rows = values()
+    assert found.rows == ROWS
+    assert found.left_out == {"same": "all rows have one value"}
+    by_name = {number.column: number for number in found.numbers}
+    assert list(by_name) == ["n", "few", "b", "d", "t"]
+    n = np.array([row[0] for row in rows if row[0] is not None])
+    assert by_name["n"].mean == pytest.approx(n.mean())
+    assert by_name["n"].deviation == pytest.approx(n.std())
+    assert [by_name[name].missing for name in by_name] == [True, False, True, False, False]
+    assert by_name["few"].knots == pytest.approx(tuple((np.arange(5) - 2) / 2**0.5))
+    knots = np.array(by_name["n"].knots) * n.std() + n.mean()
+    np.testing.assert_allclose(knots[[0, 16, 32]], np.quantile(n, [0, 0.5, 1], method="lower"), rtol=0.01)
+    assert by_name["b"].knots == ()
+    counts = {s: sum(row[2] == s for row in rows) for s in ("red", "green", "blue")}
+    ranked = tuple(sorted(counts, key=lambda s: (-counts[s], s)))
+    assert found.categories[0] == Category("s", "string", ranked)
+    parts = [(c.column, c.part) for c in found.categories[1:]]
+    assert parts == [("d", "weekday"), ("d", "month"), ("t", "weekday"), ("t", "month"), ("t", "hour")]
+
+    out = model.transform(table.withColumn("v", F.lit(1)))
+    assert out.columns == [*table.columns, "v", "categories", "numbers"]
+    got = out.orderBy("id").select("categories", "numbers").collect()
+    plain = {name: [row[at] for row in rows] for at, name in enumerate(FEATURES)}
+    expected = found.encode(columns_of(plain, found.columns))
+    np.testing.assert_array_equal([row.categories for row in got], expected["categories"])
+    np.testing.assert_allclose([row.numbers for row in got], expected["numbers"], atol=1e-6)
+    assert got[0].categories[0] == 0, "rare"
+    assert got[5].categories[0] == 1, "null"
+
+    for stage in (encoder, model):
+        stage.save(str(tmp_path / type(stage).__name__))
+    again = load(str(tmp_path / "TabularEncoderModel"))
+    assert isinstance(again, TabularEncoderModel)
+    assert again.encoding == found
+    assert again.extractParamMap() == model.extractParamMap()
+    assert load(str(tmp_path / "TabularEncoder")).getMinFrequency() == 2
+    with pytest.raises(DataError, match="categoriesCol 'categories' is in the DataFrame already"):
+        model.transform(out)
+
+
+def test_a_number_that_is_mostly_zero_has_knots_among_the_others(spark: Any) -> None:
+    df = spark.range(1000).selectExpr("if(id < 900, 0, id) as gains", "cast(id as string) as key", "'a' as a")
+    found = TabularEncoder(inputCols=["gains", "key", "a"]).fit(df).encoding
+    (number,) = found.numbers
+    knots = np.array(number.knots) * number.deviation + number.mean
+    assert len(knots) == 34
+    assert knots[0] == pytest.approx(0, abs=1e-3)
+    assert knots[1] == pytest.approx(900, abs=1e-3)
+    assert knots[-1] == pytest.approx(999, abs=1e-3)
+    assert len(found.categories) == 1, "with 1,000 rows each value is frequent enough"
+    few = TabularEncoder(inputCols=["gains", "key"], maxCategories=3).fit(df).encoding
+    assert few.categories[0].values == ("0", "1", "10"), "equal counts in the order of the alphabet"
+    rare = TabularEncoder(inputCols=["gains", "key"], minFrequency=2).fit(df).encoding
+    assert rare.left_out == {"key": "none of its 1000 values is in 2 rows"}
+
+
+def test_mistakes_in_a_table_are_named(spark: Any, table: Any) -> None:
+    vectors = spark.createDataFrame([(Vectors.dense(1.0), float("inf"), "a")], ["v", "x", "a"])
+    for df, columns, problem in (
+        (table, ["nn"], "features column 'nn' is not in the DataFrame"),
+        (vectors, ["v"], "features column 'v' has type vector, which the encoding of a table does not know"),
+        (vectors, ["x"], "features column 'x' holds infinite values"),
+        (vectors, ["a"], r"no features column tells rows apart \(a: all rows have one value\)"),
+        (table.limit(0), ["n"], "the DataFrame has no rows"),
+    ):
+        with pytest.raises(DataError, match=problem):
+            TabularEncoder(inputCols=columns).fit(df)
+    model = TabularEncoder(inputCols=["n", "s"]).fit(table)
+    with pytest.raises(DataError, match="features column 'n' has type string: .* fitted on a number column"):
+        model.transform(table.withColumn("n", F.lit("x")))
+
+
+def test_the_stage_works_in_pipelines_and_grids(table: Any, tmp_path: Path) -> None:
+    encoder = TabularEncoder(inputCols=["n", "s"])
+    est = TorchRegressor(module=Head, featuresCols=["categories", "numbers"], labelCol="z", maxIter=5)
+    pipeline = Pipeline(stages=[encoder, est])
+    grid = ParamGridBuilder().addGrid(est.learningRate, [1e-3, 1e-2]).build()
+    tuned = CrossValidator(
+        estimator=pipeline,
+        estimatorParamMaps=grid,
+        evaluator=RegressionEvaluator(labelCol="z"),
+        numFolds=2,
+    ).fit(table)
+    best = tuned.bestModel
+    best.save(str(tmp_path / "pipeline"))
+    with pytest.raises(ConfigError, match="Head"):
+        PipelineModel.load(str(tmp_path / "pipeline"))
+    again = load(str(tmp_path / "pipeline"), trust=[Head])
+    expected, found = (m.transform(table).select("prediction").toPandas() for m in (best, again))
+    np.testing.assert_array_equal(expected, found)
+
+
+class Head(nn.Module):
+    """A module that takes what the stage gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Tabular([6], 2)
+
+    def forward(self, categories: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.inner(categories, numbers)[:, 0]
+        return found
+
+
+# -- estimators ----------------------------------------------------------------------------------------
+
+
+def test_a_classifier_of_a_table_has_labels(fitted: Any, table: Any) -> None:
+    assert set(fitted.labels) == {"yes", "no"}
+    yes = sum(row[7] == "yes" for row in values())
+    assert fitted.labels == (("yes", "no") if yes >= ROWS / 2 else ("no", "yes"))
+    assert isinstance(fitted.module, Tabular)
+    assert fitted.getBatchSize() == 32
+    assert fitted.numFeatures == len(FEATURES)
+    out = fitted.transform(table)
+    assert out.columns[-4:] == ["rawPrediction", "probability", "prediction", "predictedLabel"]
+    assert out.schema["prediction"].metadata["ml_attr"]["vals"] == list(fitted.labels)
+    rows = out.select("y", "prediction", "predictedLabel").collect()
+    assert all(fitted.labels[int(row.prediction)] == row.predictedLabel for row in rows)
+    assert np.mean([row.y == row.predictedLabel for row in rows]) > 0.9
+    assert "predictedLabel" not in fitted.copy().setPredictedLabelCol("").transform(table).columns
+
+
+def test_a_model_of_a_table_gives_the_same_everywhere(fitted: Any, table: Any, tmp_path: Path) -> None:
+    expected = fitted.transform(table).orderBy("id").select("rawPrediction", "prediction").toPandas()
+    raw = np.stack([vector.toArray() for vector in expected.rawPrediction])
+    path = str(tmp_path / "model")
+    fitted.save(path)
+    again = TorchClassificationModel.load(path)
+    assert again.labels == fitted.labels
+    assert again.encoding == fitted.encoding
+    found = again.transform(table).orderBy("id").select("rawPrediction").toPandas().rawPrediction
+    np.testing.assert_array_equal(np.stack([vector.toArray() for vector in found]), raw)
+
+    pandas = table.orderBy("id").toPandas()
+    plain = {name: [row[at] for row in values()] for at, name in enumerate(FEATURES)}
+    for predictor in (Predictor.load(path), fitted.predictor(batch_size=50)):
+        assert predictor.labels == fitted.labels
+        np.testing.assert_allclose(predictor(plain), raw, atol=1e-5)
+        np.testing.assert_allclose(predictor(**plain), raw, atol=1e-5)
+        first = pandas[["n", "few", "s", "b", "d"]].assign(t=plain["t"])
+        np.testing.assert_allclose(predictor(first), raw, atol=1e-5)
+    with pytest.raises(DataError, match="column 's' is missing; the model was fitted on n, few, "):
+        predictor({name: plain[name] for name in plain if name != "s"})
+    with pytest.raises(DataError, match="expected the columns of a table"):
+        predictor(1.0)
+    one = tuple(plain[name][7] for name in FEATURES)
+    np.testing.assert_allclose(fitted.predictRaw(one).toArray(), raw[7], atol=1e-5)
+    assert fitted.predict(one) == expected.prediction[7]
+
+    spark = table.sparkSession
+    spark.udf.register("judge", fitted.asUdf())
+    table.createOrReplaceTempView("rows")
+    judged = spark.sql(f"select judge({', '.join(FEATURES)}) as p from rows order by id").toPandas().p
+    np.testing.assert_array_equal(judged, expected.prediction)
+
+
+def test_a_saved_table_that_was_tampered_with_is_refused(fitted: Any, tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    fitted.save(str(path))
+    (file,) = (path / "metadata").glob("part-*")
+    metadata = json.loads(file.read_text())
+    assert metadata["sparkdl"]["format"] == 3
+    metadata["sparkdl"]["table"]["labels"] = ["no", "yes"][:: -1 if fitted.labels[0] == "no" else 1]
+    file.write_text(json.dumps(metadata))
+    for crc in (path / "metadata").glob(".*.crc"):
+        crc.unlink()
+    with pytest.raises(ConfigError, match="metadata is"):
+        Predictor.load(str(path))
+
+
+def test_a_regression_of_a_table_and_modules_that_take_one(table: Any) -> None:
+    est = TorchRegressor(featuresCols=["n", "s"], labelCol="z", maxEpochs=20, learningRate=0.01)
+    model = est.fit(table)
+    rmse = RegressionEvaluator(labelCol="z").evaluate(model.transform(table))
+    assert rmse < 0.5
+    assert model.module.output_mean[0] == pytest.approx(np.mean([row[8] for row in values()]), rel=1e-3)
+
+    clicks = TorchClassifier(module=DeepFM, featuresCols=["n", "s"], labelCol="y", maxIter=2)
+    clicks.setHyper(hidden=[8])
+    found = clicks.fit(table)
+    assert found.module.cardinalities == (6,)
+    assert found.module.numbers == 2
+    assert [spec.key for spec in found.signature.inputs] == ["categories", "numbers"]
+    assert found.transform(table).where("predictedLabel is null").count() == 0
+
+
+class Embed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.row = nn.Embedding(10, 2)
+
+    def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return self.row(b).sum(1) + a
+
+
+def test_ids_that_are_doubles_are_an_error_that_names_the_column(table: Any) -> None:
+    df = StringIndexer(inputCol="s", outputCol="s_id", handleInvalid="keep").fit(table).transform(table)
+    est = TorchRegressor(module=Embed, featuresCols=["z", "s_id"], labelCol="z", maxIter=1)
+    with pytest.raises(ModelError, match=r"features column 's_id': layer 'row'.*inputTypes"):
+        est.fit(df)
+    est.setInputTypes([None, "int64"]).fit(df)
+
+
+@pytest.mark.parametrize(
+    ("params", "problem"),
+    [
+        ({"encode": "off"}, "column 's' has type string: turn strings into numbers first"),
+        ({"featuresCols": ["s", "v"]}, "column 's' has type string"),
+        ({"labelCol": "same"}, "label column 'same' holds 'x' in all rows: expected 2 to 1,000"),
+        ({"labelCol": "zz"}, "label column 'zz' is not in the DataFrame"),
+        ({"encode": "on", "inputNames": ["a"]}, "encode='on' and inputNames are both set"),
+    ],
+)
+def test_what_cannot_be_learned_is_said_before_any_job(
+    table: Any, params: dict[str, Any], problem: str
+) -> None:
+    df = table.withColumn("v", F.array(F.lit(1.0)))
+    est = TorchClassifier(**{"featuresCols": ["s"], "labelCol": "y", **params})
+    with pytest.raises((ConfigError, DataError), match=problem):
+        est.fit(df)
+
+
+def test_null_labels_are_an_error_or_left_out(table: Any) -> None:
+    df = table.withColumn("y", F.when(F.col("id") != 3, F.col("y")))
+    est = TorchClassifier(featuresCols=["n", "s"], labelCol="y", maxEpochs=1)
+    with pytest.raises(DataError, match="column 'y', .*null"):
+        est.fit(df)
+    model = est.setHandleInvalid("skip").setValidationFraction(0.2).fit(df)
+    assert sum(model.summary.history.column("samples")) < ROWS - 1
+    assert model.summary.scores
+    assert model.transform(df).count() == ROWS, "null features are values"
+
+
+# -- without a JVM -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rows", "size"), [(0, 32), (3_000, 32), (10_000, 128), (50_000, 512), (10**9, 1024)]
+)
+def test_larger_tables_have_larger_batches(rows: int, size: int) -> None:
+    assert tables.batch_size(rows) == size
+
+
+def test_the_rate_falls_to_zero_over_a_fit() -> None:
+    encoding = TableEncoding((Number("a", "number", 0, 1),), (), {}, 1000)
+    est = TorchClassifier(maxEpochs=3)
+    found = tables.training(est, encoding, nn.Identity())
+    assert found["batch_size"] == 32
+    assert found["schedule"].factory.keywords["total_iters"] == 3 * 32
+    limited = tables.training(est.copy().setMaxIter(5), encoding, nn.Identity())
+    assert limited["schedule"].factory.keywords["total_iters"] == 5
+    own = est.copy().setBatchSize(7).setOptimizer(torch.optim.SGD)
+    assert tables.training(own, encoding, nn.Identity()) == {"batch_size": 7}
+
+
+def test_factories_are_told_what_they_ask_for() -> None:
+    encoding = TableEncoding((Number("a", "number", 0, 1),), (Category("b", "string", ("x",)),), {}, 9)
+    known = {"cardinalities": [3], "numbers": 1}
+    assert tables.layout(encoding, DeepFM, outputs=2) == known
+    assert tables.layout(encoding, Tabular, outputs=2) == {**known, "knots": [[]], "outputs": 2}
+    assert tables.layout(encoding, partial(DeepFM, numbers=0)) == {"cardinalities": [3]}
+    assert tables.layout(encoding, DeepFM([3])) == {}
+    inputs: Any = tables.inputs_of(encoding, DLRM)
+    assert list(inputs) == ["categories", "numbers"]
+    assert isinstance(tables.inputs_of(encoding, None), list)
+
+
+def test_an_estimator_without_a_module_of_its_own_says_so(table: Any) -> None:
+    with pytest.raises(ConfigError, match=r"module|loss"):
+        TorchEstimator(featuresCols=["n", "s"], labelCol="z").fit(table)

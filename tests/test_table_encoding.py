@@ -1,0 +1,170 @@
+"""A table's encoding: what it computes, against plain Python, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.table.calendar import part_of
+from sparkdl.table.encoding import Category, Number, TableEncoding, columns_of, read_table, table_of
+
+AGE = Number("age", "number", 40.0, 10.0, missing=True, knots=(-1.0, 0.0, 1.0))
+MEMBER = Number("member", "boolean", 0.5, 0.5)
+SINCE = Number("since", "date", 19_000.0, 100.0)
+CITY = Category("city", "string", ("Rome", "Oslo"))
+DAY = Category("since", "date", ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"), "weekday")
+ENCODING = TableEncoding((AGE, MEMBER, SINCE), (CITY, DAY), {"id": "all rows have one value"}, 100)
+TABLE: dict[str, Any] = {
+    "age": [50, None, 30.0],
+    "member": [True, False, None],
+    "since": [date(2022, 1, 8), date(2022, 1, 10), None],
+    "city": ["Oslo", None, "Bonn"],
+}
+
+
+def encode(table: Any, encoding: TableEncoding = ENCODING) -> dict[str, Any]:
+    return encoding.encode(columns_of(table, encoding.columns))
+
+
+def test_rows_become_categories_and_numbers() -> None:
+    found = encode(TABLE)
+    assert found["categories"].dtype == np.int32
+    assert found["categories"].tolist() == [[3, 7], [1, 2], [0, 1]], "Saturday is 5, Monday 0, null is 1"
+    assert found["numbers"].dtype == np.float32
+    days = [(date(2022, 1, d) - date(1970, 1, 1)).days for d in (8, 10)]
+    expected = [[1, 0, 1, (days[0] - 19_000) / 100], [0, 1, -1, (days[1] - 19_000) / 100], [-1, 0, 0, 0]]
+    np.testing.assert_allclose(found["numbers"], expected, atol=1e-6)
+
+
+def test_what_modules_are_told() -> None:
+    assert ENCODING.columns == ("age", "member", "since", "city")
+    assert ENCODING.cardinalities == (4, 9)
+    assert ENCODING.width == 4
+    assert ENCODING.names == ("age", "age is null", "member", "since")
+    assert ENCODING.knots == ((-1.0, 0.0, 1.0), (), (), ())
+    assert ENCODING.outputs == {"categories": (2, "int32"), "numbers": (4, "float32")}
+    lines = ENCODING.describe().splitlines()
+    assert lines[0] == "age: number, mean 40, deviation 10, and whether it is null"
+    assert lines[-2:] == [
+        "since: weekday of a date, category of 7 values",
+        "id: left out, all rows have one value",
+    ]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [50, None, 30],
+        [50.0, float("nan"), 30.0],
+        np.array([50.0, np.nan, 30.0]),
+        [Decimal("50"), None, Decimal("30")],
+        pa.array([50, None, 30], pa.int8()),
+        pa.chunked_array([[50, None], [30]]),
+    ],
+    ids=["list", "nan", "numpy", "decimal", "arrow", "chunked"],
+)
+def test_numbers_of_any_origin(values: Any) -> None:
+    found = encode({**TABLE, "age": values})
+    np.testing.assert_array_equal(found["numbers"][:, :2], [[1, 0], [0, 1], [-1, 0]])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array(["Oslo", None, "Bonn"], object),
+        pa.array(["Oslo", None, "Bonn"]).dictionary_encode(),
+        pa.array(["Oslo", None, "Bonn"], pa.large_string()),
+    ],
+    ids=["numpy", "dictionary", "large"],
+)
+def test_strings_of_any_origin(values: Any) -> None:
+    assert encode({**TABLE, "city": values})["categories"][:, 0].tolist() == [3, 1, 0]
+
+
+def test_dates_of_any_origin_and_extremes() -> None:
+    days = encode({**TABLE, "since": [18_999.0, 19_000.0, float("nan")]})
+    np.testing.assert_allclose(days["numbers"][:, 3], [-0.01, 0, 0], atol=1e-7)
+    stamps = pa.array([datetime(2022, 1, 8, 23, tzinfo=UTC), None, None])
+    assert encode({**TABLE, "since": stamps})["categories"][:, 1].tolist() == [7, 1, 1]
+    far = encode({**TABLE, "age": [1e300, -1e300, float("inf")]})
+    assert np.isfinite(far["numbers"]).all()
+
+
+def test_parts_of_dates_are_those_of_the_calendar() -> None:
+    first = date(1899, 12, 25)
+    dates = [first + timedelta(days=n) for n in range(0, 100_000, 7)]
+    dates += [first + timedelta(days=n) for n in range(60_000, 61_500)]
+    days = np.array([(day - date(1970, 1, 1)).days for day in dates], float)
+    assert part_of(days, "month", True).tolist() == [day.month - 1 for day in dates]
+    assert part_of(days, "weekday", True).tolist() == [day.weekday() for day in dates]
+    seconds = np.arange(-200_000, 200_000, 997.3)
+    stamps = [datetime.fromtimestamp(second, UTC) for second in seconds]
+    assert part_of(seconds, "hour", False).tolist() == [stamp.hour for stamp in stamps]
+    assert part_of(seconds, "weekday", False).tolist() == [stamp.weekday() for stamp in stamps]
+
+
+def test_timestamps_are_seconds_in_utc() -> None:
+    number = Number("t", "timestamp", 0.0, 1.0)
+    encoding = TableEncoding((number,), (Category("t", "timestamp", ("0",) * 24, "hour"),), {}, 2)
+    zoned = pa.array([3_600_000, None], pa.timestamp("ms", "Europe/Berlin"))
+    found = encode({"t": zoned}, encoding)
+    assert found["numbers"].tolist() == [[3600.0], [0.0]]
+    assert found["categories"].tolist() == [[3], [1]]
+    assert encode({"t": [date(1970, 1, 2)]}, encoding)["numbers"].tolist() == [[86400.0]]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem", "code"),
+    [
+        ({"age": ["x", "y", "z"]}, "column 'age' has type string: .* fitted on numbers", "data-type"),
+        ({"since": ["x", "y", "z"]}, "column 'since' has type string: .* fitted on dates", "data-type"),
+        ({"city": [0.5, 1.5, 2.5]}, "column 'city' has type double: .* fitted on strings", "data-type"),
+        ({"city": [{}, 1, "x"]}, "column 'city': .* is no column of one type", "data-type"),
+        ({"city": ["Rome"]}, "different numbers of rows: age 3, member 3, since 3, city 1", "data-shape"),
+    ],
+)
+def test_mistakes_are_named(change: dict[str, Any], problem: str, code: str) -> None:
+    with pytest.raises(DataError, match=problem) as raised:
+        encode({**TABLE, **change})
+    assert raised.value.code == code
+
+
+def test_a_missing_column_is_named() -> None:
+    with pytest.raises(DataError, match="column 'member' is missing; .* the table has age") as raised:
+        columns_of({"age": [1]}, ENCODING.columns)
+    assert raised.value.code == "data-column"
+    with pytest.raises(DataError, match="column 'age' is missing"):
+        ENCODING.encode({})
+
+
+def test_an_encoding_goes_through_json() -> None:
+    table = json.loads(json.dumps(table_of(ENCODING, ("no", "yes"))))
+    encoding, labels = read_table(table)
+    assert (encoding, labels) == (ENCODING, ("no", "yes"))
+    assert table_of(None, ()) is None
+    assert read_table(None) == (None, ())
+
+
+def test_what_is_no_encoding_is_refused() -> None:
+    good = ENCODING.to_json()
+    for bad in (
+        None,
+        {},
+        {**good, "format": 99},
+        {**good, "numbers": [], "categories": []},
+        {**good, "numbers": [{**good["numbers"][0], "deviation": 0}]},
+        {**good, "numbers": [{**good["numbers"][0], "kind": "os.system"}]},
+        {**good, "categories": [{**good["categories"][0], "values": [1]}]},
+        {**good, "categories": [{**good["categories"][0], "part": "weekday"}]},
+    ):
+        with pytest.raises(ConfigError, match=r"encoding (cannot be read|has format)"):
+            TableEncoding.from_json(bad)
+    with pytest.raises(ConfigError, match="labels="):
+        read_table({"labels": "ab", "encoding": None})
