@@ -263,7 +263,7 @@ def workers() -> list[psutil.Process]:
     found: dict[int, psutil.Process] = {}
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if {"pyspark.daemon", "sparkdl.daemon"} & set(process.cmdline()):
+            if "pyspark.worker" in process.cmdline():
                 found[process.pid] = process
     return [process for process in found.values() if process.ppid() in found]  # not those that start them
 

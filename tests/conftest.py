@@ -5,26 +5,36 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import hypothesis
 import pytest
 from pyspark import cloudpickle as spark_cloudpickle
 from pyspark.sql import SparkSession
-from support import no_jvm
+from support import forking, no_jvm
 
 from sparkdl import session
 
 LOCAL = "local[2]"
 CLUSTER = "local-cluster[2,1,2048]"
-# JVMs that live for a minute on few cores do nothing but compile, unless they are told to compile little. The
-# tests' own driver lives longer.
+# JVMs that live for minutes on few cores do nothing but compile, unless they are told to compile little.
 JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 os.environ["SPARK_SUBMIT_OPTS"] = JVM_OPTIONS  # of drivers that tests start
 os.environ["SPARK_DAEMON_JAVA_OPTS"] = JVM_OPTIONS  # of masters and workers
+# Tests run many small queries, each once: the Java code that Spark writes for one costs more to compile
+# than it saves. Programs that tests start have Spark's default.
+INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 # For tasks, which run helpers of the tests, and the package of this folder, whatever is installed.
 TASKS_PATH = os.pathsep.join(str(folder) for folder in Path(__file__).parents[:2])
+
+# A machine with JVMs that start is slow now and then, which is no failure.
+hypothesis.settings.register_profile(
+    "tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("tests")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,54 +46,95 @@ def _wants_jvm(item: pytest.Item) -> bool:
     return bool(item.config.getoption("jvm")) or item.get_closest_marker("jvm") is not None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Group tests by the Spark they need: starting one takes seconds."""
 
-    def order(item: pytest.Item) -> int:
+    def group(item: pytest.Item) -> int:
         names = getattr(item, "fixturenames", ())
-        if "cluster" in names:
-            item.add_marker(pytest.mark.cluster)
-            return 2
         if "real" in names or ("spark" in names and _wants_jvm(item)):
             return 1
-        return 0 if not item.get_closest_marker("cluster") else 3
+        if "sessions" in names:
+            return 2
+        return 3 if item.get_closest_marker("cluster") or item.get_closest_marker("early") else 0
 
-    items.sort(key=order)
+    groups: list[list[pytest.Item]] = [[], [], [], []]
+    for item in items:
+        if group(item) == 2:
+            item.add_marker(pytest.mark.cluster)
+    yield  # tests that are not asked for leave the list
+    # Of the confs with which a JVM starts, Spark gives all later sessions there those that they do not set.
+    items.sort(key=lambda item: "cluster" not in getattr(item, "fixturenames", ()))
+    for item in items:
+        groups[group(item)].append(item)
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    items[:] = chain.from_iterable(groups) if processes == 1 else _dealt(groups, processes)
+
+
+def _dealt(groups: list[list[pytest.Item]], processes: int) -> list[pytest.Item]:
+    """Return tests in an order of which xdist gives each process an equal part, with the long ones first.
+
+    No process waits for another for long if the last tests, which they take from each other, are short.
+    """
+    plain, local, cluster, own = groups
+    hands: list[list[pytest.Item]] = [[] for _ in range(processes)]
+    hands[0] += cluster  # one is enough
+    hands[-1] += own
+    wanted, dealt = sum(map(len, groups)), 0
+    for number, hand in enumerate(hands):
+        left = processes - number
+        hand += local[number * len(local) // processes : (number + 1) * len(local) // processes]
+        size = max(0, (wanted - dealt) // left - len(hand)) if left > 1 else len(plain)
+        hand += plain[:size]
+        plain = plain[size:]
+        dealt += len(hand)
+    return [*chain.from_iterable(hands)]
 
 
 class _Sessions:
-    """Keeps the session of one master running until another is asked for."""
+    """Keeps the session of one master running until another is asked for, or other confs."""
 
     def __init__(self) -> None:
-        self.master: str | None = None
+        self.wanted: Any = None
         self.spark: SparkSession | None = None
+        self._folders: str | None = None
 
-    def get(self, master: str) -> SparkSession:
-        if self.master != master:
+    def get(self, master: str, **more: str) -> SparkSession:
+        if self.wanted != (master, more):
             self.stop()
             conf = {
                 "spark.executorEnv.PYTHONPATH": TASKS_PATH,
                 "spark.executor.extraJavaOptions": JVM_OPTIONS,
+                **INTERPRETED,
                 "spark.ui.enabled": "false",
                 "spark.sql.shuffle.partitions": "2",
                 "spark.driver.memory": "2g",
                 "spark.driver.bindAddress": "127.0.0.1",
                 "spark.driver.host": "127.0.0.1",
+                **more,
             }
+            if master == LOCAL:  # executors of a cluster have one worker each
+                conf["spark.python.daemon.module"] = forking.NAME
             # For the JVM, and not for what tests start later: machines of a cluster may have to be bare.
             with pytest.MonkeyPatch.context() as environment:
                 environment.setenv("PYTHONPATH", TASKS_PATH)
-                environment.delenv("SPARK_SUBMIT_OPTS", raising=False)
                 self.spark = session.builder(master, "sparkdl-tests", conf).getOrCreate()
             self.spark.sparkContext.setLogLevel("OFF")
-            self.master = master
+            self.wanted = master, more
         assert self.spark is not None
         return self.spark
+
+    def folders(self, spark: SparkSession) -> str:
+        """Return the local directories of a local session, which a job tells once."""
+        if self._folders is None:
+            tasks = spark.sparkContext.parallelize([0], 1)
+            (self._folders,) = tasks.map(lambda _: os.environ["SPARK_LOCAL_DIRS"]).collect()
+        return self._folders
 
     def stop(self) -> None:
         if self.spark is not None:
             self.spark.stop()
-        self.spark = self.master = None
+        self.spark = self.wanted = self._folders = None
 
 
 @pytest.fixture(scope="session")
@@ -96,7 +147,8 @@ def sessions() -> Iterator[_Sessions]:
 @pytest.fixture
 def real(sessions: _Sessions) -> Iterator[SparkSession]:
     """A local session, checked for leaks after the test."""
-    with _no_leaks(sessions.get(LOCAL)) as spark:
+    spark = sessions.get(LOCAL)
+    with _no_leaks(spark, sessions.folders(spark)):
         yield spark
 
 
@@ -126,10 +178,15 @@ def cluster(sessions: _Sessions) -> Iterator[SparkSession]:
 
 
 class _no_leaks:  # noqa: N801
-    """Checks that a test leaves no persisted RDD, store file, thread or session conf behind."""
+    """Checks that a test leaves no persisted RDD, store file, thread or session conf behind.
 
-    def __init__(self, spark: SparkSession) -> None:
-        self._spark = spark
+    Args:
+        spark: the session.
+        folders: the local directories of its only executor; by default tasks look at their own.
+    """
+
+    def __init__(self, spark: SparkSession, folders: str | None = None) -> None:
+        self._spark, self._folders = spark, folders
 
     def __enter__(self) -> SparkSession:
         self._threads = set(threading.enumerate())
@@ -143,7 +200,10 @@ class _no_leaks:  # noqa: N801
         for rdd in persisted.values():
             rdd.unpersist()
         assert not persisted, f"persisted RDDs left: {persisted}"
-        left = sc.parallelize(range(2), 2).flatMap(lambda _: store_files()).collect()
+        if self._folders is None:
+            left = sc.parallelize(range(2), 2).flatMap(lambda _: store_files()).collect()
+        else:
+            left = store_files(self._folders)
         assert not left, f"store files left: {left}"
         _check_threads(self._threads)
 
@@ -158,10 +218,10 @@ def _is_harmless(thread: threading.Thread) -> bool:
     return thread.daemon or "Monitor" in type(thread).__name__
 
 
-def store_files() -> list[str]:
-    """List files of partition stores in the executor that runs this."""
+def store_files(folders: str | None = None) -> list[str]:
+    """List files of partition stores in folders; by default in those of the executor that runs this."""
     found = []
-    for folder in os.environ.get("SPARK_LOCAL_DIRS", "").split(","):
+    for folder in (os.environ.get("SPARK_LOCAL_DIRS", "") if folders is None else folders).split(","):
         found += [str(path) for path in Path(folder, "sparkdl").rglob("*.bin")]
         found += [str(path) for path in Path(folder, "sparkdl-fits").rglob("*") if path.is_file()]
     return found

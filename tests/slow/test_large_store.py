@@ -43,7 +43,7 @@ def test_a_store_of_3_gb_on_a_heap_of_1_gb_trains(sessions: Any) -> None:
         workers = [
             child.memory_full_info().uss
             for child in psutil.Process().children(recursive=True)
-            if {"pyspark.daemon", "sparkdl.daemon"} & set(child.cmdline())
+            if "pyspark.worker" in child.cmdline()
         ]
     print(
         json.dumps(

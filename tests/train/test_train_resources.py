@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkdl import Dataset, session
+from sparkdl import Dataset
 from sparkdl._spark.jobs import FrameJobs
 from sparkdl._spark.tasks import task_resources
 from sparkdl.train.resources import task_profile, task_resource_amounts
@@ -29,29 +29,21 @@ def test_a_profile_keeps_the_tasks_gpu(sessions: Any, tmp_path: Path) -> None:
     script = tmp_path / "gpus"
     script.write_text("""#!/bin/sh\necho '{"name": "gpu", "addresses": ["0"]}'\n""")
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    sessions.stop()
     conf = {
-        "spark.ui.enabled": "false",
         "spark.worker.resource.gpu.amount": "1",
         "spark.worker.resource.gpu.discoveryScript": str(script),
         "spark.executor.resource.gpu.amount": "1",
         "spark.executor.resource.gpu.discoveryScript": str(script),
         "spark.task.resource.gpu.amount": "0.5",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
     }
-    spark = session.builder("local-cluster[2,2,1024]", "gpus", conf).getOrCreate()
-    try:
-        spark.sparkContext.setLogLevel("OFF")
-        with Dataset.from_numpy(np.zeros((8, 2), np.float32), spark=spark) as data:
-            store = data.store()
-            profile = task_profile(spark, store.executors, len(store.partitions))
-            assert profile is not None
-            jobs = FrameJobs(spark.sparkContext)
-            found = jobs.collect(jobs.stage(store.tokens, _resources, profile=profile))
-        assert found == [b"{'gpu': ['0']}"] * 2
-    finally:
-        spark.stop()
+    spark = sessions.get("local-cluster[2,2,1024]", **conf)
+    with Dataset.from_numpy(np.zeros((8, 2), np.float32), spark=spark) as data:
+        store = data.store()
+        profile = task_profile(spark, store.executors, len(store.partitions))
+        assert profile is not None
+        jobs = FrameJobs(spark.sparkContext)
+        found = jobs.collect(jobs.stage(store.tokens, _resources, profile=profile))
+    assert found == [b"{'gpu': ['0']}"] * 2
 
 
 def _resources(_: int, tokens: Any) -> Any:
