@@ -104,7 +104,7 @@ def test_nobody_is_waited_for_longer_than_was_said(stack: ExitStack) -> None:
     those = some(stack, 3)
     begin = time.monotonic()
     found = meet(those[:2], [one.peer for one in those], seconds=0.4, ranks=3)
-    assert 0.35 < time.monotonic() - begin < 3
+    assert 0.35 < time.monotonic() - begin < 10
     for error in found:
         assert isinstance(error, LostPeerError), error
         assert error.rank == 2
@@ -115,7 +115,7 @@ def test_somebody_alone_waits_no_longer_either(stack: ExitStack) -> None:
     begin = time.monotonic()
     with pytest.raises(LostPeerError, match=r"not found in time: \[0, 1\]"):
         one.meet(1, 2, 3, [one.peer], 0.3)
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < 10
 
 
 def test_a_newcomer_whom_nobody_awaits_gives_up_at_once(stack: ExitStack) -> None:
@@ -125,7 +125,7 @@ def test_a_newcomer_whom_nobody_awaits_gives_up_at_once(stack: ExitStack) -> Non
     begin = time.monotonic()
     with pytest.raises(LostPeerError, match="refused"):
         newcomer.meet(1, 0, 4, [one.peer for one in gone], 30)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 20
 
 
 def test_an_address_that_leads_nowhere(stack: ExitStack) -> None:
@@ -172,7 +172,7 @@ def test_two_attempts_of_a_task_end_in_bounded_time(stack: ExitStack, seed: int)
 
     begin = time.monotonic()
     found = at_once(*(lambda n=n, r=r: run(those[n], r) for n, r in enumerate(ranks)))  # type: ignore[misc]
-    assert time.monotonic() - begin < 10, found
+    assert time.monotonic() - begin < 15, found
     for rank, got in zip(ranks, found, strict=True):
         if not isinstance(got, Exception):
             assert got == [bytes([other]) for other in range(3) if other != rank]

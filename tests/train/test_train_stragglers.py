@@ -71,7 +71,6 @@ def test_slow_rows_are_left_out_and_counted(spark: Any) -> None:
     assert (dropped[9:] > 0).all()  # one of two tasks is slow: in the end that counts as usual
     np.testing.assert_array_equal(samples + dropped, 440)
     assert np.isfinite(result.history.column("loss")).all()
-    assert result.history[-1]["seconds"] < 3
 
 
 def test_when_too_many_are_missing_it_runs_again_without_a_deadline(spark: Any) -> None:
