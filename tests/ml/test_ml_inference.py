@@ -396,11 +396,17 @@ def plain(module, values=VALUES):
 
 
 def check(df, column, expected):
-    rows = df.select("id", column).collect()
-    assert sorted(row.id for row in rows) == list(range(len(expected)))
-    for row in rows:
-        value = row[column].toArray() if hasattr(row[column], "toArray") else np.array(row[column])
-        assert np.abs(value.reshape(-1) - np.reshape(expected[row.id], -1)).max() <= 1e-6
+    check_all(df, {column: expected})
+
+
+def check_all(df, columns):
+    """Check columns of a table in one job."""
+    rows = df.select("id", *columns).collect()
+    for column, expected in columns.items():
+        assert sorted(row.id for row in rows) == list(range(len(expected)))
+        for row in rows:
+            value = row[column].toArray() if hasattr(row[column], "toArray") else np.array(row[column])
+            assert np.abs(value.reshape(-1) - np.reshape(expected[row.id], -1)).max() <= 1e-6, column
 
 
 class Cat(nn.Module):
@@ -413,26 +419,23 @@ class Cat(nn.Module):
         return self.body(torch.cat([part.reshape(len(part), -1) for part in parts], 1))
 
 
-@pytest.mark.parametrize("size", [1, 3, None])
-@pytest.mark.parametrize(
-    "inputs",
-    [
-        "vector",
-        "array",
-        Column("nested", shape=(2, 2)),
-        Column("bits", shape=(4,), dtype="float32"),
-        ["a", "b", "c", "d"],
-        {"d": "d", "b": "b", "a": "a", "c": "c"},
-    ],
-    ids=["vector", "array", "nested", "binary", "positional", "keyword"],
-)
-def test_equals_plain_torch(spark, linear, inputs, size):
-    module = Cat(linear)
-    df = apply(
-        frame(spark, 3 if size else 30),
-        Inference(module=module, inputs=inputs, outputs=PREDICTION, batch_size=size),
-    )
-    check(df, "prediction", plain(module))
+INPUTS = {
+    "of_vector": "vector",
+    "of_array": "array",
+    "of_nested": Column("nested", shape=(2, 2)),
+    "of_binary": Column("bits", shape=(4,), dtype="float32"),
+    "positional": ["a", "b", "c", "d"],
+    "keyword": {"d": "d", "b": "b", "a": "a", "c": "c"},
+}
+
+
+@pytest.mark.parametrize(("size", "partitions"), [(1, 3), (3, 3), (None, 12)])  # some of 12 are empty
+def test_equals_plain_torch(spark, linear, size, partitions):
+    module, df = Cat(linear), frame(spark, partitions)
+    for column, inputs in INPUTS.items():
+        outputs = (Output(column=column, kind="floats"),)
+        df = apply(df, Inference(module=module, inputs=inputs, outputs=outputs, batch_size=size))
+    check_all(df, dict.fromkeys(INPUTS, plain(module)))
 
 
 def test_other_columns_stay_and_their_order_does_not_matter(spark, linear):
@@ -471,10 +474,9 @@ def test_output_kinds_and_columns(spark, linear):
     assert df.schema["raw"].metadata == {"ml_attr": {"num_attrs": 3}}
     logits = plain(linear)
     probability = torch.softmax(torch.from_numpy(logits).double(), 1).numpy()
-    for column in ("raw", "doubles", "vector2"):
-        check(df, column, logits)
-    check(df, "probability", probability)
-    check(df, "class", (probability / [0.5, 0.2, 0.9]).argmax(1))
+    classes = (probability / [0.5, 0.2, 0.9]).argmax(1)
+    expected = dict.fromkeys(("raw", "doubles", "vector2"), logits)
+    check_all(df, expected | {"probability": probability, "class": classes})
 
 
 def test_building_a_transform_runs_no_job_and_reuses_the_broadcast(spark, linear):
@@ -505,7 +507,7 @@ def test_module_is_loaded_once_per_python_worker_and_has_the_cores_of_the_task(s
     for _ in range(2):
         check(added, "prediction", VALUES)
     loads = path.read_text().split()
-    assert len(loads) == len(set(loads)) <= 4  # two slots; Spark may replace an idle worker
+    assert len(loads) == len(set(loads)) < 12  # tasks; on a busy machine Spark replaces workers of two slots
     outputs = (Output(column="threads", kind="number", key=0),)
     threads = apply(df, Inference(module=Threads(), inputs="array", outputs=outputs))
     assert {row.threads for row in threads.collect()} == {1.0}
@@ -584,8 +586,7 @@ def test_without_arrow_udfs_pandas_gives_the_same(spark, linear, monkeypatch):
                 outputs=outputs,
             ),
         )
-        check(found, "prediction", logits)
-        check(found, "c", logits.argmax(1))
+        check_all(found, {"prediction": logits, "c": logits.argmax(1)})
         assert found.schema["p"].dataType == VectorUDT()
     df = invalid(spark).withColumn("y", F.expr("if(id = 1, null, if(id = 3, double('nan'), 1.0))"))
     for column, valid in (("v", [0, 2, 3]), ("x", [0, 3]), ("y", [0, 2, 3])):
@@ -615,8 +616,7 @@ def test_classification_columns_are_those_of_sparks_own(spark, linear):
     for name in ("rawPrediction", "probability", "prediction"):
         assert ours.schema[name].dataType == theirs.schema[name].dataType
         assert ours.schema[name].metadata == theirs.schema[name].metadata
-    check(ours, "prediction", plain(linear).argmax(1))
-    check(ours, "rawPrediction", plain(linear))
+    check_all(ours, {"prediction": plain(linear).argmax(1), "rawPrediction": plain(linear)})
     only = model.copy(
         {model.rawPredictionCol: "", model.probabilityCol: "", model.thresholds: [9.0, 9.0, 1e-6]}
     )
@@ -640,8 +640,7 @@ def test_regression_and_module_outputs(spark, linear):
         "double",
         "array<array<float>>",
     ]
-    check(found, "sum", VALUES.sum(1) + VALUES[:, 0])
-    check(found, "grid", np.stack([VALUES, 2 * VALUES], 1))
+    check_all(found, {"sum": VALUES.sum(1) + VALUES[:, 0], "grid": np.stack([VALUES, 2 * VALUES], 1)})
     assert pair.signature.outputs
     with pytest.raises(ConfigError, match="returns 2 tensors"):
         pair.copy({pair.outputCols: ["one"]}).transform(df)
@@ -655,8 +654,7 @@ def test_sql_functions(spark, linear):
     model = TorchClassificationModel.from_module(linear, featuresCol="vector")
     spark.udf.register("classify", model.asUdf())
     found = spark.sql("select id, classify(vector) as c, classify(array) as d from rows where id >= 0")
-    check(found, "c", plain(linear).argmax(1))
-    check(found, "d", plain(linear).argmax(1))
+    check_all(found, dict.fromkeys("cd", plain(linear).argmax(1)))
     pair = TorchModel.from_module(
         Pair(),
         featuresCols=["x", "y"],
