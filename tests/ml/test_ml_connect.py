@@ -1,4 +1,4 @@
-"""Transforms on Spark Connect, against a local server in a process of its own."""
+"""Transforms and persistence on Spark Connect, against one local server in a process of its own."""
 
 import importlib.util
 import json
@@ -7,11 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pyspark
 import pytest
 
+from sparkdl.serve import Predictor
+
+FORMAT_1 = Path(__file__).parents[1] / "fixtures" / "format_1"
 SCRIPT = '''
 import json
+import sys
 
 import numpy as np
 import torch
@@ -20,6 +25,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 from torch import nn
 
+from sparkdl.exceptions import ConfigError
 from sparkdl.ml import TorchClassificationModel, TorchClassifier, TorchModel
 from sparkdl.ml.inference import Inference, Output, apply, is_connect
 
@@ -80,10 +86,21 @@ try:
     TorchClassifier(featuresCol="vector", labelCol="id").fit(df)
 except Exception as failure:
     found["fit"] = [type(failure).__name__, str(failure)]
+
+read = TorchModel.load(sys.argv[1])
+read.save(sys.argv[2])
+found["same"] = TorchModel.load(sys.argv[2]).uid == read.uid
+found["refused"] = []
+for write in (read.write(), read.write().overwrite()):
+    try:
+        write.save(sys.argv[2])
+    except ConfigError as failure:
+        found["refused"].append(str(failure))
 print("FOUND", json.dumps(found))
 spark.stop()
 '''
 
+OTHERS = ("connect", "error", "fit", "same", "refused")
 NEEDED = ("grpc", "grpc_status", "google.rpc", "zstandard")
 
 
@@ -99,29 +116,62 @@ def missing():
     return found if any(jars) else [*found, "the server's jar, which pip's pyspark has from 4.0 on,"]
 
 
-@pytest.mark.cluster
-@pytest.mark.skipif(bool(missing()), reason=f"not installed: {', '.join(missing())}")
-def test_transforms_on_spark_connect(tmp_path):
-    script = tmp_path / "script.py"
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(bool(missing()), reason=f"not installed: {', '.join(missing())}"),
+]
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """Where the script saves a model again."""
+    return tmp_path_factory.mktemp("connect") / "copy"
+
+
+@pytest.fixture(scope="module")
+def found(copy):
+    """What the script has found."""
+    (source,) = (FORMAT_1 / "pipeline_model" / "stages").glob("1_*")
+    script = copy.with_name("script.py")
     script.write_text(SCRIPT)
     # SPARK_TESTING makes PySpark choose a free port, which the client finds by itself.
     env = os.environ | {"SPARK_TESTING": "1", "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "PYSPARK_GATEWAY_PORT"):
         env.pop(name, None)
     run = subprocess.run(
-        [sys.executable, str(script)], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300
+        [sys.executable, str(script), str(source), str(copy)],
+        env=env,
+        cwd=script.parent,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert "FOUND" in run.stdout, run.stderr[-5000:]
-    found = json.loads(run.stdout.split("FOUND", 1)[1])
-    assert found.pop("connect") is True
+    return json.loads(run.stdout.split("FOUND", 1)[1])
+
+
+def test_transforms_on_spark_connect(found):
+    assert found["connect"] is True
     assert "column 'vector', row" in found["error"]
-    assert "handleInvalid='skip'" in found.pop("error")
-    kind, message = found.pop("fit")
+    assert "handleInvalid='skip'" in found["error"]
+    kind, message = found["fit"]
     assert kind == "ConfigError"
     assert "Spark Connect" in message
     assert "\n" not in message
-    for name, (ids, last, worst) in found.items():
+    transformed = {name: value for name, value in found.items() if name not in OTHERS}
+    assert len(transformed) == 8
+    for name, (ids, last, worst) in transformed.items():
         skipped = "skip" in name or name == "looked"
         assert ids == list(range(9 if skipped else 10)), name
         assert last == ("none" if skipped else None), name
         assert worst <= 1e-6, name
+
+
+def test_models_are_saved_and_loaded_on_spark_connect(found, copy):
+    assert found["same"]
+    exists, overwrite = found["refused"]
+    assert "exists" in exists
+    assert "needs a classic Spark session" in overwrite
+    expected = json.loads((FORMAT_1 / "expected.json").read_text())
+    served = Predictor.load(str(copy))(np.array(expected["x"]))
+    np.testing.assert_allclose(served, expected["pipeline_model"], rtol=1e-5, atol=1e-6)

@@ -3,17 +3,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import uuid
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyspark
 import pytest
 import torch
 from pyspark.ml import Pipeline, PipelineModel
@@ -255,15 +251,27 @@ class Stop(BaseException):
 
 
 @pytest.mark.parametrize("place", ["local", "remote"])
-@pytest.mark.parametrize("when", ["weights", "metadata", "first rename", "second rename"])
 def test_an_interrupted_save_leaves_the_previous_one(
-    remote: str, tmp_path: Path, monkeypatch: Any, when: str, place: str
+    remote: str, tmp_path: Path, monkeypatch: Any, place: str
 ) -> None:
     local = tmp_path / "model"
     path = str(local) if place == "local" else f"{remote}/model"
-    first = model(1)
+    first, second = model(1), model(2)
     first.save(path)
     before = sorted(str(file.relative_to(local)) for file in local.rglob("*"))
+    for when in ("weights", "metadata", "first rename", "second rename"):
+        with monkeypatch.context() as patch:
+            interrupt(patch, when)
+            with pytest.raises(Stop):
+                second.write().overwrite().save(path)
+        assert names(tmp_path) == ["model"], when
+        assert sorted(str(file.relative_to(local)) for file in local.rglob("*")) == before, when
+        assert_same_weights(first.module, TorchModel.load(path).module)
+        assert Predictor.load(str(local))(np.zeros((1, 4))).shape == (1, 3)
+
+
+def interrupt(patch: pytest.MonkeyPatch, when: str) -> None:
+    """Let the next save stop at some point."""
     renames = iter([when == "first rename", when == "second rename"])
     original, write = persistence.Folders.rename, persistence._write
 
@@ -277,16 +285,10 @@ def test_an_interrupted_save_leaves_the_previous_one(
         if when == "weights":
             raise Stop
 
-    monkeypatch.setattr(persistence.Folders, "rename", rename)
-    monkeypatch.setattr(persistence, "_write", stopping)
+    patch.setattr(persistence.Folders, "rename", rename)
+    patch.setattr(persistence, "_write", stopping)
     if when == "metadata":
-        monkeypatch.setattr(persistence.DefaultParamsWriter, "_get_metadata_to_save", raising)
-    with pytest.raises(Stop):
-        model(2).write().overwrite().save(path)
-    assert names(tmp_path) == ["model"]
-    assert sorted(str(file.relative_to(local)) for file in local.rglob("*")) == before
-    assert_same_weights(first.module, TorchModel.load(path).module)
-    assert Predictor.load(str(local))(np.zeros((1, 4))).shape == (1, 3)
+        patch.setattr(persistence.DefaultParamsWriter, "_get_metadata_to_save", raising)
 
 
 def raising(*_: Any, **__: Any) -> None:
@@ -555,42 +557,7 @@ def test_all_formats_are_read(spark: Any, folder: Path) -> None:
         assert (read.getInputShapes(), read.getHyper("optimizer")) == ([[1, 28, 28]], {"nesterov": True})
 
 
-# -- elsewhere ----------------------------------------------------------------------------------
-
-CONNECT = """
-import sys
-from pyspark.sql import SparkSession
-spark = SparkSession.builder.remote("local").config("spark.ui.enabled", "false").getOrCreate()
-from sparkdl.exceptions import ConfigError
-from sparkdl.ml import TorchModel
-read = TorchModel.load(sys.argv[1])
-read.save(sys.argv[2])
-assert TorchModel.load(sys.argv[2]).uid == read.uid
-for write, message in ((read.write(), "exists"), (read.write().overwrite(), "needs a classic Spark session")):
-    try:
-        write.save(sys.argv[2])
-    except ConfigError as error:
-        assert message in str(error), error
-    else:
-        raise AssertionError(message)
-spark.stop()
-"""
-
-
-@pytest.mark.cluster
-@pytest.mark.skipif(
-    any(find_spec(name) is None for name in ("grpc", "grpc_status", "zstandard"))
-    or not any(Path(pyspark.__file__).parent.glob("jars/spark-connect_*.jar")),
-    reason="needs pyspark[connect] and the server's jar, which pip's pyspark has from 4.0 on",
-)
-def test_spark_connect(tmp_path: Path) -> None:
-    path = tmp_path / "copy"
-    source = next((FORMAT_1 / "pipeline_model" / "stages").glob("1_*"))
-    command = [sys.executable, "-c", CONNECT, str(source), str(path)]
-    subprocess.run(command, check=True, timeout=300, capture_output=True)
-    expected = json.loads((FORMAT_1 / "expected.json").read_text())
-    found = Predictor.load(str(path))(np.array(expected["x"]))
-    np.testing.assert_allclose(found, expected["pipeline_model"], rtol=1e-5, atol=1e-6)
+# -- elsewhere: with Spark Connect, in test_ml_connect.py ----------------------------------------------
 
 
 @pytest.mark.slow
