@@ -27,6 +27,7 @@ def run(*arguments: str, **environment: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
+@pytest.mark.cluster
 def test_a_session_without_the_confs_can_train_and_hears_what_they_cost() -> None:
     code, report = run(*LOCAL, "spark.python.worker.reuse=false", "--plain")
     assert code == 0
@@ -49,6 +50,7 @@ def test_a_session_without_the_confs_can_train_and_hears_what_they_cost() -> Non
     assert "set spark.python.worker.reuse=true" in advice
 
 
+@pytest.mark.cluster
 def test_executors_without_torch_are_found_out(tmp_path: Path) -> None:
     venv.create(tmp_path / "bare", with_pip=False)
     bare = tmp_path / "bare" / "bin" / "python"

@@ -1,10 +1,8 @@
-"""Logs are quiet unless the environment asks for more."""
+"""Logs are quiet unless the environment asks for more; what a session prints: ``test_quiet.py``."""
 
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -55,20 +53,3 @@ def test_the_jvm_gets_a_configuration_that_exists(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("SPARK_SUBMIT_OPTS", options)
     assert logs.jvm_options() == options
     assert logs._CONFIGURATION.is_file()
-
-
-SESSION = """
-from sparkdl import session
-spark = session.builder("local[1]", conf={"spark.ui.enabled": "false"}).getOrCreate()
-print(spark.range(3).count())
-spark.stop()
-"""
-
-
-@pytest.mark.cluster
-def test_a_session_says_nothing_of_its_own() -> None:
-    done = subprocess.run([sys.executable, "-c", SESSION], capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0
-    assert done.stdout == "3\n"
-    for noise in (" WARN ", " INFO ", "log4j profile", "Setting default log level"):
-        assert noise not in done.stderr

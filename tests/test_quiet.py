@@ -1,4 +1,4 @@
-"""What a user sees of a run that succeeds: nothing that looks like an error."""
+"""What a user sees of a run that succeeds: nothing that looks like an error, and no file is left."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from sparkdl import daemon, session
 
 ROOT = Path(__file__).parents[1]
 ALARMING = re.compile(r"\b(WARN|ERROR|FATAL|Traceback|Exception|\w+Error)\b")
+NOISE = (" INFO ", "log4j profile", "Setting default log level")
 OF_A_BUSY_MACHINE = "WARN Worker: Duplicate registration"  # its worker asked twice, for the answer was late
 PROGRAM = """
+import os
 import sys
 from functools import partial
 
@@ -30,6 +32,7 @@ master, folder = sys.argv[1:]
 conf = {"spark.ui.enabled": "false", "spark.driver.bindAddress": "127.0.0.1"}
 # Tasks that carry more of what the driver holds are refused; by default above 128 MB.
 conf |= {"spark.driver.host": "127.0.0.1", "spark.rpc.message.maxSize": "1"}
+conf |= {"spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"]}
 spark = session.builder(master, conf=conf).getOrCreate()
 random = np.random.default_rng(0)
 x, y = random.normal(size=(1024, 1000)).astype("float32"), random.integers(0, 2, 1024)
@@ -38,6 +41,26 @@ x, y = random.normal(size=(1024, 1000)).astype("float32"), random.integers(0, 2,
 def same(batches):
     yield from batches
 
+
+class Cell(torch.nn.Module):  # a class of __main__, as in a notebook
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(1000, 2)
+
+    def forward(self, x):
+        return self.inner(x)
+
+
+half = 0.5
+own = Dataset.from_numpy(x[:20], y[:20], spark=spark, transform=lambda x: x * half)  # is not released
+Trainer(
+    Cell(),
+    loss=lambda output, label: torch.nn.functional.cross_entropy(output, label),
+    optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    batch_size=10,
+    end_when=MaxEpoch(1),
+).fit(own)
+print("store=" + own.store().partitions[0].folder)
 
 sgd = partial(torch.optim.SGD, lr=0.1)
 options = dict(loss=torch.nn.CrossEntropyLoss(), optimizer=sgd, batch_size=256, end_when=MaxEpoch(1))
@@ -56,7 +79,7 @@ elements = table.rdd.map(lambda row: (np.array(row.features, "float32"), row.lab
 with Dataset.from_rdd(elements) as data:
     Trainer(torch.nn.Linear(4, 2), **options).fit(data)
 
-wide = torch.nn.Sequential(torch.nn.Linear(4, 300_000), torch.nn.Linear(300_000, 2))
+wide = torch.nn.Sequential(torch.nn.Linear(4, 100_000), torch.nn.Linear(100_000, 2))
 model = TorchClassifier(module=wide, optimizer=sgd, maxEpochs=1, batchSize=1024).fit(table)
 model.write().overwrite().save(folder)  # several MB
 found = TorchClassificationModel.load(folder).transform(table)
@@ -67,26 +90,45 @@ print("done")
 """
 
 
-@pytest.mark.parametrize(
-    "master", ["local[2]", pytest.param("local-cluster[2,1,1024]", marks=pytest.mark.cluster)]
-)
-def test_a_run_that_succeeds_prints_nothing_that_looks_like_an_error(master: str, tmp_path: Path) -> None:
-    script = tmp_path / "program.py"
+@pytest.fixture(scope="module", params=["local[2]", "local-cluster[2,1,1024]"])
+def done(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> subprocess.CompletedProcess[str]:
+    """The program, after it has run."""
+    folder = tmp_path_factory.mktemp("quiet")
+    script = folder / "program.py"
     script.write_text(PROGRAM)
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTHONPATH": paths, "PYSPARK_PYTHON": sys.executable}
-    done = subprocess.run(
-        [sys.executable, str(script), master, str(tmp_path / "model")],
+    return subprocess.run(
+        [sys.executable, str(script), request.param, str(folder / "model")],
         capture_output=True,
         text=True,
         timeout=500,
         env=environment,
     )
+
+
+@pytest.mark.cluster
+def test_a_run_that_succeeds_prints_nothing_that_looks_like_an_error(
+    done: subprocess.CompletedProcess[str],
+) -> None:
     printed = done.stdout + done.stderr
     assert done.returncode == 0, printed
     assert "done" in done.stdout
     lines = [line for line in printed.splitlines() if OF_A_BUSY_MACHINE not in line]
     assert not [line for line in lines if ALARMING.search(line)], printed
+    assert not [line for line in lines if any(noise in line for noise in NOISE)], printed
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("done", ["local[2]"], indirect=True, scope="module")
+def test_classes_of_main_and_lambdas_train_and_nothing_is_left_on_disk(
+    done: subprocess.CompletedProcess[str],
+) -> None:
+    folder = Path(done.stdout.split("store=")[1].splitlines()[0])
+    assert not folder.exists()
+    assert not folder.parent.parent.exists()
 
 
 def test_a_worker_ends_quietly_when_nobody_reads_any_more() -> None:
