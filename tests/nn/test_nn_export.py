@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError, ModelError
-from sparkdl.nn import export
+from sparkdl.nn import DLRM, DeepFM, WideAndDeep, export
 from sparkdl.nn.models.mlp import MLP
 
 onnx = pytest.mark.skipif(
@@ -104,6 +104,20 @@ def test_what_onnx_wrote_takes_any_number_of_rows(tmp_path: Path) -> None:
     x = torch.randn(7, 1, 6, 6)
     (found,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
     np.testing.assert_allclose(found, module(x).detach().numpy(), atol=1e-5)
+
+
+@onnx
+@pytest.mark.parametrize("model", [DeepFM, DLRM, WideAndDeep])
+def test_models_with_numbers_take_any_number_of_rows(model: Any, tmp_path: Path) -> None:
+    import onnxruntime
+
+    module = model([5, 7], numbers=3).eval()
+    export.to_onnx(module, (torch.tensor([[1, 6], [4, 0]]), torch.randn(2, 3)), tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    x = (torch.tensor([[0, 1], [2, 3], [4, 5]]), torch.randn(3, 3))
+    feed = {given.name: value.numpy() for given, value in zip(session.get_inputs(), x, strict=True)}
+    (found,) = session.run(None, feed)
+    np.testing.assert_allclose(found, module(*x).detach().numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize("write", [export.to_torch_export, export.to_torchscript])

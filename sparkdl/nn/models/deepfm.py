@@ -65,7 +65,7 @@ class DeepFM(nn.Module):
 
     def forward(self, categories: Tensor, numbers: Tensor | None = None) -> Tensor:
         """Return the logit of each row."""
-        check_numbers(numbers, self.numbers, len(categories))
+        check_numbers(numbers, self.numbers, categories.shape[0])
         first_order = self.bias + self.weight_of_value(categories).sum((1, 2))
         vectors = self.vector_of_value(categories)
         if numbers is not None and self.weight_of_number is not None and self.vector_of_number is not None:

@@ -69,7 +69,7 @@ class DLRM(nn.Module):
 
     def forward(self, numbers: Tensor, categories: Tensor) -> Tensor:
         """Return the logit of each row."""
-        check_numbers(numbers, self.numbers, len(categories))
+        check_numbers(numbers, self.numbers, categories.shape[0])
         dense = self.below(numbers)
         vectors = torch.cat([dense.unsqueeze(1), self.embed(categories)], 1)
         products = vectors @ vectors.transpose(1, 2)

@@ -70,7 +70,7 @@ class WideAndDeep(nn.Module):
 
     def forward(self, wide: Tensor, categories: Tensor, numbers: Tensor | None = None) -> Tensor:
         """Return the logit of each row."""
-        check_numbers(numbers, self.numbers, len(categories))
+        check_numbers(numbers, self.numbers, categories.shape[0])
         deep = self.embed(categories).flatten(1)
         if numbers is not None:
             deep = torch.cat([deep, numbers], 1)
