@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from sparkdl import session
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
 from sparkdl.nn.lightning import LightningSchedule
@@ -78,4 +77,4 @@ def check_dataset(data: object) -> None:
             f"data: found a {type(data).__module__}.{type(data).__name__}, expected a sparkdl Dataset such "
             "as Dataset.from_dataframe(df, features=..., label=...)"
         )
-    session.check(data.spark)
+    data.access.check()

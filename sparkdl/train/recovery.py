@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 from time import monotonic, perf_counter
 from typing import TypeVar
 
+from sparkdl.access.in_pieces import ChainTask
 from sparkdl.allreduce.directives import Step
 from sparkdl.allreduce.engine import Engine
-from sparkdl.allreduce.in_pieces import ChainTask
 from sparkdl.allreduce.kept import Kept, Snapshot
 from sparkdl.allreduce.outcome import Outcome
 from sparkdl.allreduce.state import ModelState

@@ -194,7 +194,7 @@ class Trainer:
             )
         self._label = data.plan.label
         sets = validation_sets(validation)
-        self._recipe.wanted().check(data.spark.sparkContext)
+        self._recipe.wanted().check(data.access)
         tried = dry_run(self._recipe.spec(data, self.module, self._label), data)
         monitor = check_validation(self.config, tried, sets)
         better = monitor is not None and monitor.higher_is_better
@@ -210,8 +210,8 @@ class Trainer:
             shipped(self._recipe, data, self.module, self._label) as ship,
             ship.evaluator(self.config) as evaluator,
         ):
-            check_weights(ship.jobs, data)
-            epochs = Epochs(ship.jobs, ship.fit, ship.broadcast, data, self.name)
+            check_weights(ship.access, data)
+            epochs = Epochs(ship.access, ship.fit, ship.sent, data, self.name)
             ship.cleanups.append(epochs.release)
             if point is not None:
                 point.check(self._recipe.setting(epochs.store.rows))
@@ -320,9 +320,9 @@ class Trainer:
         describe = f"sparkdl predict {self.name}"
         with shipped(self._recipe, data, module, self._label) as ship:
             return run_prediction(
-                ship.jobs,
+                ship.access,
                 ship.fit,
-                ship.broadcast,
+                ship.sent,
                 data,
                 ship.weights.publish(),
                 describe,

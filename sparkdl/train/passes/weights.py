@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from sparkdl import frame
-from sparkdl._spark.jobs import FrameJobs
+from sparkdl.access.base import Access
 from sparkdl.data import store
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import DataError
@@ -17,7 +17,7 @@ from sparkdl.train.passes.sweep import sweep
 _BLOCK = 1 << 20
 
 
-def check_weights(jobs: FrameJobs, data: Dataset) -> None:
+def check_weights(access: Access, data: Dataset) -> None:
     """Check that some row has a weight above zero; one short job if rows have weights.
 
     Raises:
@@ -26,7 +26,7 @@ def check_weights(jobs: FrameJobs, data: Dataset) -> None:
     if not data.plan.weighted:
         return
     describe = "sparkdl: look at the sample weights"
-    found = sweep(jobs, data, _any_weight, [], describe=describe, doing="looking at the weights")
+    found = sweep(access, data, _any_weight, [], describe=describe, doing="looking at the weights")
     if not any(message.meta["any"] for message in found):
         source = next(column.source for column in data.plan.columns if column.key == "weight")
         raise DataError(
