@@ -1,7 +1,8 @@
 """What sparkdl asks of a cluster: run tasks where rows are, send bytes, bring frames back, keep frames.
 
-All of sparkdl reaches a cluster by an :class:`Access`. Classic sessions have one of RDDs of raw frames
-(:mod:`sparkdl.access.classic`). Nothing else knows which kind of session it has.
+All of sparkdl reaches a cluster by an :class:`Access`. There are two: RDDs of raw frames, for classic
+sessions (:mod:`sparkdl.access.classic`), and DataFrames of frames, for Spark Connect
+(:mod:`sparkdl.access.connect`). Nothing else knows which kind of session it has.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkdl._spark.session import is_classic
 from sparkdl.access import Access, access_to
 from sparkdl.data import sampler
 from sparkdl.data.built import Store, build_store, delete, described
@@ -117,12 +116,6 @@ class Dataset:
             spark = SparkSession.builder.getOrCreate()
             return cls(spark, plan, ArraySource(arrays), num_partitions, transform)
         check_dataframe(df, "Dataset.from_dataframe")
-        if not is_classic(df):
-            raise DataError(
-                f"expected a classic Spark DataFrame, got {type(df).__module__}.{type(df).__name__}; "
-                "Spark Connect has no RDDs, so training needs a classic session",
-                code="data-connect",
-            )
         check_no_stream(df, "Dataset.from_dataframe")
         plan, expressions = plan_dataframe(df, features, label, weight)
         return cls(df.sparkSession, plan, DataFrameSource(df, expressions), num_partitions, transform)

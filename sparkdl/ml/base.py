@@ -109,7 +109,7 @@ class FitsTorch(HasAttributes, HasTrainingSetters, HasInputs, HasHyper, TorchWri
 
     def _fit_model(self, dataset: DataFrame, kept: ErrorsCarryResult) -> Any:
         name = type(self).__name__
-        fitting.check_classic(name, dataset)
+        fitting.check_rows(name, dataset)
         self._check()
         rows = self._rows(dataset)
         plan = self._settle(rows)

@@ -192,6 +192,12 @@ class Trainer:
                 f"elastic: the Dataset was made with num_partitions={data.num_partitions!r}; leave it out to "
                 "let its partitions follow the cluster"
             )
+        if self.config.elastic is not None and data.access.jobs is None:
+            raise ConfigError(
+                "elastic: a Spark Connect session does not tell which executors come and go; leave it out, "
+                "or fit in a classic session",
+                code="config-cluster",
+            )
         self._label = data.plan.label
         sets = validation_sets(validation)
         self._recipe.wanted().check(data.access)
