@@ -24,8 +24,8 @@ import numpy as np
 from sparkdl import Dataset, frame, session
 from sparkdl._spark.frames import key
 from sparkdl._spark.jobs import FrameJobs
+from sparkdl.access.chain import StageChain
 from sparkdl.allreduce.persisted import RESULT
-from sparkdl.allreduce.transport.chain import Chain
 from sparkdl.compute.memory import exempt_objects, keep_freed_memory
 from sparkdl.frame import Parts
 
@@ -81,7 +81,7 @@ def milliseconds_per_stage(spark: SparkSession, data: Dataset, nbytes: int, seco
     store = data.store()
     partitions = len(store.partitions)
     tasks: list[Any] = [*[Send(partitions, nbytes)] * _STAGES, end]
-    chain = Chain(FrameJobs(spark.sparkContext), store, None)
+    chain = StageChain(FrameJobs(spark.sparkContext), store.tokens, len(store.partitions), None)
     times: list[float] = []
     begin = time.monotonic()
     try:

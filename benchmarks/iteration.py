@@ -10,6 +10,10 @@ one torch process with as many threads as all executors have cores, run after Sp
 With ``--transport direct`` ten times as many iterations warm up and are measured, since groups have more of
 them; ``direct`` is the share of iterations that exchanged directly. SIGTERM and Ctrl-C end the measurement:
 the line then holds what there is, ``cut_off`` is true, and what was not measured is null.
+
+``--connect sc://host:15002`` measures on a Spark Connect server in place of ``--master``. Tasks exchange
+directly there by default; a client cannot count jobs, stages and tasks. ``first_step_seconds`` is how long a
+fit of one step takes, with the store built.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import keeping
+from pyspark.sql import SparkSession
 from spark_counts import counts_after, last_job
 from workloads import OPTIMIZERS, Workload, make
 
@@ -62,6 +67,7 @@ class WarmThenMeasure(Trigger):
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure one training iteration on Spark.")
     parser.add_argument("--master", help="Spark master; by default spark-submit's")
+    parser.add_argument("--connect", metavar="URL", help="of a Spark Connect server, in place of a master")
     parser.add_argument("--model", choices=("tiny", "mlp", "lenet", "ncf"), default="tiny")
     parser.add_argument("--batch", type=int, default=128, help="rows per iteration, over all executors")
     parser.add_argument("--iterations", type=int, help="to take the median of (200; 2,000 if direct)")
@@ -72,7 +78,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--transport", choices=get_args(TransportName), default="auto")
     parser.add_argument("--optimizer", choices=tuple(OPTIMIZERS), help="by default the model's own")
     args = parser.parse_args()
-    args.times = 10 if args.transport == "direct" else 1
+    args.times = 10 if args.transport == "direct" or (args.connect and args.transport == "auto") else 1
     args.iterations = 200 * args.times if args.iterations is None else args.iterations
     args.warmup = 500 * args.times if args.warmup is None else args.warmup
     for name in ("batch", "iterations"):
@@ -88,19 +94,26 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     work = make(args.model, args.batch, args.optimizer)
     trigger = WarmThenMeasure(args.warmup, args.warmup_seconds, args.iterations)
     counted, few = None, _COUNTED * args.times
-    spark = session.builder(args.master, app_name=f"benchmark {args.model}").getOrCreate()
+    if args.connect:
+        spark = SparkSession.builder.remote(args.connect).getOrCreate()
+    else:
+        spark = session.builder(args.master, app_name=f"benchmark {args.model}").getOrCreate()
     try:
-        sc = spark.sparkContext
         with Dataset.from_numpy(
             work.features, work.label, spark=spark, num_partitions=args.partitions
         ) as data:
             store = data.store()
             history, cut_off = fit(work, data, args, trigger)
+            first_step = None
             if not cut_off:
-                before = last_job(sc)
+                begin = time.perf_counter()
+                fit(work, data, args, MaxIteration(1))
+                first_step = round(time.perf_counter() - begin, 3)
+            if not cut_off and not args.connect:
+                before = last_job(spark.sparkContext)
                 fit(work, data, args, MaxIteration(few))
-                counted = counts_after(sc, before)
-        master, cores = str(sc.master), store.executors.count * store.executors.cores
+                counted = counts_after(spark.sparkContext, before)
+        master, cores = str(spark.conf.get("spark.master")), store.executors.count * store.executors.cores
     finally:
         spark.stop()
     rows = history[-args.iterations :]
@@ -117,6 +130,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "ms_per_iteration": round(1000 * median, 3),
         "records_per_second": round(statistics.median(r["samples"] for r in rows) / median, 1),
         "torch_ms_per_iteration": None if cut_off else round(plain_torch(args, work.optimizer, cores), 3),
+        "first_step_seconds": first_step,
         "jobs": counted and counted.jobs / few,
         "stages": counted and counted.stages / few,
         "tasks": counted and counted.tasks / few,
@@ -136,6 +150,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "warmup": trigger.warm,
         "load_average": round(os.getloadavg()[0], 2),
         "master": master,
+        "connect": bool(args.connect),
     }
 
 

@@ -102,7 +102,6 @@ class DataError(SparkdlError, ValueError):
         "data",
         "data-changed",
         "data-column",
-        "data-connect",
         "data-empty",
         "data-null",
         "data-shape",

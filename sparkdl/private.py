@@ -7,6 +7,9 @@ their mode when they are made: a ``chmod`` afterwards would leave a moment in wh
 from __future__ import annotations
 
 import os
+import tempfile
+from functools import lru_cache
+from pathlib import Path
 
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
@@ -30,3 +33,13 @@ def make_folder(path: str | os.PathLike[str]) -> None:
     except FileExistsError:
         if not os.path.isdir(path):
             raise
+
+
+def local_folders() -> list[Path]:
+    """Return the executor's local directories, which Spark removes when the executor stops."""
+    return list(_folders_named(os.environ.get("SPARK_LOCAL_DIRS", "")))
+
+
+@lru_cache(maxsize=1)
+def _folders_named(dirs: str) -> tuple[Path, ...]:
+    return tuple(Path(d) for d in dirs.split(",") if d) or (Path(tempfile.gettempdir()),)

@@ -213,7 +213,7 @@ def check(spark: SparkSession) -> None:
             "this Spark session trains correctly but slower than it could; set before it starts "
             f"(sparkdl.session.builder and conf/*.conf do):\n{lines}",
             UserWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 
@@ -230,9 +230,22 @@ def check_encryption(spark: SparkSession) -> None:
     Raises:
         ConfigError: if ``spark.io.encryption.enabled`` is true and :data:`PLAIN_FILES` is not.
     """
-    if not _is_true(spark.sparkContext.getConf().get("spark.io.encryption.enabled")):
-        return
-    if not _is_true(spark.conf.get(PLAIN_FILES, "false")):
+    refuse_encryption(
+        spark.sparkContext.getConf().get("spark.io.encryption.enabled"), spark.conf.get(PLAIN_FILES, "false")
+    )
+
+
+def refuse_encryption(encrypted: str | None, plain: str | None) -> None:
+    """Check that files need not be encrypted.
+
+    Args:
+        encrypted: the conf that asks for encryption of Spark's own files.
+        plain: the conf that accepts plain files beside these.
+
+    Raises:
+        ConfigError: if the former is true and the latter is not.
+    """
+    if _is_true(encrypted) and not _is_true(plain):
         raise ConfigError(
             "spark.io.encryption.enabled=true: sparkdl writes rows, gradients and weights to the executors' "
             f"local directories without encryption. Set {PLAIN_FILES}=true if modes 0700 and 0600, or an "

@@ -18,6 +18,11 @@ def is_classic(spark_or_df: Any) -> bool:
     return hasattr(spark_or_df, "_jdf" if is_df else "_jsparkSession")
 
 
+def is_connect(spark_or_df: Any) -> bool:
+    """Return whether a session or DataFrame is of Spark Connect."""
+    return type(spark_or_df).__module__.startswith("pyspark.sql.connect")
+
+
 def is_alive(sc: Any) -> bool:
     """Return whether a SparkContext can run jobs: neither stopped nor its JVM gone."""
     try:

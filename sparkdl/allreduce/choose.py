@@ -6,15 +6,13 @@ import secrets
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from sparkdl._spark.frames import JavaObject
-from sparkdl._spark.jobs import FrameJobs
+from sparkdl.access.base import Access
 from sparkdl.allreduce.engine import Route
 from sparkdl.allreduce.plans.base import LONGEST_GROUP, Plan
 from sparkdl.allreduce.plans.driver import ThroughDriver, count_shards
 from sparkdl.allreduce.plans.replicated import Replicated
 from sparkdl.allreduce.plans.sharded import Sharded
 from sparkdl.allreduce.transport.base import Transport
-from sparkdl.allreduce.transport.chain import Chain
 from sparkdl.allreduce.transport.direct.task import Circle
 from sparkdl.allreduce.transport.direct.transport import DirectTransport
 from sparkdl.allreduce.transport.shuffle import ShuffleTransport
@@ -109,34 +107,36 @@ class Wanted:
         """The exchange that is wanted: only with the sharded one weights travel with a codec."""
         return self.exchange if self.weights_codec == "fp32" else "sharded"
 
-    def check(self, sc: Any) -> None:
+    def check(self, access: Access) -> None:
         """Check what is wanted against the session, before any work starts.
 
         Args:
-            sc: the SparkContext.
+            access: the cluster.
 
         Raises:
             ConfigError: if the session forbids it.
         """
-        if self._exchange in ("replicated", "sharded") and _moves(sc):
+        if access.jobs is None:
+            self._check_without_rdds()
+        if self._exchange in ("replicated", "sharded") and access.moves_tasks:
             raise ConfigError(
                 f"exchange={self._exchange!r} needs a session with {_LOCALITY}=false, which is read when "
                 "Spark starts: make it with sparkdl.session.builder(...), or set it in your confs",
                 code="config-cluster",
             )
-        self.exchanges_directly(sc, self._exchange)
+        self.exchanges_directly(access, self._exchange)
 
-    def choose(self, sc: Any, ranks: int) -> Exchange:
+    def choose(self, access: Access, ranks: int) -> Exchange:
         """Return the exchange that is wanted, or the one that suits the size.
 
         Args:
-            sc: the SparkContext.
+            access: the cluster.
             ranks: number of partitions.
 
         Raises:
             ConfigError: if the session forbids it, or shards would be too large.
         """
-        self.check(sc)
+        self.check(access)
         wanted, nbytes = self._exchange, self.layout.nbytes
         fits = nbytes <= ranks * _MOST_SHARD_BYTES
         if wanted == "sharded" and not fits:
@@ -147,31 +147,50 @@ class Wanted:
             )
         if wanted != "auto":
             return wanted
-        if _moves(sc) or self.num_shards is not None or self.stragglers:
+        if access.moves_tasks or self.num_shards is not None or self.stragglers:
             return "driver"
         if self.suits_rows or ranks * nbytes <= _REPLICATED_BYTES:
             return "replicated"
-        return "sharded" if fits else "driver"
+        return "sharded" if fits or access.jobs is None else "driver"
 
-    def exchanges_directly(self, sc: Any, exchange: Exchange) -> bool:
+    def _check_without_rdds(self) -> None:
+        """Check that nothing needs the driver plan.
+
+        Raises:
+            ConfigError: if something does.
+        """
+        needs = {
+            "exchange='driver'": self.exchange == "driver",
+            "num_shards": self.num_shards is not None,
+            "drop_stragglers": self.stragglers,
+        }
+        for option, needed in needs.items():
+            if needed:
+                raise ConfigError(
+                    f"{option} needs RDDs, which Spark Connect has not; leave it out, or fit in a classic "
+                    "session",
+                    code="config-cluster",
+                )
+
+    def exchanges_directly(self, access: Access, exchange: Exchange) -> bool:
         """Return whether the tasks of a group exchange among themselves where they can.
 
         Args:
-            sc: the SparkContext.
+            access: the cluster.
             exchange: as :meth:`choose` has chosen.
 
         Raises:
             ConfigError: if the session, or the exchange, forbids what is wanted.
         """
-        conf = sc.getConf()
-        wanted = conf.get(TRANSPORT, "auto") if self.transport == "auto" else self.transport
+        conf = access.conf
+        wanted = conf(TRANSPORT, "auto") if self.transport == "auto" else self.transport
         if wanted not in get_args(TransportName):
             known = ", ".join(get_args(TransportName))
             raise ConfigError(f"{TRANSPORT}={wanted}: expected one of {known}", code="config-cluster")
-        if wanted != "direct":
+        if wanted != "direct" and not (wanted == "auto" and access.chains_are_slow):
             return False
-        reasons = [f"{name}=true asks for encryption" for name in _ENCRYPTING if conf.get(name) == "true"]
-        if conf.get("spark.python.worker.reuse", "true") == "false":
+        reasons = [f"{name}=true asks for encryption" for name in _ENCRYPTING if conf(name) == "true"]
+        if conf("spark.python.worker.reuse", "true") == "false":
             reasons.append("spark.python.worker.reuse=false ends the processes that would be connected")
         if exchange == "driver":
             reasons.append("exchange='driver' sends weights through the driver")
@@ -213,14 +232,12 @@ class Wanted:
             changes=changes,
         )
 
-    def route(
-        self, exchange: Exchange, jobs: FrameJobs, store: Store, fit: FitRef, profile: JavaObject | None
-    ) -> Route:
+    def route(self, exchange: Exchange, access: Access, store: Store, fit: FitRef, profile: Any) -> Route:
         """Return plan and transport of an exchange over a store.
 
         Args:
             exchange: which one, as :meth:`choose` has chosen for the whole fit.
-            jobs: Spark access.
+            access: the cluster.
             store: the partition store.
             fit: the fixed part of the fit.
             profile: resource profile of the tasks.
@@ -228,27 +245,22 @@ class Wanted:
         ranks = len(store.partitions)
         rows = bool(self.tables)
         changes = 0 if fit.in_memory else changes_to_keep(store.executors.cores, rows=rows)
-        directly = self.exchanges_directly(jobs.sc, exchange)
+        directly = self.exchanges_directly(access, exchange)
         plan = self.plan(exchange, ranks, changes, directly=directly)
         transport: Transport
         if exchange == "driver":
-            transport = TwoJobTransport(jobs, store, fit, profile)
+            assert access.jobs is not None  # see choose()
+            transport = TwoJobTransport(access.jobs, store, fit, profile)
         else:
-            chain = Chain(jobs, store, profile)
-            transport = ShuffleTransport(ranks, fit, chain)
+            chain = access.chain(store.tokens, ranks, profile)
+            transport = ShuffleTransport(ranks, fit, chain, access.longest_chain)
             if directly:
-                circle = _circle(jobs.sc.getConf())
-                transport = DirectTransport(jobs, store, fit, profile, chain, circle, transport)
+                circle = _circle(access)
+                transport = DirectTransport(access, store, fit, profile, chain, circle, transport)
         return Route(plan, transport)
 
 
-def _moves(sc: Any) -> bool:
-    """Return whether the session would run the tasks of a group away from their rows."""
-    return sc.getConf().get(_LOCALITY, "true") == "true" and not sc.master.startswith("local[")
-
-
-def _circle(conf: Any) -> Circle:
+def _circle(access: Access) -> Circle:
     """Return by what the tasks of a fit find each other."""
-    host = conf.get("spark.driver.host", "localhost")
-    seconds = [float(conf.get(name, default)) for name, default in ((WAIT, "3"), (PATIENCE, "120"))]
-    return Circle(secrets.token_bytes(32), host, *seconds)
+    seconds = [float(access.conf(name, default)) for name, default in ((WAIT, "3"), (PATIENCE, "120"))]
+    return Circle(secrets.token_bytes(32), access.driver_host, *seconds)

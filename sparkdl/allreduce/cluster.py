@@ -9,44 +9,14 @@ from typing import Any, Protocol
 
 from sparkdl import frame
 from sparkdl._spark.errors import is_job_failure
-from sparkdl._spark.frames import JavaObject
-from sparkdl._spark.jobs import FrameJobs
-from sparkdl._spark.tasks import broadcast_id
-from sparkdl.allreduce.in_pieces import ChainTask
+from sparkdl.access.base import Access, Published
+from sparkdl.access.in_pieces import ChainTask
 from sparkdl.allreduce.kept import Kept
 from sparkdl.allreduce.persisted import PersistedShards
-from sparkdl.compute.start import BytesRef
 from sparkdl.compute.worker import forget_fit
 from sparkdl.frame import Array, Frame, Packed
 
-_INLINE_BYTES = 64 << 10
-"""Up to this size bytes travel inside the stage's task binary, which Spark broadcasts anyway; a
-broadcast of their own would cost more than it saves."""
-
 _log = logging.getLogger("sparkdl")
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """Bytes that tasks can read.
-
-    Attributes:
-        ref: by which a task finds them.
-        broadcast: the PySpark broadcast behind it, if any.
-    """
-
-    ref: BytesRef
-    broadcast: Any = None
-
-    @property
-    def broadcasts(self) -> list[Any]:
-        """The broadcasts that a stage must name to use them."""
-        return [] if self.broadcast is None else [self.broadcast]
-
-    def release(self) -> None:
-        """Delete them everywhere; only when no task can need them again."""
-        if self.broadcast is not None:
-            self.broadcast.destroy()
 
 
 class Shards(Protocol):
@@ -99,50 +69,47 @@ class Cluster(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SparkCluster:
-    """A classic Spark session, whose executors are reached by RDDs.
+    """A session's cluster.
 
     Attributes:
-        jobs: Spark access.
+        access: access to it.
         profile: resource profile of the tasks.
     """
 
-    jobs: FrameJobs
-    profile: JavaObject | None = None
+    access: Access
+    profile: Any = None
 
     def publish(self, data: Packed, *, inline: bool = True) -> Published:
-        """Make bytes available to all tasks, inside the tasks or as a broadcast."""
+        """Make bytes available to all tasks."""
         # As one piece of memory: what is inside a task is pickled with it.
         whole = data if isinstance(data, bytes | bytearray) else frame.join(frame.parts(data))
-        if inline and len(whole) <= _INLINE_BYTES:
-            return Published(BytesRef(whole))
-        broadcast = self.jobs.sc.broadcast(whole)
-        return Published(BytesRef(None, broadcast_id(broadcast)), broadcast)
+        return self.access.send(whole, inline=inline)
 
     def shards(self, count: int, shard_bytes: int) -> PersistedShards:
         """Return access to the state of so many shards."""
-        return PersistedShards(self.jobs, count, shard_bytes)
+        return PersistedShards(self.access, count, shard_bytes)
 
-    def unpersist(self, kept: JavaObject) -> None:
+    def unpersist(self, kept: Any) -> None:
         """Stop keeping the state of the shards."""
-        self.jobs.unpersist(kept)
+        self.access.unpersist(kept)
 
     def one_process(self, slots: int) -> bool:
         """Return whether the same Python process runs all tasks of an executor of so many slots."""
-        get = self.jobs.sc.getConf().get
-        reused = get("spark.python.worker.reuse", "true") == "true"
+        conf = self.access.conf
+        reused = conf("spark.python.worker.reuse", "true") == "true"
         # Of two attempts of a task at a time one is killed, and its process with it.
-        return slots == 1 and reused and get("spark.speculation", "false") == "false"
+        return slots == 1 and reused and conf("spark.speculation", "false") == "false"
 
     def delete_files(self, fit_id: str) -> None:
         """Delete a fit's files; what executors that fail keep goes with them."""
-        jobs = self.jobs
-        jobs.describe("sparkdl: delete the run's files")
+        access = self.access
+        access.describe("sparkdl: delete the run's files")
         try:
             # On all of them: where tasks have run in the course of losses, no RDD knows any more.
-            jobs.run_on_executors(partial(forget_fit, fit_id), profile=self.profile)
+            access.run_on_executors(partial(forget_fit, fit_id), profile=self.profile)
         except Exception as error:
             if not is_job_failure(error):
                 raise
             _log.debug("files of fit %s were not deleted: %s", fit_id, error)
         finally:
-            jobs.describe(None)
+            access.describe(None)

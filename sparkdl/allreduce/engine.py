@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
 from sparkdl._spark.errors import is_job_failure, task_error
-from sparkdl.allreduce.cluster import Cluster, Published, Shards
+from sparkdl.access.base import Published
+from sparkdl.access.in_pieces import ChainTask
+from sparkdl.allreduce.cluster import Cluster, Shards
 from sparkdl.allreduce.directives import Step
-from sparkdl.allreduce.in_pieces import ChainTask
 from sparkdl.allreduce.kept import Kept, Snapshot
 from sparkdl.allreduce.outcome import Outcome, outcomes_of
 from sparkdl.allreduce.plans.base import Plan
@@ -48,8 +48,8 @@ class Engine:
     Args:
         cluster: sends bytes and keeps the state of shards.
         store: the partition store.
-        fit: the fixed part of the fit, broadcast.
-        fit_broadcast: the broadcast itself.
+        fit: how tasks find the fixed part of the fit.
+        sent: the fixed part.
         route: chooses plan and transport for a store.
         leaves_files: whether tasks leave files whatever the plan (``compute/partition_state.py``).
         name: begins the names of jobs in the Spark UI.
@@ -64,14 +64,14 @@ class Engine:
         cluster: Cluster,
         store: Store,
         fit: FitRef,
-        fit_broadcast: Any,
+        sent: Published,
         route: Callable[[Store, FitRef], Route],
         leaves_files: bool,
         name: str,
     ) -> None:
         self._cluster = cluster
         self._fit = fit
-        self._fit_broadcast = fit_broadcast
+        self._sent = sent
         self._choose = route
         self._leaves_files = leaves_files
         self._name = name
@@ -204,7 +204,7 @@ class Engine:
         self._leaves_files |= self._plan.leaves_model
         sent = [*seed] if start.weights is None else [model.weights.publish(), *seed]
         broadcasts = [
-            self._fit_broadcast,
+            *self._sent.broadcasts,
             *(broadcast for published in sent for broadcast in published.broadcasts),
             *steps[0].broadcasts,
         ]

@@ -1,4 +1,4 @@
-"""The state of the shards between groups: persisted by Spark on two executors, fetched, given back."""
+"""The state of the shards between groups, which the cluster keeps: fetched, given back."""
 
 from __future__ import annotations
 
@@ -13,18 +13,13 @@ import numpy as np
 
 from sparkdl import frame
 from sparkdl._spark.errors import is_job_failure, task_error
-from sparkdl._spark.frames import JavaObject, key
-from sparkdl._spark.jobs import FrameJobs
-from sparkdl.allreduce.in_pieces import MORE, ChainTask, InPieces, InRounds
+from sparkdl.access import base
+from sparkdl.access.base import Access
+from sparkdl.access.in_pieces import MORE, ChainTask, InPieces, InRounds
 from sparkdl.allreduce.kept import Kept
 from sparkdl.allreduce.messages import Average, Master
 from sparkdl.frame import Array, Buffer, Frame
 from sparkdl.pieces import PIECE_BYTES, cut, joined, joined_by_source
-
-RESULT = 0
-"""Key of the frames that go to the driver."""
-STATE = 1
-"""Key of the frames that stay."""
 
 _COLLECTED_BYTES = 256 << 20
 """One job sends the driver about so many bytes of the shards' state."""
@@ -35,19 +30,19 @@ _RESULT_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class PersistedShards:
-    """Reads and makes the persisted RDDs of the shards' state.
+    """Reads the shards' state, and gives it back.
 
     Attributes:
-        jobs: Spark access.
+        access: the cluster.
         shards: number of shards.
         shard_bytes: how long a shard of the weights is, about.
     """
 
-    jobs: FrameJobs
+    access: Access
     shards: int
     shard_bytes: int
 
-    def fetch(self, kept: JavaObject | None) -> Kept:
+    def fetch(self, kept: base.Kept | None) -> Kept:
         """Copy the state of the shards, but for their weights, to the driver.
 
         Raises:
@@ -60,7 +55,7 @@ class PersistedShards:
             found[index].append(bytes(data))
         return found
 
-    def average(self, kept: JavaObject) -> Array | None:
+    def average(self, kept: base.Kept) -> Array | None:
         """Fetch the averaged weights; ``None`` if there are none yet.
 
         Raises:
@@ -68,7 +63,7 @@ class PersistedShards:
         """
         return self._vector(kept, Average.kind, "fetch the averaged weights")
 
-    def weights(self, kept: JavaObject) -> Array:
+    def weights(self, kept: base.Kept) -> Array:
         """Fetch the weights.
 
         Raises:
@@ -78,61 +73,51 @@ class PersistedShards:
         assert found is not None
         return found
 
-    def run(self, kept: JavaObject, task: ChainTask, doing: str) -> list[Frame]:
+    def run(self, kept: base.Kept, task: ChainTask, doing: str) -> list[Frame]:
         """Run a task over the state of each shard, and return the frames that it yields.
 
         Raises:
             TaskError: if it fails.
         """
-        jobs = self.jobs
         with self._reading(doing):
-            stage = jobs.stage(self._staying(kept), InPieces(task, token=False, keyed=False))
-            return [frame.unpack(data) for data in joined(jobs.collect(stage))]
+            found = self.access.run_on_kept(kept, InPieces(task, token=False, keyed=False))
+            return [frame.unpack(data) for data in joined(found)]
 
-    def restore(self, kept: Kept) -> JavaObject:
+    def restore(self, kept: Kept) -> base.Kept:
         """Let frames from :meth:`fetch` stay with the shards again.
 
         Raises:
             TaskError: if the job fails.
         """
-        jobs = self.jobs
+        access = self.access
         pieces = ((n, piece) for n, frames in enumerate(kept) for piece in cut(n, frames))
-        shuffled = jobs.shuffle(jobs.scattered(pieces), self.shards)
-        restored = jobs.stage(jobs.values(shuffled), _keep, preserves_partitioning=True)
-        jobs.persist_replicated(restored, self.shard_bytes)
-        jobs.describe("sparkdl: restore the optimizer's state")
+        access.describe("sparkdl: restore the optimizer's state")
         try:
-            jobs.collect(jobs.select(jobs.keyed(restored), RESULT, drop=[STATE]))
+            return access.keep(pieces, self.shards, self.shard_bytes)
         except Exception as error:
-            jobs.unpersist(restored)
             if is_job_failure(error):
                 raise task_error(error, "restoring the optimizer's state") from None
             raise
         finally:
-            jobs.describe(None)
-            jobs.release_shuffle(shuffled)
-        return restored
+            access.describe(None)
 
-    def _vector(self, kept: JavaObject, kind: str, doing: str) -> Array | None:
+    def _vector(self, kept: base.Kept, kind: str, doing: str) -> Array | None:
         parts = [
             frame.unpack(data).arrays["params"] for _, data in self._collect(kept, partial(eq, kind), doing)
         ]
         return np.concatenate(parts) if parts else None
 
-    def _staying(self, kept: JavaObject) -> JavaObject:
-        return staying(self.jobs, kept)
-
     def _collect(
-        self, kept: JavaObject, wanted: Callable[[str], bool], doing: str
+        self, kept: base.Kept, wanted: Callable[[str], bool], doing: str
     ) -> list[tuple[int, Buffer]]:
         """Return the frames of some kinds that stay with the shards, each after its shard, in their order."""
-        jobs, most = self.jobs, min(_COLLECTED_BYTES // self.shards, _RESULT_BYTES)
+        most = min(_COLLECTED_BYTES // self.shards, _RESULT_BYTES)
         step = max(1, most // PIECE_BYTES)
         pieces: list[bytes] = []
         with self._reading(doing):
             for first in count(0, step):
                 in_round = InRounds(wanted, first, first + step)
-                received = jobs.collect(jobs.stage(self._staying(kept), in_round))
+                received = self.access.run_on_kept(kept, in_round)
                 pieces += [data for data in received if data != MORE]
                 if MORE not in received:
                     break
@@ -141,7 +126,7 @@ class PersistedShards:
     @contextmanager
     def _reading(self, doing: str) -> Iterator[None]:
         """Name a job that reads the state of the shards, and its failure."""
-        self.jobs.describe(f"sparkdl: {doing}")
+        self.access.describe(f"sparkdl: {doing}")
         try:
             yield
         except Exception as error:
@@ -149,20 +134,8 @@ class PersistedShards:
                 raise task_error(error, f"trying to {doing}") from None
             raise
         finally:
-            self.jobs.describe(None)
-
-
-def staying(jobs: FrameJobs, keyed_frames: JavaObject) -> JavaObject:
-    """Return the frames that an earlier job left for the shards."""
-    return jobs.select(jobs.keyed(keyed_frames), STATE, drop=[RESULT])
+            self.access.describe(None)
 
 
 def _is_not_master(kind: str) -> bool:
     return kind != Master.kind
-
-
-def _keep(_: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Let frames that arrive in pieces stay with their shard, in these."""
-    for piece in pieces:
-        yield key(STATE)
-        yield piece

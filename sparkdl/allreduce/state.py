@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from sparkdl import frame
-from sparkdl.allreduce.cluster import Cluster, Published
+from sparkdl.access.base import Published
+from sparkdl.allreduce.cluster import Cluster
 from sparkdl.allreduce.kept import Snapshot
 from sparkdl.compute.start import Version
 from sparkdl.frame import Array

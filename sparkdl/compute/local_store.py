@@ -18,8 +18,8 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 
 from sparkdl import buffers, frame, private
-from sparkdl.data.store import local_folders
 from sparkdl.frame import Buffer, Packed, Parts
+from sparkdl.private import local_folders
 
 _ROOT = "sparkdl-fits"
 _DRAFT = "draft-"

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl._spark.tasks import broadcast_value
+from sparkdl.access.base import BytesRef
 from sparkdl.compute.spec import FitSpec
 from sparkdl.data import sampler, store
 from sparkdl.data.store import Token
@@ -27,11 +27,11 @@ class CursorRef:
 
     Attributes:
         first: iteration of the epoch from which on it counts.
-        broadcast_id: id of the broadcast with the positions of the rows that are left.
+        left: the positions of the rows that are left.
     """
 
     first: int
-    broadcast_id: int
+    left: BytesRef
 
     def rows(self, token: Token) -> Array:
         """Return the numbers of a partition's rows that are left, ascending.
@@ -39,12 +39,12 @@ class CursorRef:
         Raises:
             PartitionMissingError: if the partition's files are not on this executor.
         """
-        return _rows_among(self.broadcast_id, token)
+        return _rows_among(self.left, token)
 
 
 @lru_cache(maxsize=4)
-def _rows_among(number: int, token: Token) -> Array:
-    left = np.frombuffer(broadcast_value(number), np.int64)
+def _rows_among(sent: BytesRef, token: Token) -> Array:
+    left = np.frombuffer(sent.read(), np.int64)
     found = store.read_positions(token, np.arange(token.rows))
     return np.flatnonzero(np.isin(found, left, assume_unique=True))
 

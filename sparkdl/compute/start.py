@@ -6,31 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sparkdl import frame
-from sparkdl._spark.tasks import broadcast_value
+from sparkdl.access.base import BytesRef
 from sparkdl.compute.local_store import LocalStore, decode
 from sparkdl.data.manifest import Manifest
 from sparkdl.frame import Frame, Packed
-
-
-@dataclass(frozen=True, slots=True)
-class BytesRef:
-    """Bytes that the driver has sent: inside the task itself, or by a Spark broadcast.
-
-    Attributes:
-        inline: the bytes, or ``None`` if they are broadcast.
-        broadcast_id: id of the broadcast, -1 if they are inline.
-    """
-
-    inline: Packed | None
-    broadcast_id: int = -1
-
-    def read(self, *, once: bool = False) -> Packed:
-        """Return the bytes; called in tasks.
-
-        Args:
-            once: whether this process is not to keep them.
-        """
-        return self.inline if self.inline is not None else broadcast_value(self.broadcast_id, once=once)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from sparkdl import buffers
-from sparkdl._spark.tasks import broadcast_value, task_resources
+from sparkdl._spark.tasks import task_resources
+from sparkdl.access.base import BytesRef
 from sparkdl.compute.live_model import LiveModel
 from sparkdl.compute.local_store import LocalStore, fit_folder
 from sparkdl.compute.memory import exempt_objects, keep_freed_memory, trim_memory
@@ -92,13 +93,13 @@ class FitRef:
 
     Attributes:
         fit_id: unique id of the fit.
-        broadcast_id: id of the broadcast that holds the pickled :class:`FitSpec`.
+        spec: the pickled :class:`FitSpec`.
         in_memory: whether one process runs all tasks of an executor, and may hold in its memory what they
             leave for each other.
     """
 
     fit_id: str
-    broadcast_id: int
+    spec: BytesRef
     in_memory: bool = False
 
     def worker(self) -> Worker:
@@ -109,9 +110,7 @@ class FitRef:
                 _workers.popitem(last=False)
                 gc.unfreeze()
             buffers.release()
-            worker = Worker(
-                lambda: serialize.loads(broadcast_value(self.broadcast_id, once=True)), *_stores(self.fit_id)
-            )
+            worker = Worker(lambda: serialize.loads(self.spec.read(once=True)), *_stores(self.fit_id))
             _workers[self.fit_id] = worker
         elif torch.get_num_threads() != worker.spec.threads:
             torch.set_num_threads(worker.spec.threads)  # another fit's task ran here in between

@@ -18,10 +18,11 @@ import pyarrow as pa
 
 from sparkdl.data.columns import ROW_ID, ColumnPlan, TablePlan
 from sparkdl.data.convert import from_arrow, from_rows, row_namer
-from sparkdl.data.store import StoreBatch, Token, local_folders, write_partition
+from sparkdl.data.store import StoreBatch, Token, write_partition
 from sparkdl.exceptions import DataError
 from sparkdl.frame import Array
 from sparkdl.pieces import joined
+from sparkdl.private import local_folders
 
 _CHUNK = 1024  # rows of an RDD that are stacked and written at once
 

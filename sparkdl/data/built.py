@@ -7,20 +7,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from sparkdl import frame, session
 from sparkdl._spark.errors import is_job_failure, task_error
-from sparkdl._spark.frames import JavaObject
-from sparkdl._spark.jobs import FrameJobs
+from sparkdl.access.base import Access, Frames
 from sparkdl.data.columns import TablePlan
 from sparkdl.data.manifest import Manifest
 from sparkdl.data.sources import Partitions, Source
 from sparkdl.data.store import Token, delete_store
 from sparkdl.exceptions import DataError
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 MAX_REBUILDS = 5
 """How often a job is run again because it found parts of the store missing."""
@@ -31,12 +26,12 @@ class Store:
     """A built partition store.
 
     Attributes:
-        tokens: persisted RDD of token frames, one per partition.
+        tokens: persisted token frames, one per partition.
         partitions: the tokens as they were when built, by partition.
         executors: what the cluster offered when it was built.
     """
 
-    tokens: JavaObject
+    tokens: Frames
     partitions: tuple[Token, ...]
     executors: session.Executors
 
@@ -52,7 +47,7 @@ class Store:
 
 
 def build_store(
-    spark: SparkSession,
+    access: Access,
     source: Source,
     plan: TablePlan,
     store: str,
@@ -62,7 +57,7 @@ def build_store(
     """Build a partition store.
 
     Args:
-        spark: the session.
+        access: the cluster.
         source: where the rows come from.
         plan: their columns.
         store: its id.
@@ -73,13 +68,12 @@ def build_store(
         DataError: naming the column and row that cannot become a tensor.
         TaskError: if a task keeps failing.
     """
-    jobs = FrameJobs(spark.sparkContext)
-    with described(spark, "build the partition store"):
-        tokens = source.tokens(spark, plan, store, partitions)
-        jobs.persist(tokens)
+    with described(access, "build the partition store"):
+        tokens = source.tokens(access, plan, store, partitions)
+        access.persist(tokens)
         try:
             try:
-                found = tuple(Token.from_frame(frame.unpack(f)) for f in jobs.collect(tokens))
+                found = tuple(Token.from_frame(frame.unpack(f)) for f in access.collect(tokens))
             except Exception as error:
                 if is_job_failure(error):
                     raise task_error(error, "building the partition store") from None
@@ -87,32 +81,30 @@ def build_store(
             _verify(found)
         except BaseException:
             with suppress(Exception):  # the error that is on its way says more
-                jobs.run_on_executors(partial(delete_store, store))
-            jobs.unpersist(tokens)
+                access.run_on_executors(partial(delete_store, store))
+            access.unpersist(tokens)
             raise
     _warn_if_uneven(found, available)
     return Store(tokens, found, available)
 
 
-def delete(spark: SparkSession, store: Store) -> None:
+def delete(access: Access, store: Store) -> None:
     """Delete a store from the executors, and let go of its tokens."""
-    jobs = FrameJobs(spark.sparkContext)
     try:
-        with described(spark, "release the partition store"):
-            jobs.run_on_executors(partial(delete_store, store.partitions[0].store))
+        with described(access, "release the partition store"):
+            access.run_on_executors(partial(delete_store, store.partitions[0].store))
     finally:
-        jobs.unpersist(store.tokens, wait=True)
+        access.unpersist(store.tokens, wait=True)
 
 
 @contextmanager
-def described(spark: SparkSession, doing: str) -> Iterator[None]:
+def described(access: Access, doing: str) -> Iterator[None]:
     """Name the jobs of a block in the Spark UI."""
-    jobs = FrameJobs(spark.sparkContext)
-    jobs.describe(f"sparkdl: {doing}")
+    access.describe(f"sparkdl: {doing}")
     try:
         yield
     finally:
-        jobs.describe(None)
+        access.describe(None)
 
 
 def _verify(tokens: Sequence[Token]) -> None:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkdl import html, session
-from sparkdl._spark.session import is_alive, is_classic
+from sparkdl import html
+from sparkdl.access import Access, access_to
 from sparkdl.data import sampler
 from sparkdl.data.built import Store, build_store, delete, described
 from sparkdl.data.collate import Collate
@@ -72,7 +72,8 @@ class Dataset:
                 f"num_partitions={num_partitions!r}: expected a positive integer, 'input' to keep the "
                 "source's partitions, or None for one per executor"
             )
-        session.check_encryption(spark)
+        self.access: Access = access_to(spark)
+        self.access.check_files()
         self._spark = spark
         self._source = source
         self._num_partitions = num_partitions
@@ -103,8 +104,7 @@ class Dataset:
         """Use columns of a DataFrame.
 
         Args:
-            df: any DataFrame of classic Spark (not Spark Connect), or one of pandas, whose rows are
-                sent to the executors.
+            df: any DataFrame of Spark, or one of pandas, whose rows are sent to the executors.
             features: one column for a module with one input, a list for positional inputs, a dict
                 for keyword inputs. A column is a name or a :class:`Column` with shape and dtype.
             label: likewise for what the loss gets; ``None`` if the loss compares output and input.
@@ -128,12 +128,6 @@ class Dataset:
             spark = SparkSession.builder.getOrCreate()
             return cls(spark, plan, ArraySource(arrays), num_partitions, transform, collate)
         check_dataframe(df, "Dataset.from_dataframe")
-        if not is_classic(df):
-            raise DataError(
-                f"expected a classic Spark DataFrame, got {type(df).__module__}.{type(df).__name__}; "
-                "Spark Connect has no RDDs, so training needs a classic session",
-                code="data-connect",
-            )
         check_no_stream(df, "Dataset.from_dataframe")
         plan, expressions = plan_dataframe(df, features, label, weight)
         if collate is not None:
@@ -210,7 +204,7 @@ class Dataset:
 
         plan = plan_items(dataset, has_label, collate is not None)
         spark = spark or SparkSession.builder.getOrCreate()
-        return cls(spark, plan, TorchSource(dataset), num_partitions, transform, collate)
+        return cls(spark, plan, TorchSource(dataset, spark), num_partitions, transform, collate)
 
     @classmethod
     def from_numpy(
@@ -277,9 +271,9 @@ class Dataset:
         """
         with self._lock:
             if self._peeked is None:
-                session.check_alive(self._spark)
-                with described(self._spark, "look at the first rows"):
-                    rows = self._source.peek(self._spark, self._plan, _PEEK_ROWS)
+                self.access.check_alive()
+                with described(self.access, "look at the first rows"):
+                    rows = self._source.peek(self._plan, _PEEK_ROWS)
                 if not rows or not len(next(iter(rows.values()))):
                     raise DataError("the Dataset is empty: there is nothing to train on", code="data-empty")
                 columns = tuple(c.resolved(*kind_of(rows[c.key])) for c in self._plan.columns)
@@ -294,12 +288,12 @@ class Dataset:
             DataError: naming the column and row that cannot become a tensor.
         """
         with self._lock:
-            session.check_alive(self._spark)
+            self.access.check_alive()
             if self._store is None:
                 self.peek()
-                available = session.executors(self._spark)
+                available = self.access.executors()
                 count = available.count if self._num_partitions is None else self._num_partitions
-                self._store = build_store(self._spark, self._source, self._plan, self.id, count, available)
+                self._store = build_store(self.access, self._source, self._plan, self.id, count, available)
             return self._store
 
     @property
@@ -324,9 +318,9 @@ class Dataset:
             if len(old.partitions) == num_partitions:
                 yield old
                 return
-            available = session.executors(self._spark)
+            available = self.access.executors()
             new = build_store(
-                self._spark, self._source, self._plan, uuid.uuid4().hex, num_partitions, available
+                self.access, self._source, self._plan, uuid.uuid4().hex, num_partitions, available
             )
             self._store = new
             try:
@@ -334,9 +328,9 @@ class Dataset:
                 yield new
             except BaseException:
                 self._store = old
-                delete(self._spark, new)
+                delete(self.access, new)
                 raise
-            delete(self._spark, old)
+            delete(self.access, old)
 
     def __len__(self) -> int:
         """Number of rows; builds the store."""
@@ -371,8 +365,8 @@ class Dataset:
         """Delete the rows from the executors. The Dataset rebuilds them if it is used again."""
         with self._lock:
             store, self._store = self._store, None
-        if store is not None and is_alive(self._spark.sparkContext):
-            delete(self._spark, store)
+        if store is not None and self.access.is_alive():
+            delete(self.access, store)
 
     def __enter__(self) -> Dataset:
         return self

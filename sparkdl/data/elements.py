@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkdl._spark.frames import JavaObject, frames_of
+from sparkdl._spark.frames import frames_of
+from sparkdl._spark.session import is_classic
+from sparkdl.access.base import Access, Frames
 from sparkdl.data import build
 from sparkdl.data.columns import STORED_DTYPES, ColumnPlan, Structure, TablePlan, make_plan, structure_of
 from sparkdl.data.sources import Partitions, Source
@@ -117,23 +119,34 @@ class TorchSource(Source):
 
     Args:
         dataset: the dataset.
+        spark: the session.
+
+    Raises:
+        ConfigError: on Spark Connect.
     """
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, spark: SparkSession) -> None:
+        if not is_classic(spark):
+            raise ConfigError(
+                "Dataset.from_torch needs a classic Spark session: Spark Connect has no RDDs, by which the "
+                "dataset travels; make a DataFrame of its items, or arrays",
+                code="config-cluster",
+            )
         self._dataset = dataset
+        self._spark = spark
 
-    def peek(self, spark: SparkSession, plan: TablePlan, rows: int) -> dict[str, Array]:
+    def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
         """See :class:`Source`."""
         count = min(rows, len(self._dataset))
         items = [as_arrays(self._dataset[index]) for index in range(count)]
         return build.stack_rows(plan, items, [(0, index) for index in range(count)])
 
-    def tokens(self, spark: SparkSession, plan: TablePlan, store: str, partitions: Partitions) -> JavaObject:
+    def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
         """See :class:`Source`."""
         if not isinstance(partitions, int):
             raise ConfigError("num_partitions='input' needs a DataFrame or RDD: a dataset has no partitions")
         count = len(self._dataset)
-        items = spark.sparkContext.parallelize(range(count), partitions).mapPartitions(
+        items = self._spark.sparkContext.parallelize(range(count), partitions).mapPartitions(
             partial(_read, _pickled(self._dataset))
         )
         # Behind a shuffle, for tasks that descend from this one bring the dataset along.

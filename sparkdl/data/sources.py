@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
-from sparkdl._spark.frames import JavaObject, frames_of
-from sparkdl._spark.jobs import FrameJobs
-from sparkdl._spark.session import planned_once
+from sparkdl._spark.frames import frames_of
+from sparkdl.access.base import Access, Frames
 from sparkdl.data import build
 from sparkdl.data.columns import ROW_ID, TablePlan
 from sparkdl.exceptions import ConfigError
@@ -20,7 +18,7 @@ from sparkdl.pieces import cut
 
 if TYPE_CHECKING:
     from pyspark import RDD
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 Partitions = int | Literal["input"] | None
 _ARROW_BATCH_BYTES = 8 << 20
@@ -31,19 +29,19 @@ class Source(ABC):
     """Where rows come from."""
 
     @abstractmethod
-    def peek(self, spark: SparkSession, plan: TablePlan, rows: int) -> dict[str, Array]:
+    def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
         """Return the first rows as arrays by column key; empty if there are none."""
 
     @abstractmethod
-    def tokens(self, spark: SparkSession, plan: TablePlan, store: str, partitions: Partitions) -> JavaObject:
-        """Return the lazy RDD whose tasks write the store and yield tokens."""
+    def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
+        """Return the lazy frames whose tasks write the store and yield tokens."""
 
 
 class DataFrameSource(Source):
     """Columns of a DataFrame.
 
     Args:
-        df: of classic Spark.
+        df: the rows.
         expressions: the columns to select.
     """
 
@@ -52,14 +50,14 @@ class DataFrameSource(Source):
         self._expressions = expressions
         self._planned: DataFrame | None = None
 
-    def _numbered(self, spark: SparkSession) -> DataFrame:
+    def _numbered(self, access: Access) -> DataFrame:
         """Return the selected columns, planned once.
 
         A plan made later may cut the files into other partitions, for more executors have come, and
         number the rows otherwise.
         """
         if self._planned is None:
-            self._planned = planned_once(spark, self._selected(self._df))
+            self._planned = access.planned_once(self._selected(self._df))
         return self._planned
 
     def _selected(self, df: DataFrame) -> DataFrame:
@@ -67,50 +65,19 @@ class DataFrameSource(Source):
 
         return df.select(F.monotonically_increasing_id().alias(ROW_ID), *self._expressions)
 
-    def peek(self, spark: SparkSession, plan: TablePlan, rows: int) -> dict[str, Array]:
+    def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
         """See :class:`Source`."""
         first = self._selected(self._df).limit(rows).collect()
         return build.convert_rows(plan, first) if first else {}
 
-    def tokens(self, spark: SparkSession, plan: TablePlan, store: str, partitions: Partitions) -> JavaObject:
+    def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
         """See :class:`Source`."""
-        df = self._numbered(spark)
+        df = self._numbered(access)
         if isinstance(partitions, int):
             # Rows arrive from a shuffle in any order; sorting by their id makes every build the same.
             df = df.repartition(partitions).sortWithinPartitions(ROW_ID)
-        written = df.mapInArrow(build.arrow_writer(store, plan.columns), "token binary")
         rows_per_batch = max(1, min(10_000, _ARROW_BATCH_BYTES // max(plan.row_bytes, 1)))
-        with _SqlConf(spark, "spark.sql.execution.arrow.maxRecordsPerBatch", str(rows_per_batch)):
-            tokens = written.rdd.mapPartitions(_unwrap_token)
-            return frames_of(tokens)
-
-
-def _unwrap_token(rows: Iterable[Any]) -> Iterator[bytes]:
-    for row in rows:
-        yield bytes(row[0])
-
-
-class _SqlConf:
-    """Set a SQL conf while a plan is made; one thread at a time, for the session's confs are shared."""
-
-    _lock = threading.Lock()
-
-    def __init__(self, spark: SparkSession, name: str, value: str) -> None:
-        self._spark, self._name, self._value = spark, name, value
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        self._before = self._spark.conf.get(self._name, None)
-        self._spark.conf.set(self._name, self._value)
-
-    def __exit__(self, *_: object) -> None:
-        try:
-            if self._before is None:
-                self._spark.conf.unset(self._name)
-            else:
-                self._spark.conf.set(self._name, self._before)
-        finally:
-            self._lock.release()
+        return access.written(df, build.arrow_writer(store, plan.columns), rows_per_batch)
 
 
 class RddSource(Source):
@@ -123,12 +90,12 @@ class RddSource(Source):
     def __init__(self, rdd: RDD[Any]) -> None:
         self._rdd = rdd
 
-    def peek(self, spark: SparkSession, plan: TablePlan, rows: int) -> dict[str, Array]:
+    def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
         """See :class:`Source`."""
         first = self._rdd.take(rows)
         return build.stack_rows(plan, first, [(0, i) for i in range(len(first))]) if first else {}
 
-    def tokens(self, spark: SparkSession, plan: TablePlan, store: str, partitions: Partitions) -> JavaObject:
+    def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
         """See :class:`Source`."""
         positioned = self._rdd.mapPartitionsWithIndex(_with_position)
         if isinstance(partitions, int):
@@ -158,11 +125,11 @@ class ArraySource(Source):
     def __init__(self, arrays: dict[str, Array]) -> None:
         self._arrays = arrays
 
-    def peek(self, spark: SparkSession, plan: TablePlan, rows: int) -> dict[str, Array]:
+    def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
         """See :class:`Source`."""
         return build.convert_numpy(plan, {key: array[:rows] for key, array in self._arrays.items()})
 
-    def tokens(self, spark: SparkSession, plan: TablePlan, store: str, partitions: Partitions) -> JavaObject:
+    def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
         """See :class:`Source`."""
         if not isinstance(partitions, int):
             raise ConfigError("num_partitions='input' needs a DataFrame or RDD: arrays have no partitions")
@@ -172,9 +139,6 @@ class ArraySource(Source):
             (p, build.pickled(lo, {key: array[lo:hi] for key, array in self._arrays.items()}))
             for p, (lo, hi) in enumerate(pairwise(bounds))
         )
-        # Through a shuffle: what the driver holds travels with every task that descends from it, which
-        # here would be each task of each iteration. In pieces: Spark warns of larger tasks.
-        jobs = FrameJobs(spark.sparkContext)
+        # In pieces: what the driver holds travels inside tasks, and Spark warns of large ones.
         pieces = ((p, piece) for p, chunk in chunks for piece in cut(p, [chunk], _TASK_BYTES))
-        shuffled = jobs.shuffle(jobs.scattered(pieces), partitions)
-        return jobs.stage(jobs.values(shuffled), build.arrays_writer(store, plan))
+        return access.stage(access.scattered(pieces, partitions), build.arrays_writer(store, plan))

@@ -16,13 +16,11 @@ import math
 import mmap
 import os
 import shutil
-import tempfile
 import uuid
 import zlib
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -33,7 +31,7 @@ from sparkdl.data.columns import ColumnPlan
 from sparkdl.data.ragged import is_ragged, joined, kind_of, split
 from sparkdl.exceptions import DataError
 from sparkdl.frame import Array, Frame, Parts
-from sparkdl.private import make_folder, opener
+from sparkdl.private import local_folders, make_folder, opener
 
 _FOLDER = "sparkdl"
 _POSITIONS = "_row"
@@ -93,16 +91,6 @@ class Token:
         per_row = sum(np.dtype(d).itemsize * int(np.prod(s, dtype=np.int64)) for d, s in fixed)
         ends = len(self.columns) - len(fixed)
         return self.rows * (per_row + (1 + ends) * np.dtype(np.int64).itemsize) + self.ragged
-
-
-def local_folders() -> list[Path]:
-    """Return the executor's local directories, which Spark removes when the executor stops."""
-    return list(_folders_named(os.environ.get("SPARK_LOCAL_DIRS", "")))
-
-
-@lru_cache(maxsize=1)
-def _folders_named(dirs: str) -> tuple[Path, ...]:
-    return tuple(Path(d) for d in dirs.split(",") if d) or (Path(tempfile.gettempdir()),)
 
 
 def _folder(store: str, partition: int) -> Path:

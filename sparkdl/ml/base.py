@@ -120,7 +120,7 @@ class FitsTorch(HasAttributes, HasTrainingSetters, HasInputs, HasHyper, TorchWri
 
     def _fit_model(self, dataset: DataFrame, kept: ErrorsCarryResult) -> Any:
         name = type(self).__name__
-        fitting.check_classic(name, dataset)
+        fitting.check_rows(name, dataset)
         self._check()
         indexed, labels = self._index_labels(dataset)
         rows = self._rows(indexed)

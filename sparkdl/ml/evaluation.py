@@ -33,7 +33,7 @@ def evaluate(model: Any, df: DataFrame, metrics: Any, loss: Loss | None) -> dict
         ConfigError: if there is nothing to compute, or something is no metric.
         DataError: if a column is missing or cannot become a tensor.
     """
-    fitting.check_classic(type(model).__name__, df, "evaluate")
+    fitting.check_rows(type(model).__name__, df, "evaluate")
     label, own = _label_and_loss(model)
     chosen = loss if loss is not None else own
     measured = chosen is not None or is_lightning(model.module)

@@ -16,12 +16,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BinaryType, StringType
 
 from sparkdl._spark.errors import is_job_failure, task_error
-from sparkdl._spark.session import is_classic
 from sparkdl.data.columns import check_unambiguous, name_id
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.split import column
 from sparkdl.data.tables import check_dataframe, check_no_stream
-from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.exceptions import DataError
 from sparkdl.frame import Array
 
 NOTHING = "__sparkdl_nothing"
@@ -33,20 +32,13 @@ _MAX_CLASSES = 1000
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-def check_classic(name: str, df: DataFrame, method: str = "fit") -> None:
-    """Check that the session can run a training, and that the rows have an end.
+def check_rows(name: str, df: DataFrame, method: str = "fit") -> None:
+    """Check that these are rows of Spark which have an end.
 
     Raises:
-        ConfigError: on Spark Connect.
         DataError: if it is no DataFrame of Spark, or a stream.
     """
     check_dataframe(df, f"{name}.{method}")
-    if not is_classic(df):
-        raise ConfigError(
-            f"{name}.{method} needs a classic Spark session, for Spark Connect has no RDDs, which training "
-            "is made of: fit and save the model in a classic session; loading and transform() work here too",
-            code="config-cluster",
-        )
     check_no_stream(df, f"{name}.{method}")
 
 

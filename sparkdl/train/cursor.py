@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl import frame
-from sparkdl._spark.tasks import broadcast_id
+from sparkdl.access.base import Access
 from sparkdl.compute.place import CursorRef, Place
 from sparkdl.compute.worker import FitRef
 from sparkdl.data import store
@@ -45,7 +45,7 @@ class Cursor:
     """The rows that are left of an epoch, on the driver.
 
     Args:
-        sc: Spark context.
+        access: the cluster.
         first: iteration of the epoch from which on it counts.
         positions: positions of the rows that are left, in any order.
 
@@ -55,17 +55,17 @@ class Cursor:
         ref: for the tasks.
     """
 
-    def __init__(self, sc: Any, first: int, positions: Array) -> None:
+    def __init__(self, access: Access, first: int, positions: Array) -> None:
         self.first = first
         self.positions: Array = np.sort(positions)
-        self._broadcast = sc.broadcast(self.positions.tobytes())
-        self.ref = CursorRef(first, broadcast_id(self._broadcast))
+        self._sent = access.send(self.positions.tobytes())
+        self.ref = CursorRef(first, self._sent.ref)
 
     @property
     def broadcasts(self) -> Sequence[Any]:
         """What stages that use it must name."""
-        return (self._broadcast,)
+        return self._sent.broadcasts
 
     def release(self) -> None:
         """Delete the positions from the executors."""
-        self._broadcast.destroy()
+        self._sent.release()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from sparkdl._spark.jobs import FrameJobs
+from sparkdl.access.base import Access, Published
 from sparkdl.compute.place import Place
 from sparkdl.compute.worker import FitRef
 from sparkdl.data import sampler
@@ -24,9 +23,9 @@ class Epochs:
     """Tells how many rows and iterations an epoch has, and moves its rows to other partitions.
 
     Args:
-        jobs: Spark access.
-        fit: the fixed part of the fit, broadcast.
-        fit_broadcast: the broadcast itself.
+        access: the cluster.
+        fit: how tasks find the fixed part of the fit.
+        sent: the fixed part.
         data: the rows; their store is built.
         name: name of the run, for the Spark UI.
 
@@ -35,10 +34,10 @@ class Epochs:
         cursor: the rows that remain in the current epoch, if rows have moved since it began.
     """
 
-    def __init__(self, jobs: FrameJobs, fit: FitRef, fit_broadcast: Any, data: Dataset, name: str) -> None:
-        self._jobs = jobs
+    def __init__(self, access: Access, fit: FitRef, sent: Published, data: Dataset, name: str) -> None:
+        self._access = access
         self._fit = fit
-        self._fit_broadcast = fit_broadcast
+        self._sent = sent
         self._data = data
         self._name = name
         self._cursors: list[Cursor] = []
@@ -84,7 +83,7 @@ class Epochs:
         Raises:
             ConfigError: if the source has no such rows.
         """
-        self.cursor = cursor = Cursor(self._jobs.sc, first, positions)
+        self.cursor = cursor = Cursor(self._access, first, positions)
         self._cursors.append(cursor)
         found = [len(p) for p in self._positions(Place(0, first, first + 1, cursor.ref))]
         if sum(found) != len(positions):
@@ -148,10 +147,10 @@ class Epochs:
         """Return the positions of the rows that are left from a place on, by partition."""
         cursor = self.cursor.broadcasts if self.cursor is not None else ()
         frames = sweep(
-            self._jobs,
+            self._access,
             self._data,
             Unvisited(self._fit, place),
-            [self._fit_broadcast, *cursor],
+            [*self._sent.broadcasts, *cursor],
             describe=f"sparkdl fit {self._name}: rows left of the epoch",
             doing="looking for the rows left of the epoch",
         )

@@ -8,7 +8,6 @@ from typing import Any
 
 from torch import nn
 
-from sparkdl import session
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
 from sparkdl.metrics.spec import metric_specs
@@ -81,7 +80,7 @@ def check_dataset(data: object) -> None:
             "as Dataset.from_dataframe(df, features=..., label=...); fit takes a DataFrame as well, with "
             "features= and label="
         )
-    session.check(data.spark)
+    data.access.check()
 
 
 def check_rows(rows: object, resume: object) -> None:

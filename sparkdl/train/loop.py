@@ -8,7 +8,6 @@ from math import isnan
 from time import perf_counter
 from typing import Any, Literal
 
-from sparkdl import session
 from sparkdl.allreduce.engine import Engine
 from sparkdl.allreduce.kept import Snapshot
 from sparkdl.allreduce.outcome import Outcome
@@ -67,9 +66,7 @@ class Loop:
         )
         self._ahead = Ahead(self._recovery, config.iterations_per_job)
         self._epochs = epochs
-        self._watch = (
-            Watch(config.elastic, lambda: session.executor_count(run.data.spark)) if config.elastic else None
-        )
+        self._watch = Watch(config.elastic, run.data.access.count_executors) if config.elastic else None
         self._deadlines = Deadlines(config.drop_stragglers) if config.drop_stragglers else None
         self._resumed: ResumePoint | None = None
         self._schedule = schedule

@@ -12,12 +12,13 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from time import monotonic, perf_counter
 from typing import TypeVar
 
+from sparkdl.access.in_pieces import ChainTask
 from sparkdl.allreduce.directives import Step
 from sparkdl.allreduce.engine import Engine
-from sparkdl.allreduce.in_pieces import ChainTask
 from sparkdl.allreduce.kept import Kept, Snapshot
 from sparkdl.allreduce.outcome import Outcome
 from sparkdl.allreduce.state import ModelState
@@ -227,9 +228,12 @@ class Recovery:
         lost = self.model
         self.model = self.engine.restore(commit.snapshot, commit.kept, commit.average_buffers)
         self.engine.release(lost)
-        for iteration in self._since:
-            self._step([iteration])
-            self.let_go()
+        # Steps of one group read the same broadcasts.
+        for _, alike in groupby(self._since, key=lambda step: [id(sent) for sent in step.broadcasts]):
+            rest = list(alike)
+            while rest:
+                rest = rest[len(self._step(rest)) :]
+                self.let_go()
 
     def _is_due(self) -> bool:
         """Return whether it is time for a commit."""

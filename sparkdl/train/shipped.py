@@ -10,10 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from sparkdl._spark.frames import JavaObject
-from sparkdl._spark.jobs import FrameJobs
-from sparkdl._spark.session import is_alive
-from sparkdl._spark.tasks import broadcast_id
+from sparkdl.access.base import Access, Published
 from sparkdl.allreduce.cluster import Cluster, SparkCluster
 from sparkdl.allreduce.engine import Engine
 from sparkdl.allreduce.state import Weights
@@ -35,10 +32,10 @@ class Shipped:
     """What is on the executors.
 
     Attributes:
-        jobs: Spark access.
+        access: the cluster.
         store: the rows.
         fit: how tasks find the fixed part.
-        broadcast: the fixed part.
+        sent: the fixed part.
         profile: resource profile of the tasks.
         cluster: what the engine asks of Spark.
         weights: the first weights.
@@ -46,11 +43,11 @@ class Shipped:
         cleanups: what else is called at the end.
     """
 
-    jobs: FrameJobs
+    access: Access
     store: Store
     fit: FitRef
-    broadcast: Any
-    profile: JavaObject | None
+    sent: Published
+    profile: Any
     cluster: Cluster
     weights: Weights
     release_model: Callable[[], None]
@@ -60,11 +57,11 @@ class Shipped:
     def evaluator(self, config: TrainConfig) -> Iterator[Evaluator]:
         """Make an evaluator for a while."""
         size = config.validation_batch_size
-        evaluator = Evaluator(self.jobs, self.fit, self.broadcast, config.metrics, size, self.profile)
+        evaluator = Evaluator(self.access, self.fit, self.sent, config.metrics, size, self.profile)
         try:
             yield evaluator
         finally:
-            if is_alive(self.jobs.sc):
+            if self.access.is_alive():
                 evaluator.release()
 
     def engine(self, recipe: Recipe, name: str) -> Engine:
@@ -78,13 +75,13 @@ class Shipped:
             ConfigError: if the exchange that is wanted does not suit session or model.
         """
         wanted = recipe.wanted()
-        exchange = wanted.choose(self.jobs.sc, len(self.store.partitions))
+        exchange = wanted.choose(self.access, len(self.store.partitions))
         return Engine(
             cluster=self.cluster,
             store=self.store,
             fit=self.fit,
-            fit_broadcast=self.broadcast,
-            route=lambda store, fit: wanted.route(exchange, self.jobs, store, fit, self.profile),
+            sent=self.sent,
+            route=lambda store, fit: wanted.route(exchange, self.access, store, fit, self.profile),
             leaves_files=recipe.keeps_on_partitions,
             name=f"sparkdl fit {name}",
         )
@@ -92,26 +89,25 @@ class Shipped:
 
 @contextmanager
 def shipped(recipe: Recipe, data: Dataset, module: nn.Module, label: Structure | None) -> Iterator[Shipped]:
-    """Broadcast the fixed part and the module's weights; release everything at the end."""
+    """Send the fixed part and the module's weights; release everything at the end."""
     store = data.store()
-    sc = data.spark.sparkContext
-    jobs = FrameJobs(sc)
+    access = data.access
     partitions = len(store.partitions)
     spec = recipe.spec(data, module, label, threads_per_task(store.executors, partitions))
     data_of_spec = serialize.dumps(spec, "the training setup")
     first = FlatModule(serialize.loads(data_of_spec).module, spec.layout)
-    broadcast = sc.broadcast(data_of_spec)
+    sent = access.send(data_of_spec)
     ship: Shipped | None = None
     under_way: BaseException | None = None
     try:
-        profile = task_profile(data.spark, store.executors, partitions)
-        cluster = SparkCluster(jobs, profile)
+        profile = task_profile(access, store.executors, partitions)
+        cluster = SparkCluster(access, profile)
         weights = Weights(cluster, first.params.numpy(), first.buffers(), first.counters())
         ship = Shipped(
-            jobs=jobs,
+            access=access,
             store=store,
-            fit=FitRef(uuid.uuid4().hex, broadcast_id(broadcast)),
-            broadcast=broadcast,
+            fit=FitRef(uuid.uuid4().hex, sent.ref),
+            sent=sent,
             profile=profile,
             cluster=cluster,
             weights=weights,
@@ -122,10 +118,10 @@ def shipped(recipe: Recipe, data: Dataset, module: nn.Module, label: Structure |
         under_way = error
         raise
     finally:
-        if is_alive(sc):  # the user may have stopped Spark from within
+        if access.is_alive():  # the user may have stopped Spark from within
             with unless_under_way(under_way, "The run's data on the executors could not be deleted"):
                 if ship is not None:
                     ship.release_model()
                     for clean_up in ship.cleanups:
                         clean_up()
-                broadcast.destroy()
+                sent.release()

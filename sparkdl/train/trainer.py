@@ -220,9 +220,15 @@ class Trainer:
                 f"elastic: the Dataset was made with num_partitions={data.num_partitions!r}; leave it out to "
                 "let its partitions follow the cluster"
             )
+        if self.config.elastic is not None and data.access.jobs is None:
+            raise ConfigError(
+                "elastic: a Spark Connect session does not tell which executors come and go; leave it out, "
+                "or fit in a classic session",
+                code="config-cluster",
+            )
         self._label = data.plan.label
         sets = validation_sets(validation)
-        self._recipe.wanted().check(data.spark.sparkContext)
+        self._recipe.wanted().check(data.access)
         tried = dry_run(self._recipe.spec(data, self.module, self._label), data)
         monitor = check_validation(self.config, tried, sets)
         better = monitor is not None and monitor.higher_is_better
@@ -238,11 +244,11 @@ class Trainer:
             shipped(self._recipe, data, self.module, self._label) as ship,
             ship.evaluator(self.config) as evaluator,
         ):
-            check_weights(ship.jobs, data)
+            check_weights(ship.access, data)
             if monitor is not None and monitor.score == LOSS:  # which counts weights; metrics count rows
                 missing = f"the monitored score, the loss on {monitor.set!r}, would never have a value"
-                check_weights(ship.jobs, sets[monitor.set], missing)
-            epochs = Epochs(ship.jobs, ship.fit, ship.broadcast, data, self.name)
+                check_weights(ship.access, sets[monitor.set], missing)
+            epochs = Epochs(ship.access, ship.fit, ship.sent, data, self.name)
             ship.cleanups.append(epochs.release)
             if point is not None:
                 point = point.on_new_rows(sum(epochs.store.rows)) if rows == "new" else point
@@ -352,9 +358,9 @@ class Trainer:
         describe = f"sparkdl predict {self.name}"
         with shipped(self._recipe, data, module, self._label) as ship:
             return run_prediction(
-                ship.jobs,
+                ship.access,
                 ship.fit,
-                ship.broadcast,
+                ship.sent,
                 data,
                 ship.weights.publish(),
                 describe,

@@ -104,7 +104,7 @@ class Session:
         self.fits.append(setting.fit.fit_id)
         store, fit = setting.store, setting.fit
         self.jobs = jobs = Jobs(self.those, store.tokens, {0: setting.spec})
-        shuffles = ShuffleTransport(len(store.tokens), fit, jobs)  # type: ignore[arg-type]
+        shuffles = ShuffleTransport(len(store.tokens), fit, jobs, 50)  # type: ignore[arg-type]
         circle = Circle(b"s" * 32, "127.0.0.1", 1.0, self._patience)
         self.direct = DirectTransport(
             jobs, store, fit, None, jobs, circle, shuffles, clock=lambda: time.monotonic() + self.ahead  # type: ignore[arg-type]

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdl import frame
-from sparkdl.data import store
+from sparkdl import frame, private
 from sparkdl.data.columns import ColumnPlan
 from sparkdl.data.store import (
     PartitionMissingError,
@@ -174,7 +173,7 @@ def test_partitions_are_spread_over_the_local_directories(tmp_path, monkeypatch)
 
 def test_local_folders_without_spark(monkeypatch):
     monkeypatch.delenv("SPARK_LOCAL_DIRS")
-    assert len(store.local_folders()) == 1
+    assert len(private.local_folders()) == 1
 
 
 def test_delete_removes_all_partitions_of_one_store(tmp_path, monkeypatch):

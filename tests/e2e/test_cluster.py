@@ -22,6 +22,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from sparkdl import Dataset, Trainer, session
 from sparkdl._spark.jobs import FrameJobs
+from sparkdl.access import access_to
 from sparkdl.optim import LAMB, ClipByNorm
 from sparkdl.train import EMA, Hook, MaxIteration
 from sparkdl.train.resources import task_profile, threads_per_task
@@ -110,7 +111,7 @@ def test_several_partitions_in_a_process_change_no_bit(cluster: Any, tmp_path: P
 @pytest.mark.slow
 @pytest.mark.parametrize("exchange", ["driver", "replicated"])
 def test_weights_by_broadcast_give_the_same_bits(cluster: Any, monkeypatch: Any, exchange: str) -> None:
-    monkeypatch.setattr("sparkdl.allreduce.cluster._INLINE_BYTES", 0)
+    monkeypatch.setattr("sparkdl.access.classic._INLINE_BYTES", 0)
     assert_bit_equal(fit(cluster, Everything(), 5, exchange=exchange).module, expected(Everything(), 5))
 
 
@@ -315,14 +316,14 @@ def test_threads_per_task() -> None:
 
 
 def test_no_profile_for_one_thread_or_local_mode(spark: Any) -> None:
-    assert task_profile(spark, session.Executors(1, 2), 1) is None
-    assert task_profile(spark, session.Executors(2, 1), 2) is None
+    assert task_profile(access_to(spark), session.Executors(1, 2), 1) is None
+    assert task_profile(access_to(spark), session.Executors(2, 1), 2) is None
 
 
 @pytest.mark.cluster
 def test_one_task_per_executor_of_two_cores(sessions: Any) -> None:
     spark = sessions.get("local-cluster[2,2,1024]")
-    assert task_profile(spark, session.executors(spark), 2) is not None
+    assert task_profile(access_to(spark), session.executors(spark), 2) is not None
 
     class Concurrent(nn.Module):
         """Its output tells how many threads torch uses and how many cores Spark gave the task."""

@@ -302,14 +302,6 @@ def test_modules_without_a_signature():
 # -- with Spark ----------------------------------------------------------------------------------------
 
 
-def test_fit_on_spark_connect_says_what_to_do():
-    connect = type("DataFrame", (), {"__module__": "pyspark.sql.connect.dataframe"})()
-    for est in (TorchClassifier(), TorchRegressor(), TorchEstimator()):
-        with pytest.raises(ConfigError, match="fit needs a classic Spark session") as caught:
-            est.fit(connect)
-        assert "\n" not in str(caught.value)
-
-
 def rows(spark, values, schema="a double, b double, label double"):
     return spark.createDataFrame(values, schema)
 

@@ -70,7 +70,7 @@ def _worker_mb(process: psutil.Process) -> float:
 @pytest.mark.parametrize("inline", [True, False], ids=["inline weights", "broadcast weights"])
 def test_long_runs_stay_flat(spark: Any, inline: bool, monkeypatch: Any, tmp_path: Path) -> None:
     if not inline:
-        monkeypatch.setattr("sparkdl.allreduce.cluster._INLINE_BYTES", 0)
+        monkeypatch.setattr("sparkdl.access.classic._INLINE_BYTES", 0)
     x = np.random.default_rng(0).normal(size=(64, 10)).astype(np.float32)
     probe = Probe(spark, every=ITERATIONS // 10)
     with Dataset.from_numpy(x, x.sum(axis=1, keepdims=True), spark=spark, num_partitions=2) as data:

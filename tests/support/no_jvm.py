@@ -28,6 +28,7 @@ from pyspark.sql import SparkSession
 from sparkdl import frame, session
 from sparkdl._spark.frames import Task, keyed_by
 from sparkdl._spark.jobs import FrameJobs
+from sparkdl.access import classic
 from sparkdl.compute import worker
 
 Pair = tuple[int, bytes]
@@ -361,6 +362,7 @@ def no_jvm(folder: str, master: str = "local[2]") -> Iterator[Session]:
     """
     made, threads, real = Session(master), torch.get_num_threads(), FrameJobs
     with pytest.MonkeyPatch.context() as patch:
+        assert classic.FrameJobs is real  # a module that is imported from here on would keep the stand-in
         patch.setenv("SPARK_LOCAL_DIRS", folder)
         for module in [*sys.modules.values()]:
             if getattr(module, "FrameJobs", None) is real:

@@ -19,14 +19,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle
 from pyspark import broadcast
 
 from sparkdl import frame
 from sparkdl._spark.frames import keyed_by
-from sparkdl.allreduce.persisted import RESULT, STATE
+from sparkdl.access.base import RESULT, STATE
 from sparkdl.allreduce.transport import task as shuffled
 from sparkdl.allreduce.transport.direct import endpoint, mesh
 from sparkdl.allreduce.transport.direct import task as direct
@@ -335,6 +335,7 @@ class Jobs:
     broadcasts: dict[int, bytes]
     runs: list[str] = field(default_factory=list)
     """Names of the chains that have run."""
+    stays: ClassVar[bool] = True
 
     def run(
         self,

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from sparkdl.access.base import BytesRef, Published
 from sparkdl.allreduce.choose import Exchange, Wanted
 from sparkdl.allreduce.directives import Directives, Step
 from sparkdl.allreduce.engine import Engine, Route
@@ -190,8 +191,8 @@ def train(
             partitions=range(ranks),
             tokens=tokens,
         ),
-        fit=FitRef(f"fit-{next(_numbers)}", 0),
-        fit_broadcast=None,
+        fit=FitRef(f"fit-{next(_numbers)}", BytesRef(None, 0)),
+        sent=Published(BytesRef(b"")),
         route=route,
         leaves_files=False,
         name="test",

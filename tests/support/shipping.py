@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from sparkdl._spark.jobs import FrameJobs
-from sparkdl._spark.tasks import broadcast_id
+from sparkdl.access import Access, access_to
+from sparkdl.access.base import Published
 from sparkdl.allreduce.cluster import SparkCluster
 from sparkdl.allreduce.state import Weights
 from sparkdl.compute.spec import FitSpec
@@ -45,27 +45,27 @@ def fit_spec(module, data, loss=None, step=None):
 
 @dataclass
 class Shipped:
-    jobs: FrameJobs
+    access: Access
     fit: FitRef
-    broadcast: object
+    sent: Published
     weights: object
 
 
 @contextmanager
 def ship(spark, spec):
     """Broadcast the fixed part of a fit and the module's weights."""
-    sc = spark.sparkContext
+    access = access_to(spark)
     shipped = serialize.dumps(spec, "the setup")
     first = FlatModule(serialize.loads(shipped).module, spec.layout)
-    broadcast = sc.broadcast(shipped)
-    cluster = SparkCluster(FrameJobs(sc))
+    sent = access.send(shipped)
+    cluster = SparkCluster(access)
     weights = Weights(cluster, first.params.detach().numpy(), first.buffers(), first.counters()).publish()
-    fit = FitRef(uuid.uuid4().hex, broadcast_id(broadcast))
+    fit = FitRef(uuid.uuid4().hex, sent.ref)
     try:
-        yield Shipped(FrameJobs(sc), fit, broadcast, weights)
+        yield Shipped(access, fit, sent, weights)
     finally:
         weights.release()
-        broadcast.destroy()
+        sent.release()
 
 
 class Classifier(nn.Module):

@@ -66,7 +66,7 @@ def test_scores_are_those_of_a_single_pass(spark: Any) -> None:
         ship(spark, fit_spec(module, data, loss)) as to,
     ):
         assert data.store().rows == (15, 0, 0, 15, 2, 4)
-        evaluator = Evaluator(to.jobs, to.fit, to.broadcast, metrics(), batch_size=7)
+        evaluator = Evaluator(to.access, to.fit, to.sent, metrics(), batch_size=7)
         first = evaluator.run(data, to.weights, "a test")
         second = evaluator.run(data, to.weights, "a test")
         flags = [evaluator.higher_is_better(n) for n in ("loss", "both/MulticlassAUROC", "confusion/0/1")]
@@ -106,7 +106,7 @@ def test_a_missing_partition_is_rebuilt_and_bad_rows_are_named(spark: Any) -> No
         Dataset.from_dataframe(df, features="x", num_partitions=1) as unlabelled,
         ship(spark, fit_spec(Classifier(), data, nn.CrossEntropyLoss(ignore_index=7))) as to,
     ):
-        evaluator = Evaluator(to.jobs, to.fit, to.broadcast, MulticlassAccuracy(3))
+        evaluator = Evaluator(to.access, to.fit, to.sent, MulticlassAccuracy(3))
         before = evaluator.run(data, to.weights, "a test")
         shutil.rmtree(data.store().partitions[1].folder)
         assert evaluator.run(data, to.weights, "a test") == before
@@ -116,7 +116,7 @@ def test_a_missing_partition_is_rebuilt_and_bad_rows_are_named(spark: Any) -> No
         confidence = MetricSpec(
             MeanSquaredError(), lambda output, label, inputs: (output, torch.ones_like(output))
         )
-        evaluator = Evaluator(to.jobs, to.fit, to.broadcast, {"distance": confidence})
+        evaluator = Evaluator(to.access, to.fit, to.sent, {"distance": confidence})
         assert list(evaluator.run(unlabelled, to.weights, "a test")) == ["distance"]
         evaluator.release()
 

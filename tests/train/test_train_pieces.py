@@ -21,8 +21,8 @@ from torch import nn
 
 from sparkdl import Dataset, Trainer, frame
 from sparkdl._spark.frames import key
-from sparkdl.allreduce import in_pieces as pieces
-from sparkdl.allreduce.in_pieces import InPieces, InRounds
+from sparkdl.access import in_pieces as pieces
+from sparkdl.access.in_pieces import InPieces, InRounds
 from sparkdl.frame import Buffer, Parts
 from sparkdl.pieces import PIECE_BYTES, cut, joined, joined_by_source
 from sparkdl.train import MaxIteration

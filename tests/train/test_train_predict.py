@@ -46,7 +46,7 @@ def test_structure_and_order(spark: Any) -> None:
             if partitions == 3:
                 data.store()
                 shutil.rmtree(data.store().partitions[2].folder)
-            found.append(run_prediction(to.jobs, to.fit, to.broadcast, data, to.weights, "a test", 8))
+            found.append(run_prediction(to.access, to.fit, to.sent, data, to.weights, "a test", 8))
     module.eval()
     with torch.no_grad():
         expected = module(x)
@@ -77,7 +77,7 @@ def test_an_output_without_rows_is_refused(spark: Any) -> None:
             ModelError, match=r"partition 0, rows 0 to 9: the output float32\[\] has float32\[\] in it"
         ),
     ):
-        run_prediction(to.jobs, to.fit, to.broadcast, data, to.weights, "a test")
+        run_prediction(to.access, to.fit, to.sent, data, to.weights, "a test")
 
 
 # -- without Spark ------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ import pytest
 from sparkdl import Dataset
 from sparkdl._spark.jobs import FrameJobs
 from sparkdl._spark.tasks import task_resources
-from sparkdl.train.resources import task_profile, task_resource_amounts
+from sparkdl.access.classic import task_resource_amounts
+from sparkdl.train.resources import task_profile
 
 
 def test_amounts_of_task_resources() -> None:
@@ -39,7 +40,7 @@ def test_a_profile_keeps_the_tasks_gpu(sessions: Any, tmp_path: Path) -> None:
     spark = sessions.get("local-cluster[2,2,1024]", **conf)
     with Dataset.from_numpy(np.zeros((8, 2), np.float32), spark=spark) as data:
         store = data.store()
-        profile = task_profile(spark, store.executors, len(store.partitions))
+        profile = task_profile(data.access, store.executors, len(store.partitions))
         assert profile is not None
         jobs = FrameJobs(spark.sparkContext)
         found = jobs.collect(jobs.stage(store.tokens, _resources, profile=profile))

@@ -14,6 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from sparkdl import frame
+from sparkdl.access.base import BytesRef
 from sparkdl.allreduce import shards
 from sparkdl.allreduce.directives import Directives, Step
 from sparkdl.allreduce.kept import Kept
@@ -33,7 +34,7 @@ from sparkdl.allreduce.plans.base import Inbox, Participant, Phase, Send, Stay, 
 from sparkdl.allreduce.update.buffers import combine_reports
 from sparkdl.allreduce.update.shard import Finished, ShardUpdate, update_shard
 from sparkdl.compute.forward_backward import ForwardBackward
-from sparkdl.compute.start import BytesRef, Start
+from sparkdl.compute.start import Start
 from sparkdl.frame import Array, Packed
 from sparkdl.held import Shared
 from sparkdl.layout import ParamLayout

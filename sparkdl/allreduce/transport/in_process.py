@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sparkdl import frame
+from sparkdl.access.base import BytesRef, Published
+from sparkdl.access.in_pieces import ChainTask
 from sparkdl.allreduce import messages
-from sparkdl.allreduce.cluster import Published
-from sparkdl.allreduce.in_pieces import ChainTask
 from sparkdl.allreduce.kept import Kept
 from sparkdl.allreduce.messages import Average, Master, Message, Partials, Problems, of_type
 from sparkdl.allreduce.plans.base import (
@@ -35,7 +35,6 @@ from sparkdl.allreduce.plans.base import (
 from sparkdl.allreduce.plans.driver import ThroughDriver
 from sparkdl.allreduce.transport.base import Group, GroupResult, perform, read_left
 from sparkdl.compute.problems import LostPeer
-from sparkdl.compute.start import BytesRef
 from sparkdl.compute.stopwatch import Stopwatch
 from sparkdl.compute.worker import Worker
 from sparkdl.data.store import Token

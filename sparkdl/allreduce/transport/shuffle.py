@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
+from sparkdl.access.base import Chain
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.transport.base import Group, GroupResult
-from sparkdl.allreduce.transport.chain import Chain
 from sparkdl.allreduce.transport.task import PhaseTask
 from sparkdl.compute.worker import FitRef
 
@@ -18,22 +19,20 @@ class ShuffleTransport:
         ranks: how many there are.
         fit: the fixed part of the fit.
         chain: runs the stages.
-
-    Attributes:
-        longest_group: a job of more stages saves nothing more, and takes longer to undo.
+        longest_group: steps of one chain.
     """
 
-    longest_group = 50
-
-    def __init__(self, ranks: int, fit: FitRef, chain: Chain) -> None:
+    def __init__(self, ranks: int, fit: FitRef, chain: Chain, longest_group: int) -> None:
         self._ranks = ranks
         self._fit = fit
         self._chain = chain
+        self.longest_group = longest_group
 
     def run(self, group: Group) -> GroupResult:
         """Run all phases of a group as the stages of one job."""
         started, begin = time.time(), time.perf_counter()
-        plan, start, count = group.plan, group.start, len(group.steps)
+        plan, count = group.plan, len(group.steps)
+        start = replace(group.start, local=group.start.local and self._chain.stays)
         phases = plan.phases(start, group.steps)
         tasks = [
             PhaseTask(

@@ -10,9 +10,9 @@ import numpy as np
 
 from sparkdl import frame
 from sparkdl._spark.frames import key
+from sparkdl.access.base import FRAMES_PER_RANK, RESULT, STATE
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Message
-from sparkdl.allreduce.persisted import RESULT, STATE
 from sparkdl.allreduce.plans.base import (
     Inbox,
     Participant,
@@ -26,7 +26,6 @@ from sparkdl.allreduce.plans.base import (
     ToSelf,
 )
 from sparkdl.allreduce.transport.base import perform, read_left
-from sparkdl.allreduce.transport.chain import FRAMES_PER_RANK
 from sparkdl.compute.local_store import LocalStore, decode, encode
 from sparkdl.compute.stopwatch import Stopwatch
 from sparkdl.compute.worker import FitRef

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from sparkdl._spark.frames import JavaObject
 from sparkdl._spark.jobs import FrameJobs
+from sparkdl.access.base import RESULT, STATE
+from sparkdl.access.chain import staying
+from sparkdl.access.in_pieces import InPieces
 from sparkdl.allreduce import messages
-from sparkdl.allreduce.in_pieces import InPieces
 from sparkdl.allreduce.messages import Message, Partials, Problems, Reports, UpdatedShard, of_type
-from sparkdl.allreduce.persisted import RESULT, STATE, staying
 from sparkdl.allreduce.plans.base import Phase
 from sparkdl.allreduce.plans.driver import ThroughDriver
 from sparkdl.allreduce.transport.base import Group, GroupResult

@@ -15,12 +15,8 @@ import numpy as np
 import torch
 
 from sparkdl import frame
-from sparkdl._spark.frames import JavaObject
-from sparkdl._spark.jobs import FrameJobs
-from sparkdl._spark.tasks import broadcast_id, broadcast_value
-from sparkdl.allreduce.cluster import Published
+from sparkdl.access.base import Access, BytesRef, Published
 from sparkdl.compute.spec import FitSpec
-from sparkdl.compute.start import BytesRef
 from sparkdl.compute.worker import FitRef, Worker
 from sparkdl.data import store
 from sparkdl.data.dataset import Dataset
@@ -47,8 +43,8 @@ class Evaluate:
     Attributes:
         fit: the fixed part.
         weights: weights to evaluate.
-        metrics_id: id of the broadcast with the metrics.
-        reader_id: id of the broadcast with the Dataset's reader.
+        metrics: the pickled metrics.
+        reader: the Dataset's pickled reader.
         batch_size: rows per forward pass.
         epoch: completed epochs.
         iteration: completed iterations.
@@ -56,8 +52,8 @@ class Evaluate:
 
     fit: FitRef
     weights: BytesRef
-    metrics_id: int
-    reader_id: int
+    metrics: BytesRef
+    reader: BytesRef
     batch_size: int
     epoch: int = 0
     iteration: int = 0
@@ -70,8 +66,8 @@ class Evaluate:
         worker.end_task()
 
     def _states(self, partition: int, token: store.Token, worker: Worker) -> Parts:
-        specs: dict[str, MetricSpec] = serialize.loads(broadcast_value(self.metrics_id))
-        reader: Reader = serialize.loads(broadcast_value(self.reader_id))
+        specs: dict[str, MetricSpec] = serialize.loads(self.metrics.read())
+        reader: Reader = serialize.loads(self.reader.read())
         logged = Logged()
         if token.rows:
             try:
@@ -159,9 +155,9 @@ class Evaluator:
     """Evaluates weights on Datasets, with the metrics of one fit.
 
     Args:
-        jobs: Spark access.
-        fit: the fixed part of the fit, broadcast.
-        fit_broadcast: the broadcast itself.
+        access: the cluster.
+        fit: how tasks find the fixed part of the fit.
+        sent: the fixed part.
         metrics: metrics, by name or not; the loss is always there.
         batch_size: rows per forward pass; by default 1 MiB of stored rows, from 32 to 4096.
         profile: resource profile of the tasks.
@@ -173,21 +169,21 @@ class Evaluator:
 
     def __init__(
         self,
-        jobs: FrameJobs,
+        access: Access,
         fit: FitRef,
-        fit_broadcast: Any,
+        sent: Published,
         metrics: Metrics | None,
         batch_size: int | None = None,
-        profile: JavaObject | None = None,
+        profile: Any = None,
     ) -> None:
-        self._jobs = jobs
+        self._access = access
         self._fit = fit
-        self._fit_broadcast = fit_broadcast
+        self._sent = sent
         self._specs = with_loss(metrics)
         self._batch_size = batch_size
         self._profile = profile
-        self._metrics = jobs.sc.broadcast(serialize.dumps(self._specs, "metrics"))
-        self._readers: dict[str, Any] = {}
+        self._metrics = access.send(serialize.dumps(self._specs, "metrics"))
+        self._readers: dict[str, Published] = {}
 
     def run(
         self, data: Dataset, weights: Published, describe: str, epoch: int = 0, iteration: int = 0
@@ -216,17 +212,17 @@ class Evaluator:
         task = Evaluate(
             self._fit,
             weights.ref,
-            broadcast_id(self._metrics),
-            broadcast_id(reader),
+            self._metrics.ref,
+            reader.ref,
             rows_per_batch(data, self._batch_size),
             epoch,
             iteration,
         )
         parts = sweep(
-            self._jobs,
+            self._access,
             data,
             task,
-            [self._fit_broadcast, self._metrics, reader, *weights.broadcasts],
+            [found for sent in (self._sent, self._metrics, reader, weights) for found in sent.broadcasts],
             describe=describe,
             doing="evaluating",
             profile=self._profile,
@@ -246,15 +242,15 @@ class Evaluator:
 
     def release(self) -> None:
         """Delete what was broadcast."""
-        for broadcast in (self._metrics, *self._readers.values()):
-            broadcast.destroy()
+        for sent in (self._metrics, *self._readers.values()):
+            sent.release()
         self._readers.clear()
 
-    def _reader(self, data: Dataset) -> Any:
+    def _reader(self, data: Dataset) -> Published:
         """Ship how rows of a Dataset become batches, once."""
         if data.id not in self._readers:
             shipped = serialize.dumps(Reader.of(data), "transform")
-            self._readers[data.id] = self._jobs.sc.broadcast(shipped)
+            self._readers[data.id] = self._access.send(shipped)
         return self._readers[data.id]
 
 

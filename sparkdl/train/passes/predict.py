@@ -10,11 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from sparkdl import frame
-from sparkdl._spark.frames import JavaObject
-from sparkdl._spark.jobs import FrameJobs
-from sparkdl._spark.tasks import broadcast_id, broadcast_value
-from sparkdl.allreduce.cluster import Published
-from sparkdl.compute.start import BytesRef
+from sparkdl.access.base import Access, BytesRef, Published
 from sparkdl.compute.worker import FitRef, Worker
 from sparkdl.data import store
 from sparkdl.data.dataset import Dataset
@@ -32,13 +28,13 @@ class Predict:
     Attributes:
         fit: the fixed part.
         weights: the module's weights.
-        reader_id: id of the broadcast with the Dataset's reader.
+        reader: the Dataset's pickled reader.
         batch_size: rows per forward pass.
     """
 
     fit: FitRef
     weights: BytesRef
-    reader_id: int
+    reader: BytesRef
     batch_size: int
 
     def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
@@ -54,7 +50,7 @@ class Predict:
     def _outputs(self, partition: int, token: store.Token, worker: Worker) -> Iterator[Parts]:
         if not token.rows:
             return
-        reader: Reader = serialize.loads(broadcast_value(self.reader_id))
+        reader: Reader = serialize.loads(self.reader.read())
         with evaluating(worker, self.weights, partition) as replica:
             for rows, batch in reader.batches(token, self.batch_size):
                 with located(token, rows):
@@ -147,14 +143,14 @@ def _say(kinds: _Kinds) -> str:
 
 
 def run_prediction(
-    jobs: FrameJobs,
+    access: Access,
     fit: FitRef,
-    fit_broadcast: Any,
+    sent: Published,
     data: Dataset,
     weights: Published,
     describe: str,
     batch_size: int | None = None,
-    profile: JavaObject | None = None,
+    profile: Any = None,
 ) -> Any:
     """Return the module's output for every row, in the order of the Dataset's source.
 
@@ -163,9 +159,9 @@ def run_prediction(
     moment twice.
 
     Args:
-        jobs: Spark access.
-        fit: the fixed part of the fit, broadcast.
-        fit_broadcast: the broadcast itself.
+        access: the cluster.
+        fit: how tasks find the fixed part of the fit.
+        sent: the fixed part.
         data: the rows; their store is built if it is not yet.
         weights: the module's weights.
         describe: names the job in the Spark UI.
@@ -181,11 +177,11 @@ def run_prediction(
         TaskError: if a task failed for another reason.
     """
     data.store()  # before row_bytes: the first rows may decide on dtypes
-    reader = jobs.sc.broadcast(serialize.dumps(Reader.of_features(data), "transform"))
+    reader = access.send(serialize.dumps(Reader.of_features(data), "transform"))
     try:
-        task = Predict(fit, weights.ref, broadcast_id(reader), rows_per_batch(data, batch_size))
-        broadcasts = [fit_broadcast, reader, *weights.broadcasts]
-        frames = sweep(jobs, data, task, broadcasts, describe=describe, doing="predicting", profile=profile)
+        task = Predict(fit, weights.ref, reader.ref, rows_per_batch(data, batch_size))
+        broadcasts = [found for one in (sent, reader, weights) for found in one.broadcasts]
+        frames = sweep(access, data, task, broadcasts, describe=describe, doing="predicting", profile=profile)
     finally:
-        reader.destroy()
+        reader.release()
     return assemble(frames)

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from sparkdl import frame, seeding
 from sparkdl._spark.errors import is_job_failure, task_error
-from sparkdl._spark.frames import JavaObject, Task
-from sparkdl._spark.jobs import FrameJobs
+from sparkdl._spark.frames import Task
+from sparkdl.access.base import Access, BytesRef
 from sparkdl.compute.forward_backward import make_batch
-from sparkdl.compute.start import BytesRef
 from sparkdl.compute.worker import Worker
 from sparkdl.data import store
 from sparkdl.data.built import MAX_REBUILDS
@@ -136,14 +135,14 @@ def _no_loss(output: Any, target: Any) -> Tensor:
 
 
 def sweep(
-    jobs: FrameJobs,
+    access: Access,
     data: Dataset,
     task: Task,
     broadcasts: Sequence[Any],
     *,
     describe: str,
     doing: str,
-    profile: JavaObject | None = None,
+    profile: Any = None,
 ) -> list[Frame]:
     """Run a task over a Dataset's store and return its frames, partition by partition.
 
@@ -151,7 +150,7 @@ def sweep(
     rebuilt, and the job run again.
 
     Args:
-        jobs: Spark access.
+        access: the cluster.
         data: the rows; their store is built if it is not yet.
         task: what to run.
         broadcasts: the broadcasts that the task reads.
@@ -165,16 +164,16 @@ def sweep(
     """
     built = data.store()
     for _ in range(MAX_REBUILDS):
-        jobs.describe(describe)
+        access.describe(describe)
         try:
             checked = Unchanged(task, built.manifest)
-            frames = jobs.collect(jobs.stage(built.tokens, checked, broadcasts, profile=profile))
+            frames = access.collect(access.stage(built.tokens, checked, broadcasts, profile=profile))
         except Exception as error:
             if is_job_failure(error):
                 raise task_error(error, doing) from None
             raise
         finally:
-            jobs.describe(None)
+            access.describe(None)
         messages = [frame.unpack(data) for data in frames]
         for message in messages:
             if message.meta["kind"] == "changed":
@@ -183,7 +182,7 @@ def sweep(
         if not missing:
             return messages
         for partition in missing:
-            jobs.drop_block(built.tokens.id(), partition)
+            access.forget(built.tokens, partition)
     raise DataError(
         f"{doing}: partitions of the store were still missing after {MAX_REBUILDS} rebuilds; is the "
         "executors' local disk full or being cleaned?",

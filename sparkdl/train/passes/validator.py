@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from sparkdl.allreduce.cluster import Published
+from sparkdl.access.base import Published
 from sparkdl.data.dataset import Dataset
 from sparkdl.train.passes.evaluate import Evaluator
 from sparkdl.train.passes.validation import Monitor

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from sparkdl import frame
-from sparkdl._spark.jobs import FrameJobs
+from sparkdl.access.base import Access
 from sparkdl.data import store
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import DataError
@@ -17,11 +17,11 @@ from sparkdl.train.passes.sweep import sweep
 _BLOCK = 1 << 20
 
 
-def check_weights(jobs: FrameJobs, data: Dataset, missing: str = "there is nothing to train on") -> None:
+def check_weights(access: Access, data: Dataset, missing: str = "there is nothing to train on") -> None:
     """Check that some row has a weight above zero; one short job if rows have weights.
 
     Args:
-        jobs: Spark access.
+        access: to the cluster.
         data: the rows; their store is built if it is not yet.
         missing: what weights of zero mean, for the error.
 
@@ -31,7 +31,7 @@ def check_weights(jobs: FrameJobs, data: Dataset, missing: str = "there is nothi
     if not data.plan.weighted:
         return
     describe = "sparkdl: look at the sample weights"
-    found = sweep(jobs, data, _any_weight, [], describe=describe, doing="looking at the weights")
+    found = sweep(access, data, _any_weight, [], describe=describe, doing="looking at the weights")
     if not any(message.meta["any"] for message in found):
         source = next(column.source for column in data.plan.columns if column.key == "weight")
         raise DataError(

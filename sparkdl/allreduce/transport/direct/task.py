@@ -10,9 +10,9 @@ from itertools import chain
 
 from sparkdl import frame
 from sparkdl._spark.frames import key
+from sparkdl.access.base import RESULT
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Message, Problems, of_type
-from sparkdl.allreduce.persisted import RESULT
 from sparkdl.allreduce.plans.base import (
     Inbox,
     Participant,

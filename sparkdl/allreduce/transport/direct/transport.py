@@ -6,15 +6,14 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sparkdl import frame
 from sparkdl._spark.errors import is_job_failure
-from sparkdl._spark.frames import JavaObject
-from sparkdl._spark.jobs import FrameJobs
+from sparkdl.access.base import Access, Chain
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Message, Problems, of_type
 from sparkdl.allreduce.transport.base import Group, GroupResult, Transport
-from sparkdl.allreduce.transport.chain import Chain
 from sparkdl.allreduce.transport.direct.peer import KIND, Peer
 from sparkdl.allreduce.transport.direct.task import Assemble, Circle, Dismiss, GroupTask
 from sparkdl.compute.problems import LostPeer
@@ -70,7 +69,7 @@ class DirectTransport:
     """Runs a group as one stage whose tasks exchange among themselves; by shuffles where that cannot be.
 
     Args:
-        jobs: Spark access.
+        access: the cluster.
         store: the partition store.
         fit: the fixed part of the fit.
         profile: resource profile of the tasks.
@@ -82,16 +81,16 @@ class DirectTransport:
 
     def __init__(
         self,
-        jobs: FrameJobs,
+        access: Access,
         store: Store,
         fit: FitRef,
-        profile: JavaObject | None,
+        profile: Any,
         chain: Chain,
         circle: Circle,
         shuffles: Transport,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._jobs = jobs
+        self._access = access
         self._ranks = len(store.partitions)
         self._store = store
         self._fit = fit
@@ -155,7 +154,7 @@ class DirectTransport:
 
     def _slots(self) -> int:
         executors = self._store.executors
-        return self._jobs.count_executors() * executors.cores
+        return self._access.count_executors() * executors.cores
 
     def _run(self, group: Group) -> GroupResult:
         started, begin = time.time(), time.perf_counter()
@@ -196,7 +195,7 @@ class DirectTransport:
         lost = [p for told in of_type(arrived, Problems) for p in told.problems if isinstance(p, LostPeer)]
         if lost:
             if kept is not None:
-                self._jobs.unpersist(kept)
+                self._access.unpersist(kept)
             return self._lost(group, started, begin, lost, arrived)
         membership.saw(peers, self._clock())
         self._pause, self._failures = max(_FIRST_PAUSE, self._pause / 2), 0
@@ -241,25 +240,25 @@ class DirectTransport:
 
     def _assemble(self, group: Group) -> _Membership | None:
         """Let all processes that may run a rank become peers; ``None`` if some of them cannot."""
-        jobs, profile = self._jobs, self._profile
-        jobs.describe(f"{group.name}, find peers")
+        access, profile = self._access, self._profile
+        access.describe(f"{group.name}, find peers")
         try:
             if self._fit.in_memory:
-                stage = jobs.stage(
+                stage = access.stage(
                     self._store.tokens,
                     Assemble(self._fit, self._circle, 0.0),
                     group.broadcasts,
                     profile=profile,
                 )
-                found = jobs.collect(stage)
+                found = access.collect(stage)
             else:
                 # Spark gives a task to the process that has been idle for longest: after a failure there are
                 # perhaps more processes than slots.
                 times = self._store.executors.cores * (1 + min(self._failures, _MOST_TURNS))
                 task = Assemble(self._fit, self._circle, _LINGER_SECONDS)
-                found = jobs.run_everywhere(task, group.broadcasts, times=times, profile=profile)
+                found = access.run_everywhere(task, group.broadcasts, times=times, profile=profile)
         finally:
-            jobs.describe(None)
+            access.describe(None)
         peers = list({peer.id: peer for peer in (Peer.read(frame.unpack(data)) for data in found)}.values())
         self._known |= {peer.id for peer in peers}
         return _Membership(peers, self._clock()) if len(peers) >= self._ranks else None
@@ -267,22 +266,22 @@ class DirectTransport:
     def _dismiss(self) -> None:
         """Let all processes that take part close their sockets."""
         left, self._known, self._membership = self._known, set(), None
-        jobs = self._jobs
+        access = self._access
         slots, linger = (1, 0.0) if self._fit.in_memory else (self._store.executors.cores, _LINGER_SECONDS)
         for _ in range(_ROUNDS):
             if not left:
                 return
-            jobs.describe("sparkdl: close connections")
+            access.describe("sparkdl: close connections")
             try:
                 task = Dismiss(self._fit.fit_id, linger)
-                heard = set(map(bytes, jobs.run_everywhere(task, times=slots, profile=self._profile)))
+                heard = set(map(bytes, access.run_everywhere(task, times=slots, profile=self._profile)))
             except Exception as error:
                 if not is_job_failure(error):
                     raise
                 _log.debug("connections of fit %s were not closed: %s", self._fit.fit_id, error)
                 return
             finally:
-                jobs.describe(None)
+                access.describe(None)
             if not heard:  # the others are gone
                 return
             left -= heard

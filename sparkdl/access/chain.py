@@ -13,29 +13,32 @@ from typing import Any
 
 from sparkdl._spark.frames import JavaObject
 from sparkdl._spark.jobs import FrameJobs
-from sparkdl.allreduce import in_pieces as pieces
-from sparkdl.allreduce.in_pieces import ChainTask, InPieces
-from sparkdl.allreduce.persisted import RESULT, STATE
-from sparkdl.data.built import Store
+from sparkdl.access import in_pieces as pieces
+from sparkdl.access.base import FRAMES_PER_RANK, RESULT, STATE
+from sparkdl.access.in_pieces import ChainTask, InPieces
 from sparkdl.frame import Buffer
 from sparkdl.pieces import joined
 
-FRAMES_PER_RANK = 2
-"""Each task sends each partition so many frames, some of them empty: of the first one the length is known."""
 
-
-class Chain:
+class StageChain:
     """Builds and runs chains over a partition store.
 
     Args:
         jobs: Spark access.
-        store: the partition store.
+        tokens: tokens of the partition store.
+        ranks: how many there are.
         profile: resource profile of the tasks.
+
+    Attributes:
+        stays: tokens are zipped with what arrives, by which Spark runs tasks where the rows are.
     """
 
-    def __init__(self, jobs: FrameJobs, store: Store, profile: JavaObject | None) -> None:
+    stays = True
+
+    def __init__(self, jobs: FrameJobs, tokens: JavaObject, ranks: int, profile: JavaObject | None) -> None:
         self._jobs = jobs
-        self._store = store
+        self._rows = tokens
+        self._ranks = ranks
         self._profile = profile
         self._frames = 0
         self._tokens: JavaObject | None = None
@@ -49,27 +52,13 @@ class Chain:
         *,
         kept_bytes: int | None = None,
     ) -> tuple[list[Buffer], JavaObject | None]:
-        """Run the stages.
-
-        Args:
-            tasks: the task of each stage. All but the last yield two keyed frames for each partition; its
-                frames go to the driver and stay, by their keys. The first one gets a partition's token,
-                the others what has arrived for it too.
-            broadcasts: broadcasts that the tasks read.
-            name: names the job in the Spark UI.
-            frame_bytes: bytes of the first frame that a task sends to a partition, about; the second one is
-                small.
-            kept_bytes: length of a frame that stays after the last stage, about; ``None`` if none does.
-
-        Returns:
-            Frames for the driver, and the persisted RDD of the shards' state.
-        """
-        jobs, store, ranks = self._jobs, self._store, len(self._store.partitions)
+        """Run the stages; see :class:`sparkdl.access.base.Chain`."""
+        jobs, ranks = self._jobs, self._ranks
         cut, blocks = pieces.count(frame_bytes), pieces.blocks(frame_bytes)
         tokens = self._padded(cut + FRAMES_PER_RANK - 1)
         stage = shuffled = None
         for number, task in enumerate(tasks, start=1):
-            arriving = store.tokens
+            arriving = self._rows
             if stage is not None:
                 shuffled = jobs.shuffle(jobs.keyed(stage), ranks * blocks)
                 values = jobs.values(shuffled)
@@ -97,7 +86,7 @@ class Chain:
 
     def forget(self, partition: int) -> None:
         """Forget where a partition's rows are, since its files are not there."""
-        for rdd in (self._store.tokens, self._tokens):
+        for rdd in (self._rows, self._tokens):
             if rdd is not None:
                 self._jobs.drop_block(rdd.id(), partition)
 
@@ -115,8 +104,8 @@ class Chain:
         """
         if self._tokens is None or self._frames != frames:
             self.release()
-            pad = _Pad(frames * len(self._store.partitions))
-            self._tokens = self._jobs.stage(self._store.tokens, pad, profile=self._profile)
+            pad = _Pad(frames * self._ranks)
+            self._tokens = self._jobs.stage(self._rows, pad, profile=self._profile)
             self._jobs.persist(self._tokens)
             self._frames = frames
         return self._tokens
@@ -132,3 +121,8 @@ class _Pad:
         """Yield them."""
         yield from tokens
         yield from [b""] * (self.frames - 1)
+
+
+def staying(jobs: FrameJobs, keyed_frames: JavaObject) -> JavaObject:
+    """Return the frames that an earlier job left for the shards."""
+    return jobs.select(jobs.keyed(keyed_frames), STATE, drop=[RESULT])

@@ -1,0 +1,306 @@
+"""What sparkdl asks of a cluster: run tasks where rows are, send bytes, bring frames back, keep frames.
+
+All of sparkdl reaches a cluster by an :class:`Access`. There are two: RDDs of raw frames, for classic
+sessions (:mod:`sparkdl.access.classic`), and DataFrames of frames, for Spark Connect
+(:mod:`sparkdl.access.connect`). Nothing else knows which kind of session it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sparkdl._spark.frames import Task
+from sparkdl._spark.tasks import broadcast_value
+from sparkdl.access.in_pieces import ChainTask
+from sparkdl.frame import Buffer, Packed, Parts
+from sparkdl.session import Executors
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from sparkdl._spark.jobs import FrameJobs
+
+RESULT = 0
+"""Key of the frames of a chain's last stage that go to the driver."""
+STATE = 1
+"""Key of those that stay."""
+
+FRAMES_PER_RANK = 2
+"""Each task sends each partition so many frames, some of them empty: of the first one the length is known."""
+
+Frames = Any
+"""Frames on the executors, partition by partition: what :meth:`Access.stage` returns. Opaque to others."""
+
+Kept = Any
+"""Frames that a chain has left on the executors. Opaque to others."""
+
+
+@dataclass(frozen=True, slots=True)
+class BytesRef:
+    """Bytes that the driver has sent: inside the task itself, or by a Spark broadcast.
+
+    Attributes:
+        inline: the bytes, or ``None`` if they are broadcast.
+        broadcast_id: id of the broadcast, -1 if they are inline.
+    """
+
+    inline: Packed | None
+    broadcast_id: int = -1
+
+    def read(self, *, once: bool = False) -> Any:
+        """Return the bytes; called in tasks.
+
+        Args:
+            once: whether this process is not to keep them, since it can read them again.
+        """
+        return self.inline if self.inline is not None else broadcast_value(self.broadcast_id, once=once)
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Bytes that tasks can read.
+
+    Attributes:
+        ref: by which a task finds them.
+        broadcast: the PySpark broadcast behind it, if any.
+        delete: deletes what else is behind it.
+    """
+
+    ref: BytesRef
+    broadcast: Any = None
+    delete: Callable[[], None] | None = None
+
+    @property
+    def broadcasts(self) -> list[Any]:
+        """The broadcasts that a stage must name to use them."""
+        return [] if self.broadcast is None else [self.broadcast]
+
+    def release(self) -> None:
+        """Delete them everywhere; only when no task can need them again."""
+        if self.broadcast is not None:
+            self.broadcast.destroy()
+        if self.delete is not None:
+            self.delete()
+
+
+class Chain(Protocol):
+    """Runs chains of stages over a partition store, with an exchange of all with all between them."""
+
+    @property
+    def stays(self) -> bool:
+        """Whether each stage of a rank runs where its rows are."""
+        ...
+
+    def run(
+        self,
+        tasks: Sequence[ChainTask],
+        broadcasts: Sequence[Any],
+        name: str,
+        frame_bytes: int,
+        *,
+        kept_bytes: int | None = None,
+    ) -> tuple[list[Buffer], Kept | None]:
+        """Run the stages.
+
+        Args:
+            tasks: the task of each stage. All but the last yield two keyed frames for each partition; its
+                frames go to the driver and stay, by their keys. The first one gets a partition's token,
+                the others what has arrived for it too.
+            broadcasts: broadcasts that the tasks read.
+            name: names the job in the Spark UI.
+            frame_bytes: bytes of the first frame that a task sends to a partition, about; the second one is
+                small.
+            kept_bytes: length of a frame that stays after the last stage, about; ``None`` if none does.
+
+        Returns:
+            Frames for the driver, and what stays.
+        """
+        ...
+
+    def forget(self, partition: int) -> None:
+        """Forget where a partition's rows are, since its files are not there."""
+        ...
+
+    def release(self) -> None:
+        """Delete all files on the executors for the store."""
+        ...
+
+
+class Access(Protocol):
+    """A session's cluster, as sparkdl sees it."""
+
+    @property
+    def jobs(self) -> FrameJobs | None:
+        """Jobs over RDDs of frames, by which the driver plan works; ``None`` if the session has none."""
+        ...
+
+    @property
+    def moves_tasks(self) -> bool:
+        """Whether tasks of a chain's later stages may run away from the rows of their ranks."""
+        ...
+
+    @property
+    def longest_chain(self) -> int:
+        """How many steps may be one chain of stages."""
+        ...
+
+    @property
+    def chains_are_slow(self) -> bool:
+        """Whether tasks had better exchange among themselves, if they can."""
+        ...
+
+    @property
+    def driver_host(self) -> str:
+        """Name or address of the machine that executors know as the driver's."""
+        ...
+
+    # -- the session ----------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Warn once about confs that the session lacks.
+
+        Raises:
+            ConfigError: if the session was stopped.
+        """
+        ...
+
+    def check_alive(self) -> None:
+        """Check that the session can still run jobs.
+
+        Raises:
+            ConfigError: if it was stopped.
+        """
+        ...
+
+    def check_files(self) -> None:
+        """Check that sparkdl's own files on the executors need not be encrypted.
+
+        Raises:
+            ConfigError: if the session asks for that.
+        """
+        ...
+
+    def is_alive(self) -> bool:
+        """Return whether the session can run jobs."""
+        ...
+
+    def conf(self, name: str, default: str = "") -> str:
+        """Return a conf of the session."""
+        ...
+
+    def executors(self) -> Executors:
+        """Return what the cluster offers, after waiting for executors that are still starting."""
+        ...
+
+    def count_executors(self) -> int:
+        """Return how many executors there are now; in local mode the driver is one."""
+        ...
+
+    def profile(self, threads: int) -> Any:
+        """Return the resource profile of tasks of so many threads; ``None`` where there can be none."""
+        ...
+
+    # -- sending --------------------------------------------------------------------------------
+
+    def send(self, data: bytes | bytearray, *, inline: bool = False) -> Published:
+        """Make bytes available to all tasks; few ones inside the tasks themselves if ``inline``."""
+        ...
+
+    # -- rows -----------------------------------------------------------------------------------
+
+    def planned_once(self, df: DataFrame) -> DataFrame:
+        """Return a DataFrame whose rows do not change their partitions while it is used."""
+        ...
+
+    def written(self, df: DataFrame, write: Any, rows_per_batch: int) -> Frames:
+        """Return the frames that a ``mapInArrow`` function makes, as column ``token``, of a DataFrame's rows.
+
+        Args:
+            df: the rows.
+            write: the function.
+            rows_per_batch: rows that it gets at a time, at most.
+        """
+        ...
+
+    def scattered(self, pieces: Iterable[tuple[int, bytes | Parts]], partitions: int) -> Frames:
+        """Return frames of the driver in so many partitions.
+
+        Args:
+            pieces: partition and frame of each; small frames.
+            partitions: how many.
+        """
+        ...
+
+    # -- tasks ----------------------------------------------------------------------------------
+
+    def describe(self, description: str | None) -> None:
+        """Name the jobs that follow in the Spark UI."""
+        ...
+
+    def stage(
+        self, parent: Frames, task: Task, broadcasts: Sequence[Any] = (), *, profile: Any = None
+    ) -> Frames:
+        """Return the frames that ``task`` makes of each partition of ``parent``; nothing runs yet.
+
+        Args:
+            parent: frames.
+            task: pure function of (partition, frames).
+            broadcasts: PySpark broadcasts that the task reads.
+            profile: resource profile of the stage.
+        """
+        ...
+
+    def collect(self, frames: Frames) -> list[bytes]:
+        """Run a job and return its frames, partition by partition."""
+        ...
+
+    def run_on_executors(self, work: Callable[[], None], *, profile: Any = None) -> None:
+        """Do some work at least once on each executor that there is now."""
+        ...
+
+    def run_everywhere(
+        self, task: Task, broadcasts: Sequence[Any] = (), *, times: int = 1, profile: Any = None
+    ) -> list[bytes]:
+        """Run a task, which gets no frames, on each executor that there is now, and return its frames.
+
+        Args:
+            task: the task.
+            broadcasts: PySpark broadcasts that the task reads.
+            times: how often each executor runs it.
+            profile: resource profile of the stage.
+        """
+        ...
+
+    def chain(self, tokens: Frames, ranks: int, profile: Any) -> Chain:
+        """Return what runs chains of stages over a partition store."""
+        ...
+
+    # -- keeping --------------------------------------------------------------------------------
+
+    def persist(self, frames: Frames) -> None:
+        """Keep frames on the executors that compute them, where tasks over them will run."""
+        ...
+
+    def unpersist(self, frames: Frames | Kept, *, wait: bool = False) -> None:
+        """Stop keeping frames; ``wait`` until they are deleted."""
+        ...
+
+    def forget(self, frames: Frames, partition: int) -> None:
+        """Let the next job compute a partition of persisted frames again."""
+        ...
+
+    def run_on_kept(self, kept: Kept, task: Task) -> list[bytes]:
+        """Run a task over the pieces that a chain has left, shard by shard, and return its frames."""
+        ...
+
+    def keep(self, pieces: Iterable[tuple[int, bytes | Parts]], shards: int, shard_bytes: int) -> Kept:
+        """Let pieces of the driver's stay as if a chain had left them.
+
+        Args:
+            pieces: shard and piece of each.
+            shards: how many shards there are.
+            shard_bytes: bytes of a shard's weights, about.
+        """
+        ...

@@ -1,0 +1,246 @@
+"""Access to the cluster of a classic session: RDDs of raw frames."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sparkdl import session
+from sparkdl._spark import session as private
+from sparkdl._spark.frames import JavaObject, Task, frames_of, key
+from sparkdl._spark.jobs import FrameJobs
+from sparkdl._spark.tasks import broadcast_id
+from sparkdl.access.base import RESULT, STATE, BytesRef, Published
+from sparkdl.access.chain import StageChain, staying
+from sparkdl.frame import Parts
+from sparkdl.session import Executors
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_INLINE_BYTES = 64 << 10
+"""Up to this size bytes travel inside the stage's task binary, which Spark broadcasts anyway; a
+broadcast of their own would cost more than it saves."""
+
+_LOCALITY = "spark.shuffle.reduceLocality.enabled"
+
+
+@dataclass(frozen=True, slots=True)
+class ClassicAccess:
+    """See :class:`sparkdl.access.base.Access`.
+
+    Attributes:
+        jobs: jobs over RDDs of frames.
+        spark: the session, where something needs one.
+        longest_chain: a job of more stages saves nothing more, and takes longer to undo.
+    """
+
+    jobs: FrameJobs
+    spark: SparkSession
+    longest_chain: int = 50
+    chains_are_slow: bool = False
+
+    @classmethod
+    def of(cls, spark: SparkSession) -> ClassicAccess:
+        """Return the access to a session's cluster.
+
+        Raises:
+            ConfigError: if the session was stopped.
+        """
+        session.check_alive(spark)
+        return cls(FrameJobs(spark.sparkContext), spark)
+
+    @property
+    def moves_tasks(self) -> bool:
+        """Whether Spark places tasks by the bytes that they fetch."""
+        return self.conf(_LOCALITY, "true") == "true" and not self.jobs.sc.master.startswith("local[")
+
+    @property
+    def driver_host(self) -> str:
+        """Name of the driver's machine."""
+        return self.conf("spark.driver.host", "localhost")
+
+    # -- the session ----------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Warn once about confs that the session lacks."""
+        session.check(self.spark)
+
+    def check_alive(self) -> None:
+        """Check that the session can still run jobs."""
+        session.check_alive(self.spark)
+
+    def check_files(self) -> None:
+        """Check that sparkdl's own files on the executors need not be encrypted."""
+        session.check_encryption(self.spark)
+
+    def is_alive(self) -> bool:
+        """Return whether the session can run jobs."""
+        return private.is_alive(self.jobs.sc)
+
+    def conf(self, name: str, default: str = "") -> str:
+        """Return a conf of the session."""
+        found: str = self.jobs.sc.getConf().get(name, default)
+        return found
+
+    def executors(self) -> Executors:
+        """Return what the cluster offers, after waiting for executors that are still starting."""
+        return session.executors(self.spark)
+
+    def count_executors(self) -> int:
+        """Return how many executors there are now."""
+        return self.jobs.count_executors()
+
+    def profile(self, threads: int) -> JavaObject | None:
+        """Return the resource profile that gives a task its threads' cores, where Spark can.
+
+        It keeps Spark from putting two multi-threaded tasks on one executor. ``None`` in local mode,
+        with dynamic allocation (a profile would ask for executors of its own, away from the data), and
+        where the cluster manager does not support task profiles.
+        """
+        sc = self.jobs.sc
+        conf = sc.getConf()
+        master = str(sc.master)
+        local = master.startswith("local") and not master.startswith("local-cluster")
+        if threads == 1 or local or conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+            return None
+        # A profile does not inherit what the confs ask for.
+        return private.task_profile(sc, threads, task_resource_amounts(dict(conf.getAll())))
+
+    # -- sending --------------------------------------------------------------------------------
+
+    def send(self, data: bytes | bytearray, *, inline: bool = False) -> Published:
+        """Make bytes available to all tasks, inside the tasks or as a broadcast."""
+        if inline and len(data) <= _INLINE_BYTES:
+            return Published(BytesRef(data))
+        broadcast = self.jobs.sc.broadcast(data)
+        return Published(BytesRef(None, broadcast_id(broadcast)), broadcast)
+
+    # -- rows -----------------------------------------------------------------------------------
+
+    def planned_once(self, df: DataFrame) -> DataFrame:
+        """Return a DataFrame whose plan is made now and for all jobs that come."""
+        return private.planned_once(self.spark, df)
+
+    def written(self, df: DataFrame, write: Any, rows_per_batch: int) -> JavaObject:
+        """Return the frames that a ``mapInArrow`` function makes of a DataFrame's rows."""
+        made = df.mapInArrow(write, "token binary")
+        with _SqlConf(self.spark, "spark.sql.execution.arrow.maxRecordsPerBatch", str(rows_per_batch)):
+            return frames_of(made.rdd.mapPartitions(_unwrap_token))
+
+    def scattered(self, pieces: Iterable[tuple[int, bytes | Parts]], partitions: int) -> JavaObject:
+        """Return frames of the driver in so many partitions."""
+        # Through a shuffle: what the driver holds travels with every task that descends from it, which
+        # would be each task of each iteration.
+        jobs = self.jobs
+        return jobs.values(jobs.shuffle(jobs.scattered(pieces), partitions))
+
+    # -- tasks ----------------------------------------------------------------------------------
+
+    def describe(self, description: str | None) -> None:
+        """Name the jobs that follow in the Spark UI."""
+        self.jobs.describe(description)
+
+    def stage(
+        self, parent: JavaObject, task: Task, broadcasts: Sequence[Any] = (), *, profile: Any = None
+    ) -> JavaObject:
+        """Return the frames that a task makes of each partition."""
+        return self.jobs.stage(parent, task, broadcasts, profile=profile)
+
+    def collect(self, frames: JavaObject) -> list[bytes]:
+        """Run a job and return its frames."""
+        return self.jobs.collect(frames)
+
+    def run_on_executors(self, work: Callable[[], None], *, profile: Any = None) -> None:
+        """Do some work once on each executor."""
+        self.jobs.run_on_executors(work, profile=profile)
+
+    def run_everywhere(
+        self, task: Task, broadcasts: Sequence[Any] = (), *, times: int = 1, profile: Any = None
+    ) -> list[bytes]:
+        """Run a task on each executor, and return its frames."""
+        return self.jobs.run_everywhere(task, broadcasts, times=times, profile=profile)
+
+    def chain(self, tokens: JavaObject, ranks: int, profile: Any) -> StageChain:
+        """Return what runs chains of stages over a partition store."""
+        return StageChain(self.jobs, tokens, ranks, profile)
+
+    # -- keeping --------------------------------------------------------------------------------
+
+    def persist(self, frames: JavaObject) -> None:
+        """Keep frames on the executors that compute them."""
+        self.jobs.persist(frames)
+
+    def unpersist(self, frames: JavaObject, *, wait: bool = False) -> None:
+        """Stop keeping frames."""
+        self.jobs.unpersist(frames, wait=wait)
+
+    def forget(self, frames: JavaObject, partition: int) -> None:
+        """Let the next job compute a partition again."""
+        self.jobs.drop_block(frames.id(), partition)
+
+    def run_on_kept(self, kept: JavaObject, task: Task) -> list[bytes]:
+        """Run a task over the pieces that a chain has left."""
+        return self.jobs.collect(self.jobs.stage(staying(self.jobs, kept), task))
+
+    def keep(self, pieces: Iterable[tuple[int, bytes | Parts]], shards: int, shard_bytes: int) -> JavaObject:
+        """Let pieces of the driver's stay as if a chain had left them."""
+        jobs = self.jobs
+        shuffled = jobs.shuffle(jobs.scattered(pieces), shards)
+        kept = jobs.stage(jobs.values(shuffled), _keep, preserves_partitioning=True)
+        jobs.persist_replicated(kept, shard_bytes)
+        try:
+            jobs.collect(jobs.select(jobs.keyed(kept), RESULT, drop=[STATE]))
+        except BaseException:
+            jobs.unpersist(kept)
+            raise
+        finally:
+            jobs.release_shuffle(shuffled)
+        return kept
+
+
+def task_resource_amounts(conf: Mapping[str, str]) -> dict[str, float]:
+    """Return the amount of each resource, such as ``gpu``, that ``spark.task.resource.*`` asks for."""
+    found = {_AMOUNT.fullmatch(name): value for name, value in conf.items()}
+    return {match[1]: float(value) for match, value in found.items() if match is not None}
+
+
+_AMOUNT = re.compile(r"spark\.task\.resource\.(.+)\.amount")
+
+
+def _keep(_: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Let frames that arrive in pieces stay with their shard, in these."""
+    for piece in pieces:
+        yield key(STATE)
+        yield piece
+
+
+def _unwrap_token(rows: Iterable[Any]) -> Iterator[bytes]:
+    for row in rows:
+        yield bytes(row[0])
+
+
+class _SqlConf:
+    """Set a SQL conf while a plan is made; one thread at a time, for the session's confs are shared."""
+
+    _lock = threading.Lock()
+
+    def __init__(self, spark: SparkSession, name: str, value: str) -> None:
+        self._spark, self._name, self._value = spark, name, value
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._before = self._spark.conf.get(self._name, None)
+        self._spark.conf.set(self._name, self._value)
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            if self._before is None:
+                self._spark.conf.unset(self._name)
+            else:
+                self._spark.conf.set(self._name, self._before)
+        finally:
+            self._lock.release()

@@ -1,0 +1,339 @@
+"""Access to the cluster behind a Spark Connect server."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from sparkdl import session
+from sparkdl._spark.errors import is_job_failure
+from sparkdl._spark.frames import Task
+from sparkdl.access.base import BytesRef, Published
+from sparkdl.access.connect.chain import ConnectChain, OnDriver, OnExecutors, numbered, whole
+from sparkdl.access.connect.files import FileRef
+from sparkdl.access.connect.rows import Rows
+from sparkdl.access.connect.tasks import ARROW_SCHEMA, SCHEMA, ArrowTask, Job, Written, in_batches
+from sparkdl.exceptions import ConfigError
+from sparkdl.frame import Parts
+from sparkdl.pieces import HEAD, joined, pieces_of
+from sparkdl.private import local_folders, opener
+from sparkdl.session import Executors
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_INLINE_BYTES = 8 << 20
+"""Weights and state of up to so many bytes travel inside of tasks. A plan may have 128 MB."""
+
+_FIXED_BYTES = 1 << 20
+"""Up to so many bytes that are sent with every job travel inside of tasks."""
+
+_LINGER_SECONDS = 0.1
+"""A task that is to run once in each slot stays there for so long."""
+
+_WAIT_SECONDS = 30.0
+"""So long executors are waited for."""
+
+_BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+
+_known: dict[str, ConnectAccess] = {}
+
+
+def connect_access(spark: SparkSession) -> ConnectAccess:
+    """Return the access to a session's cluster, which remembers what it has found out."""
+    key = str(getattr(spark, "session_id", id(spark)))
+    if key not in _known:
+        _known[key] = ConnectAccess(spark)
+    return _known[key]
+
+
+@dataclass(eq=False, slots=True)
+class ConnectAccess:
+    """See :class:`sparkdl.access.base.Access`.
+
+    Attributes:
+        spark: the session.
+        jobs: there are no RDDs.
+        moves_tasks: stages after the first one run anywhere, of which :class:`ConnectChain` tells.
+        longest_chain: what leaves a chain passes through the driver.
+        chains_are_slow: each step is a job of its own, of a third of a second.
+    """
+
+    spark: SparkSession
+    jobs: None = None
+    moves_tasks: bool = False
+    longest_chain: int = 1
+    chains_are_slow: bool = True
+    _offered: Executors | None = None
+    _released: list[str] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def driver_host(self) -> str:
+        """Name of the server's machine, which need not be this one."""
+        return self.conf("spark.driver.host", "localhost")
+
+    # -- the session ----------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Check that the session can run jobs; its confs are the server's matter."""
+        self.check_alive()
+
+    def check_alive(self) -> None:
+        """Check that the session can still run jobs.
+
+        Raises:
+            ConfigError: if it was stopped.
+        """
+        if not self.is_alive():
+            raise ConfigError(
+                "the Spark Connect session of this Dataset was stopped, and the rows on its executors went "
+                "with it; make the Dataset again in the session that runs now",
+                code="config-cluster",
+            )
+
+    def check_files(self) -> None:
+        """Check that sparkdl's own files on the executors need not be encrypted."""
+        session.refuse_encryption(self.conf("spark.io.encryption.enabled"), self.conf(session.PLAIN_FILES))
+
+    def is_alive(self) -> bool:
+        """Return whether the session can run jobs."""
+        return not getattr(self.spark, "is_stopped", False)
+
+    def conf(self, name: str, default: str = "") -> str:
+        """Return a conf of the session; the default if the server does not tell it."""
+        try:
+            found: str | None = self.spark.conf.get(name, None)
+        except Exception:  # confs that this server does not know, or hides
+            return default
+        return default if found is None else found
+
+    def executors(self) -> Executors:
+        """Return what the cluster offers, after waiting for executors that are still starting."""
+        deadline = time.monotonic() + _WAIT_SECONDS
+        before = None
+        while True:
+            found = self._probe()
+            if found == before or time.monotonic() >= deadline:
+                break
+            before = found
+        self._offered = found
+        return found
+
+    def count_executors(self) -> int:
+        """Return how many executors there were when they were last looked for."""
+        return (self._offered or self.executors()).count
+
+    def _probe(self) -> Executors:
+        """Occupy all slots for a moment, and ask who runs there."""
+        # As many tasks as Spark thinks that the cluster has cores: nothing else tells their number.
+        df = self.spark.range(1 << 16).mapInArrow(ArrowTask(Job(_occupy, reads=False)), SCHEMA)
+        processes = {bytes(data) for data in joined(piece for _, _, piece in self.rows_of(df))}
+        slots: dict[bytes, int] = {}
+        for process in processes:
+            executor = process.rpartition(b" ")[0]
+            slots[executor] = slots.get(executor, 0) + 1
+        return Executors(max(1, len(slots)), min(slots.values(), default=1))
+
+    def profile(self, threads: int) -> None:
+        """Return no profile: which resources the cluster manager has is unknown."""
+        return
+
+    # -- sending --------------------------------------------------------------------------------
+
+    @property
+    def outdated(self) -> Sequence[str]:
+        """Files that executors may delete; the next job tells them."""
+        return tuple(self._released)
+
+    def send(self, data: bytes | bytearray, *, inline: bool = False) -> Published:
+        """Make bytes available to all tasks: inside of the tasks, or as a file."""
+        if len(data) <= (_INLINE_BYTES if inline else _FIXED_BYTES):
+            return Published(BytesRef(bytes(data)))
+        name = f"sparkdl-{uuid.uuid4().hex}.bin"
+        with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
+            path = Path(folder, name)
+            with open(path, "xb", opener=opener) as file:
+                file.write(data)
+            self.spark.addArtifacts(str(path), file=True)
+        return Published(FileRef(None, name=name), delete=partial(self._released.append, name))
+
+    # -- rows -----------------------------------------------------------------------------------
+
+    def planned_once(self, df: DataFrame) -> DataFrame:
+        """Return the DataFrame: what is cached of it keeps its plan."""
+        return df
+
+    def written(self, df: DataFrame, write: Any, rows_per_batch: int) -> Rows:
+        """Return the frames that a function makes of a DataFrame's rows."""
+        return Rows(lambda: df.mapInArrow(Written(write), SCHEMA), rows_per_batch)
+
+    def scattered(self, pieces: Iterable[tuple[int, bytes | Parts]], partitions: int) -> Rows:
+        """Return frames of the driver in so many partitions."""
+        rows = [
+            (to, whole(piece))
+            for number, (to, data) in enumerate(pieces)
+            for piece in pieces_of(number, 0, whole(data), 1 << 30)
+        ]
+        table = pa.Table.from_batches(in_batches(rows), ARROW_SCHEMA)
+
+        def make() -> DataFrame:
+            # Kept on the executors: otherwise the rows would travel to the server with each job.
+            sent = self.spark.createDataFrame(table).repartitionById(partitions, "key")
+            return sent.localCheckpoint()
+
+        return Rows(make)
+
+    # -- tasks ----------------------------------------------------------------------------------
+
+    def describe(self, description: str | None) -> None:
+        """Do nothing: only the server can name jobs."""
+
+    def stage(self, parent: Rows, task: Task, broadcasts: Sequence[Any] = (), *, profile: Any = None) -> Rows:
+        """Return the frames that a task makes of each partition."""
+        function = ArrowTask(Job(task, unlink=self.outdated))
+        return Rows(lambda: parent.df.mapInArrow(function, SCHEMA, profile=profile))
+
+    def collect(self, frames: Rows) -> list[bytes]:
+        """Run a job and return its frames."""
+        with self._batches_of(frames):
+            found = [whole(data) for data in joined(piece for _, _, piece in self.rows_of(frames.df))]
+        frames.collected = found
+        return found
+
+    def rows_of(self, df: DataFrame) -> list[tuple[int, int, bytes]]:
+        """Run a job and return the key, the source and the piece of each row."""
+        table = self._run(df)
+        keys = table.column("key").to_pylist()
+        pieces = table.column("frame").to_pylist()
+        return [(key, HEAD.unpack_from(piece)[0], piece) for key, piece in zip(keys, pieces, strict=True)]
+
+    def run_on_executors(self, work: Callable[[], None], *, profile: Any = None) -> None:
+        """Do some work at least once on each executor."""
+        self.run_everywhere(_Do(work))
+
+    def run_everywhere(
+        self, task: Task, broadcasts: Sequence[Any] = (), *, times: int = 1, profile: Any = None
+    ) -> list[bytes]:
+        """Run a task in each slot, and on each executor so many times, if Spark spreads tasks evenly."""
+        offered = self._offered or self.executors()
+        tasks = offered.count * max(times, offered.cores)
+        job = ArrowTask(Job(_Lingering(task), reads=False, unlink=self.outdated))
+        df = self.spark.range(0, tasks, 1, tasks).mapInArrow(job, SCHEMA)
+        return [whole(data) for data in joined(piece for _, _, piece in self.rows_of(df))]
+
+    def chain(self, tokens: Rows, ranks: int, profile: Any) -> ConnectChain:
+        """Return what runs groups over a partition store."""
+        return ConnectChain(self, tokens, ranks, profile)
+
+    def _run(self, df: DataFrame) -> pa.Table:
+        """Run a job, which Ctrl-C ends on the server, too."""
+        tag = f"sparkdl-{uuid.uuid4().hex}"
+        self.spark.addTag(tag)
+        try:
+            return df.toArrow()
+        except KeyboardInterrupt:
+            with suppress(Exception):
+                self.spark.interruptTag(tag)
+            raise
+        finally:
+            self.spark.removeTag(tag)
+
+    # -- keeping --------------------------------------------------------------------------------
+
+    def persist(self, frames: Rows) -> None:
+        """Keep frames on the executors that compute them."""
+        with self._batches_of(frames):
+            try:
+                frames.df.persist()
+            except Exception as error:
+                if not is_job_failure(error):
+                    raise
+                raise ConfigError(
+                    f"the session cannot keep rows on its executors ({str(error).splitlines()[0]}); training "
+                    "needs DataFrame.cache(), which serverless sessions do not have",
+                    code="config-cluster",
+                ) from error
+        frames.persisted = True
+
+    def unpersist(self, frames: Rows | OnExecutors | OnDriver, *, wait: bool = False) -> None:
+        """Stop keeping frames."""
+        if not isinstance(frames, Rows):
+            frames.release()
+        elif frames.persisted:
+            frames.persisted = False
+            frames.df.unpersist(blocking=wait)
+
+    def forget(self, frames: Rows, partition: int) -> None:
+        """Let the next job compute the frames again: all of them, for Spark Connect knows no partitions."""
+        self.unpersist(frames, wait=True)
+        frames.drop()
+        self.persist(frames)
+
+    def run_on_kept(self, kept: OnExecutors | OnDriver, task: Task) -> list[bytes]:
+        """Run a task over the pieces that a chain has left."""
+        return kept.run(task)
+
+    def keep(self, pieces: Iterable[tuple[int, bytes | Parts]], shards: int, shard_bytes: int) -> OnDriver:
+        """Keep pieces on the driver until the next group takes them along."""
+        return OnDriver(numbered(pieces, shards))
+
+    @contextmanager
+    def _batches_of(self, frames: Rows) -> Iterator[None]:
+        """Let tasks get as many rows of the source at a time as frames say; one thread at a time."""
+        if frames.rows_per_batch is None:
+            yield
+            return
+        with self._lock:
+            conf = self.spark.conf
+            before = conf.get(_BATCH_ROWS, None)
+            conf.set(_BATCH_ROWS, str(frames.rows_per_batch))
+            try:
+                yield
+            finally:
+                if before is None:
+                    conf.unset(_BATCH_ROWS)
+                else:
+                    conf.set(_BATCH_ROWS, before)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lingering:
+    """Runs a task and stays for a moment, so that others get the other slots."""
+
+    task: Task
+
+    def __call__(self, partition: int, frames: Iterator[Any]) -> Iterator[bytes | Parts]:
+        yield from self.task(partition, frames)
+        time.sleep(_LINGER_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class _Do:
+    """Task that does some work and yields nothing."""
+
+    work: Callable[[], None]
+
+    def __call__(self, _: int, frames: Iterator[Any]) -> Iterator[bytes]:
+        deque(frames, maxlen=0)
+        self.work()
+        yield from ()
+
+
+def _occupy(_: int, frames: Iterator[Any]) -> Iterator[bytes]:
+    """Say which executor and process this is, after a moment in which Spark has used every other slot."""
+    deque(frames, maxlen=0)
+    time.sleep(2 * _LINGER_SECONDS)
+    yield f"{local_folders()[0]} {os.getpid()}".encode()

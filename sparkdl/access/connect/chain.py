@@ -1,0 +1,202 @@
+"""Groups of steps on Spark Connect: one stage whose tasks exchange among themselves, or a few stages."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from sparkdl._spark.errors import is_job_failure
+from sparkdl._spark.frames import Task
+from sparkdl.access.base import RESULT
+from sparkdl.access.connect.files import KeptFile
+from sparkdl.access.connect.rows import Rows
+from sparkdl.access.connect.tasks import LOST, SCHEMA, ArrowTask, Job, Leaving, OverKept
+from sparkdl.access.in_pieces import ChainTask
+from sparkdl.exceptions import TaskError
+from sparkdl.frame import Buffer
+from sparkdl.pieces import joined
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_log = logging.getLogger("sparkdl")
+
+_ATTEMPTS = 3
+"""So often the files of a group are looked for: a task may run elsewhere once."""
+
+
+class Runs(Protocol):
+    """What chains need of :class:`sparkdl.access.connect.access.ConnectAccess`."""
+
+    @property
+    def outdated(self) -> Sequence[str]:
+        """Files that executors may delete."""
+        ...
+
+    def stage(self, parent: Rows, task: Task, broadcasts: Sequence[Any] = (), *, profile: Any = None) -> Rows:
+        """Return the frames that a task makes of each partition."""
+        ...
+
+    def collect(self, frames: Rows) -> list[bytes]:
+        """Run a job and return its frames."""
+        ...
+
+    def rows_of(self, df: DataFrame) -> list[tuple[int, int, bytes]]:
+        """Run a job and return the key, the source and the piece of each row."""
+        ...
+
+    def run_on_executors(self, work: Callable[[], None], *, profile: Any = None) -> None:
+        """Do some work at least once on each executor."""
+        ...
+
+    def forget(self, frames: Rows, partition: int) -> None:
+        """Let the next job compute the frames again."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class OnExecutors:
+    """Frames that a group has left in files, one per shard.
+
+    Attributes:
+        chain: what has run the group.
+        file: the files.
+    """
+
+    chain: ConnectChain
+    file: KeptFile
+
+    def run(self, task: Task) -> list[bytes]:
+        """Run a task over the pieces of each shard.
+
+        Raises:
+            TaskError: if executors have taken them along.
+        """
+        for _ in range(_ATTEMPTS):
+            found = self.chain.access.collect(
+                self.chain.access.stage(self.chain.tokens, OverKept(task, self.file))
+            )
+            if LOST not in found:
+                return found
+        raise TaskError("the state of some shards is lost: their executors are gone, or did not get the task")
+
+    def release(self) -> None:
+        """Let the files be deleted by the next group."""
+        self.chain.alive.discard(self.file.name)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class OnDriver:
+    """Pieces of frames, by shard, which the driver keeps itself."""
+
+    pieces: Sequence[Sequence[bytes]]
+
+    def run(self, task: Task) -> list[bytes]:
+        """Run a task over the pieces of each shard, here."""
+        return [whole(data) for shard, pieces in enumerate(self.pieces) for data in task(shard, iter(pieces))]
+
+    def release(self) -> None:
+        """Do nothing."""
+
+
+@dataclass(eq=False, slots=True)
+class ConnectChain:
+    """Runs groups over a partition store; see :class:`sparkdl.access.base.Chain`.
+
+    Attributes:
+        access: the cluster.
+        tokens: tokens of the partition store.
+        ranks: how many there are.
+        profile: resource profile of the tasks.
+        alive: names of the files on executors that somebody may ask for.
+        stays: a stage after the first one may run anywhere.
+    """
+
+    access: Runs
+    tokens: Rows
+    ranks: int
+    profile: Any
+    alive: set[str] = field(default_factory=set)
+    stays: bool = False
+    _folder: str = field(default_factory=lambda: uuid.uuid4().hex)
+    _groups: int = 0
+
+    def run(
+        self,
+        tasks: Sequence[ChainTask],
+        broadcasts: Sequence[Any],
+        name: str,
+        frame_bytes: int,
+        *,
+        kept_bytes: int | None = None,
+    ) -> tuple[list[Buffer], OnExecutors | OnDriver | None]:
+        """Run the stages."""
+        if len(tasks) == 1:
+            return self._run_one(tasks[0], keeps=kept_bytes is not None)
+        return self._run_stages(tasks, keeps=kept_bytes is not None)
+
+    def _run_one(self, task: ChainTask, *, keeps: bool) -> tuple[list[Buffer], OnExecutors | None]:
+        """Run a group as one stage where the rows are; what stays, stays there, too."""
+        kept = None
+        if keeps:
+            self._groups += 1
+            file = KeptFile(self._folder, f"group-{self._groups}", tuple(sorted(self.alive)))
+            kept = OnExecutors(self, file)
+        leaving = Leaving(task, kept.file if kept is not None else None)
+        found: list[Buffer] = list(
+            self.access.collect(self.access.stage(self.tokens, leaving, profile=self.profile))
+        )
+        if kept is not None:
+            self.alive.add(kept.file.name)
+        return found, kept
+
+    def _run_stages(self, tasks: Sequence[ChainTask], *, keeps: bool) -> tuple[list[Buffer], OnDriver | None]:
+        """Run a group as stages with shuffles between them; what stays goes to the driver."""
+        df, access = self.tokens.df, self.access
+        tokens = self.tokens.collected
+        for number, task in enumerate(tasks):
+            first = tokens if number else ()
+            job = Job(task, keyed=True, first=first, unlink=access.outdated)
+            if number:
+                df = df.repartitionById(self.ranks, "key")
+            df = df.mapInArrow(ArrowTask(job), SCHEMA, profile=self.profile)
+        rows = access.rows_of(df)
+        results = [piece for key, _, piece in rows if key == RESULT]
+        if not keeps:
+            return list(joined(results)), None
+        kept: list[list[bytes]] = [[] for _ in range(self.ranks)]
+        for key, source, piece in rows:
+            if key != RESULT:
+                kept[source].append(piece)
+        return list(joined(results)), OnDriver(kept)
+
+    def forget(self, partition: int) -> None:
+        """Forget where a partition's rows are, since its files are not there."""
+        self.access.forget(self.tokens, partition)
+
+    def release(self) -> None:
+        """Delete all files on the executors for the store."""
+        if self._groups:
+            self.alive.clear()
+            try:
+                self.access.run_on_executors(KeptFile(self._folder, "").delete_all)
+            except Exception as error:
+                if not is_job_failure(error):
+                    raise
+                _log.debug("files of a group were not deleted: %s", error)
+
+
+def whole(data: Any) -> bytes:
+    """Return a frame, or a piece of one, as one piece of memory."""
+    return b"".join(data) if isinstance(data, list) else bytes(data)
+
+
+def numbered(pieces: Iterable[tuple[int, Any]], shards: int) -> list[list[bytes]]:
+    """Return pieces by shard."""
+    found: list[list[bytes]] = [[] for _ in range(shards)]
+    for shard, piece in pieces:
+        found[shard].append(whole(piece))
+    return found

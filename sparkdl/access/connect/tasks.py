@@ -1,0 +1,218 @@
+"""Tasks over frames as functions for ``mapInArrow``; what runs in the executors' Python processes.
+
+A DataFrame of frames has a row for each *piece* of a frame, after a key that says where the frame goes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+import pyarrow as pa
+
+from sparkdl import frame
+from sparkdl._spark.frames import Task, keyed_by
+from sparkdl.access.base import RESULT
+from sparkdl.access.connect.files import KeptFile, sent_file
+from sparkdl.frame import Buffer, Parts
+from sparkdl.pieces import joined, pieces_of
+
+SCHEMA = "key int, frame binary"
+"""Columns of a DataFrame of frames."""
+
+ARROW_SCHEMA = pa.schema([("key", pa.int32()), ("frame", pa.binary())])
+
+LOST = b"\0sparkdl: this executor does not have it"
+"""What a task yields in place of what it was to read."""
+
+_BATCH_BYTES = 1 << 20
+"""About so many bytes are one Arrow batch."""
+
+_PIECE_BYTES = 256 << 10
+
+Row = tuple[int, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a task does.
+
+    Attributes:
+        task: the task; gets whole frames.
+        reads: whether it reads frames: otherwise its input has other columns.
+        keyed: whether it yields keys and frames in turn.
+        first: frames that it gets before all others, by partition.
+        unlink: names of files of :class:`FileRef` that nobody needs any more.
+    """
+
+    task: Task
+    reads: bool = True
+    keyed: bool = False
+    first: Sequence[bytes] = ()
+    unlink: Sequence[str] = ()
+
+
+class ArrowTask:
+    """A :class:`Job` as a function from Arrow batches to Arrow batches.
+
+    The job is pickled once: Spark recognises a cached DataFrame by the bytes of its functions.
+
+    Args:
+        job: the job.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job: bytes = cloudpickle.dumps(job)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run the task of a partition."""
+        partition = partition_id()
+        job: Job = cloudpickle.loads(self._job)
+        for name in job.unlink:
+            with suppress(OSError):
+                os.unlink(sent_file(name))
+        arriving = iter(batches)
+        frames = _frames(arriving) if job.reads else iter(())
+        found = job.task(partition, _after(job.first[partition : partition + 1], frames))
+        yield from in_batches(_rows(partition, found, keyed=job.keyed))
+        # A task that leaves input unread loses its Python worker.
+        deque(arriving, maxlen=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A ``mapInArrow`` function that yields frames as column ``token``, as one that yields pieces of them.
+
+    Attributes:
+        write: the function.
+    """
+
+    write: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run the function over a partition."""
+        tokens = (token for batch in self.write(batches) for token in batch.column("token").to_pylist())
+        yield from in_batches(_rows(partition_id(), tokens, keyed=False))
+
+
+def partition_id() -> int:
+    """Return the number of this task's partition."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    return int(context.partitionId())
+
+
+def _after(first: Sequence[bytes], frames: Iterator[Buffer]) -> Iterator[Any]:
+    yield from first
+    yield from frames
+
+
+def pieces_in(table: pa.Table | pa.RecordBatch) -> Iterator[bytes]:
+    """Yield the pieces that rows hold."""
+    yield from table.column("frame").to_pylist()
+
+
+def _frames(batches: Iterator[pa.RecordBatch]) -> Iterator[Buffer]:
+    return joined(piece for batch in batches for piece in pieces_in(batch))
+
+
+def _rows(source: int, frames: Iterable[bytes | Parts], *, keyed: bool) -> Iterator[Row]:
+    """Yield the pieces of frames, each after its frame's key."""
+    numbers: Counter[int] = Counter()
+    stream = iter(frames)
+    for found in stream:
+        to, data = RESULT, found
+        if keyed:
+            assert isinstance(found, bytes)
+            to, data = keyed_by(found), next(stream)
+        number = numbers[to]
+        numbers[to] += 1
+        for piece in pieces_of(source, number, data, _PIECE_BYTES):
+            yield to, frame.join(piece)
+
+
+def in_batches(rows: Iterable[Row]) -> Iterator[pa.RecordBatch]:
+    """Yield rows as Arrow batches that are not too large."""
+    keys: list[int] = []
+    pieces: list[bytes] = []
+    size = 0
+    for key, piece in rows:
+        keys.append(key)
+        pieces.append(piece)
+        size += len(piece)
+        if size >= _BATCH_BYTES:
+            yield _batch(keys, pieces)
+            keys, pieces, size = [], [], 0
+    if keys:
+        yield _batch(keys, pieces)
+
+
+def _batch(keys: list[int], pieces: list[bytes]) -> pa.RecordBatch:
+    return pa.record_batch([pa.array(keys, pa.int32()), pa.array(pieces, pa.binary())], ARROW_SCHEMA)
+
+
+# -- what stays ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The task of a chain's only stage: frames for the driver are sent, the others stay in a file.
+
+    Attributes:
+        task: yields keys and frames in turn.
+        file: where frames stay; ``None`` if none do.
+    """
+
+    task: Task
+    file: KeptFile | None
+
+    def __call__(self, partition: int, frames: Iterator[Any]) -> Iterator[bytes | Parts]:
+        """Yield the frames for the driver."""
+        if self.file is None:
+            yield from (data for to, data in _pairs(self.task(partition, frames)) if to == RESULT)
+            return
+        with self.file.writing(partition) as write:
+            number = 0
+            for to, data in _pairs(self.task(partition, frames)):
+                if to == RESULT:
+                    yield data
+                    continue
+                for piece in pieces_of(partition, number, data, _PIECE_BYTES):
+                    write(piece)
+                number += 1
+
+
+def _pairs(frames: Iterable[bytes | Parts]) -> Iterator[tuple[int, bytes | Parts]]:
+    stream = iter(frames)
+    for to in stream:
+        assert isinstance(to, bytes)
+        yield keyed_by(to), next(stream)
+
+
+@dataclass(frozen=True, slots=True)
+class OverKept:
+    """Runs a task over the pieces that have stayed in a file.
+
+    Attributes:
+        task: gets pieces.
+        file: where they are.
+    """
+
+    task: Task
+    file: KeptFile
+
+    def __call__(self, partition: int, frames: Iterator[Any]) -> Iterator[bytes | Parts]:
+        """Yield what the task yields, or that there is no such file here."""
+        deque(frames, maxlen=0)
+        pieces = self.file.read(partition)
+        if pieces is None:
+            yield LOST
+        else:
+            yield from self.task(partition, pieces)

@@ -1,0 +1,136 @@
+"""Access to a Spark Connect session: whole fits, without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.no_jvm import no_jvm
+from support.no_server import Session, files_in, no_server
+from support.reference import threads
+from torch import nn
+
+from sparkdl import Dataset, Trainer
+from sparkdl.access import access_to
+from sparkdl.exceptions import ConfigError
+from sparkdl.optim import LAMB, ClipByNorm
+from sparkdl.train import Hook, MaxIteration, Run
+
+ROWS = 24
+ADAM = partial(torch.optim.Adam, lr=1e-2)
+CASES: dict[str, dict[str, Any]] = {
+    "replicated": {"exchange": "replicated"},
+    "sharded": {"exchange": "sharded", "gradient_codec": "int8"},
+    "sums": {"exchange": "sharded", "optimizer": partial(LAMB, lr=1e-2), "clip": ClipByNorm(0.1)},
+    "local steps": {"local_steps": 2},
+}
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Iterator[Session]:
+    with threads(1), no_server(tmp_path) as made:
+        yield made
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def rows(spark: Any, partitions: int) -> Dataset:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((ROWS, 4)).astype(np.float32)
+    return Dataset.from_numpy(x, rng.integers(0, 3, ROWS), spark=spark, num_partitions=partitions)
+
+
+def trainer(**options: Any) -> Trainer:
+    made = {"loss": nn.CrossEntropyLoss(), "optimizer": ADAM, "batch_size": 8, "progress": False}
+    return Trainer(net(), **{**made, "end_when": MaxIteration(7), **options})
+
+
+def bits(module: nn.Module) -> list[bytes]:
+    return [value.numpy().tobytes() for value in module.state_dict().values()]
+
+
+@pytest.mark.parametrize("options", CASES.values(), ids=CASES.keys())
+def test_stages_end_with_the_bits_of_a_classic_session(
+    options: dict[str, Any], session: Session, tmp_path: Path
+) -> None:
+    with rows(session, 2) as data:
+        result = trainer(transport="shuffle", **options).fit(data)
+        scores = trainer().evaluate(data, module=result.module)
+        outputs = trainer().predict(data, module=result.module)
+    assert not session.persisted
+    assert not files_in(tmp_path)
+    with no_jvm(str(tmp_path / "classic")) as spark, rows(spark, 2) as data:
+        expected = trainer(**options).fit(data)
+        assert bits(result.module) == bits(expected.module)
+        assert result.history.column("loss") == expected.history.column("loss")
+        assert scores == trainer().evaluate(data, module=result.module)
+        assert outputs.tobytes() == trainer().predict(data, module=result.module).tobytes()
+
+
+class Loses(Hook):
+    """Takes what groups have left along, as a lost executor would."""
+
+    def __init__(self, folder: Path, after: int) -> None:
+        self.folder, self.after, self.lost = folder, after, 0
+
+    def on_iteration_end(self, run: Run) -> None:
+        if run.state.iteration == self.after:
+            for path in files_in(self.folder):
+                if "sparkdl-kept" in str(path):
+                    path.unlink()
+                    self.lost += 1
+
+
+def test_a_direct_group_leaves_files_and_a_run_goes_on_without_them(session: Session, tmp_path: Path) -> None:
+    options = {"exchange": "sharded", "iterations_per_job": 2}
+    with rows(session, 1) as data:
+        expected = trainer(**options).fit(data)
+        assert all(expected.history.column("direct"))
+        hook = Loses(tmp_path, 4)
+        result = trainer(hooks=[hook], commit_every=1, **options).fit(data)
+        assert hook.lost
+    assert bits(result.module) == bits(expected.module)
+    assert not files_in(tmp_path)
+
+
+def test_large_bytes_travel_as_files(
+    session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with rows(session, 2) as data:
+        expected = trainer(transport="shuffle").fit(data)
+        assert not session.sent
+        for name in ("_INLINE_BYTES", "_FIXED_BYTES"):
+            monkeypatch.setattr(f"sparkdl.access.connect.access.{name}", 16)
+        result = trainer(transport="shuffle").fit(data)
+        assert session.sent
+    assert bits(result.module) == bits(expected.module)
+    assert not files_in(tmp_path)  # tasks delete what is released
+
+
+def test_missing_rows_are_built_again(session: Session, tmp_path: Path) -> None:
+    with rows(session, 2) as data:
+        first = trainer(transport="shuffle").predict(data)
+        for path in files_in(tmp_path / "local"):
+            path.unlink()
+        assert trainer(transport="shuffle").predict(data).tobytes() == first.tobytes()
+
+
+@pytest.mark.parametrize("options", [{"exchange": "driver"}, {"num_shards": 2}], ids=str)
+def test_what_needs_rdds_is_refused(options: dict[str, Any], session: Session) -> None:
+    with (
+        rows(session, 2) as data,
+        pytest.raises(ConfigError, match="needs RDDs, which Spark Connect has not"),
+    ):
+        trainer(**options).fit(data)
+
+
+def test_access_is_remembered(session: Session) -> None:
+    assert access_to(session) is access_to(session)  # type: ignore[arg-type]
