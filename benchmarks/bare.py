@@ -24,8 +24,8 @@ import numpy as np
 from sparkdl import Dataset, frame, session
 from sparkdl._spark.frames import key
 from sparkdl._spark.jobs import FrameJobs
+from sparkdl.access.base import RESULT
 from sparkdl.access.chain import StageChain
-from sparkdl.allreduce.persisted import RESULT
 from sparkdl.compute.memory import exempt_objects, keep_freed_memory
 from sparkdl.frame import Parts
 

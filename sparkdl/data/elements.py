@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkdl._spark.frames import frames_of
-from sparkdl._spark.session import is_classic
+from sparkdl._spark.session import is_connect
 from sparkdl.access.base import Access, Frames
 from sparkdl.data import build
 from sparkdl.data.columns import STORED_DTYPES, ColumnPlan, Structure, TablePlan, make_plan, structure_of
@@ -126,7 +126,7 @@ class TorchSource(Source):
     """
 
     def __init__(self, dataset: Any, spark: SparkSession) -> None:
-        if not is_classic(spark):
+        if is_connect(spark):
             raise ConfigError(
                 "Dataset.from_torch needs a classic Spark session: Spark Connect has no RDDs, by which the "
                 "dataset travels; make a DataFrame of its items, or arrays",

@@ -178,7 +178,7 @@ def test_an_executor_killed_in_a_direct_group_changes_no_bit(
 
 
 def session_with(**conf: str) -> Any:
-    return SimpleNamespace(getConf=lambda: {name.replace("_", "."): value for name, value in conf.items()})
+    return SimpleNamespace(conf=lambda name, default="": conf.get(name, default), chains_are_slow=False)
 
 
 def wants(transport: Any) -> Wanted:

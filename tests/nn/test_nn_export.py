@@ -106,18 +106,37 @@ def test_what_onnx_wrote_takes_any_number_of_rows(tmp_path: Path) -> None:
     np.testing.assert_allclose(found, module(x).detach().numpy(), atol=1e-5)
 
 
+def _rows(count: int) -> dict[str, Tensor]:
+    categories = torch.randint(0, 5, (count, 2))
+    return {
+        "wide": torch.randint(0, 9, (count, 4)),
+        "categories": categories,
+        "numbers": torch.randn(count, 3),
+    }
+
+
 @onnx
-@pytest.mark.parametrize("model", [DeepFM, DLRM, WideAndDeep])
-def test_models_with_numbers_take_any_number_of_rows(model: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("module", "inputs"),
+    [
+        (DeepFM([5, 7], numbers=3), ("categories", "numbers")),
+        (DLRM([5, 7], numbers=3), ("numbers", "categories")),
+        (WideAndDeep(9, [5, 7], numbers=3), ("wide", "categories", "numbers")),
+    ],
+    ids=["DeepFM", "DLRM", "WideAndDeep"],
+)
+def test_models_with_numbers_take_any_number_of_rows(
+    module: nn.Module, inputs: tuple[str, ...], tmp_path: Path
+) -> None:
     import onnxruntime
 
-    module = model([5, 7], numbers=3).eval()
-    export.to_onnx(module, (torch.tensor([[1, 6], [4, 0]]), torch.randn(2, 3)), tmp_path / "model.onnx")
+    module.eval()
+    few, many = ([_rows(count)[name] for name in inputs] for count in (2, 5))
+    export.to_onnx(module, tuple(few), tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
-    x = (torch.tensor([[0, 1], [2, 3], [4, 5]]), torch.randn(3, 3))
-    feed = {given.name: value.numpy() for given, value in zip(session.get_inputs(), x, strict=True)}
+    feed = {given.name: value.numpy() for given, value in zip(session.get_inputs(), many, strict=True)}
     (found,) = session.run(None, feed)
-    np.testing.assert_allclose(found, module(*x).detach().numpy(), atol=1e-5)
+    np.testing.assert_allclose(found, module(*many).detach().numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize("write", [export.to_torch_export, export.to_torchscript])

@@ -197,17 +197,16 @@ def wanted(tables: Any = None, **options: Any) -> Wanted:
 
 
 def test_large_tables_are_replicated_whatever_their_size(data: Dataset, monkeypatch: Any) -> None:
-    sc = data.spark.sparkContext
     tables = [wanted().layout.params[index].name for index in wanted().tables]
     assert tables == ["user.weight", "item.weight"]
     assert not wanted().suits_rows
     monkeypatch.setattr("sparkdl.allreduce.choose._TABLES_BYTES", 1024)
     monkeypatch.setattr("sparkdl.allreduce.choose._REPLICATED_BYTES", 0)
     assert wanted().suits_rows
-    assert wanted().choose(sc, 3) == "replicated"
+    assert wanted().choose(data.access, 3) == "replicated"
     assert not wanted(()).suits_rows
-    assert wanted(()).choose(sc, 3) == "sharded"
-    assert wanted(num_shards=2).choose(sc, 3) == "driver"
+    assert wanted(()).choose(data.access, 3) == "sharded"
+    assert wanted(num_shards=2).choose(data.access, 3) == "driver"
 
 
 @pytest.mark.parametrize("option", [{"averaging": EMA(0.9)}, {"combine": "adasum"}, {"local_steps": 4}])
