@@ -27,7 +27,7 @@ from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml import tabular_frame
 from sparkdl.ml.outputs import VECTORS, Output, check_thresholds
 from sparkdl.ml.scorer import Scorer, null_message
-from sparkdl.ml.udf import by_rows, has_arrow_udf, has_udt, is_connect, make_udf, ship
+from sparkdl.ml.udf import by_rows, has_arrow_udf, has_udt, make_udf, ship
 from sparkdl.nn.batch import group
 from sparkdl.nn.signature import Signature, TensorSpec
 from sparkdl.table.encoding import TableEncoding
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType
 
-__all__ = ["Inference", "Output", "apply", "inference_of", "is_connect", "transform"]
+__all__ = ["Inference", "Output", "apply", "inference_of", "transform"]
 
 HANDLE_INVALID = ("error", "skip", "keep")
 

@@ -13,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 from torch import nn
 
+from sparkdl._spark.session import is_connect
 from sparkdl._spark.tasks import read_once
 from sparkdl.ml.outputs import VECTOR
 from sparkdl.ml.scorer import Shipped
@@ -195,8 +196,3 @@ def ship(spark: Any, module: nn.Module) -> Shipped:
         while stale or len(_broadcasts) > _MAX_BROADCASTS:
             _broadcasts.pop(stale.pop() if stale else next(iter(_broadcasts)))
         return _broadcasts[key]
-
-
-def is_connect(spark_or_df: Any) -> bool:
-    """Whether a session or DataFrame is of Spark Connect."""
-    return type(spark_or_df).__module__.startswith("pyspark.sql.connect")

@@ -14,7 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.models import Factors
-from support.ranks import Case, Trained, classified, train
+from support.ranks import Case, bits, classified, net, train
 from support.reference import Partition, assert_bit_equal, decomposed, plain, threads
 from torch import nn
 
@@ -34,18 +34,8 @@ def local_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         yield
 
 
-def net(norm: bool = True) -> nn.Module:
-    torch.manual_seed(0)
-    layers = [nn.Linear(6, 8), *([nn.BatchNorm1d(8)] if norm else []), nn.ReLU(), nn.Dropout(0.2)]
-    return nn.Sequential(*layers, nn.Linear(8, 3))
-
-
 def case(exchange: Any, sizes: Any = UNEVEN, **options: Any) -> Case:
     return Case(options.pop("module", None) or net(), classified(sizes), exchange, **options)
-
-
-def bits(trained: Trained) -> list[bytes]:
-    return [value.numpy().tobytes() for value in trained.module.state_dict().values()]
 
 
 def reference(of: Case) -> nn.Module:

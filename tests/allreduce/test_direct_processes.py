@@ -16,7 +16,7 @@ import pytest
 import torch
 from support.models import Factors
 from support.processes import Fault, Jobs, Processes, processes
-from support.ranks import Case, Setting, Trained, classified, train
+from support.ranks import Case, Setting, Trained, bits, classified, net, train
 from support.reference import Partition, threads
 from torch import nn
 
@@ -50,18 +50,8 @@ def local_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         yield
 
 
-def net(norm: bool = True) -> nn.Module:
-    torch.manual_seed(0)
-    layers = [nn.Linear(6, 8), *([nn.BatchNorm1d(8)] if norm else []), nn.ReLU(), nn.Dropout(0.2)]
-    return nn.Sequential(*layers, nn.Linear(8, 3))
-
-
 def case(exchange: Any, sizes: Any = SIZES, **options: Any) -> Case:
     return Case(options.pop("module", None) or net(), classified(sizes), exchange, **options)
-
-
-def bits(trained: Trained) -> list[bytes]:
-    return [value.numpy().tobytes() for value in trained.module.state_dict().values()]
 
 
 class Mixed:

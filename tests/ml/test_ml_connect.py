@@ -25,9 +25,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 from torch import nn
 
+from sparkdl._spark.session import is_connect
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml import TorchClassificationModel, TorchModel
-from sparkdl.ml.inference import Inference, Output, apply, is_connect
+from sparkdl.ml.inference import Inference, Output, apply
 
 builder = SparkSession.builder.remote("local[2]").config("spark.ui.enabled", "false")
 for name in ("spark.connect.grpc.binding.address", "spark.driver.bindAddress", "spark.driver.host"):

@@ -253,3 +253,15 @@ def classified(sizes: Sequence[int], features: int = 6, classes: int = 3, seed: 
     y = generator.integers(0, classes, sum(sizes))
     ends = np.cumsum([0, *sizes])
     return [Partition(x[a:b], y[a:b]) for a, b in pairwise(ends)]
+
+
+def net(norm: bool = True) -> nn.Module:
+    """Return a module for rows of :func:`classified`, always with the same weights."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(6, 8), *([nn.BatchNorm1d(8)] if norm else []), nn.ReLU(), nn.Dropout(0.2)]
+    return nn.Sequential(*layers, nn.Linear(8, 3))
+
+
+def bits(trained: Trained) -> list[bytes]:
+    """Return the weights and buffers, to be compared to the bit."""
+    return [value.numpy().tobytes() for value in trained.module.state_dict().values()]
