@@ -14,6 +14,8 @@ from sparkdl.access.in_pieces import ChainTask
 from sparkdl.allreduce.kept import Kept
 from sparkdl.allreduce.persisted import PersistedShards
 from sparkdl.compute.worker import forget_fit
+from sparkdl.data.built import Store
+from sparkdl.data.placement import crowded
 from sparkdl.frame import Array, Frame, Packed
 
 _log = logging.getLogger("sparkdl")
@@ -62,6 +64,14 @@ class Cluster(Protocol):
         """Return whether the same Python process runs all tasks of an executor of so many slots."""
         ...
 
+    def count_executors(self) -> int:
+        """Return how many executors there are now."""
+        ...
+
+    def crowded(self, store: Store) -> list[int]:
+        """Return the partitions that executors hold beyond an even share now."""
+        ...
+
     def delete_files(self, fit_id: str) -> None:
         """Delete a fit's files on the executors; persisted state stays."""
         ...
@@ -99,6 +109,14 @@ class SparkCluster:
         reused = conf("spark.python.worker.reuse", "true") == "true"
         # Of two attempts of a task at a time one is killed, and its process with it.
         return slots == 1 and reused and conf("spark.speculation", "false") == "false"
+
+    def count_executors(self) -> int:
+        """Return how many executors there are now."""
+        return self.access.count_executors()
+
+    def crowded(self, store: Store) -> list[int]:
+        """Return the partitions that executors hold beyond an even share now."""
+        return crowded(self.access, store)
 
     def delete_files(self, fit_id: str) -> None:
         """Delete a fit's files; what executors that fail keep goes with them."""

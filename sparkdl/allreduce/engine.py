@@ -18,6 +18,7 @@ from sparkdl.allreduce.directives import Step
 from sparkdl.allreduce.kept import Kept, Snapshot
 from sparkdl.allreduce.outcome import Outcome, outcomes_of
 from sparkdl.allreduce.plans.base import Plan
+from sparkdl.allreduce.spreading import Spreading
 from sparkdl.allreduce.state import ModelState, Weights
 from sparkdl.allreduce.transport.base import Group, GroupResult, Transport
 from sparkdl.allreduce.update.buffers import average_buffers
@@ -84,6 +85,7 @@ class Engine:
         self._fit = replace(self._fit, in_memory=self._cluster.one_process(store.executors.cores))
         route = self._choose(store, self._fit)
         self._plan, self._transport = route.plan, route.transport
+        self._spreading = Spreading(self._cluster, store, route.transport.forget)
 
     @property
     def plan(self) -> Plan:
@@ -138,6 +140,9 @@ class Engine:
     ) -> tuple[ModelState, list[Outcome]]:
         there, local = model.version not in (None, self._overwritten), True
         problems: Sequence[Problem] = ()
+        if self._spreading.move():
+            there, local, steps = False, False, steps[:1]
+            self._generation += 1
         for _ in range(MAX_REBUILDS):
             steps = steps[: self.longest_group]
             if not there and not seed:
@@ -167,6 +172,8 @@ class Engine:
             for problem in problems:
                 if isinstance(problem, MissingPartition):
                     self._transport.forget(problem.partition)
+                if isinstance(problem, LackingState | LostPeer | MissingPartition):
+                    self._spreading.lost()
         if not any(isinstance(problem, MissingPartition) for problem in problems):
             raise TaskError(
                 f"{steps[0]}: in each of {MAX_REBUILDS} attempts an executor was lost, or a task ran where "

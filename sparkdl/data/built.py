@@ -45,6 +45,11 @@ class Store:
         """What tasks expect to find."""
         return Manifest.of(self.partitions)
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether partitions were built on fewer executors than they could."""
+        return _used(self.partitions) < min(len(self.partitions), self.executors.count)
+
 
 def build_store(
     access: Access,
@@ -126,7 +131,7 @@ def _verify(tokens: Sequence[Token]) -> None:
 
 def _warn_if_uneven(tokens: Sequence[Token], available: session.Executors) -> None:
     """Say when partitions lie on fewer executors than they could."""
-    used = len({token.executor for token in tokens})
+    used = _used(tokens)
     if used < min(len(tokens), available.count):
         warnings.warn(
             f"{len(tokens)} partitions lie on {used} of {available.count} executors, so iterations take "
@@ -134,3 +139,8 @@ def _warn_if_uneven(tokens: Sequence[Token], available: session.Executors) -> No
             UserWarning,
             stacklevel=4,
         )
+
+
+def _used(tokens: Sequence[Token]) -> int:
+    """Return how many executors have built partitions."""
+    return len({token.executor for token in tokens})

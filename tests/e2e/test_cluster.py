@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,13 @@ from support.reference import Partition, assert_bit_equal, decomposed, relative_
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
-from sparkdl import Dataset, Trainer, session
+from sparkdl import Dataset, Trainer, frame, session
 from sparkdl._spark.jobs import FrameJobs
 from sparkdl.access import access_to
+from sparkdl.allreduce.cluster import SparkCluster
+from sparkdl.allreduce.spreading import Spreading
+from sparkdl.data.placement import crowded
+from sparkdl.data.store import Token
 from sparkdl.optim import LAMB, ClipByNorm
 from sparkdl.train import EMA, Hook, MaxIteration
 from sparkdl.train.resources import task_profile, threads_per_task
@@ -186,6 +191,28 @@ def test_an_executor_killed_while_training_changes_no_bit(cluster: Any, tmp_path
     assert_bit_equal(result.module, expected(Everything(), 12))
     assert not flag.exists()
     assert set(executor_pids()) != before
+
+
+def test_partitions_spread_again_once_an_executor_is_back(cluster: Any) -> None:
+    access = access_to(cluster)
+    with Dataset.from_numpy(X[:ROWS], Y[:ROWS], spark=cluster, num_partitions=2) as data:
+        store = data.store()
+        assert crowded(access, store) == []
+        os.kill(executor_pids()[0], signal.SIGKILL)
+        deadline = time.monotonic() + 60
+        while not crowded(access, store) and time.monotonic() < deadline:
+            # The partition that was lost is built again on the executor that is left, and stays there.
+            built = {Token.from_frame(frame.unpack(found)).executor for found in access.collect(store.tokens)}
+            if len(built) == 2 and access.count_executors() == 2:
+                break  # the executor was back first
+            time.sleep(0.2)
+        spreading = Spreading(SparkCluster(access), store, partial(access.forget, store.tokens))
+        spreading.lost()
+        for _ in range(3):
+            spreading.move()
+        assert crowded(access, store) == []
+        built = {Token.from_frame(frame.unpack(found)).executor for found in access.collect(store.tokens)}
+        assert len(built) == 2
 
 
 class FailsOnce(torch.optim.Adam):

@@ -37,6 +37,7 @@ from sparkdl.allreduce.transport.base import Group, GroupResult, perform, read_l
 from sparkdl.compute.problems import LostPeer
 from sparkdl.compute.stopwatch import Stopwatch
 from sparkdl.compute.worker import Worker
+from sparkdl.data.built import Store
 from sparkdl.data.store import Token
 from sparkdl.frame import Array, Frame, Packed
 from sparkdl.optim.reduction import add_up
@@ -350,6 +351,14 @@ class InProcessCluster:
     def one_process(self, slots: int) -> bool:
         """Return whether sites hold frames in memory."""
         return self.in_memory
+
+    def count_executors(self) -> int:
+        """Return that there is one."""
+        return 1
+
+    def crowded(self, store: Store) -> list[int]:
+        """Return none: sites do not hold partitions."""
+        return []
 
     def delete_files(self, fit_id: str) -> None:
         """Do nothing."""

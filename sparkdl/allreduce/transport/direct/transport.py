@@ -31,7 +31,10 @@ _IDLE_SECONDS = 45.0
 """Spark ends Python processes that had no task for a minute."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
-"""Seconds by shuffles after somebody was lost; twice as many each time, fewer again when all goes well."""
+"""Seconds by shuffles after somebody was lost again; twice as many each time, fewer when all goes well."""
+
+_UNTIL_AGAIN_SECONDS = 1.0
+"""After a loss, groups by shuffles take about so long, or as long as the pause: the loss may soon be over."""
 
 _MOST_MEMBERS = 4
 """So many processes for each rank are remembered."""
@@ -102,16 +105,22 @@ class DirectTransport:
         self._membership: _Membership | None = None
         self._known: set[bytes] = set()  # ids of all processes that may have connections
         self._again = -float("inf")
-        self._pause = _FIRST_PAUSE
+        self._pause = 0.0
         self._last_group = 0
         self._longest_step = 0.0
+        self._shuffled_step = 0.1  # seconds; a guess until there is one
         self._told = False
         self._failures = 0
 
     @property
     def longest_group(self) -> int:
         """How many steps may be one group, now."""
-        return LONGEST_GROUP if self._is_possible() else self._shuffles.longest_group
+        if self._is_possible():
+            return LONGEST_GROUP
+        longest = self._shuffles.longest_group
+        if not self._failures:
+            return longest
+        return max(1, min(longest, int(max(_UNTIL_AGAIN_SECONDS, self._pause) / self._shuffled_step)))
 
     def run(self, group: Group) -> GroupResult:
         """Run a group directly, or by shuffles after a loss."""
@@ -121,6 +130,8 @@ class DirectTransport:
             self._say_if_crowded(group)
             result = self._shuffles.run(group)
         each = sum(result.seconds.values()) / len(group.steps)
+        if not result.direct:
+            self._shuffled_step = each
         self._longest_step = max(self._longest_step, each)
         return result
 
@@ -198,7 +209,7 @@ class DirectTransport:
                 self._access.unpersist(kept)
             return self._lost(group, started, begin, lost, arrived)
         membership.saw(peers, self._clock())
-        self._pause, self._failures = max(_FIRST_PAUSE, self._pause / 2), 0
+        self._pause, self._failures = self._pause / 2 if self._pause > _FIRST_PAUSE else 0.0, 0
         if self._told:
             _log.info("%s: tasks exchange directly again", group.name)
             self._told = False
@@ -221,15 +232,15 @@ class DirectTransport:
         reason = reason or "not every task has found an address to listen at"
         tell = _log.debug if self._told else _log.warning
         tell(
-            "%s: tasks cannot exchange directly (%s); iterations go on by shuffles, and direct exchange is "
-            "tried again in %.0f s",
+            "%s: tasks cannot exchange directly (%s); this is tried again in %.0f s, and until it works "
+            "iterations go on by shuffles",
             group.name,
             reason,
             self._pause,
         )
         self._told = True
         self._failures += 1
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        self._pause = min(max(2 * self._pause, _FIRST_PAUSE), _LONGEST_PAUSE)
         problem = LostPeer(group.start.version.iteration, lost[0].partition if lost else 0, reason, begun)
         told = [p for message in of_type(arrived, Problems) for p in message.problems]
         others = [p for p in told if not isinstance(p, LostPeer)]

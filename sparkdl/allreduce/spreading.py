@@ -1,0 +1,49 @@
+"""When to look where partitions are: after a loss Spark builds them again on the executors that are left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sparkdl.allreduce.cluster import Cluster
+from sparkdl.data.built import Store
+
+_MOST_MOVES = 3
+"""So often partitions are moved after a loss: an executor may be there, and take no tasks."""
+
+
+class Spreading:
+    """Moves partitions to executors that have come back, so that ranks do not take turns for ever.
+
+    Args:
+        cluster: the cluster.
+        store: the partition store.
+        forget: lets a partition be built again wherever a task slot is free.
+    """
+
+    def __init__(self, cluster: Cluster, store: Store, forget: Callable[[int], None]) -> None:
+        self._cluster = cluster
+        self._store = store
+        self._forget = forget
+        self._moves_left = _MOST_MOVES if store.is_crowded else 0
+        self._looked_at: int | None = None
+
+    def lost(self) -> None:
+        """Note that an executor was lost, or that tasks went elsewhere."""
+        self._moves_left, self._looked_at = _MOST_MOVES, None
+
+    def move(self) -> bool:
+        """Let partitions move, if executors have come since the last look; return whether any do."""
+        if not self._moves_left:
+            return False
+        count = self._cluster.count_executors()
+        if count == self._looked_at:
+            return False
+        self._looked_at = count
+        crowded = self._cluster.crowded(self._store)
+        for partition in crowded:
+            self._forget(partition)
+        if crowded:
+            self._moves_left, self._looked_at = self._moves_left - 1, None
+        elif count >= self._store.executors.count:
+            self._moves_left = 0
+        return bool(crowded)

@@ -1,0 +1,198 @@
+"""Partitions that crowd on few executors after a loss, and when direct exchange is tried again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sparkdl import frame
+from sparkdl.allreduce import messages
+from sparkdl.allreduce.messages import Problems
+from sparkdl.allreduce.spreading import Spreading
+from sparkdl.allreduce.transport.base import Group, GroupResult
+from sparkdl.allreduce.transport.direct.peer import Peer
+from sparkdl.allreduce.transport.direct.task import Circle
+from sparkdl.allreduce.transport.direct.transport import LONGEST_GROUP, DirectTransport
+from sparkdl.compute.problems import LostPeer
+from sparkdl.compute.start import Start, Version
+from sparkdl.data.placement import in_excess
+
+
+@pytest.mark.parametrize(
+    ("places", "executors", "excess"),
+    [
+        ("ab", 2, []),
+        ("aa", 2, [1]),
+        ("aa", 1, []),
+        ("aaaa", 2, [2, 3]),
+        ("aaba", 2, [3]),
+        ("aab", 2, []),
+        ("abcabca", 3, []),
+        ("aabbbbc", 3, [5]),
+        ("ab", 0, []),
+    ],
+)
+def test_what_an_executor_holds_beyond_its_share_is_in_excess(
+    places: str, executors: int, excess: list[int]
+) -> None:
+    assert in_excess(places, executors) == excess
+
+
+class Cluster:
+    """Executors that come and go, and partitions that go to the executor with the fewest."""
+
+    def __init__(self, places: str, executors: str, *, stuck: bool = False) -> None:
+        self.places, self.executors, self.stuck = list(places), executors, stuck
+        self.looks = 0
+
+    def count_executors(self) -> int:
+        return len(self.executors)
+
+    def crowded(self, _: Any) -> list[int]:
+        self.looks += 1
+        return in_excess(self.places, len(self.executors))
+
+    def forget(self, partition: int) -> None:
+        if not self.stuck:
+            self.places[partition] = min(self.executors, key=self.places.count)
+
+
+def spreading(cluster: Cluster, built_on: str) -> Spreading:
+    store: Any = SimpleNamespace(is_crowded=False, executors=SimpleNamespace(count=len(built_on)))
+    each: Any = cluster
+    return Spreading(each, store, cluster.forget)
+
+
+def test_partitions_move_once_an_executor_is_back() -> None:
+    cluster = Cluster("aa", "a")
+    found = spreading(cluster, "ab")
+    assert not found.move()
+    assert cluster.looks == 0  # nothing was lost
+    found.lost()
+    assert not found.move()  # one executor is left
+    assert not found.move()
+    assert cluster.looks == 1
+    cluster.executors = "ac"
+    assert found.move()
+    assert cluster.places == ["a", "c"]
+    assert not found.move()
+    looks = cluster.looks
+    assert not found.move()
+    assert cluster.looks == looks  # all is well again: no more jobs
+
+
+def test_partitions_spread_over_the_executors_that_are_left() -> None:
+    cluster = Cluster("aaabbb", "abc")
+    found = spreading(cluster, "abcd")
+    found.lost()
+    assert found.move()
+    assert sorted(cluster.places.count(name) for name in "abc") == [2, 2, 2]
+
+
+def test_an_executor_that_takes_no_task_is_given_up() -> None:
+    cluster = Cluster("aa", "ab", stuck=True)
+    found = spreading(cluster, "ab")
+    found.lost()
+    assert [found.move() for _ in range(5)] == [True, True, True, False, False]
+
+
+# -- when direct exchange is tried again -----------------------------------------------------------
+
+
+class Chain:
+    """Runs a group: all is well, or a rank is lost."""
+
+    def __init__(self) -> None:
+        self.loses = False
+
+    def run(self, *_: Any, **__: Any) -> tuple[list[Any], None]:
+        told = Problems([LostPeer(0, 1, "gone", begun=True)]) if self.loses else Problems([])
+        return [frame.join(frame.parts(messages.encode(told)))], None
+
+
+class Shuffles:
+    longest_group = 50
+
+    def __init__(self) -> None:
+        self.lengths: list[int] = []
+
+    def run(self, group: Group) -> GroupResult:
+        self.lengths.append(len(group.steps))
+        return GroupResult([], None, 0.0, {"job": 0.2 * len(group.steps)})
+
+
+class Stand:
+    """A direct transport over two ranks, and a clock that stands still."""
+
+    def __init__(self) -> None:
+        self.now, self.executors = 0.0, 2
+        self.chain, self.shuffles = Chain(), Shuffles()
+        peers = [Peer(bytes([n] * 16), "127.0.0.1", 9) for n in range(2)]
+        access: Any = SimpleNamespace(
+            count_executors=lambda: self.executors,
+            describe=lambda _: None,
+            run_everywhere=lambda *_, **__: [frame.join(frame.parts(peer.pack())) for peer in peers],
+        )
+        store: Any = SimpleNamespace(partitions=(0, 1), executors=SimpleNamespace(cores=1))
+        fit: Any = SimpleNamespace(in_memory=False, fit_id="fit")
+        chain: Any = self.chain
+        shuffles: Any = self.shuffles
+        circle = Circle(b"secret", "127.0.0.1", 3.0, 1.0)
+        self.transport = DirectTransport(
+            access, store, fit, None, chain, circle, shuffles, clock=lambda: self.now
+        )
+
+    def run(self, most: int = 1000) -> bool:
+        """Run a group as long as may be; return whether it exchanged directly."""
+        steps: Sequence[Any] = [None] * min(most, self.transport.longest_group)
+        plan: Any = SimpleNamespace(phases=lambda *_: [], message_bytes=0, shard_bytes=0, keeps=False)
+        start: Any = Start(Version(0, 0), 0, None, False, None, (), True)  # type: ignore[arg-type]
+        return self.transport.run(Group(plan, start, steps, None, [], "fit")).direct
+
+
+def test_after_a_loss_direct_exchange_is_tried_at_once() -> None:
+    stand = Stand()
+    assert stand.run()
+    stand.chain.loses = True
+    assert stand.run()
+    stand.chain.loses = False
+    assert stand.run()
+    assert stand.shuffles.lengths == []
+
+
+def test_groups_by_shuffles_are_short_while_an_executor_is_away() -> None:
+    stand = Stand()
+    stand.chain.loses = True
+    assert stand.run()
+    stand.executors = 1
+    assert not stand.run()
+    assert not stand.run()
+    assert stand.shuffles.lengths == [10, 5]  # a second of what a step took at last
+    stand.executors, stand.chain.loses = 2, False
+    assert stand.transport.longest_group == LONGEST_GROUP
+    assert stand.run()
+    stand.executors = 1
+    assert stand.transport.longest_group == 50  # nothing was lost: there are too few slots
+
+
+def test_the_pause_doubles_with_each_loss_in_a_row_and_ends_with_a_group() -> None:
+    stand = Stand()
+    stand.chain.loses = True
+    pauses = []
+    for _ in range(9):
+        assert stand.run()
+        before = stand.now
+        while stand.transport.longest_group != LONGEST_GROUP:
+            assert not stand.run()
+            stand.now += 0.5
+        pauses.append(stand.now - before)
+    assert pauses == [0, 1, 2, 4, 8, 16, 32, 60, 60]
+    stand.chain.loses = False
+    for _ in range(7):
+        assert stand.run()
+    stand.chain.loses = True
+    assert stand.run()
+    assert stand.transport.longest_group == LONGEST_GROUP
