@@ -186,7 +186,8 @@ def train(
     engine = Engine(
         cluster=cluster,
         store=SimpleNamespace(
-            executors=SimpleNamespace(cores=case.slots),
+            executors=SimpleNamespace(cores=case.slots, count=1),
+            is_crowded=False,
             manifest=Manifest.of(tokens),
             partitions=range(ranks),
             tokens=tokens,
