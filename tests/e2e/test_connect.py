@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=f"not installed: {', '.join(missing())}"),
 ]
 
-SCRIPT = Path(__file__).with_name("connect_fits.py")
+SCRIPT, THIN = (Path(__file__).with_name(name) for name in ("connect_fits.py", "connect_thin.py"))
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +39,14 @@ def test_a_fit_ends_with_the_same_bits_on_both_kinds_of_session(connect: Server,
         assert found[name] == expected[name], name
     # A checkpoint of one kind of session is gone on from in the other.
     assert run("local[2]", "resumed", other) == run(connect.url, "resumed", one)
+
+
+def test_a_client_without_java_trains_and_is_interrupted(connect: Server, tmp_path: Path) -> None:
+    found = run_client(tmp_path, THIN, connect.url)
+    assert found["line"] == pytest.approx([3, 1], abs=0.01)
+    assert found["stopped by"] == "interrupt"
+    assert 2 <= found["epochs"] < 100_000
+    assert not found["py4j"]
 
 
 def test_a_lost_executor_changes_no_bit(tmp_path: Path) -> None:
