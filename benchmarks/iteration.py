@@ -7,9 +7,9 @@ goes) or of 60 seconds, whichever ends first. ``jobs``, ``stages``, ``tasks`` an
 what Spark's status store counted per iteration. ``torch_ms_per_iteration`` is the same training in
 one torch process with as many threads as all executors have cores, run after Spark has stopped.
 
-With ``--transport direct`` ten times as many iterations warm up and are measured, since groups have more of
-them; ``direct`` is the share of iterations that exchanged directly. SIGTERM and Ctrl-C end the measurement:
-the line then holds what there is, ``cut_off`` is true, and what was not measured is null.
+Without ``--transport shuffle`` ten times as many iterations warm up and are measured, since groups have
+more of them; ``direct`` is the share of iterations that exchanged directly. SIGTERM and Ctrl-C end the
+measurement: the line then holds what there is, ``cut_off`` is true, and what was not measured is null.
 
 ``--connect sc://host:15002`` measures on a Spark Connect server in place of ``--master``. Tasks exchange
 directly there by default; a client cannot count jobs, stages and tasks. ``first_step_seconds`` is how long a
@@ -78,7 +78,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--transport", choices=get_args(TransportName), default="auto")
     parser.add_argument("--optimizer", choices=tuple(OPTIMIZERS), help="by default the model's own")
     args = parser.parse_args()
-    args.times = 10 if args.transport == "direct" or (args.connect and args.transport == "auto") else 1
+    args.times = 1 if args.transport == "shuffle" else 10
     args.iterations = 200 * args.times if args.iterations is None else args.iterations
     args.warmup = 500 * args.times if args.warmup is None else args.warmup
     for name in ("batch", "iterations"):

@@ -115,6 +115,8 @@ class _Sessions:
             }
             if master == LOCAL:  # executors of a cluster have one worker each
                 conf["spark.python.daemon.module"] = forking.NAME
+                # Sessions of other kinds exchange directly, as users' do.
+                conf.setdefault("spark.sparkdl.transport", "shuffle")
             # For the JVM, and not for what tests start later: machines of a cluster may have to be bare.
             with pytest.MonkeyPatch.context() as environment:
                 environment.setenv("PYTHONPATH", TASKS_PATH)

@@ -147,11 +147,6 @@ class Access(Protocol):
         ...
 
     @property
-    def chains_are_slow(self) -> bool:
-        """Whether tasks had better exchange among themselves, if they can."""
-        ...
-
-    @property
     def driver_host(self) -> str:
         """Name or address of the machine that executors know as the driver's."""
         ...

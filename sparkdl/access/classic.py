@@ -41,7 +41,6 @@ class ClassicAccess:
     jobs: FrameJobs
     spark: SparkSession
     longest_chain: int = 50
-    chains_are_slow: bool = False
 
     @classmethod
     def of(cls, spark: SparkSession) -> ClassicAccess:

@@ -187,7 +187,7 @@ class Wanted:
         if wanted not in get_args(TransportName):
             known = ", ".join(get_args(TransportName))
             raise ConfigError(f"{TRANSPORT}={wanted}: expected one of {known}", code="config-cluster")
-        if wanted != "direct" and not (wanted == "auto" and access.chains_are_slow):
+        if wanted == "shuffle":
             return False
         reasons = [f"{name}=true asks for encryption" for name in _ENCRYPTING if conf(name) == "true"]
         if conf("spark.python.worker.reuse", "true") == "false":

@@ -86,7 +86,7 @@ class HasTraining(
     )
     transport = Entry(
         "transport",
-        "how messages travel between executors: shuffle, direct, or auto for what the session's confs say.",
+        "how messages travel between executors: direct, shuffle, or auto, which is direct where it can be.",
         converters.one_of("transport", "auto", "shuffle", "direct"),
         "auto",
     )

@@ -89,8 +89,8 @@ class Trainer:
               shard of weights and optimizer state; ``"driver"``, two jobs for each iteration, with the
               weights going through the driver. ``"auto"`` takes replicated for up to 32 MiB of gradients per
               task and for large tables, sharded above, and driver in sessions that lack the confs;
-            - ``transport``: how messages travel within a job: by ``"shuffle"`` (``"auto"``), or ``"direct"``
-              between its tasks, with shuffles where that cannot be; the result does not depend on it;
+            - ``transport``: how messages travel within a job: ``"direct"`` between its tasks (``"auto"``),
+              with shuffles where that cannot be, or by ``"shuffle"``; the result does not depend on it;
             - ``iterations_per_job``: how many iterations are one Spark job, unless through the driver (as
               many as take some seconds); the result does not depend on it;
             - ``num_shards``: parameter-sync tasks, with ``exchange="driver"`` (one per partition);

@@ -37,6 +37,7 @@ def fit(data: Any, module: nn.Module, iterations: int = 12, **options: Any) -> A
         "end_when": MaxIteration(iterations),
         "progress": False,
         "exchange": "replicated",
+        "transport": "shuffle",
     }
     validation = options.pop("validation", None)
     return Trainer(module, **settings | options).fit(data, validation)
@@ -177,7 +178,7 @@ def test_an_executor_killed_in_a_direct_group_changes_no_bit(
 
 
 def session_with(**conf: str) -> Any:
-    return SimpleNamespace(conf=lambda name, default="": conf.get(name, default), chains_are_slow=False)
+    return SimpleNamespace(conf=lambda name, default="": conf.get(name, default))
 
 
 def wants(transport: Any) -> Wanted:
@@ -205,12 +206,20 @@ def test_a_session_that_asks_for_encryption_gets_shuffles(name: str) -> None:
 
 
 def test_the_conf_chooses_for_auto() -> None:
-    session = session_with(**{"spark.sparkdl.transport": "direct"})
+    session = session_with(**{"spark.sparkdl.transport": "shuffle"})
+    assert not wants("auto").exchanges_directly(session, "sharded")
+    assert wants("direct").exchanges_directly(session, "sharded")
+    with pytest.raises(ConfigError, match=r"spark\.sparkdl\.transport=fast: expected one of"):
+        wants("auto").exchanges_directly(session_with(**{"spark.sparkdl.transport": "fast"}), "sharded")
+
+
+def test_tasks_exchange_directly_unless_something_forbids_it() -> None:
+    session = session_with()
     assert wants("auto").exchanges_directly(session, "sharded")
     assert not wants("auto").exchanges_directly(session, "driver")
     assert not wants("shuffle").exchanges_directly(session, "sharded")
-    with pytest.raises(ConfigError, match=r"spark\.sparkdl\.transport=fast: expected one of"):
-        wants("auto").exchanges_directly(session_with(**{"spark.sparkdl.transport": "fast"}), "sharded")
+    for name, value in (("spark.python.worker.reuse", "false"), ("spark.ssl.enabled", "true")):
+        assert not wants("auto").exchanges_directly(session_with(**{name: value}), "sharded")
 
 
 def test_the_driver_plan_and_new_processes_forbid_it() -> None:

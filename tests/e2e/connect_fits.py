@@ -154,7 +154,8 @@ class Kill(Hook):
             executors = [
                 child
                 for child in psutil.Process(self.server).children(recursive=True)
-                if "CoarseGrainedExecutorBackend" in " ".join(child.cmdline())
+                if child.status() != psutil.STATUS_ZOMBIE
+                and "CoarseGrainedExecutorBackend" in " ".join(child.cmdline())
             ]
             executors[0].kill()
             self.killed = 1

@@ -39,6 +39,7 @@ ROWS = 640
 
 
 def fit(spark: Any, module: nn.Module, iterations: int, disturb: Any = None, **options: Any) -> Any:
+    """Fit by shuffles; tests/allreduce/test_allreduce_direct.py is about direct exchange."""
     loss = options.pop("loss", nn.CrossEntropyLoss())
     validation, partitions = options.pop("validation", None), options.pop("partitions", 2)
     with Dataset.from_numpy(X[:ROWS], Y[:ROWS], spark=spark, num_partitions=partitions) as data:
@@ -53,6 +54,7 @@ def fit(spark: Any, module: nn.Module, iterations: int, disturb: Any = None, **o
             validate_when=MaxIteration(iterations),
             progress=False,
             seed=3,
+            transport="shuffle",
             **options,
         ).fit(data, validation)
 

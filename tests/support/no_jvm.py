@@ -100,6 +100,10 @@ class Jobs:
     def __init__(self, sc: Context) -> None:
         self.sc = sc
 
+    def count_executors(self) -> int:
+        """Return that there is one."""
+        return 1
+
     # -- building -----------------------------------------------------------------------------
 
     def stage(
@@ -295,7 +299,9 @@ class Context:
         self._jsc: Any = SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: self._jsc is None))
 
     def getConf(self) -> Any:  # noqa: N802
-        return SimpleNamespace(get=session.recommended().get, getAll=lambda: [*session.recommended().items()])
+        # Tasks run one after the other here, so they cannot exchange among themselves.
+        confs = session.recommended() | {"spark.sparkdl.transport": "shuffle"}
+        return SimpleNamespace(get=confs.get, getAll=lambda: [*confs.items()])
 
     def broadcast(self, value: Any) -> Broadcast:
         return Broadcast(self, value)

@@ -68,14 +68,12 @@ class ConnectAccess:
         jobs: there are no RDDs.
         moves_tasks: stages after the first one run anywhere, of which :class:`ConnectChain` tells.
         longest_chain: what leaves a chain passes through the driver.
-        chains_are_slow: each step is a job of its own, of a third of a second.
     """
 
     spark: SparkSession
     jobs: None = None
     moves_tasks: bool = False
     longest_chain: int = 1
-    chains_are_slow: bool = True
     _offered: Executors | None = None
     _released: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)

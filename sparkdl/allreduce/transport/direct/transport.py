@@ -225,9 +225,11 @@ class DirectTransport:
     ) -> GroupResult:
         """Return that somebody was lost, and go on by shuffles for a while."""
         self._membership = None
-        self._again = self._clock() + self._pause
         # Only if no rank has begun, everything is as it was.
         begun = any(problem.begun for problem in lost) or 0 < len(lost) < self._ranks
+        if not begun:  # other jobs may hold the slots for longer
+            self._pause = max(self._pause, _FIRST_PAUSE)
+        self._again = self._clock() + self._pause
         reason = "; ".join(sorted({f"rank {p.partition}: {p.reason}" for p in lost}))
         reason = reason or "not every task has found an address to listen at"
         tell = _log.debug if self._told else _log.warning
