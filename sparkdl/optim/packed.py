@@ -17,7 +17,7 @@ from sparkdl.held import Held
 from sparkdl.layout import ParamLayout
 from sparkdl.optim.shard_optimizer import ShardOptimizer
 from sparkdl.optim.shard_run import Run
-from sparkdl.optim.shard_state import pack_runs, read_runs
+from sparkdl.optim.shard_state import pack_runs, read_runs, tensor_of
 from sparkdl.optim.spec import OptimizerSpec
 from sparkdl.rows import Rows
 
@@ -87,7 +87,7 @@ def take_state(optimizer: ShardOptimizer, rows: Rows) -> Parts:
     runs = []
     for run in optimizer.runs:
         state = {
-            name: _tensor(rows.take(value.numpy(), run.start)) if run.is_elementwise(value) else value
+            name: _taken(rows, value, run.start) if run.is_elementwise(value) else value
             for name, value in run.state.items()
         }
         runs.append(Run(place[run.start], place[run.stop], run.group, state))
@@ -127,5 +127,5 @@ def _places(of: ParamLayout, to: ParamLayout) -> dict[int, int]:
     return places | {of.numel: to.numel}
 
 
-def _tensor(values: Any) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(values))
+def _taken(rows: Rows, values: torch.Tensor, start: int) -> torch.Tensor:
+    return tensor_of(np.ascontiguousarray(rows.take(values.numpy(), start)))

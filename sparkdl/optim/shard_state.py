@@ -68,12 +68,12 @@ def read_runs(state: Held[Frame]) -> list[Run]:
         prefix = f"{index}."
         for name, array in message.arrays.items():
             if name.startswith(prefix):
-                values[name.removeprefix(prefix)] = _tensor_of(array if mine else np.array(array))
+                values[name.removeprefix(prefix)] = tensor_of(array if mine else np.array(array))
         runs.append(Run(start, stop, group, values))
     return runs
 
 
-def _tensor_of(array: Array) -> torch.Tensor:
+def tensor_of(array: Array) -> torch.Tensor:
     """Return a tensor of the same memory: the one that the array was made of, if it was made of one.
 
     State that is laid out and read again with each step in one process would else be a tensor of an array of

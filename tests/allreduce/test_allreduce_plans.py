@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -246,6 +247,19 @@ def test_groups_are_whole_again_after_a_loss(tmp_path: Path, exchange: Any, in_m
     assert bits(found) == bits(whole)
     assert found.transport.failed <= 2
     assert found.groups <= whole.groups + 3
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize("exchange", ["replicated", "sharded"])
+def test_no_tensor_of_earlier_steps_stays_in_memory(tmp_path: Path, exchange: Any, in_memory: bool) -> None:
+    alive: list[int] = []
+
+    def count(_: int) -> None:
+        gc.collect()
+        alive.append(sum(type(thing) is torch.Tensor for thing in gc.get_objects()))
+
+    train(case(exchange, iterations=40, group=10, in_memory=in_memory), tmp_path, count)
+    assert alive[1:] == [alive[1]] * 3
 
 
 @pytest.mark.parametrize("in_memory", [True, False])
