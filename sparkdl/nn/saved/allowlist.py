@@ -306,6 +306,8 @@ _SPARKDL = {
     "sparkdl.data.augment": "Normalize RandomCrop RandomFlip",
     "sparkdl.data.columns": "Column",
     "sparkdl.data.images": "ImageFormat",
+    "sparkdl.hf.heads": "Embedder Generator",
+    "sparkdl.hf.rebuilt": "adapted pretrained",
     "sparkdl.metrics.loss": "Loss",
     "sparkdl.metrics.ranking": "HitRatio MAP NDCG",
     "sparkdl.nn.models.anomaly": "AnomalyDetector",
