@@ -90,7 +90,10 @@ class Pad:
             fills = value if isinstance(value, Mapping) else dict.fromkeys(rows[0], value)
             if set(rows[0]) - set(fills):
                 raise ConfigError(f"Pad(value={value!r}): expected a value for each of {list(rows[0])}")
-            return {name: padded([row[name] for row in rows], _one(fills[name]), self.multiple) for name in rows[0]}
+            return {
+                name: padded([row[name] for row in rows], _one(fills[name]), self.multiple)
+                for name in rows[0]
+            }
         if isinstance(rows[0], tuple | list):
             count = len(rows[0])
             several = value if isinstance(value, Sequence) else [value] * count
@@ -194,4 +197,6 @@ def collated(
 
 
 def _inputs(found: Any) -> Any:
+    if isinstance(found, Mapping):  # collators of transformers return a class of their own
+        return dict(found)
     return tuple(found) if isinstance(found, list) else found

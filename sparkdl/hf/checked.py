@@ -79,7 +79,7 @@ def check_adapter(values: Mapping[str, Any]) -> None:
     unknown = sorted(set(values) - _ADAPTER_FIELDS)
     if unknown:
         raise ConfigError(
-            f"adapter option {unknown[0]}={values[unknown[0]]!r:.100} cannot be saved; merge the adapter into "
-            "the model first, with merge_and_unload()",
+            f"adapter option {unknown[0]}={values[unknown[0]]!r:.100} cannot be saved; merge the adapter "
+            "into the model first, with merge_and_unload()",
             code="config-source",
         )

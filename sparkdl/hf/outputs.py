@@ -46,9 +46,9 @@ def is_adapted(thing: object) -> bool:
 
 
 def takes_by_name(thing: object, names: Iterable[str]) -> bool:
-    """Return whether something is such a model, and columns have the names of arguments of its forward method.
+    """Return whether something is such a model, and names are all those of arguments of its forward method.
 
-    Such columns are given to it by name.
+    Columns with such names are given to it by name.
     """
     if not is_model(thing):
         return False

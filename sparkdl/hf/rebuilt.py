@@ -1,4 +1,4 @@
-"""Models of Hugging Face from descriptions: the name of their class and their configuration, and nothing else.
+"""Models of Hugging Face from descriptions: the name of their class, and their configuration.
 
 Classes come from ``transformers`` and ``peft`` as they are installed. No remote code is run and nothing is
 fetched; see :mod:`sparkdl.hf.checked`.
@@ -7,7 +7,6 @@ fetched; see :mod:`sparkdl.hf.checked`.
 from __future__ import annotations
 
 import enum
-import inspect
 import warnings
 from collections.abc import Mapping
 from contextlib import contextmanager
@@ -49,7 +48,8 @@ def pretrained(
     """
     transformers = need("transformers", _WHAT)
     values = {name: value for name, value in config.items() if name not in _LEFT_OUT}
-    check_config({**values, "attn_implementation": attention})
+    check_config(values)
+    check_config({"attn_implementation": attention}, "attention")
     check_config(dict(generation or {}), "generation")
     kind = values.pop("model_type", None)
     mapping = transformers.CONFIG_MAPPING
@@ -112,7 +112,8 @@ def describe(module: nn.Module) -> Description | None:
     """
     if not is_model(module):
         return None
-    return _describe_adapted(module) if is_adapted(module) else _describe_model(module)
+    model: Any = module
+    return _describe_adapted(model) if is_adapted(module) else _describe_model(model)
 
 
 def _describe_model(module: Any) -> Description:
@@ -123,20 +124,22 @@ def _describe_model(module: Any) -> Description:
             "(module=make_model) instead of an instance",
             code="config-source",
         )
-    config = _without(_json(module.config.to_dict()))
+    settings: Any = module.config
+    config = _without(_json(settings.to_dict()))
     arguments: dict[str, Any] = {"architecture": name, "config": config}
-    attention = getattr(module.config, "_attn_implementation", None)
-    check_config({**config, "attn_implementation": attention})
+    attention = getattr(settings, "_attn_implementation", None)
+    check_config(config)
+    check_config({"attn_implementation": attention}, "attention")
     if attention is not None:
         arguments["attention"] = attention
-    if getattr(module, "generation_config", None) is not None:
-        arguments["generation"] = _without(_json(module.generation_config.to_dict()))
+    generation: Any = getattr(module, "generation_config", None)
+    if generation is not None:
+        arguments["generation"] = _without(_json(generation.to_dict()))
         check_config(arguments["generation"], "generation")
     return Description(pretrained, arguments)
 
 
 def _describe_adapted(module: Any) -> Description:
-    peft = need("peft", "a model with adapters")
     if list(module.peft_config) != [_ADAPTER]:
         raise ConfigError(
             f"{type(module).__name__} has the adapters {list(module.peft_config)}; one called {_ADAPTER!r} "
@@ -170,11 +173,10 @@ def _class_of(architecture: str) -> type[nn.Module]:
 def _find(name: str) -> type[nn.Module] | None:
     """Return a class of models of ``transformers``; ``None`` if there is none of this name."""
     transformers = need("transformers", _WHAT)
-    found = getattr(transformers, name, None) if name.isidentifier() else None
-    if not inspect.isclass(found) or not issubclass(found, transformers.PreTrainedModel):
+    found: Any = getattr(transformers, name, None) if name.isidentifier() else None
+    if not isinstance(found, type) or not issubclass(found, transformers.PreTrainedModel):
         return None
-    own = found.__module__.startswith("transformers.models.")
-    return found if own and found.config_class is not None else None
+    return found if found.__module__.startswith("transformers.models.") else None
 
 
 def _without(values: Mapping[str, Any]) -> dict[str, Any]:

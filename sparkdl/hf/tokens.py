@@ -206,9 +206,7 @@ class Decoding:
         tokenizer = _plain_tokenizer(self.text)
         for batch in batches:
             rows = [None if ids is None else [int(token) for token in ids] for ids in batch.to_pylist()]
-            texts = iter(
-                tokenizer.decode_batch([ids for ids in rows if ids is not None], self.skip_special)
-            )
+            texts = iter(tokenizer.decode_batch([ids for ids in rows if ids is not None], self.skip_special))
             yield pa.array([None if ids is None else next(texts) for ids in rows], pa.string())
 
 
@@ -262,7 +260,5 @@ def _tokenizer(text: str, length: int, pad_token: str | None, padding_side: str)
     tokenizer.enable_truncation(length)
     if pad_token is not None:
         number = tokenizer.token_to_id(pad_token)
-        tokenizer.enable_padding(
-            direction=padding_side, pad_id=number, pad_token=pad_token, length=length
-        )
+        tokenizer.enable_padding(direction=padding_side, pad_id=number, pad_token=pad_token, length=length)
     return tokenizer

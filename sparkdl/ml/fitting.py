@@ -260,5 +260,8 @@ def joined(parts: Sequence[tuple[Array, Array]]) -> tuple[torch.Tensor, torch.Te
 def rows_of(data: Dataset, keys: Sequence[str]) -> list[Any]:
     """Return the first rows of some columns of a Dataset as tensors, at least two of them."""
     peeked, plans = data.peek(), {column.key: column for column in data.plan.columns}
-    arrays = {key: np.concatenate([peeked[key]] * 2) if len(peeked[key]) == 1 else np.array(peeked[key]) for key in keys}
+    arrays = {
+        key: np.concatenate([peeked[key]] * 2) if len(peeked[key]) == 1 else np.array(peeked[key])
+        for key in keys
+    }
     return [tensor_of(plans[key], array) for key, array in arrays.items()]

@@ -146,9 +146,7 @@ class HFTokenizer(_Tokenizing, HasOutputCols, HandleInvalid):
     ) -> None:
         super().__init__()
         self.json = ""
-        self._setDefault(
-            outputCols=list(INPUTS[:2]), maxLength=_LENGTH, padding="batch", paddingSide="right"
-        )
+        self._setDefault(outputCols=list(INPUTS[:2]), maxLength=_LENGTH, padding="batch", paddingSide="right")
         self._setDefault(addSpecialTokens=True)
         if tokenizer is not None:
             given = tokens.given(tokenizer)
@@ -375,6 +373,4 @@ def _check_text(df: DataFrame, param: str, name: str) -> None:
 
 def _check_new(df: DataFrame, name: str) -> None:
     if same_names(df, name):
-        raise DataError(
-            f"output column {name!r} is in the DataFrame already; choose another name or drop it"
-        )
+        raise DataError(f"output column {name!r} is in the DataFrame already; choose another name or drop it")

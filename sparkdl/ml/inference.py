@@ -9,7 +9,6 @@ from operator import and_
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 from torch import nn
 
 from sparkdl.data.collate import tensor_of

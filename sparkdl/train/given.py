@@ -83,7 +83,7 @@ def knows_loss(module: object) -> bool:
 
 
 def named(module: nn.Module, features: Columns | None) -> Columns | None:
-    """Return features columns by the name of the argument, for a model of Hugging Face with such arguments."""
+    """Return features columns by argument, for a model of Hugging Face whose arguments have these names."""
     if isinstance(features, str | Column) or not isinstance(features, Sequence):
         return features
     names = [column.name if isinstance(column, Column) else column for column in features]

@@ -152,7 +152,9 @@ class Trainer:
             raise ConfigError("optimizer=None: expected a factory such as partial(torch.optim.Adam, lr=1e-3)")
         self.config = config
         self.module = module
-        self.objective: Objective = lightning.objective if lightning is not None else objective_of(loss, step, module)
+        self.objective: Objective = (
+            lightning.objective if lightning is not None else objective_of(loss, step, module)
+        )
         self.result: FitResult | None = None
         self._recipe = Recipe.of(module, self.objective, optimizer, config)
         self._label: Structure | None = None
@@ -203,7 +205,9 @@ class Trainer:
         """
         with (
             ErrorsCarryResult() as kept,
-            datasets_of(data, validation, Chosen(named(self.module, features), label, weight), self.config.seed) as (
+            datasets_of(
+                data, validation, Chosen(named(self.module, features), label, weight), self.config.seed
+            ) as (
                 dataset,
                 sets,
             ),

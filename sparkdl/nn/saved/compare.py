@@ -48,9 +48,14 @@ def difference(module: nn.Module, twin: nn.Module) -> str | None:
 
 
 def _inside_models(parts: Mapping[str, nn.Module]) -> set[str]:
-    """Return the names of the parts of models of Hugging Face, whose configuration says how they are built."""
+    """Return the names of parts of models of Hugging Face, whose configuration says how they are built."""
     models = [name for name, part in parts.items() if is_model(part)]
-    return {part for part in parts for name in models if part != name and (not name or part.startswith(f"{name}."))}
+    return {
+        part
+        for part in parts
+        for name in models
+        if part != name and (not name or part.startswith(f"{name}."))
+    }
 
 
 def _is_setting(key: str, value: Any) -> bool:
