@@ -83,7 +83,7 @@ def test_columns_of_tokens(texts: Any) -> None:
     pairs = stage(pairCol="text", outputCols=["i", "m", "t"], handleInvalid="keep").transform(df)
     rows = pairs.orderBy("id").head(3)
     assert rows[1].i is None
-    expected = tokenizer()(TEXTS[2], TEXTS[2], truncation=True, max_length=32)
+    expected = tokenizer()(TEXTS[2], TEXTS[2], truncation=True, max_length=32, return_token_type_ids=True)
     assert [rows[2].i, rows[2].m, rows[2].t] == [
         expected[n] for n in ("input_ids", "attention_mask", "token_type_ids")
     ]
