@@ -63,8 +63,7 @@ def pretrained(
         module: Any = cls(made)
     if generation is not None:
         module.generation_config = transformers.GenerationConfig.from_dict(_without(generation))
-    module.eval()
-    return module  # type: ignore[no-any-return]
+    return module.train(False)  # type: ignore[no-any-return]
 
 
 def adapted(model: nn.Module, adapter: Mapping[str, Any]) -> nn.Module:
@@ -85,7 +84,7 @@ def adapted(model: nn.Module, adapter: Mapping[str, Any]) -> nn.Module:
     config = peft.PEFT_TYPE_TO_CONFIG_MAPPING[peft.PeftType(values.pop("peft_type"))](**values)
     with _quiet():
         module: nn.Module = peft.get_peft_model(model, config)
-    return module.eval()
+    return module.train(False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ def texts(spark: Any) -> Any:
 
 
 def stage(**params: Any) -> HFTokenizer:
-    return HFTokenizer(tokenizer=tokenizer(), inputCol="text", **{"maxLength": 32, **params})
+    return HFTokenizer(tokenizer=tokenizer(), **{"inputCol": "text", "maxLength": 32, **params})
 
 
 # -- the stage, without Spark's jobs --------------------------------------------------------------
@@ -170,8 +170,8 @@ def test_one_model_in_each_process(texts: Any) -> None:
     )
     df = model.transform(stage().transform(texts.repartition(4)))
     found = {(row.pid, row.copies) for row in df.collect() + df.collect()}
-    assert {copies for _, copies in found} == {1.0}
-    assert len({pid for pid, _ in found}) <= 2  # local[2] runs two tasks at a time
+    assert len({copies for _, copies in found}) == 1  # later tasks make no more
+    assert len({pid for pid, _ in found}) == len(found) <= 2  # local[2] runs two tasks at a time
 
 
 class Counting(torch.nn.Module):
@@ -191,4 +191,4 @@ class Counting(torch.nn.Module):
         import os
 
         rows = torch.ones(len(input_ids))
-        return rows * os.getpid(), rows * max(1, Counting.copies)
+        return rows * os.getpid(), rows * Counting.copies
