@@ -35,10 +35,10 @@ def t5() -> Any:
     )
 
 
-def ia3() -> Any:
+def tuned(name: str, **options: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
-        return peft.get_peft_model(llama(), peft.IA3Config(task_type="CAUSAL_LM"))
+        return peft.get_peft_model(llama(), getattr(peft, name)(task_type="CAUSAL_LM", **options))
 
 
 def through_a_file(module: Any) -> Any:
@@ -59,7 +59,11 @@ def through_a_file(module: Any) -> Any:
         llama,
         gpt2,
         t5,
-        ia3,
+        partial(tuned, "IA3Config"),
+        partial(tuned, "LoHaConfig", r=2, target_modules=["q_proj"]),
+        partial(tuned, "LoKrConfig", r=2, target_modules=["q_proj"]),
+        partial(tuned, "PromptTuningConfig", num_virtual_tokens=3),
+        partial(tuned, "PrefixTuningConfig", num_virtual_tokens=3),
         lambda: lora(llama()),
         lambda: lora(bert(), task_type="SEQ_CLS", target_modules=["query"]),
         lambda: lora(llama(), use_dora=True, bias="all"),
