@@ -6,9 +6,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("transformers")
-pytest.importorskip("peft")
-
 
 @pytest.fixture
 def spark(request: pytest.FixtureRequest) -> Any:
