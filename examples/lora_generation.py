@@ -116,6 +116,7 @@ def main() -> None:
         adapted.module.save_pretrained(saved)  # the adapters alone
         size = (Path(saved) / "adapter_model.safetensors").stat().st_size
     print(f"adapter_file={size}")
+    loss = loss_on(adapted.module, oil_test)
     merged = adapted.module.merge_and_unload()  # a plain Llama
 
     beginnings = tokens.copy().setMaxLength(12).setOutputCols(["start_ids", "start_mask"])
@@ -127,7 +128,7 @@ def main() -> None:
     texts = beginnings.transform(oil_test.select("text").limit(8))
     said = tokens.decoder("ids", "continuation").transform(writer.transform(texts))
     said.selectExpr("substring(text, 1, 60) AS text", "continuation").show(4, truncate=80)
-    print(f"test_loss={loss_on(merged, oil_test):.4f}")
+    print(f"test_loss={loss:.4f}")
     spark.stop()
 
 
