@@ -86,6 +86,17 @@ def test_tables_guide(namespace: dict[str, Any], tmp_path: Path) -> None:
     assert (tmp_path / "machines").is_dir()
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft calls transformers so
+def test_transformers_guide(namespace: dict[str, Any], tmp_path: Path) -> None:
+    for package in ("transformers", "peft"):
+        pytest.importorskip(package)
+    run_page("docs/transformers.md", namespace)
+    assert {"prices", "bert", "adapters"} <= {path.name for path in tmp_path.iterdir()}
+    trained = sum(4 * p.numel() for p in namespace["adapted"].parameters() if p.requires_grad)
+    assert namespace["result"].history[-1]["bytes"]["gradients"] < 2 * trained + 200
+
+
 @pytest.mark.parametrize("page", ["index", "install", "data"])
 def test_first_pages(namespace: dict[str, Any], page: str) -> None:
     run_page(f"docs/{page}.md", namespace)

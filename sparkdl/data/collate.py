@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.data.columns import Structure
+from sparkdl.data.columns import ColumnPlan, Structure, TablePlan
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.frame import Array
 
@@ -18,6 +18,10 @@ Collate = Callable[[list[Any]], Any]
 label, ``features``, to ``(inputs, label)`` or ``inputs``."""
 
 
+Fill = float | Sequence[float] | Mapping[str, float]
+"""Values that fill features up: one for all, or one for each."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pad:
     """Pads the rows of a batch to the longest of them, and gives their lengths as a further tensor.
@@ -27,7 +31,7 @@ class Pad:
     ``<name>_lengths``. Features and labels that are numbers are stacked.
 
     Args:
-        value: fills features up.
+        value: fills features up; a dict gives each named feature its own, a tuple each positional one.
         label_value: fills labels up that are arrays; -100 is what torch's cross-entropy passes over.
         multiple: lengths are rounded up to a multiple of this.
         lengths: whether the module gets the lengths.
@@ -41,7 +45,7 @@ class Pad:
                 [8, 0, 0]]), tensor([3, 1])), tensor([1, 0]))
     """
 
-    value: float = 0
+    value: Fill = 0
     label_value: float = -100
     multiple: int = 1
     lengths: bool = True
@@ -81,26 +85,75 @@ class Pad:
         found = _lengths(rows)
         return padded if found is None else (padded, found)
 
-    def _grouped(self, rows: list[Any], value: float) -> Any:
+    def _grouped(self, rows: list[Any], value: Fill) -> Any:
         if isinstance(rows[0], Mapping):
-            return {name: self._padded([row[name] for row in rows], value) for name in rows[0]}
+            fills = value if isinstance(value, Mapping) else dict.fromkeys(rows[0], value)
+            if set(rows[0]) - set(fills):
+                raise ConfigError(f"Pad(value={value!r}): expected a value for each of {list(rows[0])}")
+            return {
+                name: padded([row[name] for row in rows], _one(fills[name]), self.multiple)
+                for name in rows[0]
+            }
         if isinstance(rows[0], tuple | list):
-            return tuple(self._padded([row[n] for row in rows], value) for n in range(len(rows[0])))
-        return self._padded(rows, value)
+            count = len(rows[0])
+            several = value if isinstance(value, Sequence) else [value] * count
+            if len(several) != count:
+                raise ConfigError(f"Pad(value={value!r}): expected a value for each of {count} features")
+            return tuple(
+                padded([row[n] for row in rows], _one(fill), self.multiple) for n, fill in enumerate(several)
+            )
+        return padded(rows, _one(value), self.multiple)
 
-    def _padded(self, rows: list[Any], value: float) -> Tensor:
-        import torch
 
-        tensors = [torch.as_tensor(row) for row in rows]
-        if not tensors[0].dim():
-            return torch.stack(tensors)
-        longest = max(len(tensor) for tensor in tensors)
-        longest += -longest % self.multiple
-        first = tensors[0]
-        padded = first.new_full((len(tensors), longest, *first.shape[1:]), value)
-        for index, tensor in enumerate(tensors):
-            padded[index, : len(tensor)] = tensor
-        return padded
+def _one(value: Any) -> float:
+    """Return the value for one tensor.
+
+    Raises:
+        ConfigError: if there are several.
+    """
+    if isinstance(value, Sequence | Mapping):
+        raise ConfigError(f"Pad(value={value!r}): expected one value, for there is one feature")
+    number: float = value
+    return number
+
+
+def padded(rows: Sequence[Any], value: float = 0, multiple: int = 1) -> Tensor:
+    """Return rows as one tensor, filled up to the longest of them; numbers are stacked.
+
+    Args:
+        rows: arrays or tensors that may differ in their first dimension.
+        value: fills up.
+        multiple: the length is rounded up to a multiple of this.
+    """
+    import torch
+
+    tensors = [torch.as_tensor(row) for row in rows]
+    if not tensors[0].dim():
+        return torch.stack(tensors)
+    longest = max(len(tensor) for tensor in tensors)
+    longest += -longest % multiple
+    first = tensors[0]
+    filled = first.new_full((len(tensors), longest, *first.shape[1:]), value)
+    for index, tensor in enumerate(tensors):
+        filled[index, : len(tensor)] = tensor
+    return filled
+
+
+def tensor_of(plan: ColumnPlan, values: Array) -> Tensor:
+    """Return rows of a stored column as a tensor; rows that differ in length are filled up."""
+    import torch
+
+    if values.dtype == object:
+        return padded(list(values), plan.fill or 0)
+    return torch.from_numpy(values)
+
+
+def padding_of(plan: TablePlan) -> Pad | None:
+    """Return how rows are padded whose columns' metadata say so; ``None`` if there is no such column."""
+    if not any(column.ragged and column.fill is not None for column in plan.columns):
+        return None
+    fills = {column.key: column.fill or 0 for column in plan.columns}
+    return Pad(value=plan.features.assemble(fills), lengths=False, has_label=plan.label.kind != "none")
 
 
 def _lengths(rows: list[Any]) -> Tensor | None:
@@ -144,4 +197,6 @@ def collated(
 
 
 def _inputs(found: Any) -> Any:
+    if isinstance(found, Mapping):  # collators of transformers return a class of their own
+        return dict(found)
     return tuple(found) if isinstance(found, list) else found

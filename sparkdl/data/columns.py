@@ -19,7 +19,7 @@ from sparkdl.exceptions import ConfigError, DataError
 if TYPE_CHECKING:
     from pyspark.sql import Column as SqlColumn
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import DataType
+    from pyspark.sql.types import DataType, StructField
 
 METADATA = "sparkdl"
 """Key in a DataFrame column's metadata under which :func:`tensor_metadata` keeps shape and dtype."""
@@ -77,6 +77,16 @@ def tensor_metadata(shape: tuple[int, ...], dtype: str) -> dict[str, Any]:
         dtype: numpy dtype name of the tensor; for binary columns, of the bytes.
     """
     return {METADATA: {"shape": list(shape), "dtype": dtype}}
+
+
+def ragged_metadata(dtype: str, fill: float) -> dict[str, Any]:
+    """Return the metadata of a column of arrays that differ in length and are padded in each batch.
+
+    Args:
+        dtype: numpy dtype name of the tensor.
+        fill: what fills shorter rows up.
+    """
+    return {METADATA: {"dtype": dtype, "fill": fill}}
 
 
 def described(column: Column, metadata: Mapping[str, Any]) -> Column:
@@ -177,6 +187,7 @@ class ColumnPlan:
         finite: whether NaN and infinities are errors (labels and weights).
         non_negative: whether negative values are errors (weights).
         ragged: whether rows may differ in their first dimension; see :mod:`sparkdl.data.ragged`.
+        fill: what fills the shorter rows of a batch up, where the column's metadata says so.
     """
 
     key: str
@@ -187,6 +198,7 @@ class ColumnPlan:
     finite: bool = False
     non_negative: bool = False
     ragged: bool = False
+    fill: float | None = None
 
     @property
     def row_bytes(self) -> int:
@@ -317,7 +329,22 @@ def _plan_column(df: DataFrame, key: str, column: Column, role: str) -> tuple[Co
             code="data-type",
         )
     dtype = column.dtype or ("uint8" if kind == "binary" else None)
-    return ColumnPlan(key, column.name, kind == "binary", dtype, column.shape), expression
+    plan = ColumnPlan(key, column.name, kind == "binary", dtype, column.shape)
+    fill = _fill_of(field) if column.shape is None else None
+    return replace(plan, ragged=fill is not None, fill=fill), expression
+
+
+def _fill_of(field: StructField) -> float | None:
+    """Return what fills the rows of a column of arrays up; ``None`` if its metadata does not say so."""
+    from pyspark.sql import types as T
+
+    found = field.metadata.get(METADATA)
+    fill = found.get("fill") if isinstance(found, Mapping) else None
+    if fill is None or not isinstance(field.dataType, T.ArrayType):
+        return None
+    if isinstance(fill, bool) or not isinstance(fill, int | float):
+        raise ConfigError(f"column {field.name!r}: its metadata has fill={fill!r:.50}; expected a number")
+    return fill
 
 
 def arrays_of(df: DataFrame, plan: TablePlan) -> list[str]:

@@ -16,7 +16,7 @@ from sparkdl import html
 from sparkdl.access import Access, access_to
 from sparkdl.data import sampler
 from sparkdl.data.built import Store, build_store, delete, described
-from sparkdl.data.collate import Collate
+from sparkdl.data.collate import Collate, padding_of
 from sparkdl.data.columns import (
     Column,
     ColumnLike,
@@ -130,7 +130,9 @@ class Dataset:
         check_dataframe(df, "Dataset.from_dataframe")
         check_no_stream(df, "Dataset.from_dataframe")
         plan, expressions = plan_dataframe(df, features, label, weight)
-        if collate is not None:
+        if collate is None:
+            collate = padding_of(plan)
+        else:
             plan = plan.ragged(arrays_of(df, plan))
         return cls(
             df.sparkSession, plan, DataFrameSource(df, expressions), num_partitions, transform, collate

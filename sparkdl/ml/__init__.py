@@ -10,9 +10,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sparkdl.ml.embedding import EmbeddingModel as EmbeddingModel
     from sparkdl.ml.estimator import TorchClassifier as TorchClassifier
     from sparkdl.ml.estimator import TorchEstimator as TorchEstimator
     from sparkdl.ml.estimator import TorchRegressor as TorchRegressor
+    from sparkdl.ml.hf import HFDecoder as HFDecoder
+    from sparkdl.ml.hf import HFTokenizer as HFTokenizer
     from sparkdl.ml.images import ImageToTensor as ImageToTensor
     from sparkdl.ml.loading import load as load
     from sparkdl.ml.model import TorchClassificationModel as TorchClassificationModel
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
     from sparkdl.ml.trusting import trust as trust
 
 _HOME = {
+    "EmbeddingModel": "sparkdl.ml.embedding",
+    "HFDecoder": "sparkdl.ml.hf",
+    "HFTokenizer": "sparkdl.ml.hf",
     "ImageToTensor": "sparkdl.ml.images",
     "TabularEncoder": "sparkdl.ml.tabular",
     "TabularEncoderModel": "sparkdl.ml.tabular",
@@ -47,6 +53,9 @@ _HOME = {
 }
 
 __all__ = [
+    "EmbeddingModel",
+    "HFDecoder",
+    "HFTokenizer",
     "ImageToTensor",
     "TabularEncoder",
     "TabularEncoderModel",

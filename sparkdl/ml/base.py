@@ -232,7 +232,7 @@ class FitsTorch(HasAttributes, HasTrainingSetters, HasInputs, HasHyper, TorchWri
             all=df, train=train, validation=validation, features=features, first=first, encoding=encoding
         )
         keys = first.plan.features.keys
-        rows.tensors = fitting.rows_of(first.peek(), keys)
+        rows.tensors = fitting.rows_of(first, keys)
         if not table:
             rows.inputs = {
                 name: tuple(tensor.shape[1:])
@@ -346,7 +346,9 @@ class FitsTorch(HasAttributes, HasTrainingSetters, HasInputs, HasHyper, TorchWri
     def _signature(self, module: nn.Module, rows: Rows) -> Signature:
         with _building:  # the module's mode changes for a moment, and other fits may share it
             try:
-                return Signature.of_rows(module, group(rows.tensors, rows.names))
+                plans = rows.first.plan.columns[: len(rows.tensors)]
+                found = Signature.of_rows(module, group(rows.tensors, rows.names))
+                return found.of_any_length([plan.ragged for plan in plans])
             except ModelError as error:
                 if error.input is None:
                     raise

@@ -23,11 +23,11 @@ from sparkdl.ml.model import TorchClassificationModel, TorchModel, TorchRegressi
 from sparkdl.ml.outputs import check_thresholds
 from sparkdl.ml.params import HasClassOutputs, HasOutputs, HasPrediction, value_of
 from sparkdl.ml.training_params import HasScaling
-from sparkdl.nn.lightning import is_lightning
 from sparkdl.nn.losses import binary_cross_entropy, cross_entropy, squared_error
 from sparkdl.nn.models.mlp import MLP
 from sparkdl.nn.models.tabular import Tabular
 from sparkdl.nn.saved.source import ModuleSource
+from sparkdl.train.given import knows_loss
 
 
 @constructed_by(EstimatorKeywords, ATTRIBUTES)
@@ -45,7 +45,7 @@ class TorchEstimator(FitsTorch, HasOutputs, Estimator[TorchModel]):
         module: a ``torch.nn.Module``, or a class or function that makes one; its keyword arguments are
             Params that :meth:`hyper` returns.
         loss: ``loss(output, label)``: a scalar mean over the batch, or one value per row, which
-            ``weightCol`` needs. A LightningModule needs none.
+            ``weightCol`` needs. A LightningModule or a model of Hugging Face needs none.
         optimizer: factory such as ``partial(torch.optim.SGD, lr=0.1)``, an optimizer over the module's
             parameters, or a dict from patterns to factories; Adam by default.
         schedule: learning-rate schedule.
@@ -95,7 +95,7 @@ class TorchEstimator(FitsTorch, HasOutputs, Estimator[TorchModel]):
 
     def _settle(self, rows: Rows) -> Plan:
         module, source = self._build_for(rows)
-        if self.loss is None and "step" not in self.options and not is_lightning(module):
+        if self.loss is None and "step" not in self.options and not knows_loss(module):
             raise ConfigError(
                 "loss=None: expected a callable loss(output, label), such as torch.nn.MSELoss()"
             )

@@ -19,8 +19,8 @@ from sparkdl.exceptions import ConfigError
 from sparkdl.metrics.spec import LOSS
 from sparkdl.ml import fitting
 from sparkdl.ml.params import value_of
-from sparkdl.nn.lightning import is_lightning
 from sparkdl.nn.losses import binary_cross_entropy, cross_entropy, squared_error
+from sparkdl.train.given import knows_loss
 from sparkdl.train.trainer import Trainer
 
 Loss = Callable[[Any, Any], Any]
@@ -36,7 +36,7 @@ def evaluate(model: Any, df: DataFrame, metrics: Any, loss: Loss | None) -> dict
     fitting.check_rows(type(model).__name__, df, "evaluate")
     label, own = _label_and_loss(model)
     chosen = loss if loss is not None else own
-    measured = chosen is not None or is_lightning(model.module)
+    measured = chosen is not None or knows_loss(model.module)
     if not measured and metrics is None:
         raise ConfigError(
             f"{type(model).__name__}.evaluate: give metrics=, or loss=, a callable loss(output, label): the "

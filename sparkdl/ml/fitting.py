@@ -16,6 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BinaryType, StringType
 
 from sparkdl._spark.errors import is_job_failure, task_error
+from sparkdl.data.collate import tensor_of
 from sparkdl.data.columns import check_unambiguous, name_id
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.split import column
@@ -256,7 +257,11 @@ def joined(parts: Sequence[tuple[Array, Array]]) -> tuple[torch.Tensor, torch.Te
     )
 
 
-def rows_of(peeked: dict[str, Array], keys: Sequence[str]) -> list[Any]:
+def rows_of(data: Dataset, keys: Sequence[str]) -> list[Any]:
     """Return the first rows of some columns of a Dataset as tensors, at least two of them."""
-    arrays = [peeked[key] for key in keys]
-    return [torch.from_numpy(np.concatenate([a, a]) if len(a) == 1 else np.array(a)) for a in arrays]
+    peeked, plans = data.peek(), {column.key: column for column in data.plan.columns}
+    arrays = {
+        key: np.concatenate([peeked[key]] * 2) if len(peeked[key]) == 1 else np.array(peeked[key])
+        for key in keys
+    }
+    return [tensor_of(plans[key], array) for key, array in arrays.items()]

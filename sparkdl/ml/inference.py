@@ -9,9 +9,9 @@ from operator import and_
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 from torch import nn
 
+from sparkdl.data.collate import tensor_of
 from sparkdl.data.columns import (
     ColumnPlan,
     Columns,
@@ -369,8 +369,9 @@ def _look(model: Any, df: DataFrame) -> Signature:
     for n, column in enumerate(plan.columns):
         values = [_plain(row[n], column) for row in rows]
         column = replace(column, binary=False)
-        tensors.append(torch.from_numpy(from_rows(column, values, lambda index: f"row {index}").copy()))
-    return Signature.of_rows(model.module, group(tensors, plan.features.names))
+        tensors.append(tensor_of(column, from_rows(column, values, lambda index: f"row {index}").copy()))
+    found = Signature.of_rows(model.module, group(tensors, plan.features.names))
+    return found.of_any_length([column.ragged for column in plan.columns])
 
 
 def _plain(value: Any, plan: ColumnPlan) -> Any:

@@ -20,6 +20,7 @@ from pyspark.ml.param.shared import (
 
 from sparkdl.data.columns import Column, Columns
 from sparkdl.exceptions import ConfigError
+from sparkdl.hf.outputs import takes_by_name
 from sparkdl.ml import converters
 from sparkdl.ml.entries import Entry, HasEntries, getter, setter
 
@@ -45,7 +46,7 @@ class HasInputs(HasEntries, HasFeaturesCol, HasHandleInvalid):
     inputNames = Entry(
         "inputNames",
         "name of the module's argument by features column, for a module that is called with named inputs; by "
-        "position if not set.",
+        "position if not set, or by the columns' names to a model of Hugging Face with such arguments.",
         converters.arguments("inputNames"),
     )
     inputShapes = Entry(
@@ -144,7 +145,9 @@ class HasInputs(HasEntries, HasFeaturesCol, HasHandleInvalid):
 
     def _arguments(self) -> list[str]:
         """Return the names of the module's arguments, none if they are given by position."""
-        names = value_of(self, self.inputNames)
+        names, several = value_of(self, self.inputNames), value_of(self, self.featuresCols)
+        if names is None and several and takes_by_name(getattr(self, "module", None), several):
+            return list(several)
         return [] if names is None else list(_one_each("inputNames", names, self.featuresNames()))
 
     def _columns(self) -> list[Column]:

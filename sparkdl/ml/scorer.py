@@ -16,8 +16,10 @@ import torch
 from torch import nn
 
 from sparkdl._spark.tasks import task_resources
+from sparkdl.data.collate import tensor_of
 from sparkdl.data.columns import ColumnPlan, Structure
 from sparkdl.data.convert import from_arrow
+from sparkdl.data.ragged import kind_of
 from sparkdl.exceptions import DataError, ModelError
 from sparkdl.frame import Array
 from sparkdl.ml.outputs import Output, dense, select
@@ -122,7 +124,8 @@ class Scorer:
         with warnings.catch_warnings():
             # Arrow's memory is read-only by convention; this one is the task's own, read from a socket.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            inputs = self.structure.assemble({key: torch.from_numpy(a) for key, a in columns.items()})
+            plans = {plan.key: plan for plan in self.plans}
+            inputs = self.structure.assemble({key: tensor_of(plans[key], a) for key, a in columns.items()})
         if model.device != "cpu":
             inputs = map_tensors(inputs, lambda tensor: tensor.to(model.device))
         with torch.inference_mode():
@@ -233,7 +236,7 @@ class _Columns:
                 plan = _with_bytes(plan)
             array = from_arrow(plan, column, lambda index: self._row(int(rows[index])))
             arrays[plan.key] = array
-            resolved.append(plan.resolved(str(array.dtype), array.shape[1:]))
+            resolved.append(plan.resolved(*kind_of(array)))
         self.plans = tuple(resolved)
         return arrays
 
@@ -350,7 +353,8 @@ class _Results:
         shapes = [array.shape[1:] for array in outputs.values()]
         if self._shapes not in (None, shapes):
             raise ModelError(
-                f"the module's output differs between batches: rows of shape {shapes} after {self._shapes}",
+                f"the module's output differs between batches: rows of shape {shapes} after {self._shapes}. "
+                "Where it follows the length of texts, pad them to one length",
                 code="model-output",
             )
         self._shapes = shapes

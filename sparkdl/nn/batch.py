@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sparkdl.hf.outputs import plain
+
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
 """Feature tensors: one, several positional ones, or keyword ones."""
 
@@ -102,9 +104,12 @@ def group(tensors: Sequence[Tensor], names: Sequence[str] = ()) -> Inputs:
 
 
 def call(module: nn.Module, inputs: Inputs) -> Any:
-    """Call a module with one tensor, positional tensors or keyword tensors."""
+    """Call a module with one tensor, positional tensors or keyword tensors.
+
+    A ``ModelOutput`` of Hugging Face becomes its tensors, see :func:`sparkdl.hf.outputs.plain`.
+    """
     if isinstance(inputs, Tensor):
-        return module(inputs)
+        return plain(module(inputs))
     if isinstance(inputs, Mapping):
-        return module(**inputs)
-    return module(*inputs)
+        return plain(module(**inputs))
+    return plain(module(*inputs))

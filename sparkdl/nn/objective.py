@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ModelError
+from sparkdl.hf.outputs import with_loss
 from sparkdl.nn.batch import Batch, call
 from sparkdl.nn.trace import describe, explain_failure
 
@@ -147,6 +148,7 @@ def read_step(result: Any, batch: Batch, name: str = "the step") -> tuple[Tensor
     Raises:
         ModelError: if it holds no loss, or something that cannot be reported.
     """
+    result = with_loss(result)
     if not isinstance(result, Mapping):
         return _scalar_mean(result, batch, name), {}, None
     if "loss" not in result:

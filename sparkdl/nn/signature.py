@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,11 @@ class Signature:
         """Whether all shapes and dtypes are known."""
         specs = (*self.inputs, *self.outputs)
         return bool(self.outputs) and all(s.shape is not None and s.dtype is not None for s in specs)
+
+    def of_any_length(self, ragged: Sequence[bool]) -> Signature:
+        """Return it with no shape for the inputs whose rows differ in length."""
+        pairs = zip(self.inputs, ragged, strict=True)
+        return replace(self, inputs=tuple(replace(i, shape=None) if free else i for i, free in pairs))
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values, for :meth:`from_json`."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
+from sparkdl.data.columns import Column, Columns
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
+from sparkdl.hf.outputs import is_model, own_step, takes_by_name
 from sparkdl.metrics.spec import metric_specs
-from sparkdl.nn.lightning import LightningSchedule
+from sparkdl.nn.lightning import LightningSchedule, is_lightning
 from sparkdl.nn.objective import Loss, LossObjective, Objective, Step, StepObjective
 from sparkdl.train.config import TrainConfig
 from sparkdl.train.hooks.of_run import check_hooks
@@ -50,12 +52,19 @@ def with_schedule(config: TrainConfig, schedule: LightningSchedule | None) -> Tr
     return replace(config, schedule=wrap(schedule.factory))
 
 
-def objective_of(loss: Loss | None, step: Step | None) -> Objective:
+def objective_of(loss: Loss | None, step: Step | None, module: nn.Module | None = None) -> Objective:
     """Return what is minimised.
 
+    Args:
+        loss: of output and label.
+        step: of module and batch.
+        module: knows its own loss if it is a model of Hugging Face.
+
     Raises:
-        ConfigError: unless exactly one is given, and can be called.
+        ConfigError: unless exactly one is given or known, and can be called.
     """
+    if loss is None and step is None and is_model(module):
+        step = own_step
     if (loss is None) == (step is None):
         raise ConfigError(
             "give either loss=, a callable loss(output, label), or step=, a callable step(module, batch)"
@@ -66,6 +75,19 @@ def objective_of(loss: Loss | None, step: Step | None) -> Objective:
     if not callable(given):
         raise ConfigError(f"{name}={given!r:.100}: expected a callable")
     return LossObjective(loss) if loss is not None else StepObjective(step)  # type: ignore[arg-type]
+
+
+def knows_loss(module: object) -> bool:
+    """Return whether a module has a loss of its own."""
+    return isinstance(module, nn.Module) and (is_lightning(module) or is_model(module))
+
+
+def named(module: nn.Module, features: Columns | None) -> Columns | None:
+    """Return features columns by argument, for a model of Hugging Face whose arguments have these names."""
+    if isinstance(features, str | Column) or not isinstance(features, Sequence):
+        return features
+    names = [column.name if isinstance(column, Column) else column for column in features]
+    return dict(zip(names, features, strict=True)) if takes_by_name(module, names) else features
 
 
 def check_dataset(data: object) -> None:

@@ -19,7 +19,7 @@ from sparkdl.nn.objective import Loss, Objective, Step
 from sparkdl.optim.spec import Optimizers
 from sparkdl.train.config import TrainConfig
 from sparkdl.train.epochs import Epochs
-from sparkdl.train.given import check_dataset, check_rows, configure, objective_of, with_schedule
+from sparkdl.train.given import check_dataset, check_rows, configure, named, objective_of, with_schedule
 from sparkdl.train.history import History
 from sparkdl.train.hooks.checkpoint import Resume, find_resume_point
 from sparkdl.train.hooks.of_run import hooks_of
@@ -55,7 +55,7 @@ class Trainer:
             ``"loss"`` and further scalars for the history; ``batch`` has ``inputs``, ``label``,
             ``weight`` and ``rows``. Neither is needed for a LightningModule, whose ``training_step``
             and ``configure_optimizers`` are used; ``optimizer`` takes the place of the latter, with its
-            schedule.
+            schedule. A model of ``transformers`` or ``peft`` has a loss of its own, too.
         optimizer: factory such as ``partial(torch.optim.Adam, lr=1e-3)``, an optimizer over
             ``module.parameters()``, or a dict from patterns of parameter names to factories. Any
             elementwise optimizer works, and those of :mod:`sparkdl.optim`.
@@ -152,7 +152,9 @@ class Trainer:
             raise ConfigError("optimizer=None: expected a factory such as partial(torch.optim.Adam, lr=1e-3)")
         self.config = config
         self.module = module
-        self.objective: Objective = lightning.objective if lightning is not None else objective_of(loss, step)
+        self.objective: Objective = (
+            lightning.objective if lightning is not None else objective_of(loss, step, module)
+        )
         self.result: FitResult | None = None
         self._recipe = Recipe.of(module, self.objective, optimizer, config)
         self._label: Structure | None = None
@@ -203,7 +205,9 @@ class Trainer:
         """
         with (
             ErrorsCarryResult() as kept,
-            datasets_of(data, validation, Chosen(features, label, weight), self.config.seed) as (
+            datasets_of(
+                data, validation, Chosen(named(self.module, features), label, weight), self.config.seed
+            ) as (
                 dataset,
                 sets,
             ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdl.data import Pad
-from sparkdl.data.collate import collated
-from sparkdl.data.columns import ColumnPlan, Structure, structure_of
+from sparkdl.data.collate import collated, padding_of
+from sparkdl.data.columns import ColumnPlan, Structure, TablePlan, structure_of
 from sparkdl.data.convert import from_arrow, from_rows
 from sparkdl.data.store import PartitionMissingError, Token, read_rows, write_partition
 from sparkdl.exceptions import ConfigError, DataError
@@ -138,3 +139,44 @@ def test_collate_gets_rows_and_gives_a_batch() -> None:
     assert target is None
     with pytest.raises(DataError, match=r"collate returned Tensor; expected \(inputs, label\)"):
         collated(columns, features, label, lambda rows: torch.zeros(2))
+
+
+# -- a value for each column ----------------------------------------------------------------------
+
+
+def test_each_feature_is_filled_up_with_its_own_value() -> None:
+    rows = [{"ids": torch.tensor([1, 2]), "mask": torch.tensor([1, 1])}, {"ids": [3], "mask": [1]}]
+    found = Pad(value={"ids": 9, "mask": 0}, lengths=False, has_label=False)(rows)
+    assert found["ids"].tolist() == [[1, 2], [3, 9]]
+    assert found["mask"].tolist() == [[1, 1], [1, 0]]
+    pairs = [(torch.tensor([1, 2]), torch.tensor([1])), (torch.tensor([3]), torch.tensor([4, 5]))]
+    ids, others = Pad(value=(7, 8), lengths=False, has_label=False)(pairs)
+    assert ids.tolist() == [[1, 2], [3, 7]]
+    assert others.tolist() == [[1, 8], [4, 5]]
+
+
+@pytest.mark.parametrize(
+    ("value", "rows"),
+    [
+        ({"ids": 9}, [{"ids": [1], "mask": [1]}]),
+        ((1, 2, 3), [([1], [2])]),
+        ((1, 2), [[1, 2]]),
+        ({"ids": 1}, [torch.tensor([1])]),
+    ],
+)
+def test_values_that_do_not_fit_the_features(value: Any, rows: Any) -> None:
+    rows = [torch.tensor(row) if isinstance(row, list) else row for row in rows]
+    with pytest.raises(ConfigError, match=r"Pad\(value="):
+        Pad(value=value, lengths=False, has_label=False)(rows)
+
+
+def test_metadata_say_how_rows_are_padded() -> None:
+    features = structure_of({"ids": "a", "mask": "b"}, "features")
+    columns = (
+        ColumnPlan("features_ids", "a", dtype="int64", ragged=True, fill=9),
+        ColumnPlan("features_mask", "b", dtype="int64", ragged=True, fill=0),
+        ColumnPlan("label", "y"),
+    )
+    plan = TablePlan(columns, features, structure_of("y", "label"), weighted=False)
+    assert padding_of(plan) == Pad(value={"ids": 9, "mask": 0}, lengths=False)
+    assert padding_of(replace(plan, columns=columns[2:])) is None

@@ -7,6 +7,8 @@ listed itself, and imports nothing that an argument names. So these are not here
 - metrics that fetch a network or its weights (BERTScore, CLIPScore, FrechetInceptionDistance and others);
 - hooks and summaries, which write files;
 - wrappers for processes or devices (DataParallel).
+
+Those of ``sparkdl.hf`` build models of installed packages from a configuration, which they check themselves.
 """
 
 from __future__ import annotations
@@ -306,6 +308,8 @@ _SPARKDL = {
     "sparkdl.data.augment": "Normalize RandomCrop RandomFlip",
     "sparkdl.data.columns": "Column",
     "sparkdl.data.images": "ImageFormat",
+    "sparkdl.hf.heads": "Embedder Generator",
+    "sparkdl.hf.rebuilt": "adapted pretrained",
     "sparkdl.metrics.loss": "Loss",
     "sparkdl.metrics.ranking": "HitRatio MAP NDCG",
     "sparkdl.nn.models.anomaly": "AnomalyDetector",

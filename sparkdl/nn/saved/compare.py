@@ -14,6 +14,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from sparkdl.hf import rebuilt
+from sparkdl.hf.outputs import is_model
+
 _OWN_VALUES = frozenset({"_parameters", "_buffers", "_modules", "training"})
 
 
@@ -24,10 +27,13 @@ def difference(module: nn.Module, twin: nn.Module) -> str | None:
         return "it builds other submodules from its arguments"
     if layout_of(module) != layout_of(twin):
         return "it builds other parameters or buffers from its arguments"
+    inside = _inside_models(own)
     for name, part in own.items():
+        if is_model(part) and name not in inside and rebuilt.describe(part) != rebuilt.describe(other[name]):
+            return "its configuration builds another model"
         for key in vars(part).keys() | vars(other[name]).keys():
             mine, theirs = vars(part).get(key), vars(other[name]).get(key)
-            if key in _OWN_VALUES:
+            if key in _OWN_VALUES or ((is_model(part) or name in inside) and not _is_setting(key, mine)):
                 continue
             if key.endswith("_hooks") or "_hooks_" in key:
                 alike = len(mine or ()) == len(theirs or ())
@@ -39,6 +45,22 @@ def difference(module: nn.Module, twin: nn.Module) -> str | None:
             if not same(part._buffers[key], other[name]._buffers[key]):
                 return f"buffer {key} is not saved and was changed"
     return None
+
+
+def _inside_models(parts: Mapping[str, nn.Module]) -> set[str]:
+    """Return the names of parts of models of Hugging Face, whose configuration says how they are built."""
+    models = [name for name, part in parts.items() if is_model(part)]
+    return {
+        part
+        for part in parts
+        for name in models
+        if part != name and (not name or part.startswith(f"{name}."))
+    }
+
+
+def _is_setting(key: str, value: Any) -> bool:
+    """Tell whether an attribute of such a part counts; the others are its library's notes."""
+    return not key.startswith("_") and key != "name_or_path" and isinstance(value, bool | int | float | str)
 
 
 def unsaved_tensors(module: nn.Module) -> bool:

@@ -26,6 +26,7 @@ import torch
 from torch import nn
 
 from sparkdl.exceptions import ConfigError, ModelError
+from sparkdl.hf import rebuilt
 from sparkdl.nn.saved import compare, values
 from sparkdl.nn.saved.allowlist import LISTED
 from sparkdl.nn.saved.importing import find, path_of
@@ -307,6 +308,9 @@ def _by_name(factory: partial[Any]) -> dict[str, Any]:
 
 def _describe(module: nn.Module) -> ModuleSource:
     """Read constructor arguments off an instance; whether they are right is checked afterwards."""
+    known = rebuilt.describe(module)
+    if known is not None:  # a model of Hugging Face has a configuration
+        return _of_description(known)
     cls = type(module)
     if cls is nn.Sequential:
         layers = {name: _describe(child) for name, child in module.named_children()}
@@ -340,6 +344,14 @@ def _describe(module: nn.Module) -> ModuleSource:
         if required or value is not parameter.default:
             source.arguments[name] = value
     return source
+
+
+def _of_description(found: rebuilt.Description) -> ModuleSource:
+    arguments = {
+        name: _of_description(value) if isinstance(value, rebuilt.Description) else value
+        for name, value in found.arguments.items()
+    }
+    return ModuleSource(path_of(found.factory), arguments)
 
 
 def _parameters(cls: type[nn.Module]) -> Iterator[tuple[str, inspect.Parameter]]:

@@ -1,0 +1,142 @@
+"""Modules around a model of Hugging Face whose outputs become columns: embeddings, and generated tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from sparkdl.exceptions import ConfigError
+from sparkdl.hf.outputs import is_adapted, is_model
+
+_POOLINGS = ("mean", "cls", "last")
+_OPTIONS = frozenset(
+    (
+        *("num_beams", "do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p"),
+        *("repetition_penalty", "no_repeat_ngram_size", "length_penalty", "early_stopping"),
+        *("min_new_tokens", "eos_token_id", "bos_token_id", "pad_token_id"),
+    )
+)
+"""Options of generation that are plain numbers; others name files, code or functions."""
+
+
+class Embedder(nn.Module):
+    """Turns the tokens of a text into one vector: the last hidden states of a model, pooled.
+
+    Args:
+        model: a model of ``transformers`` or ``peft``; a head that it has is not run.
+        pooling: ``"mean"`` over the text's tokens, ``"cls"`` for the first one, ``"last"`` for the last one.
+        normalize: whether vectors have length 1.
+
+    Raises:
+        ConfigError: if something else is given.
+    """
+
+    def __init__(
+        self, model: nn.Module, pooling: Literal["mean", "cls", "last"] = "mean", normalize: bool = False
+    ) -> None:
+        super().__init__()
+        _check(model)
+        if pooling not in _POOLINGS:
+            raise ConfigError(f"pooling={pooling!r}: expected one of {', '.join(_POOLINGS)}")
+        self.model = model
+        self.pooling = pooling
+        self.normalize = normalize
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor | None = None, token_type_ids: Tensor | None = None
+    ) -> Tensor:
+        """Return vectors, shape (rows, hidden)."""
+        model: Any = self.model.get_base_model() if is_adapted(self.model) else self.model  # type: ignore[operator]
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        given = {"input_ids": input_ids, "attention_mask": mask}
+        if token_type_ids is not None:
+            given["token_type_ids"] = token_type_ids
+        hidden: Tensor = model.base_model(**given).last_hidden_state
+        vectors = self._pooled(hidden, mask)
+        return nn.functional.normalize(vectors, dim=-1) if self.normalize else vectors
+
+    def _pooled(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        if self.pooling == "cls":
+            return hidden[:, 0]
+        if self.pooling == "last":
+            places = torch.arange(mask.shape[1], device=mask.device)
+            last = (places * (mask != 0)).argmax(dim=1)
+            return hidden[torch.arange(len(hidden), device=hidden.device), last]
+        weight = mask.unsqueeze(-1).to(hidden.dtype)
+        return (hidden * weight).sum(dim=1) / weight.sum(dim=1).clamp(min=1)
+
+
+class Generator(nn.Module):
+    """Continues each text: the tokens that a model generates, filled up to one length.
+
+    Args:
+        model: a model of ``transformers`` or ``peft`` that generates.
+        max_new_tokens: tokens of each output row.
+        options: of ``generate``, such as ``{"num_beams": 4}``; by default the likeliest token is taken.
+
+    Raises:
+        ConfigError: if the model cannot generate, or an option is none that is a plain value.
+    """
+
+    def __init__(
+        self, model: nn.Module, max_new_tokens: int = 32, options: Mapping[str, Any] | None = None
+    ) -> None:
+        super().__init__()
+        _check(model)
+        if not hasattr(model, "generate"):
+            raise ConfigError(
+                f"model: {type(model).__name__} cannot generate; take one with a head for it, such as "
+                "AutoModelForCausalLM"
+            )
+        if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+            raise ConfigError(f"max_new_tokens={max_new_tokens!r}: expected a positive number of tokens")
+        unknown = sorted(set(options or {}) - _OPTIONS)
+        if unknown:
+            raise ConfigError(f"options: {unknown[0]!r} is not among {', '.join(sorted(_OPTIONS))}")
+        self.model = model
+        self.max_new_tokens = max_new_tokens
+        self.options = dict(options or {})
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Return the numbers of new tokens, shape (rows, max_new_tokens)."""
+        model: Any = self.model
+        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        options = {"do_sample": False, "pad_token_id": self._padding(), **self.options}
+        alone = not model.config.is_encoder_decoder
+        if alone:
+            input_ids, mask = _to_the_right(input_ids, mask, options["pad_token_id"])
+        found: Tensor = model.generate(
+            input_ids=input_ids, attention_mask=mask, max_new_tokens=self.max_new_tokens, **options
+        )
+        found = found[:, input_ids.shape[1] :] if alone else found[:, 1:]
+        missing = self.max_new_tokens - found.shape[1]
+        return nn.functional.pad(found, (0, missing), value=options["pad_token_id"])
+
+    def _padding(self) -> int:
+        """Return the number of the token that fills rows up."""
+        model: Any = self.model
+        for of in (getattr(model, "generation_config", None), model.config):
+            for name in ("pad_token_id", "eos_token_id"):
+                found = getattr(of, name, None)
+                found = found[0] if isinstance(found, list) and found else found
+                if isinstance(found, int):
+                    return found
+        return 0
+
+
+def _to_the_right(ids: Tensor, mask: Tensor, padding: int) -> tuple[Tensor, Tensor]:
+    """Move texts to the end of their rows, where the next token is to follow."""
+    order = torch.argsort(mask != 0, dim=1, stable=True)
+    mask = mask.gather(1, order)
+    return ids.gather(1, order).masked_fill(mask == 0, padding), mask
+
+
+def _check(model: Any) -> None:
+    if not is_model(model):
+        raise ConfigError(
+            f"model={model!r:.100}: expected a model of transformers or peft, such as "
+            "AutoModel.from_pretrained(folder)"
+        )

@@ -1,0 +1,136 @@
+"""How models of Hugging Face are called, and what they return.
+
+This is the one place that knows a ``ModelOutput``. Classes are recognised if the program itself has
+imported them; this module imports none.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from sparkdl.exceptions import ModelError
+
+_OUTPUTS = (("transformers.utils.generic", "ModelOutput"),)
+_MODELS = (("transformers.modeling_utils", "PreTrainedModel"), ("peft.peft_model", "PeftModel"))
+
+
+class Rows(Protocol):
+    """A batch, as :class:`sparkdl.nn.batch.Batch`."""
+
+    @property
+    def inputs(self) -> Any:
+        """Return the module's inputs."""
+
+    @property
+    def label(self) -> Any:
+        """Return the label."""
+
+    @property
+    def weight(self) -> Tensor | None:
+        """Return the weights of the rows."""
+
+
+def is_model(thing: object) -> bool:
+    """Return whether something is a model of ``transformers`` or ``peft``, which may know its own loss."""
+    return isinstance(thing, nn.Module) and _is_of(thing, _MODELS)
+
+
+def is_adapted(thing: object) -> bool:
+    """Return whether something is a model of ``peft``."""
+    return isinstance(thing, nn.Module) and _is_of(thing, _MODELS[1:])
+
+
+def takes_by_name(thing: object, names: Iterable[str]) -> bool:
+    """Return whether something is such a model, and names are all those of arguments of its forward method.
+
+    Columns with such names are given to it by name.
+    """
+    if not is_model(thing):
+        return False
+    model: Any = thing
+    inner = model.get_base_model() if is_adapted(model) else model
+    return set(names) <= inspect.signature(inner.forward).parameters.keys()
+
+
+def plain(output: Any) -> Any:
+    """Return a module's output without Hugging Face's class around it; other outputs stay as they are.
+
+    Returns:
+        Of a ``ModelOutput`` the logits if there are any. Otherwise its tensors without the loss: the only
+        one, or a dict of them.
+    """
+    if isinstance(output, Tensor) or not _is_of(output, _OUTPUTS):
+        return output
+    if isinstance(output.get("logits"), Tensor):
+        return output["logits"]
+    tensors = {name: value for name, value in output.items() if isinstance(value, Tensor) and name != "loss"}
+    return next(iter(tensors.values())) if len(tensors) == 1 else tensors
+
+
+def with_loss(result: Any) -> Any:
+    """Return a training step's result, a ``ModelOutput`` as a dict of its loss and output."""
+    if isinstance(result, Tensor) or not _is_of(result, _OUTPUTS):
+        return result
+    loss = {"loss": result["loss"]} if isinstance(result.get("loss"), Tensor) else {}
+    return {**loss, "output": plain(result)}
+
+
+def own_step(module: nn.Module, batch: Rows) -> Any:
+    """Run a model on a batch with its label, so that it computes its own loss.
+
+    A label column is the argument ``labels``; label columns by name are arguments by these names.
+
+    Raises:
+        ModelError: if it returns no loss, or rows have weights.
+    """
+    name = type(module).__name__
+    if batch.weight is not None:
+        raise ModelError(
+            f"the Dataset has a weight column, but the own loss of {name} is a mean over the batch; give "
+            "loss=, such as torch.nn.CrossEntropyLoss(reduction='none')",
+            code="model-output",
+        )
+    result = with_loss(_call(module, batch.inputs, _labels(name, batch.label)))
+    if not isinstance(result, Mapping) or "loss" not in result:
+        given = "with the label" if batch.label is not None else "without a label column"
+        raise ModelError(
+            f"{name} returned no loss when it was called {given}: give a label column, take a model with a "
+            "head, such as AutoModelForSequenceClassification, or give loss=",
+            code="model-output",
+        )
+    return result
+
+
+def _labels(name: str, label: Any) -> dict[str, Any]:
+    if label is None:
+        return {}
+    if isinstance(label, Tensor):
+        return {"labels": label}
+    if isinstance(label, Mapping):
+        return dict(label)
+    raise ModelError(
+        f"{name} takes its labels by name: give label columns as a dict, such as "
+        "label={'start_positions': 'start', 'end_positions': 'end'}",
+        code="model-input",
+    )
+
+
+def _call(module: nn.Module, inputs: Any, labels: Mapping[str, Any]) -> Any:
+    if isinstance(inputs, Tensor):
+        return module(inputs, **labels)
+    if isinstance(inputs, Mapping):
+        return module(**inputs, **labels)
+    return module(*inputs, **labels)
+
+
+def _is_of(thing: object, classes: tuple[tuple[str, str], ...]) -> bool:
+    for module, name in classes:
+        kind = getattr(sys.modules.get(module), name, None)
+        if isinstance(kind, type) and isinstance(thing, kind):
+            return True
+    return False

@@ -1,0 +1,203 @@
+"""Models of Hugging Face from descriptions: the name of their class, and their configuration.
+
+Classes come from ``transformers`` and ``peft`` as they are installed. No remote code is run and nothing is
+fetched; see :mod:`sparkdl.hf.checked`.
+"""
+
+from __future__ import annotations
+
+import enum
+import warnings
+from collections.abc import Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from sparkdl.exceptions import ConfigError
+from sparkdl.hf.checked import check_adapter, check_config
+from sparkdl.hf.extra import need
+from sparkdl.hf.outputs import is_adapted, is_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_WHAT = "a saved model of Hugging Face"
+_LEFT_OUT = ("transformers_version", "_name_or_path")
+_ADAPTER = "default"
+
+
+def pretrained(
+    architecture: str,
+    config: Mapping[str, Any],
+    attention: str | None = None,
+    generation: Mapping[str, Any] | None = None,
+) -> nn.Module:
+    """Build a model of ``transformers`` with fresh weights; part of the format of saved models.
+
+    Args:
+        architecture: name of its class, such as ``"BertForSequenceClassification"``.
+        config: as ``config.json`` has it, ``model_type`` included.
+        attention: ``"sdpa"`` or ``"eager"``; the model's default if ``None``.
+        generation: as ``generation_config.json`` has it.
+
+    Raises:
+        ConfigError: if there is no such class or configuration in ``transformers``, or it would run other
+            code.
+    """
+    transformers = need("transformers", _WHAT)
+    values = {name: value for name, value in config.items() if name not in _LEFT_OUT}
+    check_config(values)
+    check_config({"attn_implementation": attention}, "attention")
+    check_config(dict(generation or {}), "generation")
+    kind = values.pop("model_type", None)
+    mapping = transformers.CONFIG_MAPPING
+    if not isinstance(kind, str) or kind not in mapping:
+        raise ConfigError(f"config.model_type={kind!r:.100}: transformers has no such model")
+    made = mapping[kind].from_dict(values)
+    cls = _class_of(architecture)
+    if attention is not None:
+        made._attn_implementation = attention
+    with _quiet():
+        module: Any = cls(made)
+    if generation is not None:
+        module.generation_config = transformers.GenerationConfig.from_dict(_without(generation))
+    return module.train(False)  # type: ignore[no-any-return]
+
+
+def adapted(model: nn.Module, adapter: Mapping[str, Any]) -> nn.Module:
+    """Put adapters of ``peft`` into a model, with fresh weights; part of the format of saved models.
+
+    Args:
+        model: the base model.
+        adapter: as ``adapter_config.json`` has it.
+
+    Raises:
+        ConfigError: if the kind of adapter, or an option, is none that can be saved.
+    """
+    peft = need("peft", "a saved model with adapters")
+    check_adapter(adapter)
+    values = dict(adapter)
+    # Other ways to begin need data or files; the weights come from the file anyway.
+    values |= {name: True for name in ("init_lora_weights",) if isinstance(values.get(name), str)}
+    config = peft.PEFT_TYPE_TO_CONFIG_MAPPING[peft.PeftType(values.pop("peft_type"))](**values)
+    with _quiet():
+        module: nn.Module = peft.get_peft_model(model, config)
+    return module.train(False)
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """A call that builds a model.
+
+    Attributes:
+        factory: a function of this Python module.
+        arguments: by name: JSON values, or the description of another model.
+    """
+
+    factory: Callable[..., nn.Module]
+    arguments: dict[str, Any]
+
+
+def describe(module: nn.Module) -> Description | None:
+    """Return the call that builds a model again.
+
+    Returns:
+        ``None`` if the module is no model of ``transformers`` or ``peft``.
+
+    Raises:
+        ConfigError: if it is one that cannot be described.
+    """
+    if not is_model(module):
+        return None
+    model: Any = module
+    return _describe_adapted(model) if is_adapted(module) else _describe_model(model)
+
+
+def _describe_model(module: Any) -> Description:
+    name = type(module).__name__
+    if _find(name) is not type(module):
+        raise ConfigError(
+            f"{name} is no class of transformers: save it as code of your own, with a factory "
+            "(module=make_model) instead of an instance",
+            code="config-source",
+        )
+    settings: Any = module.config
+    config = _without(_json(settings.to_dict()))
+    arguments: dict[str, Any] = {"architecture": name, "config": config}
+    attention = getattr(settings, "_attn_implementation", None)
+    check_config(config)
+    check_config({"attn_implementation": attention}, "attention")
+    if attention is not None:
+        arguments["attention"] = attention
+    generation: Any = getattr(module, "generation_config", None)
+    if generation is not None:
+        arguments["generation"] = _without(_json(generation.to_dict()))
+        check_config(arguments["generation"], "generation")
+    return Description(pretrained, arguments)
+
+
+def _describe_adapted(module: Any) -> Description:
+    if list(module.peft_config) != [_ADAPTER]:
+        raise ConfigError(
+            f"{type(module).__name__} has the adapters {list(module.peft_config)}; one called {_ADAPTER!r} "
+            "can be saved: delete_adapter() or merge_and_unload() the others",
+            code="config-source",
+        )
+    config = module.peft_config[_ADAPTER]
+    defaults = type(config)().to_dict()
+    values = {
+        name: value
+        for name, value in config.to_dict().items()
+        if name in ("peft_type", "task_type") or value != defaults.get(name)
+    }
+    # Where the base came from, and by which peft, is not what it is.
+    for name in ("base_model_name_or_path", "auto_mapping", "peft_version", "revision"):
+        values.pop(name, None)
+    if values.get("modules_to_save"):  # peft adds the head's names each time
+        values["modules_to_save"] = sorted(set(values["modules_to_save"]))
+    adapter = _json(values)
+    check_adapter(adapter)
+    return Description(adapted, {"model": _describe_model(module.get_base_model()), "adapter": adapter})
+
+
+def _class_of(architecture: str) -> type[nn.Module]:
+    found = _find(architecture)
+    if found is None:
+        raise ConfigError(f"architecture={architecture!r:.100}: transformers has no such model")
+    return found
+
+
+def _find(name: str) -> type[nn.Module] | None:
+    """Return a class of models of ``transformers``; ``None`` if there is none of this name."""
+    transformers = need("transformers", _WHAT)
+    found: Any = getattr(transformers, name, None) if name.isidentifier() else None
+    if not isinstance(found, type) or not issubclass(found, transformers.PreTrainedModel):
+        return None
+    return found if found.__module__.startswith("transformers.models.") else None
+
+
+def _without(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in _LEFT_OUT}
+
+
+def _json(value: Any) -> Any:
+    """Return a configuration's value as JSON has it."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(name) if not isinstance(name, int) else name: _json(item) for name, item in value.items()}
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    if isinstance(value, list | tuple):
+        return [_json(item) for item in value]
+    return value
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Pass over the warnings of one of the two packages about the other's names."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield

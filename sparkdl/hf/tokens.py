@@ -1,0 +1,264 @@
+"""Texts to token numbers and back, with a fast tokeniser, as what runs in the tasks of a Spark job."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.hf.extra import need
+
+_WHAT = "HFTokenizer"
+_FILE, _SETTINGS = "tokenizer.json", "tokenizer_config.json"
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+"""What a tokeniser can make, in the order of the columns."""
+
+_NO_LIMIT = 1_000_000  # transformers writes 1e30 where there is none
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A tokeniser as the user gave it.
+
+    Attributes:
+        text: its ``tokenizer.json``.
+        pad_token: what fills texts up, if it has one.
+        inputs: those of :data:`INPUTS` that its models take.
+        max_length: the longest input of its models, if they have a limit.
+        padding_side: ``"right"`` or ``"left"``.
+    """
+
+    text: str
+    pad_token: str | None = None
+    inputs: tuple[str, ...] = INPUTS[:2]
+    max_length: int | None = None
+    padding_side: str = "right"
+
+
+def given(tokenizer: Any) -> Given:
+    """Read a tokeniser.
+
+    Args:
+        tokenizer: path of a ``tokenizer.json`` or of a folder with one, a fast tokeniser of
+            ``transformers``, or one of ``tokenizers``.
+
+    Raises:
+        ConfigError: if it is none of these, or cannot be read.
+    """
+    if isinstance(tokenizer, str | os.PathLike):
+        return _of_path(Path(tokenizer))
+    if hasattr(tokenizer, "to_str") and hasattr(tokenizer, "encode_batch"):
+        text = tokenizer.to_str()
+        return Given(text, _padding_of(json.loads(text)))
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise ConfigError(
+            f"tokenizer={tokenizer!r:.100}: expected the path of a tokenizer.json or of a folder with one, a "
+            "fast tokeniser of transformers, or a tokenizers.Tokenizer"
+        )
+    settings = {
+        "pad_token": tokenizer.pad_token,
+        "model_input_names": tokenizer.model_input_names,
+        "model_max_length": tokenizer.model_max_length,
+        "padding_side": tokenizer.padding_side,
+    }
+    return _with_settings(backend.to_str(), settings)
+
+
+def _of_path(path: Path) -> Given:
+    file = path / _FILE if path.is_dir() else path
+    try:
+        text = file.read_text(encoding="utf-8")
+        settings = file.with_name(_SETTINGS)
+        found = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
+        json.loads(text)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"tokenizer={str(path)!r}: expected a {_FILE}, or a folder with one, on the driver: {error}"
+        ) from error
+    return _with_settings(text, found)
+
+
+def _with_settings(text: str, settings: Mapping[str, Any]) -> Given:
+    pad = settings.get("pad_token")
+    pad = pad.get("content") if isinstance(pad, Mapping) else pad
+    names = settings.get("model_input_names") or INPUTS[:2]
+    limit = settings.get("model_max_length")
+    bounded = isinstance(limit, int | float) and 0 < limit < _NO_LIMIT
+    return Given(
+        text,
+        pad or _padding_of(json.loads(text)),
+        tuple(name for name in INPUTS if name in names),
+        int(limit) if bounded and limit is not None else None,
+        "left" if settings.get("padding_side") == "left" else "right",
+    )
+
+
+def _padding_of(content: Mapping[str, Any]) -> str | None:
+    """Return the padding token that a ``tokenizer.json`` names, or the added token that is called so."""
+    if isinstance(content.get("padding"), Mapping):
+        return content["padding"].get("pad_token")  # type: ignore[no-any-return]
+    added = [token.get("content") for token in content.get("added_tokens") or ()]
+    return next((token for token in ("[PAD]", "<pad>", "<|pad|>") if token in added), None)
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """Turns texts into columns of token numbers.
+
+    Attributes:
+        text: a ``tokenizer.json``.
+        outputs: those of :data:`INPUTS` to make.
+        length: most tokens of a text.
+        pad_token: fills texts up to ``length``; ``None`` to leave them as they are.
+        padding_side: where they are filled up.
+        special_tokens: whether to add those that models expect, such as ``[CLS]``.
+        pairs: whether there is a second text.
+        keep: whether null texts have null outputs, instead of being an error.
+        column: name of the column, for errors.
+    """
+
+    text: str
+    outputs: tuple[str, ...]
+    length: int
+    pad_token: str | None = None
+    padding_side: str = "right"
+    special_tokens: bool = True
+    pairs: bool = False
+    keep: bool = False
+    column: str = ""
+
+    @property
+    def arity(self) -> int:
+        """Number of columns that are passed."""
+        return 2 if self.pairs else 1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Fields of the struct that is returned."""
+        return self.outputs
+
+    def __call__(self, batches: Iterator[pa.Array | tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        """Return a struct of lists for each batch of texts.
+
+        Raises:
+            DataError: naming the row of a null text.
+        """
+        row = 0
+        for batch in batches:
+            columns = batch if isinstance(batch, tuple) else (batch,)
+            yield self._encoded(columns, row)
+            row += len(columns[0])
+
+    def tokens(self, *texts: str) -> dict[str, list[int]]:
+        """Return the numbers of one text, or of a pair."""
+        encoded = self._encoded(tuple(pa.array([text]) for text in texts), 0)[0].as_py()
+        return {name: encoded[name] for name in self.outputs}
+
+    def _encoded(self, columns: tuple[pa.Array, ...], row: int) -> pa.Array:
+        null = np.zeros(len(columns[0]), np.bool_)
+        for column in columns:
+            null |= column.is_null().to_numpy(zero_copy_only=False)
+        if null.any() and not self.keep:
+            where = _row(row + int(np.flatnonzero(null)[0]))
+            raise DataError(
+                f"column {self.column!r}, {where}: null; handleInvalid='skip' leaves such rows out, 'keep' "
+                "gives null outputs for them",
+                code="data-null",
+            )
+        texts = [column.filter(pa.array(~null)).to_pylist() for column in columns]
+        tokenizer = _tokenizer(self.text, self.length, self.pad_token, self.padding_side)
+        given: Any = list(zip(*texts, strict=True)) if self.pairs else texts[0]
+        encodings = tokenizer.encode_batch(given, add_special_tokens=self.special_tokens)
+        found = {
+            "input_ids": [encoding.ids for encoding in encodings],
+            "attention_mask": [encoding.attention_mask for encoding in encodings],
+            "token_type_ids": [encoding.type_ids for encoding in encodings],
+        }
+        fields = [_spread(found[name], null) for name in self.outputs]
+        return pa.StructArray.from_arrays(fields, self.outputs, mask=pa.array(null) if null.any() else None)
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Turns token numbers into texts.
+
+    Attributes:
+        text: a ``tokenizer.json``.
+        skip_special: whether special tokens, such as padding, are left out.
+    """
+
+    text: str
+    skip_special: bool = True
+    arity: int = 1
+    names: tuple[str, ...] = ()
+
+    def __call__(self, batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
+        """Return the texts of each batch."""
+        tokenizer = _plain_tokenizer(self.text)
+        for batch in batches:
+            rows = [None if ids is None else [int(token) for token in ids] for ids in batch.to_pylist()]
+            texts = iter(tokenizer.decode_batch([ids for ids in rows if ids is not None], self.skip_special))
+            yield pa.array([None if ids is None else next(texts) for ids in rows], pa.string())
+
+
+def token_id(text: str, token: str) -> int | None:
+    """Return a token's number, ``None`` if the tokeniser does not have it."""
+    found: int | None = _plain_tokenizer(text).token_to_id(token)
+    return found
+
+
+def check(text: str) -> None:
+    """Check that a ``tokenizer.json`` can be read.
+
+    Raises:
+        ConfigError: if it cannot.
+    """
+    _plain_tokenizer(text)
+
+
+def _spread(rows: list[list[int]], null: Any) -> pa.Array:
+    """Return lists of int32 with an empty one for each null row."""
+    if null.any():
+        several = iter(rows)
+        rows = [[] if missing else next(several) for missing in null]
+    ends = np.cumsum([0, *map(len, rows)], dtype=np.int32)
+    values = np.concatenate([np.asarray(row, np.int32) for row in rows]) if rows else np.empty(0, np.int32)
+    return pa.ListArray.from_arrays(pa.array(ends), pa.array(values.astype(np.int32, copy=False)))
+
+
+def _row(index: int) -> str:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return f"row {index} of partition {context.partitionId() if context else 0}"
+
+
+@lru_cache(maxsize=8)
+def _plain_tokenizer(text: str) -> Any:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # Spark's tasks share the cores already
+    tokenizers = need("tokenizers", _WHAT)
+    try:
+        return tokenizers.Tokenizer.from_str(text)
+    except Exception as error:  # of Rust, without a class of its own
+        raise ConfigError(f"this is no tokenizer.json: {error!s:.300}", code="config-saved") from error
+
+
+@lru_cache(maxsize=8)
+def _tokenizer(text: str, length: int, pad_token: str | None, padding_side: str) -> Any:
+    """Return this process's tokeniser with these settings, in place of those of its file."""
+    tokenizer = need("tokenizers", _WHAT).Tokenizer.from_str(_plain_tokenizer(text).to_str())
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(length)
+    if pad_token is not None:
+        number = tokenizer.token_to_id(pad_token)
+        tokenizer.enable_padding(direction=padding_side, pad_id=number, pad_token=pad_token, length=length)
+    return tokenizer

@@ -1,0 +1,181 @@
+"""Models from their class and configuration, and what a file may not ask for."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from support.hf import bert, llama, lora
+
+from sparkdl.exceptions import ConfigError
+from sparkdl.hf.heads import Embedder, Generator
+from sparkdl.hf.rebuilt import adapted, describe, pretrained
+from sparkdl.nn.saved import content
+from sparkdl.nn.saved.content import Content
+from sparkdl.nn.saved.source import ModuleSource
+from sparkdl.nn.saved.weights import write
+
+
+def gpt2() -> Any:
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=40, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=1)
+    )
+
+
+def t5() -> Any:
+    return transformers.T5ForConditionalGeneration(
+        transformers.T5Config(vocab_size=40, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2)
+    )
+
+
+def tuned(name: str, **options: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return peft.get_peft_model(llama(), getattr(peft, name)(task_type="CAUSAL_LM", **options))
+
+
+def through_a_file(module: Any) -> Any:
+    """Save and load as stages do, without Spark."""
+    info, code = content.describe(Content(module), allow_pickle=False)
+    assert code is None
+    info = json.loads(json.dumps(info))
+    return content.build(info, "test", write(module)).module
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        bert,
+        partial(bert, "MaskedLM"),
+        partial(bert, ""),
+        partial(bert, num_labels=5),
+        llama,
+        gpt2,
+        t5,
+        partial(tuned, "IA3Config"),
+        partial(tuned, "LoHaConfig", r=2, target_modules=["q_proj"]),
+        partial(tuned, "LoKrConfig", r=2, target_modules=["q_proj"]),
+        partial(tuned, "PromptTuningConfig", num_virtual_tokens=3),
+        partial(tuned, "PrefixTuningConfig", num_virtual_tokens=3),
+        lambda: lora(llama()),
+        lambda: lora(bert(), task_type="SEQ_CLS", target_modules=["query"]),
+        lambda: lora(llama(), use_dora=True, bias="all"),
+        lambda: Embedder(bert(""), normalize=True),
+        lambda: Generator(lora(llama()), 4, {"num_beams": 2}),
+    ],
+)
+def test_a_model_comes_back_without_a_pickle(make: Any) -> None:
+    module = make().eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.01)
+    back = through_a_file(module)
+    assert type(back) is type(module)
+    assert back.state_dict().keys() == module.state_dict().keys()
+    for name, value in module.state_dict().items():
+        assert torch.equal(back.state_dict()[name], value), name
+    trained = [[n for n, p in m.named_parameters() if p.requires_grad] for m in (module, back)]
+    assert trained[0] == trained[1]
+
+
+def test_a_model_from_a_folder(tmp_path: Path) -> None:
+    bert().save_pretrained(tmp_path)
+    module = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path, attn_implementation="eager"
+    )
+    back = through_a_file(module)
+    assert back.config._attn_implementation == "eager"
+    assert str(tmp_path) not in json.dumps(describe(module).arguments)  # type: ignore[union-attr]
+
+
+def test_a_change_that_the_configuration_does_not_know_is_found() -> None:
+    module = bert()
+    module.dropout.p = 0.4
+    with pytest.raises(ConfigError, match=r"dropout\.p is not what it is built with"):
+        ModuleSource.infer(module)
+
+
+class Own(transformers.BertForMaskedLM):
+    pass
+
+
+def test_a_class_of_ones_own_is_code_of_ones_own() -> None:
+    with pytest.raises(ConfigError, match="Own is no class of transformers"):
+        ModuleSource.infer(Own(bert().config))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"auto_map": {"AutoModel": "evil/repo--modeling.Net"}},
+        {"attn_implementation": "evil/kernels"},
+        {"_attn_implementation": "flash_attention_2"},
+        {"text_config": {"auto_map": {"AutoModel": "x.Y"}}},
+        {"sub_configs": [{"use_pretrained_backbone": True}]},
+        {"trust_remote_code": True},
+        {"quantization_config": {"quant_method": "custom"}},
+        {"model_type": "timm_backbone"},
+        {"model_type": "none_such"},
+        {"model_type": None},
+    ],
+)
+def test_what_a_configuration_may_not_ask_for(change: dict[str, Any]) -> None:
+    arguments = describe(bert()).arguments  # type: ignore[union-attr]
+    config = {**arguments["config"], **change}
+    with pytest.raises(ConfigError, match="may not name them|no such model"):
+        pretrained(arguments["architecture"], config)
+
+
+@pytest.mark.parametrize(
+    "name", ["AutoModel", "pipeline", "Trainer", "os", "a.b", "PreTrainedModel", "logging"]
+)
+def test_what_is_no_architecture(name: str) -> None:
+    with pytest.raises(ConfigError, match="no such model"):
+        pretrained(name, bert().config.to_dict())
+
+
+def test_other_attention_or_generation_from_a_file() -> None:
+    config = bert().config.to_dict()
+    with pytest.raises(ConfigError, match="attention.attn_implementation"):
+        pretrained("BertModel", config, attention="evil/kernels")
+    with pytest.raises(ConfigError, match="custom_generate"):
+        pretrained("BertModel", config, generation={"custom_generate": "evil/repo"})
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"megatron_config": {}}, "megatron_config"),
+        ({"megatron_core": "os"}, "megatron_core"),
+        ({"tokenizer_name_or_path": "evil/repo"}, "tokenizer_name_or_path"),
+        ({"peft_type": "XLORA"}, "peft_type='XLORA'"),
+        ({"peft_type": None}, "peft_type=None"),
+    ],
+)
+def test_what_an_adapter_may_not_ask_for(change: dict[str, Any], expected: str) -> None:
+    adapter = describe(lora(llama())).arguments["adapter"]  # type: ignore[union-attr]
+    with pytest.raises(ConfigError, match=expected):
+        adapted(llama(), {**adapter, **change})
+
+
+def test_several_adapters_cannot_be_saved() -> None:
+    model = lora(llama())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        model.add_adapter("second", peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    with pytest.raises(ConfigError, match=r"\['default', 'second'\]"):
+        describe(model)
+
+
+def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sparkdl.hf.extra import need
+
+    with pytest.raises(ConfigError, match=r"pip install 'sparkdl\[transformers\]'"):
+        need("no_such_package", "HFTokenizer")
