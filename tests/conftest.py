@@ -15,6 +15,7 @@ import pytest
 from pyspark import cloudpickle as spark_cloudpickle
 from pyspark.sql import SparkSession
 from support import forking, no_jvm
+from support.stores import store_files
 
 from sparkdl import session
 
@@ -218,15 +219,6 @@ def _check_threads(before: set[threading.Thread]) -> None:
 def _is_harmless(thread: threading.Thread) -> bool:
     """Py4J keeps a connection thread, tqdm a monitor; both serve the whole process."""
     return thread.daemon or "Monitor" in type(thread).__name__
-
-
-def store_files(folders: str | None = None) -> list[str]:
-    """List files of partition stores in folders; by default in those of the executor that runs this."""
-    found = []
-    for folder in (os.environ.get("SPARK_LOCAL_DIRS", "") if folders is None else folders).split(","):
-        found += [str(path) for path in Path(folder, "sparkdl").rglob("*.bin")]
-        found += [str(path) for path in Path(folder, "sparkdl-fits").rglob("*") if path.is_file()]
-    return found
 
 
 @pytest.fixture(autouse=True)

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import store_files
 from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql import Row
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
+from support.stores import store_files
 
 from sparkdl import Column, Dataset, frame
 from sparkdl._spark.jobs import FrameJobs
