@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from sparkdl import frame
-from sparkdl.allreduce.messages import Average, State, encode
+from sparkdl.allreduce.messages import Average, OwnedRows, State, encode
 from sparkdl.frame import Array, Buffer, Frame, Parts
 from sparkdl.held import Shared
+from sparkdl.keyed.entries import Entries, joined
 from sparkdl.optim.shard_state import cut_states
 
 Kept = list[list[bytes]]
@@ -32,6 +33,11 @@ class Snapshot:
     params: Array
     buffers: Array
     counters: Array
+
+
+def is_of_rows(data: Buffer) -> bool:
+    """Return whether a frame has rows of embedding variables."""
+    return frame.kind_of(data) == OwnedRows.kind
 
 
 def unpacked(kept: Kept) -> list[Frame]:
@@ -56,7 +62,19 @@ def cut_kept(kept: Sequence[Frame], bounds: Sequence[tuple[int, int]]) -> list[l
         whole = np.concatenate(averages)
         for frames, (start, stop) in zip(new, bounds, strict=True):
             frames.append(encode(Average(Shared(whole[start:stop]))))
+    tables = joined_rows([message for message in kept if message.meta["kind"] == OwnedRows.kind])
+    if tables:
+        for rank, frames in enumerate(new):
+            own = {name: entries.of_owner(rank, len(bounds)) for name, entries in tables.items()}
+            frames.append(encode(OwnedRows(own)))
     return new
+
+
+def joined_rows(kept: Sequence[Frame]) -> dict[str, Entries]:
+    """Return the entries of each table, from those of all its owners."""
+    owned = [OwnedRows.read(message, False) for message in kept]
+    names = dict.fromkeys(name for part in owned for name in part.tables)
+    return {name: joined([part.tables[name] for part in owned]) for name in names}
 
 
 def check_kept(kept: Sequence[Sequence[Buffer]], numel: int) -> None:
@@ -72,6 +90,9 @@ def check_kept(kept: Sequence[Sequence[Buffer]], numel: int) -> None:
     ends = {"state": 0, "average": 0}
     for message in map(frame.unpack, chain.from_iterable(kept)):
         kind = message.meta["kind"]
+        if kind == OwnedRows.kind:
+            OwnedRows.read(message, False)
+            continue
         if kind == "average":
             ends[kind] += message.arrays["params"].size
             continue
