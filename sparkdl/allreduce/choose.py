@@ -127,6 +127,12 @@ class Wanted:
                 "Spark starts: make it with sparkdl.session.builder(...), or set it in your confs",
                 code="config-cluster",
             )
+        if self.keyed and access.moves_tasks:
+            raise ConfigError(
+                f"the embedding variable {self.keyed[0]!r} needs a session with {_LOCALITY}=false, which is "
+                "read when Spark starts: make it with sparkdl.session.builder(...), or set it in your confs",
+                code="config-cluster",
+            )
         self.exchanges_directly(access, self._exchange)
 
     def choose(self, access: Access, ranks: int) -> Exchange:
@@ -148,6 +154,13 @@ class Wanted:
                 f"more than {_MOST_SHARD_BYTES >> 20} MiB; give the Dataset a larger num_partitions, or "
                 "take exchange='driver'"
             )
+        if self.keyed and self.reductions and wanted == "sharded":
+            raise ConfigError(
+                "exchange='sharded' with embedding variables needs an optimizer without sums over all "
+                "weights (not LARS, LAMB or LBFGS); take exchange='replicated'"
+            )
+        if wanted == "auto" and self.keyed and self.reductions:
+            return "replicated"
         if wanted != "auto":
             return wanted
         if access.moves_tasks or self.num_shards is not None or self.stragglers:
@@ -166,6 +179,7 @@ class Wanted:
             "exchange='driver'": self.exchange == "driver",
             "num_shards": self.num_shards is not None,
             "drop_stragglers": self.stragglers,
+            "an embedding variable": bool(self.keyed),
         }
         for option, needed in needs.items():
             if needed:

@@ -15,7 +15,7 @@ from sparkdl.access.base import Published
 from sparkdl.access.in_pieces import ChainTask
 from sparkdl.allreduce.cluster import Cluster, Shards
 from sparkdl.allreduce.directives import Step
-from sparkdl.allreduce.kept import Kept, Snapshot, joined_rows
+from sparkdl.allreduce.kept import Kept, Snapshot, joined_rows, with_rows
 from sparkdl.allreduce.outcome import Outcome, outcomes_of
 from sparkdl.allreduce.plans.base import Plan
 from sparkdl.allreduce.spreading import Spreading
@@ -264,6 +264,13 @@ class Engine:
     @contextmanager
     def published(self, snapshot: Snapshot | None, model: ModelState) -> Iterator[Published]:
         """Publish weights for a while: the given ones, or the model's own."""
+        if snapshot is None and (rows := self.rows(model)):
+            published = self._cluster.publish(with_rows(model.weights.snapshot, rows))
+            try:
+                yield published
+            finally:
+                published.release()
+            return
         if snapshot is None:
             yield model.weights.publish()
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -75,6 +75,20 @@ def joined_rows(kept: Sequence[Frame]) -> dict[str, Entries]:
     owned = [OwnedRows.read(message, False) for message in kept]
     names = dict.fromkeys(name for part in owned for name in part.tables)
     return {name: joined([part.tables[name] for part in owned]) for name in names}
+
+
+def with_rows(snapshot: Snapshot, rows: Mapping[str, Entries]) -> Parts:
+    """Return weights and rows as one frame, for tasks that evaluate them; see :func:`rows_in`."""
+    arrays = {"params": snapshot.params, "buffers": snapshot.buffers, "counters": snapshot.counters}
+    for number, entries in enumerate(rows.values()):
+        arrays |= entries.without_state().arrays(f"rows.{number}.")
+    return frame.pack({"kind": "weights", "tables": list(rows)}, arrays)
+
+
+def rows_in(weights: Frame) -> dict[str, Entries]:
+    """Return the rows in a frame of weights, by table."""
+    names = weights.meta.get("tables", [])
+    return {name: Entries.read(weights.arrays, f"rows.{n}.", {}) for n, name in enumerate(names)}
 
 
 def check_kept(kept: Sequence[Sequence[Buffer]], numel: int) -> None:

@@ -53,4 +53,4 @@ class RowOwner:
 
 def first_entries(variable: EmbeddingVariable, rank: int, ranks: int) -> Entries:
     """Return the entries of a module's own store that a rank owns."""
-    return variable.store.entries().of_owner(rank, ranks)
+    return variable.store.entries().of_owner(rank, ranks).without_state()

@@ -48,6 +48,11 @@ class Entries:
             self.scalars,
         )
 
+    def without_state(self) -> Entries:
+        """Return the entries without the optimizer's state, as if they had not been looked up lately."""
+        rows = {name: values for name, values in self.columns.items() if name == ROW}
+        return Entries(self.ids, self.counts, np.zeros_like(self.last), self.admitted, rows)
+
     def of_owner(self, rank: int, ranks: int) -> Entries:
         """Return the entries that a rank owns."""
         return self.where(owners(self.ids, ranks) == rank)

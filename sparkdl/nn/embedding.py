@@ -168,14 +168,14 @@ class EmbeddingVariable(nn.Module):
         """
         if ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool:
             raise ModelError(
-                f"an embedding variable got {ids.dtype} ids, expected integers; hash strings first, for example "
-                "with pyspark.sql.functions.xxhash64",
+                f"an embedding variable got {ids.dtype} ids, expected integers; hash strings first, for "
+                "example with pyspark.sql.functions.xxhash64",
                 code="model-output",
             )
         return (self._source or _own_rows)(self, ids.to(torch.int64))
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return the rows of ids, shape (\\*ids.shape, embedding_dim)."""
+        """Return the rows of ids: a tensor with one more dimension, of ``embedding_dim`` elements."""
         places, rows = self.select(ids)
         return functional.embedding(places, rows)
 
@@ -187,6 +187,16 @@ class EmbeddingVariable(nn.Module):
             yield
         finally:
             self._source = before
+
+    @contextmanager
+    def holding(self, entries: Entries) -> Iterator[None]:
+        """Have other rows in the store for a while."""
+        before = self.store
+        self.fill(entries)
+        try:
+            yield
+        finally:
+            self.store = before
 
     def fill(self, entries: Entries) -> None:
         """Replace all rows of the store."""
@@ -271,6 +281,23 @@ class EmbeddingBagVariable(nn.Module):
     def extra_repr(self) -> str:
         """Describe the bag."""
         return f"mode={self.mode!r}"
+
+
+def row_names(module: nn.Module) -> frozenset[str]:
+    """Return the names in a ``state_dict`` of the rows of embedding variables, of which any number fits."""
+    return frozenset(
+        f"{name}.{own}" if name else own
+        for name, part in module.named_modules(remove_duplicate=False)
+        if isinstance(part, EmbeddingVariable)
+        for own in EmbeddingVariable.KEPT
+    )
+
+
+def fill(module: nn.Module, rows: Mapping[str, Entries]) -> None:
+    """Give the embedding variables of a module the rows that were trained."""
+    variables = embedding_variables(module)
+    for name, entries in rows.items():
+        variables[name].fill(entries.without_state())
 
 
 def embedding_variables(module: nn.Module) -> dict[str, EmbeddingVariable]:

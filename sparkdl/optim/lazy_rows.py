@@ -1,4 +1,4 @@
-"""The optimizer's state of rows that begin: of rows of embedding variables, which come one after the other."""
+"""Optimizers of rows that come one after the other, as in embedding variables: the state of new rows."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def check_lazy(spec: OptimizerSpec, group: int, name: str) -> None:
     known = "torch.optim.SparseAdam, Adagrad or SGD, or sparkdl.optim.AdagradDecay or Ftrl"
     if cls not in LAZY:
         raise ConfigError(
-            f"optimizer: {cls.__name__} changes rows without a gradient, and the rows of the embedding variable "
-            f"{name!r} are too many for that: give it {known}, as in optimizer={{'{name}.*': "
+            f"optimizer: {cls.__name__} changes rows without a gradient, and the embedding variable {name!r} "
+            f"has too many for that: give it {known}, as in optimizer={{'{name}.*': "
             "partial(torch.optim.SparseAdam, lr=1e-3), '*': ...}"
         )
     spoilt = [option for option in _SPOILERS if options.get(option)]
     if spoilt:
         raise ConfigError(
-            f"optimizer: {spoilt[0]}={options[spoilt[0]]!r} changes rows without a gradient, and the rows of the "
-            f"embedding variable {name!r} are too many for that: leave it out, or give the variable an optimizer "
-            "of its own"
+            f"optimizer: {spoilt[0]}={options[spoilt[0]]!r} changes rows without a gradient, and the "
+            f"embedding variable {name!r} has too many for that: leave it out, or give the variable an "
+            "optimizer of its own"
         )
     if spec.group_penalties[group]:
         raise ConfigError(f"groups: the embedding variable {name!r} cannot have penalties (l1, l2)")

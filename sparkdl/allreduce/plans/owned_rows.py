@@ -1,9 +1,9 @@
 """The rows that a rank owns, from phase to phase: in this process's memory, with files for other processes.
 
-A group takes each owner through a chain of changes. Its first one counts the look-ups of the first step, and
-each further one applies the gradients of a step and counts the look-ups of the next. As with the model of the
-replicated plan, the executor keeps the state at the group's start as a file, and the changes since, from which
-another process of this executor gets to any point of the group.
+A group takes each owner through a chain of changes. The first one counts the look-ups of the first step;
+each further one applies the gradients of a step, and counts the look-ups of the next. As with the model of
+the replicated plan, the executor keeps the state at the group's start as a file, and the changes since, from
+which another process of this executor gets to any point of the group.
 """
 
 from __future__ import annotations

@@ -38,7 +38,6 @@ from sparkdl.allreduce.plans.base import (
     Send,
     Stay,
     ToAll,
-    ToDriver,
     ToOthers,
     ToRank,
     ToSelf,
@@ -313,12 +312,14 @@ def _gradients(
 def _beside(
     me: Participant, sends: Iterator[Send], beside: Mapping[int, Sequence[Message]]
 ) -> Iterator[Send]:
-    """Send messages, and others to ranks together with the longer of those."""
+    """Send messages, and others to ranks together with those: one for each rank."""
     for_rank: defaultdict[int, list[Message]] = defaultdict(list)
+    own: list[ToSelf] = []
     for send in sends:
-        if isinstance(send, ToSelf | ToDriver | Stay) or isinstance(send.message, Report):
-            yield send
+        if isinstance(send, ToSelf):
+            own.append(send)
             continue
+        assert isinstance(send, ToRank | ToAll | ToOthers)
         ranks = [send.rank] if isinstance(send, ToRank) else range(me.ranks)
         for rank in ranks:
             if not isinstance(send, ToOthers) or rank != me.rank:
@@ -327,6 +328,7 @@ def _beside(
         for_rank[rank] += more
     for rank in sorted(for_rank):
         yield ToRank(rank, together(for_rank[rank]))
+    yield from own
 
 
 def _of(send: Send) -> Sequence[Message]:
