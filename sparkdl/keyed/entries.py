@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from sparkdl.frame import Array
 from sparkdl.keyed.mix import Ids, owners
 
+_OWN = ("ids", "counts", "last", "admitted")
+
 ROW = "row"
 """Name of the column that has the rows themselves; others are the optimizer's state."""
 
@@ -82,22 +84,15 @@ class Entries:
         """Read what :meth:`arrays` returned."""
         column = f"{prefix}column."
         columns = {name.removeprefix(column): a for name, a in arrays.items() if name.startswith(column)}
-        own = (arrays[f"{prefix}{name}"] for name in ("ids", "counts", "last", "admitted"))
-        return cls(*own, columns, scalars)
+        ids, counts, last, admitted = (arrays[f"{prefix}{name}"] for name in _OWN)
+        return cls(ids, counts, last, admitted, columns, scalars)
 
 
 def joined(parts: Sequence[Entries]) -> Entries:
     """Return the entries of several parts of a table, in the order of their ids."""
     names = dict.fromkeys(name for part in parts for name in part.columns)
-    first = parts[0]
-    return Entries(
-        *(
-            np.concatenate([getattr(part, name) for part in parts])
-            for name in ("ids", "counts", "last", "admitted")
-        ),
-        {
-            name: np.concatenate([part.columns[name] for part in parts if name in part.columns])
-            for name in names
-        },
-        first.scalars,
-    ).sorted()
+    ids, counts, last, admitted = (np.concatenate([getattr(part, name) for part in parts]) for name in _OWN)
+    columns = {
+        name: np.concatenate([part.columns[name] for part in parts if name in part.columns]) for name in names
+    }
+    return Entries(ids, counts, last, admitted, columns, parts[0].scalars).sorted()

@@ -46,4 +46,5 @@ def initial_rows(
     words = mix(start[:, None] + columns[None, :]).view(np.uint16).reshape(len(ids), width, _WORDS)
     centred = words.sum(-1, dtype=np.int64) - _WORDS * _LARGEST // 2
     unit = np.sqrt(_WORDS * (2.0**32 - 1) / 12)
-    return (centred * (std / unit)).astype(dtype)
+    rows: NDArray[np.floating] = (centred * (std / unit)).astype(dtype)
+    return rows
