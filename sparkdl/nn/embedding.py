@@ -122,7 +122,7 @@ class EmbeddingVariable(nn.Module):
         ConfigError: if an argument cannot work.
     """
 
-    KEPT: ClassVar[tuple[str, ...]] = ("ids", "rows", "seed")
+    SAVED: ClassVar[tuple[str, ...]] = ("ids", "rows", "seed")
     """Names of the rows' entries in a ``state_dict``; their number of rows may change."""
 
     def __init__(
@@ -217,7 +217,7 @@ class EmbeddingVariable(nn.Module):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *arguments: Any) -> None:
         _, strict, missing, _, errors = arguments
-        found = {name: state_dict.pop(f"{prefix}{name}", None) for name in self.KEPT}
+        found = {name: state_dict.pop(f"{prefix}{name}", None) for name in self.SAVED}
         super()._load_from_state_dict(state_dict, prefix, *arguments)
         state_dict |= {f"{prefix}{name}": value for name, value in found.items() if value is not None}
         if any(value is None for value in found.values()):
@@ -230,7 +230,7 @@ class EmbeddingVariable(nn.Module):
 
     def _take_over(self, found: Mapping[str, Tensor]) -> str:
         """Read the rows of a ``state_dict``; return what is wrong with them."""
-        ids, rows, seed = (found[name].detach().cpu() for name in self.KEPT)
+        ids, rows, seed = (found[name].detach().cpu() for name in self.SAVED)
         rule = self.store.rule
         if ids.dtype != torch.int64 or ids.dim() != 1 or len(torch.unique(ids)) != len(ids):
             return f"ids: found shape {tuple(ids.shape)} of {ids.dtype}, expected distinct integers"
@@ -289,7 +289,7 @@ def row_names(module: nn.Module) -> frozenset[str]:
         f"{name}.{own}" if name else own
         for name, part in module.named_modules(remove_duplicate=False)
         if isinstance(part, EmbeddingVariable)
-        for own in EmbeddingVariable.KEPT
+        for own in EmbeddingVariable.SAVED
     )
 
 

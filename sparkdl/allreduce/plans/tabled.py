@@ -46,6 +46,7 @@ from sparkdl.allreduce.plans.owned_rows import Point
 from sparkdl.compute import lookup
 from sparkdl.compute.forward_backward import ForwardBackward
 from sparkdl.compute.lookup import Asked, Found, RowGradient
+from sparkdl.compute.row_owner import RowOwner
 from sparkdl.compute.start import Start
 from sparkdl.frame import Array, Packed
 from sparkdl.keyed.mix import owners
@@ -262,9 +263,7 @@ class _Finish:
         yield Stay(owned)
 
 
-def _advance(
-    me: Participant, inbox: Inbox, point: Point, directives: Directives | None
-) -> owned_rows.RowOwner:
+def _advance(me: Participant, inbox: Inbox, point: Point, directives: Directives | None) -> RowOwner:
     """Return this rank's rows at a point, to which what has arrived leads."""
     if directives is None and point.done:
         return owned_rows.bring(me, point)
