@@ -151,11 +151,16 @@ class EmbeddingVariable(nn.Module):
             isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 63
         ):
             raise ConfigError(f"seed={seed!r}: expected an integer from 0 to 2**63 - 1, or None")
+        given = seed
         if seed is None:
             seed = int(torch.randint(0, 1 << 62, (), device="cpu"))
         rule = TableRule(
             embedding_dim, _DTYPES[dtype], seed, float(std), min_count, max_age, float(min_norm), evict_every
         )
+        # Under these names a description of the module finds them.
+        self.embedding_dim, self.seed, self.std, self.dtype = embedding_dim, given, std, dtype
+        self.min_count, self.max_age = min_count, max_age
+        self.min_norm, self.evict_every = min_norm, evict_every
         self.weight = nn.Parameter(torch.zeros(1, embedding_dim, dtype=dtype))
         self.store = KeyedTable(rule)
         self._source: Source | None = None
@@ -251,7 +256,13 @@ class EmbeddingBagVariable(nn.Module):
     Args:
         embedding_dim: elements of a row.
         mode: ``"mean"``, ``"sum"`` or ``"max"`` of the rows of each bag.
-        **options: of :class:`EmbeddingVariable`.
+        seed: see :class:`EmbeddingVariable`, also for the others.
+        std: standard deviation of first rows.
+        min_count: look-ups after which an id gets a row.
+        max_age: iterations without a look-up after which an id is forgotten.
+        min_norm: ids whose row has a smaller Euclidean norm are forgotten.
+        evict_every: iterations from one look for such ids to the next.
+        dtype: ``torch.float32`` or ``torch.float64``.
 
     Attributes:
         table: the rows.
@@ -261,12 +272,37 @@ class EmbeddingBagVariable(nn.Module):
         ConfigError: if an argument cannot work.
     """
 
-    def __init__(self, embedding_dim: int, mode: Mode = "mean", **options: Any) -> None:
+    def __init__(
+        self,
+        embedding_dim: int,
+        mode: Mode = "mean",
+        *,
+        seed: int | None = None,
+        std: float = 0.05,
+        min_count: int = 1,
+        max_age: int | None = None,
+        min_norm: float = 0.0,
+        evict_every: int = 1000,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         super().__init__()
         if mode not in ("mean", "sum", "max"):
             raise ConfigError(f"mode={mode!r}: expected 'mean', 'sum' or 'max'")
-        self.table = EmbeddingVariable(embedding_dim, **options)
+        self.table = EmbeddingVariable(
+            embedding_dim,
+            seed=seed,
+            std=std,
+            min_count=min_count,
+            max_age=max_age,
+            min_norm=min_norm,
+            evict_every=evict_every,
+            dtype=dtype,
+        )
         self.mode = mode
+        # Under these names a description of the module finds them.
+        self.embedding_dim, self.seed, self.std, self.dtype = embedding_dim, seed, std, dtype
+        self.min_count, self.max_age = min_count, max_age
+        self.min_norm, self.evict_every = min_norm, evict_every
 
     def forward(self, ids: Tensor, offsets: Tensor | None = None) -> Tensor:
         """Return a row for each bag.

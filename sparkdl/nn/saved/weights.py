@@ -88,6 +88,8 @@ def write(module: nn.Module, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
     yield Chunk(0, header)
     position = len(header)
     for tensor in kept.values():
+        if not tensor.numel():  # may have strides of which no bytes can be viewed
+            continue
         plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         flat = plain.reshape(-1).view(torch.uint8)
         for start in range(0, flat.numel(), chunk_bytes):
