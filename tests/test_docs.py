@@ -72,6 +72,11 @@ def test_recovery_guide(namespace: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_recommenders_guide(namespace: dict[str, Any]) -> None:
+    run_page("docs/recommenders.md", namespace)
+
+
+@pytest.mark.slow
 def test_spark_ml_guide(namespace: dict[str, Any], tmp_path: Path) -> None:
     for package in ("sklearn", "PIL", "matplotlib"):
         pytest.importorskip(package)

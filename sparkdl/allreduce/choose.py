@@ -12,6 +12,7 @@ from sparkdl.allreduce.plans.base import LONGEST_GROUP, Plan
 from sparkdl.allreduce.plans.driver import ThroughDriver, count_shards
 from sparkdl.allreduce.plans.replicated import Replicated
 from sparkdl.allreduce.plans.sharded import Sharded
+from sparkdl.allreduce.plans.tabled import Tabled
 from sparkdl.allreduce.transport.base import Transport
 from sparkdl.allreduce.transport.direct.task import Circle
 from sparkdl.allreduce.transport.direct.transport import DirectTransport
@@ -81,6 +82,7 @@ class Wanted:
         num_shards: number of parameter-sync tasks; ``None`` to choose it.
         stragglers: whether slow tasks may leave rows out.
         transport: how messages are to travel within a group.
+        keyed: names of embedding variables.
     """
 
     exchange: Exchange
@@ -93,6 +95,7 @@ class Wanted:
     num_shards: int | None
     stragglers: bool
     transport: TransportName = "auto"
+    keyed: tuple[str, ...] = ()
 
     @property
     def suits_rows(self) -> bool:
@@ -124,6 +127,12 @@ class Wanted:
                 "Spark starts: make it with sparkdl.session.builder(...), or set it in your confs",
                 code="config-cluster",
             )
+        if self.keyed and access.moves_tasks:
+            raise ConfigError(
+                f"the embedding variable {self.keyed[0]!r} needs a session with {_LOCALITY}=false, which is "
+                "read when Spark starts: make it with sparkdl.session.builder(...), or set it in your confs",
+                code="config-cluster",
+            )
         self.exchanges_directly(access, self._exchange)
 
     def choose(self, access: Access, ranks: int) -> Exchange:
@@ -145,6 +154,13 @@ class Wanted:
                 f"more than {_MOST_SHARD_BYTES >> 20} MiB; give the Dataset a larger num_partitions, or "
                 "take exchange='driver'"
             )
+        if self.keyed and self.reductions and wanted == "sharded":
+            raise ConfigError(
+                "exchange='sharded' with embedding variables needs an optimizer without sums over all "
+                "weights (not LARS, LAMB or LBFGS); take exchange='replicated'"
+            )
+        if wanted == "auto" and self.keyed and self.reductions:
+            return "replicated"
         if wanted != "auto":
             return wanted
         if access.moves_tasks or self.num_shards is not None or self.stragglers:
@@ -163,6 +179,7 @@ class Wanted:
             "exchange='driver'": self.exchange == "driver",
             "num_shards": self.num_shards is not None,
             "drop_stragglers": self.stragglers,
+            "an embedding variable": bool(self.keyed),
         }
         for option, needed in needs.items():
             if needed:
@@ -210,6 +227,11 @@ class Wanted:
             directly: whether tasks exchange among themselves: steps are so short that a job's fixed cost, a
                 tenth of a second, shows in a second of them.
         """
+        plan = self._dense_plan(exchange, ranks, changes, directly=directly)
+        return Tabled(dense=plan) if self.keyed else plan
+
+    def _dense_plan(self, exchange: Exchange, ranks: int, changes: int, *, directly: bool) -> Plan:
+        """Return the plan of all weights."""
         layout = self.layout
         # Averaged buffers are kept by the driver, which sees those of a group's last iteration only.
         longest = 1 if self.averaging and layout.buffers else LONGEST_GROUP

@@ -36,6 +36,10 @@ class Shards(Protocol):
         """Fetch the weights."""
         ...
 
+    def rows(self, kept: Any) -> list[Frame]:
+        """Fetch the rows of embedding variables, shard by shard."""
+        ...
+
     def run(self, kept: Any, task: ChainTask, doing: str) -> list[Frame]:
         """Run a task over the state of each shard, and return the frames that it yields."""
         ...

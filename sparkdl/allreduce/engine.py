@@ -15,7 +15,7 @@ from sparkdl.access.base import Published
 from sparkdl.access.in_pieces import ChainTask
 from sparkdl.allreduce.cluster import Cluster, Shards
 from sparkdl.allreduce.directives import Step
-from sparkdl.allreduce.kept import Kept, Snapshot
+from sparkdl.allreduce.kept import Kept, Snapshot, joined_rows, with_rows
 from sparkdl.allreduce.outcome import Outcome, outcomes_of
 from sparkdl.allreduce.plans.base import Plan
 from sparkdl.allreduce.spreading import Spreading
@@ -28,6 +28,7 @@ from sparkdl.compute.worker import FitRef
 from sparkdl.data.built import MAX_REBUILDS, Store
 from sparkdl.exceptions import DataError, ModelError, TaskError
 from sparkdl.frame import Array, Frame
+from sparkdl.keyed.entries import Entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +264,13 @@ class Engine:
     @contextmanager
     def published(self, snapshot: Snapshot | None, model: ModelState) -> Iterator[Published]:
         """Publish weights for a while: the given ones, or the model's own."""
+        if snapshot is None and (rows := self.rows(model)):
+            published = self._cluster.publish(with_rows(model.weights.snapshot, rows))
+            try:
+                yield published
+            finally:
+                published.release()
+            return
         if snapshot is None:
             yield model.weights.publish()
             return
@@ -288,6 +296,16 @@ class Engine:
             TaskError: if it cannot be read.
         """
         return self._persisted.fetch(model.kept)
+
+    def rows(self, model: ModelState) -> dict[str, Entries]:
+        """Fetch the rows of embedding variables, with the optimizer's state; none before the first iteration.
+
+        Raises:
+            TaskError: if they cannot be read.
+        """
+        if model.kept is None or not self._plan.keeps_rows:
+            return {}
+        return joined_rows(self._persisted.rows(model.kept))
 
     def run_on_kept(self, model: ModelState, task: ChainTask, doing: str) -> list[Frame]:
         """Run a task over the state of each shard, and return the frames that it yields.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from sparkdl import frame
-from sparkdl.allreduce.messages import Average, State, encode
+from sparkdl.allreduce.messages import Average, OwnedRows, State, encode
 from sparkdl.frame import Array, Buffer, Frame, Parts
 from sparkdl.held import Shared
+from sparkdl.keyed.entries import Entries, joined
 from sparkdl.optim.shard_state import cut_states
 
 Kept = list[list[bytes]]
@@ -32,6 +33,11 @@ class Snapshot:
     params: Array
     buffers: Array
     counters: Array
+
+
+def is_of_rows(data: Buffer) -> bool:
+    """Return whether a frame has rows of embedding variables."""
+    return frame.kind_of(data) == OwnedRows.kind
 
 
 def unpacked(kept: Kept) -> list[Frame]:
@@ -56,7 +62,33 @@ def cut_kept(kept: Sequence[Frame], bounds: Sequence[tuple[int, int]]) -> list[l
         whole = np.concatenate(averages)
         for frames, (start, stop) in zip(new, bounds, strict=True):
             frames.append(encode(Average(Shared(whole[start:stop]))))
+    tables = joined_rows([message for message in kept if message.meta["kind"] == OwnedRows.kind])
+    if tables:
+        for rank, frames in enumerate(new):
+            own = {name: entries.of_owner(rank, len(bounds)) for name, entries in tables.items()}
+            frames.append(encode(OwnedRows(own)))
     return new
+
+
+def joined_rows(kept: Sequence[Frame]) -> dict[str, Entries]:
+    """Return the entries of each table, from those of all its owners."""
+    owned = [OwnedRows.read(message, False) for message in kept]
+    names = dict.fromkeys(name for part in owned for name in part.tables)
+    return {name: joined([part.tables[name] for part in owned]) for name in names}
+
+
+def with_rows(snapshot: Snapshot, rows: Mapping[str, Entries]) -> Parts:
+    """Return weights and rows as one frame, for tasks that evaluate them; see :func:`rows_in`."""
+    arrays = {"params": snapshot.params, "buffers": snapshot.buffers, "counters": snapshot.counters}
+    for number, entries in enumerate(rows.values()):
+        arrays |= entries.without_state().arrays(f"rows.{number}.")
+    return frame.pack({"kind": "weights", "tables": list(rows)}, arrays)
+
+
+def rows_in(weights: Frame) -> dict[str, Entries]:
+    """Return the rows in a frame of weights, by table."""
+    names = weights.meta.get("tables", [])
+    return {name: Entries.read(weights.arrays, f"rows.{n}.", {}) for n, name in enumerate(names)}
 
 
 def check_kept(kept: Sequence[Sequence[Buffer]], numel: int) -> None:
@@ -72,6 +104,9 @@ def check_kept(kept: Sequence[Sequence[Buffer]], numel: int) -> None:
     ends = {"state": 0, "average": 0}
     for message in map(frame.unpack, chain.from_iterable(kept)):
         kind = message.meta["kind"]
+        if kind == OwnedRows.kind:
+            OwnedRows.read(message, False)
+            continue
         if kind == "average":
             ends[kind] += message.arrays["params"].size
             continue

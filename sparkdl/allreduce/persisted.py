@@ -17,7 +17,7 @@ from sparkdl.access import base
 from sparkdl.access.base import Access
 from sparkdl.access.in_pieces import MORE, ChainTask, InPieces, InRounds
 from sparkdl.allreduce.kept import Kept
-from sparkdl.allreduce.messages import Average, Master
+from sparkdl.allreduce.messages import Average, Master, OwnedRows
 from sparkdl.frame import Array, Buffer, Frame
 from sparkdl.pieces import PIECE_BYTES, cut, joined, joined_by_source
 
@@ -72,6 +72,15 @@ class PersistedShards:
         found = self._vector(kept, Master.kind, "fetch the weights")
         assert found is not None
         return found
+
+    def rows(self, kept: base.Kept) -> list[Frame]:
+        """Fetch the rows of embedding variables, shard by shard.
+
+        Raises:
+            TaskError: if they cannot be read.
+        """
+        found = self._collect(kept, partial(eq, OwnedRows.kind), "fetch the rows of embedding variables")
+        return [frame.unpack(data) for _, data in found]
 
     def run(self, kept: base.Kept, task: ChainTask, doing: str) -> list[Frame]:
         """Run a task over the state of each shard, and return the frames that it yields.

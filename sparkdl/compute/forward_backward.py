@@ -123,19 +123,9 @@ class ForwardBackward:
         """
         spec, partition = worker.spec, token.partition
         self._check(token)
-        try:
-            rows = self.place.rows(token, spec)
-            columns = store.read_rows(token, rows) if len(rows) else {}
-        except store.PartitionMissingError:
-            raise ProblemError(MissingPartition(self.iteration, partition)) from None
+        rows, columns, batches = self.batches(worker, token)
         if not len(rows):
             return Contribution(BatchLoss(0.0, 0.0, 0, {}), other=self.manifest.has_other_values(token))
-        seeding.seed_task(spec.seed, self.place.epoch, self.iteration, partition)
-        made = (
-            make_batch(part, spec.features, spec.label, spec.weighted, spec.transform, spec.collate)
-            for part in self._parts(columns, len(rows))
-        )
-        batches = [replace(b, epoch=self.place.epoch, iteration=self.iteration) for b in made]
         clock.lap("data")
         current = weights()
         replica = worker.replica
@@ -162,6 +152,32 @@ class ForwardBackward:
         other = self.manifest.has_other_values(token)
         own = gradient if result.weight > 0 else None
         return Contribution(result, own, changed, before, kept, lost, other)
+
+    def batches(
+        self, worker: Worker, token: store.Token
+    ) -> tuple[Array, Mapping[str, Array], Sequence[Batch]]:
+        """Return the iteration's rows: their numbers, their columns, and their batches, one for each step.
+
+        Random numbers begin anew, for those of the transform.
+
+        Raises:
+            ProblemError: if the partition's files are missing.
+        """
+        spec, partition = worker.spec, token.partition
+        try:
+            rows = self.place.rows(token, spec)
+            columns = store.read_rows(token, rows) if len(rows) else {}
+        except store.PartitionMissingError:
+            raise ProblemError(MissingPartition(self.iteration, partition)) from None
+        if not len(rows):
+            return rows, columns, []
+        seeding.seed_task(spec.seed, self.place.epoch, self.iteration, partition)
+        made = (
+            make_batch(part, spec.features, spec.label, spec.weighted, spec.transform, spec.collate)
+            for part in self._parts(columns, len(rows))
+        )
+        batches = [replace(b, epoch=self.place.epoch, iteration=self.iteration) for b in made]
+        return rows, columns, batches
 
     def _check(self, token: store.Token) -> None:
         """Check that the partition has the rows of its first build."""

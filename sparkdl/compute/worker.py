@@ -20,6 +20,7 @@ from sparkdl.compute.live_model import LiveModel
 from sparkdl.compute.local_store import LocalStore, fit_folder
 from sparkdl.compute.memory import exempt_objects, keep_freed_memory, trim_memory
 from sparkdl.compute.partition_state import FOLDER
+from sparkdl.compute.row_owner import RowOwner
 from sparkdl.compute.spec import FitSpec
 from sparkdl.nn import serialize
 from sparkdl.nn.flat import FlatModule
@@ -33,22 +34,31 @@ class Worker:
         read_spec: reads the fixed part; each call gives a module of its own.
         files: what tasks leave on this executor for later ones.
         partition_files: what partitions keep for their own next iteration.
+        row_files: what owners of rows keep for other processes.
 
     Attributes:
         spec: the fixed part.
         live: the whole model, where every process updates all of it.
+        owners: by number and count of ranks, the rows of embedding variables that a rank owns.
         files: as given.
         partition_files: as given.
+        row_files: as given.
     """
 
     def __init__(
-        self, read_spec: Callable[[], FitSpec], files: LocalStore, partition_files: LocalStore
+        self,
+        read_spec: Callable[[], FitSpec],
+        files: LocalStore,
+        partition_files: LocalStore,
+        row_files: LocalStore,
     ) -> None:
         self.spec = spec = read_spec()
         self._another_spec = read_spec
         self.live: LiveModel | None = None
+        self.owners: dict[tuple[int, int], RowOwner] = {}
         self.files = files
         self.partition_files = partition_files
+        self.row_files = row_files
         self._tasks = 0
         self._replicas: dict[str, FlatModule] = {}
         torch.set_num_threads(spec.threads)
@@ -85,6 +95,7 @@ class Worker:
         """Delete what tasks have left on this executor."""
         self.files.delete()
         self.partition_files.delete()
+        self.row_files.delete()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +140,7 @@ def forget_fit(fit_id: str) -> None:
         exempt_objects()
 
 
-def stores_in(folder: str, *, in_memory: bool = False) -> tuple[LocalStore, LocalStore]:
+def stores_in(folder: str, *, in_memory: bool = False) -> tuple[LocalStore, LocalStore, LocalStore]:
     """Return what keeps a fit's frames on an executor.
 
     Args:
@@ -137,14 +148,16 @@ def stores_in(folder: str, *, in_memory: bool = False) -> tuple[LocalStore, Loca
         in_memory: whether this process runs all tasks of the executor.
 
     Returns:
-        What tasks leave for later ones, and what partitions keep for their own next iteration: that is never
-        in memory, for it should outlive the process.
+        What tasks leave for later ones; what partitions keep for their own next iteration, which is never in
+        memory, for it should outlive the process; and rows of embedding variables, which processes have in
+        memory in another form.
     """
     model = LocalStore(f"{folder}/model", in_memory=in_memory)
-    return model, LocalStore(f"{folder}/{FOLDER}", in_memory=False)
+    partitions = LocalStore(f"{folder}/{FOLDER}", in_memory=False)
+    return model, partitions, LocalStore(f"{folder}/{ROWS}", in_memory=False)
 
 
-def _stores(fit_id: str) -> tuple[LocalStore, LocalStore]:
+def _stores(fit_id: str) -> tuple[LocalStore, LocalStore, LocalStore]:
     """Return a fit's frames, which stay if other fits take this process's memory for their modules."""
     if fit_id not in _files:
         while len(_files) >= _MAX_STORES:
@@ -154,7 +167,8 @@ def _stores(fit_id: str) -> tuple[LocalStore, LocalStore]:
 
 
 _workers: OrderedDict[str, Worker] = OrderedDict()
-_files: OrderedDict[str, tuple[LocalStore, LocalStore]] = OrderedDict()
+_files: OrderedDict[str, tuple[LocalStore, LocalStore, LocalStore]] = OrderedDict()
+ROWS = "rows"
 _MAX_STORES = 16
 _TASKS_UNTIL_SETTLED = 6
 _TASKS_UNTIL_TRIMMED = 64

@@ -11,6 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sparkdl.nn.embedding import EmbeddingBagVariable as EmbeddingBagVariable
+    from sparkdl.nn.embedding import EmbeddingVariable as EmbeddingVariable
     from sparkdl.nn.models.anomaly import AnomalyDetector as AnomalyDetector
     from sparkdl.nn.models.autoencoder import Autoencoder as Autoencoder
     from sparkdl.nn.models.autoencoder import ConvAutoencoder as ConvAutoencoder
@@ -44,6 +46,8 @@ _HOME = {
     "ConvLSTM": "sparkdl.nn.models.convlstm",
     "DLRM": "sparkdl.nn.models.dlrm",
     "DeepFM": "sparkdl.nn.models.deepfm",
+    "EmbeddingBagVariable": "sparkdl.nn.embedding",
+    "EmbeddingVariable": "sparkdl.nn.embedding",
     "GRU4Rec": "sparkdl.nn.models.gru4rec",
     "GoogLeNet": "sparkdl.nn.models.inception",
     "InterpretableNBeats": "sparkdl.nn.models.nbeats",
@@ -77,6 +81,8 @@ __all__ = [
     "ConvAutoencoder",
     "ConvLSTM",
     "DeepFM",
+    "EmbeddingBagVariable",
+    "EmbeddingVariable",
     "GRU4Rec",
     "GoogLeNet",
     "InterpretableNBeats",

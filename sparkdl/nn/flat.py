@@ -177,6 +177,10 @@ class FlatModule:
             np.concatenate(of_shards, out=self._host_params.numpy())
         if self._host_params is not self.params:
             self.params.copy_(self._host_params)
+        self.load_buffers(buffers, counters)
+
+    def load_buffers(self, buffers: Array, counters: Array) -> None:
+        """Copy buffers in; the arrays may be read-only."""
         self._buffers.load(buffers)
         self._counters.load(counters)
 

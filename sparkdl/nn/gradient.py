@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -159,6 +160,22 @@ def _no_gradient(replica: FlatModule) -> ModelError:
         names = ", ".join(repr(name) for name in frozen[:3]) + (", ..." if len(frozen) > 3 else "")
         message += f". {len(frozen)} of {len(replica.layout.params)} parameters are frozen now: {names}"
     return ModelError(message, code="model-gradient")
+
+
+def try_forward(
+    replica: FlatModule, batch: Batch, objective: Objective, micro_batch_size: int | None
+) -> None:
+    """Run forward passes of a batch in training mode, for what they ask of others; errors do not matter.
+
+    The same forward passes run again with what was asked for, and raise then.
+    """
+    size = min(micro_batch_size or batch.rows, batch.rows)
+    with torch.no_grad():
+        for start in range(0, batch.rows, size):
+            length = min(size, batch.rows - start)
+            part = batch.narrow(start, length) if length < batch.rows else batch
+            with suppress(Exception), replica.computing():
+                objective(replica.module, replica.prepare(part))
 
 
 def _weights(batch: Batch, size: int) -> list[float]:

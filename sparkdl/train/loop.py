@@ -13,6 +13,7 @@ from sparkdl.allreduce.kept import Snapshot
 from sparkdl.allreduce.outcome import Outcome
 from sparkdl.allreduce.state import ModelState
 from sparkdl.exceptions import DataError, TaskError
+from sparkdl.keyed.entries import Entries
 from sparkdl.train.ahead import Ahead
 from sparkdl.train.checkpoint.resume import ResumePoint
 from sparkdl.train.checkpoint.shard_files import WriteShard
@@ -315,6 +316,11 @@ class Loop:
         """Return the weights as the last iteration left them."""
         self._ahead.settle()
         return self._recovery.snapshot()
+
+    def rows(self) -> dict[str, Entries]:
+        """Return the rows of embedding variables as the last iteration left them."""
+        self._ahead.settle()
+        return self._recovery.rows()
 
     def averaged(self) -> Snapshot:
         """Return the averaged weights, or the current ones as long as nothing was averaged."""

@@ -32,6 +32,7 @@ from sparkdl.optim.rule import UpdateRule
 from sparkdl.optim.spec import Optimizers
 from sparkdl.train.checkpoint.setting import setting_of
 from sparkdl.train.config import TrainConfig
+from sparkdl.train.keyed import check_keyed, rules_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,7 @@ class Recipe:
         inner: the update of local steps, ``None`` without them.
         tables: tables of which rows alone have a gradient, and whose optimizer leaves the others as they are.
         scanned: tables whose rows of zeros need not be sent.
+        keyed: names of embedding variables.
     """
 
     module: nn.Module
@@ -65,6 +67,7 @@ class Recipe:
     inner: InnerRule | None
     tables: tuple[int, ...]
     scanned: tuple[int, ...]
+    keyed: tuple[str, ...]
 
     @classmethod
     def of(
@@ -81,6 +84,7 @@ class Recipe:
         with _trainable(module, unfreezes) as frozen:
             spec, group_of = optimizer_spec(optimizer, module, config.groups)
             layout = layout_of(module, group_of)
+            keyed = check_keyed(module, layout, spec, config)
             sparse, dense = sparse_tables(module), dense_tables(module)
         rule, stateful, inner = UpdateRule(spec, config.clip), check_shardable(spec), None
         if config.local is not None:  # the optimizer is that of the partitions, and the shards' an outer one
@@ -103,6 +107,7 @@ class Recipe:
             inner=inner,
             tables=tuple(i for i in sparse if layout.params[i].group in lazy),
             scanned=tuple(i for i in dense if layout.params[i].group not in by_element),
+            keyed=keyed,
         )
 
     @property
@@ -167,6 +172,7 @@ class Recipe:
             num_shards=config.num_shards,
             stragglers=config.drop_stragglers is not None,
             transport=config.transport,
+            keyed=self.keyed,
         )
 
     def setting(self, rows: Sequence[int]) -> dict[str, Any]:
@@ -175,8 +181,8 @@ class Recipe:
         Args:
             rows: of each partition.
         """
-        config = self.config
-        return setting_of(
+        config, tables = self.config, rules_of(self.module)
+        setting = setting_of(
             self.layout,
             rows,
             batch_size=config.batch_size,
@@ -186,6 +192,7 @@ class Recipe:
             optimizer=describe_optimizer(self.rule.optimizer),
             inner_optimizer=describe_optimizer(self.optimizer) if config.local is not None else None,
         )
+        return setting if tables is None else {**setting, "tables": tables}
 
     def write_back(self, snapshot: Snapshot) -> nn.Module:
         """Return a copy of the module with the given weights."""

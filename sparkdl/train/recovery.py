@@ -25,6 +25,7 @@ from sparkdl.allreduce.state import ModelState
 from sparkdl.compute.stragglers import Allowance
 from sparkdl.exceptions import TaskError
 from sparkdl.frame import Array, Frame
+from sparkdl.keyed.entries import Entries
 
 _SHARE = 0.03
 """Commits take at most this share of the time, unless ``commit_every`` says otherwise."""
@@ -164,6 +165,14 @@ class Recovery:
             TaskError: if they cannot be read; the first error.
         """
         return self._persistently(lambda: self.engine.average(self.model), self._go_back)
+
+    def rows(self) -> dict[str, Entries]:
+        """Fetch the rows of embedding variables, if need be after going back to the last commit.
+
+        Raises:
+            TaskError: if they cannot be read; the first error.
+        """
+        return self._persistently(lambda: self.engine.rows(self.model), self._go_back)
 
     def run_on_kept(self, task: ChainTask, doing: str) -> list[Frame]:
         """Run a task over the state of the shards; see :meth:`Engine.run_on_kept`.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
@@ -13,7 +13,9 @@ from torch import nn
 from sparkdl.allreduce.kept import Snapshot
 from sparkdl.exceptions import ConfigError
 from sparkdl.frame import Array
+from sparkdl.keyed.entries import Entries
 from sparkdl.layout import ParamLayout
+from sparkdl.nn.embedding import embedding_variables, fill
 from sparkdl.train.config import TrainConfig
 from sparkdl.train.history import History
 from sparkdl.train.state import TrainState
@@ -70,6 +72,7 @@ class Run:
     error: BaseException | None = None
     _current: Callable[[], Snapshot]
     _average: Callable[[], Snapshot]
+    _rows: Callable[[], Mapping[str, Entries]]
     _point: Callable[[bool], ResumePoint]
     _write_shards: Callable[[str], dict[str, str]]
     _write_back: Callable[[Snapshot], nn.Module]
@@ -91,8 +94,13 @@ class Run:
         return self._replacement or self._average()
 
     def trained_module(self, snapshot: Snapshot | None = None) -> nn.Module:
-        """Return a copy of the module with the given weights, by default the current ones."""
-        return self._write_back(snapshot or self.snapshot())
+        """Return a copy of the module with the given weights, by default the current ones.
+
+        Embedding variables have their current rows.
+        """
+        module = self._write_back(snapshot or self.snapshot())
+        fill(module, self._rows())
+        return module
 
     def parameters(self, snapshot: Snapshot | None = None) -> dict[str, Array]:
         """Return the trainable parameters by name, as read-only views."""
@@ -145,6 +153,8 @@ class Run:
         Raises:
             ConfigError: if the snapshot is not of this run's module.
         """
+        if embedding_variables(self.module):
+            raise ConfigError("the weights of a module with embedding variables cannot be replaced yet")
         own = self.snapshot()
         parts: dict[str, Array] = {}
         for name in ("params", "buffers", "counters"):

@@ -271,6 +271,7 @@ class Trainer:
                 monitored=f"{monitor.set}/{monitor.score}" if monitor is not None else "",
                 _current=lambda: loop.current(),
                 _average=lambda: loop.averaged(),
+                _rows=lambda: loop.rows(),
                 _point=lambda with_state: loop.point(with_state),
                 _write_shards=lambda folder: loop.write_shards(folder),
                 _write_back=self._recipe.write_back,

@@ -32,6 +32,7 @@ from sparkdl.data import sampler, store
 from sparkdl.data.columns import ColumnPlan, Structure
 from sparkdl.data.manifest import Manifest
 from sparkdl.nn import serialize
+from sparkdl.nn.embedding import embedding_variables
 from sparkdl.nn.flat import FlatModule, write_back
 from sparkdl.nn.numerics import Numerics
 from sparkdl.nn.objective import LossObjective
@@ -160,6 +161,7 @@ def train(
         weights_codec=case.weights_codec,
         num_shards=case.num_shards,
         stragglers=False,
+        keyed=tuple(embedding_variables(case.module)),
     )
     ranks = len(case.partitions)
 
@@ -219,6 +221,9 @@ def train(
     trained = serialize.loads(serialize.dumps(case.module, "module"))
     params = engine.average(model) if case.averaging else snapshot.params
     write_back(trained, layout, params, snapshot.buffers, snapshot.counters)
+    variables = embedding_variables(trained)
+    for name, entries in engine.rows(model).items():
+        variables[name].fill(entries)
     engine.close()
     return Trained(trained, losses, made[0], groups)
 

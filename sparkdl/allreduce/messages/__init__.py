@@ -7,28 +7,47 @@ Small values lie in the frame's header, vectors are its arrays; neither encoding
 from sparkdl.allreduce.messages.gradient import Shard
 from sparkdl.allreduce.messages.reports import GroupReport, Problems, Report, Reports
 from sparkdl.allreduce.messages.state import Average, Master, State
+from sparkdl.allreduce.messages.tables import FoundRows, OwnedRows, RowGradients, Together, WantedRows
 from sparkdl.allreduce.messages.update import Partials, Totals, UpdatedShard, UpdateFacts
-from sparkdl.allreduce.messages.wire import M, Message, decode, encode, nbytes, of_type, pack, read
+from sparkdl.allreduce.messages.wire import (
+    M,
+    Message,
+    decode,
+    encode,
+    nbytes,
+    of_type,
+    opened,
+    pack,
+    read,
+    together,
+)
 
 __all__ = [
     "Average",
+    "FoundRows",
     "GroupReport",
     "M",
     "Master",
     "Message",
+    "OwnedRows",
     "Partials",
     "Problems",
     "Report",
     "Reports",
+    "RowGradients",
     "Shard",
     "State",
+    "Together",
     "Totals",
     "UpdateFacts",
     "UpdatedShard",
+    "WantedRows",
     "decode",
     "encode",
     "nbytes",
     "of_type",
+    "opened",
     "pack",
     "read",
+    "together",
 ]

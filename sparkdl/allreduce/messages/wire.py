@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from sparkdl import frame
 from sparkdl.allreduce.messages.gradient import Shard
 from sparkdl.allreduce.messages.reports import GroupReport, Problems, Report, Reports
 from sparkdl.allreduce.messages.state import Average, Master, State
+from sparkdl.allreduce.messages.tables import FoundRows, OwnedRows, RowGradients, Together, WantedRows
 from sparkdl.allreduce.messages.update import Partials, Totals, UpdatedShard
 from sparkdl.frame import Frame, Packed, Parts
 
@@ -24,6 +25,11 @@ Message = (
     | Average
     | Master
     | GroupReport
+    | WantedRows
+    | FoundRows
+    | RowGradients
+    | OwnedRows
+    | Together
 )
 
 _BY_KIND: Mapping[str, type[Message]] = {
@@ -40,6 +46,11 @@ _BY_KIND: Mapping[str, type[Message]] = {
         Average,
         Master,
         GroupReport,
+        WantedRows,
+        FoundRows,
+        RowGradients,
+        OwnedRows,
+        Together,
     )
 }
 
@@ -69,6 +80,21 @@ def decode(packed: Packed, *, mine: bool = False) -> Message:
 def read(found: Frame, *, mine: bool = False) -> Message:
     """Return the message of a frame; see :func:`decode`."""
     return _BY_KIND[found.meta["kind"]].read(found, mine)
+
+
+def together(parts: Iterable[Message]) -> Message:
+    """Return messages for one rank as one message."""
+    given = list(parts)
+    return given[0] if len(given) == 1 else Together([message.frame() for message in given])
+
+
+def opened(messages: Iterable[Message]) -> Iterator[Message]:
+    """Return messages, those that travelled together one by one."""
+    for message in messages:
+        if isinstance(message, Together):
+            yield from (read(found, mine=message.mine) for found in message.frames)
+        else:
+            yield message
 
 
 def of_type(messages: Iterable[Message], wanted: type[M]) -> list[M]:

@@ -58,7 +58,7 @@ class Inbox:
 
     def __init__(self, arrived: Sequence[Message], own: Callable[[], Sequence[Message]]) -> None:
         self.arrived = arrived
-        self._own = own
+        self.own = own
         self._all: list[Message] | None = None
 
     def of(self, wanted: type[M]) -> list[M]:
@@ -67,9 +67,17 @@ class Inbox:
         Raises:
             ProblemError: if this executor lacks the rank's messages to itself.
         """
+        return of_type(self.everything(), wanted)
+
+    def everything(self) -> Sequence[Message]:
+        """Return all messages.
+
+        Raises:
+            ProblemError: if this executor lacks the rank's messages to itself.
+        """
         if self._all is None:
-            self._all = [*self.arrived, *self._own()]
-        return of_type(self._all, wanted)
+            self._all = [*self.arrived, *self.own()]
+        return self._all
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +183,11 @@ class Plan(Protocol):
     @property
     def keeps(self) -> bool:
         """Whether anything stays with the shards between groups."""
+        ...
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether rows of embedding variables are among what stays with the shards."""
         ...
 
     @property

@@ -57,6 +57,8 @@ class ThroughDriver:
 
     returns_weights: ClassVar[bool] = True
     """Whether the driver gets the weights."""
+    keeps_rows: ClassVar[bool] = False
+    """Whether rows of embedding variables stay with the shards."""
     leaves_model: ClassVar[bool] = False
     """Whether the executors have the model after a group, too."""
     longest_group: ClassVar[int] = 1

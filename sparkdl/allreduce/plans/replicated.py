@@ -76,6 +76,8 @@ class Replicated:
         changes: how many changes executors keep as files; none if one process runs all tasks of one.
     """
 
+    keeps_rows: ClassVar[bool] = False
+    """Whether rows of embedding variables stay with the shards."""
     leaves_model: ClassVar[bool] = True
     """Whether the executors have the model after a group, too."""
     weights_bytes: ClassVar[int] = 0

@@ -87,6 +87,8 @@ class Sharded:
     """Whether anything stays with the shards: the weights, if nothing else."""
     returns_weights: ClassVar[bool] = False
     """Whether the driver gets the weights at the end of each group."""
+    keeps_rows: ClassVar[bool] = False
+    """Whether rows of embedding variables stay with the shards."""
     leaves_model: ClassVar[bool] = True
     """Whether the executors have the model after a group, too."""
 

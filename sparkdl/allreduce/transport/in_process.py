@@ -20,7 +20,7 @@ from sparkdl.access.base import BytesRef, Published
 from sparkdl.access.in_pieces import ChainTask
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.kept import Kept
-from sparkdl.allreduce.messages import Average, Master, Message, Partials, Problems, of_type
+from sparkdl.allreduce.messages import Average, Master, Message, OwnedRows, Partials, Problems, of_type
 from sparkdl.allreduce.plans.base import (
     Inbox,
     Participant,
@@ -307,6 +307,10 @@ class KeptInProcess:
         found = self._vector(kept, Master.kind)
         assert found is not None
         return found
+
+    def rows(self, kept: Kept) -> list[Frame]:
+        """Return the rows of embedding variables, shard by shard."""
+        return [frame.unpack(data) for frames in kept for data in frames if _kind(data) == OwnedRows.kind]
 
     def run(self, kept: Kept, task: ChainTask, doing: str) -> list[Frame]:
         """Run a task over the state of each shard."""

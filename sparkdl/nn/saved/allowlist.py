@@ -317,6 +317,7 @@ _SPARKDL = {
     "sparkdl.nn.models.convlstm": "ConvLSTM ConvLSTMCell",
     "sparkdl.nn.models.deepfm": "DeepFM pairwise_products",
     "sparkdl.nn.models.dlrm": "DLRM",
+    "sparkdl.nn.embedding": "EmbeddingBagVariable EmbeddingVariable",
     "sparkdl.nn.models.gru4rec": "GRU4Rec bpr sampled_softmax top1",
     "sparkdl.nn.models.inception": "GoogLeNet Inception googlenet_loss",
     "sparkdl.nn.int8": "Int8Linear",

@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from sparkdl.exceptions import ConfigError, ModelError
+from sparkdl.nn.embedding import row_names
 from sparkdl.nn.saved.integrity import check_digest, check_joined, unique_names
 
 CHUNK_BYTES = 8 << 20
@@ -87,6 +88,8 @@ def write(module: nn.Module, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
     yield Chunk(0, header)
     position = len(header)
     for tensor in kept.values():
+        if not tensor.numel():  # may have strides of which no bytes can be viewed
+            continue
         plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         flat = plain.reshape(-1).view(torch.uint8)
         for start in range(0, flat.numel(), chunk_bytes):
@@ -248,14 +251,14 @@ def check_fit(module: nn.Module, tensors: Mapping[str, torch.Tensor], aliases: M
     Raises:
         ModelError: naming what does not fit.
     """
-    found, own = _with_tied(tensors, aliases), _own(module)
+    found, own, kept = _with_tied(tensors, aliases), _own(module), row_names(module)
     problems = [f"{name} is missing in the file" for name in own if name not in found]
     problems += [f"{name} is not in the module" for name in found if name not in own]
     both = {name: tensor for name, tensor in own.items() if name in found and not is_lazy(tensor)}
     problems += [
         f"{name} has shape {tuple(found[name].shape)} in the file and {tuple(tensor.shape)} in the module"
         for name, tensor in both.items()
-        if tensor.shape != found[name].shape
+        if tensor.shape != found[name].shape and name not in kept
     ]
     problems += [
         f"{name} has dtype {found[name].dtype} in the file, which cannot be trained"
@@ -280,7 +283,8 @@ def restore(module: nn.Module, tensors: Mapping[str, torch.Tensor], aliases: Map
     """
     check_fit(module, tensors, aliases)
     found, own = _with_tied(tensors, aliases), _own(module)
-    extra = {name: found[name] for name in own if name.endswith("_extra_state")}
+    rows = row_names(module)
+    extra = {name: found[name] for name in own if name.endswith("_extra_state") or name in rows}
     owner: dict[int, torch.Tensor] = {}
     for name, tensor in own.items():
         if name not in extra:
@@ -288,7 +292,12 @@ def restore(module: nn.Module, tensors: Mapping[str, torch.Tensor], aliases: Map
             shared = owner.setdefault(id(new), tensor) is not tensor  # tied in the file, not in the module
             tensor.data = new.clone() if shared else new
     if extra:
-        module.load_state_dict(extra, strict=False)
+        try:
+            module.load_state_dict(extra, strict=False)
+        except RuntimeError as error:  # rows of embedding variables are checked when they are taken over
+            raise ModelError(
+                f"the weights do not fit {type(module).__name__}: {error}", code="model-weights"
+            ) from error
 
 
 def _with_tied(tensors: Mapping[str, torch.Tensor], aliases: Mapping[str, str]) -> dict[str, torch.Tensor]:

@@ -15,6 +15,7 @@ from torch import nn
 from sparkdl.allreduce.kept import Kept
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.frame import Array
+from sparkdl.nn.embedding import row_names
 from sparkdl.nn.saved.weights import place
 from sparkdl.train.checkpoint import exported, shard_files
 from sparkdl.train.checkpoint.folder import CheckpointFolder
@@ -59,7 +60,12 @@ def load_weights(path: Path, module: nn.Module) -> None:
     with _weights(path) as file:
         saved = load_file(file)
         _check_fit(path, saved, module)
-        module.load_state_dict(saved, strict=False)
+        try:
+            module.load_state_dict(saved, strict=False)
+        except RuntimeError as error:  # rows of embedding variables are checked when they are taken over
+            raise ModelError(
+                f"checkpoint {path} does not fit {type(module).__name__}: {error}", code="model-weights"
+            ) from error
 
 
 def read_point(path: Path) -> ResumePoint:
@@ -158,13 +164,14 @@ def _read_training(file: str) -> tuple[Mapping[str, Any], dict[str, Array]]:
 
 def _check_fit(path: Path, saved: Mapping[str, torch.Tensor], module: nn.Module) -> None:
     own = {n: t for n, t in module.state_dict().items() if isinstance(t, torch.Tensor)}
+    kept = row_names(module)
     covered = {place(n, t) for n, t in own.items() if n in saved}
     problems = [f"{n} is missing" for n, t in own.items() if place(n, t) not in covered]
     problems += [f"{n} is not in the module" for n in saved if n not in own]
     problems += [
         f"{n} has shape {tuple(t.shape)} there and {tuple(own[n].shape)} in the module"
         for n, t in saved.items()
-        if n in own and t.shape != own[n].shape
+        if n in own and t.shape != own[n].shape and n not in kept
     ]
     if problems:
         some = "; ".join(problems[:8]) + ("; ..." if len(problems) > 8 else "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from sparkdl import frame, seeding
 from sparkdl._spark.errors import is_job_failure, task_error
 from sparkdl._spark.frames import Task
 from sparkdl.access.base import Access, BytesRef
+from sparkdl.allreduce.kept import rows_in
 from sparkdl.compute.forward_backward import make_batch
 from sparkdl.compute.worker import Worker
 from sparkdl.data import store
@@ -26,6 +27,7 @@ from sparkdl.data.manifest import Unchanged, changed_error
 from sparkdl.exceptions import DataError, ModelError
 from sparkdl.frame import Array, Frame
 from sparkdl.nn.batch import Batch
+from sparkdl.nn.embedding import embedding_variables
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import evaluate
 from sparkdl.nn.objective import LossObjective
@@ -112,8 +114,12 @@ def rows_per_batch(data: Dataset, batch_size: int | None) -> int:
 @contextmanager
 def evaluating(worker: Worker, weights: BytesRef, partition: int) -> Iterator[FlatModule]:
     """Lend the worker's replica with the given weights, in evaluation mode and without gradients."""
-    current = frame.unpack(weights.read()).arrays
-    with worker.replica.lending():
+    sent = frame.unpack(weights.read())
+    current = sent.arrays
+    with worker.replica.lending(), ExitStack() as holding:
+        variables = embedding_variables(worker.replica.module)
+        for name, entries in rows_in(sent).items():
+            holding.enter_context(variables[name].holding(entries))
         worker.replica.load(current["params"], current["buffers"], current["counters"])
         # A transform may draw random numbers: the same ones in each pass.
         seeding.seed_task(worker.spec.seed, 0, 0, partition)

@@ -1,0 +1,171 @@
+"""Messages about rows of embedding variables: who wants which, what they are, their gradients, what stays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from sparkdl.compute.lookup import Asked, Found, RowGradient
+from sparkdl.frame import Array, Frame
+from sparkdl.keyed.entries import Entries
+
+
+@dataclass(frozen=True, slots=True)
+class WantedRows:
+    """Ids that a rank's next batch asks an owner for.
+
+    Attributes:
+        source: the rank.
+        tables: by table.
+    """
+
+    kind: ClassVar[str] = "wanted"
+    source: int
+    tables: Mapping[str, Asked]
+
+    def frame(self) -> Frame:
+        """Return the message as a frame."""
+        parts = {name: {"ids": asked.ids, "counts": asked.counts} for name, asked in self.tables.items()}
+        return Frame({"kind": self.kind, "source": self.source, "tables": list(parts)}, _flat(parts))
+
+    @classmethod
+    def read(cls, message: Frame, mine: bool) -> WantedRows:
+        """Read what :meth:`frame` returned."""
+        return cls(message.meta["source"], {name: Asked(**arrays) for name, arrays in _by_table(message)})
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRows:
+    """Rows that a rank has asked an owner for.
+
+    Attributes:
+        tables: by table.
+        figures: by table, what its owner reports: figures that add up over the owners.
+    """
+
+    kind: ClassVar[str] = "found"
+    tables: Mapping[str, Found]
+    figures: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    def frame(self) -> Frame:
+        """Return the message as a frame."""
+        parts = {
+            name: {"ids": found.ids, "admitted": found.admitted, "rows": found.rows}
+            for name, found in self.tables.items()
+        }
+        meta = {"kind": self.kind, "tables": list(parts), "figures": self.figures}
+        return Frame(meta, _flat(parts))
+
+    @classmethod
+    def read(cls, message: Frame, mine: bool) -> FoundRows:
+        """Read what :meth:`frame` returned."""
+        tables = {name: Found(**arrays) for name, arrays in _by_table(message)}
+        return cls(tables, message.meta["figures"])
+
+
+@dataclass(frozen=True, slots=True)
+class RowGradients:
+    """A rank's gradients of the rows of an owner.
+
+    Attributes:
+        source: the rank.
+        weight: number of its samples, or sum of their weights.
+        tables: of all tables that have a gradient, also where no row is of this owner.
+    """
+
+    kind: ClassVar[str] = "row-gradients"
+    source: int
+    weight: float
+    tables: Mapping[str, RowGradient]
+
+    def frame(self) -> Frame:
+        """Return the message as a frame."""
+        parts = {name: {"ids": own.ids, "values": own.values} for name, own in self.tables.items()}
+        meta = {"kind": self.kind, "source": self.source, "weight": self.weight, "tables": list(parts)}
+        return Frame(meta, _flat(parts))
+
+    @classmethod
+    def read(cls, message: Frame, mine: bool) -> RowGradients:
+        """Read what :meth:`frame` returned."""
+        tables = {name: RowGradient(**arrays) for name, arrays in _by_table(message)}
+        return cls(message.meta["source"], message.meta["weight"], tables)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedRows:
+    """Entries of an owner, with the optimizer's state: all of them, or those that an iteration has changed.
+
+    Attributes:
+        tables: by table.
+        gone: by table, ids that were evicted, before anything else changed.
+        figures: see :class:`FoundRows`.
+    """
+
+    kind: ClassVar[str] = "rows"
+    tables: Mapping[str, Entries]
+    gone: Mapping[str, Array] = field(default_factory=dict)
+    figures: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    def frame(self) -> Frame:
+        """Return the message as a frame."""
+        names = list(self.tables)
+        arrays: dict[str, Array] = {}
+        for number, (name, entries) in enumerate(self.tables.items()):
+            arrays |= entries.arrays(f"{number}.")
+            if name in self.gone:
+                arrays[f"{number}.gone"] = self.gone[name]
+        scalars = [dict(entries.scalars) for entries in self.tables.values()]
+        meta = {"kind": self.kind, "tables": names, "scalars": scalars, "figures": self.figures}
+        return Frame(meta, arrays)
+
+    @classmethod
+    def read(cls, message: Frame, mine: bool) -> OwnedRows:
+        """Read what :meth:`frame` returned."""
+        meta, arrays = message.meta, message.arrays
+        named = list(enumerate(zip(meta["tables"], meta["scalars"], strict=True)))
+        tables = {name: Entries.read(arrays, f"{n}.", scalars) for n, (name, scalars) in named}
+        gone = {name: arrays[f"{n}.gone"] for n, (name, _) in named if f"{n}.gone" in arrays}
+        return cls(tables, gone, meta["figures"])
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Several messages for one rank, which travel as one: a rank sends another one two in a phase at most.
+
+    Attributes:
+        frames: the messages.
+        mine: whether the receiver may overwrite their arrays.
+    """
+
+    kind: ClassVar[str] = "together"
+    frames: Sequence[Frame]
+    mine: bool = False
+
+    def frame(self) -> Frame:
+        """Return the message as a frame."""
+        arrays = _flat({str(n): dict(one.arrays) for n, one in enumerate(self.frames)})
+        return Frame({"kind": self.kind, "parts": [dict(one.meta) for one in self.frames]}, arrays)
+
+    @classmethod
+    def read(cls, message: Frame, mine: bool) -> Together:
+        """Read what :meth:`frame` returned."""
+        parts: list[dict[str, Array]] = [{} for _ in message.meta["parts"]]
+        for name, array in message.arrays.items():
+            number, _, own = name.partition(".")
+            parts[int(number)][own] = array
+        return cls([Frame(meta, own) for meta, own in zip(message.meta["parts"], parts, strict=True)], mine)
+
+
+def _flat(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Array]:
+    """Name the arrays of parts by the part's number."""
+    return {f"{n}.{name}": a for n, arrays in enumerate(parts.values()) for name, a in arrays.items()}
+
+
+def _by_table(message: Frame) -> list[tuple[str, dict[str, Array]]]:
+    """Return the arrays of each table."""
+    found: list[tuple[str, dict[str, Array]]] = [(name, {}) for name in message.meta["tables"]]
+    for name, array in message.arrays.items():
+        number, _, own = name.partition(".")
+        found[int(number)][1][own] = array
+    return found

@@ -1,0 +1,192 @@
+"""The rows that a rank owns, from phase to phase: in this process's memory, with files for other processes.
+
+A group takes each owner through a chain of changes. The first one counts the look-ups of the first step;
+each further one applies the gradients of a step, and counts the look-ups of the next. As with the model of
+the replicated plan, the executor keeps the state at the group's start as a file, and the changes since, from
+which another process of this executor gets to any point of the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparkdl.allreduce import messages
+from sparkdl.allreduce.directives import Directives
+from sparkdl.allreduce.messages import OwnedRows, RowGradients, WantedRows
+from sparkdl.allreduce.plans.base import Participant
+from sparkdl.allreduce.update.table import beginning, update_table
+from sparkdl.compute.problems import LackingState, ProblemError
+from sparkdl.compute.row_owner import RowOwner, first_entries
+from sparkdl.compute.start import Start
+from sparkdl.frame import Packed
+from sparkdl.keyed.mix import Ids
+from sparkdl.nn.embedding import embedding_variables
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A point in the chain of a group.
+
+    Attributes:
+        start: the model from which the group starts.
+        done: steps whose gradients have been applied.
+        counted: whether the look-ups of the next step have been counted.
+    """
+
+    start: Start
+    done: int
+    counted: bool
+
+    @property
+    def chain(self) -> list[str]:
+        """Names of all points from the group's start up to this one."""
+        start = self.start
+        first = start.version.iteration
+        names = [f"{start.version.name}.begin"]
+        names += [f"{start.generation}-{first + n}.counted" for n in range(self.done + self.counted)]
+        return names if self.counted or not self.done else [*names, f"{start.after(self.done).name}.begin"]
+
+    @property
+    def iteration(self) -> int:
+        """Completed iterations."""
+        return self.start.version.iteration + self.done
+
+
+def bring(me: Participant, point: Point, change: Callable[[RowOwner], OwnedRows] | None = None) -> RowOwner:
+    """Return what this rank owns at a point of the group.
+
+    Args:
+        me: the rank.
+        point: the point.
+        change: makes the last change of the chain; ``None`` if that was made before.
+
+    Raises:
+        ProblemError: if this executor lacks what came before.
+    """
+    worker, chain = me.worker, point.chain
+    owner = worker.owners.get((me.rank, me.ranks))
+    if owner is not None and owner.at == chain[-1]:
+        return owner
+    if owner is None or owner.at not in chain:
+        owner = _base(me, point.start, chain[0])
+        worker.owners[me.rank, me.ranks] = owner
+    for at in chain[chain.index(owner.at) + 1 :]:
+        known = _read(me, at)
+        if known is not None:
+            owner.apply(known.tables, known.gone, known.figures, at)
+        elif at == chain[-1] and change is not None:
+            owner.at = ""
+            made = change(owner)
+            owner.figures, owner.at = made.figures, at
+            if not worker.files.in_memory and not me.stays:
+                worker.row_files.write(_name(me, at), [messages.encode(made)])
+        else:
+            raise ProblemError(LackingState(point.iteration, f"rows of rank {me.rank} at {at}"))
+    return owner
+
+
+def leave_base(me: Participant, point: Point, owned: OwnedRows) -> None:
+    """Leave all rows for the next group's processes."""
+    if not me.worker.files.in_memory:
+        me.worker.row_files.write(_name(me, point.chain[-1]), [messages.encode(owned)])
+
+
+def delete_outdated(me: Participant, start: Start) -> None:
+    """Delete this rank's files that a group which begins, or goes back to its start, does not need."""
+    if me.worker.files.in_memory:
+        return
+    base, mine = f"{start.version.name}.begin", f".{me.rank}-of-{me.ranks}"
+    begin = f"{start.generation}-{start.version.iteration}.counted"
+    me.worker.row_files.discard(
+        lambda name: name.endswith(mine) and name.removesuffix(mine) not in (base, begin)
+    )
+
+
+def changed(
+    owner: RowOwner,
+    me: Participant,
+    point: Point,
+    gradients: Sequence[RowGradients],
+    wanted: Sequence[WantedRows],
+    directives: Directives | None,
+) -> OwnedRows:
+    """Apply the gradients of a step, evict, and count the look-ups of the next step.
+
+    Args:
+        owner: the rows; they change.
+        me: the rank.
+        point: to where this leads.
+        gradients: of all ranks.
+        wanted: by all ranks.
+        directives: instructions for the step that ends; ``None`` if none does.
+
+    Returns:
+        What has changed.
+
+    Raises:
+        ProblemError: if a gradient is not finite.
+    """
+    spec, iteration = me.worker.spec, point.iteration
+    groups = {param.name: param.group for param in spec.layout.params}
+    entries, gone, figures = {}, {}, {}
+    for name, table in owner.tables.items():
+        group = groups.get(f"{name}.weight")
+        updated: Ids = np.empty(0, np.int64)
+        if directives is not None and group is not None:
+            updated = update_table(table, name, group, spec.rule, gradients, directives, iteration - 1)
+        gone[name] = table.evict(iteration) if point.counted else updated[:0]
+        asked = [message.tables[name] for message in wanted]
+        new = 0
+        seen: Ids = np.unique(np.concatenate([updated[:0], *(part.ids for part in asked)]))
+        if len(seen):
+            counts = np.zeros(len(seen), np.int64)
+            for part in asked:
+                counts[np.searchsorted(seen, part.ids)] += part.counts
+            fresh = beginning(spec.rule, group, table) if group is not None else dict
+            new = table.count(seen, counts, iteration, fresh)
+        touched = np.union1d(np.setdiff1d(updated, gone[name], assume_unique=True), seen)
+        entries[name] = table.entries(touched)
+        figures[name] = {"rows": len(table), "ids": table.known, "new": new, "evicted": len(gone[name])}
+    return OwnedRows(entries, gone, figures)
+
+
+def everything(owner: RowOwner) -> OwnedRows:
+    """Return all that an owner has, as Spark keeps it."""
+    return OwnedRows({name: table.entries() for name, table in owner.tables.items()})
+
+
+def _base(me: Participant, start: Start, at: str) -> RowOwner:
+    """Return what the rank owns at the start of a group.
+
+    Raises:
+        ProblemError: if this executor does not have it.
+    """
+    variables = embedding_variables(me.worker.spec.module)
+    if start.weights is not None:
+        if not start.seed:
+            first = {name: first_entries(table, me.rank, me.ranks) for name, table in variables.items()}
+            return RowOwner.of(variables, first, at)
+        packed: Packed = start.seed[len(start.seed) - me.ranks + me.rank].read(once=True)
+        message = messages.decode(packed)
+        assert isinstance(message, OwnedRows)
+        return RowOwner.of(variables, message.tables, at)
+    known = _read(me, at)
+    if known is None:
+        raise ProblemError(LackingState(start.version.iteration, f"rows of rank {me.rank}"))
+    return RowOwner.of(variables, known.tables, at)
+
+
+def _read(me: Participant, at: str) -> OwnedRows | None:
+    found = me.worker.row_files.read(_name(me, at))
+    if found is None:
+        return None
+    message = messages.decode(found[0])
+    assert isinstance(message, OwnedRows)
+    return message
+
+
+def _name(me: Participant, at: str) -> str:
+    return f"{at}.{me.rank}-of-{me.ranks}"

@@ -1,0 +1,352 @@
+"""A plan for modules with embedding variables: another plan, with the rows of tables beside its weights.
+
+Each rank owns the rows of some ids. A step's rows are asked for beside the gradients of the step before, and
+come one exchange later; their gradients travel beside those of the weights. Around the replicated plan::
+
+    ids ══► rows ══► gradient, row gradients, next ids ══► update rows, next rows ══► update everything, ...
+
+The sharded plan has an exchange between update and next gradient already, and gets no further one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from sparkdl.allreduce.directives import Directives, Step
+from sparkdl.allreduce.kept import Kept, is_of_rows
+from sparkdl.allreduce.messages import (
+    FoundRows,
+    GroupReport,
+    Message,
+    Report,
+    RowGradients,
+    Shard,
+    WantedRows,
+    of_type,
+    opened,
+    together,
+)
+from sparkdl.allreduce.plans import owned_rows
+from sparkdl.allreduce.plans.base import (
+    Inbox,
+    Participant,
+    Phase,
+    Plan,
+    Send,
+    Stay,
+    ToAll,
+    ToOthers,
+    ToRank,
+    ToSelf,
+)
+from sparkdl.allreduce.plans.owned_rows import Point
+from sparkdl.compute import lookup
+from sparkdl.compute.forward_backward import ForwardBackward
+from sparkdl.compute.lookup import Asked, Found, RowGradient
+from sparkdl.compute.row_owner import RowOwner
+from sparkdl.compute.start import Start
+from sparkdl.frame import Array, Packed
+from sparkdl.keyed.mix import owners
+
+_ROWS_BYTES = 1 << 20
+"""About what the rows of a batch take; nobody knows beforehand."""
+
+_LONGEST_GROUP = 100
+"""Steps of a group: the changes of a group are kept until its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tabled:
+    """A plan with tables; see :class:`sparkdl.allreduce.plans.base.Plan`.
+
+    Attributes:
+        dense: the plan of all weights.
+    """
+
+    keeps: ClassVar[bool] = True
+    """Whether anything stays with the shards between groups: the rows, if nothing else."""
+    keeps_rows: ClassVar[bool] = True
+    """Whether rows of embedding variables are among that."""
+
+    dense: Plan
+
+    @property
+    def shards(self) -> int:
+        """Number of ranks."""
+        return self.dense.shards
+
+    @property
+    def message_bytes(self) -> int:
+        """Bytes of the larger message that a rank sends another one, about."""
+        return self.dense.message_bytes + _ROWS_BYTES // self.shards
+
+    @property
+    def shard_bytes(self) -> int:
+        """Bytes of a shard of the weights."""
+        return self.dense.shard_bytes
+
+    @property
+    def group_seconds(self) -> float:
+        """How long a group should take: all rows are persisted at its end."""
+        return max(4.0, self.dense.group_seconds)
+
+    @property
+    def longest_group(self) -> int:
+        """How many iterations may be one group."""
+        return min(_LONGEST_GROUP, self.dense.longest_group)
+
+    @property
+    def returns_weights(self) -> bool:
+        """Whether the driver gets the weights at the end of each group."""
+        return self.dense.returns_weights
+
+    @property
+    def leaves_model(self) -> bool:
+        """Whether the executors have the model after a group, too."""
+        return self.dense.leaves_model
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of weights that each executor receives in a step."""
+        return self.dense.weights_bytes
+
+    def seed(self, fetch: Callable[[], Kept]) -> list[Packed]:
+        """Return the state of the weights, and after it the rows of each owner."""
+        kept = fetch()
+        rows = [data for frames in kept for data in frames if is_of_rows(data)]
+        weights = [[data for data in frames if not is_of_rows(data)] for frames in kept]
+        return [*self.dense.seed(lambda: weights), *rows]
+
+    def phases(self, start: Start, steps: Sequence[Step]) -> list[Phase]:
+        """Return the phases of the plan of the weights, and those of the rows between them."""
+        phases: list[Phase] = []
+        step = -1
+        *dense, last = self.dense.phases(start, steps)
+        forwards = [forward for phase in dense if (forward := _forward_of(phase)) is not None]
+        phases.append(_Ask(forwards[0]))
+        phases.append(_Own(Point(start, 0, True), None, None))
+        for phase in dense:
+            if _forward_of(phase) is None:
+                phases.append(self._own(start, steps, step + 1, phase))
+                continue
+            step += 1
+            if step and isinstance(phases[-1], _Train):
+                phases.append(self._own(start, steps, step, None))
+            phases.append(_Train(phase, forwards[step + 1] if step + 1 < len(steps) else None))
+        arrives = isinstance(phases[-1], _Train)
+        directives = steps[-1].directives if arrives else None
+        return [*phases, _Finish(Point(start, len(steps), False), last, directives)]
+
+    def _own(self, start: Start, steps: Sequence[Step], done: int, phase: Phase | None) -> Phase:
+        return _Own(Point(start, done, done < len(steps)), steps[done - 1].directives, phase)
+
+    def conclude(self, messages: Sequence[Message], buffers: Array, counters: Array) -> GroupReport:
+        """Return the report of a completed group."""
+        return self.dense.conclude(messages, buffers, counters)
+
+
+def _forward_of(phase: Phase) -> ForwardBackward | None:
+    """Return the forward and backward pass of a phase, if there is one in it."""
+    found = getattr(phase, "forward", None)
+    assert found is None or isinstance(found, ForwardBackward)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """Ask the owners for the rows of the group's first step."""
+
+    forward: ForwardBackward
+
+    def __call__(self, me: Participant, inbox: Inbox) -> Iterator[Send]:
+        """Send each owner the ids of its rows."""
+        for rank, wanted in enumerate(_wanted(me, self.forward)):
+            yield ToRank(rank, wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """Update the rows of this rank, and send others the rows that they have asked for.
+
+    Attributes:
+        point: where the rows are then.
+        directives: instructions for the step whose gradients have arrived; ``None`` if none have.
+        dense: what the plan of the weights does here; ``None`` to pass its messages on.
+    """
+
+    point: Point
+    directives: Directives | None
+    dense: Phase | None
+
+    def __call__(self, me: Participant, inbox: Inbox) -> Iterator[Send]:
+        """Send rows, beside the messages of the plan of the weights."""
+        inbox = _opened(inbox)
+        point, wanted = self.point, of_type(inbox.arrived, WantedRows)
+        if not point.done:
+            owned_rows.delete_outdated(me, point.start)
+        owner = _advance(me, inbox, point, self.directives)
+        sends: Iterator[Send] = iter(())
+        if self.dense is not None:
+            sends = self.dense(me, inbox)
+        elif point.done:
+            passed = [m for m in inbox.everything() if not isinstance(m, WantedRows | RowGradients)]
+            before = point.start.after(point.done - 1)
+            sends = iter([ToSelf(before.part(f"gradient-{me.rank}-passed"), passed, lent=True)])
+        found: dict[int, Message] = {}
+        for message in wanted:
+            tables = {
+                name: Found(asked.ids, *owner.tables[name].look_up(asked.ids))
+                for name, asked in message.tables.items()
+            }
+            found[message.source] = FoundRows(tables, owner.figures)
+        yield from _beside(me, sends, {rank: [one] for rank, one in found.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class _Train:
+    """Run a step with the rows that have arrived.
+
+    Attributes:
+        dense: what the plan of the weights does: forward and backward pass among it.
+        following: forward pass of the next step; ``None`` after the last one.
+    """
+
+    dense: Phase
+    following: ForwardBackward | None
+
+    def __call__(self, me: Participant, inbox: Inbox) -> Iterator[Send]:
+        """Send gradients of rows and the next ids, beside the messages of the plan of the weights."""
+        inbox = _opened(inbox)
+        arrived = of_type(inbox.arrived, FoundRows)
+        found: defaultdict[str, list[Found]] = defaultdict(list)
+        for message in arrived:
+            for name, part in message.tables.items():
+                found[name].append(part)
+        figures = _added_up(arrived)
+        with lookup.lending(me.worker, found) as lent:
+            sends = [_with_figures(send, figures) for send in self.dense(me, inbox)]
+        weights = [message.weight for send in sends for message in _of(send) if isinstance(message, Shard)]
+        beside: defaultdict[int, list[Message]] = defaultdict(list)
+        if weights:
+            for rank, gradients in enumerate(_gradients(me, weights[0], lent.gradients())):
+                beside[rank].append(gradients)
+        if self.following is not None:
+            for rank, wanted in enumerate(_wanted(me, self.following)):
+                beside[rank].append(wanted)
+        yield from _beside(me, iter(sends), beside)
+
+
+@dataclass(frozen=True, slots=True)
+class _Finish:
+    """End a group: keep the rows beside weights and state.
+
+    Attributes:
+        point: where the rows are then.
+        dense: what the plan of the weights does.
+        directives: instructions for the step whose gradients have arrived; ``None`` if none have.
+    """
+
+    point: Point
+    dense: Phase
+    directives: Directives | None
+
+    def __call__(self, me: Participant, inbox: Inbox) -> Iterator[Send]:
+        """Send what stays, and the messages of the plan of the weights."""
+        inbox = _opened(inbox)
+        owner = _advance(me, inbox, self.point, self.directives)
+        owned = owned_rows.everything(owner)
+        owned_rows.leave_base(me, self.point, owned)
+        yield from self.dense(me, inbox)
+        yield Stay(owned)
+
+
+def _advance(me: Participant, inbox: Inbox, point: Point, directives: Directives | None) -> RowOwner:
+    """Return this rank's rows at a point, to which what has arrived leads."""
+    if directives is None and point.done:
+        return owned_rows.bring(me, point)
+    gradients, wanted = of_type(inbox.arrived, RowGradients), of_type(inbox.arrived, WantedRows)
+    return owned_rows.bring(
+        me, point, lambda owner: owned_rows.changed(owner, me, point, gradients, wanted, directives)
+    )
+
+
+def _opened(inbox: Inbox) -> Inbox:
+    """Return an inbox without messages that have travelled together.
+
+    What is about rows always arrives: a rank's messages to itself are read only by who needs them, for they
+    may be used up already.
+    """
+    return Inbox(list(opened(inbox.arrived)), inbox.own)
+
+
+def _wanted(me: Participant, forward: ForwardBackward) -> Iterator[WantedRows]:
+    """Yield what an iteration asks each owner for."""
+    assert me.token is not None
+    asked = lookup.ask(forward, me.worker, me.token)
+    by = {name: owners(own.ids, me.ranks) for name, own in asked.items()}
+    for rank in range(me.ranks):
+        tables = {
+            name: Asked(own.ids[by[name] == rank], own.counts[by[name] == rank])
+            for name, own in asked.items()
+        }
+        yield WantedRows(me.rank, tables)
+
+
+def _gradients(
+    me: Participant, weight: float, gradients: Mapping[str, RowGradient]
+) -> Iterator[RowGradients]:
+    """Yield the gradients of each owner's rows."""
+    by = {name: owners(own.ids, me.ranks) for name, own in gradients.items()}
+    for rank in range(me.ranks):
+        tables = {
+            name: RowGradient(own.ids[by[name] == rank], own.values[by[name] == rank])
+            for name, own in gradients.items()
+        }
+        yield RowGradients(me.rank, weight, tables)
+
+
+def _beside(
+    me: Participant, sends: Iterator[Send], beside: Mapping[int, Sequence[Message]]
+) -> Iterator[Send]:
+    """Send messages, and others to ranks together with those: one for each rank."""
+    for_rank: defaultdict[int, list[Message]] = defaultdict(list)
+    own: list[ToSelf] = []
+    for send in sends:
+        if isinstance(send, ToSelf):
+            own.append(send)
+            continue
+        assert isinstance(send, ToRank | ToAll | ToOthers)
+        ranks = [send.rank] if isinstance(send, ToRank) else range(me.ranks)
+        for rank in ranks:
+            if not isinstance(send, ToOthers) or rank != me.rank:
+                for_rank[rank].append(send.message)
+    for rank, more in beside.items():
+        for_rank[rank] += more
+    for rank in sorted(for_rank):
+        yield ToRank(rank, together(for_rank[rank]))
+    yield from own
+
+
+def _of(send: Send) -> Sequence[Message]:
+    return send.messages if isinstance(send, ToSelf) else [send.message]
+
+
+def _added_up(found: Sequence[FoundRows]) -> dict[str, float]:
+    """Return the figures of all owners, by table and name."""
+    total: defaultdict[str, float] = defaultdict(float)
+    for message in found:
+        for table, figures in message.figures.items():
+            for name, value in figures.items():
+                total[f"{table}/{name}"] += value
+    return dict(total)
+
+
+def _with_figures(send: Send, figures: Mapping[str, float]) -> Send:
+    """Return a rank's report with the figures of the tables; they are the same on all ranks."""
+    if isinstance(send, ToAll | ToRank) and isinstance(send.message, Report) and send.message.weight:
+        report = replace(send.message, extras={**send.message.extras, **figures})
+        return replace(send, message=report)
+    return send

@@ -1,0 +1,143 @@
+"""The update of rows of an embedding variable by their owner: rows without a gradient stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparkdl import frame
+from sparkdl.allreduce.directives import Directives
+from sparkdl.allreduce.messages import RowGradients, Shard, State
+from sparkdl.allreduce.update.shard import Finished, ShardUpdate, update_shard
+from sparkdl.frame import Array
+from sparkdl.held import Owned
+from sparkdl.keyed.entries import ROW
+from sparkdl.keyed.mix import Ids
+from sparkdl.keyed.table import FreshState, KeyedTable
+from sparkdl.layout import ParamLayout, TensorSpec
+from sparkdl.optim.lazy_rows import fresh_state
+from sparkdl.optim.rule import UpdateRule
+from sparkdl.optim.shard_run import Run
+from sparkdl.optim.shard_state import pack_runs, read_runs
+from sparkdl.rows import Rows
+
+
+def beginning(rule: UpdateRule, group: int, table: KeyedTable) -> FreshState:
+    """Return the function from new rows to the optimizer's state of each."""
+    return partial(_fresh, rule, group, table)
+
+
+def _fresh(rule: UpdateRule, group: int, table: KeyedTable, rows: Array) -> Mapping[str, Array]:
+    return fresh_state(rule.optimizer, group, rows, _restored(table.scalars))
+
+
+def update_table(
+    table: KeyedTable,
+    name: str,
+    group: int,
+    rule: UpdateRule,
+    gradients: Sequence[RowGradients],
+    directives: Directives,
+    iteration: int,
+) -> Ids:
+    """Update the rows that any rank has a gradient of, as if the whole table was a parameter.
+
+    Args:
+        table: the owner's part of the table.
+        name: of the embedding variable.
+        group: its parameter group.
+        rule: penalties, clipping, optimizer.
+        gradients: of all ranks that have any rows.
+        directives: instructions for the step.
+        iteration: completed iterations.
+
+    Returns:
+        The ids whose rows were updated.
+
+    Raises:
+        ProblemError: if a gradient is not finite; nothing is updated then.
+    """
+    own = [message.tables[name] for message in gradients if name in message.tables]
+    if not own:
+        return np.empty(0, np.int64)
+    ids: Ids = np.unique(np.concatenate([part.ids for part in own]))
+    fresh = beginning(rule, group, table)
+    if len(ids):
+        columns = table.columns_of(ids)
+    else:  # the optimizer counts the step of the table, of which other owners have rows
+        rows = np.zeros((1, table.rule.width), table.rule.dtype)
+        columns = {ROW: rows, **(fresh(rows) if table.scalars else {})}
+    weights, count = columns.pop(ROW), max(1, len(ids))
+    layout = ParamLayout((TensorSpec(name, weights.shape, 0, group),), dtype=table.rule.dtype)
+    made = update_shard(
+        ShardUpdate(
+            layout=layout,
+            start=0,
+            stop=layout.numel,
+            rule=rule,
+            weights=Owned(weights.reshape(-1)),
+            iteration=iteration,
+            directives=replace(directives, gradient=False, average=0.0),
+        ),
+        [_shard(message, name, ids, layout) for message in gradients],
+        _state(layout, group, columns, table.scalars),
+    )
+    assert isinstance(made, Finished)
+    state = {name: value for run in read_runs(made.state.state) for name, value in run.state.items()}
+    scalars: dict[str, Any] = {}
+    changed = {ROW: made.shard.held.value.reshape(count, -1)}
+    for key, value in state.items():
+        if isinstance(value, torch.Tensor) and value.shape == (layout.numel,):
+            changed[key] = value.numpy().reshape(count, -1)
+        else:
+            scalars[key] = _plain(value)
+    table.update(ids, {key: values[: len(ids)] for key, values in changed.items()}, fresh)
+    table.scalars = scalars
+    return ids
+
+
+def _shard(message: RowGradients, name: str, ids: Ids, layout: ParamLayout) -> Shard:
+    """Return a rank's gradient of the rows in the order of their ids; zeros are not there."""
+    own = message.tables.get(name)
+    used = np.array([own is not None])
+    places = np.searchsorted(ids, own.ids) if own is not None else np.empty(0, np.int64)
+    values = own.values if own is not None and len(own.ids) else np.empty(0, layout.dtype)
+    if not len(ids):
+        places = np.zeros(0, np.int64)
+    rows = Rows(layout, {0: places})
+    whole = np.zeros(layout.params[0].shape, layout.dtype)
+    whole[places] = values.reshape(-1, whole.shape[1])
+    return Shard.of(message.source, message.weight, whole.reshape(-1), used, rows)
+
+
+def _state(
+    layout: ParamLayout, group: int, columns: Mapping[str, Array], scalars: Mapping[str, Any]
+) -> State | None:
+    """Return the optimizer's state of some rows; ``None`` before the first step."""
+    if not columns and not scalars:
+        return None
+    elementwise = {name: torch.from_numpy(values.reshape(-1)) for name, values in columns.items()}
+    run = Run(0, layout.numel, group, {**_restored(scalars), **elementwise})
+    return State(Owned(frame.unpack(pack_runs([run], "the optimizer"), writable=True)))
+
+
+def _plain(value: Any) -> Any:
+    """Return a state of the whole table as JSON has it; a tensor with its dtype."""
+    if isinstance(value, torch.Tensor):
+        return {"dtype": str(value.dtype).removeprefix("torch."), "value": value.tolist()}
+    return value
+
+
+def _restored(scalars: Mapping[str, Any]) -> dict[str, Any]:
+    """Read what :func:`_plain` returned."""
+    return {
+        name: torch.tensor(value["value"], dtype=getattr(torch, value["dtype"]))
+        if isinstance(value, Mapping)
+        else value
+        for name, value in scalars.items()
+    }

@@ -1,0 +1,56 @@
+"""The rows of embedding variables that a rank owns, in the memory of this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sparkdl.keyed.entries import Entries
+from sparkdl.keyed.mix import Ids
+from sparkdl.keyed.table import KeyedTable
+from sparkdl.nn.embedding import EmbeddingVariable
+
+
+@dataclass(slots=True)
+class RowOwner:
+    """A rank's part of all tables.
+
+    Attributes:
+        tables: by name of the embedding variable.
+        at: names what has been done to them; empty while something is being done.
+        figures: by table, what the last change has to report.
+    """
+
+    tables: dict[str, KeyedTable]
+    at: str
+    figures: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, variables: Mapping[str, EmbeddingVariable], entries: Mapping[str, Entries], at: str
+    ) -> RowOwner:
+        """Return an owner of given entries."""
+        tables = {name: KeyedTable(variable.store.rule) for name, variable in variables.items()}
+        for name, table in tables.items():
+            table.put(entries[name])
+        return cls(tables, at)
+
+    def apply(
+        self,
+        entries: Mapping[str, Entries],
+        gone: Mapping[str, Ids],
+        figures: Mapping[str, Mapping[str, int]],
+        at: str,
+    ) -> None:
+        """Make a change that another process has made: entries are removed, then others written."""
+        self.at = ""
+        for name, ids in gone.items():
+            self.tables[name].drop(ids)
+        for name, changed in entries.items():
+            self.tables[name].put(changed)
+        self.figures, self.at = figures, at
+
+
+def first_entries(variable: EmbeddingVariable, rank: int, ranks: int) -> Entries:
+    """Return the entries of a module's own store that a rank owns."""
+    return variable.store.entries().of_owner(rank, ranks).without_state()

@@ -1,0 +1,50 @@
+"""Hashing of ids: the same on every machine, and independent of the order in which ids come."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_WORDS = 4
+_LARGEST = 65_535
+
+
+def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return a hash of each value: the output function of SplitMix64, a bijection (Steele et al., 2014)."""
+    mixed = values + _GOLDEN
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def owners(ids: Ids, ranks: int) -> NDArray[np.int64]:
+    """Return the rank that owns the row of each id."""
+    # The low bits choose the place in a rank's own table: these are others.
+    return (mix(ids.view(np.uint64)) >> np.uint64(33)).astype(np.int64) % ranks
+
+
+def initial_rows(
+    seed: int, ids: Ids, width: int, std: float, dtype: np.dtype[np.floating]
+) -> NDArray[np.floating]:
+    """Return the first row of each id, shape (ids, width): a function of seed and id alone.
+
+    Each value is the sum of four uniform numbers, which is close to a normal distribution. It needs no
+    logarithm, whose last digit differs from processor to processor.
+
+    Args:
+        seed: seed of the table.
+        ids: the ids.
+        width: elements of a row.
+        std: standard deviation.
+        dtype: of the rows.
+    """
+    start = mix(ids.view(np.uint64) ^ mix(np.array([seed], np.int64).view(np.uint64)))
+    columns = np.arange(1, width + 1, dtype=np.uint64) * _GOLDEN
+    words = mix(start[:, None] + columns[None, :]).view(np.uint16).reshape(len(ids), width, _WORDS)
+    centred = words.sum(-1, dtype=np.int64) - _WORDS * _LARGEST // 2
+    unit = np.sqrt(_WORDS * (2.0**32 - 1) / 12)
+    rows: NDArray[np.floating] = (centred * (std / unit)).astype(dtype)
+    return rows

@@ -1,0 +1,341 @@
+"""Embedding variables: tables from any 64-bit id to a row, without a fixed number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sparkdl.exceptions import ConfigError, ModelError
+from sparkdl.keyed.entries import ROW, Entries
+from sparkdl.keyed.mix import Ids
+from sparkdl.keyed.table import KeyedTable, TableRule
+
+Mode = Literal["sum", "mean", "max"]
+_DTYPES = {torch.float32: "float32", torch.float64: "float64"}
+
+
+class Source(Protocol):
+    """Where the rows of a forward pass come from."""
+
+    def __call__(self, table: EmbeddingVariable, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a matrix, shape (n, width), and for each id the number of its row there."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Rows of some ids, as a leaf that gets their gradient.
+
+    Attributes:
+        ids: ascending.
+        places: of each id, the number of its row in ``rows``; -1 for ids without a row.
+        rows: shape (n, width).
+    """
+
+    ids: Ids
+    places: np.ndarray[Any, np.dtype[np.int64]]
+    rows: Tensor
+
+    def __call__(self, table: EmbeddingVariable, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows, and the places of the ids."""
+        wanted = ids.detach().cpu().numpy().reshape(-1)
+        at = np.minimum(np.searchsorted(self.ids, wanted), max(0, len(self.ids) - 1))
+        if len(wanted) and (not len(self.ids) or (self.ids[at] != wanted).any()):
+            raise ModelError(
+                "an embedding variable was asked for ids that were not found when the rows of this iteration "
+                "were looked up: the ids must follow from the inputs alone, not from random numbers, weights "
+                "or rows",
+                code="model-output",
+            )
+        rows = self.rows if table.weight.requires_grad else self.rows.detach()
+        return _with_default(table, self.places[at] if len(self.ids) else at, rows, ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Noted:
+    """Notes which ids are asked for; their rows are zeros.
+
+    Attributes:
+        ids: the ids of each call.
+    """
+
+    ids: list[Ids]
+
+    def __call__(self, table: EmbeddingVariable, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Note the ids."""
+        self.ids.append(np.array(ids.detach().cpu().numpy().reshape(-1)))
+        return torch.zeros_like(ids, dtype=torch.int64), torch.zeros_like(table.weight)
+
+
+def _own_rows(table: EmbeddingVariable, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rows of the module's own store."""
+    wanted, inverse = np.unique(ids.detach().cpu().numpy().reshape(-1), return_inverse=True)
+    there, rows = table.store.look_up(wanted)
+    places = np.where(there, np.cumsum(there) - 1, -1)
+    return _with_default(table, places[inverse], torch.from_numpy(rows).to(table.weight.device), ids)
+
+
+def _with_default(
+    table: EmbeddingVariable, places: np.ndarray[Any, Any], rows: Tensor, ids: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Let places of -1 be that of the default row."""
+    if not len(rows) or (places < 0).any():
+        rows = torch.cat([rows, table.weight])
+        places = np.where(places < 0, len(rows) - 1, places)
+    return torch.from_numpy(places.astype(np.int64)).to(ids.device).view(ids.shape), rows
+
+
+class EmbeddingVariable(nn.Module):
+    """Looks up a row for each 64-bit id, like ``nn.Embedding``, without a fixed number of rows.
+
+    An id gets its row when it is first trained with, and the row begins with values that follow from ``seed``
+    and the id, whatever came before. In a fit each rank owns the rows of some ids, by a hash; the others ask
+    for the rows of their batch and send the gradients back. The rows are no parameters of the module. They
+    are in its ``state_dict``, as ``ids`` and ``rows``.
+
+    Ids without a row share the row ``weight``: those that a trained module meets for the first time, and with
+    ``min_count`` those that are rare. It is a parameter, zero at first, and is trained where rare ids use it.
+    The optimizer of ``weight`` is that of all rows; it must be one that leaves rows without gradient alone.
+
+    Args:
+        embedding_dim: elements of a row.
+        seed: of first rows; drawn from torch's generator if ``None``.
+        std: standard deviation of first rows.
+        min_count: look-ups after which an id gets a row.
+        max_age: iterations without a look-up after which an id is forgotten; ``None`` for no limit.
+        min_norm: ids whose row has a smaller Euclidean norm are forgotten; 0 for none.
+        evict_every: iterations from one look for such ids to the next.
+        dtype: ``torch.float32`` or ``torch.float64``.
+
+    Attributes:
+        weight: row of the ids that have none, shape (1, embedding_dim).
+        store: the rows.
+
+    Raises:
+        ConfigError: if an argument cannot work.
+    """
+
+    SAVED: ClassVar[tuple[str, ...]] = ("ids", "rows", "seed")
+    """Names of the rows' entries in a ``state_dict``; their number of rows may change."""
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        *,
+        seed: int | None = None,
+        std: float = 0.05,
+        min_count: int = 1,
+        max_age: int | None = None,
+        min_norm: float = 0.0,
+        evict_every: int = 1000,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        if dtype not in _DTYPES:
+            raise ConfigError(f"dtype={dtype}: expected torch.float32 or torch.float64")
+        counts = {"embedding_dim": embedding_dim, "min_count": min_count, "evict_every": evict_every}
+        for name, value in {**counts, **({"max_age": max_age} if max_age is not None else {})}.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name}={value!r}: expected an integer of at least 1")
+        for name, number in {"std": std, "min_norm": min_norm}.items():
+            if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < np.inf:
+                raise ConfigError(f"{name}={number!r}: expected a number of at least 0")
+        if seed is not None and (
+            isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 63
+        ):
+            raise ConfigError(f"seed={seed!r}: expected an integer from 0 to 2**63 - 1, or None")
+        given = seed
+        if seed is None:
+            seed = int(torch.randint(0, 1 << 62, (), device="cpu"))
+        rule = TableRule(
+            embedding_dim, _DTYPES[dtype], seed, float(std), min_count, max_age, float(min_norm), evict_every
+        )
+        # Under these names a description of the module finds them.
+        self.embedding_dim, self.seed, self.std, self.dtype = embedding_dim, given, std, dtype
+        self.min_count, self.max_age = min_count, max_age
+        self.min_norm, self.evict_every = min_norm, evict_every
+        self.weight = nn.Parameter(torch.zeros(1, embedding_dim, dtype=dtype))
+        self.store = KeyedTable(rule)
+        self._source: Source | None = None
+
+    def select(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a matrix with the rows of ids, and for each id the number of its row there.
+
+        Raises:
+            ModelError: if the ids are no integers.
+        """
+        if ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool:
+            raise ModelError(
+                f"an embedding variable got {ids.dtype} ids, expected integers; hash strings first, for "
+                "example with pyspark.sql.functions.xxhash64",
+                code="model-output",
+            )
+        return (self._source or _own_rows)(self, ids.to(torch.int64))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return the rows of ids: a tensor with one more dimension, of ``embedding_dim`` elements."""
+        places, rows = self.select(ids)
+        return functional.embedding(places, rows)
+
+    @contextmanager
+    def reading(self, source: Source) -> Iterator[None]:
+        """Take rows from somewhere else for a while."""
+        before, self._source = self._source, source
+        try:
+            yield
+        finally:
+            self._source = before
+
+    @contextmanager
+    def holding(self, entries: Entries) -> Iterator[None]:
+        """Have other rows in the store for a while."""
+        before = self.store
+        self.fill(entries)
+        try:
+            yield
+        finally:
+            self.store = before
+
+    def fill(self, entries: Entries) -> None:
+        """Replace all rows of the store."""
+        store = KeyedTable(self.store.rule)
+        store.put(entries)
+        self.store = store
+
+    def extra_repr(self) -> str:
+        """Describe the table."""
+        return f"{self.store.rule.width}, rows={len(self.store)}"
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        kept = self.store.entries().sorted()
+        destination[f"{prefix}ids"] = torch.from_numpy(kept.ids[kept.admitted])
+        destination[f"{prefix}rows"] = torch.from_numpy(kept.columns[ROW])
+        destination[f"{prefix}seed"] = torch.tensor(self.store.rule.seed)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *arguments: Any) -> None:
+        _, strict, missing, _, errors = arguments
+        found = {name: state_dict.pop(f"{prefix}{name}", None) for name in self.SAVED}
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+        state_dict |= {f"{prefix}{name}": value for name, value in found.items() if value is not None}
+        if any(value is None for value in found.values()):
+            if strict:
+                missing += [f"{prefix}{name}" for name, value in found.items() if value is None]
+            return
+        problem = self._take_over(found)
+        if problem:
+            errors.append(f"{prefix}{problem}")
+
+    def _take_over(self, found: Mapping[str, Tensor]) -> str:
+        """Read the rows of a ``state_dict``; return what is wrong with them."""
+        ids, rows, seed = (found[name].detach().cpu() for name in self.SAVED)
+        rule = self.store.rule
+        if ids.dtype != torch.int64 or ids.dim() != 1 or len(torch.unique(ids)) != len(ids):
+            return f"ids: found shape {tuple(ids.shape)} of {ids.dtype}, expected distinct integers"
+        if rows.shape != (len(ids), rule.width) or not rows.is_floating_point():
+            return f"rows: found shape {tuple(rows.shape)} of {rows.dtype}, expected {(len(ids), rule.width)}"
+        if seed.dim() or seed.is_floating_point():
+            return f"seed: found shape {tuple(seed.shape)} of {seed.dtype}, expected one integer"
+        values = np.array(rows.numpy().astype(rule.dtype))
+        counts, last = np.full(len(ids), rule.min_count), np.zeros(len(ids), np.int64)
+        self.store = KeyedTable(replace(rule, seed=int(seed)))
+        self.store.put(Entries(ids.numpy(), counts, last, np.ones(len(ids), np.bool_), {ROW: values}))
+        return ""
+
+
+class EmbeddingBagVariable(nn.Module):
+    """Sums, or means, of the rows of several ids, like ``nn.EmbeddingBag``, without a fixed number of rows.
+
+    Args:
+        embedding_dim: elements of a row.
+        mode: ``"mean"``, ``"sum"`` or ``"max"`` of the rows of each bag.
+        seed: see :class:`EmbeddingVariable`, also for the others.
+        std: standard deviation of first rows.
+        min_count: look-ups after which an id gets a row.
+        max_age: iterations without a look-up after which an id is forgotten.
+        min_norm: ids whose row has a smaller Euclidean norm are forgotten.
+        evict_every: iterations from one look for such ids to the next.
+        dtype: ``torch.float32`` or ``torch.float64``.
+
+    Attributes:
+        table: the rows.
+        mode: as given.
+
+    Raises:
+        ConfigError: if an argument cannot work.
+    """
+
+    def __init__(
+        self,
+        embedding_dim: int,
+        mode: Mode = "mean",
+        *,
+        seed: int | None = None,
+        std: float = 0.05,
+        min_count: int = 1,
+        max_age: int | None = None,
+        min_norm: float = 0.0,
+        evict_every: int = 1000,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        if mode not in ("mean", "sum", "max"):
+            raise ConfigError(f"mode={mode!r}: expected 'mean', 'sum' or 'max'")
+        self.table = EmbeddingVariable(
+            embedding_dim,
+            seed=seed,
+            std=std,
+            min_count=min_count,
+            max_age=max_age,
+            min_norm=min_norm,
+            evict_every=evict_every,
+            dtype=dtype,
+        )
+        self.mode = mode
+        # Under these names a description of the module finds them.
+        self.embedding_dim, self.seed, self.std, self.dtype = embedding_dim, seed, std, dtype
+        self.min_count, self.max_age = min_count, max_age
+        self.min_norm, self.evict_every = min_norm, evict_every
+
+    def forward(self, ids: Tensor, offsets: Tensor | None = None) -> Tensor:
+        """Return a row for each bag.
+
+        Args:
+            ids: of each bag, shape (bags, ids); or of all bags, one after the other, with ``offsets``.
+            offsets: where each bag begins, shape (bags,).
+        """
+        places, rows = self.table.select(ids)
+        return functional.embedding_bag(places, rows, offsets, mode=self.mode)
+
+    def extra_repr(self) -> str:
+        """Describe the bag."""
+        return f"mode={self.mode!r}"
+
+
+def row_names(module: nn.Module) -> frozenset[str]:
+    """Return the names in a ``state_dict`` of the rows of embedding variables, of which any number fits."""
+    return frozenset(
+        f"{name}.{own}" if name else own
+        for name, part in module.named_modules(remove_duplicate=False)
+        if isinstance(part, EmbeddingVariable)
+        for own in EmbeddingVariable.SAVED
+    )
+
+
+def fill(module: nn.Module, rows: Mapping[str, Entries]) -> None:
+    """Give the embedding variables of a module the rows that were trained."""
+    variables = embedding_variables(module)
+    for name, entries in rows.items():
+        variables[name].fill(entries.without_state())
+
+
+def embedding_variables(module: nn.Module) -> dict[str, EmbeddingVariable]:
+    """Return the embedding variables of a module by name, each once."""
+    return {name: part for name, part in module.named_modules() if isinstance(part, EmbeddingVariable)}

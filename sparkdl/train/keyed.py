@@ -1,0 +1,70 @@
+"""Embedding variables in a fit: what cannot be combined with them is told before any work."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from torch import nn
+
+from sparkdl.exceptions import ConfigError, ModelError
+from sparkdl.layout import ParamLayout
+from sparkdl.nn.embedding import embedding_variables
+from sparkdl.optim.clip import ClipByNorm
+from sparkdl.optim.lazy_rows import check_lazy
+from sparkdl.optim.spec import OptimizerSpec
+from sparkdl.train.config import TrainConfig
+from sparkdl.train.hooks.callbacks import EarlyStopping
+
+
+def check_keyed(
+    module: nn.Module, layout: ParamLayout, optimizer: OptimizerSpec, config: TrainConfig
+) -> tuple[str, ...]:
+    """Check that a module's embedding variables can be trained; return their names.
+
+    Raises:
+        ConfigError: if an option cannot be combined with them, or their optimizer changes all rows.
+        ModelError: if their rows have another dtype than the module's parameters.
+    """
+    variables = embedding_variables(module)
+    if not variables:
+        return ()
+    _check_options(config)
+    groups = {param.name: param.group for param in layout.params}
+    for name, variable in variables.items():
+        if variable.store.rule.dtype != layout.dtype:
+            raise ModelError(
+                f"the embedding variable {name!r} is {variable.store.rule.dtype} and the module's parameters "
+                f"are {layout.dtype}: make it with dtype=torch.{layout.dtype}",
+                code="model-parameters",
+            )
+        group = groups.get(f"{name}.weight" if name else "weight")
+        if group is not None:
+            check_lazy(optimizer, group, name)
+    return tuple(variables)
+
+
+def _check_options(config: TrainConfig) -> None:
+    taken = {
+        "exchange='driver'": config.exchange == "driver",
+        "local_steps": config.local_steps is not None,
+        "averaging": config.averaging is not None,
+        "combine='adasum'": config.combine != "mean",
+        "gradient_codec": config.gradient_codec != "fp32",
+        "weights_codec": config.weights_codec != "fp32",
+        "num_shards": config.num_shards is not None,
+        "drop_stragglers": config.drop_stragglers is not None,
+        "elastic": config.elastic is not None,
+        "compile": bool(config.compile),
+        "ClipByNorm": isinstance(config.clip, ClipByNorm),
+        "EarlyStopping(restore_best=True)": any(
+            isinstance(hook, EarlyStopping) and hook.restore_best for hook in config.hooks
+        ),
+    }
+    for option in (option for option, found in taken.items() if found):
+        raise ConfigError(f"{option} cannot be combined with embedding variables yet: leave it out")
+
+
+def rules_of(module: nn.Module) -> dict[str, Any] | None:
+    """Return, JSON-compatible, what a resumed run must have in common about embedding variables."""
+    return {name: asdict(table.store.rule) for name, table in embedding_variables(module).items()} or None

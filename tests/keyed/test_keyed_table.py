@@ -1,0 +1,98 @@
+"""Tables from ids to rows: the same rows in any order, and what comes and goes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparkdl.keyed.entries import ROW, Entries, joined
+from sparkdl.keyed.mix import initial_rows, owners
+from sparkdl.keyed.slots import Slots
+from sparkdl.keyed.table import KeyedTable, TableRule
+
+GENERATOR = np.random.default_rng(0)
+IDS = np.unique(GENERATOR.integers(-(2**62), 2**62, 5000))
+
+
+def rule(**options: Any) -> TableRule:
+    return TableRule(**{"width": 4, "dtype": "float32", "seed": 7, "std": 1.0} | options)
+
+
+def look_up(table: KeyedTable, ids: Any, iteration: int, times: int = 1) -> int:
+    return table.count(np.array(ids), np.full(len(ids), times), iteration, lambda rows: {})
+
+
+def arrays_of(entries: Entries) -> dict[str, bytes]:
+    return {name: values.tobytes() for name, values in entries.arrays("").items()}
+
+
+def test_slots_find_what_was_added() -> None:
+    slots = Slots()
+    for part in np.array_split(GENERATOR.permutation(IDS), 13):
+        numbers = slots.add(part)
+        assert (slots.ids[numbers] == part).all()
+    assert (slots.ids[slots.find(IDS)] == IDS).all()
+    assert (slots.find(np.array([1, 2, 3])) == -1).all()
+
+
+def test_a_first_row_follows_from_seed_and_id_alone() -> None:
+    rows = initial_rows(7, IDS, 4, 0.5, np.dtype(np.float32))
+    order = GENERATOR.permutation(len(IDS))
+    assert (initial_rows(7, IDS[order], 4, 0.5, np.dtype(np.float32)) == rows[order]).all()
+    assert (initial_rows(8, IDS, 4, 0.5, np.dtype(np.float32)) != rows).any(1).all()
+    assert abs(rows.mean()) < 0.02
+    assert rows.std() == pytest.approx(0.5, rel=0.02)
+
+
+def test_owners_have_about_the_same_number() -> None:
+    counts = np.bincount(owners(IDS, 7))
+    assert len(counts) == 7
+    assert counts.min() > 0.8 * counts.mean()
+
+
+def test_an_id_gets_its_row_when_it_was_looked_up_often_enough() -> None:
+    table = KeyedTable(rule(min_count=3))
+    assert look_up(table, [1, 2], 0) == 0
+    assert look_up(table, [2, 3], 1, times=2) == 1
+    there, rows = table.look_up(np.array([1, 2, 3, 4]))
+    assert there.tolist() == [False, True, False, False]
+    assert (rows == initial_rows(7, np.array([2]), 4, 1.0, np.dtype(np.float32))).all()
+    assert (len(table), table.known) == (1, 3)
+
+
+def test_old_and_small_entries_are_evicted() -> None:
+    table = KeyedTable(rule(max_age=3, min_norm=0.1, evict_every=4))
+    look_up(table, [1, 2, 3], 0)
+    look_up(table, [2, 3], 3)
+    table.update(np.array([3]), {ROW: np.full((1, 4), 0.01, np.float32)}, lambda rows: {})
+    assert table.evict(3).tolist() == []  # not yet
+    assert table.evict(4).tolist() == [1, 3]
+    assert table.look_up(np.array([1, 2, 3]))[0].tolist() == [False, True, False]
+    assert look_up(table, [1], 5) == 1  # it may come back
+
+
+def test_parts_of_owners_make_up_the_whole() -> None:
+    table = KeyedTable(rule(min_count=2))
+    look_up(table, IDS, 0)
+    look_up(table, IDS[::3], 4)
+    table.update(IDS[::3], {"sum": np.ones((len(IDS[::3]), 4), np.float32)}, lambda rows: {"sum": rows * 0})
+    whole = table.entries().sorted()
+    for ranks in (1, 3):
+        parts = [table.entries().of_owner(rank, ranks) for rank in range(ranks)]
+        assert arrays_of(joined(parts)) == arrays_of(whole)
+    copy = KeyedTable(rule(min_count=2))
+    copy.put(Entries.read(whole.arrays("x."), "x.", whole.scalars))
+    assert arrays_of(copy.entries().sorted()) == arrays_of(whole)
+
+
+def test_a_change_that_is_written_elsewhere_leads_to_the_same() -> None:
+    one, other = (KeyedTable(rule(min_count=2, max_age=2, evict_every=3)) for _ in range(2))
+    for iteration in range(12):
+        gone = one.evict(iteration)
+        ids = np.unique(GENERATOR.choice(IDS[:40], 9))
+        look_up(one, ids, iteration)
+        other.drop(gone)
+        other.put(one.entries(ids))
+        assert arrays_of(one.entries().sorted()) == arrays_of(other.entries().sorted())

@@ -1,0 +1,196 @@
+"""Embedding variables in a fit: the bits of nn.Embedding, validation, checkpoints, refusals."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.data import as_dataset
+from support.reference import Partition, threads
+from torch import Tensor, nn
+
+from sparkdl import Dataset, Trainer
+from sparkdl.exceptions import ConfigError, ModelError
+from sparkdl.keyed.mix import initial_rows
+from sparkdl.nn import EmbeddingVariable
+from sparkdl.optim import ClipByNorm
+from sparkdl.train import EMA, Checkpoint, EarlyStopping, EveryIterations, MaxIteration, load_weights
+
+USERS, ITEMS, FAR = 60, 40, 0x5DEECE66D123
+ADAM = partial(torch.optim.Adam, lr=1e-2)
+LAZY = {
+    "head*": ADAM,
+    "user*": partial(torch.optim.SparseAdam, lr=1e-2),
+    "*": partial(torch.optim.Adagrad, lr=0.1),
+}
+
+GENERATOR = np.random.default_rng(0)
+PAIRS = np.stack([GENERATOR.integers(0, USERS, 240), GENERATOR.integers(0, ITEMS, 240)], 1)
+SCORES = GENERATOR.normal(size=240).astype(np.float32)
+PARTS = [Partition(PAIRS[a:b] * FAR, SCORES[a:b]) for a, b in pairwise([0, 130, 130, 240])]
+
+
+class Scores(nn.Module):
+    """Scores pairs of a user and an item."""
+
+    def __init__(self, users: nn.Module, items: nn.Module, divisor: int = 1) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.users, self.items, self.divisor = users, items, divisor
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, pair: Tensor) -> Tensor:
+        ids = torch.div(pair, self.divisor, rounding_mode="floor")
+        return self.head(torch.cat([self.users(ids[:, 0]), self.items(ids[:, 1])], 1)).squeeze(1)
+
+
+def keyed(**options: Any) -> Scores:
+    return Scores(EmbeddingVariable(4, seed=1, **options), EmbeddingVariable(4, seed=2, **options))
+
+
+def dense() -> Scores:
+    # torch adds up dense gradients of a batch's ids in one order, and sparse ones in another.
+    module = Scores(nn.Embedding(USERS, 4), nn.Embedding(ITEMS, 4), FAR)
+    with torch.no_grad():
+        for table, seed in ((module.users, 1), (module.items, 2)):
+            ids = np.arange(table.num_embeddings) * FAR
+            table.weight.copy_(torch.from_numpy(initial_rows(seed, ids, 4, 0.05, np.dtype(np.float32))))
+    return module
+
+
+@pytest.fixture
+def data(spark: Any) -> Any:
+    with threads(1), as_dataset(spark, PARTS) as data:
+        yield data
+
+
+def trainer(module: nn.Module, **options: Any) -> Trainer:
+    settings: dict[str, Any] = {
+        "loss": nn.MSELoss(),
+        "optimizer": LAZY,
+        "batch_size": 60,
+        "seed": 3,
+        "end_when": MaxIteration(10),
+        "progress": False,
+        "iterations_per_job": 4,
+    }
+    return Trainer(module, **settings | options)
+
+
+def rows_of(module: Any) -> dict[str, bytes]:
+    return {name: value.numpy().tobytes() for name, value in module.state_dict().items()}
+
+
+def check_same(data: Dataset, **options: Any) -> Any:
+    """Fit tables of either kind, and compare them."""
+    expected = trainer(dense(), **options).fit(data)
+    found = trainer(keyed(), **options).fit(data)
+    assert found.history.column("loss") == expected.history.column("loss")
+    for name in ("users", "items"):
+        saved = found.module.state_dict()
+        numbers = saved[f"{name}.ids"] // FAR
+        weight = getattr(expected.module, name).weight.detach()
+        assert len(numbers) == len(np.unique(PAIRS[:, int(name == "items")]))
+        assert torch.equal(saved[f"{name}.rows"], weight[numbers])
+    assert torch.equal(found.module.head.weight, expected.module.head.weight)
+    return found
+
+
+@pytest.mark.parametrize("exchange", ["replicated", "sharded"])
+def test_fit_gives_the_bits_of_tables_of_a_fixed_size(data: Dataset, exchange: Any) -> None:
+    found = check_same(data, exchange=exchange)
+    assert found.history.column("extras.users/rows")[-1] == len(np.unique(PAIRS[:, 0]))
+
+
+@pytest.mark.jvm
+@pytest.mark.parametrize("transport", ["shuffle", "direct"])
+def test_tasks_of_several_processes_give_the_same_bits(spark: Any, transport: Any) -> None:
+    with threads(1), as_dataset(spark, [PARTS[0], PARTS[2]]) as data:
+        found = check_same(data, transport=transport)
+    assert any(found.history.column("direct")) == (transport == "direct")
+
+
+def test_a_trained_module_evaluates_predicts_and_is_validated(data: Dataset) -> None:
+    training = trainer(keyed(), end_when=MaxIteration(8))
+    result = training.fit(data, validation={"same": data})
+    assert result.scores["same/loss"] == pytest.approx(training.evaluate(data)["loss"], rel=1e-6)
+    found = training.predict(data)
+    x = torch.from_numpy(np.concatenate([part.x for part in PARTS]))
+    with torch.no_grad():
+        assert np.allclose(found, result.module.eval()(x).numpy(), atol=1e-6)
+    again = keyed()
+    again.load_state_dict(result.module.state_dict())
+    assert rows_of(again) == rows_of(result.module)
+
+
+def test_a_run_resumes_with_the_same_bits(data: Dataset, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"min_count": 2, "max_age": 4, "evict_every": 3}
+    whole = trainer(keyed(**options)).fit(data)
+    hooks = [Checkpoint(tmp_path, every=EveryIterations(5))]
+    trainer(keyed(**options), hooks=hooks, end_when=MaxIteration(5)).fit(data)
+    resumed = trainer(keyed(**options), hooks=hooks).fit(data, resume=True)
+    assert rows_of(resumed.module) == rows_of(whole.module)
+    copy = keyed(**options)
+    load_weights(tmp_path / "iteration-00000010", copy)
+    assert rows_of(copy) == rows_of(whole.module)
+    with pytest.raises(ConfigError, match="min_count"):
+        trainer(keyed(), hooks=[Checkpoint(tmp_path)]).fit(data, resume=True)
+
+
+def test_training_goes_on_with_the_rows_of_a_trained_module(data: Dataset) -> None:
+    first = trainer(keyed(), end_when=MaxIteration(4)).fit(data)
+    second = trainer(first.module, end_when=MaxIteration(4)).fit(data)
+    assert second.history.column("loss")[-1] < first.history.column("loss")[0]
+    assert set(first.module.state_dict()["users.ids"].tolist()) <= set(
+        second.module.state_dict()["users.ids"].tolist()
+    )
+
+
+def test_ids_without_a_row_share_one_that_is_trained(data: Dataset) -> None:
+    result = trainer(keyed(min_count=10), end_when=MaxIteration(8)).fit(data)
+    assert 0 < result.history.column("extras.users/rows")[-1] < result.history.column("extras.users/ids")[-1]
+    assert result.module.users.weight.abs().sum() > 0
+    module = result.module.eval()
+    with torch.no_grad():
+        assert torch.equal(module.users(torch.tensor([12345])), module.users.weight)
+
+
+def test_a_table_that_is_frozen_stays_as_it_is(data: Dataset) -> None:
+    module = keyed()
+    module.users.weight.requires_grad_(False)
+    saved = trainer(module).fit(data).module.state_dict()
+    expected = initial_rows(1, saved["users.ids"].numpy(), 4, 0.05, np.dtype(np.float32))
+    assert torch.equal(saved["users.rows"], torch.from_numpy(expected))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"optimizer": ADAM}, "Adam changes rows without a gradient.*'users'"),
+        ({"optimizer": partial(torch.optim.SGD, lr=0.1, momentum=0.9)}, "momentum=0.9"),
+        ({"local_steps": 2}, "local_steps"),
+        ({"exchange": "driver", "iterations_per_job": None}, "exchange='driver'"),
+        ({"averaging": EMA(0.9)}, "averaging"),
+        ({"gradient_codec": "bf16"}, "gradient_codec"),
+        ({"clip": ClipByNorm(1.0)}, "ClipByNorm"),
+        ({"hooks": [EarlyStopping(2)]}, "restore_best"),
+    ],
+)
+def test_what_cannot_be_combined_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        trainer(keyed(), **options)
+
+
+def test_ids_that_do_not_follow_from_the_inputs_are_an_error(data: Dataset) -> None:
+    class Draws(Scores):
+        def forward(self, pair: Tensor) -> Tensor:
+            return super().forward(pair + 2 * (self.users(pair[:, 0]).sum(1, keepdim=True) > 0).long())
+
+    module = Draws(EmbeddingVariable(4, seed=1), EmbeddingVariable(4, seed=2))
+    with pytest.raises(ModelError, match="must follow from the inputs alone"):
+        trainer(module).fit(data)
