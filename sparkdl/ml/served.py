@@ -31,7 +31,7 @@ from sparkdl.nn.trace import explain_failure
 from sparkdl.serve import read_model
 from sparkdl.table.encoding import TableEncoding
 
-_MODELS = (TorchModel, TorchClassificationModel, TorchRegressionModel)
+MODELS = (TorchModel, TorchClassificationModel, TorchRegressionModel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class ServedModel:
     rows and names the one at fault, :meth:`run` computes. ML vectors are lists of doubles.
 
     Args:
-        model: a fitted model; its module is used as it is, in evaluation mode.
+        model: a fitted model; its module stays as it is, and its weights are shared.
         version: tells models apart that are served one after the other.
 
     Attributes:
@@ -75,7 +75,7 @@ class ServedModel:
         self.name = type(model).__name__
         self.encoding: TableEncoding | None = model.encoding
         self.outputs: tuple[Output, ...] = inference.outputs
-        self._module: nn.Module = prepack(inference.module.eval())
+        self._module: nn.Module = prepack(copy_sharing(inference.module.eval()))
         self._structure = structure_of(inference.inputs, "features")
         self._keep = inference.handle_invalid != "error"
         if self.encoding is None:
@@ -105,20 +105,7 @@ class ServedModel:
                 names code that is not trusted.
             ModelError: if the module cannot be built, or the weights do not fit it.
         """
-        content, metadata = read_model(path, trust=trust)
-        kinds: dict[str, Any] = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in _MODELS}
-        kind = kinds.get(metadata["class"])
-        if kind is None:
-            raise ConfigError(
-                f"path={path!r} holds a {metadata['class']:.200}: expected one of "
-                f"{', '.join(kind.__name__ for kind in _MODELS)}",
-                code="config-saved",
-            )
-        with explained(path):
-            model = instance_of(kind, content)
-            for name in metadata[KEY]["hyper"]:
-                model.getParam(name)
-        set_params(model, metadata, path)
+        model, metadata = read_fitted(path, trust=trust)
         if quantize is not None:
             model.setQuantize(quantize)
         return cls(model, version=version_of(metadata))
@@ -248,6 +235,25 @@ class ServedModel:
         return pa.table(columns, names=[output.column for output in self.outputs])
 
 
+def read_fitted(path: str, *, trust: Entry | Iterable[Entry] = ()) -> tuple[Any, dict[str, Any]]:
+    """Read a fitted model without Spark, and its metadata; arguments and errors as of the load method."""
+    content, metadata = read_model(path, trust=trust)
+    kinds: dict[str, Any] = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in MODELS}
+    kind = kinds.get(metadata["class"])
+    if kind is None:
+        raise ConfigError(
+            f"path={path!r} holds a {metadata['class']:.200}: expected one of "
+            f"{', '.join(kind.__name__ for kind in MODELS)}",
+            code="config-saved",
+        )
+    with explained(path):
+        model = instance_of(kind, content)
+        for name in metadata[KEY]["hyper"]:
+            model.getParam(name)
+    set_params(model, metadata, path)
+    return model, metadata
+
+
 def version_of(metadata: Mapping[str, Any]) -> str:
     """Return the first digits of the checksum that a saved model's metadata has of all its files."""
     digest = metadata[KEY].get(SHA256, {}).get(METADATA)
@@ -307,13 +313,18 @@ def _moments(name: str, column: pa.Array) -> pa.Array:
             return column.cast(kind)
         except pa.ArrowInvalid:
             continue
-    for row, text in enumerate(column.to_pylist()):
-        try:
-            pa.scalar(text).cast(pa.timestamp("us", "UTC" if text and text.endswith("Z") else None))
-        except pa.ArrowInvalid:
-            break
+    found = ((i, text) for i, text in enumerate(column.to_pylist()) if not _is_moment(text))
+    row, text = next(found, (0, column[0].as_py()))
     raise DataError(
         f"column {name!r}, row {row}: {text!r:.100} is no date or time in ISO 8601, such as '2024-01-31' or "
-        "'2024-01-31T10:00:00Z', or others of the column are in another form",
+        "'2024-01-31T10:00:00Z'; all of a column have a time zone, or none",
         code="data-value",
     )
+
+
+def _is_moment(text: str | None) -> bool:
+    try:
+        pa.scalar(text, pa.string()).cast(pa.timestamp("us"))
+    except pa.ArrowInvalid:
+        return False
+    return True

@@ -28,7 +28,7 @@ def connections(limit: int, seconds: float) -> type[asyncio.Protocol]:
             self._made = self.loop.time()
             self._expect_header()
             if len(self.connections) > limit:
-                others: set[Any] = self.connections  # type: ignore[assignment]
+                others: set[Any] = self.connections
                 waiting = [other for other in others if other._waits()]
                 min(waiting, key=lambda other: other._made, default=self).transport.abort()
 

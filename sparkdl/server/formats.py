@@ -190,8 +190,8 @@ def _array(name: str, values: list[Any]) -> pa.Array:
                 f"column {name!r:.100}: values of one kind are expected: {error!s:.200}", code="data-type"
             ) from None
         raise DataError(
-            f"column {name!r:.100}, row {row}: {_shown(values[row])} is a {kinds[row]} where other rows have a "
-            f"{usual}",
+            f"column {name!r:.100}, row {row}: {_shown(values[row])} is a {kinds[row]} where other rows have "
+            f"a {usual}",
             code="data-type",
         ) from None
     kind, depth = found.type, 0

@@ -68,7 +68,7 @@ class ServerOptions:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: expected {low} to {high} seconds")
         if self.max_queue < self.max_rows:
             raise ConfigError(
-                f"max_queue={self.max_queue}: expected at least max_rows={self.max_rows}, the rows of a request"
+                f"max_queue={self.max_queue}: expected at least max_rows={self.max_rows}, a request's rows"
             )
         if self.key is not None and self.certificate is None:
             raise ConfigError("key is set without certificate: give both for TLS")

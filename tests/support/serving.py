@@ -12,9 +12,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+import torch
+
+from sparkdl.ml.model import TorchClassificationModel
 from sparkdl.ml.persistence import content_of
+from sparkdl.nn import Tabular
+from sparkdl.nn.saved.source import ModuleSource
+from sparkdl.nn.signature import Signature
 from sparkdl.server.options import ServerOptions
 from sparkdl.server.run import Server
+from sparkdl.table.calendar import VALUES
+from sparkdl.table.encoding import Category, Number, TableEncoding
+from support.models import mlp
 from support.mutations import write_tree
 from support.saving import describe, folder_of
 
@@ -25,6 +35,36 @@ def save(model: Any, path: Path) -> None:
     params = {param.name: value for param, value in model._paramMap.items()}
     metadata |= {"class": f"{type(model).__module__}.{type(model).__qualname__}", "paramMap": params}
     write_tree(folder_of(metadata, streams, 1 << 16), path)
+
+
+def classifier(seed: int = 0) -> TorchClassificationModel:
+    """Return a classifier of arrays of 64 numbers."""
+    return TorchClassificationModel.from_module(mlp(seed=seed), example=np.zeros((2, 64), np.float32))
+
+
+def table_classifier() -> TorchClassificationModel:
+    """Return a classifier of a table's columns, with labels that are strings."""
+    encoding = TableEncoding(
+        (Number("age", "number", 40.0, 10.0, True), Number("member", "boolean", 0.5, 0.5, True)),
+        (
+            Category("job", "string", ("cook", "nurse")),
+            Category("day", "date", VALUES["weekday"], "weekday"),
+        ),
+        {},
+        100,
+    )
+    arguments = {"cardinalities": list(encoding.cardinalities), "numbers": encoding.width, "outputs": 2}
+    torch.manual_seed(0)
+    module = Tabular(**arguments)
+    rows = (torch.zeros(2, 2, dtype=torch.int32), torch.zeros(2, encoding.width))
+    model = TorchClassificationModel(
+        module,
+        source=ModuleSource.of(Tabular, arguments),
+        signature=Signature.of_rows(module, rows),
+        encoding=encoding,
+        labels=("no", "yes"),
+    )
+    return model._set(featuresCols=list(encoding.columns))
 
 
 class Running:
