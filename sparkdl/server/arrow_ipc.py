@@ -30,7 +30,15 @@ def read_table(body: bytes, max_rows: int) -> pa.Table:
     """
     try:
         return _read(body, max_rows)
-    except (pa.ArrowException, struct.error, IndexError, OverflowError, MemoryError, ValueError) as error:
+    except (
+        pa.ArrowException,
+        OSError,
+        struct.error,
+        IndexError,
+        OverflowError,
+        MemoryError,
+        ValueError,
+    ) as error:
         if isinstance(error, DataError):
             raise
         raise _refused(f"it is no Arrow stream: {type(error).__name__}: {error!s:.200}") from error

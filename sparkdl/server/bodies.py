@@ -79,7 +79,8 @@ class Bodies:
             raise Refused(408, "timeout", f"the body took longer than {self._timeout:g} seconds") from None
         except ClientDisconnect:
             raise Refused(400, "disconnect", "the client has gone") from None
-        await self._discard(request)
+        if "expect" not in request.headers:  # such a client waits to be asked
+            await self._discard(request)
         raise Refused(413, "too-large", f"the body has more than {self._max_body} bytes")
 
     async def _discard(self, request: Request) -> None:

@@ -30,7 +30,9 @@ def connections(limit: int, seconds: float) -> type[asyncio.Protocol]:
             if len(self.connections) > limit:
                 others: set[Any] = self.connections
                 waiting = [other for other in others if other._waits()]
-                min(waiting, key=lambda other: other._made, default=self).transport.abort()
+                last = min(waiting, key=lambda other: other._made, default=self)
+                others.discard(last)  # abort() tells it later, and others may come before
+                last.transport.abort()
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
