@@ -79,9 +79,7 @@ def test_convolutions(options: dict[str, Any], vnni: bool, monkeypatch: pytest.M
     for a, b in zip(expected, found, strict=True):
         assert (a - b).abs().max() <= 0.03 * a.abs().max() + 1e-6
     assert torch.equal(found, again)
-    torch.testing.assert_close(
-        found, alone, atol=1e-3, rtol=1e-4
-    )
+    torch.testing.assert_close(found, alone, atol=1e-3, rtol=1e-4)
 
 
 def test_convolutions_that_stay() -> None:
