@@ -33,12 +33,13 @@ def signature_of(served: ServedModel) -> ModelSignature:
     longs with nulls; the model itself compares their type.
     """
     from mlflow.models.signature import ModelSignature
-    from mlflow.types import ColSpec, Schema
-    from mlflow.types.schema import AnyType
+    from mlflow.types import ColSpec, Schema, schema
+
+    any_type: Any = schema.AnyType
 
     if served.encoding is not None:
         inputs: list[Any] = [
-            ColSpec(AnyType() if kind == "number" else _TYPES[kind], name)
+            ColSpec(any_type() if kind == "number" else _TYPES[kind], name)
             for name, kind in served.encoding.kinds.items()
         ]
     else:
