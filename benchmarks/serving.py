@@ -114,15 +114,17 @@ def servers(model: Any, folder: Path, wanted: list[str]) -> Iterator[dict[str, i
         sparkdl.mlflow.save_model(model, folder / "mlflow")
         serve = ["models", "serve", "-m", str(folder / "mlflow"), "--env-manager", "local", "--port"]
         commands["mlflow"] = [sys.executable, "-m", "mlflow", *serve]
+    here = str(Path(sys.executable).parent)  # MLflow looks for uvicorn on the path
+    environment = {**os.environ, "PATH": os.pathsep.join([here, os.environ["PATH"]])}
     try:
         for name, command in commands.items():
             if name in wanted:
                 ports[name] = free_port()
                 log = (folder / f"{name}.log").open("w")
-                started = subprocess.Popen([*command, str(ports[name])], stdout=log, stderr=log)
-                processes.append(started)
-        for name, port in ports.items():
-            wait_for(port, name)
+                whole = [*command, str(ports[name])]
+                processes.append(subprocess.Popen(whole, stdout=log, stderr=log, env=environment))
+        for process, (name, port) in zip(processes, ports.items(), strict=True):
+            wait_for(port, process, (folder / f"{name}.log"))
         yield ports
     finally:
         for process in processes:
@@ -136,16 +138,16 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_for(port: int, name: str) -> None:
+def wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
     until = time.monotonic() + 600
-    while time.monotonic() < until:
+    while time.monotonic() < until and process.poll() is None:
         try:
             socket.create_connection(("127.0.0.1", port), 1).close()
         except OSError:
             time.sleep(0.2)
         else:
             return
-    raise SystemExit(f"{name} does not start")
+    raise SystemExit(f"a server does not start: {log.read_text()[-1000:]}")
 
 
 def turn(case: Case, model: Any, ports: dict[str, int], seconds: float) -> Result:

@@ -80,6 +80,7 @@ def test_spark_ml_guide(namespace: dict[str, Any], tmp_path: Path) -> None:
     assert {"classifier", "digits", "digits.pt2", "scored", "towers"} <= {p.name for p in tmp_path.iterdir()}
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*Any type hint:UserWarning")  # of MLflow
 def test_serving_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
     pytest.importorskip("alembic")
