@@ -21,7 +21,7 @@ from sparkdl.summary import JsonLines
 from sparkdl.train.checkpoint import CheckpointFolder
 from sparkdl.train.state import TrainState
 
-COMMANDS = ("init", "submit", "runs", "doctor", "checkpoints")
+COMMANDS = ("init", "submit", "serve", "runs", "doctor", "checkpoints")
 
 
 def help_of(command: str, capsys: Any) -> str:
@@ -62,6 +62,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     pq.write_table(pa.table(species), "iris.parquet")
     pq.write_table(pa.table(homes), "homes.parquet")
     FakeRun().train(JsonLines("runs/a.jsonl"))
+    Path("token").write_text("0123456789abcdef")
+    Path("token").chmod(0o600)
     checkpoints = CheckpointFolder(tmp_path / "runs" / "lenet")
     checkpoints.create()
     checkpoints.save(mlp(), TrainState(iteration=1200), {})
@@ -78,6 +80,8 @@ def test_the_examples_run(command: str, folder: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         init, "read_table", lambda path, *rest, **options: here(_local(path), *rest, **options)
     )
+    monkeypatch.setattr("sparkdl.server.run.Server", lambda path, options, **_: (path, options))
+    monkeypatch.setattr("sparkdl.server.run.run", print)
     found = examples(help_of(command, capsys))
     assert len(found) >= 3
     for words in found:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from support.data import digits
 from support.models import mlp
+from support.serving import classifier
 
 from sparkdl import Dataset
 from sparkdl.train.checkpoint import latest, read_point
@@ -82,6 +83,22 @@ def test_spark_ml_guide(namespace: dict[str, Any], tmp_path: Path) -> None:
         pytest.importorskip(package)
     run_page("docs/ml.md", namespace)
     assert {"classifier", "digits", "digits.pt2", "scored", "towers"} <= {p.name for p in tmp_path.iterdir()}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:.*Any type hint:UserWarning")  # of MLflow
+def test_serving_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("alembic")
+    monkeypatch.chdir(tmp_path)
+    before = mlflow.get_tracking_uri()
+    namespace: dict[str, Any] = {"__name__": "__main__", "model": classifier()}
+    try:
+        run_page("docs/serving.md", namespace)
+    finally:
+        while mlflow.active_run():
+            mlflow.end_run()
+        mlflow.set_tracking_uri(before)
+    assert namespace["again"].numClasses == 10
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from sparkdl.ml import fitting, tables
 from sparkdl.ml.attributes import Factory, HasAttributes
 from sparkdl.ml.hyper import HasHyper
 from sparkdl.ml.model import _Trained
+from sparkdl.ml.observers import observed
 from sparkdl.ml.params import HasInputs, value_of
 from sparkdl.ml.persistence import TorchReadable, TorchWritable
 from sparkdl.ml.summary import TrainingSummary
@@ -115,8 +116,10 @@ class FitsTorch(HasAttributes, HasTrainingSetters, HasInputs, HasHyper, TorchWri
         """Choose module, loss and label by the first rows."""
 
     def _fit(self, dataset: DataFrame) -> Any:
-        with ErrorsCarryResult() as kept:
-            return self._fit_model(dataset, kept)
+        with ErrorsCarryResult() as kept, observed(self, dataset) as note:
+            model = self._fit_model(dataset, kept)
+            note(model)
+            return model
 
     def _fit_model(self, dataset: DataFrame, kept: ErrorsCarryResult) -> Any:
         name = type(self).__name__

@@ -29,6 +29,7 @@ from sparkdl.ml.outputs import VECTORS, Output, check_thresholds
 from sparkdl.ml.scorer import Scorer, null_message
 from sparkdl.ml.udf import by_rows, has_arrow_udf, has_udt, make_udf, ship
 from sparkdl.nn.batch import group
+from sparkdl.nn.int8 import quantize as quantized
 from sparkdl.nn.signature import Signature, TensorSpec
 from sparkdl.table.encoding import TableEncoding
 
@@ -266,7 +267,7 @@ def inference_of(model: Any, df: DataFrame | None = None, *, decision: bool = Fa
     else:
         outputs = _regression_outputs(model, decision)
     return Inference(
-        module=model.module,
+        module=quantized(model.module) if model.getQuantize() else model.module,
         inputs=model.inputColumns(),
         outputs=tuple(outputs),
         batch_size=value_of(model, model.inferenceBatchSize),

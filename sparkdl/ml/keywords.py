@@ -64,6 +64,7 @@ class _Common(TypedDict, total=False):
     resume: bool
     warmStartFrom: str | None
     inferenceBatchSize: int | None
+    quantize: bool
     verbose: bool
 
 

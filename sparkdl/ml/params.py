@@ -94,6 +94,12 @@ class HasInputs(HasEntries, HasFeaturesCol, HasHandleInvalid):
         "rows per forward pass in transform; chosen from the size of a row if not set.",
         converters.whole("inferenceBatchSize", 1, "rows per forward pass"),
     )
+    quantize = Entry(
+        "quantize",
+        "whether transform multiplies 8-bit integers in linear and convolution layers.",
+        TypeConverters.toBoolean,
+        False,
+    )
 
     getFeaturesCols = getter(featuresCols)
     getInputNames = getter(inputNames)
@@ -103,6 +109,7 @@ class HasInputs(HasEntries, HasFeaturesCol, HasHandleInvalid):
     getMaxCategories = getter(maxCategories)
     getMinFrequency = getter(minFrequency)
     getInferenceBatchSize = getter(inferenceBatchSize)
+    getQuantize = getter(quantize)
 
     setFeaturesCol = setter(featuresCol)
     setFeaturesCols = setter(featuresCols)
@@ -111,6 +118,7 @@ class HasInputs(HasEntries, HasFeaturesCol, HasHandleInvalid):
     setMaxCategories = setter(maxCategories)
     setMinFrequency = setter(minFrequency)
     setInferenceBatchSize = setter(inferenceBatchSize)
+    setQuantize = setter(quantize)
 
     def setInputNames(self, value: list[str] | str) -> Self:
         """Sets the value of :py:attr:`inputNames`; one name is short for a list of one."""

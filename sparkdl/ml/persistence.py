@@ -137,14 +137,8 @@ class TorchWriter(MLWriter):
 
     def saveImpl(self, path: str) -> None:
         """Write to a folder that does not exist; its metadata last, as a mark that all is there."""
-        content, spark = content_of(self.instance), self.sparkSession
-        info, code = saved.describe(content, _allowed(self.optionMap))
-        info["hyper"] = [param.name for param in self.instance.params if "." in param.name]
-        pieces: dict[str, Iterable[weights.Chunk]] = {}
-        if content.module is not None:
-            pieces[WEIGHTS] = weights.write(content.module, _CHUNK_BYTES)
-        if code is not None:
-            pieces[CODE] = _cut(code)
+        spark = self.sparkSession
+        info, pieces = described(self.instance, _allowed(self.optionMap))
         digests = {}
         for name, stream in pieces.items():
             hashed = integrity.Hashed(stream)
@@ -219,6 +213,26 @@ class TorchReader(MLReader[R]):
                 instance.getParam(name)
         set_params(instance, metadata, path)
         return cast(R, instance)
+
+
+def described(
+    instance: Any, allow_pickle: bool = False
+) -> tuple[dict[str, Any], dict[str, Iterable[weights.Chunk]]]:
+    """Return our entry in the metadata of an estimator or a model, and its other files as pieces, by name.
+
+    Raises:
+        ConfigError: if a value needs a pickle that is not allowed.
+        SerializationError: if a value cannot be pickled.
+    """
+    content = content_of(instance)
+    info, code = saved.describe(content, allow_pickle)
+    info["hyper"] = [param.name for param in instance.params if "." in param.name]
+    pieces: dict[str, Iterable[weights.Chunk]] = {}
+    if content.module is not None:
+        pieces[WEIGHTS] = weights.write(content.module, _CHUNK_BYTES)
+    if code is not None:
+        pieces[CODE] = _cut(code)
+    return info, pieces
 
 
 def content_of(instance: Any) -> Content:

@@ -107,7 +107,7 @@ class Scorer:
             if converted is not None:
                 model = model or _load(self.shipped, self.threads)
                 waiting.put(converted)
-                size = self.batch_size or _rows_per_batch(columns.plans)
+                size = self.batch_size or rows_per_batch(columns.plans)
                 while waiting.count >= size:
                     results.put(self._forward(model, waiting.take(size)))
                     yield from results.ready()
@@ -138,7 +138,8 @@ class Scorer:
             return {wanted.key: select(output, wanted.key, rows) for wanted in self.outputs}
 
 
-def _rows_per_batch(plans: Sequence[ColumnPlan]) -> int:
+def rows_per_batch(plans: Sequence[ColumnPlan]) -> int:
+    """Return how many rows of these columns make 1 MiB, from 32 to 4096."""
     return max(32, min(4096, _BATCH_BYTES // max(1, sum(plan.row_bytes for plan in plans))))
 
 

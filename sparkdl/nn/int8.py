@@ -1,4 +1,4 @@
-"""Linear layers that multiply 8-bit integers.
+"""Linear and convolution layers that multiply 8-bit integers.
 
 The scheme of dynamic quantization: weights are rounded once, with a scale for each output; inputs are rounded
 as they come, with a scale for each row; products are summed as 32-bit integers.
@@ -7,13 +7,17 @@ as they come, with a scale for each row; products are summed as 32-bit integers.
 from __future__ import annotations
 
 import copy
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 _LARGEST = 127
 _TINY = 1e-30
+_MIDDLE = 128  # oneDNN's convolutions take unsigned inputs: this stands for 0
+_LEAST_CHANNELS = 4  # of a group; with fewer, as of images, rounding costs more than it saves
 
 
 class Int8Linear(nn.Module):
@@ -64,15 +68,101 @@ class Int8Linear(nn.Module):
         return result.to(x.dtype).reshape(*x.shape[:-1], self.out_features)
 
 
-def quantize(module: nn.Module) -> nn.Module:
-    """Return a copy of a module whose linear layers are :class:`Int8Linear`.
+class Int8Conv2d(nn.Module):
+    """A convolution with 8-bit weights, for inference on the CPU.
 
-    Only layers that are exactly ``nn.Linear`` are replaced; all other layers compute as before.
+    It multiplies integers with oneDNN on processors with VNNI instructions. Others could overflow, so there
+    it multiplies floats, with the rounded weights.
+
+    Args:
+        conv: the layer to round; it is not changed. Its padding is of zeros, and given as numbers.
+
+    Shapes:
+        input: (rows, in_channels, height, width), floating point.
+        output: (rows, out_channels, ...), same dtype.
+
+    Attributes:
+        values: rounded weights, int8, shaped as those of the layer.
+        scale: by which they are multiplied, shape (out_channels,).
+        bias: as in the original, or ``None``.
+    """
+
+    values: Tensor
+    scale: Tensor
+    bias: Tensor | None
+
+    def __init__(self, conv: nn.Conv2d) -> None:
+        super().__init__()
+        self._geometry: tuple[Any, ...] = (
+            list(conv.stride),
+            list(conv.padding),
+            list(conv.dilation),
+            conv.groups,
+        )
+        weight = conv.weight.detach().float()
+        scale = weight.abs().amax((1, 2, 3)).clamp_min(_TINY) / _LARGEST
+        self.register_buffer("values", (weight / scale[:, None, None, None]).round().to(torch.int8))
+        self.register_buffer("scale", scale)
+        self.register_buffer("bias", None if conv.bias is None else conv.bias.detach().float())
+        self._packed: Tensor | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the packed weights: they can be neither pickled nor copied."""
+        return {**self.__dict__, "_packed": None}
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights as floats, for code that does not call the layer but reads them."""
+        return self.values.float() * self.scale[:, None, None, None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer."""
+        if not (_has_vnni() and x.is_cpu and x.dim() == 4 and len(x)):
+            return F.conv2d(x.float(), self.weight, self.bias, *self._geometry).to(x.dtype)
+        rows = x.float()
+        scale = rows.abs().amax((1, 2, 3), keepdim=True).clamp_min(_TINY) / _LARGEST
+        rounded = (rows / scale).round_().add_(_MIDDLE).to(torch.uint8)
+        if self._packed is None:
+            self._packed = torch.ops.onednn.qconv_prepack(
+                self.values, self.scale, 1.0, _MIDDLE, *self._geometry, None
+            )
+        zeros = torch.zeros(len(self.scale), dtype=torch.int64)
+        result: Tensor = torch.ops.onednn.qconv2d_pointwise(
+            *(rounded, 1.0, _MIDDLE, self._packed, self.scale, zeros, None, *self._geometry),
+            *(1.0, 0, torch.float32, "none", [], ""),
+        )
+        result = result.mul_(scale)
+        if self.bias is not None:
+            result += self.bias[:, None, None]
+        return result.to(x.dtype)
+
+
+@lru_cache(maxsize=1)
+def _has_vnni() -> bool:
+    """Whether this processor multiplies unsigned with signed bytes without overflow, if torch knows."""
+    names = ("_is_vnni_supported", "_is_avx512_vnni_supported")
+    asks = next((getattr(torch.cpu, name) for name in names if hasattr(torch.cpu, name)), None)
+    return bool(asks and asks()) and hasattr(torch.ops.onednn, "qconv2d_pointwise")
+
+
+def _rounded(part: nn.Module) -> nn.Module | None:
+    """Return what takes a layer's place; ``None`` for a layer that stays."""
+    if type(part) is nn.Linear:
+        return Int8Linear(part)
+    if type(part) is nn.Conv2d and part.padding_mode == "zeros" and not isinstance(part.padding, str):
+        return Int8Conv2d(part) if part.in_channels // part.groups >= _LEAST_CHANNELS else None
+    return None
+
+
+def quantize(module: nn.Module) -> nn.Module:
+    """Return a copy of a module whose layers are :class:`Int8Linear` and :class:`Int8Conv2d`.
+
+    Only layers that are exactly ``nn.Linear``, or ``nn.Conv2d`` with at least four channels, are replaced;
+    all other layers compute as before.
     """
     # deepcopy takes what its memo has for the copy
-    memo: dict[int, Any] = {
-        id(part): Int8Linear(part) for part in module.modules() if type(part) is nn.Linear
-    }
+    replaced = ((part, _rounded(part)) for part in module.modules())
+    memo: dict[int, Any] = {id(part): new for part, new in replaced if new is not None}
     result: nn.Module = copy.deepcopy(module, memo)
     for part in result.modules():
         if isinstance(part, nn.TransformerEncoderLayer):

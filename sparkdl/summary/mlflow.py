@@ -6,7 +6,9 @@ import re
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,6 +147,24 @@ class MLflow(Hook):
                 self._attempt("the end of the run", lambda: mlflow.end_run(end.status))
                 self._restore()
 
+    @contextmanager
+    def resumed(self) -> Iterator[None]:
+        """Make the MLflow run of a training run that has ended the active one, to log more to it."""
+        import mlflow
+
+        active = mlflow.active_run()
+        if active is not None and active.info.run_id == self.run_id:
+            yield
+            return
+        if self._tracking_uri is not None:
+            self._uri_before = mlflow.get_tracking_uri()
+            mlflow.set_tracking_uri(self._tracking_uri)
+        try:
+            with mlflow.start_run(run_id=self.run_id, nested=active is not None):
+                yield
+        finally:
+            self._restore()
+
     def _experiment_id(self) -> str | None:
         import mlflow
 
@@ -211,6 +231,7 @@ def _chunks(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
 
 
 _auto: dict[str, Any] | None = None
+_made: ContextVar[list[MLflow] | None] = ContextVar("sparkdl automatic hooks", default=None)
 
 
 def autolog(*, disable: bool = False, **options: Any) -> None:
@@ -237,4 +258,18 @@ def automatic(hooks: Sequence[Hook]) -> list[Hook]:
     """Return the hooks that :func:`autolog` adds to those given."""
     if _auto is None or any(isinstance(hook, MLflow) for hook in hooks):
         return []
-    return [MLflow(**_auto)]
+    hook = MLflow(**_auto)
+    if (made := _made.get()) is not None:
+        made.append(hook)
+    return [hook]
+
+
+@contextmanager
+def automatic_hooks() -> Iterator[list[MLflow]]:
+    """Give a list of the hooks that :func:`autolog` adds to runs which begin in ``with``, in this thread."""
+    made: list[MLflow] = []
+    token = _made.set(made)
+    try:
+        yield made
+    finally:
+        _made.reset(token)

@@ -58,6 +58,7 @@ VALUES = {
     "monitor": "val/accuracy",
     "numPartitions": 6,
     "outputCols": ["p", "q"],
+    "quantize": True,
     "precision": "bf16",
     "codec": "fp16",
     "transport": "direct",
@@ -183,6 +184,7 @@ COMMON = {
     "resume": False,
     "warmStartFrom": None,
     "inferenceBatchSize": None,
+    "quantize": False,
     "verbose": False,
 }
 CLASSES = {

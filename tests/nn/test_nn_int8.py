@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import copy
+import pickle
+from typing import Any
+
 import pytest
 import torch
 from sklearn.datasets import load_digits
@@ -7,7 +11,8 @@ from sklearn.model_selection import train_test_split
 from support.models import Everything
 from torch import Tensor, nn
 
-from sparkdl.nn.int8 import Int8Linear, quantize
+from sparkdl.nn import int8
+from sparkdl.nn.int8 import Int8Conv2d, Int8Linear, quantize
 
 
 @pytest.mark.parametrize("shape", [(1,), (5,), (0,), (2, 3), ()])
@@ -51,6 +56,37 @@ def test_only_linear_layers_are_replaced_in_a_copy() -> None:
     assert kinds["norm"] is nn.BatchNorm1d
     assert copy.norm.weight is not module.norm.weight
     assert isinstance(quantize(nn.Linear(2, 2)), Int8Linear)
+
+
+@pytest.mark.parametrize("vnni", [True, False])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"bias": False}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": (2, 1)}, {"groups": 2}],
+)
+def test_convolutions(options: dict[str, Any], vnni: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    has_vnni = int8._has_vnni()
+    monkeypatch.setattr(int8, "_has_vnni", lambda: vnni and has_vnni)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(8, 12, 3, **options), nn.ReLU())
+    x = torch.randn(3, 8, 11, 10) * torch.tensor([1.0, 100.0, 0.0])[:, None, None, None]
+    rounded = quantize(module)
+    assert isinstance(rounded[0], Int8Conv2d)
+    with torch.inference_mode():
+        expected, found = module(x), rounded(x)
+        again = pickle.loads(pickle.dumps(copy.deepcopy(rounded)))(x)
+        alone = torch.cat([rounded(row[None]) for row in x])
+    assert found.shape == expected.shape
+    for a, b in zip(expected, found, strict=True):
+        assert (a - b).abs().max() <= 0.03 * a.abs().max() + 1e-6
+    assert torch.equal(found, again)
+    torch.testing.assert_close(found, alone, atol=1e-3, rtol=1e-4)
+
+
+def test_convolutions_that_stay() -> None:
+    module = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, padding="same"), nn.Conv2d(8, 8, 3, padding_mode="circular")
+    )
+    assert all(type(part) is nn.Conv2d for part in quantize(module))
 
 
 def test_the_weights_can_be_read() -> None:

@@ -1,0 +1,330 @@
+"""A saved model from columns to columns, as its ``transform``, in a process without a JVM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import nn
+
+from sparkdl.data.columns import ColumnPlan, structure_of
+from sparkdl.data.convert import from_arrow
+from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.frame import Array
+from sparkdl.ml.inference import inference_of
+from sparkdl.ml.model import TorchClassificationModel, TorchModel, TorchRegressionModel
+from sparkdl.ml.outputs import Output, select
+from sparkdl.ml.persistence import instance_of
+from sparkdl.ml.scorer import null_rows, rows_per_batch
+from sparkdl.ml.stored import explained, set_params
+from sparkdl.ml.tabular_frame import plans_of
+from sparkdl.nn.batch import call
+from sparkdl.nn.prepack import prepack
+from sparkdl.nn.saved.metadata import KEY, METADATA, SHA256
+from sparkdl.nn.saved.trust import Entry
+from sparkdl.nn.sharing import copy_sharing
+from sparkdl.nn.trace import explain_failure
+from sparkdl.serve import read_model
+from sparkdl.table.encoding import TableEncoding
+
+MODELS = (TorchModel, TorchClassificationModel, TorchRegressionModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows as the module takes them, checked.
+
+    Attributes:
+        valid: which rows there are results for; the others have null in a column.
+        arrays: of the valid rows, by input of the module.
+    """
+
+    valid: Array
+    arrays: Mapping[str, Array]
+
+    def __len__(self) -> int:
+        return len(self.valid)
+
+
+class ServedModel:
+    """A fitted model without Spark: Arrow columns in, the columns that ``transform`` adds out.
+
+    It is called in two parts, so that a server can join the rows of several requests: :meth:`prepare` checks
+    rows and names the one at fault, :meth:`run` computes. ML vectors are lists of doubles.
+
+    Args:
+        model: a fitted model; its module stays as it is, and its weights are shared.
+        version: tells models apart that are served one after the other.
+
+    Attributes:
+        version: as given.
+        encoding: what becomes of a table's columns; ``None`` where the module gets arrays as they are.
+        outputs: the columns of a result.
+
+    Raises:
+        ConfigError: if what goes into the module or comes out is not known.
+    """
+
+    def __init__(self, model: Any, *, version: str = "") -> None:
+        inference = inference_of(model)
+        self.version = version
+        self.name = type(model).__name__
+        self.encoding: TableEncoding | None = model.encoding
+        self.outputs: tuple[Output, ...] = inference.outputs
+        self._module: nn.Module = prepack(copy_sharing(inference.module.eval()))
+        self._structure = structure_of(inference.inputs, "features")
+        self._keep = inference.handle_invalid != "error"
+        if self.encoding is None:
+            self._plans = tuple(_plans(self._structure.disassemble(inference.inputs)))
+        else:
+            self._plans = plans_of(self.encoding, self._structure.kind == "dict")
+        if any(plan.shape is None or plan.dtype is None for plan in self._plans):
+            raise ConfigError(
+                f"what {self.name} takes is not known: make it with from_module(module, example=rows)"
+            )
+        self.batch_size = inference.batch_size or rows_per_batch(self._plans)
+
+    @classmethod
+    def load(
+        cls, path: str, *, trust: Entry | Iterable[Entry] = (), quantize: bool | None = None
+    ) -> ServedModel:
+        """Read what ``model.save(path)`` wrote; nothing is unpickled.
+
+        Args:
+            path: folder, or URL of one that fsspec can open.
+            trust: packages, modules or classes that the model may name besides those of torch, torchmetrics
+                and sparkdl.
+            quantize: whether to compute with 8-bit integers; by default as the model's Param says.
+
+        Raises:
+            ConfigError: if there is no complete model that this version can read, or it needs a pickle, or
+                names code that is not trusted.
+            ModelError: if the module cannot be built, or the weights do not fit it.
+        """
+        model, metadata = read_fitted(path, trust=trust)
+        if quantize is not None:
+            model.setQuantize(quantize)
+        return cls(model, version=version_of(metadata))
+
+    def copy(self) -> Self:
+        """Return a second one that shares the weights and nothing else, for another thread."""
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._module = copy_sharing(self._module)
+        return other
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The columns that a row must have, and their types, in words."""
+        if self.encoding is not None:
+            return dict(self.encoding.kinds)
+        return {plan.source: _words(plan) for plan in self._plans}
+
+    @property
+    def plans(self) -> tuple[ColumnPlan, ...]:
+        """What the module gets: shape, dtype and column of each input."""
+        return self._plans
+
+    def prepare(self, table: pa.Table) -> Rows:
+        """Check rows and convert them.
+
+        Args:
+            table: has the columns; others are passed over. Dates may be texts in ISO 8601.
+
+        Raises:
+            DataError: naming column and row of what is missing, null or no value of the right kind.
+        """
+        names = tuple(self.columns)
+        for name in names:
+            if name not in table.column_names:
+                raise DataError(
+                    f"column {name!r} is missing; the model takes {', '.join(names)}, and there are "
+                    f"{', '.join(table.column_names) or 'none':.300}",
+                    code="data-column",
+                )
+        columns = {name: _one_chunk(table.column(name)) for name in names}
+        if self.encoding is not None:
+            for name, kind in self.encoding.kinds.items():
+                if kind in ("date", "timestamp") and _is_text(columns[name].type):
+                    columns[name] = _moments(name, columns[name])
+            encoded = self.encoding.encode(columns)
+            valid = np.ones(len(table), np.bool_)
+            return Rows(valid, {plan.key: encoded[plan.source] for plan in self._plans})
+        return self._arrays(columns, len(table))
+
+    def run(self, requests: Sequence[Rows]) -> list[pa.Table]:
+        """Compute the results of several requests at once.
+
+        Raises:
+            ModelError: naming the layer that fails.
+        """
+        valid = np.concatenate([rows.valid for rows in requests])
+        # A copy, also of a single request's: torch wants memory that may be written to.
+        arrays = {
+            plan.key: np.concatenate([rows.arrays[plan.key] for rows in requests]) for plan in self._plans
+        }
+        table = self._table(self._forward(arrays, int(valid.sum())), valid)
+        ends = np.cumsum([len(rows) for rows in requests])
+        return [
+            table.slice(int(end) - len(rows), len(rows)) for end, rows in zip(ends, requests, strict=True)
+        ]
+
+    def warm_up(self) -> None:
+        """Compute a row of zeros, so that the first request need not wait for what is made once.
+
+        Raises:
+            ModelError: naming the layer that fails.
+        """
+        self._forward({}, 0)
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        """Return the results of rows; errors as of :meth:`prepare` and :meth:`run`."""
+        return self.run([self.prepare(table)])[0]
+
+    def _arrays(self, columns: Mapping[str, pa.Array], rows: int) -> Rows:
+        """Convert columns, without the rows that are null if these are kept."""
+        valid = np.ones(rows, np.bool_)
+        if self._keep:
+            for column in columns.values():
+                null = null_rows(column)
+                valid = valid if null is None else valid & ~null
+        chosen = np.flatnonzero(valid)
+        arrays = {}
+        for plan in self._plans:
+            column = columns[plan.source]
+            if len(chosen) < rows:
+                column = column.filter(pa.array(valid))
+            kind = column.type
+            binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+            arrays[plan.key] = _converted(plan, column, chosen, binary)
+        return Rows(valid, arrays)
+
+    def _forward(self, arrays: Mapping[str, Array], rows: int) -> list[Array]:
+        """Return what each output column is made of."""
+        if not rows:  # modules may fail without any: one of zeros tells shapes
+            arrays = {plan.key: np.zeros((1, *(plan.shape or ())), plan.dtype) for plan in self._plans}
+            return [values[:0] for values in self._forward(arrays, 1)]
+        parts: list[list[Array]] = []
+        for start in range(0, rows, self.batch_size):
+            batch = {key: torch.from_numpy(a[start : start + self.batch_size]) for key, a in arrays.items()}
+            inputs = self._structure.assemble(batch)
+            with torch.inference_mode():
+                try:
+                    output = call(self._module, inputs)
+                except Exception as error:
+                    raise explain_failure(
+                        self._module, inputs, call, error, ("the module", "look at its forward method")
+                    ) from error
+                count = min(self.batch_size, rows - start)
+                parts.append([select(output, wanted.key, count) for wanted in self.outputs])
+        return [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+    def _table(self, values: Sequence[Array], valid: Array) -> pa.Table:
+        mask = None if valid.all() else ~valid
+        columns = []
+        for output, found in zip(self.outputs, values, strict=True):
+            if mask is not None:
+                spread = np.zeros((len(valid), *found.shape[1:]), found.dtype)
+                spread[valid] = found
+                found = spread
+            columns.append(output.to_arrow(found, mask, vectors=False))
+        return pa.table(columns, names=[output.column for output in self.outputs])
+
+
+def read_fitted(path: str, *, trust: Entry | Iterable[Entry] = ()) -> tuple[Any, dict[str, Any]]:
+    """Read a fitted model without Spark, and its metadata; arguments and errors as of the load method."""
+    content, metadata = read_model(path, trust=trust)
+    kinds: dict[str, Any] = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in MODELS}
+    kind = kinds.get(metadata["class"])
+    if kind is None:
+        raise ConfigError(
+            f"path={path!r} holds a {metadata['class']:.200}: expected one of "
+            f"{', '.join(kind.__name__ for kind in MODELS)}",
+            code="config-saved",
+        )
+    with explained(path):
+        model = instance_of(kind, content)
+        for name in metadata[KEY]["hyper"]:
+            model.getParam(name)
+    set_params(model, metadata, path)
+    return model, metadata
+
+
+def version_of(metadata: Mapping[str, Any]) -> str:
+    """Return the first digits of the checksum that a saved model's metadata has of all its files."""
+    digest = metadata[KEY].get(SHA256, {}).get(METADATA)
+    return str(digest)[:12] if digest else str(metadata["uid"])
+
+
+def _plans(chosen: Mapping[str, Any]) -> Iterator[ColumnPlan]:
+    """Return how columns become inputs; a model's columns have shape and dtype."""
+    for key, column in chosen.items():
+        yield ColumnPlan(key, column.name, False, column.dtype, column.shape)
+
+
+def _converted(plan: ColumnPlan, column: pa.Array, rows: Array, binary: bool) -> Array:
+    if binary:
+        plan = replace(plan, binary=True)
+    elif not _is_numeric(column.type):
+        raise DataError(
+            f"column {plan.source!r} has type {column.type}: expected {_words(plan)}", code="data-type"
+        )
+    return from_arrow(plan, column, lambda index: f"row {int(rows[index])}")
+
+
+def _words(plan: ColumnPlan) -> str:
+    """Return shape and dtype of a column, in words."""
+    shape = plan.shape or ()
+    return f"{plan.dtype}[{', '.join(map(str, shape))}]" if shape else f"{plan.dtype}"
+
+
+def _is_numeric(kind: pa.DataType) -> bool:
+    while pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        kind = kind.value_type
+    checks = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal)
+    return any(check(kind) for check in (*checks, pa.types.is_null))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    """Return a column as one array, lists of equal length as lists."""
+    found = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+    if isinstance(found, pa.ChunkedArray):  # of types that cannot be joined
+        found = found.chunk(0)
+    kind = found.type
+    return found.cast(pa.list_(kind.value_type)) if pa.types.is_fixed_size_list(kind) else found
+
+
+def _moments(name: str, column: pa.Array) -> pa.Array:
+    """Read texts as moments in time; UTC where they do not say.
+
+    Raises:
+        DataError: naming column and row of one that is none.
+    """
+    for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
+        try:
+            return column.cast(kind)
+        except pa.ArrowInvalid:
+            continue
+    found = ((i, text) for i, text in enumerate(column.to_pylist()) if not _is_moment(text))
+    row, text = next(found, (0, column[0].as_py()))
+    raise DataError(
+        f"column {name!r}, row {row}: {text!r:.100} is no date or time in ISO 8601, such as '2024-01-31' or "
+        "'2024-01-31T10:00:00Z'; all of a column have a time zone, or none",
+        code="data-value",
+    )
+
+
+def _is_moment(text: str | None) -> bool:
+    try:
+        pa.scalar(text, pa.string()).cast(pa.timestamp("us"))
+    except pa.ArrowInvalid:
+        return False
+    return True

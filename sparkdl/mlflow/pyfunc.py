@@ -1,0 +1,43 @@
+"""What :mod:`mlflow.pyfunc` loads, for ``spark_udf``, ``mlflow models serve`` and others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import torch
+
+from sparkdl.ml.served import ServedModel
+
+
+class PyFunc:
+    """A model from columns to columns, as its ``transform``.
+
+    Args:
+        served: the model.
+    """
+
+    def __init__(self, served: ServedModel) -> None:
+        self._served = served
+
+    def predict(self, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
+        """Return the columns that ``transform`` adds, for rows that MLflow has compared with the signature.
+
+        Raises:
+            DataError: naming column and row of what cannot become a tensor.
+        """
+        columns = [name for name in self._served.columns if name in model_input.columns]
+        table = pa.Table.from_pandas(model_input[columns], preserve_index=False)
+        return self._served(table).to_pandas()
+
+
+def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> PyFunc:
+    """Load a model; MLflow calls it by this name."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    if context is not None:  # in a task of Spark, whose cores are not all of the machine's
+        torch.set_num_threads(context.cpus())
+    return PyFunc(ServedModel.load(path, trust=list((model_config or {}).get("trust", ()))))

@@ -1,0 +1,127 @@
+"""Columns of a model in MLflow's words: its signature and an example of its input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from sparkdl.data.columns import ColumnPlan
+from sparkdl.exceptions import DataError
+from sparkdl.ml.outputs import Output
+from sparkdl.ml.served import ServedModel
+from sparkdl.table.encoding import Kind, TableEncoding
+
+if TYPE_CHECKING:
+    from mlflow.models.signature import ModelSignature
+
+_ROWS = 5
+_TYPES: Mapping[Kind, str] = {
+    "boolean": "boolean",
+    "date": "datetime",
+    "timestamp": "datetime",
+    "string": "string",
+}
+
+
+def signature_of(served: ServedModel) -> ModelSignature:
+    """Return the columns that a model takes and gives.
+
+    Numbers of a table have the type "any", for MLflow takes no longs for doubles, and pandas makes doubles of
+    longs with nulls; the model itself compares their type.
+    """
+    from mlflow.models.signature import ModelSignature
+    from mlflow.types import ColSpec, Schema, schema
+
+    any_type: Any = schema.AnyType
+
+    if served.encoding is not None:
+        inputs: list[Any] = [
+            ColSpec(any_type() if kind == "number" else _TYPES[kind], name)
+            for name, kind in served.encoding.kinds.items()
+        ]
+    else:
+        inputs = [ColSpec(_type_of(plan), plan.source) for plan in served.plans]
+    outputs: list[Any] = [ColSpec(_result(output), output.column) for output in served.outputs]
+    return ModelSignature(Schema(inputs), Schema(outputs))
+
+
+def example_of(served: ServedModel, rows: Any) -> pd.DataFrame:
+    """Return some rows of a DataFrame of Spark or pandas, or a row that is made up.
+
+    Raises:
+        DataError: if a column is missing.
+    """
+    if rows is None:
+        made = _typical(served.encoding) if served.encoding is not None else _zeros(served)
+        return pd.DataFrame(made)
+    names = list(served.columns)
+    missing = [name for name in names if name not in rows.columns]
+    if missing:
+        raise DataError(
+            f"input_example: column {missing[0]!r} is missing; the model takes {', '.join(names)}",
+            code="data-column",
+        )
+    if isinstance(rows, pd.DataFrame):
+        found = rows[names].head(_ROWS)
+    else:
+        found = rows.select(*[f"`{name.replace('`', '``')}`" for name in names]).limit(_ROWS).toPandas()
+    found = found.apply(_plain)
+    for name, kind in ({} if served.encoding is None else served.encoding.kinds).items():
+        if kind in ("date", "timestamp"):
+            found[name] = pd.to_datetime(found[name])
+    return found
+
+
+def _plain(column: pd.Series[Any]) -> pd.Series[Any]:
+    """Return a column without ML vectors, dates without times and numbers that MLflow would warn of."""
+    if column.dtype != object:
+        return column.astype("float64") if column.dtype.kind in "iu" else column
+    return column.map(lambda value: value.toArray().tolist() if hasattr(value, "toArray") else value)
+
+
+def _type_of(plan: ColumnPlan) -> Any:
+    from mlflow.types import DataType
+    from mlflow.types.schema import Array
+
+    kind = np.dtype(plan.dtype or "float32").kind
+    found: Any = DataType.double if kind == "f" else DataType.boolean if kind == "b" else DataType.long
+    for _ in plan.shape or ():
+        found = Array(found)
+    return found
+
+
+def _result(output: Output) -> Any:
+    from mlflow.types import DataType
+    from mlflow.types.schema import Array
+
+    if output.kind in ("number", "class"):
+        return DataType.double
+    if output.kind == "label":
+        return DataType.string
+    found: Any = DataType.float if output.kind == "floats" else DataType.double
+    for _ in range(output.dims):
+        found = Array(found)
+    return found
+
+
+def _zeros(served: ServedModel) -> dict[str, list[Any]]:
+    return {plan.source: [np.zeros(plan.shape or (), plan.dtype).tolist()] for plan in served.plans}
+
+
+def _typical(encoding: TableEncoding) -> dict[str, list[Any]]:
+    """Return a row of means and most frequent values."""
+    made: dict[str, list[Any]] = {}
+    for number in encoding.numbers:
+        made[number.column] = [number.mean]
+    for category in encoding.categories:
+        if category.kind == "string":
+            made[category.column] = [category.values[0] if category.values else ""]
+    for name, kind in encoding.kinds.items():
+        if kind == "boolean":
+            made[name] = [True]
+        elif kind in ("date", "timestamp"):
+            made[name] = [pd.Timestamp("2020-01-01")]
+    return {name: made[name] for name in encoding.columns}

@@ -1,0 +1,84 @@
+"""Who may ask: a token, and for servers without one the name by which they were called."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+OPEN_PATHS = ("/health", "/ready")
+"""Paths that need no token: they say that the server is there, which a connection says too."""
+
+_LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
+
+
+class Guard:
+    """Lets requests pass that prove to have the token; the bodies of others are never asked for.
+
+    A server without a token listens at this machine's own addresses, or was told to let anyone in. At its own
+    addresses it answers only to their names: a page in a browser that calls it by another name, which its
+    author has pointed at 127.0.0.1, is turned away.
+
+    Args:
+        app: gets the requests that pass.
+        token: what clients must have, if anything.
+        local: whether to answer to names of this machine alone.
+    """
+
+    def __init__(self, app: ASGIApp, token: str | None, *, local: bool) -> None:
+        self._app, self._local = app, local
+        self._digest = None if token is None else _digest(token)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, or pass it on."""
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            refusal: JSONResponse | None = None
+            if self._digest is not None:
+                if scope["path"] not in OPEN_PATHS and not self._proves(headers):
+                    refusal = error(401, "token", "send the header Authorization: Bearer TOKEN", close=True)
+                    refusal.headers["WWW-Authenticate"] = "Bearer"
+            elif self._local and _name(headers.get("host", "")) not in _LOCAL_NAMES:
+                refusal = error(421, "host", "this server answers to localhost alone", close=True)
+            if refusal is not None:
+                await refusal(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _proves(self, headers: Headers) -> bool:
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        assert self._digest is not None
+        # Digests are of one length: the time that it takes says nothing about the token.
+        return hmac.compare_digest(_digest(token.strip()), self._digest) and scheme.lower() == "bearer"
+
+
+def error(
+    status: int, code: str, message: str, *, retry_after: int | None = None, close: bool = False
+) -> JSONResponse:
+    """Return an error as JSON.
+
+    Args:
+        status: of HTTP.
+        code: a word that stays the same.
+        message: for the client's author.
+        retry_after: seconds after which it may work.
+        close: whether the connection ends with it, for the body was not read.
+    """
+    headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
+    if close:
+        headers["Connection"] = "close"
+    return JSONResponse({"error": {"code": code, "message": message}}, status, headers)
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+def _name(host: str) -> str:
+    """Return the name in a Host header, without its port."""
+    if host.startswith("["):
+        return host.partition("]")[0] + "]"
+    return host.partition(":")[0].lower()

@@ -1,0 +1,162 @@
+"""Fitted models in MLflow: a registry in SQLite, without a pickle, for pyfunc, Spark and HTTP."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from support.models import TwoTowers
+from support.serving import classifier, table_classifier
+from torch import nn
+
+import sparkdl.mlflow
+from sparkdl import TorchClassifier, TorchModel
+from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.ml.local import save_local
+from sparkdl.ml.served import ServedModel
+from sparkdl.serve import Predictor
+
+mlflow = pytest.importorskip("mlflow")
+pytest.importorskip("alembic", reason="MLflow's SQLite store needs sqlalchemy and alembic")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::UserWarning:mlflow.*"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:mlflow.*"),
+]
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """MLflow's store and registry in a SQLite file; making its tables takes seconds."""
+    folder = tmp_path_factory.mktemp("mlflow")
+    before = mlflow.get_tracking_uri()
+    uri = f"sqlite:///{folder}/mlflow.db"
+    mlflow.set_tracking_uri(uri)
+    mlflow.create_experiment("models", (folder / "artifacts").as_uri())
+    mlflow.set_experiment("models")
+    yield uri
+    while mlflow.active_run():
+        mlflow.end_run()
+    mlflow.set_tracking_uri(before)
+
+
+def files(uri: str) -> dict[str, bytes]:
+    root = Path(mlflow.artifacts.download_artifacts(uri))
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_a_registered_model_is_loaded_by_both_flavours_and_holds_no_pickle(registry: str) -> None:
+    model = classifier()
+    info = sparkdl.mlflow.log_model(model, registered_model_name="digits")
+    assert set(info.flavors) == {"python_function", "sparkdl"}
+    found = files(info.model_uri)
+    assert not [name for name in found if name.endswith((".pkl", ".pickle", ".pth"))]
+    assert b"torch==" in found["requirements.txt"]
+    x = np.random.default_rng(0).normal(size=(4, 64))
+    expected = Predictor.of(model)(x)
+    again = sparkdl.mlflow.load_model("models:/digits/1")
+    np.testing.assert_allclose(Predictor.of(again)(x), expected)
+    served = mlflow.pyfunc.load_model("models:/digits/1")
+    frame = served.predict(pd.DataFrame({"features": x.tolist()}))
+    np.testing.assert_allclose(np.stack(frame["rawPrediction"]), expected, atol=1e-5)
+    assert frame["prediction"].tolist() == expected.argmax(1).tolist()
+    assert served.predict(served.input_example).shape == (1, 3)
+
+
+def test_the_model_of_a_table(registry: str) -> None:
+    model = table_classifier()
+    rows = pd.DataFrame(
+        {
+            "age": [30, None],
+            "member": [True, None],
+            "job": ["cook", None],
+            "day": pd.to_datetime(["2024-01-31", None]),
+        }
+    )
+    info = sparkdl.mlflow.log_model(model, input_example=rows.head(1))
+    inputs = {spec.name: str(spec.type) for spec in info.signature.inputs}
+    assert inputs["job"] == "DataType.string"
+    served = mlflow.pyfunc.load_model(info.model_uri)
+    expected = ServedModel(model)(pa.Table.from_pandas(rows)).to_pandas()
+    for given in (rows, rows.astype({"age": "float32"})):
+        pd.testing.assert_frame_equal(served.predict(given), expected)
+    whole = served.predict(rows.head(1).astype({"age": "int64"}))
+    assert whole["predictedLabel"].tolist() == expected["predictedLabel"].tolist()[:1]
+    with pytest.raises(DataError, match="column 'age' has type string"):
+        served.predict(rows.assign(age=["x", "y"]))
+    made_up = sparkdl.mlflow.log_model(model)
+    assert mlflow.pyfunc.load_model(made_up.model_uri).input_example["job"].tolist() == ["cook"]
+
+
+def test_code_that_the_model_names_is_trusted_by_name(registry: str) -> None:
+    rows = {"item": np.zeros(2, np.int64), "context": np.zeros((2, 3), np.float32)}
+    model = TorchModel.from_module(
+        TwoTowers(), example=rows, featuresCols=["item", "context"], outputCols=["score", "code"]
+    )
+    uri = sparkdl.mlflow.log_model(model).model_uri
+    with pytest.raises(ConfigError, match="support.models") as caught:
+        mlflow.pyfunc.load_model(uri)
+    assert caught.value.code == "config-trust"
+    with pytest.raises(ConfigError):
+        sparkdl.mlflow.load_model(uri)
+    assert sparkdl.mlflow.load_model(uri, trust=[TwoTowers]).outputNames() == ["score", "code"]
+    trusted = sparkdl.mlflow.log_model(model, trust=["support.models"]).model_uri
+    found = mlflow.pyfunc.load_model(trusted).predict(pd.DataFrame({"item": [1], "context": [[1.0, 2, 3]]}))
+    assert found.columns.tolist() == ["score", "code"]
+
+
+def test_what_is_refused(registry: str, tmp_path: Path) -> None:
+    class Local(nn.Linear):
+        pass
+
+    with pytest.raises(ConfigError, match="expected a fitted model of sparkdl"):
+        sparkdl.mlflow.save_model(nn.Linear(2, 2), tmp_path / "a")
+    model = TorchModel.from_module(Local(2, 2), example=np.zeros((2, 2), np.float32))
+    with pytest.raises(ConfigError, match="cannot be saved by import path"):
+        sparkdl.mlflow.save_model(model, tmp_path / "b")
+    with pytest.raises(DataError, match="input_example: column 'features' is missing"):
+        sparkdl.mlflow.save_model(classifier(), tmp_path / "c", input_example=pd.DataFrame({"x": [1]}))
+    save_local(classifier(), tmp_path / "d")
+    with pytest.raises(ConfigError, match="exists"):
+        save_local(classifier(), tmp_path / "d")
+
+
+@pytest.mark.jvm
+def test_autologging_registering_and_spark_udf(registry: str, spark: Any, tmp_path: Path) -> None:
+    from pyspark.sql import functions as F
+
+    rng = np.random.default_rng(0)
+    rows = [(rng.normal(size=4).tolist(), int(n), "ab"[n % 2]) for n in range(40)]
+    df = spark.createDataFrame(rows, "features array<double>, n bigint, label string")
+    sparkdl.mlflow.autolog()
+    try:
+        model = TorchClassifier(maxEpochs=1, batchSize=20, seed=1).fit(df)
+    finally:
+        sparkdl.mlflow.autolog(disable=True)
+    (run,) = mlflow.search_runs(output_format="list", max_results=1)
+    assert run.info.status == "FINISHED"
+    assert run.data.params["estimator.maxEpochs"] == "1"
+    assert "train/loss" in run.data.metrics
+    (output,) = run.outputs.model_outputs
+    uri = f"models:/{output.model_id}"
+    assert len(mlflow.pyfunc.load_model(uri).input_example) == 5
+    version = mlflow.register_model(uri, "fitted").version
+    predict = mlflow.pyfunc.spark_udf(spark, f"models:/fitted/{version}", env_manager="local")
+    found = df.withColumn("found", predict(F.col("features"))).select("n", "found.*").orderBy("n").collect()
+    expected = model.transform(df).orderBy("n").collect()
+    for row, wanted in zip(found, expected, strict=True):
+        assert row["prediction"] == wanted["prediction"]
+        assert row["predictedLabel"] == wanted["predictedLabel"]
+        np.testing.assert_allclose(row["probability"], wanted["probability"].toArray(), atol=1e-5)
+    # the folder that was logged is one that Spark reads; and 8-bit integers come close
+    local = mlflow.artifacts.download_artifacts(uri)
+    again = type(model).load(os.path.join(local, "data", "model")).setQuantize(True)
+    for row, wanted in zip(again.transform(df).orderBy("n").collect(), expected, strict=True):
+        np.testing.assert_allclose(row["probability"].toArray(), wanted["probability"].toArray(), atol=0.02)
+        assert not np.array_equal(row["probability"], wanted["probability"])
