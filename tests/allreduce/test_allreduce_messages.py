@@ -11,21 +11,26 @@ from sparkdl import frame
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import (
     Average,
+    FoundRows,
     GroupReport,
     Master,
     Message,
+    OwnedRows,
     Partials,
     Problems,
     Report,
     Reports,
+    RowGradients,
     Shard,
     State,
     Totals,
     UpdatedShard,
     UpdateFacts,
+    WantedRows,
     wire,
 )
 from sparkdl.codec import Int8, TopK
+from sparkdl.compute.lookup import Asked, Found, RowGradient
 from sparkdl.compute.problems import (
     FailedModel,
     LackingState,
@@ -36,6 +41,7 @@ from sparkdl.compute.problems import (
 )
 from sparkdl.frame import Frame
 from sparkdl.held import Owned, Shared
+from sparkdl.keyed.entries import Entries
 from sparkdl.layout import ParamLayout, lay_out
 from sparkdl.rows import Rows
 
@@ -51,6 +57,10 @@ PROBLEMS = [
     FailedModel(4, 0, "no"),
 ]
 
+IDS = np.array([3, 2**62])
+ADMITTED = np.array([True, False])
+ENTRIES = Entries(IDS, IDS, IDS, ADMITTED, {"row": VALUES[None, :4]}, {"step": 3})
+
 EXAMPLES: list[Message] = [
     Shard.of(1, 2.0, VALUES, USED),
     REPORT,
@@ -63,6 +73,11 @@ EXAMPLES: list[Message] = [
     Average(Shared(VALUES)),
     Master(VALUES),
     GroupReport([{"updates": [], "reports": []}], VALUES, VALUES, None, VALUES),
+    WantedRows(1, {"users": Asked(IDS, IDS)}),
+    FoundRows({"users": Found(IDS, ADMITTED, VALUES[None, :4])}, {"users": {"rows": 1}}),
+    RowGradients(1, 2.0, {"users": RowGradient(IDS[:1], VALUES[None, :4])}),
+    OwnedRows({"users": ENTRIES}, {"users": IDS}, {"users": {"rows": 1}}),
+    messages.together([REPORT, Average(Shared(VALUES))]),
 ]
 
 
@@ -121,3 +136,12 @@ def test_problems_come_once_and_in_order() -> None:
     twice = [NonFiniteLoss(5, 0, float("nan")), *PROBLEMS, NonFiniteLoss(5, 0, float("nan")), *PROBLEMS]
     found = in_order(twice)
     assert [problem.iteration for problem in found] == [2, 2, 3, 4, 5]
+
+
+def test_messages_that_travel_together_come_one_by_one() -> None:
+    given = [REPORT, Average(Shared(VALUES))]
+    report, average = messages.opened([sent(messages.together(given), mine=True)])
+    assert isinstance(report, Report)
+    assert isinstance(average, Average)
+    assert isinstance(average.params, Owned)
+    assert messages.together(given[:1]) is REPORT
