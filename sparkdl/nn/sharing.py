@@ -19,6 +19,7 @@ def copy_sharing(module: nn.Module) -> nn.Module:
         tensors = [*part._parameters.values(), *part._buffers.values()]
         tensors += [value for value in vars(part).values() if isinstance(value, Tensor)]
         memo |= {id(tensor): tensor for tensor in tensors if tensor is not None}
-        if "forward" in vars(part):  # of a packed layer: it holds nothing but weights
-            memo[id(vars(part)["forward"])] = vars(part)["forward"]
+        forward = vars(part).get("forward")
+        if forward is not None and not hasattr(forward, "__self__"):  # a packed layer's: nothing but weights
+            memo[id(forward)] = forward
     return copy.deepcopy(module, memo)

@@ -13,8 +13,8 @@ def connections(limit: int, seconds: float) -> type[asyncio.Protocol]:
     """Return a class of connections for uvicorn's option ``http``.
 
     Args:
-        limit: most connections. One more closes the oldest of those that wait for a request, or is closed
-            itself if all others are at work.
+        limit: most connections. One more closes the oldest of those whose client has not sent a whole
+            request, or is closed itself if there is none.
         seconds: that a client has for the header of a request, from the connection's start or the header's
             first byte.
     """
@@ -29,7 +29,7 @@ def connections(limit: int, seconds: float) -> type[asyncio.Protocol]:
             self._expect_header()
             if len(self.connections) > limit:
                 others: set[Any] = self.connections
-                waiting = [other for other in others if other._waits()]
+                waiting = [other for other in others if other._owes()]
                 last = min(waiting, key=lambda other: other._made, default=self)
                 others.discard(last)  # abort() tells it later, and others may come before
                 last.transport.abort()
@@ -54,6 +54,10 @@ def connections(limit: int, seconds: float) -> type[asyncio.Protocol]:
         def _waits(self) -> bool:
             """Whether no answer is being made: a header is awaited, or a body that nobody asked for."""
             return self.conn.their_state is h11.IDLE or self.conn.our_state is h11.DONE
+
+        def _owes(self) -> bool:
+            """Whether it is the client's turn to send."""
+            return self._waits() or self.conn.their_state is h11.SEND_BODY
 
         def _expect_header(self) -> None:
             if self._deadline is None:

@@ -70,7 +70,8 @@ def error(
     headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
     if close:
         headers["Connection"] = "close"
-    return JSONResponse({"error": {"code": code, "message": message}}, status, headers)
+    plain = message.encode("utf-8", "replace").decode()  # it may quote half of a surrogate pair
+    return JSONResponse({"error": {"code": code, "message": plain}}, status, headers)
 
 
 def _digest(token: str) -> bytes:

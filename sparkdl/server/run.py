@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -153,6 +154,8 @@ def run(server: Server) -> None:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
+    gc.collect()
+    gc.freeze()  # torch's objects stay: no collection need look at them while requests are parsed
     asyncio.run(server.serve())
 
 

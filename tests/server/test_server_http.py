@@ -128,6 +128,8 @@ def test_what_the_model_takes_and_the_probes(digits: Running) -> None:
         ({"rows": [ROW] * 65}, "65 rows: send at most 64"),
         ({"rows": [ROW, {}]}, "row 1 has"),
         ({"rows": [{"feature": []}]}, "column 'features' is missing"),
+        (b'{"columns": {"\\ud800": [1]}}', "column 'features' is missing"),
+        ({"columns": {"features": ["\ud800"]}}, "column 'features'"),
         ({"columns": {"features": 3}}, "expected a list"),
         ({"columns": {"features": [[]], "b": [1, 2]}}, "different numbers of rows"),
         ({"rows": [ROW, {"features": "x"}]}, "column 'features', row 1: 'x' is a string"),
