@@ -217,8 +217,8 @@ def _check_threads(before: set[threading.Thread]) -> None:
 
 
 def _is_harmless(thread: threading.Thread) -> bool:
-    """Py4J keeps a connection thread, tqdm a monitor; both serve the whole process."""
-    return thread.daemon or "Monitor" in type(thread).__name__
+    """Py4J keeps a connection thread, tqdm a monitor, MLflow some for files; they serve the whole process."""
+    return thread.daemon or "Monitor" in type(thread).__name__ or thread.name.startswith("Mlflow")
 
 
 @pytest.fixture(autouse=True)

@@ -39,10 +39,11 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     uri = f"sqlite:///{folder}/mlflow.db"
     mlflow.set_tracking_uri(uri)
     mlflow.create_experiment("models", (folder / "artifacts").as_uri())
-    mlflow.set_experiment("models")
-    yield uri
-    while mlflow.active_run():
-        mlflow.end_run()
+    with pytest.MonkeyPatch.context() as environment:  # set_experiment would be for all tests that follow
+        environment.setenv("MLFLOW_EXPERIMENT_NAME", "models")
+        yield uri
+        while mlflow.active_run():
+            mlflow.end_run()
     mlflow.set_tracking_uri(before)
 
 

@@ -72,7 +72,7 @@ class Run:
     error: BaseException | None = None
     _current: Callable[[], Snapshot]
     _average: Callable[[], Snapshot]
-    _rows: Callable[[], Mapping[str, Entries]]
+    _rows: Callable[[], Mapping[str, Entries]] = dict
     _point: Callable[[bool], ResumePoint]
     _write_shards: Callable[[str], dict[str, str]]
     _write_back: Callable[[Snapshot], nn.Module]
