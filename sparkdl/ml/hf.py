@@ -37,6 +37,23 @@ class _Tokenizing(Transformer, HasInputCol, Settable, Stored):
 
     json: str
 
+    _input_kwargs: dict[str, Any]
+
+    def _hold(self, tokenizer: Any) -> tokens.Given | None:
+        """Hold the tokeniser that the constructor was given, if any, and return what it says of itself."""
+        self.json = ""
+        if tokenizer is None:
+            return None
+        given = tokens.given(tokenizer)
+        tokens.check(given.text)
+        self.json = given.text
+        return given
+
+    def _set_given(self) -> None:
+        """Set the Params that the constructor was given."""
+        values = {name: value for name, value in self._input_kwargs.items() if name != "tokenizer"}
+        self._set(**{name: value for name, value in values.items() if value is not None})
+
     @property
     def tokenizer(self) -> Any:
         """Return the ``tokenizers.Tokenizer``; ``stage.tokenizer.save("tokenizer.json")`` writes it."""
@@ -127,8 +144,6 @@ class HFTokenizer(_Tokenizing, HasOutputCols, HandleInvalid):
         typeConverter=TypeConverters.toBoolean,
     )
 
-    _input_kwargs: dict[str, Any]
-
     @keyword_only
     def __init__(
         self,
@@ -145,19 +160,15 @@ class HFTokenizer(_Tokenizing, HasOutputCols, HandleInvalid):
         handleInvalid: str = "error",
     ) -> None:
         super().__init__()
-        self.json = ""
         self._setDefault(outputCols=list(INPUTS[:2]), maxLength=_LENGTH, padding="batch", paddingSide="right")
         self._setDefault(addSpecialTokens=True)
-        if tokenizer is not None:
-            given = tokens.given(tokenizer)
-            tokens.check(given.text)
-            self.json = given.text
+        given = self._hold(tokenizer)
+        if given is not None:
             self._setDefault(outputCols=list(given.inputs), paddingSide=given.padding_side)
             self._setDefault(maxLength=min(given.max_length or _LENGTH, _LENGTH))
             if given.pad_token is not None:
                 self._setDefault(padToken=given.pad_token)
-        values = {name: value for name, value in self._input_kwargs.items() if name != "tokenizer"}
-        self._set(**{name: value for name, value in values.items() if value is not None})
+        self._set_given()
 
     @property
     def encoding(self) -> Encoding:
@@ -295,8 +306,6 @@ class HFDecoder(_Tokenizing, HasOutputCol):
         typeConverter=TypeConverters.toBoolean,
     )
 
-    _input_kwargs: dict[str, Any]
-
     @keyword_only
     def __init__(
         self,
@@ -307,13 +316,9 @@ class HFDecoder(_Tokenizing, HasOutputCol):
         skipSpecialTokens: bool = True,
     ) -> None:
         super().__init__()
-        self.json = ""
         self._setDefault(skipSpecialTokens=True)
-        if tokenizer is not None:
-            self.json = tokens.given(tokenizer).text
-            tokens.check(self.json)
-        values = {name: value for name, value in self._input_kwargs.items() if name != "tokenizer"}
-        self._set(**{name: value for name, value in values.items() if value is not None})
+        self._hold(tokenizer)
+        self._set_given()
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         defined(self, "inputCol", "outputCol")

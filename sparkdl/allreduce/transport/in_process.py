@@ -19,8 +19,8 @@ from sparkdl import frame
 from sparkdl.access.base import BytesRef, Published
 from sparkdl.access.in_pieces import ChainTask
 from sparkdl.allreduce import messages
-from sparkdl.allreduce.kept import Kept
-from sparkdl.allreduce.messages import Average, Master, Message, OwnedRows, Partials, Problems, of_type
+from sparkdl.allreduce.kept import Kept, is_of_rows
+from sparkdl.allreduce.messages import Average, Master, Message, Partials, Problems, of_type
 from sparkdl.allreduce.plans.base import (
     Inbox,
     Participant,
@@ -310,7 +310,7 @@ class KeptInProcess:
 
     def rows(self, kept: Kept) -> list[Frame]:
         """Return the rows of embedding variables, shard by shard."""
-        return [frame.unpack(data) for frames in kept for data in frames if _kind(data) == OwnedRows.kind]
+        return [frame.unpack(data) for frames in kept for data in frames if is_of_rows(data)]
 
     def run(self, kept: Kept, task: ChainTask, doing: str) -> list[Frame]:
         """Run a task over the state of each shard."""
