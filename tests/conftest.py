@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 from pyspark import cloudpickle as spark_cloudpickle
 from pyspark.sql import SparkSession
-from support import forking, no_jvm
+from support import forking, no_jvm, on_connect
 from support.stores import store_files
 
 from sparkdl import session
@@ -40,6 +40,7 @@ hypothesis.settings.load_profile("tests")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--jvm", action="store_true", help="run all tests of training on a real Spark session")
+    parser.addoption("--connect", action="store_true", help="run tests on Spark Connect; see on_connect.py")
 
 
 def _wants_jvm(item: pytest.Item) -> bool:
@@ -48,8 +49,11 @@ def _wants_jvm(item: pytest.Item) -> bool:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Group tests by the Spark they need: starting one takes seconds."""
+    if config.getoption("connect"):
+        items[:], others = on_connect.choose(items, _wants_jvm)
+        config.hook.pytest_deselected(items=others)
 
     def group(item: pytest.Item) -> int:
         names = getattr(item, "fixturenames", ())
@@ -147,9 +151,23 @@ def sessions() -> Iterator[_Sessions]:
     sessions.stop()
 
 
+@pytest.fixture(scope="session")
+def connect_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[on_connect.OnConnect]:
+    """A session of a Spark Connect server, for ``--connect``."""
+    with on_connect.on_connect(tmp_path_factory.mktemp("connect")) as found:
+        yield found
+
+
 @pytest.fixture
-def real(sessions: _Sessions) -> Iterator[SparkSession]:
-    """A local session, checked for leaks after the test."""
+def real(request: pytest.FixtureRequest, sessions: _Sessions) -> Iterator[SparkSession]:
+    """A local session, checked for leaks after the test; with ``--connect`` one of a server."""
+    if request.config.getoption("connect"):
+        found: on_connect.OnConnect = request.getfixturevalue("connect_session")
+        threads = set(threading.enumerate())
+        yield found.spark
+        assert not (left := found.left()), f"store files left: {left}"
+        _check_threads(threads)
+        return
     spark = sessions.get(LOCAL)
     with _no_leaks(spark, sessions.folders(spark)):
         yield spark
