@@ -140,13 +140,13 @@ def stack_rows(plan: TablePlan, rows: list[Any], positions: list[tuple[int, int]
 
 # -- items of a dataset that tasks read ---------------------------------------------------------
 
-_SPAN = struct.Struct("<qq")
-SPAN_BYTES = _SPAN.size
+_SPAN = "<qq"
+SPAN_BYTES = struct.calcsize(_SPAN)
 
 
 def span(first: int, end: int) -> bytes:
     """Return the numbers of a partition's items as :func:`items_writer` reads them."""
-    return _SPAN.pack(first, end)
+    return struct.pack(_SPAN, first, end)
 
 
 def items_writer(
@@ -165,7 +165,7 @@ def items_writer(
         def items() -> Iterator[tuple[tuple[int, int], Any]]:
             found = pickle.loads(dataset.read(once=True))
             for data in joined(arriving):
-                for number in range(*_SPAN.unpack(data)):
+                for number in range(*struct.unpack(_SPAN, data)):
                     yield (0, number), convert_item(found[number])
 
         yield _write(store, plan.columns, partition, _stack(plan, items()))
