@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import connect_fits
 import pytest
 from standalone import cluster as standalone
 from support.connect import Server, missing, run_client, server
+
+cloudpickle.register_pickle_by_value(connect_fits)  # executors cannot import it
 
 pytestmark = [
     pytest.mark.cluster,

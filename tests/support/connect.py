@@ -78,6 +78,7 @@ def server(folder: Path, master: str = "local[2]", conf: Mapping[str, str] | Non
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.ui.enabled": "false",
+        "spark.log.level": "WARN",
         "spark.ui.showConsoleProgress": "false",
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.sql.shuffle.partitions": "2",
