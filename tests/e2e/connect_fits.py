@@ -26,12 +26,13 @@ from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from sparkdl import Dataset, Trainer
+from sparkdl._spark.session import is_connect
 from sparkdl.ml import TorchClassifier, TorchRegressor
 from sparkdl.optim import LAMB, ClipByNorm
 from sparkdl.train import EMA, Checkpoint, EveryIterations, Hook, MaxIteration, Run
 
 FAST = {"norm", "lamb", "local steps", "sparse", "large"}
-"""Cases of the fast suite; the others take as long, and differ from them less."""
+"""Cases of the fast suite; the others take as long, and show less."""
 
 ROWS, FEATURES, CLASSES = 64, 6, 3
 
@@ -95,30 +96,49 @@ def digest(module: nn.Module) -> str:
     return found.hexdigest()[:16]
 
 
+def values() -> tuple[Any, Any]:
+    """Return features and labels."""
+    ids = np.arange(ROWS)[:, None]
+    x = (ids * np.arange(3, FEATURES + 3) % 17 - 8) / 8
+    return x.astype(np.float32), (ids * ids % CLASSES)[:, 0]
+
+
 def frame(spark: SparkSession) -> Any:
+    """Return the same as a table."""
     # Of a range: what a client holds, both kinds of session cut into other partitions.
-    values = ", ".join(f"cast(sin(id * {k + 1}) as float)" for k in range(FEATURES))
+    columns = ", ".join(f"cast((id * {k + 3} % 17 - 8) / 8.0 as float)" for k in range(FEATURES))
     rows = spark.range(0, ROWS, 1, 2)
-    return rows.selectExpr(f"array({values}) as x", f"cast(id * id % {CLASSES} as int) as y")
+    return rows.selectExpr(f"array({columns}) as x", f"cast(id * id % {CLASSES} as int) as y")
+
+
+def table(spark: SparkSession, partitions: int = 2) -> Dataset:
+    return Dataset.from_dataframe(frame(spark), features="x", label="y", num_partitions=partitions)
+
+
+def arrays(spark: SparkSession, partitions: int = 2) -> Dataset:
+    x, y = values()
+    return Dataset.from_numpy(x, y, spark=spark, num_partitions=partitions)
 
 
 def fits(spark: SparkSession, folder: Path) -> dict[str, Any]:
     """Return the bits of some cases and passes, and leave a run's checkpoint."""
-    found: dict[str, Any] = {}
-    with Dataset.from_dataframe(frame(spark), features="x", label="y", num_partitions=2) as data:
-        found |= each(data, FAST)
+    with arrays(spark) as data:
+        found = each(data, FAST)
         one = trainer()
         found["evaluate"] = one.evaluate(data)
         found["predict"] = hashlib.sha256(one.predict(data).tobytes()).hexdigest()
         kept = [Checkpoint(folder / "kept", EveryIterations(3))]
         trainer(4, exchange="sharded", hooks=kept).fit(data)
+    # All rows in one partition: there they are in the order of the table, and alone they have no others.
+    with table(spark, 1) if is_connect(spark) else arrays(spark, 1) as data:
+        found["table"] = digest(trainer(4).fit(data).module)
     return found
 
 
-def others(spark: SparkSession, folder: Path) -> dict[str, Any]:
-    """Return the bits of all other cases."""
-    with Dataset.from_dataframe(frame(spark), features="x", label="y", num_partitions=2) as data:
-        return each(data, CASES.keys() - FAST)
+def all_options(spark: SparkSession, folder: Path) -> dict[str, Any]:
+    """Return the bits of all cases, on rows of a table."""
+    with table(spark) as data:
+        return each(data, CASES)
 
 
 def each(data: Dataset, names: Collection[str]) -> dict[str, Any]:
@@ -136,18 +156,10 @@ def each(data: Dataset, names: Collection[str]) -> dict[str, Any]:
 
 def resumed(spark: SparkSession, folder: Path) -> dict[str, Any]:
     """Return the bits of a run that goes on from a checkpoint in a folder."""
-    with Dataset.from_dataframe(frame(spark), features="x", label="y", num_partitions=2) as data:
+    with arrays(spark) as data:
         kept = [Checkpoint(folder / "kept", EveryIterations(3))]
         result = trainer(9, exchange="sharded", hooks=kept).fit(data, resume=True)
         return {"resumed": digest(result.module), "iterations": result.state.iteration}
-
-
-def arrays(spark: SparkSession, folder: Path) -> dict[str, Any]:
-    """Return the bits of a fit on arrays of the client."""
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((ROWS, FEATURES)).astype(np.float32)
-    with Dataset.from_numpy(x, rng.integers(0, CLASSES, ROWS), spark=spark, num_partitions=2) as data:
-        return {"arrays": digest(trainer().fit(data).module)}
 
 
 class Unreachable(nn.Sequential):
@@ -183,7 +195,7 @@ def blocked(spark: SparkSession, folder: Path) -> dict[str, Any]:
     wall.touch()
     found: dict[str, Any] = {}
     try:
-        with Dataset.from_dataframe(frame(spark), features="x", label="y", num_partitions=2) as data:
+        with arrays(spark) as data:
             module = Unreachable(*net())
             module.wall = str(wall)
             result = trainer(4, module=lambda: module, **LAMB_OPTIONS).fit(data)
@@ -199,7 +211,7 @@ def blocked(spark: SparkSession, folder: Path) -> dict[str, Any]:
 def stages(spark: SparkSession, folder: Path) -> dict[str, Any]:
     """Return the bits of fits whose tasks do not exchange directly."""
     found: dict[str, Any] = {}
-    with Dataset.from_dataframe(frame(spark), features="x", label="y", num_partitions=2) as data:
+    with arrays(spark) as data:
         for name in ("norm", "lamb"):
             result = trainer(4, transport="shuffle", **CASES[name]).fit(data)
             found[name] = digest(result.module)
@@ -235,19 +247,14 @@ def lost(spark: SparkSession, processes: Path) -> dict[str, Any]:
     """Return the bits of runs that lose an executor, and of others that do not."""
     options = {"exchange": "sharded", "iterations_per_job": 3}
     found: dict[str, Any] = {}
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((ROWS, FEATURES)).astype(np.float32)
-    tables = {
-        "rows": Dataset.from_dataframe(frame(spark), features="x", label="y", num_partitions=2),
-        "arrays": Dataset.from_numpy(x, rng.integers(0, CLASSES, ROWS), spark=spark, num_partitions=2),
-    }
-    for name, data in tables.items():
-        with data:
+    for make in (table, arrays):
+        with make(spark) as data:
             expected = trainer(12, **options).fit(data)
             kill = Kill([int(process) for process in processes.name.split(",")], 5)
             result = trainer(12, hooks=[kill], **options).fit(data)
-            found[name] = [digest(result.module), result.history.column("loss"), kill.killed]
-            found[f"{name}: expected"] = [digest(expected.module), expected.history.column("loss"), 1]
+        name = make.__name__
+        found[name] = [digest(result.module), result.history.column("loss"), kill.killed]
+        found[f"{name}: expected"] = [digest(expected.module), expected.history.column("loss"), 1]
     return found
 
 

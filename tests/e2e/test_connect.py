@@ -12,6 +12,7 @@ import connect_fits
 import pytest
 from standalone import cluster as standalone
 from support.connect import Server, missing, run_client, server
+from support.no_jvm import no_jvm
 
 cloudpickle.register_pickle_by_value(connect_fits)  # executors cannot import it
 
@@ -50,19 +51,23 @@ def check(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 def test_a_fit_ends_with_the_same_bits_on_both_kinds_of_session(
-    connect: Server, real: Any, folders: tuple[Path, Path]
+    connect: Server, folders: tuple[Path, Path], tmp_path: Path
 ) -> None:
     one, other = folders
-    what = ["arrays", "stages", "estimators"]
-    expected = connect_fits.run(real, [f"fits={one}", *what])
-    # A checkpoint of one kind of session is gone on from in the other.
-    what += [f"fits={other}", f"resumed={one}", f"blocked={other}"]
-    found = run_client(other, SCRIPT, connect.url, *what)
+    with no_jvm(str(tmp_path / "executor")) as classic:
+        expected = connect_fits.run(classic, [f"fits={one}", "stages"])  # type: ignore[arg-type]
+        # A checkpoint of one kind of session is gone on from in the other.
+        what = [f"fits={other}", "stages", f"resumed={one}", f"blocked={other}", "estimators"]
+        found = run_client(other, SCRIPT, connect.url, *what)
+        expected |= connect_fits.run(classic, [f"resumed={other}"])  # type: ignore[arg-type]
     assert found.pop("blocked: told") == ["tasks cannot exchange directly (rank 0"]  # once
     assert found.pop("blocked: fit") == expected["stages: lamb"]
     assert not found.pop("blocked: fit direct")
-    expected |= connect_fits.run(real, [f"resumed={other}"])
-    check(found, expected)
+    estimated = {name: value for name, value in found.items() if name.startswith("estimators")}
+    assert len(estimated["estimators: predictions"]) == connect_fits.ROWS
+    history = estimated["estimators: history"]
+    assert history[-1] < history[0]
+    check({name: value for name, value in found.items() if name not in estimated}, expected)
 
 
 @pytest.mark.slow
@@ -70,8 +75,8 @@ def test_all_options_end_with_the_same_bits_on_both_kinds_of_session(
     connect: Server, real: Any, folders: tuple[Path, Path]
 ) -> None:
     one, other = folders
-    found = run_client(other, SCRIPT, connect.url, f"others={other}")
-    check(found, connect_fits.run(real, [f"others={one}"]))
+    found = run_client(other, SCRIPT, connect.url, f"all_options={other}", "estimators")
+    check(found, connect_fits.run(real, [f"all_options={one}", "estimators"]))
 
 
 def test_a_client_without_java_trains_and_is_interrupted(connect: Server, tmp_path: Path) -> None:
@@ -88,7 +93,7 @@ LOSES = {"spark.locality.wait": "300ms", "spark.executor.memory": "1g", "spark.e
 def check_losses(folder: Path, url: str, processes: list[int]) -> None:
     """Check that a lost executor changes no bit, and that nothing is left to repair after it."""
     found = run_client(folder, SCRIPT, url, f"lost={','.join(map(str, processes))}")
-    for name in ("rows", "arrays"):
+    for name in ("table", "arrays"):
         assert found[f"lost: {name}"] == found[f"lost: {name}: expected"], name
 
 
