@@ -204,7 +204,7 @@ def blocked(spark: SparkSession, folder: Path) -> dict[str, Any]:
     finally:
         wall.unlink()
         log.removeHandler(handler)
-    found["told"] = [message.split(": ")[1] for message in told if "directly" in message]
+    found["told"] = [message for message in told if "directly" in message]
     return found
 
 
