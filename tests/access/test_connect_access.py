@@ -21,6 +21,7 @@ from torch import nn
 
 from sparkdl import Dataset, Trainer
 from sparkdl.access import access_to
+from sparkdl.access.connect.rows import Rows
 from sparkdl.exceptions import ConfigError
 from sparkdl.optim import LAMB, ClipByNorm
 from sparkdl.train import Hook, MaxIteration, Run
@@ -195,6 +196,14 @@ def test_a_session_that_sets_no_conf_is_taken_as_it_is(tmp_path: Path) -> None:
             frames = access.written(session.createDataFrame(table), iter, 7)
             assert access.collect(frames) == [b"one"]
             assert session.conf.values == {}
+
+
+def test_jobs_that_read_the_source_anew_get_as_many_rows_at_a_time() -> None:
+    source = Rows(lambda: None, rows_per_batch=7)  # type: ignore[arg-type, return-value]
+    task = Rows(lambda: None, parent=source)  # type: ignore[arg-type, return-value]
+    assert (source.batch, task.batch) == (7, 7)
+    source.stays = True
+    assert (source.batch, task.batch) == (7, None)
 
 
 def test_executors_are_counted_again_when_that_takes_little_of_the_time(

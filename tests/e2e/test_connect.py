@@ -76,8 +76,8 @@ def test_all_options_end_with_the_same_bits_on_both_kinds_of_session(
     connect: Server, real: Any, folders: tuple[Path, Path]
 ) -> None:
     one, other = folders
-    found = run_client(other, SCRIPT, connect.url, f"all_options={other}", "estimators")
-    check(found, connect_fits.run(real, [f"all_options={one}", "estimators"]))
+    found = run_client(other, SCRIPT, connect.url, f"all_options={other}", "estimators", "regressor")
+    check(found, connect_fits.run(real, [f"all_options={one}", "estimators", "regressor"]))
 
 
 def test_a_client_without_java_trains_and_is_interrupted(connect: Server, tmp_path: Path) -> None:

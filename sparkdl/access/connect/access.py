@@ -305,12 +305,13 @@ class ConnectAccess:
     @contextmanager
     def _batches_of(self, frames: Rows) -> Iterator[None]:
         """Let tasks get as many rows of the source at a time as frames say; one thread at a time."""
-        if frames.rows_per_batch is None:
+        wanted = frames.batch
+        if wanted is None:
             yield
             return
         with self._lock:
             before = self.spark.conf.get(_BATCH_ROWS, None)
-            self._set_batch_rows(str(frames.rows_per_batch))
+            self._set_batch_rows(str(wanted))
             try:
                 yield
             finally:

@@ -49,6 +49,16 @@ class Rows:
             rows = rows.parent
         return found
 
+    @property
+    def batch(self) -> int | None:
+        """Rows of the source that a task gets at a time, in a job that makes these frames."""
+        for rows in self.line:
+            if rows.stays and rows is not self:
+                return None
+            if rows.rows_per_batch is not None:
+                return rows.rows_per_batch
+        return None
+
     def replace(self, df: DataFrame | None) -> None:
         """Use another DataFrame with the same frames; ``None`` to make it again."""
         self._df = df
