@@ -156,7 +156,7 @@ class TaskError(SparkdlError):
         remote_traceback: the Python traceback of the task, empty when the JVM failed.
     """
 
-    codes: ClassVar[tuple[str, ...]] = ("task", "task-environment", "task-python")
+    codes: ClassVar[tuple[str, ...]] = ("task", "task-environment", "task-memory", "task-python")
 
     def __init__(self, message: str, remote_traceback: str = "", *, code: str | None = None) -> None:
         super().__init__(message, code=code)

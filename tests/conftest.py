@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 from pyspark import cloudpickle as spark_cloudpickle
 from pyspark.sql import SparkSession
-from support import forking, no_jvm
+from support import forking, no_jvm, on_connect
 from support.stores import store_files
 
 from sparkdl import session
@@ -40,6 +40,7 @@ hypothesis.settings.load_profile("tests")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--jvm", action="store_true", help="run all tests of training on a real Spark session")
+    parser.addoption("--connect", action="store_true", help="run tests on Spark Connect; see on_connect.py")
 
 
 def _wants_jvm(item: pytest.Item) -> bool:
@@ -48,8 +49,22 @@ def _wants_jvm(item: pytest.Item) -> bool:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """With ``--connect``, skip what Spark Connect does not have."""
+    report = yield
+    if item.config.getoption("connect"):
+        on_connect.refused(item, call, report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Group tests by the Spark they need: starting one takes seconds."""
+    if config.getoption("connect"):
+        items[:], others = on_connect.choose(items, _wants_jvm)
+        config.hook.pytest_deselected(items=others)
 
     def group(item: pytest.Item) -> int:
         names = getattr(item, "fixturenames", ())
@@ -147,9 +162,24 @@ def sessions() -> Iterator[_Sessions]:
     sessions.stop()
 
 
+@pytest.fixture(scope="session")
+def connect_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[on_connect.OnConnect]:
+    """A session of a Spark Connect server, for ``--connect``."""
+    with on_connect.on_connect(tmp_path_factory.mktemp("connect")) as found:
+        yield found
+
+
 @pytest.fixture
-def real(sessions: _Sessions) -> Iterator[SparkSession]:
-    """A local session, checked for leaks after the test."""
+def real(request: pytest.FixtureRequest, sessions: _Sessions) -> Iterator[SparkSession]:
+    """A local session, checked for leaks after the test; with ``--connect`` one of a server."""
+    if request.config.getoption("connect"):
+        found: on_connect.OnConnect = request.getfixturevalue("connect_session")
+        threads = set(threading.enumerate())
+        yield found.spark
+        left, incomplete = found.left(), (on_connect.INCOMPLETE, "true") in request.node.user_properties
+        assert incomplete or not left, f"store files left: {left}"
+        _check_threads(threads)
+        return
     spark = sessions.get(LOCAL)
     with _no_leaks(spark, sessions.folders(spark)):
         yield spark

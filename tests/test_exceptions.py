@@ -94,6 +94,11 @@ def test_the_code_comes_back_from_a_task():
         ("Traceback (most recent call last):\nModuleNotFoundError: No module named 'x'", "task-environment"),
         ("Traceback (most recent call last):\nZeroDivisionError: division by zero", "task-python"),
         ("org.apache.spark.SparkException: lost", "task"),
+        ("Lost task 0.3: SparkException: Python worker exited unexpectedly (crashed)", "task-memory"),
+        (
+            "ExecutorLostFailure: Container killed on request. Exit code is 143 for exceeding memory limits",
+            "task-memory",
+        ),
     ],
 )
 def test_what_failed_in_a_task_has_a_code(report, code):

@@ -14,6 +14,15 @@ _SHIP = (
     "Their Python environment needs what the driver's has: set PYSPARK_PYTHON to an environment that all "
     "machines share, or ship one with spark.archives (sparkdl submit --env)"
 )
+_KILLED = re.compile(
+    r"Python worker exited unexpectedly|\bOOMKilled\b|\.OOM\b|exceeding (?:physical )?memory limits"
+    r"|[Ee]xit code(?: is|:)? 137"
+)
+_MEMORY = (
+    "A process was probably killed because it took more memory than it may: lower micro_batch_size or "
+    "batch_size, or give executors more memory (spark.executor.memoryOverhead); some platforms allow a "
+    "Python function 1 GB"
+)
 _FRAME_OF_SPARK = re.compile(r'  File "[^"]*/pyspark[^"]*", line .*\n(?:    .*\n)*')
 
 
@@ -43,6 +52,8 @@ def task_error(error: BaseException, doing: str) -> SparkdlError:
             return TaskError(
                 f"Python did not start on the executors: {absent[0]}. {_SHIP}", code=_ENVIRONMENT
             )
+        if _KILLED.search(java):
+            return TaskError(f"a Spark job failed while {doing}: {first}. {_MEMORY}", code="task-memory")
         return TaskError(f"a Spark job failed while {doing}: {first}")
     remote = re.sub(r"\s*SQLSTATE: \w+\s*\Z", "", text[begin:].split("\n\tat ")[0].rstrip())
     root = _FRAME_OF_SPARK.sub("", remote.split(_CHAIN)[0])

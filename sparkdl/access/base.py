@@ -189,8 +189,13 @@ class Access(Protocol):
         """Return what the cluster offers, after waiting for executors that are still starting."""
         ...
 
-    def count_executors(self) -> int:
-        """Return how many executors there are now; in local mode the driver is one."""
+    def count_executors(self, *, look: bool = False) -> int:
+        """Return how many executors there are now; in local mode the driver is one.
+
+        Args:
+            look: whether some may have come or gone a moment ago: where counting takes a job, the number is
+                that of the last look otherwise.
+        """
         ...
 
     def profile(self, threads: int) -> Any:

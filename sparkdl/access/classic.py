@@ -89,7 +89,7 @@ class ClassicAccess:
         """Return what the cluster offers, after waiting for executors that are still starting."""
         return session.executors(self.spark)
 
-    def count_executors(self) -> int:
+    def count_executors(self, *, look: bool = False) -> int:
         """Return how many executors there are now."""
         return self.jobs.count_executors()
 

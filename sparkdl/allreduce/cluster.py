@@ -116,7 +116,7 @@ class SparkCluster:
 
     def count_executors(self) -> int:
         """Return how many executors there are now."""
-        return self.access.count_executors()
+        return self.access.count_executors(look=True)
 
     def crowded(self, store: Store) -> list[int]:
         """Return the partitions that executors hold beyond an even share now."""

@@ -8,6 +8,7 @@ instead of a failed task: retrying would find the same row.
 from __future__ import annotations
 
 import pickle
+import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from sparkdl.access.base import BytesRef
 from sparkdl.data.columns import ROW_ID, ColumnPlan, TablePlan
 from sparkdl.data.convert import from_arrow, from_rows, row_namer
 from sparkdl.data.store import StoreBatch, Token, write_partition
@@ -80,7 +82,7 @@ def _row_ids(batch: pa.RecordBatch) -> Array:
     return ids
 
 
-# -- RDDs and arrays ----------------------------------------------------------------------------
+# -- rows that are Python objects ---------------------------------------------------------------
 
 
 def rows_writer(store: str, plan: TablePlan) -> Callable[[int, Iterable[Any]], Iterator[bytes]]:
@@ -134,6 +136,45 @@ def stack_rows(plan: TablePlan, rows: list[Any], positions: list[tuple[int, int]
         for key, value in found.items():
             columns[key].append(value)
     return {column.key: from_rows(column, columns[column.key], name) for column in plan.columns}
+
+
+# -- items of a dataset that tasks read ---------------------------------------------------------
+
+_SPAN = "<qq"
+SPAN_BYTES = struct.calcsize(_SPAN)
+
+
+def span(first: int, end: int) -> bytes:
+    """Return the numbers of a partition's items as :func:`items_writer` reads them."""
+    return struct.pack(_SPAN, first, end)
+
+
+def items_writer(
+    store: str, plan: TablePlan, dataset: BytesRef, convert_item: Callable[[Any], Any]
+) -> Callable[[int, Iterator[bytes]], Iterator[bytes]]:
+    """Return the task that writes a partition of the items of a dataset.
+
+    Args:
+        store: id of the store.
+        plan: the columns of an item.
+        dataset: the pickled dataset, which the user has given.
+        convert_item: makes an item of arrays of what the dataset returns.
+    """
+
+    def write(partition: int, arriving: Iterator[bytes]) -> Iterator[bytes]:
+        def items() -> Iterator[tuple[tuple[int, int], Any]]:
+            found = pickle.loads(dataset.read(once=True))
+            for data in joined(arriving):
+                for number in range(*struct.unpack(_SPAN, data)):
+                    yield (0, number), convert_item(found[number])
+
+        yield _write(store, plan.columns, partition, _stack(plan, items()))
+        deque(arriving, maxlen=0)  # after an error: see arrow_writer
+
+    return write
+
+
+# -- arrays of the driver -----------------------------------------------------------------------
 
 
 def pickled(first: int, arrays: Mapping[str, Array]) -> bytes:

@@ -87,7 +87,7 @@ def build_store(
         except BaseException:
             with suppress(Exception):  # the error that is on its way says more
                 access.run_on_executors(partial(delete_store, store))
-            access.unpersist(tokens)
+            access.unpersist(tokens, wait=True)
             raise
     _warn_if_uneven(found, available)
     return Store(tokens, found, available)

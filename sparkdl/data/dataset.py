@@ -28,7 +28,7 @@ from sparkdl.data.columns import (
     plan_dataframe,
     structure_of,
 )
-from sparkdl.data.elements import TorchSource, plan_element, plan_items, unnamed
+from sparkdl.data.elements import TorchSource, check_rdd, plan_element, plan_items, unnamed
 from sparkdl.data.manifest import check_same_rows
 from sparkdl.data.ragged import ANY, kind_of
 from sparkdl.data.sources import ArraySource, DataFrameSource, Partitions, RddSource, Source
@@ -161,10 +161,12 @@ class Dataset:
             collate: as in :meth:`from_dataframe`.
 
         Raises:
+            ConfigError: if it is no RDD; on Spark Connect there are none.
             DataError: if the RDD is empty or its first element is not as announced.
         """
         from pyspark.sql import SparkSession
 
+        check_rdd(rdd)
         first = rdd.take(1)
         if not first:
             raise DataError("the RDD is empty: there is nothing to train on", code="data-empty")
@@ -206,7 +208,7 @@ class Dataset:
 
         plan = plan_items(dataset, has_label, collate is not None)
         spark = spark or SparkSession.builder.getOrCreate()
-        return cls(spark, plan, TorchSource(dataset, spark), num_partitions, transform, collate)
+        return cls(spark, plan, TorchSource(dataset), num_partitions, transform, collate)
 
     @classmethod
     def from_numpy(
@@ -367,8 +369,13 @@ class Dataset:
         """Delete the rows from the executors. The Dataset rebuilds them if it is used again."""
         with self._lock:
             store, self._store = self._store, None
-        if store is not None and self.access.is_alive():
-            delete(self.access, store)
+            if not self.access.is_alive():
+                return
+            try:
+                if store is not None:
+                    delete(self.access, store)
+            finally:
+                self._source.release()
 
     def __enter__(self) -> Dataset:
         return self

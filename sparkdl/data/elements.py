@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sparkdl._spark.frames import frames_of
-from sparkdl._spark.session import is_connect
-from sparkdl.access.base import Access, Frames
+from sparkdl.access.base import Access, Frames, Published
 from sparkdl.data import build
 from sparkdl.data.columns import STORED_DTYPES, ColumnPlan, Structure, TablePlan, make_plan, structure_of
 from sparkdl.data.sources import Partitions, Source
 from sparkdl.exceptions import ConfigError, DataError, SerializationError
 from sparkdl.frame import Array
+from sparkdl.pieces import cut
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
     from torch import Tensor
+
+
+def check_rdd(rdd: Any) -> None:
+    """Check that rows are an RDD.
+
+    Raises:
+        ConfigError: if they are not.
+    """
+    if hasattr(rdd, "take") and hasattr(rdd, "mapPartitionsWithIndex"):
+        return
+    raise ConfigError(
+        f"rdd={rdd!r:.100}: expected an RDD, got a {type(rdd).__name__}. Take Dataset.from_dataframe for a "
+        "DataFrame, from_numpy for arrays, from_torch for a dataset of torch; Spark Connect has no RDDs"
+    )
 
 
 def plan_element(
@@ -119,21 +130,11 @@ class TorchSource(Source):
 
     Args:
         dataset: the dataset.
-        spark: the session.
-
-    Raises:
-        ConfigError: on Spark Connect.
     """
 
-    def __init__(self, dataset: Any, spark: SparkSession) -> None:
-        if is_connect(spark):
-            raise ConfigError(
-                "Dataset.from_torch needs a classic Spark session: Spark Connect has no RDDs, by which the "
-                "dataset travels; make a DataFrame of its items, or arrays",
-                code="config-cluster",
-            )
+    def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-        self._spark = spark
+        self._sent: Published | None = None
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
         """See :class:`Source`."""
@@ -146,13 +147,23 @@ class TorchSource(Source):
         if not isinstance(partitions, int):
             raise ConfigError("num_partitions='input' needs a DataFrame or RDD: a dataset has no partitions")
         count = len(self._dataset)
-        items = self._spark.sparkContext.parallelize(range(count), partitions).mapPartitions(
-            partial(_read, _pickled(self._dataset))
+        if self._sent is None:
+            self._sent = access.send(_pickled(self._dataset))
+        # Each partition gets neighbouring items.
+        bounds = [-(-p * count // partitions) for p in range(partitions + 1)]
+        pieces = (
+            (p, piece)
+            for p, span in enumerate(pairwise(bounds))
+            for piece in cut(p, [build.span(*span)], build.SPAN_BYTES)
         )
-        # Behind a shuffle, for tasks that descend from this one bring the dataset along.
-        spread: Callable[[Any], int] = partial(_place, count=count, partitions=partitions)
-        placed = items.repartitionAndSortWithinPartitions(partitions, spread)
-        return frames_of(placed.mapPartitionsWithIndex(build.rows_writer(store, plan)))
+        write = build.items_writer(store, plan, self._sent.ref, as_arrays)
+        return access.stage(access.scattered(pieces, partitions), write, self._sent.broadcasts)
+
+    def release(self) -> None:
+        """See :class:`Source`."""
+        sent, self._sent = self._sent, None
+        if sent is not None:
+            sent.release()
 
 
 def _pickled(dataset: Any) -> bytes:
@@ -166,14 +177,3 @@ def _pickled(dataset: Any) -> bytes:
             "files and connections in __getitem__, not in __init__"
         ) from error
     return found
-
-
-def _read(pickled: bytes, numbers: Iterable[int]) -> Iterator[tuple[tuple[int, int], Any]]:
-    dataset = pickle.loads(pickled)
-    for number in numbers:
-        yield (0, number), as_arrays(dataset[number])
-
-
-def _place(position: tuple[int, int], count: int, partitions: int) -> int:
-    """Lay neighbouring items into one partition."""
-    return position[1] * partitions // count

@@ -36,6 +36,9 @@ class Source(ABC):
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
         """Return the lazy frames whose tasks write the store and yield tokens."""
 
+    def release(self) -> None:  # noqa: B027
+        """Delete what was sent to the executors for tokens, none of which are in use any more."""
+
 
 class DataFrameSource(Source):
     """Columns of a DataFrame.

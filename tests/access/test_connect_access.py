@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from support.no_jvm import no_jvm
@@ -17,6 +21,7 @@ from torch import nn
 
 from sparkdl import Dataset, Trainer
 from sparkdl.access import access_to
+from sparkdl.access.connect.rows import Rows
 from sparkdl.exceptions import ConfigError
 from sparkdl.optim import LAMB, ClipByNorm
 from sparkdl.train import Hook, MaxIteration, Run
@@ -134,3 +139,109 @@ def test_what_needs_rdds_is_refused(options: dict[str, Any], session: Session) -
 
 def test_access_is_remembered(session: Session) -> None:
     assert access_to(session) is access_to(session)  # type: ignore[arg-type]
+
+
+REFUSED = {
+    "cache": (["persist"], "does not cache DataFrames"),
+    "cache and checkpoints": (["persist", "localCheckpoint"], "neither caches DataFrames .* nor keeps"),
+}
+
+
+@pytest.mark.parametrize(("refused", "news"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_session_that_keeps_no_rows_ends_with_the_same_bits(
+    refused: list[str], news: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    direct = {"exchange": "sharded", "iterations_per_job": 3, "commit_every": 1}
+    with threads(1), no_server(tmp_path / "one") as session:
+        with rows(session, 2) as data:
+            expected = trainer(transport="shuffle").fit(data)
+        with rows(session, 1) as data:
+            alone = trainer(**direct).fit(data)
+    with threads(1), no_server(tmp_path / "other", refused=refused) as session:
+        with rows(session, 2) as data:
+            result = trainer(transport="shuffle").fit(data)
+            assert trainer().evaluate(data, module=result.module) == {"loss": pytest.approx(1.0, abs=0.5)}
+        with rows(session, 1) as data:
+            other = trainer(**direct).fit(data)
+            assert all(other.history.column("direct"))
+        assert not session.persisted
+        assert not files_in(tmp_path / "other")
+    assert bits(result.module) == bits(expected.module)
+    assert bits(other.module) == bits(alone.module)
+    told = [record.getMessage() for record in caplog.records if re.search(news, record.getMessage())]
+    assert len(told) == 1
+    assert "[NOT_SUPPORTED_WITH_SERVERLESS]" in told[0]
+
+
+def test_rows_that_an_executor_took_along_are_sent_again(
+    session: Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    with rows(session, 2) as data:
+        expected = trainer(transport="shuffle").fit(data)
+        session.checkpoints[:] = [-1]
+        for frame in session.persisted:  # the tokens are lost as well
+            frame._kept = None
+        result = trainer(transport="shuffle").fit(data)
+        assert len(session.checkpoints) == 2
+    assert bits(result.module) == bits(expected.module)
+    assert "made again" in caplog.text
+    assert not session.persisted
+
+
+def test_a_session_that_sets_no_conf_is_taken_as_it_is(tmp_path: Path) -> None:
+    table = pa.table({"token": pa.array([b"one"])})
+    for refused in ([], ["conf"]):
+        with no_server(tmp_path / str(len(refused)), refused=refused) as session:
+            access = access_to(session)  # type: ignore[arg-type]
+            frames = access.written(session.createDataFrame(table), iter, 7)
+            assert access.collect(frames) == [b"one"]
+            assert session.conf.values == {}
+
+
+def test_jobs_that_read_the_source_anew_get_as_many_rows_at_a_time() -> None:
+    source = Rows(lambda: None, rows_per_batch=7)  # type: ignore[arg-type, return-value]
+    task = Rows(lambda: None, parent=source)  # type: ignore[arg-type, return-value]
+    assert (source.batch, task.batch) == (7, 7)
+    source.stays = True
+    assert (source.batch, task.batch) == (7, None)
+
+
+def test_executors_are_counted_again_when_that_takes_little_of_the_time(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access = access_to(session)  # type: ignore[arg-type]
+    assert access.count_executors() == 1
+    now = time.monotonic() + 1000
+    clock = SimpleNamespace(monotonic=lambda: now, sleep=lambda _: None)
+    monkeypatch.setattr("sparkdl.access.connect.access.time", clock)
+    before = session.jobs
+    assert access.count_executors() == 1
+    assert session.jobs == before
+    assert access.count_executors(look=True) == 1
+    assert session.jobs == before + 1
+
+
+class Squares(torch.utils.data.Dataset[Any]):
+    def __len__(self) -> int:
+        return 25
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.full((4,), index / 25), index % 3
+
+
+def test_a_dataset_of_torch(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with no_jvm(str(tmp_path / "classic")) as spark:
+        with Dataset.from_torch(Squares(), spark=spark, num_partitions=2) as data:
+            tokens, expected = data.store().partitions, trainer().fit(data)
+        assert not spark.sparkContext.broadcasts
+    monkeypatch.setattr("sparkdl.access.connect.access._FIXED_BYTES", 16)
+    with Dataset.from_torch(Squares(), spark=session, num_partitions=2) as data:  # type: ignore[arg-type]
+        assert [token.content for token in data.store().partitions] == [token.content for token in tokens]
+        result = trainer(transport="shuffle").fit(data)
+    assert bits(result.module) == bits(expected.module)
+    assert session.sent
+
+
+def test_what_is_no_rdd_is_refused(session: Session) -> None:
+    with pytest.raises(ConfigError, match="got a Frame.*from_dataframe.*Spark Connect has no RDDs"):
+        Dataset.from_rdd(session.createDataFrame(pa.table({})))

@@ -18,7 +18,6 @@ from pyspark.sql import types as T
 from support.stores import store_files
 
 from sparkdl import Column, Dataset, frame
-from sparkdl._spark.jobs import FrameJobs
 from sparkdl.data.store import Token, read_positions, read_rows
 from sparkdl.exceptions import ConfigError, DataError
 
@@ -33,8 +32,7 @@ def contents(data: Dataset) -> list[dict[str, np.ndarray[Any, Any]]]:
             columns = read_rows(token, rows)
             yield frame.pack({}, columns | {"positions": read_positions(token, rows)} if columns else {})
 
-    jobs = FrameJobs(data.spark.sparkContext)
-    frames = jobs.collect(jobs.stage(data.store().tokens, read))
+    frames = data.access.collect(data.access.stage(data.store().tokens, read))
     return [{k: v.copy() for k, v in frame.unpack(f).arrays.items()} for f in frames]
 
 

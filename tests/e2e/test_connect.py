@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
+import connect_fits
 import pytest
+from standalone import cluster as standalone
 from support.connect import Server, missing, run_client, server
+from support.no_jvm import no_jvm
+
+cloudpickle.register_pickle_by_value(connect_fits)  # executors cannot import it
 
 pytestmark = [
     pytest.mark.cluster,
@@ -23,22 +30,54 @@ def connect(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield found
 
 
-def run(kind: str, what: str, folder: Path) -> dict[str, Any]:
-    folder.mkdir(exist_ok=True)
-    return run_client(folder, SCRIPT, kind, what, str(folder))
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """Folders of both kinds of session."""
+    found = tmp_path / "classic", tmp_path / "connect"
+    for folder in found:
+        folder.mkdir()
+    return found
 
 
-def test_a_fit_ends_with_the_same_bits_on_both_kinds_of_session(connect: Server, tmp_path: Path) -> None:
-    one, other = tmp_path / "classic", tmp_path / "connect"
-    expected = run("local[2]", "fits,arrays,stages,estimators", one)
-    found = run(connect.url, "fits,arrays,stages,estimators", other)
+def check(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Check that both kinds of session have told the same, but for how they exchanged."""
     direct = {name: value for name, value in found.items() if name.endswith(" direct")}
     for name, count in direct.items():
-        assert (count > 0) == name.startswith("fits"), name
-    for name in expected.keys() - direct.keys():
-        assert found[name] == expected[name], name
-    # A checkpoint of one kind of session is gone on from in the other.
-    assert run("local[2]", "resumed", other) == run(connect.url, "resumed", one)
+        assert (count > 0) == (not name.startswith("stages")), name
+    plain: dict[str, Any] = json.loads(json.dumps(expected))
+    assert found.keys() == plain.keys()
+    for name in plain.keys() - direct.keys():
+        assert found[name] == plain[name], name
+
+
+def test_a_fit_ends_with_the_same_bits_on_both_kinds_of_session(
+    connect: Server, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    one, other = folders
+    with no_jvm(str(tmp_path / "executor")) as classic:
+        expected = connect_fits.run(classic, [f"fits={one}", "stages"])  # type: ignore[arg-type]
+        # A checkpoint of one kind of session is gone on from in the other.
+        what = [f"fits={other}", "stages", f"resumed={one}", f"blocked={other}", "estimators"]
+        found = run_client(other, SCRIPT, connect.url, *what)
+        expected |= connect_fits.run(classic, [f"resumed={other}"])  # type: ignore[arg-type]
+    (told,) = found.pop("blocked: told")  # once
+    assert "tasks cannot exchange directly (rank " in told
+    assert found.pop("blocked: fit") == expected["stages: lamb"]
+    assert not found.pop("blocked: fit direct")
+    estimated = {name: value for name, value in found.items() if name.startswith("estimators")}
+    assert len(estimated["estimators: predictions"]) == connect_fits.ROWS
+    history = estimated["estimators: history"]
+    assert history[-1] < history[0]
+    check({name: value for name, value in found.items() if name not in estimated}, expected)
+
+
+@pytest.mark.slow
+def test_all_options_end_with_the_same_bits_on_both_kinds_of_session(
+    connect: Server, real: Any, folders: tuple[Path, Path]
+) -> None:
+    one, other = folders
+    found = run_client(other, SCRIPT, connect.url, f"all_options={other}", "estimators", "regressor")
+    check(found, connect_fits.run(real, [f"all_options={one}", "estimators", "regressor"]))
 
 
 def test_a_client_without_java_trains_and_is_interrupted(connect: Server, tmp_path: Path) -> None:
@@ -49,9 +88,23 @@ def test_a_client_without_java_trains_and_is_interrupted(connect: Server, tmp_pa
     assert not found["py4j"]
 
 
+LOSES = {"spark.locality.wait": "300ms", "spark.executor.memory": "1g", "spark.executor.cores": "1"}
+
+
+def check_losses(folder: Path, url: str, processes: list[int]) -> None:
+    """Check that a lost executor changes no bit, and that nothing is left to repair after it."""
+    found = run_client(folder, SCRIPT, url, f"lost={','.join(map(str, processes))}")
+    for name in ("table", "arrays"):
+        assert found[f"lost: {name}"] == found[f"lost: {name}: expected"], name
+
+
+@pytest.mark.slow
 def test_a_lost_executor_changes_no_bit(tmp_path: Path) -> None:
-    conf = {"spark.locality.wait": "300ms", "spark.executor.memory": "1g"}
-    with server(tmp_path, "local-cluster[2,1,1024]", conf) as found:
-        told = run_client(tmp_path, SCRIPT, found.url, "lost", str(found.pid))
-    assert told["lost: killed"] == 1
-    assert told["lost: bits"] == told["lost: expected"]
+    with server(tmp_path, "local-cluster[2,1,1024]", LOSES) as found:
+        check_losses(tmp_path, found.url, [found.pid])
+
+
+@pytest.mark.slow
+def test_a_lost_executor_of_a_standalone_cluster_changes_no_bit(tmp_path: Path) -> None:
+    with standalone(workers=2) as running, server(tmp_path, running.url, LOSES) as found:
+        check_losses(tmp_path, found.url, running.workers)

@@ -17,6 +17,8 @@ from typing import Any
 
 import pyspark
 
+from support import forking
+
 _NEEDED = ("grpc", "grpc_status", "google.rpc", "zstandard")
 _HOME = Path(pyspark.__file__).parent
 _SEPARATOR = "FOUND"
@@ -76,11 +78,17 @@ def server(folder: Path, master: str = "local[2]", conf: Mapping[str, str] | Non
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.ui.enabled": "false",
+        "spark.log.level": "WARN",
         "spark.ui.showConsoleProgress": "false",
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.sql.shuffle.partitions": "2",
-        **(conf or {}),
+        # Each query runs once: the Java code that Spark writes for one costs more to compile than it saves.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     }
+    if master.startswith("local["):  # executors of a cluster have one worker each
+        confs["spark.python.daemon.module"] = forking.NAME
+    confs |= conf or {}
     command = [str(_HOME / "bin/spark-submit"), "--master", master]
     command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
     for name, value in confs.items():

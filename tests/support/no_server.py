@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,6 +71,7 @@ class Frame:
         return Frame(self.session, run)
 
     def persist(self) -> Frame:
+        self.session.refuse("persist")
         self._persisted = True
         self.session.persisted.append(self)
         return self
@@ -81,8 +82,16 @@ class Frame:
         return self
 
     def localCheckpoint(self) -> Frame:  # noqa: N802
-        found = self.partitions()
-        return Frame(self.session, lambda: found)
+        self.session.refuse("localCheckpoint")
+        found, number = self.partitions(), len(self.session.checkpoints)
+        self.session.checkpoints.append(number)
+
+        def run() -> list[Batches]:
+            if number not in self.session.checkpoints:
+                raise SparkError(f"Job aborted: Checkpoint block rdd_{number}_0 not found!")
+            return found
+
+        return Frame(self.session, run)
 
     def toArrow(self) -> pa.Table:  # noqa: N802
         self.session.jobs += 1
@@ -91,30 +100,63 @@ class Frame:
         )
 
 
+class SparkError(Exception):
+    """Stands in for Spark's."""
+
+
+SparkError.__module__ = "pyspark.errors.exceptions.connect"
+
+
+class Conf:
+    """Stands in for the confs of a session."""
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.values = session, dict[str, str]()
+
+    def get(self, name: str, default: str | None = None) -> str | None:
+        return self.values.get(name, default)
+
+    def set(self, name: str, value: str) -> None:
+        self.session.refuse("conf")
+        self.values[name] = value
+
+    def unset(self, name: str) -> None:
+        self.session.refuse("conf")
+        self.values.pop(name, None)
+
+
 class Session:
     """Stands in for a SparkSession.
 
     Args:
         folder: for files that are sent.
         slots: task slots of its only executor.
+        refused: what it refuses: ``persist``, ``localCheckpoint``, ``conf``.
 
     Attributes:
         jobs: how many have run.
         persisted: what is cached.
         partition: of the task that runs.
         sent: names of files that were sent.
+        checkpoints: numbers of the local checkpoints that executors still have, or negative ones.
     """
 
     version, is_stopped = "4.3.0", False
     schema = pa.schema([("key", pa.int32()), ("frame", pa.binary())])
 
-    def __init__(self, folder: Path, slots: int) -> None:
-        self.folder, self.slots = folder, slots
+    def __init__(self, folder: Path, slots: int, refused: Collection[str] = ()) -> None:
+        self.folder, self.slots, self.refused = folder, slots, refused
         self.session_id = str(folder)
         self.jobs = self.partition = 0
         self.persisted: list[Frame] = []
         self.sent: list[str] = []
-        self.conf = SimpleNamespace(get=lambda _, default=None: default)
+        self.checkpoints: list[int] = []
+        self.conf = Conf(self)
+
+    def refuse(self, what: str) -> None:
+        """Fail as a session does that forbids something."""
+        if what in self.refused:
+            raise SparkError(f"[NOT_SUPPORTED_WITH_SERVERLESS] {what} is not supported. SQLSTATE: 0A000")
 
     def range(self, *arguments: int) -> Frame:
         parts: list[Batches] = [[] for _ in range(arguments[3] if len(arguments) > 3 else self.slots)]
@@ -139,14 +181,15 @@ Session.__module__ = "pyspark.sql.connect.session"
 
 
 @contextmanager
-def no_server(folder: Path, slots: int = 1) -> Iterator[Session]:
+def no_server(folder: Path, slots: int = 1, refused: Collection[str] = ()) -> Iterator[Session]:
     """Let sparkdl run on a Spark Connect session without a server.
 
     Args:
         folder: for files; the executor's local directory is in it.
         slots: task slots.
+        refused: what the session refuses.
     """
-    made, threads = Session(folder, slots), torch.get_num_threads()
+    made, threads = Session(folder, slots, refused), torch.get_num_threads()
 
     def context() -> Any:
         return SimpleNamespace(partitionId=lambda: made.partition, resources=dict)

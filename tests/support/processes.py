@@ -388,7 +388,7 @@ class Jobs:
         inputs: list[list[bytes]] = [[] for _ in range(times * self.processes.executors)]
         return [data for frames in self.processes.run(task, inputs, self.broadcasts) for data in frames]
 
-    def count_executors(self) -> int:
+    def count_executors(self, *, look: bool = False) -> int:
         """Return how many executors there are."""
         return self.processes.executors
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 import threading
@@ -23,6 +24,7 @@ from sparkdl._spark.frames import Task
 from sparkdl.access.base import BytesRef, Published
 from sparkdl.access.connect.chain import ConnectChain, OnDriver, OnExecutors, numbered, whole
 from sparkdl.access.connect.files import FileRef
+from sparkdl.access.connect.keeping import Keeping, is_lost
 from sparkdl.access.connect.rows import Rows
 from sparkdl.access.connect.tasks import ARROW_SCHEMA, SCHEMA, ArrowTask, Job, Written, in_batches
 from sparkdl.exceptions import ConfigError
@@ -33,6 +35,8 @@ from sparkdl.session import Executors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+_log = logging.getLogger("sparkdl")
 
 _INLINE_BYTES = 8 << 20
 """Weights and state of up to so many bytes travel inside of tasks. A plan may have 128 MB."""
@@ -45,6 +49,9 @@ _LINGER_SECONDS = 0.1
 
 _WAIT_SECONDS = 30.0
 """So long executors are waited for."""
+
+_LOOKS = 30
+"""Looking for executors is a job. After one nobody looks again for so many times as long as it has taken."""
 
 _BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
@@ -75,6 +82,9 @@ class ConnectAccess:
     moves_tasks: bool = False
     longest_chain: int = 1
     _offered: Executors | None = None
+    _next_look: float = -float("inf")
+    _keeping: Keeping = field(default_factory=Keeping)
+    _refused: bool = False
     _released: list[str] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -130,15 +140,21 @@ class ConnectAccess:
         self._offered = found
         return found
 
-    def count_executors(self) -> int:
-        """Return how many executors there were when they were last looked for."""
-        return (self._offered or self.executors()).count
+    def count_executors(self, *, look: bool = False) -> int:
+        """Return how many executors there were when they were last looked for; ``look`` may find others."""
+        if self._offered is None:
+            return self.executors().count
+        if look and time.monotonic() >= self._next_look:
+            self._offered = self._probe()
+        return self._offered.count
 
     def _probe(self) -> Executors:
         """Occupy all slots for a moment, and ask who runs there."""
+        begin = time.monotonic()
         # As many tasks as Spark thinks that the cluster has cores: nothing else tells their number.
         df = self.spark.range(1 << 16).mapInArrow(ArrowTask(Job(_occupy, reads=False)), SCHEMA)
-        processes = {bytes(data) for data in joined(piece for _, _, piece in self.rows_of(df))}
+        processes = {bytes(data) for data in joined(self._pieces(df))}
+        self._next_look = time.monotonic() + _LOOKS * (time.monotonic() - begin)
         slots: dict[bytes, int] = {}
         for process in processes:
             executor = process.rpartition(b" ")[0]
@@ -188,9 +204,7 @@ class ConnectAccess:
         table = pa.Table.from_batches(in_batches(rows), ARROW_SCHEMA)
 
         def make() -> DataFrame:
-            # Kept on the executors: otherwise the rows would travel to the server with each job.
-            sent = self.spark.createDataFrame(table).repartitionById(partitions, "key")
-            return sent.localCheckpoint()
+            return self._keeping.sent(self.spark.createDataFrame(table).repartitionById(partitions, "key"))
 
         return Rows(make)
 
@@ -202,18 +216,25 @@ class ConnectAccess:
     def stage(self, parent: Rows, task: Task, broadcasts: Sequence[Any] = (), *, profile: Any = None) -> Rows:
         """Return the frames that a task makes of each partition."""
         function = ArrowTask(Job(task, unlink=self.outdated))
-        return Rows(lambda: parent.df.mapInArrow(function, SCHEMA, profile=profile))
+        return Rows(lambda: parent.df.mapInArrow(function, SCHEMA, profile=profile), parent=parent)
 
     def collect(self, frames: Rows) -> list[bytes]:
         """Run a job and return its frames."""
-        with self._batches_of(frames):
-            found = [whole(data) for data in joined(piece for _, _, piece in self.rows_of(frames.df))]
+        found = [whole(data) for data in joined(piece for _, _, piece in self.rows_of(frames))]
         frames.collected = found
         return found
 
-    def rows_of(self, df: DataFrame) -> list[tuple[int, int, bytes]]:
+    def rows_of(self, frames: Rows) -> list[tuple[int, int, bytes]]:
         """Run a job and return the key, the source and the piece of each row."""
-        table = self._run(df)
+        with self._batches_of(frames):
+            try:
+                table = self._run(frames.df)
+            except Exception as error:
+                if not is_lost(error):
+                    raise
+                _log.warning("an executor has taken rows along that it alone had; they are made again")
+                self._keeping.renew(frames)
+                table = self._run(frames.df)
         keys = table.column("key").to_pylist()
         pieces = table.column("frame").to_pylist()
         return [(key, HEAD.unpack_from(piece)[0], piece) for key, piece in zip(keys, pieces, strict=True)]
@@ -230,11 +251,15 @@ class ConnectAccess:
         tasks = offered.count * max(times, offered.cores)
         job = ArrowTask(Job(_Lingering(task), reads=False, unlink=self.outdated))
         df = self.spark.range(0, tasks, 1, tasks).mapInArrow(job, SCHEMA)
-        return [whole(data) for data in joined(piece for _, _, piece in self.rows_of(df))]
+        return [whole(data) for data in joined(self._pieces(df))]
 
     def chain(self, tokens: Rows, ranks: int, profile: Any) -> ConnectChain:
         """Return what runs groups over a partition store."""
         return ConnectChain(self, tokens, ranks, profile)
+
+    def _pieces(self, df: DataFrame) -> Iterator[bytes]:
+        """Run a job that reads no frames, and yield the piece of each row."""
+        return (piece for _, _, piece in self.rows_of(Rows(lambda: df)))
 
     def _run(self, df: DataFrame) -> pa.Table:
         """Run a job, which Ctrl-C ends on the server, too."""
@@ -254,30 +279,19 @@ class ConnectAccess:
     def persist(self, frames: Rows) -> None:
         """Keep frames on the executors that compute them."""
         with self._batches_of(frames):
-            try:
-                frames.df.persist()
-            except Exception as error:
-                if not is_job_failure(error):
-                    raise
-                raise ConfigError(
-                    f"the session cannot keep rows on its executors ({str(error).splitlines()[0]}); training "
-                    "needs DataFrame.cache(), which serverless sessions do not have",
-                    code="config-cluster",
-                ) from error
-        frames.persisted = True
+            self._keeping.keep(frames)
 
     def unpersist(self, frames: Rows | OnExecutors | OnDriver, *, wait: bool = False) -> None:
         """Stop keeping frames."""
-        if not isinstance(frames, Rows):
+        if isinstance(frames, Rows):
+            self._keeping.let_go(frames, wait=wait)
+        else:
             frames.release()
-        elif frames.persisted:
-            frames.persisted = False
-            frames.df.unpersist(blocking=wait)
 
     def forget(self, frames: Rows, partition: int) -> None:
         """Let the next job compute the frames again: all of them, for Spark Connect knows no partitions."""
         self.unpersist(frames, wait=True)
-        frames.drop()
+        frames.replace(None)
         self.persist(frames)
 
     def run_on_kept(self, kept: OnExecutors | OnDriver, task: Task) -> list[bytes]:
@@ -291,20 +305,37 @@ class ConnectAccess:
     @contextmanager
     def _batches_of(self, frames: Rows) -> Iterator[None]:
         """Let tasks get as many rows of the source at a time as frames say; one thread at a time."""
-        if frames.rows_per_batch is None:
+        wanted = frames.batch
+        if wanted is None:
             yield
             return
         with self._lock:
-            conf = self.spark.conf
-            before = conf.get(_BATCH_ROWS, None)
-            conf.set(_BATCH_ROWS, str(frames.rows_per_batch))
+            before = self.spark.conf.get(_BATCH_ROWS, None)
+            self._set_batch_rows(str(wanted))
             try:
                 yield
             finally:
-                if before is None:
-                    conf.unset(_BATCH_ROWS)
-                else:
-                    conf.set(_BATCH_ROWS, before)
+                self._set_batch_rows(before)
+
+    def _set_batch_rows(self, rows: str | None) -> None:
+        """Set a conf; where a session refuses that, tasks get as many rows at a time as it says."""
+        if self._refused:
+            return
+        try:
+            if rows is None:
+                self.spark.conf.unset(_BATCH_ROWS)
+            else:
+                self.spark.conf.set(_BATCH_ROWS, rows)
+        except Exception as error:
+            if not is_job_failure(error):
+                raise
+            self._refused = True
+            _log.info(
+                "this session lets nobody set %s (%s): tasks that build the partition store get as many rows "
+                "at a time as it says, which takes more memory if rows are large",
+                _BATCH_ROWS,
+                str(error).strip().split("\n")[0],
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ class Runs(Protocol):
         """Run a job and return its frames."""
         ...
 
-    def rows_of(self, df: DataFrame) -> list[tuple[int, int, bytes]]:
+    def rows_of(self, frames: Rows) -> list[tuple[int, int, bytes]]:
         """Run a job and return the key, the source and the piece of each row."""
         ...
 
@@ -134,7 +134,7 @@ class ConnectChain:
         kept_bytes: int | None = None,
     ) -> tuple[list[Buffer], OnExecutors | OnDriver | None]:
         """Run the stages."""
-        if len(tasks) == 1:
+        if len(tasks) == 1 and (kept_bytes is None or self.tokens.stays):
             return self._run_one(tasks[0], keeps=kept_bytes is not None)
         return self._run_stages(tasks, keeps=kept_bytes is not None)
 
@@ -154,16 +154,22 @@ class ConnectChain:
         return found, kept
 
     def _run_stages(self, tasks: Sequence[ChainTask], *, keeps: bool) -> tuple[list[Buffer], OnDriver | None]:
-        """Run a group as stages with shuffles between them; what stays goes to the driver."""
-        df, access = self.tokens.df, self.access
+        """Run a group as stages with shuffles between them; what is to stay goes to the driver."""
         tokens = self.tokens.collected
-        for number, task in enumerate(tasks):
-            first = tokens if number else ()
-            job = Job(task, keyed=True, first=first, unlink=access.outdated)
-            if number:
-                df = df.repartitionById(self.ranks, "key")
-            df = df.mapInArrow(ArrowTask(job), SCHEMA, profile=self.profile)
-        rows = access.rows_of(df)
+        functions = [
+            ArrowTask(Job(task, keyed=True, first=tokens if number else (), unlink=self.access.outdated))
+            for number, task in enumerate(tasks)
+        ]
+
+        def make() -> DataFrame:
+            df = self.tokens.df
+            for number, function in enumerate(functions):
+                if number:
+                    df = df.repartitionById(self.ranks, "key")
+                df = df.mapInArrow(function, SCHEMA, profile=self.profile)
+            return df
+
+        rows = self.access.rows_of(Rows(make, parent=self.tokens))
         results = [piece for key, _, piece in rows if key == RESULT]
         if not keeps:
             return list(joined(results)), None

@@ -17,13 +17,19 @@ class Rows:
     Attributes:
         make: makes the DataFrame.
         rows_per_batch: rows of the source that a task gets at a time; ``None`` for what the session says.
-        persisted: whether it is cached.
+        parent: the frames of which it makes the DataFrame, if it does.
+        persisted: whether the frames are to stay on the executors.
+        cached: whether the DataFrame is cached.
+        stays: whether tasks over the frames run where the frames were made.
         collected: its frames, when they were last brought to the driver; by partition if each has one.
     """
 
     make: Callable[[], DataFrame]
     rows_per_batch: int | None = None
+    parent: Rows | None = None
     persisted: bool = False
+    cached: bool = False
+    stays: bool = False
     collected: list[bytes] = field(default_factory=list)
     _df: DataFrame | None = None
 
@@ -34,6 +40,25 @@ class Rows:
             self._df = self.make()
         return self._df
 
-    def drop(self) -> None:
-        """Forget the DataFrame, to be made again."""
-        self._df = None
+    @property
+    def line(self) -> list[Rows]:
+        """These frames, and all that they are made of."""
+        found, rows = [self], self.parent
+        while rows is not None:
+            found.append(rows)
+            rows = rows.parent
+        return found
+
+    @property
+    def batch(self) -> int | None:
+        """Rows of the source that a task gets at a time, in a job that makes these frames."""
+        for rows in self.line:
+            if rows.stays and rows is not self:
+                return None
+            if rows.rows_per_batch is not None:
+                return rows.rows_per_batch
+        return None
+
+    def replace(self, df: DataFrame | None) -> None:
+        """Use another DataFrame with the same frames; ``None`` to make it again."""
+        self._df = df
