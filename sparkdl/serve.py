@@ -179,7 +179,8 @@ class Predictor:
                 f"{len(args)} positional and {sorted(kwargs)}",
                 code="data-shape",
             )
-        args, kwargs = _spread(args, kwargs)
+        if len(self._signature.inputs) != len(args) + len(kwargs):
+            args, kwargs = _spread(args, kwargs)
         specs = self._specs(len(args), kwargs)
         tensors = [self._tensor(value, f"input {i}", specs.get(i)) for i, value in enumerate(args)]
         tensors += [self._tensor(value, f"input {name!r}", specs.get(name)) for name, value in kwargs.items()]
@@ -291,8 +292,7 @@ def _spread(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any
     """Return inputs with the indices and values of sparse rows in place of these."""
 
     def parts(value: Any, name: str) -> list[Any]:
-        rows = isinstance(value, list) and value and sparse.is_sparse(value[0])
-        if not rows and not sparse.is_sparse(value):
+        if not sparse.are_vectors(value):
             return [value]
         return [padded(found).numpy() for found in sparse.of_rows(value, name)]
 

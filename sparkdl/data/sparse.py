@@ -107,9 +107,10 @@ def of_arrow(column: pa.StructArray, part: str) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(places.astype(np.int32)))
 
 
-def is_sparse(value: Any) -> bool:
-    """Return whether a value is a sparse or dense ML vector, or a sparse row of scipy."""
-    return (hasattr(value, "indices") or hasattr(value, "toArray")) and not isinstance(value, np.ndarray)
+def are_vectors(rows: Any) -> bool:
+    """Return whether rows are a list of ML vectors or of sparse rows of scipy, or a sparse matrix."""
+    one = rows[0] if isinstance(rows, list) and rows else rows
+    return type(one).__module__.startswith(("pyspark.ml.linalg", "scipy.sparse"))
 
 
 def of_row(value: Any, where: str) -> tuple[Array, Array]:
@@ -129,7 +130,7 @@ def of_row(value: Any, where: str) -> tuple[Array, Array]:
     elif hasattr(value, "tocsr"):
         row = value.tocsr()
         return row.indices.astype(np.int32), row.data.astype(np.float32)
-    elif hasattr(value, "indices"):
+    elif not callable(getattr(value, "indices", len)):  # that of a tensor is a method
         return np.asarray(value.indices, np.int32), np.asarray(value.values, np.float32)
     else:
         array = np.asarray(value.toArray() if hasattr(value, "toArray") else value)
