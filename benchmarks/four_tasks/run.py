@@ -104,7 +104,7 @@ def main() -> None:
         own = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])  # net.py and words.py
         environment = {**os.environ, "PYTHONPATH": own.rstrip(os.pathsep)}
         done = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False, env=environment)
-        (work / "errors.txt").write_text(done.stderr, encoding="utf-8")
+        (work / "errors.txt").write_text(done.stdout + done.stderr, encoding="utf-8")
         said = [line for line in done.stdout.splitlines() if line.startswith("accuracy=")]
         result = said[-1] if said else f"failed, see {work}/errors.txt"
         seconds = time.perf_counter() - begin

@@ -234,12 +234,14 @@ class _Trained(HasTraining, HasInputs, TorchWritable, TorchReadable):
 
     def _spread(self, values: Sequence[Any]) -> list[Any]:
         """Return a row's values with indices and values in place of each sparse vector."""
-        columns = self._columns()
-        if len(columns) != len(values):
+        types = value_of(self, self.inputTypes) or ()
+        if SPARSE not in types:
+            return list(values)
+        if len(types) != len(values):
             raise ConfigError(f"found {len(values)} values, expected one for each of {self.featuresNames()}")
         found: list[Any] = []
-        for column, value in zip(columns, values, strict=True):
-            found += of_row(value, f"column {column.name!r}") if column.dtype == SPARSE else [value]
+        for name, kind, value in zip(self.featuresNames(), types, values, strict=True):
+            found += of_row(value, f"column {name!r}") if kind == SPARSE else [value]
         return found
 
     def _run_encoded(self, values: Sequence[Any]) -> Any:

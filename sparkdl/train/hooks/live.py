@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.exceptions import ConfigError
@@ -45,9 +46,8 @@ class LivePlot(Hook):
         """Open the output."""
         self._handle, self._next = None, 0.0
         if in_notebook():
-            from IPython.display import HTML, display
-
-            self._handle = display(HTML(shown.run(run)), display_id=True)
+            shows = _display()
+            self._handle = shows.display(shows.HTML(shown.run(run)), display_id=True)
 
     def on_iteration_end(self, run: Run) -> None:
         """Draw, unless it was done a moment ago."""
@@ -64,12 +64,15 @@ class LivePlot(Hook):
             self._draw(run)
 
     def _draw(self, run: Run) -> None:
-        from IPython.display import HTML
-
         begin = time.perf_counter()
-        self._handle.update(HTML(shown.run(run)))
+        self._handle.update(_display().HTML(shown.run(run)))
         end = time.perf_counter()
         self._next = end + max(self._seconds, (end - begin) / _SHARE)
+
+
+def _display() -> Any:
+    """Return the module of the notebook that shows things."""
+    return import_module("IPython.display")
 
 
 def in_notebook() -> bool:
