@@ -71,7 +71,7 @@ def train(folder, tokenizer):
 spark = SparkSession.builder.master("local[2]").getOrCreate()
 texts = spark.read.parquet(sys.argv[1])
 ways = [row.way for row in texts.select("way").distinct().orderBy("way").collect()]
-texts = texts.withColumn("label", F.array_position(F.array(*map(F.lit, ways)), "way").cast("int") - 1)
+texts = texts.withColumn("label", F.array_position(F.array(*map(F.lit, ways)), F.col("way")).cast("int") - 1)
 for part, name in zip(texts.randomSplit([0.8, 0.2], seed=1), ("train", "test")):
     part.write.mode("overwrite").parquet(f"{sys.argv[3]}/{name}")
 accuracy = TorchDistributor(num_processes=2, local_mode=True, use_gpu=False).run(

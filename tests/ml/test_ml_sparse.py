@@ -38,7 +38,7 @@ def texts(spark):
     rows = [
         (line, float(label))
         for label, page in enumerate((pages / "LICENSE", pages / "ARCHITECTURE.md"))
-        for line in page.read_text(encoding="utf-8").splitlines()[:60]
+        for line in page.read_text(encoding="utf-8").splitlines()[:24]
         if line.strip()
     ]
     df = Tokenizer(inputCol="text", outputCol="words").transform(
