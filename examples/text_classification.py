@@ -23,7 +23,7 @@ from pathlib import Path
 
 from pyspark.ml import Pipeline
 from pyspark.ml.evaluation import MulticlassClassificationEvaluator
-from pyspark.ml.feature import IDF, HashingTF, NGram, SQLTransformer, StringIndexer, Tokenizer
+from pyspark.ml.feature import HashingTF, NGram, SQLTransformer, StringIndexer, Tokenizer
 from pyspark.sql import DataFrame, SparkSession
 from torch import nn, optim
 
@@ -77,8 +77,7 @@ def hashed(classes: int, args: argparse.Namespace) -> Pipeline:
             Tokenizer(inputCol="text", outputCol="words"),
             NGram(inputCol="words", outputCol="pairs"),
             SQLTransformer(statement="SELECT *, concat(words, pairs) AS terms FROM __THIS__"),
-            HashingTF(inputCol="terms", outputCol="counts", numFeatures=HASHED),
-            IDF(inputCol="counts", outputCol="hashed", minDocFreq=2),
+            HashingTF(inputCol="terms", outputCol="hashed", numFeatures=HASHED, binary=True),
             classifier,
         ]
     )
