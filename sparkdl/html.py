@@ -7,7 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
-_WIDTH, _HEIGHT, _POINTS = 240, 40, 120
+SMALL = (240, 40)
+"""Width and height of a line beside others, in pixels."""
+
+_POINTS = 120
 _TEXT = 200
 
 
@@ -39,25 +42,27 @@ class Raw(str):
     __slots__ = ()
 
 
-def sparkline(values: Sequence[float], label: str) -> Raw:
+def sparkline(values: Sequence[float], label: str, size: tuple[int, int] = SMALL) -> Raw:
     """Return values as a small line in SVG; empty if fewer than two are finite.
 
     Args:
         values: in order; what is not finite leaves a gap, many are averaged in groups.
         label: names the line for readers that do not see it.
+        size: width and height in pixels.
     """
+    width, height = size
     points = _points(values)
     if len(points) < 2:
         return Raw("")
     low, high = min(y for _, y in points), max(y for _, y in points)
     last, span = max(len(values) - 1, 1), (high - low) or 1.0
     drawn = " ".join(
-        f"{2 + x / last * (_WIDTH - 4):.1f},{2 + (high - y) / span * (_HEIGHT - 4):.1f}" for x, y in points
+        f"{2 + x / last * (width - 4):.1f},{2 + (high - y) / span * (height - 4):.1f}" for x, y in points
     )
     name = f"{label}: {points[0][1]:.4g} to {points[-1][1]:.4g}"
     return Raw(
-        f'<svg role="img" aria-label="{escape(name)}" width="{_WIDTH}" height="{_HEIGHT}" '
-        f'viewBox="0 0 {_WIDTH} {_HEIGHT}" xmlns="http://www.w3.org/2000/svg">'
+        f'<svg role="img" aria-label="{escape(name)}" width="{width}" height="{height}" '
+        f'viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">'
         f'<polyline points="{drawn}" fill="none" stroke="#1f5fa8" stroke-width="1.5"/></svg>'
     )
 

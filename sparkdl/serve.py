@@ -16,6 +16,8 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from torch import Tensor, nn
 
+from sparkdl.data import sparse
+from sparkdl.data.collate import padded
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.frame import Array
 from sparkdl.nn.batch import Inputs, call, group, map_tensors
@@ -119,9 +121,10 @@ class Predictor:
 
         Args:
             *args: the module's inputs, shape (rows, ...): one array, several positional ones (also as one
-                tuple), or a dict by name, as the module was trained. For the model of a table its columns:
-                a pandas DataFrame, an Arrow table, or a dict of lists or arrays, where ``None`` and NaN are
-                null.
+                tuple), or a dict by name, as the module was trained. A list of ML vectors, or a sparse matrix
+                of scipy, stands for the indices and values of a sparse column. For the model of a table its
+                columns: a pandas DataFrame, an Arrow table, or a dict of lists or arrays, where ``None`` and
+                NaN are null.
             **kwargs: inputs, or columns, by name, instead.
 
         Returns:
@@ -176,6 +179,8 @@ class Predictor:
                 f"{len(args)} positional and {sorted(kwargs)}",
                 code="data-shape",
             )
+        if len(self._signature.inputs) != len(args) + len(kwargs):
+            args, kwargs = _spread(args, kwargs)
         specs = self._specs(len(args), kwargs)
         tensors = [self._tensor(value, f"input {i}", specs.get(i)) for i, value in enumerate(args)]
         tensors += [self._tensor(value, f"input {name!r}", specs.get(name)) for name, value in kwargs.items()]
@@ -281,6 +286,22 @@ def _batches(inputs: Inputs, size: int) -> Iterator[Inputs]:
     first = inputs if isinstance(inputs, Tensor) else next(iter(_values(inputs)))
     for start in range(0, max(len(first), 1), size):
         yield map_tensors(inputs, itemgetter(slice(start, start + size)))
+
+
+def _spread(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """Return inputs with the indices and values of sparse rows in place of these."""
+
+    def parts(value: Any, name: str) -> list[Any]:
+        if not sparse.are_vectors(value):
+            return [value]
+        return [padded(found).numpy() for found in sparse.of_rows(value, name)]
+
+    named: dict[str, Any] = {}
+    for name, value in kwargs.items():
+        found = parts(value, f"input {name!r}")
+        names = [name] if len(found) == 1 else sparse.names_of(name)
+        named |= dict(zip(names, found, strict=True))
+    return tuple(part for n, value in enumerate(args) for part in parts(value, f"input {n}")), named
 
 
 def _values(inputs: Any) -> Any:

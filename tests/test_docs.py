@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from four_tasks.run import lines_of
 from support.data import digits
 from support.models import mlp
 from support.serving import classifier
@@ -19,6 +20,7 @@ from sparkdl import Dataset
 from sparkdl.train.checkpoint import latest, read_point
 
 ROOT = Path(__file__).parents[1]
+TASKS = ROOT / "benchmarks/four_tasks"
 BLOCK = re.compile(r"^```python(?P<info>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -155,6 +157,26 @@ def test_lines_in_the_migration_guide_are_counted() -> None:
         ]
         name = there.splitlines()[0].removeprefix("# ")
         assert f"| {name} | {lines[0]} | {lines[1]} |" in text
+
+
+def test_lines_of_the_four_tasks_are_counted() -> None:
+    """The table of the migration guide has the lines of the programs."""
+    text = (ROOT / "docs/migrate.md").read_text()
+    for peer, name in (
+        ("sparkdl", "sparkdl"),
+        ("TorchDistributor", "distributor"),
+        ("Lightning", "lightning"),
+    ):
+        (row,) = [
+            line for line in text.splitlines() if line.startswith(f"| {peer} | ") and " lines |" in line
+        ]
+        cells = [cell.strip() for cell in row.strip("| ").split("|")][1:]
+        tasks = (
+            ("table", "module", "bert", "dataset") if peer == "sparkdl" else ("", "table", "bert", "dataset")
+        )
+        for cell, task in zip(cells, tasks, strict=True):
+            if task:
+                assert cell == f"{lines_of(TASKS / f'{name}_{task}.py')} lines"
 
 
 def test_readme(namespace: dict[str, Any]) -> None:

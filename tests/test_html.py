@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 import xml.etree.ElementTree as ET
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,9 @@ from torch import nn
 
 from sparkdl import Dataset, Trainer, html
 from sparkdl.data import Pad
+from sparkdl.exceptions import ConfigError
 from sparkdl.ml import TorchClassificationModel
-from sparkdl.train import MaxEpoch
+from sparkdl.train import LivePlot, MaxEpoch
 
 EVIL = "<script>alert(1)</script>"
 TAGS = {"div", "p", "b", "table", "thead", "tbody", "tr", "th", "td", "svg", "polyline"}
@@ -87,6 +90,57 @@ def test_a_dataset_and_its_training(spark: Any) -> None:
     assert len(list(root.iter("{http://www.w3.org/2000/svg}svg"))) == 2
     untrained = Trainer(nn.Linear(3, 2), loss=nn.CrossEntropyLoss(), optimizer=torch.optim.SGD)
     parsed(untrained._repr_html_())
+
+
+class Notebook:
+    """Takes what a kernel would show: one output, and its updates."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.shown: list[str] = []
+        self.opened = 0
+        fake = ModuleType("IPython.display")
+        fake.HTML, fake.display = str, self.display  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "IPython", ModuleType("IPython"))
+        monkeypatch.setitem(sys.modules, "IPython.display", fake)
+        monkeypatch.setitem(sys.modules, "ipykernel.zmqshell", ModuleType("zmqshell"))
+
+    def display(self, shown: str, display_id: bool) -> Notebook:
+        self.opened += 1
+        self.update(shown)
+        return self
+
+    def update(self, shown: str) -> None:
+        self.shown.append(shown)
+
+
+def test_a_live_plot(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(40, 3)).astype(np.float32), draw.integers(0, 2, 40)
+    notebook = Notebook(monkeypatch)
+    trainer = Trainer(
+        nn.Linear(3, 2),
+        loss=nn.CrossEntropyLoss(),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        batch_size=10,
+        end_when=MaxEpoch(2),
+        hooks=[LivePlot(seconds=1e-6)],
+        progress=False,
+        name=EVIL,
+    )
+    with Dataset.from_numpy(x, y, num_partitions=1) as data:
+        trainer.fit(data, data)
+        assert notebook.opened == 1
+        assert len(notebook.shown) >= 4
+        first, last = parsed(notebook.shown[0]), parsed(notebook.shown[-1])
+        assert told(first).startswith(f"Run of {EVIL} : epochs 0 , iterations 0")
+        assert told(last).startswith(f"Run of {EVIL} : epochs 2 , iterations 8 , loss")
+        assert [line.attrib["width"] for line in last.iter("{http://www.w3.org/2000/svg}svg")] == ["480"] * 2
+        monkeypatch.delitem(sys.modules, "ipykernel.zmqshell")
+        trainer.fit(data)
+    assert notebook.opened == 1
+    for wrong in (0, -1.0, True, "1"):
+        with pytest.raises(ConfigError, match="expected a number above 0"):
+            LivePlot(seconds=wrong)  # type: ignore[arg-type]
 
 
 def test_rows_of_different_lengths(spark: Any) -> None:

@@ -11,7 +11,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+import torch
 from support.models import TwoTowers
+from support.runs import FakeRun
 from support.serving import classifier, table_classifier
 from torch import nn
 
@@ -21,6 +23,7 @@ from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.local import save_local
 from sparkdl.ml.served import ServedModel
 from sparkdl.serve import Predictor
+from sparkdl.summary import MLflow
 
 mlflow = pytest.importorskip("mlflow")
 pytest.importorskip("alembic", reason="MLflow's SQLite store needs sqlalchemy and alembic")
@@ -110,6 +113,25 @@ def test_code_that_the_model_names_is_trusted_by_name(registry: str) -> None:
     trusted = sparkdl.mlflow.log_model(model, trust=["support.models"]).model_uri
     found = mlflow.pyfunc.load_model(trusted).predict(pd.DataFrame({"item": [1], "context": [[1.0, 2, 3]]}))
     assert found.columns.tolist() == ["score", "code"]
+
+
+def test_the_hook_logs_the_module_of_a_run_without_a_pickle(registry: str) -> None:
+    rows = {"item": np.zeros(2, np.int64), "context": np.ones((2, 3), np.float32)}
+    run = FakeRun(module=TwoTowers(), features=rows)
+    hook = MLflow(log_model=True)
+    run.train(hook, iterations=1)
+    (found,) = mlflow.search_logged_models(
+        filter_string=f"source_run_id = '{hook.run_id}'", output_format="list"
+    )
+    assert not [name for name in files(found.model_uri) if name.endswith((".pkl", ".pickle", ".pth"))]
+    model = sparkdl.mlflow.load_model(found.model_uri, trust=[TwoTowers])
+    assert (model.featuresNames(), model.outputNames()) == (["item", "context"], ["score", "code"])
+    expected = run.module(*map(torch.from_numpy, rows.values()))["score"].detach().numpy()
+    np.testing.assert_allclose(Predictor.of(model)(rows)["score"], expected, rtol=1e-6)
+    run.module = nn.Sequential(nn.Linear(3, 2), type("Local", (nn.Identity,), {})())
+    run.data.peek = lambda: {"features_item": rows["item"], "features_context": rows["context"]}
+    with pytest.warns(UserWarning, match="MLflow did not take the model: "):
+        run.train(MLflow(log_model=True), iterations=1)
 
 
 def test_what_is_refused(registry: str, tmp_path: Path) -> None:

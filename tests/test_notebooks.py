@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 nbformat = pytest.importorskip("nbformat")
-pytest.importorskip("nbclient")
+nbclient = pytest.importorskip("nbclient")
 pytest.importorskip("ipykernel")
 
 from execute_notebooks import FOLDER, run  # noqa: E402
@@ -38,6 +38,34 @@ def test_a_notebook_runs(path: Path) -> None:
         if find_spec(package) is None:
             pytest.skip(f"needs {package}")
     assert kinds(run(path)) == kinds(read(path))
+
+
+LIVE = """
+from functools import partial
+import numpy as np, torch
+from sparkdl import Dataset, Trainer, session
+from sparkdl.train import LivePlot, MaxEpoch
+spark = session.builder("local[1]").getOrCreate()
+x = np.random.default_rng(0).normal(size=(200, 3)).astype("float32")
+data = Dataset.from_numpy(x, (x.sum(1) > 0).astype("int64"))
+trainer = Trainer(
+    torch.nn.Linear(3, 2), loss=torch.nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.1),
+    end_when=MaxEpoch(3), hooks=[LivePlot(0.01)], progress=False,
+)
+"""
+
+
+@pytest.mark.slow
+def test_a_live_plot_stays_in_the_notebook() -> None:
+    cells = [
+        nbformat.v4.new_code_cell(source) for source in (LIVE, "_ = trainer.fit(data, data)", "spark.stop()")
+    ]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    nbclient.NotebookClient(notebook, timeout=600, kernel_name="python3").execute()
+    (shown,) = notebook.cells[1].outputs  # one output, no warning
+    assert shown.output_type == "display_data"
+    assert "epochs <b>3</b>" in shown.data["text/html"]
+    assert shown.data["text/html"].count("<svg") == 2
 
 
 def kinds(notebook: nbformat.NotebookNode) -> list[set[str]]:

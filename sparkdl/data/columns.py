@@ -1,4 +1,4 @@
-"""Which DataFrame columns become which tensors.
+"""Which columns become which tensors.
 
 A :class:`Structure` says how the user grouped columns (one, several positional, several named, or
 none); a :class:`ColumnPlan` says how one column becomes one array of the partition store.
@@ -9,20 +9,21 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from sparkdl.data.ragged import TYPICAL, is_ragged
 from sparkdl.exceptions import ConfigError, DataError
 
-if TYPE_CHECKING:
-    from pyspark.sql import Column as SqlColumn
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import DataType, StructField
-
 METADATA = "sparkdl"
 """Key in a DataFrame column's metadata under which :func:`tensor_metadata` keeps shape and dtype."""
+
+SPARSE = "sparse"
+"""The dtype of a column whose vectors become indices and values, see :mod:`sparkdl.data.sparse`."""
+
+PARTS = {"sparse.indices": "int32", "sparse.values": "float32"}
+"""The dtypes of its two tensors as columns, and how they are stored."""
 
 STORED_DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float32", "float64")
 ROW_ID = "__row"
@@ -39,7 +40,11 @@ class Column:
         name: column name.
         shape: shape of one row's tensor; flat arrays and binary columns are reshaped to it.
         dtype: numpy dtype name of the tensor. By default integers become int64, floats float32,
-            booleans float32 (0 and 1) and bytes uint8.
+            booleans float32 (0 and 1) and bytes uint8. ``"sparse"``, for features of ML vectors alone, gives
+            the module two tensors of shape (rows, longest): indices, int32, and values, float32, as
+            :class:`sparkdl.nn.SparseLinear` and ``nn.EmbeddingBag`` take them. Of a named feature they are
+            ``<name>_indices`` and ``<name>_values``. A row takes 8 bytes per value that is not 0.
+            ``"sparse.indices"`` and ``"sparse.values"`` are one of these tensors, to name them otherwise.
 
     Examples:
         >>> Column("image", shape=(1, 28, 28), dtype="uint8")
@@ -53,10 +58,11 @@ class Column:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise ConfigError(f"Column name must be a non-empty string, got {self.name!r}")
-        if self.dtype is not None and self.dtype not in STORED_DTYPES:
-            raise ConfigError(
-                f"column {self.name!r}: dtype {self.dtype!r} is not one of {', '.join(STORED_DTYPES)}"
-            )
+        if self.dtype is not None and self.dtype not in (*STORED_DTYPES, SPARSE, *PARTS):
+            known = ", ".join((*STORED_DTYPES, SPARSE))
+            raise ConfigError(f"column {self.name!r}: dtype {self.dtype!r} is not one of {known}")
+        if self.dtype in (SPARSE, *PARTS) and self.shape is not None:
+            raise ConfigError(f"column {self.name!r}: a sparse column has no shape; leave shape= out")
         if self.shape is not None:
             shape = tuple(self.shape) if isinstance(self.shape, tuple | list) else (0,)
             if any(not isinstance(d, int) or d < 1 for d in shape):
@@ -188,6 +194,7 @@ class ColumnPlan:
         non_negative: whether negative values are errors (weights).
         ragged: whether rows may differ in their first dimension; see :mod:`sparkdl.data.ragged`.
         fill: what fills the shorter rows of a batch up, where the column's metadata says so.
+        part: which tensor of a sparse column this is, one of ``PARTS``; empty for other columns.
     """
 
     key: str
@@ -199,6 +206,7 @@ class ColumnPlan:
     non_negative: bool = False
     ragged: bool = False
     fill: float | None = None
+    part: str = ""
 
     @property
     def row_bytes(self) -> int:
@@ -267,155 +275,3 @@ def make_plan(
         else:
             columns.append(replace(sources[key], finite=key in label.keys))
     return TablePlan(tuple(columns), features, label, weighted, arrays)
-
-
-def plan_dataframe(
-    df: DataFrame, features: Columns, label: Columns | None, weight: ColumnLike | None
-) -> tuple[TablePlan, list[SqlColumn]]:
-    """Check the chosen columns against a DataFrame's schema.
-
-    Returns:
-        The plan, and one SQL expression per planned column, named by its key.
-
-    Raises:
-        DataError: naming the column that is missing or whose type cannot become a tensor.
-    """
-    groups = {"features": features, "label": label, "weight": weight}
-    structures = {role: structure_of(value, role) for role, value in groups.items()}
-    plans: dict[str, ColumnPlan] = {}
-    expressions: dict[str, SqlColumn] = {}
-    for role, value in groups.items():
-        if role == "weight" and structures[role].kind not in ("none", "single"):
-            raise ConfigError(f"weight={value!r:.100}: expected one column")
-        for key, chosen in structures[role].disassemble(value).items():
-            column = chosen if isinstance(chosen, Column) else Column(chosen)
-            plans[key], expressions[key] = _plan_column(df, key, column, role)
-    plan = make_plan(structures["features"], structures["label"], plans, weight is not None)
-    return plan, [expressions[column.key].alias(column.key) for column in plan.columns]
-
-
-def _plan_column(df: DataFrame, key: str, column: Column, role: str) -> tuple[ColumnPlan, SqlColumn]:
-    from pyspark.sql import functions as F
-
-    fields = {field.name: field for field in df.schema.fields}
-    if column.name not in fields:
-        raise DataError(
-            f"{role} column {column.name!r} is not in the DataFrame; it has {', '.join(sorted(fields))}",
-            code="data-column",
-        )
-    check_unambiguous(df, column.name, role)
-    expression = F.col(f"`{column.name.replace('`', '``')}`")
-    field = fields[column.name]
-    column = described(column, field.metadata)
-    kind = _kind(field.dataType)
-    if role == "weight":
-        _check_weight(column, field.dataType)
-    if kind == "vector":
-        from pyspark.ml.functions import vector_to_array
-
-        # The function itself fails on null, with a Java error that names neither column nor row.
-        array = vector_to_array(expression, "float64" if column.dtype == "float64" else "float32")
-        expression = F.when(expression.isNotNull(), array)
-    elif kind == "binary":
-        if column.shape is None:
-            raise DataError(
-                f"{role} column {column.name!r} is binary: say how to read its bytes, "
-                f"for example Column({column.name!r}, shape=(28, 28), dtype='uint8')",
-                code="data-type",
-            )
-    elif kind != "numeric":
-        raise DataError(
-            f"{role} column {column.name!r} has type {field.dataType.simpleString()}: {kind}",
-            code="data-type",
-        )
-    dtype = column.dtype or ("uint8" if kind == "binary" else None)
-    plan = ColumnPlan(key, column.name, kind == "binary", dtype, column.shape)
-    fill = _fill_of(field) if column.shape is None else None
-    return replace(plan, ragged=fill is not None, fill=fill), expression
-
-
-def _fill_of(field: StructField) -> float | None:
-    """Return what fills the rows of a column of arrays up; ``None`` if its metadata does not say so."""
-    from pyspark.sql import types as T
-
-    found = field.metadata.get(METADATA)
-    fill = found.get("fill") if isinstance(found, Mapping) else None
-    if fill is None or not isinstance(field.dataType, T.ArrayType):
-        return None
-    if isinstance(fill, bool) or not isinstance(fill, int | float):
-        raise ConfigError(f"column {field.name!r}: its metadata has fill={fill!r:.50}; expected a number")
-    return fill
-
-
-def arrays_of(df: DataFrame, plan: TablePlan) -> list[str]:
-    """Return the keys of planned columns that hold arrays without an explicit shape."""
-    from pyspark.sql import types as T
-
-    types = {field.name: field.dataType for field in df.schema.fields}
-    return [c.key for c in plan.columns if c.shape is None and isinstance(types[c.source], T.ArrayType)]
-
-
-def same_names(df: DataFrame, name: str) -> list[str]:
-    """Return the names of a DataFrame's columns that Spark takes for ``name``."""
-    found = [other for other in df.columns if other.lower() == name.lower()]
-    if len(set(found) | {name}) > 1:
-        case_sensitive = str(df.sparkSession.conf.get("spark.sql.caseSensitive", "false"))
-        if case_sensitive.lower() == "true":
-            return [other for other in found if other == name]
-    return found
-
-
-def check_unambiguous(df: DataFrame, name: str, role: str) -> None:
-    """Check that Spark finds no more than one column of a name.
-
-    Raises:
-        DataError: if there are several, which may differ in case.
-    """
-    found = same_names(df, name)
-    if len(found) > 1:
-        raise DataError(
-            f"{role} column {name!r} is ambiguous: the DataFrame has {' and '.join(map(repr, found))}, which "
-            "Spark does not tell apart; drop or rename the others, for example with df.toDF(*names)",
-            code="data-column",
-        )
-
-
-def _check_weight(column: Column, data_type: DataType) -> None:
-    """Check that a weight is one number per row: an array of one would meet the losses in another shape.
-
-    Raises:
-        DataError: if it is an array, a vector or bytes.
-    """
-    from pyspark.sql import types as T
-
-    found = ""
-    if isinstance(data_type, T.ArrayType | T.BinaryType | T.UserDefinedType):
-        found = f"type {data_type.simpleString()}"
-    elif column.shape not in (None, ()):
-        found = f"shape {column.shape}"
-    if found:
-        raise DataError(
-            f"weight column {column.name!r} has {found}; expected one number per row. Of arrays with one "
-            f"element take F.col({column.name!r})[0]",
-            code="data-shape",
-        )
-
-
-def _kind(data_type: DataType) -> str:
-    """Classify a SQL type as numeric, vector or binary, or say why it cannot become a tensor."""
-    from pyspark.ml.linalg import VectorUDT
-    from pyspark.sql import types as T
-
-    if isinstance(data_type, VectorUDT):
-        return "vector"
-    if isinstance(data_type, T.BinaryType):
-        return "binary"
-    while isinstance(data_type, T.ArrayType):
-        data_type = data_type.elementType
-    if isinstance(data_type, T.NumericType | T.BooleanType):
-        return "numeric"
-    if isinstance(data_type, T.StringType):
-        return "turn strings into numbers first, for example with pyspark.ml.feature.StringIndexer"
-    if isinstance(data_type, T.DateType | T.TimestampType | T.TimestampNTZType):
-        return "turn dates into numbers first, for example with unix_timestamp()"
-    return "expected numbers, booleans, arrays of them, ML vectors or binary"

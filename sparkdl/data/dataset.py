@@ -23,14 +23,13 @@ from sparkdl.data.columns import (
     ColumnPlan,
     Columns,
     TablePlan,
-    arrays_of,
     make_plan,
-    plan_dataframe,
     structure_of,
 )
 from sparkdl.data.elements import TorchSource, check_rdd, plan_element, plan_items, unnamed
 from sparkdl.data.manifest import check_same_rows
 from sparkdl.data.ragged import ANY, kind_of
+from sparkdl.data.schema import arrays_of, plan_dataframe
 from sparkdl.data.sources import ArraySource, DataFrameSource, Partitions, RddSource, Source
 from sparkdl.data.tables import check_dataframe, check_no_stream, is_pandas, plan_pandas
 from sparkdl.exceptions import ConfigError, DataError
@@ -125,6 +124,7 @@ class Dataset:
 
             plan, arrays = plan_pandas(df, features, label, weight, ragged=collate is not None)
             _check_lengths(arrays)
+            collate = padding_of(plan) if collate is None else collate
             spark = SparkSession.builder.getOrCreate()
             return cls(spark, plan, ArraySource(arrays), num_partitions, transform, collate)
         check_dataframe(df, "Dataset.from_dataframe")

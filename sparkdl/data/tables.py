@@ -9,8 +9,18 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.data.columns import Column, ColumnLike, ColumnPlan, Columns, TablePlan, make_plan, structure_of
+from sparkdl.data.columns import (
+    PARTS,
+    Column,
+    ColumnLike,
+    ColumnPlan,
+    Columns,
+    TablePlan,
+    make_plan,
+    structure_of,
+)
 from sparkdl.data.convert import RowName, from_arrow, from_rows
+from sparkdl.data.sparse import check_dense, of_rows, planned, spread
 from sparkdl.exceptions import DataError
 from sparkdl.frame import Array
 
@@ -72,22 +82,30 @@ def plan_pandas(
     Raises:
         DataError: naming the column, and the row, that cannot become a tensor.
     """
-    groups = {"features": features, "label": label, "weight": weight}
+    groups = {"features": spread(features), "label": label, "weight": weight}
     structures = {role: structure_of(value, role) for role, value in groups.items()}
     chosen: dict[str, Column] = {}
     for role, value in groups.items():
+        if role != "features":
+            check_dense(structures[role].disassemble(value).values(), role)
         for key, column in structures[role].disassemble(value).items():
             chosen[key] = column if isinstance(column, Column) else Column(column)
             _check_name(df, chosen[key].name, role)
     plans: Mapping[str, ColumnPlan] = {
-        key: ColumnPlan(key, column.name, dtype=column.dtype, shape=column.shape)
+        key: _planned(ColumnPlan(key, column.name, dtype=column.dtype, shape=column.shape))
         for key, column in chosen.items()
     }
     plan = make_plan(structures["features"], structures["label"], plans, weight is not None, arrays=True)
     if ragged and len(df):
-        arrays = [c.key for c in plan.columns if c.shape is None and np.ndim(df[c.source].iloc[0])]
+        arrays = [
+            c.key for c in plan.columns if c.shape is None and not c.part and np.ndim(df[c.source].iloc[0])
+        ]
         plan = plan.ragged(arrays)
     return plan, {column.key: _convert(column, df[column.source]) for column in plan.columns}
+
+
+def _planned(plan: ColumnPlan) -> ColumnPlan:
+    return planned(plan) if plan.dtype in PARTS else plan
 
 
 def _check_name(df: Any, name: str, role: str) -> None:
@@ -112,6 +130,9 @@ def _convert(plan: ColumnPlan, series: Any) -> Array:
             code="data-null",
         )
     listed = series.tolist()
+    if plan.part:
+        indices, weights = of_rows(listed, f"column {plan.source!r}")
+        return from_rows(plan, indices if plan.part == "sparse.indices" else weights, name)
     if listed and isinstance(listed[0], bytes):
         if plan.shape is None:
             raise DataError(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from math import prod
 from typing import Any, ClassVar
 
 import torch
@@ -94,7 +95,7 @@ class Rows:
     @property
     def names(self) -> list[str]:
         """Names of the module's arguments, none if they are given by position."""
-        return list(self.features) if isinstance(self.features, Mapping) else []
+        return list(self.first.plan.features.names)
 
     def label_shape(self) -> tuple[int, ...]:
         """Return the shape of one row's label."""
@@ -238,8 +239,8 @@ class FitsTorch(HasAttributes, HasTrainingSetters, HasInputs, HasHyper, TorchWri
         rows.tensors = fitting.rows_of(first, keys)
         if not table:
             rows.inputs = {
-                name: tuple(tensor.shape[1:])
-                for name, tensor in zip(self.featuresNames(), rows.tensors, strict=True)
+                plan.source: tuple(tensor.shape[1:])
+                for plan, tensor in zip(first.plan.columns, rows.tensors, strict=False)
             }
         return rows
 
@@ -284,6 +285,20 @@ class FitsTorch(HasAttributes, HasTrainingSetters, HasInputs, HasHyper, TorchWri
         if rows.encoding is None:
             return self._build()
         return self._build(**tables.layout(rows.encoding, self.module, **arguments))
+
+    def _values_of(self, rows: Rows) -> int:
+        """Return the number of values of a row, for the default module.
+
+        Raises:
+            ConfigError: if a column is sparse.
+        """
+        for plan in rows.first.plan.columns:
+            if plan.part:
+                raise ConfigError(
+                    f"inputTypes: the default module takes no sparse column such as {plan.source!r}; give "
+                    "module=partial(sparkdl.nn.SparseMLP, inputs, outputs), with the size of the vectors"
+                )
+        return sum(map(prod, rows.inputs.values()))
 
     def _optimizer_factory(self, module: nn.Module) -> Optimizers | None:
         hyper = self.getHyper("optimizer")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from pyspark.ml.param import TypeConverters
 
-from sparkdl.data.columns import STORED_DTYPES
+from sparkdl.data.columns import SPARSE, STORED_DTYPES
 from sparkdl.exceptions import ConfigError
 
 
@@ -97,8 +97,9 @@ def types(value: Any) -> list[str | None]:
     if not isinstance(value, list | tuple):
         raise TypeError(f"Could not convert {value!r} to list of dtypes")
     for name in value:
-        if name is not None and name not in STORED_DTYPES:
-            raise ConfigError(f"inputTypes={value!r}: expected names among {', '.join(STORED_DTYPES)}")
+        if name is not None and name not in (*STORED_DTYPES, SPARSE):
+            known = ", ".join((*STORED_DTYPES, SPARSE))
+            raise ConfigError(f"inputTypes={value!r}: expected names among {known}")
     return list(value)
 
 

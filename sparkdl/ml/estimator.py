@@ -203,7 +203,7 @@ class TorchClassifier(FitsTorch, HasClassOutputs, HasScaling, ProbabilisticClass
     def _build_default(self, rows: Rows, classes: int) -> tuple[nn.Module, ModuleSource | None]:
         if rows.encoding is not None:
             return self._build(Tabular, **tables.layout(rows.encoding, Tabular, outputs=classes))
-        inputs = sum(map(prod, rows.inputs.values()))
+        inputs = self._values_of(rows)
         module, source = self._build(MLP, inputs=inputs, outputs=classes, limit=self._limit())
         if self.getStandardization() and isinstance(module, MLP):
             found = fitting.moments(rows.train, rows.inputs)
@@ -281,7 +281,7 @@ class TorchRegressor(FitsTorch, HasPrediction, HasScaling, Regressor[TorchRegres
                 label = self.getLabelCol()
                 module.scale_outputs(*fitting.joined([fitting.moments(rows.train, {label: targets})[label]]))
             return module, source
-        inputs = sum(map(prod, rows.inputs.values()))
+        inputs = self._values_of(rows)
         module, source = self._build(MLP, inputs=inputs, outputs=prod(targets), limit=self._limit())
         if self.getStandardization() and isinstance(module, MLP):
             label = self.getLabelCol()

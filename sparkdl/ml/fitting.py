@@ -17,8 +17,9 @@ from pyspark.sql.types import ArrayType, BinaryType, StringType
 
 from sparkdl._spark.errors import is_job_failure, task_error
 from sparkdl.data.collate import tensor_of
-from sparkdl.data.columns import check_unambiguous, name_id
+from sparkdl.data.columns import name_id
 from sparkdl.data.dataset import Dataset
+from sparkdl.data.schema import check_unambiguous
 from sparkdl.data.split import column
 from sparkdl.data.tables import check_dataframe, check_no_stream
 from sparkdl.exceptions import DataError

@@ -12,7 +12,8 @@ from pyspark.ml.param.shared import HasInputCol, HasOutputCol, HasOutputCols
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from sparkdl.data.columns import ragged_metadata, same_names, tensor_metadata
+from sparkdl.data.columns import ragged_metadata, tensor_metadata
+from sparkdl.data.schema import same_names
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.hf import tokens
 from sparkdl.hf.tokens import INPUTS, Decoding, Encoding

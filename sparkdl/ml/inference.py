@@ -17,11 +17,11 @@ from sparkdl.data.columns import (
     Columns,
     Structure,
     TablePlan,
-    plan_dataframe,
-    same_names,
     structure_of,
 )
 from sparkdl.data.convert import from_rows
+from sparkdl.data.schema import plan_dataframe, same_names
+from sparkdl.data.sparse import of_row, passed
 from sparkdl.data.tables import check_dataframe
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml import tabular_frame
@@ -116,6 +116,16 @@ def apply(df: DataFrame, inference: Inference) -> DataFrame:
     if direct and (has_udt(df.schema) or any(output.kind in VECTORS for output in inference.outputs)):
         df = by_rows(df, plan.columns[0].source if encoding is None else encoding.columns[0])
     names = tuple(f"o{n}" for n in range(len(inference.outputs)))
+    kinds = [output.sql_type(vectors=direct) for output in inference.outputs]
+    fields = [T.StructField(name, kind) for name, kind in zip(names, kinds, strict=True)]
+    if encoding is None:
+        arguments = [_quoted(column.source) for column in plan.columns]
+    else:
+        arguments = tabular_frame.arguments(df, encoding)
+    if not direct and encoding is None:
+        arguments = _for_pandas(df, plan, arguments, inference.handle_invalid)
+    chosen, places = passed(plan.columns) if encoding is None else (range(len(arguments)), ())
+    arguments = [arguments[n] for n in chosen]
     scorer = Scorer(
         shipped=ship(df.sparkSession, inference.module),
         structure=plan.features,
@@ -128,15 +138,8 @@ def apply(df: DataFrame, inference: Inference) -> DataFrame:
         vectors=direct,
         encoding=encoding,
         columns=() if encoding is None else encoding.columns,
+        places=places,
     )
-    kinds = [output.sql_type(vectors=direct) for output in inference.outputs]
-    fields = [T.StructField(name, kind) for name, kind in zip(names, kinds, strict=True)]
-    if encoding is None:
-        arguments = [_quoted(column.source) for column in plan.columns]
-    else:
-        arguments = tabular_frame.arguments(df, encoding)
-    if not direct and encoding is None:
-        arguments = _for_pandas(df, plan, arguments, inference.handle_invalid)
     result = f"sparkdl_{uuid.uuid4().hex}"
     scored = df.select("*", make_udf(scorer, T.StructType(fields))(*arguments).alias(result))
     added = []
@@ -177,7 +180,7 @@ def _for_pandas(
     from pyspark.sql import functions as F
 
     for n, column in enumerate(plan.columns):
-        if isinstance(_type_of(df, column), VectorUDT):
+        if isinstance(_type_of(df, column), VectorUDT) and not column.part:
             arguments[n] = F.when(arguments[n].isNotNull(), vector_to_array(arguments[n]))
         if handle_invalid == "error":
             failure = F.raise_error(null_message(column.source, "a row"))
@@ -377,6 +380,8 @@ def _look(model: Any, df: DataFrame) -> Signature:
 
 def _plain(value: Any, plan: ColumnPlan) -> Any:
     """Return a row's value as numbers."""
+    if plan.part:
+        return of_row(value, f"column {plan.source!r}")[plan.part == "sparse.values"]
     if plan.binary:
         return np.frombuffer(value, plan.dtype).reshape(plan.shape or (-1,))
     return value.toArray() if hasattr(value, "toArray") else value

@@ -16,8 +16,9 @@ from pyspark.ml.regression import RegressionModel
 from pyspark.sql import DataFrame
 from torch import nn
 
-from sparkdl.data.columns import Column, Columns
+from sparkdl.data.columns import SPARSE, Column, Columns
 from sparkdl.data.convert import default_dtype
+from sparkdl.data.sparse import of_row
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.outputs import decide, probability_of, raw_of
 from sparkdl.ml.params import HasClassOutputs, HasInputs, HasOutputs, HasPrediction, value_of
@@ -198,31 +199,50 @@ class _Trained(HasTraining, HasInputs, TorchWritable, TorchReadable):
 
     def _columns(self) -> list[Column]:
         """Return the features columns with the shapes and dtypes that the module was trained on."""
-        specs = self.signature.inputs
+        specs, columns = list(self.signature.inputs), super()._columns()
         if not specs:
-            return super()._columns()
-        names = self.featuresNames()
-        if len(names) != len(specs):
+            return columns
+        if sum(_tensors_for(column) for column in columns) != len(specs):
             raise ConfigError(
-                f"featuresCols={names}: {type(self.module).__name__} has {len(specs)} inputs; give as many "
-                "columns"
+                f"featuresCols={self.featuresNames()}: {type(self.module).__name__} has {len(specs)} inputs; "
+                "give as many columns, and one for two inputs where inputTypes says 'sparse'"
             )
-        return [Column(name, spec.shape, spec.dtype) for name, spec in zip(names, specs, strict=True)]
+        found = []
+        for column in columns:
+            spec = specs[0]
+            del specs[: _tensors_for(column)]
+            sparse = column.dtype == SPARSE
+            found.append(column if sparse else Column(column.name, spec.shape, spec.dtype))
+        return found
 
     def _run(self, *values: Any) -> Any:
         """Run the module on one row."""
         if self.encoding is not None:
             return self._run_encoded(values)
         rows = []
-        for value, spec in zip(values, self.signature.inputs or (TensorSpec(),) * len(values), strict=True):
+        spread = self._spread(values)
+        for value, spec in zip(spread, self.signature.inputs or (TensorSpec(),) * len(spread), strict=True):
             array = np.asarray(
                 value.toArray() if isinstance(value, Vector) else value, spec.dtype or "float32"
             )
             rows.append(
                 torch.from_numpy(array.reshape(1, *(array.shape if spec.shape is None else spec.shape)))
             )
+        named = [str(spec.key) for spec in self.signature.inputs if spec.key is not None]
         with torch.no_grad():
-            return call(self.module, group(rows, self._arguments()))
+            return call(self.module, group(rows, named if self.signature.inputs else self._arguments()))
+
+    def _spread(self, values: Sequence[Any]) -> list[Any]:
+        """Return a row's values with indices and values in place of each sparse vector."""
+        types = value_of(self, self.inputTypes) or ()
+        if SPARSE not in types:
+            return list(values)
+        if len(types) != len(values):
+            raise ConfigError(f"found {len(values)} values, expected one for each of {self.featuresNames()}")
+        found: list[Any] = []
+        for name, kind, value in zip(self.featuresNames(), types, values, strict=True):
+            found += of_row(value, f"column {name!r}") if kind == SPARSE else [value]
+        return found
 
     def _run_encoded(self, values: Sequence[Any]) -> Any:
         """Run the module on one row of a table."""
@@ -300,6 +320,11 @@ def classes_of(shape: Sequence[int]) -> int:
             "class, or a single one for two classes. Use TorchEstimator for others"
         )
     return max(2, prod(shape))
+
+
+def _tensors_for(column: Column) -> int:
+    """Return how many inputs of the module a column becomes."""
+    return 2 if column.dtype == SPARSE else 1
 
 
 def _tensors_of(example: Any, names: Sequence[str]) -> list[torch.Tensor]:

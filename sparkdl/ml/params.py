@@ -58,7 +58,8 @@ class HasInputs(HasEntries, HasFeaturesCol, HasHandleInvalid):
     inputTypes = Entry(
         "inputTypes",
         "numpy dtype of the tensor by features column; null for the default: integers become int64, other "
-        "numbers and vectors float32, bytes uint8.",
+        "numbers and vectors float32, bytes uint8. sparse gives the module two tensors of a column of ML "
+        "vectors, indices and values.",
         converters.types,
     )
     handleInvalid = Entry(

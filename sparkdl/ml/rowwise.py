@@ -9,8 +9,9 @@ from pyspark.ml.param import Param, Params
 from pyspark.ml.param.shared import HasHandleInvalid
 from pyspark.sql import functions as F
 
-from sparkdl.data.columns import same_names, tensor_metadata
+from sparkdl.data.columns import tensor_metadata
 from sparkdl.data.rowwise import Rowwise
+from sparkdl.data.schema import same_names
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.converters import one_of
 

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from sparkdl._spark.tasks import task_resources
+from sparkdl.data import sparse
 from sparkdl.data.collate import tensor_of
 from sparkdl.data.columns import ColumnPlan, Structure
 from sparkdl.data.convert import from_arrow
@@ -67,6 +68,7 @@ class Scorer:
         vectors: whether ML vectors can be returned as such.
         encoding: of a table, whose columns are passed in place of those of ``plans``.
         columns: names of the table's columns, in the order in which they are passed.
+        places: for each of ``plans`` which of the columns that are passed is its own; as they are by default.
     """
 
     shipped: Shipped
@@ -80,11 +82,14 @@ class Scorer:
     vectors: bool = True
     encoding: TableEncoding | None = None
     columns: tuple[str, ...] = ()
+    places: tuple[int, ...] = ()
 
     @property
     def arity(self) -> int:
         """Number of columns that are passed."""
-        return len(self.plans if self.encoding is None else self.columns)
+        if self.encoding is not None:
+            return len(self.columns)
+        return max(self.places) + 1 if self.places else len(self.plans)
 
     def __call__(self, batches: Iterator[pa.Array | tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         """Score batches; forward passes have ``batch_size`` rows, however many an Arrow batch has.
@@ -93,7 +98,7 @@ class Scorer:
             DataError: naming column and row, for null where it is an error and what is no tensor.
             ModelError: naming the layer that fails, or if the output is not what was promised.
         """
-        columns: _Columns | _Encoded = _Columns(self.plans, self.keep)
+        columns: _Columns | _Encoded = _Columns(self.plans, self.keep, self.places)
         if self.encoding is not None:
             columns = _Encoded(self.plans, self.encoding, self.columns)
         waiting, results = _Rows(), _Results(self)
@@ -198,8 +203,9 @@ def _load(shipped: Shipped, threads: int | None) -> _Model:
 class _Columns:
     """Converts Arrow columns to arrays; the first rows decide on shapes that are not known."""
 
-    def __init__(self, plans: tuple[ColumnPlan, ...], keep: bool) -> None:
+    def __init__(self, plans: tuple[ColumnPlan, ...], keep: bool, places: tuple[int, ...] = ()) -> None:
         self.plans = plans
+        self._places = places or range(len(plans))
         self._keep = keep
         self._seen = 0
 
@@ -209,6 +215,7 @@ class _Columns:
         Raises:
             DataError: naming column and row.
         """
+        columns = [columns[place] for place in self._places]
         valid = np.ones(len(columns[0]), np.bool_)
         for plan, column in zip(self.plans, columns, strict=True):
             null = null_rows(column)
@@ -232,7 +239,7 @@ class _Columns:
         resolved = []
         for plan, column in zip(self.plans, columns, strict=True):
             if pa.types.is_struct(column.type):
-                column = dense(column)
+                column = sparse.of_arrow(column, plan.part) if plan.part else dense(column)
             elif pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
                 plan = _with_bytes(plan)
             array = from_arrow(plan, column, lambda index: self._row(int(rows[index])))

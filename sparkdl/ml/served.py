@@ -84,7 +84,8 @@ class ServedModel:
             self._plans = plans_of(self.encoding, self._structure.kind == "dict")
         if any(plan.shape is None or plan.dtype is None for plan in self._plans):
             raise ConfigError(
-                f"what {self.name} takes is not known: make it with from_module(module, example=rows)"
+                f"what {self.name} takes is not known, or differs in length from row to row, as sparse "
+                "vectors do: make it with from_module(module, example=rows), of rows of one shape"
             )
         self.batch_size = inference.batch_size or rows_per_batch(self._plans)
 

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from sparkdl.data.columns import Column, ColumnPlan, structure_of
+from sparkdl.data.columns import PARTS, Column, ColumnPlan, structure_of
+from sparkdl.data.sparse import passed, planned, spread
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.inference import Inference, inference_of
 from sparkdl.ml.scorer import Scorer
 from sparkdl.ml.udf import has_arrow_udf, make_udf, ship
 
+_MASK = "attention_mask"
+
 
 def as_udf(model: Any) -> Any:
     """Return a fitted model as a function for SQL, to be registered with ``spark.udf.register``.
 
-    It takes the features columns, in order, and returns the prediction of a classifier or regression, or
+    It takes the features columns, in order; rows of different lengths where the module has an
+    ``attention_mask`` or the column is sparse. It returns the prediction of a classifier or regression, or
     the output of another module; of one with several outputs a struct of them, by column name. Rows with
     null fail if ``handleInvalid`` is ``error``, else they give null.
 
@@ -27,11 +33,19 @@ def as_udf(model: Any) -> Any:
     Raises:
         ConfigError: if there is no active Spark session, or the module's outputs are not known.
     """
-    return inference_udf(inference_of(model, decision=True))
+    inputs = model.signature.inputs
+    # A mask hides what fills shorter texts up; else only metadata tell what does, which transform sees.
+    masked = any(spec.key == _MASK for spec in inputs)
+    free = [masked and spec.shape is None and spec.dtype is not None for spec in inputs]
+    return inference_udf(inference_of(model, decision=True), free)
 
 
-def inference_udf(inference: Inference) -> Any:
+def inference_udf(inference: Inference, ragged: Sequence[bool] = ()) -> Any:
     """Return a function of an inference's columns that gives its output, or a struct of several.
+
+    Args:
+        inference: what to compute.
+        ragged: for each input whether its rows may differ in length; none may by default.
 
     Raises:
         ConfigError: if there is no active Spark session.
@@ -44,12 +58,15 @@ def inference_udf(inference: Inference) -> Any:
         raise ConfigError(
             "there is no active Spark session; make one first, for example sparkdl.session.builder"
         )
-    structure = structure_of(inference.inputs, "features")
-    columns = structure.disassemble(inference.inputs)
+    inputs = spread(inference.inputs)
+    structure = structure_of(inputs, "features")
     plans = []
-    for key, chosen in columns.items():
+    for key, chosen in structure.disassemble(inputs).items():
         column = chosen if isinstance(chosen, Column) else Column(chosen)
-        plans.append(ColumnPlan(key, column.name, False, column.dtype, column.shape))
+        plan = ColumnPlan(key, column.name, False, column.dtype, column.shape)
+        plans.append(planned(plan) if plan.dtype in PARTS else plan)
+    if len(ragged) == len(plans):
+        plans = [replace(p, ragged=p.ragged or free) for p, free in zip(plans, ragged, strict=True)]
     outputs, vectors = inference.outputs, has_arrow_udf()
     names = tuple(output.column for output in outputs) if len(outputs) > 1 else ()
     scorer = Scorer(
@@ -64,6 +81,7 @@ def inference_udf(inference: Inference) -> Any:
         vectors=vectors,
         encoding=inference.encoding,
         columns=inference.columns,
+        places=passed(plans)[1] if inference.encoding is None else (),
     )
     kinds = [output.sql_type(vectors=vectors) for output in outputs]
     if not names:

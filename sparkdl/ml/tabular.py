@@ -9,7 +9,7 @@ from pyspark.ml import Estimator, Model
 from pyspark.ml.param import TypeConverters
 from pyspark.ml.param.shared import HasInputCols
 
-from sparkdl.data.columns import same_names
+from sparkdl.data.schema import same_names
 from sparkdl.data.tables import check_dataframe, check_no_stream
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml import converters

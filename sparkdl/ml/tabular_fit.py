@@ -15,7 +15,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from sparkdl.data.columns import check_unambiguous
+from sparkdl.data.schema import check_unambiguous
 from sparkdl.exceptions import DataError
 from sparkdl.ml.rowwise import quoted
 from sparkdl.table.calendar import VALUES, Part

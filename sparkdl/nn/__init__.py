@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from sparkdl.nn.models.resnet import ResNet as ResNet
     from sparkdl.nn.models.resnet import ResNet20 as ResNet20
     from sparkdl.nn.models.seq2seq import Seq2Seq as Seq2Seq
+    from sparkdl.nn.models.sparse import SparseLinear as SparseLinear
+    from sparkdl.nn.models.sparse import SparseMLP as SparseMLP
     from sparkdl.nn.models.ssd import SSD as SSD
     from sparkdl.nn.models.tabular import Tabular as Tabular
     from sparkdl.nn.models.tcn import TCN as TCN
@@ -61,6 +63,8 @@ _HOME = {
     "ResNet20": "sparkdl.nn.models.resnet",
     "SSD": "sparkdl.nn.models.ssd",
     "Seq2Seq": "sparkdl.nn.models.seq2seq",
+    "SparseLinear": "sparkdl.nn.models.sparse",
+    "SparseMLP": "sparkdl.nn.models.sparse",
     "TCN": "sparkdl.nn.models.tcn",
     "Tabular": "sparkdl.nn.models.tabular",
     "TextCNN": "sparkdl.nn.models.textcnn",
@@ -93,6 +97,8 @@ __all__ = [
     "ResNet",
     "ResNet20",
     "Seq2Seq",
+    "SparseLinear",
+    "SparseMLP",
     "Tabular",
     "TextCNN",
     "TransformerClassifier",

@@ -33,10 +33,7 @@ def layout_of(module: nn.Module, group_of: Callable[[nn.Parameter], int] | None 
     check_device(module)
     params = trainable(module)
     if not params:
-        raise ModelError(
-            f"{type(module).__name__} has no parameter with requires_grad=True: there is nothing to train",
-            code="model-parameters",
-        )
+        raise nothing_to_train(module)
     for name, p in params:
         if isinstance(p, nn.parameter.UninitializedParameter):
             raise ModelError(
@@ -78,6 +75,14 @@ def layout_of(module: nn.Module, group_of: Callable[[nn.Parameter], int] | None 
         buffers=lay_out([(n, tuple(b.shape), 0) for n, b in floating]),
         counters=lay_out([(n, tuple(b.shape), 0) for n, b in integers]),
         dtype=_DTYPES[params[0][1].dtype],
+    )
+
+
+def nothing_to_train(module: nn.Module) -> ModelError:
+    """Return the error that no parameter of a module is to be trained."""
+    return ModelError(
+        f"{type(module).__name__} has no parameter with requires_grad=True: there is nothing to train",
+        code="model-parameters",
     )
 
 

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from sparkdl import redaction
 from sparkdl._version import __version__
 from sparkdl.summary.ending import ending
-from sparkdl.summary.example import example
 from sparkdl.summary.interval import Interval, Thinning
 from sparkdl.summary.params import params
 from sparkdl.train.hooks.base import Hook
@@ -50,7 +50,8 @@ class MLflow(Hook):
         run_name: name of the MLflow run; the name of the run by default.
         tracking_uri: where to log, during ``fit``; MLflow's current address by default.
         log_model: whether to log the trained module as an MLflow model at the end, unless an error
-            ended the run. MLflow pickles the module, or exports it, as its own settings say.
+            ended the run: as :func:`sparkdl.mlflow.log_model` does, without a pickle. A module that cannot
+            be saved so is not logged, with a warning that says why.
         every: when a point of the metrics is made; by default as in :class:`TensorBoard`.
         tags: tags of the MLflow run.
 
@@ -212,13 +213,8 @@ class MLflow(Hook):
             self._client.log_artifacts(self.run_id, folder)
 
     def _log_module(self, run: Run) -> None:
-        import mlflow.pytorch
-
-        module, inputs = example(run, run.averaged())
-        arrays = tuple(tensor.numpy() for tensor in inputs)
-        mlflow.pytorch.log_model(
-            module, name="model", input_example=arrays[0] if len(arrays) == 1 else arrays
-        )
+        # By name, for it builds on the estimators' models, and they on runs.
+        import_module("sparkdl.mlflow.of_run").log_module(run)
 
 
 def _name(name: str) -> str:

@@ -10,6 +10,7 @@ from sparkdl.train.history import History
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.hooks.callbacks import EarlyStopping, Freeze, GradientNorms, Unfreeze
 from sparkdl.train.hooks.checkpoint import Checkpoint
+from sparkdl.train.hooks.live import LivePlot
 from sparkdl.train.local_steps import LocalSteps
 from sparkdl.train.result import FitResult
 from sparkdl.train.run import Run
@@ -55,6 +56,7 @@ __all__ = [
     "History",
     "Hook",
     "Int8",
+    "LivePlot",
     "LocalSteps",
     "MaxEpoch",
     "MaxIteration",

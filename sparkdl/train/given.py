@@ -90,7 +90,7 @@ def named(module: nn.Module, features: Columns | None) -> Columns | None:
     return dict(zip(names, features, strict=True)) if takes_by_name(module, names) else features
 
 
-def check_dataset(data: object) -> None:
+def check_dataset(data: object, method: str = "fit") -> None:
     """Check that something is a Dataset, whose session can run jobs.
 
     Raises:
@@ -99,8 +99,8 @@ def check_dataset(data: object) -> None:
     if not isinstance(data, Dataset):
         raise ConfigError(
             f"data: found a {type(data).__module__}.{type(data).__name__}, expected a sparkdl Dataset such "
-            "as Dataset.from_dataframe(df, features=..., label=...); fit takes a DataFrame as well, with "
-            "features= and label="
+            f"as Dataset.from_dataframe(df, features=..., label=...); {method} takes a DataFrame as well, "
+            "with features= and label="
         )
     data.access.check()
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import zip_longest
 from typing import Any
 
+import torch
 from torch import nn
 
 from sparkdl.allreduce.choose import Wanted
@@ -24,7 +27,7 @@ from sparkdl.layout import ParamLayout, TensorSpec
 from sparkdl.nn import serialize
 from sparkdl.nn.flat import write_back
 from sparkdl.nn.objective import Objective
-from sparkdl.nn.parameters import dense_tables, layout_of, sparse_tables
+from sparkdl.nn.parameters import dense_tables, layout_of, nothing_to_train, sparse_tables, trainable
 from sparkdl.optim import OptimizerSpec, check_shardable, optimizer_spec
 from sparkdl.optim.describe import describe_optimizer
 from sparkdl.optim.packed import lazy_groups, sparse_groups
@@ -53,6 +56,7 @@ class Recipe:
         tables: tables of which rows alone have a gradient, and whose optimizer leaves the others as they are.
         scanned: tables whose rows of zeros need not be sent.
         keyed: names of embedding variables.
+        trains: whether there is anything to train; if not, weights can be evaluated.
     """
 
     module: nn.Module
@@ -68,6 +72,7 @@ class Recipe:
     tables: tuple[int, ...]
     scanned: tuple[int, ...]
     keyed: tuple[str, ...]
+    trains: bool = True
 
     @classmethod
     def of(
@@ -75,14 +80,19 @@ class Recipe:
     ) -> Recipe:
         """Lay the parameters out, and try the optimizer on shards.
 
+        Of a module that is frozen as a whole, one parameter is laid out: it can be evaluated.
+
         Raises:
             ConfigError: if an option cannot work.
             ModelError: if the module's parameters cannot be trained.
             OptimizerError: if the optimizer cannot be applied to shards.
         """
         unfreezes = [pattern for hook in config.hooks for pattern in hook.unfreezes]
+        groups, trains = config.groups, not is_frozen(module, unfreezes)
+        if not trains:
+            unfreezes, groups, optimizer = _stand_in(module), (), partial(torch.optim.SGD, lr=0.0)
         with _trainable(module, unfreezes) as frozen:
-            spec, group_of = optimizer_spec(optimizer, module, config.groups)
+            spec, group_of = optimizer_spec(optimizer, module, groups)
             layout = layout_of(module, group_of)
             keyed = check_keyed(module, layout, spec, config)
             sparse, dense = sparse_tables(module), dense_tables(module)
@@ -108,7 +118,17 @@ class Recipe:
             tables=tuple(i for i in sparse if layout.params[i].group in lazy),
             scanned=tuple(i for i in dense if layout.params[i].group not in by_element),
             keyed=keyed,
+            trains=trains,
         )
+
+    def check_trains(self) -> None:
+        """Check that there is something to train.
+
+        Raises:
+            ModelError: if all parameters are frozen.
+        """
+        if not self.trains:
+            raise nothing_to_train(self.module)
 
     @property
     def keeps_on_partitions(self) -> bool:
@@ -203,6 +223,22 @@ class Recipe:
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(named[name].requires_grad)
         return module
+
+
+def is_frozen(module: nn.Module, unfreezes: Sequence[str]) -> bool:
+    """Return whether a module has parameters of which none is trained, now or later."""
+    with _trainable(module, unfreezes):
+        return not trainable(module) and any(True for _ in module.parameters())
+
+
+def _stand_in(module: nn.Module) -> list[str]:
+    """Return the pattern of the smallest parameter that can be laid out; none if none can."""
+    sizes = {
+        name: parameter.numel()
+        for name, parameter in module.named_parameters()
+        if parameter.dtype in (torch.float32, torch.float64)
+    }
+    return [glob.escape(min(sizes, key=lambda name: sizes[name]))] if sizes else []
 
 
 def _copied(module: nn.Module) -> nn.Module:

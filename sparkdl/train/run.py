@@ -16,6 +16,7 @@ from sparkdl.frame import Array
 from sparkdl.keyed.entries import Entries
 from sparkdl.layout import ParamLayout
 from sparkdl.nn.embedding import embedding_variables, fill
+from sparkdl.train import shown
 from sparkdl.train.config import TrainConfig
 from sparkdl.train.history import History
 from sparkdl.train.state import TrainState
@@ -80,6 +81,9 @@ class Run:
 
     def __post_init__(self) -> None:
         self.batch_size = self.batch_size or self.config.batch_size
+
+    def _repr_html_(self) -> str:
+        return shown.run(self)
 
     def counted(self, state: TrainState) -> TrainState:
         """Return a state as ``end_when`` sees it: counted from where the run took over these rows."""

@@ -43,6 +43,30 @@ class Chosen:
 
 
 @contextmanager
+def dataset_of(data: Any, chosen: Chosen, last: Chosen | None, method: str) -> Iterator[Any]:
+    """Make a Dataset of a DataFrame for as long as the block runs; anything else stays what it is.
+
+    Args:
+        data: a Dataset, or a DataFrame of Spark or pandas.
+        chosen: columns of the DataFrame, if any were named.
+        last: those of the last fit, which count otherwise.
+        method: who asks, for errors.
+
+    Raises:
+        ConfigError: if columns are missing, or given for a Dataset.
+        DataError: if a column cannot become a tensor.
+    """
+    if not is_frame(data):
+        _check_none_chosen(chosen)
+        yield data
+        return
+    found = chosen if chosen.given() or last is None else last
+    _check_features(found, method)
+    with found.dataset(data) as dataset:
+        yield dataset
+
+
+@contextmanager
 def datasets_of(
     data: Any, validation: Any, chosen: Chosen, seed: int
 ) -> Iterator[tuple[Dataset, Validation]]:
@@ -63,22 +87,32 @@ def datasets_of(
         if isinstance(validation, float | int):
             data, validation = _split(data, validation, chosen, seed)
         several = validation if isinstance(validation, Mapping) else {"": validation}
-        made = any(map(_is_frame, [data, *several.values()]))
-        if made and chosen.features is None:
-            raise ConfigError(
-                "features=None: a DataFrame needs the names of its columns: fit(df, features=..., label=...)"
-            )
-        if not made and chosen.given():
-            raise ConfigError(
-                f"{chosen.given()[0]}=...: a Dataset knows its columns; give them with a DataFrame only"
-            )
+        if any(map(is_frame, [data, *several.values()])):
+            _check_features(chosen, "fit")
+        else:
+            _check_none_chosen(chosen)
 
         def dataset(value: Any) -> Any:
-            return stack.enter_context(chosen.dataset(value)) if _is_frame(value) else value
+            return stack.enter_context(chosen.dataset(value)) if is_frame(value) else value
 
         data = dataset(data)
         sets: Any = {name: dataset(value) for name, value in several.items()}
         yield data, sets if isinstance(validation, Mapping) else sets[""]
+
+
+def _check_features(chosen: Chosen, method: str) -> None:
+    if chosen.features is None:
+        raise ConfigError(
+            f"features=None: a DataFrame needs the names of its columns: {method}(df, features=..., "
+            "label=...)"
+        )
+
+
+def _check_none_chosen(chosen: Chosen) -> None:
+    if chosen.given():
+        raise ConfigError(
+            f"{chosen.given()[0]}=...: a Dataset knows its columns; give them with a DataFrame only"
+        )
 
 
 def _split(data: Any, fraction: Any, chosen: Chosen, seed: int) -> tuple[Any, Any]:
@@ -88,7 +122,7 @@ def _split(data: Any, fraction: Any, chosen: Chosen, seed: int) -> tuple[Any, An
             f"validation={fraction!r}: expected the share of the rows to validate on, above 0 and below 1, a "
             "Dataset or a DataFrame"
         )
-    if not _is_frame(data):
+    if not is_frame(data):
         raise ConfigError(
             f"validation={fraction!r}: only the rows of a DataFrame can be split: fit(df, features=..., "
             "label=..., validation=0.1); for a Dataset give another one"
@@ -110,7 +144,8 @@ def _split(data: Any, fraction: Any, chosen: Chosen, seed: int) -> tuple[Any, An
     return parts
 
 
-def _is_frame(value: object) -> bool:
+def is_frame(value: object) -> bool:
+    """Return whether this is a DataFrame of Spark or pandas."""
     return is_pandas(value) or (
         type(value).__module__.startswith("pyspark.sql.") and type(value).__name__ == "DataFrame"
     )

@@ -32,14 +32,14 @@ from sparkdl.train.passes.predict import run_prediction
 from sparkdl.train.passes.validation import Validation, check_validation, validation_sets
 from sparkdl.train.passes.validator import Validator
 from sparkdl.train.passes.weights import check_weights
-from sparkdl.train.recipe import Recipe
+from sparkdl.train.recipe import Recipe, is_frozen
 from sparkdl.train.result import FitResult
 from sparkdl.train.run import Run
 from sparkdl.train.scheduled import ScheduledHyper
 from sparkdl.train.shipped import Shipped, shipped
 from sparkdl.train.shown import trainer as trainer_html
 from sparkdl.train.state import TrainState
-from sparkdl.train.tables import Chosen, datasets_of
+from sparkdl.train.tables import Chosen, dataset_of, datasets_of, is_frame
 
 
 class Trainer:
@@ -158,6 +158,7 @@ class Trainer:
         self.result: FitResult | None = None
         self._recipe = Recipe.of(module, self.objective, optimizer, config)
         self._label: Structure | None = None
+        self._chosen: Chosen | None = None  # columns of the DataFrame that was trained on
         ScheduledHyper(self._recipe.optimizer, config.schedule)  # one that cannot be built is told now
         self.name = config.name or type(module).__name__
 
@@ -203,15 +204,13 @@ class Trainer:
         Every exception that leaves a run, also one of a hook or a second Ctrl-C, has a ``result``: the
         :class:`FitResult` of the last completed iteration.
         """
+        chosen = Chosen(named(self.module, features), label, weight)
         with (
             ErrorsCarryResult() as kept,
-            datasets_of(
-                data, validation, Chosen(named(self.module, features), label, weight), self.config.seed
-            ) as (
-                dataset,
-                sets,
-            ),
+            datasets_of(data, validation, chosen, self.config.seed) as (dataset, sets),
         ):
+            self._recipe.check_trains()
+            self._chosen = chosen if is_frame(data) else None
             return self._fit(dataset, sets, resume, rows, kept)
 
     def _fit(
@@ -306,15 +305,26 @@ class Trainer:
             return self.result
 
     def evaluate(
-        self, data: Dataset, metrics: Metrics | None = None, *, module: nn.Module | None = None
+        self,
+        data: Any,
+        metrics: Metrics | None = None,
+        *,
+        module: nn.Module | None = None,
+        features: Columns | None = None,
+        label: Columns | None = None,
+        weight: ColumnLike | None = None,
     ) -> dict[str, float]:
-        """Compute loss and metrics over all rows of a Dataset, as a Spark job.
+        """Compute loss and metrics over all rows of a Dataset or DataFrame, as a Spark job.
 
         Args:
-            data: the rows.
+            data: the rows: a :class:`Dataset`, or a DataFrame of Spark or pandas.
             metrics: as the option of that name, which is the default.
             module: whose weights to evaluate; by default what the last ``fit`` trained, before that
-                the module itself.
+                the module itself. It may be frozen.
+            features: columns of a DataFrame, as in :meth:`fit`. If no columns are named, those that the last
+                ``fit`` of a DataFrame read.
+            label: likewise, for the loss.
+            weight: likewise, for sample weights.
 
         Returns:
             Value by score; ``"loss"`` among them if the rows have the label that it needs.
@@ -325,26 +335,33 @@ class Trainer:
             ModelError: if the module or a metric cannot process the rows.
             TaskError: if a task keeps failing.
         """
-        check_dataset(data)
-        module = self._module_to_use(module)
+        module, recipe = self._to_use(module)
         metrics = self.config.metrics if metrics is None else metrics
-        check_metrics(
-            serialize.dumps(self._recipe.spec(data, module, self._label), "the evaluation"), data, metrics
-        )
         config = replace(self.config, metrics=metrics)
-        with shipped(self._recipe, data, module, self._label) as ship, ship.evaluator(config) as evaluator:
-            return evaluator.run(data, ship.weights.publish(), f"sparkdl evaluate {self.name}")
+        chosen = Chosen(named(module, features), label, weight)
+        with dataset_of(data, chosen, self._chosen, "evaluate") as rows:
+            check_dataset(rows, "evaluate")
+            spec = recipe.spec(rows, module, self._label)
+            check_metrics(serialize.dumps(spec, "the evaluation"), rows, metrics)
+            with shipped(recipe, rows, module, self._label) as ship, ship.evaluator(config) as evaluator:
+                return evaluator.run(rows, ship.weights.publish(), f"sparkdl evaluate {self.name}")
 
     def predict(
-        self, data: Dataset, *, module: nn.Module | None = None, batch_size: int | None = None
+        self,
+        data: Any,
+        *,
+        module: nn.Module | None = None,
+        batch_size: int | None = None,
+        features: Columns | None = None,
     ) -> Any:
         """Return the module's output for all rows, as numpy arrays in the order of the source.
 
         Args:
-            data: the rows; a label is not needed. Those of a DataFrame come in the order of
-                ``df.collect()``, if that is always the same.
+            data: the rows, a :class:`Dataset` or DataFrame; a label is not needed. Those of a DataFrame come
+                in the order of ``df.collect()``, if that is always the same.
             module: whose weights to use, as in :meth:`evaluate`.
             batch_size: rows per forward pass.
+            features: columns of a DataFrame, as in :meth:`evaluate`.
 
         Returns:
             An array whose first dimension counts rows, or a tuple or dict of arrays if the module
@@ -355,23 +372,24 @@ class Trainer:
             ModelError: if the module cannot process the rows.
             TaskError: if a task keeps failing.
         """
-        check_dataset(data)
         if batch_size is not None and not (isinstance(batch_size, int) and batch_size >= 1):
             raise ConfigError(f"batch_size={batch_size!r}: expected an integer of at least 1, or None")
-        module = self._module_to_use(module)
+        module, recipe = self._to_use(module)
         size = batch_size or self.config.validation_batch_size
-        describe = f"sparkdl predict {self.name}"
-        with shipped(self._recipe, data, module, self._label) as ship:
-            return run_prediction(
-                ship.access,
-                ship.fit,
-                ship.sent,
-                data,
-                ship.weights.publish(),
-                describe,
-                size,
-                ship.profile,
-            )
+        last = None if self._chosen is None else replace(self._chosen, label=None, weight=None)
+        with dataset_of(data, Chosen(named(module, features)), last, "predict") as rows:
+            check_dataset(rows, "predict")
+            with shipped(recipe, rows, module, self._label) as ship:
+                return run_prediction(
+                    ship.access,
+                    ship.fit,
+                    ship.sent,
+                    rows,
+                    ship.weights.publish(),
+                    f"sparkdl predict {self.name}",
+                    size,
+                    ship.profile,
+                )
 
     def __repr__(self) -> str:
         return f"Trainer({self.name}, {shown.size(self.module)} parameters)"
@@ -379,9 +397,12 @@ class Trainer:
     def _repr_html_(self) -> str:
         return trainer_html(self.name, self.module, self._recipe.optimizer, self.config)
 
-    def _module_to_use(self, module: nn.Module | None) -> nn.Module:
+    def _to_use(self, module: nn.Module | None) -> tuple[nn.Module, Recipe]:
+        """Return the module whose weights to use, and the recipe that suits it."""
         trained = self.result.module if self.result is not None else self.module
-        return trained if module is None else module
+        if module is None or not is_frozen(module, self._recipe.unfreezes):
+            return module or trained, self._recipe
+        return module, Recipe.of(module, self.objective, {}, self.config)
 
     def _engine(self, ship: Shipped) -> Engine:
         return ship.engine(self._recipe, self.name)

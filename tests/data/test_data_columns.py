@@ -3,7 +3,7 @@ import pytest
 from pyspark.ml.linalg import VectorUDT
 from pyspark.sql import types
 
-from sparkdl.data import columns
+from sparkdl.data import columns, schema
 from sparkdl.data.columns import Column, ColumnPlan, Structure, make_plan, structure_of
 from sparkdl.exceptions import ConfigError, DataError
 
@@ -149,4 +149,4 @@ def test_row_bytes():
     ids=str,
 )
 def test_sql_types_are_classified_or_get_advice(data_type, kind):
-    assert kind in columns._kind(data_type)
+    assert kind in schema._kind(data_type)

@@ -115,6 +115,11 @@ def test_a_pipeline_of_texts_of_any_length(texts: Any, tmp_path: Path) -> None:
         for p in (fitted, back)
     )
     np.testing.assert_array_equal(before, after)
+    udf = texts.sparkSession.udf.register("of_texts", back.stages[1].asUdf())
+    decided = (
+        stage().transform(texts).orderBy("id").select(udf(*stage().getOutputCols()).alias("p")).collect()
+    )
+    assert [row.p for row in decided] == list(before.argmax(1))
     # Each text by itself, with transformers.
     module = fitted.stages[1].module
     for n in (0, 7):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -71,6 +73,32 @@ def test_json_by_rows_and_by_columns_is_what_the_module_gives(digits: Running) -
     status, columns = digits.predict({"columns": {"features": x.tolist()}})
     assert status == 200
     assert columns["columns"]["prediction"] == [row["prediction"] for row in rows["rows"]]
+
+
+def test_tls(tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("needs openssl")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    made = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", str(key)]
+    command = ["openssl", "req", "-x509", *made, "-out", str(certificate), "-days", "1", *subject]
+    subprocess.run(command, check=True, capture_output=True)
+    save(classifier(), tmp_path / "model")
+    trusting = ssl.create_default_context(cafile=certificate)
+    body = json.dumps({"rows": [ROW]})
+    with Running(tmp_path / "model", copies=1, certificate=str(certificate), key=str(key)) as running:
+        port = running.port
+        connection = http.client.HTTPSConnection("127.0.0.1", port, context=trusting, timeout=60)
+        connection.request("POST", "/predict", body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        assert answer.status == 200
+        assert len(json.loads(answer.read())["rows"]) == 1
+        connection.close()
+        stranger = http.client.HTTPSConnection("127.0.0.1", port, timeout=60)
+        with pytest.raises(ssl.SSLCertVerificationError):  # only who trusts the certificate
+            stranger.request("GET", "/health")
+        with pytest.raises((http.client.HTTPException, OSError)):
+            running.request("GET", "/health")  # no plain HTTP beside it
 
 
 def test_arrow_streams(digits: Running) -> None:

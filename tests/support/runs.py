@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from sparkdl.data.columns import structure_of
+from sparkdl.data.columns import ColumnPlan, structure_of
 from sparkdl.nn.parameters import layout_of
 from sparkdl.train.config import TrainConfig
 from sparkdl.train.history import History
@@ -37,7 +37,12 @@ class FakeRun(SimpleNamespace):
             monitored="",
             data=SimpleNamespace(
                 peek=lambda: plan.disassemble(features),
-                plan=SimpleNamespace(features=plan, label=structure_of(None, "label"), weighted=False),
+                plan=SimpleNamespace(
+                    features=plan,
+                    label=structure_of(None, "label"),
+                    weighted=False,
+                    columns=[ColumnPlan(key, key.removeprefix("features_")) for key in plan.keys],
+                ),
                 transform=transform,
                 collate=None,
             ),

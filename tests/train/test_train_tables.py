@@ -15,7 +15,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from sparkdl import Column, Dataset, Trainer
 from sparkdl.data.split import split_pandas
-from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.exceptions import ConfigError, DataError, ModelError
 from sparkdl.train import MaxEpoch
 
 
@@ -108,3 +108,38 @@ def test_rows_of_spark(spark: Any) -> None:
     assert samples == sum(row["samples"] for row in again.history if row["epoch"] == 1)
     with pytest.raises(DataError, match="features column 'z' is not in the DataFrame"):
         trainer().fit(df, features="z", validation=0.2)
+
+
+def test_a_table_is_evaluated_and_predicted_like_its_dataset(spark: Any) -> None:
+    df, columns = table(), {"features": Column("x", dtype="float32"), "label": "y"}
+    found = trainer()
+    with pytest.raises(ConfigError, match=r"features=None: a DataFrame needs.*evaluate\(df, features="):
+        found.evaluate(df)
+    found.fit(df, **columns)
+    with Dataset.from_dataframe(df, **columns) as data:
+        expected, outputs = found.evaluate(data), found.predict(data)
+        with pytest.raises(ConfigError, match=r"features=\.\.\.: a Dataset knows its columns"):
+            found.predict(data, features="x")
+    assert found.evaluate(df) == found.evaluate(df, **columns) == expected
+    assert np.array_equal(found.predict(df), outputs)  # the columns of the fit, without the label
+    assert np.array_equal(found.predict(df[["x"]], features=columns["features"]), outputs)
+    with pytest.raises(ConfigError, match="data: found a builtins.str.*predict takes a DataFrame as well"):
+        found.predict("rows")
+
+
+def test_a_frozen_module_is_evaluated_and_not_trained(spark: Any) -> None:
+    df, columns = table(80), {"features": Column("x", dtype="float32"), "label": "y"}
+    expected = trainer().evaluate(df, **columns)
+    frozen = trainer()
+    frozen.module.requires_grad_(False)
+    module = frozen.module
+    options: dict[str, Any] = {"batch_size": 40, "end_when": MaxEpoch(1), "progress": False}
+    adam = {"weight": torch.optim.Adam, "bias": torch.optim.SGD}
+    loss = nn.CrossEntropyLoss(reduction="none")
+    found = Trainer(module, loss=loss, optimizer=adam, **options)
+    assert found.evaluate(df, **columns) == expected
+    assert found.predict(df, features=columns["features"]).shape == (80, 10)
+    with pytest.raises(ModelError, match="Linear has no parameter with requires_grad=True: there is nothing"):
+        found.fit(df, **columns)
+    assert trainer().evaluate(df, module=module, **columns) == expected
+    assert not any(parameter.requires_grad for parameter in module.parameters())

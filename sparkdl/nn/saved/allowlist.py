@@ -332,6 +332,7 @@ _SPARKDL = {
     "sparkdl.nn.models.resnet": "ResNet ResNet20",
     "sparkdl.nn.models.seq2seq": "Seq2Seq sequence_loss",
     "sparkdl.nn.saved.source": "sequential",
+    "sparkdl.nn.models.sparse": "SparseLinear SparseMLP",
     "sparkdl.nn.models.ssd": "SSD SSDHead SSDLoss",
     "sparkdl.nn.models.tabular": "Tabular",
     "sparkdl.nn.models.tcn": "TCN",

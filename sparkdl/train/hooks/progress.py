@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.train.hooks.base import Hook
+from sparkdl.train.hooks.live import in_notebook
 
 if TYPE_CHECKING:
     from sparkdl.train.run import Run
@@ -86,4 +87,4 @@ class Progress(Hook):
 
 def _lively() -> bool:
     """Return whether the bar is redrawn in place. In a log file every refresh is a line: write few."""
-    return sys.stderr.isatty() or "ipykernel.zmqshell" in sys.modules
+    return sys.stderr.isatty() or in_notebook()

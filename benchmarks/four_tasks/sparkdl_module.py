@@ -1,0 +1,15 @@
+"""The same table with a module of one's own."""
+
+import sys
+
+from net import Net
+
+from sparkdl import TorchClassifier, session
+
+spark = session.builder("local[2]").getOrCreate()
+train, test = spark.read.parquet(sys.argv[1]).randomSplit([0.8, 0.2], seed=1)
+features = ["age", "job", "city", "income", "member"]
+model = TorchClassifier(module=Net, featuresCols=features, labelCol="bought", maxEpochs=3).fit(train)
+model.write().overwrite().save("module")
+found = model.transform(test).selectExpr("avg(double(bought = predictedLabel)) AS accuracy").first()
+print(f"accuracy={found.accuracy:.4f}")

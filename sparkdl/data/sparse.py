@@ -1,0 +1,159 @@
+"""Sparse vectors: columns of ML vectors that stay sparse in the store and in batches.
+
+Such a column becomes two ragged ones (:mod:`sparkdl.data.ragged`), the indices and the values of each row,
+and two tensors of shape (rows, longest) in a batch. Value 0 at index 0 fills shorter rows up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sparkdl.data.columns import PARTS, SPARSE, Column, ColumnPlan, Columns
+from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.frame import Array
+
+
+def spread(features: Columns | None) -> Columns | None:
+    """Return features with two columns in place of each sparse one.
+
+    By position the values follow the indices; by name they are ``<name>_indices`` and ``<name>_values``.
+    """
+
+    def parts(column: Any) -> list[Any]:
+        if not isinstance(column, Column) or column.dtype != SPARSE:
+            return [column]
+        return [replace(column, dtype=part) for part in PARTS]
+
+    if features is None or isinstance(features, str):
+        return features
+    if isinstance(features, Mapping):
+        named: dict[str, Any] = {}
+        for name, column in features.items():
+            found = parts(column)
+            names = [name] if len(found) == 1 else names_of(name)
+            named |= dict(zip(names, found, strict=True))
+        return named
+    if isinstance(features, Sequence):
+        return [part for column in features for part in parts(column)]
+    found = parts(features)
+    return found if len(found) > 1 else features
+
+
+def names_of(name: str) -> list[str]:
+    """Return the arguments for the indices and values of a sparse input of this name."""
+    return [f"{name}_indices", f"{name}_values"]
+
+
+def check_dense(columns: Iterable[Column | str], role: str) -> None:
+    """Check that no column is sparse.
+
+    Raises:
+        ConfigError: naming the one that is.
+    """
+    for column in columns:
+        if getattr(column, "dtype", None) in (SPARSE, *PARTS):
+            name = getattr(column, "name", column)
+            raise ConfigError(f"{role} column {name!r}: only features can be sparse; leave its dtype out")
+
+
+def planned(plan: ColumnPlan) -> ColumnPlan:
+    """Return the plan of a column whose dtype is one of :data:`PARTS`, as it is stored."""
+    assert plan.dtype is not None
+    return replace(plan, dtype=PARTS[plan.dtype], part=plan.dtype, ragged=True, fill=0.0)
+
+
+def passed(plans: Sequence[ColumnPlan]) -> tuple[list[int], tuple[int, ...]]:
+    """Say how to pass each sparse column once.
+
+    Returns:
+        Which plans' columns are passed, and for each plan the place of its column among these.
+    """
+    chosen: list[int] = []
+    places: list[int] = []
+    known: dict[str, int] = {}
+    for n, plan in enumerate(plans):
+        if plan.part and plan.source in known:
+            places.append(known[plan.source])
+            continue
+        places.append(len(chosen))
+        chosen.append(n)
+        if plan.part:
+            known[plan.source] = places[-1]
+    return chosen, tuple(places)
+
+
+def of_arrow(column: pa.StructArray, part: str) -> pa.Array:
+    """Return the indices or the values of ML vectors, of which none is null, as lists.
+
+    All values of a dense vector are taken, also those that are 0.
+    """
+    kinds, values = column.field("type").to_numpy(), column.field("values")
+    if part == "sparse.values":
+        return values
+    indices = column.field("indices")
+    if not kinds.any():
+        return indices
+    counts = values.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
+    ends = np.cumsum(counts)
+    places = np.arange(counts.sum()) - np.repeat(ends - counts, counts)
+    sparse = kinds == 0
+    places[np.repeat(sparse, counts)] = indices.filter(pa.array(sparse)).flatten().to_numpy()
+    offsets = np.concatenate([[0], ends]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(places.astype(np.int32)))
+
+
+def are_vectors(rows: Any) -> bool:
+    """Return whether rows are a list of ML vectors or of sparse rows of scipy, or a sparse matrix."""
+    one = rows[0] if isinstance(rows, list) and rows else rows
+    return type(one).__module__.startswith(("pyspark.ml.linalg", "scipy.sparse"))
+
+
+def of_row(value: Any, where: str) -> tuple[Array, Array]:
+    """Return the indices and values of one row.
+
+    Args:
+        value: an ML vector, a row of a scipy matrix, a dense array, or a pair of indices and values.
+        where: begins the error.
+
+    Raises:
+        DataError: if it is something else.
+    """
+    if isinstance(value, tuple) and len(value) == 2:
+        found = np.asarray(value[0]), np.asarray(value[1])
+        if found[0].ndim == 1 and found[0].shape == found[1].shape and found[0].dtype.kind in "iu":
+            return found[0].astype(np.int32), found[1].astype(np.float32)
+    elif hasattr(value, "tocsr"):
+        row = value.tocsr()
+        return row.indices.astype(np.int32), row.data.astype(np.float32)
+    elif not callable(getattr(value, "indices", len)):  # that of a tensor is a method
+        return np.asarray(value.indices, np.int32), np.asarray(value.values, np.float32)
+    else:
+        array = np.asarray(value.toArray() if hasattr(value, "toArray") else value)
+        if array.ndim == 1 and array.dtype.kind in "biuf":
+            return np.arange(len(array), dtype=np.int32), array.astype(np.float32)
+    raise DataError(
+        f"{where}: found {value!r:.100}; expected an ML vector, a sparse row of scipy, an array, or a tuple "
+        "of indices and values",
+        code="data-type",
+    )
+
+
+def of_rows(rows: Any, where: str) -> tuple[list[Array], list[Array]]:
+    """Return the indices and the values of several rows: a list of what :func:`of_row` takes, or a matrix.
+
+    Raises:
+        DataError: naming the row that is something else.
+    """
+    each = [rows.getrow(n) if hasattr(rows, "getrow") else rows[n] for n in range(_count(rows))]
+    pairs = [of_row(row, f"{where}, row {n}") for n, row in enumerate(each)]
+    return [indices for indices, _ in pairs], [values for _, values in pairs]
+
+
+def _count(rows: Any) -> int:
+    shape = getattr(rows, "shape", None)
+    return int(shape[0]) if shape else len(rows)

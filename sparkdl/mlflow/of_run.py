@@ -1,0 +1,58 @@
+"""The module of a run as an MLflow model, for the hook :class:`sparkdl.summary.MLflow`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparkdl.exceptions import ConfigError
+from sparkdl.ml.model import TorchModel
+from sparkdl.mlflow.flavour import log_model
+from sparkdl.train.passes.sweep import Reader
+from sparkdl.train.run import Run
+
+
+def log_module(run: Run) -> None:
+    """Log the trained module to the active MLflow run, as a model of the columns that it was trained on.
+
+    What a transform or ``collate`` makes of the columns is what the model takes.
+
+    Raises:
+        ConfigError: if rows differ in length, or the module cannot be saved without a pickle.
+    """
+    plan = run.data.plan
+    ragged = [column.source for column in plan.columns if column.ragged]
+    if ragged:
+        raise ConfigError(
+            f"the rows of column {ragged[0]!r} differ in length, and an MLflow model has one shape for all; "
+            "save the module with TorchModel.from_module(...).save(path)"
+        )
+    with torch.random.fork_rng(devices=[]):
+        rows = {key: np.array(values) for key, values in run.data.peek().items()}
+        inputs: Any = Reader.of_features(run.data).batch(rows).inputs
+    model = TorchModel.from_module(
+        run.trained_module(run.averaged()), example=inputs, featuresCols=_columns(run, inputs)
+    )
+    outputs = model.signature.outputs
+    if len(outputs) > 1:
+        model.setOutputCols([_named("output", spec.key) for spec in outputs])
+    log_model(model)
+
+
+def _columns(run: Run, inputs: Any) -> list[str]:
+    """Return the names of the inputs: those of their columns, where a transform left as many."""
+    sources = {column.key: column.source for column in run.data.plan.columns}
+    names = [sources[key] for key in run.data.plan.features.keys]
+    keys = list(inputs) if isinstance(inputs, Mapping) else range(len(inputs) if _several(inputs) else 1)
+    return names if len(names) == len(keys) else [_named("input", key) for key in keys]
+
+
+def _several(inputs: Any) -> bool:
+    return isinstance(inputs, tuple | list)
+
+
+def _named(what: str, key: int | str | None) -> str:
+    return key if isinstance(key, str) else f"{what}_{key}"
