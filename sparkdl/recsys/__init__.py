@@ -1,4 +1,4 @@
-"""Features of recommenders: functions on DataFrames of Spark, classic or Connect, without Python in the tasks."""
+"""Features of recommenders: functions on DataFrames, classic or Connect, as plain Spark SQL."""
 
 from sparkdl.recsys.categories import count_categories, with_category
 from sparkdl.recsys.hashing import Collisions, collisions, hash_ids, with_hash

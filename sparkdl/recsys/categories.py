@@ -88,12 +88,12 @@ def with_category(
     check_new(df, owner, index=index, share=share)
     key = "sparkdl_category"
     added = [F.col(VALUE).alias(key)]
-    filled: dict[str, int | float] = {}
     if index is not None:
         added.append(F.col(INDEX).cast("int").alias(index))
-        filled[index] = 0
     if share is not None:
         added.append(F.col(SHARE).alias(share))
-        filled[share] = 0.0
     joined = df.join(table.select(*added), quoted(column) == F.col(key), "left").drop(key)
-    return joined.fillna(filled)
+    for name, missing in ((index, F.lit(0)), (share, F.lit(0.0))):
+        if name is not None:
+            joined = joined.withColumn(name, F.coalesce(quoted(name), missing))
+    return joined

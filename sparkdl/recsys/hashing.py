@@ -94,7 +94,9 @@ def hash_ids(*columns: Values, buckets: int | None = None, salt: str = "") -> ND
     _check("hash_ids", columns, buckets)
     lengths = [len(values) for values in columns]
     if len(set(lengths)) > 1:
-        raise DataError(f"hash_ids: the columns have {lengths} values, expected equally many", code="data-shape")
+        raise DataError(
+            f"hash_ids: the columns have {lengths} values, expected equally many", code="data-shape"
+        )
     start = xxh64.of_bytes(salt.encode(), xxh64.SEED)
     hashes = np.full(lengths[0], start, np.uint64)
     for number, values in enumerate(columns):
@@ -143,9 +145,7 @@ def _check_type(name: str, data_type: DataType) -> None:
         )
 
 
-def _hashed(
-    values: Sequence[Column], types: Sequence[DataType], buckets: int | None, salt: str
-) -> Column:
+def _hashed(values: Sequence[Column], types: Sequence[DataType], buckets: int | None, salt: str) -> Column:
     """Return the hash of values, each with a flag: Spark's own hash passes over nulls."""
     from pyspark.sql import functions as F
     from pyspark.sql import types as T

@@ -63,6 +63,6 @@ def with_history(
     ordered = Window.partitionBy(quoted(user)).orderBy(*time_order(user, item, time, seed))
     before = F.collect_list(quoted(item).cast("bigint")).over(ordered.rowsBetween(-size, -1))
     padding = F.array_repeat(F.lit(0).cast("bigint"), size)
-    with_items = df.withColumn(output, before).withColumn(length, F.size(F.col(f"`{output}`")))
+    with_items = df.withColumn(output, before).withColumn(length, F.size(quoted(output)))
     filled = F.slice(F.concat(quoted(output), padding), 1, size)
     return with_items.withColumn(output, filled.alias(output, metadata=tensor_metadata((size,), "int64")))

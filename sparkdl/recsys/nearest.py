@@ -91,9 +91,7 @@ class NearestItems:
             block = found[start : start + 256]
             exact = np.argpartition(-(block @ self.vectors.T), k - 1, axis=1)[:, :k]
             near = self.search(block, k)[0]
-            hits += sum(
-                len(np.intersect1d(self.ids[a], b)) for a, b in zip(exact, near, strict=True)
-            )
+            hits += sum(len(np.intersect1d(self.ids[a], b)) for a, b in zip(exact, near, strict=True))
         return hits / (len(found) * k) if len(found) else 1.0
 
     def save(self, path: str | os.PathLike[str]) -> None:

@@ -97,11 +97,14 @@ def with_negatives(
         return rank + F.size(F.filter(_SEEN, lambda gap: gap <= rank))
 
     ranks = F.transform(F.sequence(F.lit(0), F.lit(count - 1)), rank)
-    numbers = joined.select(user, item, F.transform(ranks, number).alias(_NUMBER))
-    drawn = numbers.select(user, item, F.posexplode(_NUMBER).alias(_PLACE, _NUMBER)).join(numbered, _NUMBER)
+    key = (quoted(user), quoted(item))
+    numbers = joined.select(*key, F.transform(ranks, number).alias(_NUMBER))
+    drawn = numbers.select(*key, F.posexplode(_NUMBER).alias(_PLACE, _NUMBER)).join(numbered, _NUMBER)
     placed = F.array_sort(F.collect_list(F.struct(_PLACE, _ITEM)))
-    arrays = drawn.groupBy(user, item).agg(placed.alias(_ITEM)).select(
-        user, item, F.col(f"{_ITEM}.{_ITEM}").alias(output if label is None else _ITEM)
+    arrays = (
+        drawn.groupBy(*key)
+        .agg(placed.alias(_ITEM))
+        .select(*key, F.col(f"{_ITEM}.{_ITEM}").alias(output if label is None else _ITEM))
     )
     found = df.join(arrays, [user, item])
     if label is None:
@@ -150,7 +153,7 @@ def _check_counts(
     full = seen.agg(F.countDistinct(_NUMBER).alias(_NUMBER)).where(F.col(_NUMBER) >= total).limit(1).collect()
     if full:
         raise DataError(
-            f"{owner}: user {full[0][0]!r} has seen all {total} items, so no negative is left; give more items",
+            f"{owner}: user {full[0][0]!r} has seen all {total} items: no negative is left; give more items",
             code="data-value",
         )
     return total

@@ -116,7 +116,9 @@ def with_scaled(
 
     owner = "with_scaled"
     if scale not in get_args(Scale):
-        raise ConfigError(f"{owner}: scale={scale!r}: expected one of {', '.join(map(repr, get_args(Scale)))}")
+        raise ConfigError(
+            f"{owner}: scale={scale!r}: expected one of {', '.join(map(repr, get_args(Scale)))}"
+        )
     _check_numbers(df, owner, summary.column)
     check_new(df, owner, output=output)
     value = quoted(summary.column).cast("double")

@@ -52,7 +52,9 @@ def leave_last_out(
     check_integer(owner, 1, last=last)
     check_columns(df, owner, user=user, item=item, time=time)
     of_user = Window.partitionBy(quoted(user))
-    numbered = df.withColumn(number, F.row_number().over(of_user.orderBy(*time_order(user, item, time, seed))))
+    numbered = df.withColumn(
+        number, F.row_number().over(of_user.orderBy(*time_order(user, item, time, seed)))
+    )
     numbered = numbered.withColumn(total, F.count(F.lit(1)).over(of_user))
     held_out = (F.col(total) > last) & (F.col(number) > F.col(total) - last)
     return (

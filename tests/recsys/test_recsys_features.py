@@ -61,7 +61,9 @@ def test_categories_are_numbered_by_count(spark: Any, events: Any, table: pd.Dat
     names = spark.createDataFrame([("b", "a"), ("a", "a"), (None, "c")], "one string, `o.ther` string")
     shared = count_categories(names, "one", "o.ther")
     assert [tuple(row)[:3] for row in shared.orderBy("index").collect()] == [
-        ("a", 1, 3), ("b", 2, 1), ("c", 3, 1)
+        ("a", 1, 3),
+        ("b", 2, 1),
+        ("c", 3, 1),
     ]
     unseen = with_category(names, "one", shared.where("value != 'b'"), index="number")
     assert sorted(row.number for row in unseen.collect()) == [0, 0, 1]
@@ -164,7 +166,9 @@ def test_negatives_of_an_evaluation_and_in_rows(spark: Any) -> None:
 def test_numbers_are_scaled_and_put_into_buckets(spark: Any) -> None:
     values = np.random.default_rng(0).exponential(3, 400)
     rows = [(n, float(value), n % 3) for n, value in enumerate(values)]
-    df = spark.createDataFrame([*rows, (400, None, None), (401, float("nan"), None)], "n int, x double, k int")
+    df = spark.createDataFrame(
+        [*rows, (400, None, None), (401, float("nan"), None)], "n int, x double, k int"
+    )
     found = summarise_numbers(df, "x", "k", buckets=4)
     x, k = found["x"], found["k"]
     assert NumberSummary.from_json(json.loads(json.dumps(x.to_json()))) == x

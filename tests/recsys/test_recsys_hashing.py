@@ -17,9 +17,10 @@ FLAGS = [True, False, None, True, True, False, False, None]
 
 def test_ids_are_those_of_spark(spark: Any) -> None:
     rows = list(zip(TEXTS, NUMBERS, FLAGS, strict=True))
-    df = spark.createDataFrame([(n, *row, list(row[:1])) for n, row in enumerate(rows)], (
-        "n int, `te.xt` string, number bigint, flag boolean, many array<string>"
-    ))
+    df = spark.createDataFrame(
+        [(n, *row, list(row[:1])) for n, row in enumerate(rows)],
+        ("n int, `te.xt` string, number bigint, flag boolean, many array<string>"),
+    )
     df = with_hash(df, "one", "te.xt", salt="s")
     df = with_hash(df, "cross", "te.xt", "number", "flag")
     df = with_hash(df, "small", "number", "te.xt", buckets=10)
