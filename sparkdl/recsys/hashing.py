@@ -154,8 +154,8 @@ def _hashed(values: Sequence[Column], types: Sequence[DataType], buckets: int | 
     for value, found in zip(values, types, strict=True):
         text = isinstance(found, T.StringType | T.CharType | T.VarcharType)
         parts += [F.isnull(value).cast("bigint"), value.cast("string" if text else "bigint")]
-    found = F.xxhash64(*parts)
-    return found if buckets is None else F.pmod(found, F.lit(buckets).cast("bigint"))
+    hashed = F.xxhash64(*parts)
+    return hashed if buckets is None else F.pmod(hashed, F.lit(buckets).cast("bigint"))
 
 
 def _combined(hashes: xxh64.Hashes, values: Values, name: str) -> xxh64.Hashes:

@@ -61,14 +61,12 @@ def check_cardinalities(owner: str, least: int = 1, **found: Sequence[Cardinalit
         ConfigError: naming the first argument that is something else.
     """
     for name, value in found.items():
-        values = value if isinstance(value, list | tuple) else [value]
-        for size in values:
-            if size is not None and (
-                isinstance(size, bool) or not isinstance(size, Integral) or size < least
-            ):
+        several = isinstance(value, list | tuple)
+        for size in value if isinstance(value, list | tuple) else [value]:
+            if size is not None and (isinstance(size, bool) or not isinstance(size, Integral) or size < least):
+                expected = f"integers of at least {least}" if several else f"an integer of at least {least}"
                 raise ConfigError(
-                    f"{owner}: {name}={value!r}: expected integers of at least {least}, or None for 64-bit "
-                    "ids of any number"
+                    f"{owner}: {name}={value!r}: expected {expected}, or None for 64-bit ids of any number"
                 )
 
 
