@@ -140,20 +140,25 @@ def _check_counts(
     """Return how many items there are; check that every user has some left."""
     from pyspark.sql import functions as F
 
-    nulls = df.agg(*(F.count_if(quoted(name).isNull()) for name in (user, item))).collect()[0]
-    for name, found in zip((user, item), nulls, strict=True):
+    nulls = df.agg(*(F.count_if(quoted(name).isNull()) for name in (user, item)))
+    seen = (
+        pairs.join(numbered, _ITEM)
+        .groupBy(quoted(user).alias(user))
+        .agg(F.countDistinct(_NUMBER).alias(_SEEN))
+    )
+    most = seen.agg(F.max(F.struct(_SEEN, quoted(user))))
+    row = nulls.crossJoin(most).crossJoin(numbered.agg(F.count(F.lit(1)))).collect()[0]
+    for name, found in zip((user, item), row, strict=False):
         if found:
             raise DataError(
                 f"{owner}: column {name!r} is null in {found} rows; drop them first, for example with "
                 "df.dropna()",
                 code="data-null",
             )
-    total = numbered.count()
-    seen = pairs.join(numbered, _ITEM).groupBy(quoted(user).alias(user))
-    full = seen.agg(F.countDistinct(_NUMBER).alias(_NUMBER)).where(F.col(_NUMBER) >= total).limit(1).collect()
-    if full:
+    total: int = row[3]
+    if row[2] is not None and row[2][0] >= total:
         raise DataError(
-            f"{owner}: user {full[0][0]!r} has seen all {total} items: no negative is left; give more items",
+            f"{owner}: user {row[2][1]!r} has seen all {total} items: no negative is left; give more items",
             code="data-value",
         )
     return total

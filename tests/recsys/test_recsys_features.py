@@ -153,8 +153,8 @@ def test_negatives_of_an_evaluation_and_in_rows(spark: Any) -> None:
     assert len(labelled) == 9
     assert {(r.user, r["item"]) for r in labelled if r.chosen == 1} == {*rows}
     assert not {(r.user, r["item"]) for r in labelled if r.chosen == 0} & {*rows}
-    few = with_negatives(df, 5).where("user = 'u' AND item = 'a'").collect()
-    assert list(few[0].negatives) == ["c"] * 5  # there is no other
+    few = with_negatives(last, 9, seen=df, items=catalogue).collect()
+    assert {*few[0].negatives} == {*"cdef"}  # there are no others
     with pytest.raises(DataError, match="user 'u' has seen all 2 items"):
         with_negatives(df.where("user = 'u'"), 1)
     with pytest.raises(DataError, match="'item' is null in 1 rows"):

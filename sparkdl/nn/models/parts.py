@@ -62,12 +62,13 @@ def check_cardinalities(owner: str, least: int = 1, **found: Sequence[Cardinalit
     """
     for name, value in found.items():
         several = isinstance(value, list | tuple)
-        for size in value if isinstance(value, list | tuple) else [value]:
-            if size is not None and (isinstance(size, bool) or not isinstance(size, Integral) or size < least):
-                expected = f"integers of at least {least}" if several else f"an integer of at least {least}"
-                raise ConfigError(
-                    f"{owner}: {name}={value!r}: expected {expected}, or None for 64-bit ids of any number"
-                )
+        sizes = value if isinstance(value, list | tuple) else [value]
+        given = [size for size in sizes if size is not None]
+        if any(isinstance(size, bool) or not isinstance(size, Integral) or size < least for size in given):
+            expected = f"integers of at least {least}" if several else f"an integer of at least {least}"
+            raise ConfigError(
+                f"{owner}: {name}={value!r}: expected {expected}, or None for 64-bit ids of any number"
+            )
 
 
 class FieldEmbedding(nn.Module):
