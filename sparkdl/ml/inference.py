@@ -345,14 +345,16 @@ def _module_outputs(model: Any, df: DataFrame | None) -> list[Output]:
         if int(np.prod(shape)) == 1 and len(shape) <= 1:
             outputs.append(Output(column=name, kind="number", key=spec.key))
         else:
-            kind: Literal["floats", "doubles"] = "floats" if _is_low(spec) else "doubles"
-            outputs.append(Output(column=name, kind=kind, key=spec.key, dims=len(shape)))
+            outputs.append(Output(column=name, kind=_array_of(spec), key=spec.key, dims=len(shape)))
     return [output for output in outputs if output.column]
 
 
-def _is_low(spec: TensorSpec) -> bool:
-    """Whether float32 holds the values of a tensor."""
-    return spec.dtype in ("float32", "bfloat16", "float16", "bool", "uint8", "int8", "int16")
+def _array_of(spec: TensorSpec) -> Literal["floats", "doubles", "longs"]:
+    """Return the narrowest array that holds the values of a tensor; ids need all bits of an integer."""
+    if spec.dtype == "int64":
+        return "longs"
+    low = spec.dtype in ("float32", "bfloat16", "float16", "bool", "uint8", "int8", "int16")
+    return "floats" if low else "doubles"
 
 
 def _look(model: Any, df: DataFrame) -> Signature:

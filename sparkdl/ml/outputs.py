@@ -19,8 +19,9 @@ from sparkdl.nn.trace import describe
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
-Kind = Literal["number", "floats", "doubles", "vector", "raw", "probability", "class", "label"]
+Kind = Literal["number", "floats", "doubles", "longs", "vector", "raw", "probability", "class", "label"]
 VECTORS: tuple[Kind, ...] = ("vector", "raw", "probability")
+_ARRAYS: Mapping[Kind, str] = {"floats": "float32", "doubles": "float64", "longs": "int64"}
 
 VECTOR = pa.struct(
     [
@@ -39,9 +40,9 @@ class Output:
 
     Attributes:
         column: its name.
-        kind: ``number`` for a double where the module gives one value per row; ``floats`` or ``doubles``
-            for an array; ``vector`` for an ML vector of all values of a row; and of a classifier's logits
-            ``raw`` for a vector with one per class, ``probability`` for a vector of their softmax, and
+        kind: ``number`` for a double where the module gives one value per row; ``floats``, ``doubles`` or
+            ``longs`` for an array; ``vector`` for an ML vector of all values of a row; and of a classifier's
+            logits ``raw`` for a vector with one per class, ``probability`` for a vector of their softmax, and
             ``class`` for a double, the class with the highest probability, and ``label`` for its name, a
             string. A single logit z counts as the logits -z and z, with the sigmoid as the second class's
             probability.
@@ -81,7 +82,8 @@ class Output:
             from pyspark.ml.linalg import VectorUDT
 
             return VectorUDT()
-        found: DataType = T.FloatType() if self.kind == "floats" else T.DoubleType()
+        kinds = {"floats": T.FloatType(), "longs": T.LongType()}
+        found: DataType = kinds.get(self.kind, T.DoubleType())
         for _ in range(self.dims):
             found = T.ArrayType(found)
         return found
@@ -105,12 +107,12 @@ class Output:
                     self._unfit(shape, "a column of numbers has one value per row"), code="model-output"
                 )
             return pa.array(values.reshape(rows).astype(np.float64, copy=False), mask=mask)
-        if self.kind in ("floats", "doubles"):
+        if self.kind in _ARRAYS:
             if self.dims == 1:
                 values = values.reshape(rows, prod(shape))
             elif self.dims != len(shape):
                 raise ModelError(self._unfit(shape, f"expected {self.dims} dimensions"), code="model-output")
-            return lists(values.astype("float32" if self.kind == "floats" else "float64", copy=False), mask)
+            return lists(values.astype(_ARRAYS[self.kind], copy=False), mask)
         if self.kind == "vector":
             values = values.reshape(rows, prod(shape)).astype(np.float64, copy=False)
             return _vectors(values, mask) if vectors else lists(values, mask)

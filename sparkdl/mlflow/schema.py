@@ -101,7 +101,8 @@ def _result(output: Output) -> Any:
         return DataType.double
     if output.kind == "label":
         return DataType.string
-    found: Any = DataType.float if output.kind == "floats" else DataType.double
+    kinds = {"floats": DataType.float, "longs": DataType.long}
+    found: Any = kinds.get(output.kind, DataType.double)
     for _ in range(output.dims):
         found = Array(found)
     return found

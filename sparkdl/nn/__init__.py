@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sparkdl.nn.models.autoencoder import ConvAutoencoder as ConvAutoencoder
     from sparkdl.nn.models.convlstm import ConvLSTM as ConvLSTM
     from sparkdl.nn.models.deepfm import DeepFM as DeepFM
+    from sparkdl.nn.models.din import DIN as DIN
     from sparkdl.nn.models.dlrm import DLRM as DLRM
     from sparkdl.nn.models.gru4rec import GRU4Rec as GRU4Rec
     from sparkdl.nn.models.inception import GoogLeNet as GoogLeNet
@@ -37,17 +38,27 @@ if TYPE_CHECKING:
     from sparkdl.nn.models.tabular import Tabular as Tabular
     from sparkdl.nn.models.tcn import TCN as TCN
     from sparkdl.nn.models.textcnn import TextCNN as TextCNN
+    from sparkdl.nn.models.top_k import Recommender as Recommender
+    from sparkdl.nn.models.top_k import TopK as TopK
     from sparkdl.nn.models.transformer import TransformerClassifier as TransformerClassifier
+    from sparkdl.nn.models.two_tower import TwoTower as TwoTower
+    from sparkdl.nn.models.two_tower import in_batch_step as in_batch_step
+    from sparkdl.nn.models.variables import AdaptiveVariable as AdaptiveVariable
+    from sparkdl.nn.models.variables import DynamicDimensionVariable as DynamicDimensionVariable
+    from sparkdl.nn.models.variables import MultiHashVariable as MultiHashVariable
     from sparkdl.nn.models.vgg import VGG as VGG
     from sparkdl.nn.models.wide_and_deep import WideAndDeep as WideAndDeep
 
 _HOME = {
+    "AdaptiveVariable": "sparkdl.nn.models.variables",
     "AnomalyDetector": "sparkdl.nn.models.anomaly",
     "Autoencoder": "sparkdl.nn.models.autoencoder",
     "ConvAutoencoder": "sparkdl.nn.models.autoencoder",
     "ConvLSTM": "sparkdl.nn.models.convlstm",
+    "DIN": "sparkdl.nn.models.din",
     "DLRM": "sparkdl.nn.models.dlrm",
     "DeepFM": "sparkdl.nn.models.deepfm",
+    "DynamicDimensionVariable": "sparkdl.nn.models.variables",
     "EmbeddingBagVariable": "sparkdl.nn.embedding",
     "EmbeddingVariable": "sparkdl.nn.embedding",
     "GRU4Rec": "sparkdl.nn.models.gru4rec",
@@ -56,8 +67,10 @@ _HOME = {
     "KNRM": "sparkdl.nn.models.knrm",
     "LeNet5": "sparkdl.nn.models.lenet",
     "MLP": "sparkdl.nn.models.mlp",
+    "MultiHashVariable": "sparkdl.nn.models.variables",
     "NBeats": "sparkdl.nn.models.nbeats",
     "NeuralCF": "sparkdl.nn.models.neuralcf",
+    "Recommender": "sparkdl.nn.models.top_k",
     "RecurrentClassifier": "sparkdl.nn.models.recurrent",
     "ResNet": "sparkdl.nn.models.resnet",
     "ResNet20": "sparkdl.nn.models.resnet",
@@ -68,31 +81,39 @@ _HOME = {
     "TCN": "sparkdl.nn.models.tcn",
     "Tabular": "sparkdl.nn.models.tabular",
     "TextCNN": "sparkdl.nn.models.textcnn",
+    "TopK": "sparkdl.nn.models.top_k",
     "TransformerClassifier": "sparkdl.nn.models.transformer",
+    "TwoTower": "sparkdl.nn.models.two_tower",
     "VGG": "sparkdl.nn.models.vgg",
     "WideAndDeep": "sparkdl.nn.models.wide_and_deep",
+    "in_batch_step": "sparkdl.nn.models.two_tower",
 }
 
 __all__ = [
+    "DIN",
     "DLRM",
     "KNRM",
     "MLP",
     "SSD",
     "TCN",
     "VGG",
+    "AdaptiveVariable",
     "AnomalyDetector",
     "Autoencoder",
     "ConvAutoencoder",
     "ConvLSTM",
     "DeepFM",
+    "DynamicDimensionVariable",
     "EmbeddingBagVariable",
     "EmbeddingVariable",
     "GRU4Rec",
     "GoogLeNet",
     "InterpretableNBeats",
     "LeNet5",
+    "MultiHashVariable",
     "NBeats",
     "NeuralCF",
+    "Recommender",
     "RecurrentClassifier",
     "ResNet",
     "ResNet20",
@@ -101,8 +122,11 @@ __all__ = [
     "SparseMLP",
     "Tabular",
     "TextCNN",
+    "TopK",
     "TransformerClassifier",
+    "TwoTower",
     "WideAndDeep",
+    "in_batch_step",
 ]
 
 

@@ -25,7 +25,7 @@ class Source(Protocol):
     """Where the rows of a forward pass come from."""
 
     def __call__(self, table: EmbeddingVariable, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a matrix, shape (n, width), and for each id the number of its row there."""
+        """Return for each id the number of its row, -1 without one, and the rows, shape (n, width)."""
         ...
 
 
@@ -44,7 +44,7 @@ class Given:
     rows: Tensor
 
     def __call__(self, table: EmbeddingVariable, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the rows, and the places of the ids."""
+        """Return the places of the ids, and the rows."""
         wanted = ids.detach().cpu().numpy().reshape(-1)
         at = np.minimum(np.searchsorted(self.ids, wanted), max(0, len(self.ids) - 1))
         if len(wanted) and (not len(self.ids) or (self.ids[at] != wanted).any()):
@@ -55,7 +55,8 @@ class Given:
                 code="model-output",
             )
         rows = self.rows if table.weight.requires_grad else self.rows.detach()
-        return _with_default(table, self.places[at] if len(self.ids) else at, rows, ids)
+        places = self.places[at] if len(self.ids) else at
+        return torch.from_numpy(places.astype(np.int64)).to(ids.device).view(ids.shape), rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +76,13 @@ class Noted:
 
 
 def _own_rows(table: EmbeddingVariable, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Return rows of the module's own store."""
+    """Return places and rows of the module's own store."""
     wanted, inverse = np.unique(ids.detach().cpu().numpy().reshape(-1), return_inverse=True)
     there, rows = table.store.look_up(wanted)
-    places = np.where(there, np.cumsum(there) - 1, -1)
-    return _with_default(table, places[inverse], torch.from_numpy(rows).to(table.weight.device), ids)
-
-
-def _with_default(
-    table: EmbeddingVariable, places: np.ndarray[Any, Any], rows: Tensor, ids: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Let places of -1 be that of the default row."""
-    if not len(rows) or (places < 0).any():
-        rows = torch.cat([rows, table.weight])
-        places = np.where(places < 0, len(rows) - 1, places)
-    return torch.from_numpy(places.astype(np.int64)).to(ids.device).view(ids.shape), rows
+    places = np.where(there, np.cumsum(there) - 1, -1)[inverse].astype(np.int64)
+    return torch.from_numpy(places).to(ids.device).view(ids.shape), torch.from_numpy(rows).to(
+        table.weight.device
+    )
 
 
 class EmbeddingVariable(nn.Module):
@@ -166,11 +159,29 @@ class EmbeddingVariable(nn.Module):
         self._source: Source | None = None
 
     def select(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return a matrix with the rows of ids, and for each id the number of its row there.
+        """Return for each id the number of its row in a matrix, and this matrix.
 
         Raises:
             ModelError: if the ids are no integers.
         """
+        places, rows = self._find(ids)
+        if not len(rows) or bool((places < 0).any()):
+            rows = torch.cat([rows, self.weight])
+            places = torch.where(places < 0, len(rows) - 1, places)
+        return places, rows
+
+    def known(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rows of ids, zeros for those that have none, and which of them have one.
+
+        Raises:
+            ModelError: if the ids are no integers.
+        """
+        places, rows = self._find(ids)
+        rows = torch.cat([rows, torch.zeros_like(self.weight)])
+        there = places >= 0
+        return functional.embedding(torch.where(there, places, len(rows) - 1), rows), there
+
+    def _find(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         if ids.is_floating_point() or ids.is_complex() or ids.dtype is torch.bool:
             raise ModelError(
                 f"an embedding variable got {ids.dtype} ids, expected integers; hash strings first, for "

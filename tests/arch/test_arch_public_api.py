@@ -9,7 +9,7 @@ import sparkdl
 from sparkdl.nn.saved.allowlist import NAMES
 
 LAZY = ["sparkdl", "sparkdl.hf", "sparkdl.ml", "sparkdl.nn"]
-EAGER = ["sparkdl.data", "sparkdl.optim", "sparkdl.train"]
+EAGER = ["sparkdl.data", "sparkdl.optim", "sparkdl.recsys", "sparkdl.train"]
 
 
 def run_python(code):

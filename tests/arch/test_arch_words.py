@@ -64,6 +64,7 @@ PACKAGES = (
     "sparkdl.ml",
     "sparkdl.nn",
     "sparkdl.optim",
+    "sparkdl.recsys",
     "sparkdl.session",
     "sparkdl.summary",
     "sparkdl.train",

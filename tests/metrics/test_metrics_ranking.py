@@ -12,10 +12,12 @@ from torchmetrics.functional.retrieval import (
     retrieval_average_precision,
     retrieval_hit_rate,
     retrieval_normalized_dcg,
+    retrieval_recall,
+    retrieval_reciprocal_rank,
 )
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.metrics import MAP, NDCG, HitRatio
+from sparkdl.metrics import MAP, MRR, NDCG, HitRatio, Recall
 
 
 def score(metric, preds, target, indexes=None):
@@ -41,6 +43,8 @@ def test_agreement_with_torchmetrics(ranking, k):
         (HitRatio(k), partial(retrieval_hit_rate, top_k=k)),
         (NDCG(k), partial(retrieval_normalized_dcg, top_k=k)),
         (MAP(), retrieval_average_precision),
+        (MRR(k), partial(retrieval_reciprocal_rank, top_k=k)),
+        (Recall(k), partial(retrieval_recall, top_k=k)),
     ]:
         expected = torch.stack([reference(p, t) for p, t in zip(preds, target, strict=True)]).mean()
         assert score(metric, preds, target) == pytest.approx(expected.item(), abs=1e-6)
@@ -57,7 +61,7 @@ def test_flat_rows_in_any_order_give_the_same(first, second, random):
         for p, t in zip(row, relevant, strict=True)
     ]
     random.shuffle(flat)
-    for kind in (HitRatio, NDCG, MAP):
+    for kind in (HitRatio, NDCG, MAP, MRR, Recall):
         grouped, rows = kind(3), kind(3)
         grouped.update(*first)
         grouped.update(*second)

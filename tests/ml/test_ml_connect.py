@@ -29,6 +29,17 @@ from sparkdl._spark.session import is_connect
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml import TorchClassificationModel, TorchModel
 from sparkdl.ml.inference import Inference, Output, apply
+from sparkdl.recsys import (
+    count_categories,
+    hash_ids,
+    leave_last_out,
+    summarise_numbers,
+    with_buckets,
+    with_category,
+    with_hash,
+    with_history,
+    with_negatives,
+)
 
 builder = SparkSession.builder.remote("local[2]").config("spark.ui.enabled", "false")
 for name in ("spark.connect.grpc.binding.address", "spark.driver.bindAddress", "spark.driver.host"):
@@ -84,6 +95,18 @@ found["sql"] = error(spark.sql("select id, classify(vector) as c from rows"), "c
 looked = TorchModel.from_module(module, featuresCol="array", handleInvalid="skip").transform(df)
 found["looked"] = error(looked, "prediction", expected)
 
+log = [(f"u{n % 3}", n % 11, n) for n in range(30)]
+events = with_history(spark.createDataFrame(log, "user string, item long, time long"), 2)
+before, last = leave_last_out(events)
+hashed = with_hash(last, "id", "user", "item")
+rows = with_category(hashed, "item", count_categories(before, "item"), index="n")
+rows = with_negatives(rows, 1, seen=before)
+rows = with_buckets(rows, "bucket", summarise_numbers(events, "time", buckets=2)["time"])
+found["recsys"] = [
+    [r.user, r["item"], r.history, r.negatives, r.bucket, r.n > 0, r.id == hash_ids([r.user], [r[1]]).item()]
+    for r in rows.orderBy("user").collect()
+]
+
 read = TorchModel.load(sys.argv[1])
 read.save(sys.argv[2])
 found["same"] = TorchModel.load(sys.argv[2]).uid == read.uid
@@ -97,7 +120,7 @@ print("FOUND", json.dumps(found))
 spark.stop()
 '''
 
-OTHERS = ("connect", "error", "same", "refused")
+OTHERS = ("connect", "error", "same", "refused", "recsys")
 NEEDED = ("grpc", "grpc_status", "google.rpc", "zstandard")
 
 
@@ -168,3 +191,12 @@ def test_models_are_saved_and_loaded_on_spark_connect(found, copy):
     expected = json.loads((FORMAT_1 / "expected.json").read_text())
     served = Predictor.load(str(copy))(np.array(expected["x"]))
     np.testing.assert_allclose(served, expected["pipeline_model"], rtol=1e-5, atol=1e-6)
+
+
+def test_features_of_recommenders_on_spark_connect(found):
+    # Each user has had all items but one.
+    assert found["recsys"] == [
+        ["u0", 5, [10, 2], [8], 2, True, True],
+        ["u1", 6, [0, 3], [9], 2, True, True],
+        ["u2", 7, [1, 4], [10], 2, True, True],
+    ]

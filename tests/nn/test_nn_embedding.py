@@ -15,6 +15,7 @@ from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.nn import EmbeddingBagVariable, EmbeddingVariable
 from sparkdl.nn.saved import content, weights
 from sparkdl.nn.saved.content import Content
+from sparkdl.nn.sharing import copy_sharing
 
 FAR = 2**60
 
@@ -57,6 +58,15 @@ def test_rows_are_in_the_state_dict() -> None:
     assert other.store.rule.seed == 1
     for same in (copy.deepcopy(table), pickle.loads(pickle.dumps(table))):
         assert torch.equal(same.state_dict()["rows"], state["rows"])
+
+
+def test_copies_for_serving_share_the_rows() -> None:
+    table = trained(EmbeddingVariable(4, seed=1))
+    assert copy_sharing(nn.Sequential(table))[0].store is table.store
+    rows, there = table.known(torch.tensor([5, 7]))
+    assert there.tolist() == [True, False]
+    assert torch.equal(rows[0], table(torch.tensor(5)))
+    assert not rows[1].any()
 
 
 @pytest.mark.parametrize(

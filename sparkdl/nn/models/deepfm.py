@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sparkdl.nn.models.arguments import check_share, check_sizes
-from sparkdl.nn.models.parts import FieldEmbedding, check_numbers, perceptron
+from sparkdl.nn.models.parts import (
+    Cardinality,
+    FieldEmbedding,
+    check_cardinalities,
+    check_numbers,
+    perceptron,
+    seeds_after,
+)
 
 
 class DeepFM(nn.Module):
@@ -19,19 +27,22 @@ class DeepFM(nn.Module):
     A numeric column is a field as well, whose vector and weight are multiplied by its value.
 
     Args:
-        cardinalities: number of values of each categorical column.
+        cardinalities: number of values of each categorical column; ``None`` for 64-bit ids of any number, in
+            an :class:`sparkdl.nn.EmbeddingVariable`.
         numbers: number of numeric columns.
         embedding: width of each field's vector.
         hidden: widths of the perceptron's layers.
         dropout: share of each hidden layer's values that training sets to zero.
+        variables: options of the embedding variables, such as ``{"seed": 1, "min_count": 3}``.
 
     Shapes:
         categories: (rows, len(cardinalities)), integers; those of column c from 0 to below its cardinality.
         numbers: (rows, numbers), float; left out if there are none.
         output: (rows,), the logit of the positive class.
 
-    Parameters: (embedding + 1) * (sum(cardinalities) + numbers) + 1, and those of a perceptron from
-    embedding * (len(cardinalities) + numbers) values through ``hidden`` to one, without the last bias.
+    Parameters, without embedding variables: (embedding + 1) * (sum(cardinalities) + numbers) + 1, and those
+    of a perceptron from embedding * (len(cardinalities) + numbers) values through ``hidden`` to one, without
+    the last bias.
 
     Raises:
         ConfigError: if an argument cannot work.
@@ -41,22 +52,26 @@ class DeepFM(nn.Module):
 
     def __init__(
         self,
-        cardinalities: Sequence[int],
+        cardinalities: Sequence[Cardinality],
         numbers: int = 0,
         embedding: int = 10,
         hidden: Sequence[int] = (400, 400, 400),
         dropout: float = 0.5,
+        variables: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.cardinalities, self.hidden = tuple(cardinalities), tuple(hidden)
         name = type(self).__name__
-        check_sizes(name, cardinalities=self.cardinalities, embedding=embedding, hidden=self.hidden)
+        check_cardinalities(name, cardinalities=self.cardinalities)
+        check_sizes(name, embedding=embedding, hidden=self.hidden)
         check_sizes(name, least=0, numbers=numbers)
         check_share(name, dropout=dropout)
         self.numbers, self.embedding, self.dropout = numbers, embedding, dropout
         self.bias = nn.Parameter(torch.zeros(1))
-        self.weight_of_value = FieldEmbedding(self.cardinalities, 1)
-        self.vector_of_value = FieldEmbedding(self.cardinalities, embedding)
+        self.variables = None if variables is None else dict(variables)
+        self.weight_of_value = FieldEmbedding(self.cardinalities, 1, variables=variables)
+        after = seeds_after(variables, len(self.cardinalities))
+        self.vector_of_value = FieldEmbedding(self.cardinalities, embedding, variables=after)
         self.weight_of_number = nn.Parameter(torch.zeros(numbers)) if numbers else None
         self.vector_of_number = nn.Parameter(0.01 * torch.randn(numbers, embedding)) if numbers else None
         widths = (embedding * (len(self.cardinalities) + numbers), *self.hidden)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sparkdl.nn.models.arguments import check_sizes
-from sparkdl.nn.models.parts import FieldEmbedding, check_numbers, perceptron
+from sparkdl.nn.models.parts import (
+    Cardinality,
+    FieldEmbedding,
+    check_cardinalities,
+    check_numbers,
+    perceptron,
+)
 
 
 class DLRM(nn.Module):
@@ -20,11 +27,13 @@ class DLRM(nn.Module):
     are those of section 5.2, with about 540 million parameters on the Criteo Kaggle data.
 
     Args:
-        cardinalities: number of values of each categorical column.
+        cardinalities: number of values of each categorical column; ``None`` for 64-bit ids of any number, in
+            an :class:`sparkdl.nn.EmbeddingVariable`.
         numbers: number of numeric columns; 13 on Criteo's data.
         embedding: width of each column's embedding, and of the bottom perceptron's output.
         bottom: widths of the bottom perceptron's hidden layers.
         top: widths of the top perceptron's hidden layers.
+        variables: options of the embedding variables, such as ``{"seed": 1, "min_count": 3}``.
 
     Shapes:
         numbers: (rows, numbers), float; counts are usually given as log(1 + count).
@@ -39,28 +48,31 @@ class DLRM(nn.Module):
 
     def __init__(
         self,
-        cardinalities: Sequence[int],
+        cardinalities: Sequence[Cardinality],
         numbers: int,
         embedding: int = 16,
         bottom: Sequence[int] = (512, 256, 64),
         top: Sequence[int] = (512, 256),
+        variables: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.cardinalities, self.bottom, self.top = tuple(cardinalities), tuple(bottom), tuple(top)
         check_sizes(
             type(self).__name__,
-            cardinalities=self.cardinalities,
             numbers=numbers,
             embedding=embedding,
             bottom=self.bottom,
             top=self.top,
         )
+        check_cardinalities(type(self).__name__, cardinalities=self.cardinalities)
         self.numbers, self.embedding = numbers, embedding
-        self.embed = FieldEmbedding(self.cardinalities, embedding)
+        self.variables = None if variables is None else dict(variables)
+        self.embed = FieldEmbedding(self.cardinalities, embedding, variables=variables)
         for table in self.embed.tables:
-            # As in the authors' code: the rarer a table's rows are seen, the smaller they start.
-            bound = table.num_embeddings**-0.5  # type: ignore[operator]
-            nn.init.uniform_(table.weight, -bound, bound)  # type: ignore[arg-type]
+            if isinstance(table, nn.Embedding):
+                # As in the authors' code: the rarer a table's rows are seen, the smaller they start.
+                bound = table.num_embeddings**-0.5
+                nn.init.uniform_(table.weight, -bound, bound)
         self.below = perceptron((numbers, *self.bottom, embedding))
         vectors = len(self.cardinalities) + 1
         widths = (embedding + vectors * (vectors - 1) // 2, *self.top)

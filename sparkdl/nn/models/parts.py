@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError, ModelError
+from sparkdl.nn.embedding import EmbeddingVariable
 
 
 def perceptron(widths: Sequence[int], dropout: float = 0.0) -> nn.Sequential:
@@ -25,34 +28,90 @@ def perceptron(widths: Sequence[int], dropout: float = 0.0) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
+Cardinality = int | None
+"""Number of values of a categorical column, or ``None`` for 64-bit ids of any number."""
+
+
+def variable(width: int, options: Mapping[str, Any] | None, number: int = 0, **own: Any) -> EmbeddingVariable:
+    """Return the embedding variable of one column.
+
+    Args:
+        width: values of a vector.
+        options: of :class:`sparkdl.nn.EmbeddingVariable`; a ``seed`` is that of the first column.
+        number: of the column; other columns begin with other vectors.
+        own: options that hold where ``options`` has no others.
+    """
+    chosen = {**own, **(options or {})}
+    if chosen.get("seed") is not None:
+        chosen["seed"] = (chosen["seed"] + number) % (1 << 63)
+    return EmbeddingVariable(width, **chosen)
+
+
+def seeds_after(variables: Mapping[str, Any] | None, columns: int) -> Mapping[str, Any] | None:
+    """Return options whose seed comes after those of some columns, for tables with other first rows."""
+    if variables is None or variables.get("seed") is None:
+        return variables
+    return {**variables, "seed": (variables["seed"] + columns) % (1 << 63)}
+
+
+def check_cardinalities(owner: str, least: int = 1, **found: Sequence[Cardinality] | Cardinality) -> None:
+    """Check that cardinalities are integers from ``least``, or ``None``.
+
+    Raises:
+        ConfigError: naming the first argument that is something else.
+    """
+    for name, value in found.items():
+        several = isinstance(value, list | tuple)
+        sizes = value if isinstance(value, list | tuple) else [value]
+        given = [size for size in sizes if size is not None]
+        if any(isinstance(size, bool) or not isinstance(size, Integral) or size < least for size in given):
+            expected = f"integers of at least {least}" if several else f"an integer of at least {least}"
+            raise ConfigError(
+                f"{owner}: {name}={value!r}: expected {expected}, or None for 64-bit ids of any number"
+            )
+
+
 class FieldEmbedding(nn.Module):
     """A table of vectors for each categorical column, all of one width.
 
     Args:
-        cardinalities: number of values of each column.
+        cardinalities: number of values of each column; ``None`` for an embedding variable, which takes any
+            64-bit ids.
         width: values of a vector.
         deviation: standard deviation of the normal distribution that vectors start with.
+        variables: options of the embedding variables, such as ``{"seed": 1, "min_count": 3}``.
 
     Shapes:
         input: (rows, columns), integers; those of column c from 0 to below ``cardinalities[c]``.
         output: (rows, columns, width).
 
     Raises:
-        ConfigError: if there is no column.
+        ConfigError: if there is no column, or an option cannot work.
         ModelError: from ``forward``, if the number of columns is another.
         IndexError: from ``forward``, if a value lies outside of its column's cardinality.
     """
 
-    def __init__(self, cardinalities: Sequence[int], width: int, deviation: float = 0.01) -> None:
+    def __init__(
+        self,
+        cardinalities: Sequence[Cardinality],
+        width: int,
+        deviation: float = 0.01,
+        variables: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__()
         if not cardinalities:
             raise ConfigError("cardinalities=(): expected at least one categorical column")
         self.cardinalities = tuple(cardinalities)
         self.width = width
         self.deviation = deviation
-        self.tables = nn.ModuleList(nn.Embedding(size, width) for size in self.cardinalities)
+        self.variables = None if variables is None else dict(variables)
+        self.tables = nn.ModuleList(
+            variable(width, variables, c, std=deviation) if size is None else nn.Embedding(size, width)
+            for c, size in enumerate(self.cardinalities)
+        )
         for table in self.tables:
-            nn.init.normal_(table.weight, std=deviation)  # type: ignore[arg-type]
+            if isinstance(table, nn.Embedding):
+                nn.init.normal_(table.weight, std=deviation)
 
     def forward(self, categories: Tensor) -> Tensor:
         """Return the vectors of each row's values."""

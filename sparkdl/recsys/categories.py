@@ -1,0 +1,99 @@
+"""Categories to numbers by how often they are, with a limit; and how often they are as a feature."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.ml.rowwise import quoted
+from sparkdl.recsys.checks import check_columns, check_integer, check_new
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+VALUE, INDEX, COUNT, SHARE = "value", "index", "count", "share"
+"""Columns of a table of categories."""
+
+
+def count_categories(
+    df: DataFrame, *columns: str, min_count: int = 1, max_size: int | None = None
+) -> DataFrame:
+    """Count the values of a column and number the frequent ones: a table for :func:`with_category`.
+
+    It is a plain DataFrame with the columns ``value``, ``index`` (from 1, by falling count, equal counts in
+    the order of values), ``count`` and ``share`` (of all values that are not null, rare ones included). Keep
+    it with ``write.parquet``. Index 0 is for rare values, new values and null.
+
+    Args:
+        df: the rows to count in: those to train on.
+        columns: one, or several of one type that share the numbers.
+        min_count: values in fewer rows get no number.
+        max_size: most values that get a number, the most frequent ones.
+
+    Raises:
+        ConfigError: if a limit cannot work.
+        DataError: naming the column that is missing.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    owner = "count_categories"
+    if not columns:
+        raise ConfigError(f"{owner}: columns=(): expected at least one column")
+    check_integer(owner, 1, min_count=min_count, **({} if max_size is None else {"max_size": max_size}))
+    check_columns(df, owner, **{f"columns[{n}]": name for n, name in enumerate(columns)})
+    types = {df.select(quoted(name)).schema.fields[0].dataType.simpleString(): name for name in columns}
+    if len(types) > 1:
+        found = ", ".join(f"{name!r} {kind}" for kind, name in types.items())
+        raise DataError(
+            f"{owner}: columns that share numbers must have one type, found {found}: cast them",
+            code="data-type",
+        )
+    values = df.select(F.explode(F.array(*(quoted(name) for name in columns))).alias(VALUE))
+    counted = values.where(F.col(VALUE).isNotNull()).groupBy(VALUE).agg(F.count(F.lit(1)).alias(COUNT))
+    shared = counted.withColumn(SHARE, F.col(COUNT) / F.sum(COUNT).over(Window.partitionBy(F.lit(0))))
+    frequent = shared.where(F.col(COUNT) >= min_count)
+    order = Window.partitionBy(F.lit(0)).orderBy(F.desc(COUNT), VALUE)
+    numbered = frequent.withColumn(INDEX, F.row_number().over(order))
+    if max_size is not None:
+        numbered = numbered.where(F.col(INDEX) <= max_size)
+    return numbered.select(VALUE, INDEX, COUNT, SHARE)
+
+
+def with_category(
+    df: DataFrame, column: str, table: DataFrame, *, index: str | None = None, share: str | None = None
+) -> DataFrame:
+    """Add the number of each row's value, its share of the rows, or both.
+
+    The share is known as frequency encoding; its logarithm is what ``in_batch_softmax`` corrects by.
+
+    Args:
+        df: the rows.
+        column: with the values.
+        table: of :func:`count_categories`.
+        index: new column, ``int``: the number, 0 without one.
+        share: new column, ``double``: the share, 0.0 without one.
+
+    Raises:
+        ConfigError: if neither is named, or both have one name.
+        DataError: naming the column that is missing or there already.
+    """
+    from pyspark.sql import functions as F
+
+    owner = "with_category"
+    if index == share:
+        raise ConfigError(f"{owner}: index={index!r}, share={share!r}: expected one new column, or two")
+    check_columns(df, owner, column=column)
+    check_columns(table, f"{owner}: table", **{name: name for name in (VALUE, INDEX, SHARE)})
+    check_new(df, owner, index=index, share=share)
+    key = "sparkdl_category"
+    added = [F.col(VALUE).alias(key)]
+    if index is not None:
+        added.append(F.col(INDEX).cast("int").alias(index))
+    if share is not None:
+        added.append(F.col(SHARE).alias(share))
+    joined = df.join(table.select(*added), quoted(column) == F.col(key), "left").drop(key)
+    for name, missing in ((index, F.lit(0)), (share, F.lit(0.0))):
+        if name is not None:
+            joined = joined.withColumn(name, F.coalesce(quoted(name), missing))
+    return joined

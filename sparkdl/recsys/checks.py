@@ -1,0 +1,58 @@
+"""Checks that the functions of this package share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparkdl.data.columns import check_unambiguous, same_names
+from sparkdl.data.tables import check_dataframe
+from sparkdl.exceptions import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def check_columns(df: DataFrame, owner: str, **columns: str) -> None:
+    """Check that a DataFrame has columns.
+
+    Args:
+        df: the DataFrame.
+        owner: the function that needs them, for the message.
+        columns: names of columns, by the argument that names them.
+
+    Raises:
+        DataError: if it is no DataFrame, or naming the column that is missing or ambiguous.
+    """
+    check_dataframe(df, owner)
+    for argument, name in columns.items():
+        if not same_names(df, name):
+            raise DataError(
+                f"{owner}: {argument}={name!r} is not in the DataFrame; it has {', '.join(df.columns)}",
+                code="data-column",
+            )
+        check_unambiguous(df, name, f"{owner}: {argument}")
+
+
+def check_new(df: DataFrame, owner: str, **columns: str | None) -> None:
+    """Check that a DataFrame has no column of these names yet; ``None`` names none.
+
+    Raises:
+        DataError: naming the column that is there.
+    """
+    for argument, name in columns.items():
+        if name is not None and same_names(df, name):
+            raise DataError(
+                f"{owner}: {argument}={name!r} is in the DataFrame already; choose another name or drop it",
+                code="data-column",
+            )
+
+
+def check_integer(owner: str, least: int, **values: int) -> None:
+    """Check that values are integers of at least ``least``.
+
+    Raises:
+        ConfigError: naming the first that is something else.
+    """
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ConfigError(f"{owner}: {name}={value!r}: expected an integer of at least {least}")

@@ -1,0 +1,181 @@
+"""Columns to 64-bit ids by a hash that is the same in Spark, in Python, and in every version."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.ml.rowwise import find_field, quoted
+from sparkdl.recsys import xxh64
+from sparkdl.recsys.checks import check_columns, check_integer, check_new
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
+
+Values = Sequence[Any] | NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Collisions:
+    """How many different values a hash has made one.
+
+    Attributes:
+        values: different values, or combinations of values.
+        ids: different ids of them.
+    """
+
+    values: int
+    ids: int
+
+    @property
+    def lost(self) -> int:
+        """Values whose id is another value's, too, less one for each such id."""
+        return self.values - self.ids
+
+
+def with_hash(
+    df: DataFrame, output: str, *columns: str, buckets: int | None = None, salt: str = ""
+) -> DataFrame:
+    """Add a column of ids: a hash of a column's value, or of the combination (*cross*) of several.
+
+    Equal values have equal ids, whatever the width of an integer column, in Spark and in :func:`hash_ids`.
+    Null is a value. An array column, given alone, becomes an array of ids.
+
+    Args:
+        df: the rows.
+        output: the new column, ``bigint``.
+        columns: integers, strings or booleans. Their order matters.
+        buckets: how many ids there are, from 0; by default all 64-bit integers. Embedding variables need no
+            buckets, tables of a fixed size do.
+        salt: different salts give unrelated ids, for columns that share a table but no meaning.
+
+    Raises:
+        ConfigError: if there is no column to hash, or ``buckets`` cannot work.
+        DataError: naming the column that is missing or of another type.
+    """
+    from pyspark.sql import functions as F
+    from pyspark.sql import types as T
+
+    _check("with_hash", columns, buckets)
+    check_columns(df, "with_hash", **{f"columns[{n}]": name for n, name in enumerate(columns)})
+    check_new(df, "with_hash", output=output)
+    types = [find_field(df, "column", name).dataType for name in columns]
+    only = types[0]
+    if isinstance(only, T.ArrayType) and len(columns) == 1:
+        _check_type(columns[0], only.elementType)
+
+        def of_element(value: Column) -> Column:
+            return _hashed([value], [only.elementType], buckets, salt)
+
+        return df.withColumn(output, F.transform(quoted(columns[0]), of_element))
+    for name, found in zip(columns, types, strict=True):
+        _check_type(name, found)
+    return df.withColumn(output, _hashed([quoted(name) for name in columns], types, buckets, salt))
+
+
+def hash_ids(*columns: Values, buckets: int | None = None, salt: str = "") -> NDArray[np.int64]:
+    """Return the ids that :func:`with_hash` gives these values, without Spark.
+
+    Args:
+        columns: integers, strings or booleans, ``None`` for null; all of one length.
+        buckets: as of :func:`with_hash`.
+        salt: likewise.
+
+    Raises:
+        ConfigError: if there is no column to hash, or ``buckets`` cannot work.
+        DataError: if columns differ in length, or hold something else.
+    """
+    _check("hash_ids", columns, buckets)
+    lengths = [len(values) for values in columns]
+    if len(set(lengths)) > 1:
+        raise DataError(
+            f"hash_ids: the columns have {lengths} values, expected equally many", code="data-shape"
+        )
+    start = xxh64.of_bytes(salt.encode(), xxh64.SEED)
+    hashes = np.full(lengths[0], start, np.uint64)
+    for number, values in enumerate(columns):
+        hashes = _combined(hashes, values, f"columns[{number}]")
+    ids = hashes.view(np.int64)
+    return ids if buckets is None else ids % buckets
+
+
+def collisions(df: DataFrame, *columns: str, buckets: int | None = None, salt: str = "") -> Collisions:
+    """Count how many different values :func:`with_hash` makes one, in one pass over the rows.
+
+    Args:
+        df: the rows.
+        columns: as of :func:`with_hash`; no arrays.
+        buckets: likewise.
+        salt: likewise.
+
+    Raises:
+        ConfigError: if there is no column to hash, or ``buckets`` cannot work.
+        DataError: naming the column that is missing or of another type.
+    """
+    from pyspark.sql import functions as F
+
+    name = "sparkdl_hash"
+    distinct = with_hash(df, name, *columns, buckets=buckets, salt=salt)
+    distinct = distinct.select(*(quoted(column) for column in columns), name).distinct()
+    values, ids = distinct.agg(F.count(F.lit(1)), F.countDistinct(name)).collect()[0]
+    return Collisions(values, ids)
+
+
+def _check(owner: str, columns: Sequence[Any], buckets: int | None) -> None:
+    if not columns:
+        raise ConfigError(f"{owner}: columns=(): expected at least one column to hash")
+    if buckets is not None:
+        check_integer(owner, 1, buckets=buckets)
+
+
+def _check_type(name: str, data_type: DataType) -> None:
+    from pyspark.sql import types as T
+
+    if not isinstance(data_type, T.IntegralType | T.StringType | T.CharType | T.VarcharType | T.BooleanType):
+        raise DataError(
+            f"with_hash: column {name!r} has type {data_type.simpleString()}, expected integers, strings or "
+            "booleans: cast it to a string, or put numbers into buckets first (with_buckets)",
+            code="data-type",
+        )
+
+
+def _hashed(values: Sequence[Column], types: Sequence[DataType], buckets: int | None, salt: str) -> Column:
+    """Return the hash of values, each with a flag: Spark's own hash passes over nulls."""
+    from pyspark.sql import functions as F
+    from pyspark.sql import types as T
+
+    parts = [F.lit(salt)]
+    for value, found in zip(values, types, strict=True):
+        text = isinstance(found, T.StringType | T.CharType | T.VarcharType)
+        parts += [F.isnull(value).cast("bigint"), value.cast("string" if text else "bigint")]
+    hashed = F.xxhash64(*parts)
+    return hashed if buckets is None else F.pmod(hashed, F.lit(buckets).cast("bigint"))
+
+
+def _combined(hashes: xxh64.Hashes, values: Values, name: str) -> xxh64.Hashes:
+    """Hash one more column into hashes."""
+    array = np.asarray(values)
+    if array.dtype.kind in "iub" and array.ndim == 1:
+        flagged = xxh64.of_integers(np.zeros(len(array), np.int64), hashes)
+        return xxh64.of_integers(array.astype(np.int64), flagged)
+    null = np.array([value is None for value in values], np.int64)
+    hashes = xxh64.of_integers(null, hashes)
+    found = hashes.copy()
+    for at, value in enumerate(values):
+        if isinstance(value, str):
+            found[at] = xxh64.of_bytes(value.encode(), int(hashes[at]))
+        elif isinstance(value, bool | int | np.integer | np.bool_):
+            found[at] = xxh64.of_integers(np.array([value], np.int64), hashes[at : at + 1])[0]
+        elif value is not None:
+            raise DataError(
+                f"hash_ids: {name}, value {at} is {value!r:.60}, expected an integer, a string, a boolean or "
+                "None",
+                code="data-type",
+            )
+    return found

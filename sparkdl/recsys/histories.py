@@ -1,0 +1,68 @@
+"""The events before an event, as a sequence of fixed length."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparkdl.data.columns import tensor_metadata
+from sparkdl.exceptions import DataError
+from sparkdl.ml.rowwise import find_field, quoted
+from sparkdl.recsys.checks import check_columns, check_integer, check_new
+from sparkdl.recsys.splits import time_order
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def with_history(
+    df: DataFrame,
+    size: int,
+    *,
+    user: str = "user",
+    item: str = "item",
+    time: str = "time",
+    output: str = "history",
+    length: str = "length",
+    seed: int = 0,
+) -> DataFrame:
+    """Add the items of a user's last events before each event, oldest first, filled up with 0 at the end.
+
+    An event's own item is not in its history, and no later one: events of one moment are put in an order by a
+    hash, the order of :func:`leave_last_out`. Make histories before a split, so that held-out events have
+    theirs.
+
+    Args:
+        df: the events.
+        size: elements of the sequence.
+        user: column of the user.
+        item: column of the item: integers, such as ids of :func:`with_hash`; null is passed over.
+        time: column of the time.
+        output: new column, ``array<bigint>`` with ``size`` elements.
+        length: new column, ``int``: how many of them are items.
+        seed: of the order.
+
+    Raises:
+        ConfigError: if ``size`` cannot work.
+        DataError: naming the column that is missing, there already or of another type.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+    from pyspark.sql import types as T
+
+    owner = "with_history"
+    check_integer(owner, 1, size=size)
+    check_columns(df, owner, user=user, item=item, time=time)
+    check_new(df, owner, output=output, length=length)
+    found = find_field(df, f"{owner}: item", item).dataType
+    if not isinstance(found, T.IntegralType):
+        raise DataError(
+            f"{owner}: item={item!r} has type {found.simpleString()}, expected integers: with_hash and "
+            "with_category make them",
+            code="data-type",
+        )
+    ordered = Window.partitionBy(quoted(user)).orderBy(*time_order(user, item, time, seed))
+    before = F.collect_list(quoted(item).cast("bigint")).over(ordered.rowsBetween(-size, -1))
+    padding = F.array_repeat(F.lit(0).cast("bigint"), size)
+    with_items = df.withColumn(output, before).withColumn(length, F.size(quoted(output)))
+    filled = F.slice(F.concat(quoted(output), padding), 1, size)
+    return with_items.withColumn(output, filled.alias(output, metadata=tensor_metadata((size,), "int64")))

@@ -1,0 +1,164 @@
+"""Items that a user has not chosen, to tell the chosen ones from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparkdl.exceptions import DataError
+from sparkdl.ml.rowwise import find_field, quoted
+from sparkdl.recsys.checks import check_columns, check_integer, check_new
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+_ITEM, _NUMBER, _SEEN, _PLACE = (f"sparkdl_{name}" for name in ("item", "number", "seen", "place"))
+
+
+def with_negatives(
+    df: DataFrame,
+    count: int,
+    *,
+    user: str = "user",
+    item: str = "item",
+    seen: DataFrame | None = None,
+    items: DataFrame | None = None,
+    output: str = "negatives",
+    label: str | None = None,
+    seed: int = 0,
+) -> DataFrame:
+    """Draw items that the user of each row has not seen, all equally likely, and different ones.
+
+    Nothing leaks: for training leave ``seen`` out, so that only what is trained on counts as seen. An item
+    that is held out may then be drawn, as it could have been when the events were recorded; leaving it out
+    would tell the model which items to expect. For an evaluation give all events as ``seen``.
+
+    The draw follows from seed, user and item alone. The unseen items of a user are cut into ``count``
+    stretches of equal length, and one is drawn from each, so no draw is ever repeated or rejected. Users who
+    have fewer unseen items get some twice.
+
+    Args:
+        df: the rows, with a user and a chosen item each.
+        count: how many to draw for each.
+        user: column of the user, here and in ``seen``.
+        item: column of the item, here, in ``seen`` and in ``items``.
+        seen: pairs of users and items that are no negatives; ``df`` itself by default. Those of ``df`` are
+            never negatives.
+        items: all items there are; those of ``df`` and ``seen`` by default.
+        output: new column, an array of ``count`` items.
+        label: adds no array, but ``count`` rows for each row, with a negative in place of its item, and a
+            column of this name, ``float``: 1 for the rows of ``df`` and 0 for the others.
+        seed: of the draw.
+
+    Raises:
+        ConfigError: if ``count`` cannot work.
+        DataError: naming the column that is missing, there already or null; if types of items differ; or if
+            a user has seen all items.
+    """
+    from pyspark.sql import functions as F
+
+    owner = "with_negatives"
+    check_integer(owner, 1, count=count)
+    check_columns(df, owner, user=user, item=item)
+    check_new(df, owner, **({"output": output} if label is None else {"label": label}))
+    pairs = df.select(quoted(user).alias(user), quoted(item).alias(_ITEM))
+    known = pairs.select(_ITEM)
+    if seen is not None:
+        check_columns(seen, f"{owner}: seen", user=user, item=item)
+        _check_type(df, seen, owner, "seen", item)
+        more = seen.select(quoted(user).alias(user), quoted(item).alias(_ITEM))
+        pairs = pairs.union(more)
+        known = known.union(more.select(_ITEM))
+    if items is not None:
+        check_columns(items, f"{owner}: items", item=item)
+        _check_type(df, items, owner, "items", item)
+        known = items.select(quoted(item).alias(_ITEM))
+    numbered = _numbered(known.where(F.col(_ITEM).isNotNull()).distinct(), seed)
+    total = _check_counts(df, owner, user, item, pairs, numbered)
+    # Of n items of which a user has seen those with the numbers s0 < s1 < ..., the unseen one with rank u has
+    # the number u + (how many j have s_j - j <= u).
+    of_user = pairs.join(numbered, _ITEM).groupBy(quoted(user).alias(user))
+    sets = of_user.agg(F.array_sort(F.collect_set(_NUMBER)).alias(_SEEN))
+    gaps = sets.withColumn(_SEEN, F.transform(_SEEN, lambda number, j: number - j))
+    keys = df.select(quoted(user).alias(user), quoted(item).alias(item)).distinct()
+    joined = keys.join(gaps, user, "left")
+    joined = joined.withColumn(_SEEN, F.coalesce(_SEEN, F.array().cast("array<int>")))
+    unseen = F.lit(total).cast("bigint") - F.size(_SEEN)
+
+    def draw(place: Column) -> Column:
+        return F.xxhash64(quoted(user), quoted(item), place, F.lit(seed).cast("bigint"))
+
+    def rank(place: Column) -> Column:
+        # Stretches differ in length by one at most; a common turn makes all items equally likely.
+        low, high = F.floor(place * unseen / count), F.floor((place + 1) * unseen / count)
+        within = F.pmod(draw(place), F.greatest(high - low, F.lit(1).cast("bigint")))
+        return F.pmod(low + within + F.pmod(draw(F.lit(-1)), unseen), unseen).cast("int")
+
+    def number(rank: Column) -> Column:
+        return rank + F.size(F.filter(_SEEN, lambda gap: gap <= rank))
+
+    ranks = F.transform(F.sequence(F.lit(0), F.lit(count - 1)), rank)
+    key = (quoted(user), quoted(item))
+    numbers = joined.select(*key, F.transform(ranks, number).alias(_NUMBER))
+    drawn = numbers.select(*key, F.posexplode(_NUMBER).alias(_PLACE, _NUMBER)).join(numbered, _NUMBER)
+    placed = F.array_sort(F.collect_list(F.struct(_PLACE, _ITEM)))
+    arrays = (
+        drawn.groupBy(*key)
+        .agg(placed.alias(_ITEM))
+        .select(*key, F.col(f"{_ITEM}.{_ITEM}").alias(output if label is None else _ITEM))
+    )
+    found = df.join(arrays, [user, item])
+    if label is None:
+        return found.select(*(quoted(name) for name in df.columns), quoted(output))
+    own = F.concat(F.array(quoted(item)), F.col(_ITEM))
+    rows = found.select(*(quoted(name) for name in df.columns), F.posexplode(own).alias(_PLACE, _ITEM))
+    rows = rows.withColumn(item, F.col(_ITEM)).withColumn(label, (F.col(_PLACE) == 0).cast("float"))
+    return rows.select(*(quoted(name) for name in df.columns), quoted(label))
+
+
+def _numbered(items: DataFrame, seed: int) -> DataFrame:
+    """Number different items from 0, in an order that says nothing about them."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    order = Window.partitionBy(F.lit(0)).orderBy(F.xxhash64(_ITEM, F.lit(seed).cast("bigint")), _ITEM)
+    return items.withColumn(_NUMBER, F.row_number().over(order) - 1)
+
+
+def _check_type(df: DataFrame, other: DataFrame, owner: str, argument: str, item: str) -> None:
+    mine, found = (find_field(frame, owner, item).dataType for frame in (df, other))
+    if mine != found:
+        raise DataError(
+            f"{owner}: {argument} has {item!r} as {found.simpleString()}, the DataFrame as "
+            f"{mine.simpleString()}: cast one of them",
+            code="data-type",
+        )
+
+
+def _check_counts(
+    df: DataFrame, owner: str, user: str, item: str, pairs: DataFrame, numbered: DataFrame
+) -> int:
+    """Return how many items there are; check that every user has some left."""
+    from pyspark.sql import functions as F
+
+    nulls = df.agg(*(F.count_if(quoted(name).isNull()) for name in (user, item)))
+    seen = (
+        pairs.join(numbered, _ITEM)
+        .groupBy(quoted(user).alias(user))
+        .agg(F.countDistinct(_NUMBER).alias(_SEEN))
+    )
+    most = seen.agg(F.max(F.struct(_SEEN, quoted(user))))
+    row = nulls.crossJoin(most).crossJoin(numbered.agg(F.count(F.lit(1)))).collect()[0]
+    for name, found in zip((user, item), row, strict=False):
+        if found:
+            raise DataError(
+                f"{owner}: column {name!r} is null in {found} rows; drop them first, for example with "
+                "df.dropna()",
+                code="data-null",
+            )
+    total: int = row[3]
+    if row[2] is not None and row[2][0] >= total:
+        raise DataError(
+            f"{owner}: user {row[2][1]!r} has seen all {total} items: no negative is left; give more items",
+            code="data-value",
+        )
+    return total

@@ -1,0 +1,93 @@
+"""Splits of events by time: what is tested comes after what is trained on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.ml.rowwise import quoted
+from sparkdl.recsys.checks import check_columns, check_integer
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+_ACCURACY = 1_000_000
+
+
+def time_order(user: str, item: str, time: str, seed: int) -> list[Column]:
+    """Return an order of a user's events by time; a hash decides between events of one moment.
+
+    An order by item would not be fair: often, low ids are the better known items.
+    """
+    from pyspark.sql import functions as F
+
+    tie = F.xxhash64(quoted(user), quoted(item), F.lit(seed).cast("bigint"))
+    return [quoted(time).asc(), tie.asc(), quoted(item).asc()]
+
+
+def leave_last_out(
+    df: DataFrame, *, user: str = "user", item: str = "item", time: str = "time", last: int = 1, seed: int = 0
+) -> tuple[DataFrame, DataFrame]:
+    """Split events into those before each user's last ones, and these.
+
+    Users with ``last`` events or fewer have all of them in the first part, so that none is tested who was
+    never trained on. Splitting the first part again gives a part for validation.
+
+    Args:
+        df: the events.
+        user: column of the user.
+        item: column of the item; with ``seed`` it decides between events of one moment.
+        time: column of the time, of any type that has an order.
+        last: how many events of each user the second part has.
+        seed: of the decision.
+
+    Raises:
+        ConfigError: if ``last`` cannot work.
+        DataError: naming the column that is missing.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    owner, number, total = "leave_last_out", "sparkdl_number", "sparkdl_total"
+    check_integer(owner, 1, last=last)
+    check_columns(df, owner, user=user, item=item, time=time)
+    of_user = Window.partitionBy(quoted(user))
+    numbered = df.withColumn(
+        number, F.row_number().over(of_user.orderBy(*time_order(user, item, time, seed)))
+    )
+    numbered = numbered.withColumn(total, F.count(F.lit(1)).over(of_user))
+    held_out = (F.col(total) > last) & (F.col(number) > F.col(total) - last)
+    return (
+        numbered.where(~held_out).drop(number, total),
+        numbered.where(held_out).drop(number, total),
+    )
+
+
+def split_by_time(
+    df: DataFrame, *, time: str = "time", at: Any = None, share: float | None = None
+) -> tuple[DataFrame, DataFrame]:
+    """Split events into those before a moment, and those from then on, of all users alike.
+
+    Args:
+        df: the events.
+        time: column of the time.
+        at: the moment, a value of this column; or
+        share: how much of the events the first part has, about, if the column holds numbers or timestamps.
+
+    Raises:
+        ConfigError: unless one of ``at`` and ``share`` is given, and can work.
+        DataError: if the column is missing, or has no values.
+    """
+    from pyspark.sql import functions as F
+
+    owner = "split_by_time"
+    check_columns(df, owner, time=time)
+    if (at is None) == (share is None):
+        raise ConfigError(f"{owner}: at={at!r}, share={share!r}: expected one of them")
+    if share is not None:
+        if not 0 < share < 1:
+            raise ConfigError(f"{owner}: share={share!r}: expected a number between 0 and 1")
+        at = df.agg(F.percentile_approx(quoted(time), share, _ACCURACY)).collect()[0][0]
+        if at is None:
+            raise DataError(f"{owner}: column {time!r} is null in all rows", code="data-empty")
+    return df.where(quoted(time) < F.lit(at)), df.where(quoted(time) >= F.lit(at))

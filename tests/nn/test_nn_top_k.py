@@ -1,0 +1,133 @@
+"""The best items: exact search by blocks, ranked again, saved and served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from torch import nn
+
+from sparkdl.exceptions import ConfigError, DataError, ModelError
+from sparkdl.ml import TorchModel
+from sparkdl.ml.local import save_local
+from sparkdl.ml.served import ServedModel
+from sparkdl.nn import DIN, Recommender, TopK, TwoTower
+from sparkdl.recsys import NearestItems
+
+ITEMS = 40
+IDS = torch.arange(ITEMS) * 2**55 + 1
+
+
+def filled(query: nn.Module, k: int = 5, block: int = 7) -> TopK:
+    vectors = torch.randn(ITEMS, 8, generator=torch.Generator().manual_seed(0))
+    return TopK(query, ITEMS, 8, k, block).fill(IDS, vectors)
+
+
+@pytest.mark.parametrize("block", [1, 7, 40, 100])
+def test_blocks_find_what_a_full_sort_finds(block: int) -> None:
+    search = filled(nn.Identity(), 5, block)
+    queries = torch.randn(6, 8, generator=torch.Generator().manual_seed(1))
+    scores = queries @ search.vectors.T
+    order = scores.argsort(1, descending=True)
+    found = search(queries)
+    assert torch.equal(found["items"], IDS[order[:, :5]])
+    torch.testing.assert_close(found["scores"], scores.gather(1, order[:, :5]))
+    seen = torch.cat([IDS[order[:, :2]], torch.zeros(6, 3, dtype=torch.int64)], 1)
+    assert torch.equal(search(queries, seen=seen)["items"], IDS[order[:, 2:7]])
+    few = search(queries, seen=IDS[order[:, : ITEMS - 2]])
+    assert torch.equal(few["items"][:, 2:], torch.full((6, 3), -1))
+    assert torch.equal(few["items"][:, :2], IDS[order[:, -2:]])
+    assert torch.isinf(few["scores"][:, 2:]).all()
+
+
+def recommender() -> Recommender:
+    torch.manual_seed(0)
+    towers = TwoTower((None,), (None,), 4, (8,), 8, history=True, variables={"seed": 1})
+    rank = DIN(None, (), 0, 4, (8,), (8,), variables={"seed": 2})
+    for table in (towers.item_tower.embed.tables[0], rank.item_table):
+        table.store.count(IDS.numpy(), np.ones(ITEMS, np.int64), 0, lambda rows: {})
+    with torch.no_grad():
+        vectors = towers.item_tower(IDS.unsqueeze(1))
+    return Recommender(TopK(towers.user_tower, ITEMS, 8, 12).fill(IDS, vectors), rank, 10).eval()
+
+
+def inputs(rows: int = 3) -> dict[str, Any]:
+    history = IDS[torch.randint(ITEMS, (rows, 6), generator=torch.Generator().manual_seed(2))]
+    user = torch.arange(rows).unsqueeze(1)
+    return {"columns": user, "history": history, "length": torch.full((rows,), 6), "seen": history}
+
+
+def test_candidates_are_ranked_again() -> None:
+    module, given = recommender(), inputs()
+    with torch.no_grad():
+        found = module(**given)
+        candidates = module.retrieve(**given)["items"]
+        for row in range(3):
+            past = [
+                given[name][row : row + 1].expand(12, *given[name].shape[1:])
+                for name in ("history", "length")
+            ]
+            scores = module.rank(candidates[row], *past)
+            order = scores.argsort(descending=True)[:10]
+            assert torch.equal(found["items"][row], candidates[row][order])
+    assert all(
+        not {*map(int, a)} & {*map(int, b)} for a, b in zip(found["items"], given["seen"], strict=True)
+    )
+    with pytest.raises(ModelError, match="neither retrieve nor rank takes price"):
+        module(**given, price=torch.zeros(3))
+
+
+def test_ids_are_served_with_all_their_bits(tmp_path: Path) -> None:
+    module, given = recommender(), {name: value.numpy() for name, value in inputs().items()}
+    model = TorchModel.from_module(
+        module,
+        example=given,
+        featuresCols=list(given),
+        inputNames=list(given),
+        outputCols=["items", "scores"],
+    )
+    with torch.no_grad():
+        expected = module(**inputs())["items"]
+    save_local(model, tmp_path / "model")
+    table = pa.table({name: value.tolist() for name, value in given.items()})
+    for served in (ServedModel(model), ServedModel.load(str(tmp_path / "model"))):
+        assert served(table).column("items").to_pylist() == expected.tolist()
+        assert pa.types.is_int64(served(table).column("items").type.value_type)
+
+
+def test_what_cannot_be_is_named() -> None:
+    with pytest.raises(ConfigError, match="k=5: there are 4 items"):
+        TopK(nn.Identity(), 4, 2, 5)
+    with pytest.raises(DataError, match="an item is there twice"):
+        TopK(nn.Identity(), 2, 2, 1).fill(torch.tensor([1, 1]), torch.zeros(2, 2))
+    with pytest.raises(DataError, match=r"ids have shape \(3,\)"):
+        TopK(nn.Identity(), 2, 2, 1).fill(torch.tensor([1, 2, 3]), torch.zeros(2, 2))
+    with pytest.raises(ConfigError, match="k=10: retrieve gives 5 candidates"):
+        Recommender(filled(nn.Identity()), DIN(3))
+    with pytest.raises(ConfigError, match="Linear takes no argument item"):
+        Recommender(filled(nn.Identity()), nn.Linear(1, 1), 5)
+
+
+def test_a_graph_finds_nearly_all(tmp_path: Path) -> None:
+    pytest.importorskip("faiss")
+    random = np.random.default_rng(0)
+    vectors = random.normal(size=(500, 8)).astype(np.float32)
+    ids = random.permutation(500) + 2**40
+    queries = random.normal(size=(20, 8)).astype(np.float32)
+    index = NearestItems(ids, vectors)
+    assert index.recall(queries, 10) > 0.95
+    index.save(tmp_path / "items.npz")
+    again = NearestItems.load(tmp_path / "items.npz", effort=200)
+    near, scores = again.search(queries, 1)
+    assert near[:, 0].tolist() == ids[(queries @ vectors.T).argmax(1)].tolist()
+    np.testing.assert_allclose(scores[:, 0], (queries @ vectors.T).max(1), rtol=1e-5)
+    with pytest.raises(DataError, match="expected different integers"):
+        NearestItems([1, 1], vectors[:2])
+    with pytest.raises(DataError, match=r"queries have shape \(2, 3\), expected \(queries, 8\)"):
+        index.search(np.zeros((2, 3)))
+    with pytest.raises(ConfigError, match="k=501"):
+        index.search(queries, 501)

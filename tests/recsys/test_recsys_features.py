@@ -1,0 +1,198 @@
+"""Features of recommenders against plain pandas and numpy, on MovieLens-100K and small tables."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from support.movielens import ratings
+
+from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.recsys import (
+    NumberSummary,
+    count_categories,
+    hash_ids,
+    leave_last_out,
+    split_by_time,
+    summarise_numbers,
+    with_buckets,
+    with_category,
+    with_history,
+    with_negatives,
+    with_scaled,
+)
+
+KEYS = ["user", "item", "time"]
+
+
+@pytest.fixture(scope="module")
+def table() -> pd.DataFrame:
+    """The events of 20 users, in an order of time that a hash completes."""
+    events = ratings(users=20)
+    return events.sort_values(["user", "time"], ignore_index=True)
+
+
+@pytest.fixture
+def events(spark: Any, table: pd.DataFrame) -> Any:
+    return spark.createDataFrame(table)
+
+
+def pairs(df: Any) -> set[tuple[int, ...]]:
+    return {tuple(row) for row in df.select("user", "item").collect()}
+
+
+def test_categories_are_numbered_by_count(spark: Any, events: Any, table: pd.DataFrame) -> None:
+    limited = count_categories(events, "item", min_count=3, max_size=200)
+    found = limited.orderBy("index").toPandas()
+    counts = table.item.value_counts().reset_index()
+    counts = counts.sort_values(["count", "item"], ascending=[False, True])
+    counts = counts[counts["count"] >= 3][:200]
+    assert found.value.tolist() == counts.item.tolist()
+    assert found["index"].tolist() == list(range(1, len(counts) + 1))
+    np.testing.assert_allclose(found.share, counts["count"] / len(table))
+    numbers = dict(zip(found.value, found["index"], strict=True))
+    coded = with_category(events, "item", limited, index="number", share="share").toPandas()
+    assert len(coded) == len(table)
+    assert coded.number.tolist() == [numbers.get(item, 0) for item in coded.item]
+    assert ((coded.share > 0) == (coded.number > 0)).all()
+    names = spark.createDataFrame([("b", "a"), ("a", "a"), (None, "c")], "one string, `o.ther` string")
+    shared = count_categories(names, "one", "o.ther")
+    assert [tuple(row)[:3] for row in shared.orderBy("index").collect()] == [
+        ("a", 1, 3),
+        ("b", 2, 1),
+        ("c", 3, 1),
+    ]
+    unseen = with_category(names, "one", shared.where("value != 'b'"), index="number")
+    assert sorted(row.number for row in unseen.collect()) == [0, 0, 1]
+    with pytest.raises(DataError, match="one type, found 'user' bigint, 'name' string"):
+        count_categories(events.selectExpr("user", "string(item) AS name"), "user", "name")
+    with pytest.raises(ConfigError, match="index='n', share='n'"):
+        with_category(names, "one", shared, index="n", share="n")
+
+
+def test_the_last_events_are_held_out(spark: Any, events: Any, table: pd.DataFrame) -> None:
+    train, test = leave_last_out(events, last=2)
+    held = test.toPandas()
+    assert pairs(train) | pairs(test) == {tuple(row) for row in table[["user", "item"]].to_numpy()}
+    assert (held.groupby("user").size() == 2).all()
+    newest = table.groupby("user").time.apply(lambda times: sorted(times)[-2])
+    assert (held.time >= held.user.map(newest)).all()
+    assert train.count() + len(held) == len(table)
+    again = leave_last_out(events.orderBy("rating"), last=2)[1].toPandas()
+    assert {*map(tuple, again[KEYS].to_numpy())} == {*map(tuple, held[KEYS].to_numpy())}
+    few = spark.createDataFrame([(1, 1, 5), (2, 1, 1), (2, 3, 9)], "user int, item int, time int")
+    before, after = leave_last_out(few)
+    assert (pairs(before), pairs(after)) == ({(1, 1), (2, 1)}, {(2, 3)})
+    early, late = split_by_time(events, share=0.8)
+    cut = early.agg({"time": "max"}).collect()[0][0]
+    assert late.agg({"time": "min"}).collect()[0][0] > cut
+    assert early.count() == pytest.approx(0.8 * len(table), abs=60)
+    assert [part.count() for part in split_by_time(few, at=5)] == [1, 2]
+    with pytest.raises(ConfigError, match="expected one of them"):
+        split_by_time(few)
+    with pytest.raises(DataError, match="time='moment' is not in the DataFrame"):
+        leave_last_out(few, time="moment")
+
+
+def test_histories_hold_what_came_before(spark: Any, events: Any) -> None:
+    found = with_history(events, 5).toPandas()
+    for _, own in found.groupby("user"):
+        by_length = own.sort_values(["time", "length"])  # the order is told by growing histories
+        first = by_length.iloc[0]
+        assert (first.length, list(first.history)) == (0, [0] * 5)
+        for row in own.itertuples():
+            assert len(row.history) == 5
+            past = list(row.history)[: row.length]
+            assert row.item not in past
+            assert not any(row.history[row.length :])
+            assert (own[own["item"].isin(past)].time <= row.time).all()
+        assert sorted(own.length)[:6] == [0, 1, 2, 3, 4, 5]
+    rows = [("u", 7, 1), ("u", 8, 2), ("u", None, 3), ("u", 9, 4), ("v", 1, 1)]
+    few = spark.createDataFrame(rows, "user string, item int, time int")
+    told = {(r.user, r.time): (list(r.history), r.length) for r in with_history(few, 2).collect()}
+    assert told["u", 3] == ([7, 8], 2)
+    assert told["u", 4] == ([8, 0], 1)
+    assert told["v", 1] == ([0, 0], 0)
+    with pytest.raises(DataError, match=r"item='user' has type string, expected integers: with_hash"):
+        with_history(few, 2, item="user")
+
+
+def test_negatives_are_new_to_the_user(spark: Any, events: Any, table: pd.DataFrame) -> None:
+    train, test = leave_last_out(events)
+    found = with_negatives(train, 8, items=events, seed=3).toPandas()
+    assert len(found) == train.count()
+    seen = train.toPandas().groupby("user")["item"].agg(set)
+    drawn = np.array(found.negatives.tolist())
+    assert all(len({*row}) == 8 for row in drawn)
+    assert not any(seen[user] & {*row} for user, row in zip(found.user, drawn, strict=True))
+    held = dict(zip(*test.toPandas()[["user", "item"]].to_numpy().T, strict=True))
+    assert any(held[user] in row for user, row in zip(found.user, drawn, strict=True))
+    # All unseen items are equally likely: a user's draws spread over them.
+    user = found.user.value_counts().index[0]
+    own = drawn[found.user == user].ravel()
+    unseen = table.item.nunique() - len(seen[user])
+    counts = np.bincount(own, minlength=table["item"].max() + 1)[sorted({*table["item"]} - seen[user])]
+    assert counts.mean() == pytest.approx(len(own) / unseen)
+    assert counts.var() < 2 * counts.mean()
+    again = with_negatives(train.orderBy("rating"), 8, items=events, seed=3).toPandas()
+    left, right = (frame.sort_values(["user", "item"]).negatives.tolist() for frame in (found, again))
+    assert [list(row) for row in left] == [list(row) for row in right]
+
+
+def test_negatives_of_an_evaluation_and_in_rows(spark: Any) -> None:
+    rows = [("u", "a"), ("u", "b"), ("v", "c")]
+    df = spark.createDataFrame(rows, "user string, item string")
+    catalogue = spark.createDataFrame([(name,) for name in "abcdef"], "item string")
+    last = df.where("item = 'b'")
+    found = with_negatives(last, 4, seen=df, items=catalogue, output="others").collect()
+    assert sorted(found[0].others) == ["c", "d", "e", "f"]
+    labelled = with_negatives(df, 2, items=catalogue, label="chosen").collect()
+    assert len(labelled) == 9
+    assert {(r.user, r["item"]) for r in labelled if r.chosen == 1} == {*rows}
+    assert not {(r.user, r["item"]) for r in labelled if r.chosen == 0} & {*rows}
+    few = with_negatives(last, 9, seen=df, items=catalogue).collect()
+    assert {*few[0].negatives} == {*"cdef"}  # there are no others
+    with pytest.raises(DataError, match="user 'u' has seen all 2 items"):
+        with_negatives(df.where("user = 'u'"), 1)
+    with pytest.raises(DataError, match="'item' is null in 1 rows"):
+        with_negatives(spark.createDataFrame([("u", None)], "user string, item string"), 1)
+    with pytest.raises(DataError, match="items has 'item' as int, the DataFrame as string"):
+        with_negatives(df, 1, items=spark.createDataFrame([(1,)], "item int"))
+
+
+def test_numbers_are_scaled_and_put_into_buckets(spark: Any) -> None:
+    values = np.random.default_rng(0).exponential(3, 400)
+    rows = [(n, float(value), n % 3) for n, value in enumerate(values)]
+    df = spark.createDataFrame(
+        [*rows, (400, None, None), (401, float("nan"), None)], "n int, x double, k int"
+    )
+    found = summarise_numbers(df, "x", "k", buckets=4)
+    x, k = found["x"], found["k"]
+    assert NumberSummary.from_json(json.loads(json.dumps(x.to_json()))) == x
+    assert (x.count, x.low, x.high) == (400, values.min(), values.max())
+    assert (x.mean, x.deviation) == pytest.approx((values.mean(), values.std()))
+    assert x.splits == pytest.approx(np.sort(values)[[99, 199, 299]])
+    assert k.splits == (1.0, 2.0)
+    for scale in ("standard", "min_max", "log"):
+        df = with_scaled(df, scale, x, scale=scale)
+    df = with_buckets(with_buckets(df, "bucket", x), "level", k)
+    table = df.orderBy("n").toPandas()
+    np.testing.assert_allclose(table.standard[:400], (values - values.mean()) / values.std())
+    np.testing.assert_allclose(table.min_max[:400], (values - values.min()) / np.ptp(values))
+    np.testing.assert_allclose(table.log[:400], np.log1p(values - values.min()))
+    assert not table.iloc[400:][["standard", "min_max", "log", "bucket", "level"]].to_numpy().any()
+    assert table.bucket[:400].tolist() == (np.searchsorted(x.splits, values, "right") + 1).tolist()
+    assert table.level[:3].tolist() == [1, 2, 3]
+    with pytest.raises(DataError, match="'x' has infinite values"):
+        summarise_numbers(spark.createDataFrame([(float("inf"),)], "x double"), "x")
+    with pytest.raises(DataError, match="'x' is null in all rows"):
+        summarise_numbers(spark.createDataFrame([(None,)], "x double"), "x")
+    with pytest.raises(ConfigError, match="scale='rank'"):
+        with_scaled(df, "y", x, scale="rank")  # type: ignore[arg-type]
+
+
+def test_an_id_by_hash_is_one_in_any_frame(events: Any) -> None:
+    assert hash_ids([1, 2], salt="item").tolist() != hash_ids([1, 2]).tolist()
