@@ -67,6 +67,7 @@ PACKAGES = (
     "sparkdl.session",
     "sparkdl.summary",
     "sparkdl.train",
+    "sparkdl.tune",
 )
 
 
