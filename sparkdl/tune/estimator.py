@@ -45,6 +45,7 @@ class TorchTuner(Estimator[Any]):
         metric: as of :class:`Tuner`; the validation loss by default.
         numFolds: folds of the cross-validation; unless the estimator has a ``validationFraction`` or
             ``validationIndicatorCol``, whose rows validate then.
+        resume: whether to go on with the search in ``folder``, if there is one.
         **options: of :class:`Tuner`.
 
     Raises:
@@ -58,6 +59,7 @@ class TorchTuner(Estimator[Any]):
         space: Mapping[str, Any],
         metric: str = "val/loss",
         numFolds: int = 3,  # noqa: N803 - as CrossValidator has it
+        resume: bool = False,
         **options: Any,
     ) -> None:
         super().__init__()
@@ -73,6 +75,7 @@ class TorchTuner(Estimator[Any]):
         self.space = dict(space)
         self.metric = metric
         self.numFolds = numFolds
+        self.resume = resume
         self.options = dict(options)
         self._tuner(lambda _: None)  # an option that cannot work is told now
 
@@ -81,10 +84,11 @@ class TorchTuner(Estimator[Any]):
         return Tuner(train, self.space, metric=self.metric, **options)
 
     def _fit(self, dataset: DataFrame) -> TorchTunerModel:
-        resume = bool(self.options.get("resume", False))
         with _prepared(self.estimator, dataset) as rows:
             folds = None if rows.validation is not None else self.numFolds
-            result = self._tuner(rows.trainer).fit(rows.train, rows.validation, folds=folds, resume=resume)
+            result = self._tuner(rows.trainer).fit(
+                rows.train, rows.validation, folds=folds, resume=self.resume
+            )
         best = result.get_best()
         chosen = _with_params(self.estimator, best.params).setMaxEpochs(best.epoch)
         return TorchTunerModel(chosen.fit(dataset), result)
@@ -96,6 +100,7 @@ class TorchTuner(Estimator[Any]):
             space=self.space,
             metric=self.metric,
             numFolds=self.numFolds,
+            resume=self.resume,
             **self.options,
         )
         return made._resetUid(self.uid)

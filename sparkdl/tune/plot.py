@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from sparkdl.train.plot import Shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
     from sparkdl.tune.result import SearchResult
 
 
 def plot(found: SearchResult) -> Figure:
-    """Draw a search.
-
-    Raises:
-        ImportError: if matplotlib is missing.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("SearchResult.plot() draws with matplotlib: pip install matplotlib") from None
-    figure = Figure(figsize=(11, 4), layout="constrained")
-    curves, coordinates = figure.subplots(1, 2, width_ratios=[1, 1.6])
+    """Draw a search: learning curves above, params below."""
+    figure = Shown(figsize=(7, 6.5), dpi=100, layout="constrained", facecolor="white")
+    curves, coordinates = figure.subplots(2, 1)
     _curves(curves, found)
     _coordinates(coordinates, found)
     return figure
@@ -49,8 +46,6 @@ def _curves(axes: Axes, found: SearchResult) -> None:
 
 def _coordinates(axes: Axes, found: SearchResult) -> None:
     """Draw a line for each trial through its params and its value, coloured by the value."""
-    import matplotlib as mpl
-
     trials = [trial for trial in found.trials if math.isfinite(trial.last)]
     names = list(dict.fromkeys(name for trial in trials for name in trial.params))
     if not trials:
@@ -87,7 +82,7 @@ def _placed(values: list[Any]) -> tuple[list[float], list[tuple[float, str]]]:
         return [places[str(value)] for value in values], [(y, kind) for kind, y in places.items()]
     low, high = min(values), max(values)
     logarithmic = low > 0 and high / low > 50
-    scale = (lambda v: math.log(v)) if logarithmic else (lambda v: float(v))
+    scale: Callable[[float], float] = math.log if logarithmic else float
     span = scale(high) - scale(low) or 1.0
     marks = [(0.0, f"{low:.3g}"), (1.0, f"{high:.3g}")] if low < high else [(0.0, f"{low:.3g}")]
     return [(scale(value) - scale(low)) / span for value in values], marks

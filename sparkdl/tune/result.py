@@ -134,6 +134,10 @@ class SearchResult:
         Raises:
             ImportError: if matplotlib is missing.
         """
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError:
+            raise ImportError("SearchResult.plot() draws with matplotlib: pip install matplotlib") from None
         from sparkdl.tune.plot import plot
 
         return plot(self)

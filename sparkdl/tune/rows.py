@@ -84,13 +84,13 @@ class SharedRows:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not found.exists():
                 token = store.write_partition(self.store, 0, "", self.plan.columns, self._batches())
-                found.with_suffix(".draft").write_bytes(token.to_frame())
-                found.with_suffix(".draft").rename(found)
-            token = Token.from_frame(frame.unpack(found.read_bytes()))
-            positions = store.read_positions(token, np.arange(token.rows))
-            if (np.diff(positions) > 0).all():
-                return token
-            return store.view_of(token, _ORDER, np.argsort(positions, kind="stable"))
+                positions = store.read_positions(token, np.arange(token.rows))
+                if (np.diff(positions) < 0).any():
+                    token = store.view_of(token, _ORDER, np.argsort(positions, kind="stable"))
+                draft = found.with_suffix(".draft")
+                draft.write_bytes(token.to_frame())
+                draft.rename(found)
+            return Token.from_frame(frame.unpack(found.read_bytes()))
 
     def _batches(self) -> Iterator[StoreBatch]:
         for block in self.blocks:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Event
 from typing import Any
 
 import numpy as np
+from pyspark import inheritable_thread_target
 
 from sparkdl import frame
 from sparkdl._spark.errors import is_job_failure, task_error
@@ -29,6 +30,10 @@ Folds = Sequence[tuple[Part | None, Part | None]]
 
 _ATTEMPTS = 5
 """How often a rung's job is run if Spark gives up for lost executors."""
+
+
+_CANCELLED = "cancelled"
+"""In what Spark says of a job that Ctrl-C, or somebody in its UI, has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +63,14 @@ class RungTask:
         for _ in frames:
             pass
         state = self.state.read(once=True) if self.state is not None else None
-        states = [None] * len(self.folds) if state is None else divided(state)
+        states: Sequence[Packed | None] = [None] * len(self.folds) if state is None else divided(state)
         pickled = self.trainer.read(once=True)
         found = []
         for (train, validate), own in zip(self.folds, states, strict=True):
             sets = {name: rows.dataset() for name, rows in self.validation.items()}
             if validate is not None:
                 sets = {"val": self.rows.dataset(validate)}
-            trainer = pickle.loads(pickled)
+            trainer = serialize.loads(pickled)
             found.append(advance(trainer, self.rows.dataset(train), sets, self.until, self.done, own))
         result = averaged(found)
         meta = {
@@ -130,6 +135,7 @@ class TaskRunner:
         broadcasts: those that the rows are in.
         threads: runs jobs side by side.
         name: begins the names of jobs in the Spark UI.
+        over: set when the search ends, so that what was cancelled does not run again.
     """
 
     access: Access
@@ -140,13 +146,17 @@ class TaskRunner:
     broadcasts: Sequence[Any]
     threads: Executor
     name: str
+    over: Event = field(default_factory=Event)
 
     def start(self, rung: Rung, state: Callable[[], bytes] | None) -> Callable[[], Advanced]:
         """See :class:`sparkdl.tune.search.Runner`."""
         trainer = self.trainer(rung.params)
         trainer.result = None
         pickled = serialize.dumps(trainer, f"the Trainer of trial {rung.trial}")
-        future: Future[Advanced] = self.threads.submit(self._run, rung, pickled, state)
+        run: Any = self._run
+        if self.access.jobs is not None:  # jobs of all threads get the confs of this one, such as its pool
+            run = inheritable_thread_target(run)
+        future: Future[Advanced] = self.threads.submit(run, rung, pickled, state)
         return future.result
 
     def _run(self, rung: Rung, trainer: bytes, read_state: Callable[[], bytes] | None) -> Advanced:
@@ -176,7 +186,8 @@ class TaskRunner:
                         raise
                     found = task_error(error, f"{doing}, with {dict(rung.params)!r:.300}")
                     lost = isinstance(found, TaskError) and not found.remote_traceback
-                    if not lost or attempt == _ATTEMPTS or not access.is_alive():
+                    over = self.over.is_set() or _CANCELLED in str(found) or not access.is_alive()
+                    if not lost or over or attempt == _ATTEMPTS:
                         raise found from None
                 finally:
                     access.describe(None)

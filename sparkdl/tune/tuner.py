@@ -300,7 +300,7 @@ class Tuner:
                 others[name], more = stack.enter_context(shared(found))
                 broadcasts = [*broadcasts, *more]
             threads = stack.enter_context(pool(self.concurrent))
-            yield TaskRunner(
+            runner = TaskRunner(
                 access=data.access,
                 trainer=self.trainer,
                 rows=rows,
@@ -310,6 +310,10 @@ class Tuner:
                 threads=threads,
                 name=f"sparkdl tune {self.name}",
             )
+            try:
+                yield runner
+            finally:
+                runner.over.set()
 
     def _setting(self, count: int, data: Dataset, divided: Folds) -> dict[str, Any]:
         """Return what must be the same for a search to go on."""
