@@ -68,12 +68,18 @@ class Asker:
         sampler: chooses.
         storage: an Optuna storage or its URL, for dashboards; ``None`` for none.
         name: the study's name there.
+        resume: whether it may have trials.
+
+    Raises:
+        ConfigError: if it has some, and may not.
 
     Attributes:
         count: how many trials there are at most, of a grid; else ``None``.
     """
 
-    def __init__(self, space: Space, sampler: BaseSampler, storage: Any, name: str) -> None:
+    def __init__(
+        self, space: Space, sampler: BaseSampler, storage: Any, name: str, *, resume: bool = False
+    ) -> None:
         self._space = space
         self._sampler = sampler
         self._name = name
@@ -86,6 +92,13 @@ class Asker:
             with _Quiet():
                 self._shown = optuna.create_study(
                     storage=storage, study_name=name, direction="maximize", load_if_exists=True
+                )
+                found = len(self._shown.get_trials(deepcopy=False))
+            if found and not resume:
+                raise ConfigError(
+                    f"storage: the study {name!r} has {found} trials already; choose another name=, or go on by "
+                    "folder= and fit(..., resume=True)",
+                    code="config-resume",
                 )
 
     def ask(self, trials: Sequence[Trial]) -> dict[str, Any]:
@@ -143,7 +156,7 @@ _THERE = object()
 
 def _as_known(asked: FrozenTrial, trial: Trial) -> FrozenTrial:
     """Return a trial as it is to be seen now."""
-    found = copy.deepcopy(asked)
+    found = copy.copy(asked)
     found.intermediate_values = {epoch: v for epoch, v in trial.values.items() if math.isfinite(v)}
     if trial.status == "running":
         return found

@@ -248,7 +248,7 @@ class Tuner:
 
     def _run(self, data: Dataset, sets: Mapping[str, Dataset], divided: Folds, resume: bool) -> SearchResult:
         sampler = sampler_of(self._search, self.space, self.seed)
-        asker = Asker(self.space, sampler, self.storage, self.name)
+        asker = Asker(self.space, sampler, self.storage, self.name, resume=resume)
         count = self._trials or asker.count or self.scheduler.trials(self.max_epochs) or _TRIALS
         count = min(count, asker.count or count)
         self.scheduler.begin(Outline(count, self.max_epochs, self.space, self.seed))

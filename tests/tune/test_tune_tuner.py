@@ -99,8 +99,8 @@ def test_the_same_winner_whatever_is_lost(
 
         def losing(access: Any, frames: Any) -> list[bytes]:
             found = collect(access, frames)
-            jobs[0] += 1
-            if jobs[0] % 3 == 0:
+            jobs[0] += b'"advanced"' in found[0][:500]
+            if jobs[0] % 3 == 2 and b'"advanced"' in found[0][:500]:
                 raise JobError("Job aborted: ExecutorLostFailure")  # after its work: the result is lost
             return found
 
@@ -130,9 +130,16 @@ def test_the_same_winner_whatever_is_lost(
 
 
 def test_folds_validate_each_other(spark: Any) -> None:
-    space = {"lr": [1e-2, float("inf")], "width": [[4], [8]], "rows": 16}
+    space = {"lr": 1e-2, "sound": [True, False], "width": [[4], [8]], "rows": 16}
+
+    def train(params: dict[str, Any]) -> Trainer:
+        made = make({**params, "width": params["width"][0]})
+        if not params["sound"]:
+            nn.init.constant_(made.module[0].bias, float("nan"))  # type: ignore[index]
+        return made
+
     search = tuner(
-        lambda params: make({**params, "width": params["width"][0]}),
+        train,
         space,
         metric="val/loss",
         mode=None,
@@ -145,7 +152,7 @@ def test_folds_validate_each_other(spark: Any) -> None:
         found = search.fit(data, folds=3)
     assert [trial.status for trial in found.trials].count("diverged") == 2
     assert len(found) == 4
-    assert found.get_best().params["lr"] == 1e-2
+    assert found.get_best().params["sound"]
     assert isinstance(found.get_best().params["width"], list)
     with pytest.raises(ConfigError, match="a module for each fold"):
         found.module()
@@ -220,10 +227,13 @@ def test_distributed_trials_are_fits_over_all_partitions(spark: Any, tmp_path: P
     assert [trial.epochs for trial in found.trials] != [2, 2, 2]
 
 
-def test_loggers_are_told_of_each_trial(spark: Any, tmp_path: Path) -> None:
+def test_loggers_are_told_of_each_trial(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mlflow = pytest.importorskip("mlflow")
     pytest.importorskip("tensorboard")
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = (tmp_path / "mlruns").as_uri()
     board = tune.TensorBoardHParams(tmp_path / "board")
     runs = tune.MLflowTrials(tracking_uri=uri)
     with rows(spark) as data:
