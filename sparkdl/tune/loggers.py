@@ -112,7 +112,7 @@ class MLflowTrials(TrialLogger):
         self._client = client = mlflow.MlflowClient(tracking_uri=self._uri)
         self._children, self._sent = {}, {}
         if self._experiment is None:
-            experiment = _get_experiment_id() if self._uri is None else "0"
+            experiment = (_get_experiment_id() if self._uri is None else None) or "0"
         else:
             found = client.get_experiment_by_name(self._experiment)
             experiment = client.create_experiment(self._experiment) if found is None else found.experiment_id
