@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -155,7 +156,9 @@ class TaskRunner:
         pickled = serialize.dumps(trainer, f"the Trainer of trial {rung.trial}")
         run: Any = self._run
         if self.access.jobs is not None:  # jobs of all threads get the confs of this one, such as its pool
-            run = inheritable_thread_target(run)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # it would say that tags are not among them
+                run = inheritable_thread_target(run)
         future: Future[Advanced] = self.threads.submit(run, rung, pickled, state)
         return future.result
 

@@ -89,8 +89,9 @@ def test_the_same_winner_whatever_is_lost(
     """Tasks fail for good now and then; a search that dies goes on; the winner and its bits are the same."""
     options: dict[str, Any] = {
         "metric": "val/loss",
+        "max_epochs": 2,
         "mode": None,
-        "trials": 5,
+        "trials": 4,
         "scheduler": tune.PBT(quantile=0.4),
     }
     with rows(spark) as data:
@@ -100,14 +101,14 @@ def test_the_same_winner_whatever_is_lost(
         def losing(access: Any, frames: Any) -> list[bytes]:
             found = collect(access, frames)
             jobs[0] += b'"advanced"' in found[0][:500]
-            if jobs[0] % 3 == 2 and b'"advanced"' in found[0][:500]:
+            if jobs[0] % 2 == 0 and b'"advanced"' in found[0][:500]:
                 raise JobError("Job aborted: ExecutorLostFailure")  # after its work: the result is lost
             return found
 
         runner = runners.TaskRunner._run
 
         def dying(self: Any, rung: Any, *arguments: Any) -> Advanced:
-            if rung.number == 7 and not (tmp_path / "died").exists():
+            if rung.number == 5 and not (tmp_path / "died").exists():
                 (tmp_path / "died").touch()
                 raise RuntimeError("the driver died")
             return runner(self, rung, *arguments)
@@ -120,7 +121,7 @@ def test_the_same_winner_whatever_is_lost(
             patch.setattr(type(data.access), "collect", losing)
             again = search.fit(data, 0.25, resume=True)
     assert caught.value.result.stopped_by == "error"  # type: ignore[attr-defined]
-    assert jobs[0] > 10
+    assert jobs[0] == 5  # for three rungs
     assert again.replayed > 0
     assert again.best == whole.best
     assert any(trial.copies for trial in whole.trials)
