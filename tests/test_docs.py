@@ -58,6 +58,13 @@ def namespace(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 @pytest.mark.slow
+def test_tuning_guide(namespace: dict[str, Any]) -> None:
+    pytest.importorskip("optuna")
+    run_page("docs/tuning.md", namespace)
+    assert namespace["again"].replayed == namespace["again"].rungs
+
+
+@pytest.mark.slow
 def test_training_guide(namespace: dict[str, Any], tmp_path: Path) -> None:
     for package in ("sklearn", "lightning.pytorch", "tensorboard", "mlflow", "matplotlib"):
         pytest.importorskip(package)

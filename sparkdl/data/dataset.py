@@ -63,6 +63,8 @@ class Dataset:
         num_partitions: Partitions,
         transform: Transform | None,
         collate: Collate | None = None,
+        *,
+        access: Access | None = None,
     ) -> None:
         if num_partitions not in (None, "input") and (
             not isinstance(num_partitions, int) or isinstance(num_partitions, bool) or num_partitions < 1
@@ -71,7 +73,7 @@ class Dataset:
                 f"num_partitions={num_partitions!r}: expected a positive integer, 'input' to keep the "
                 "source's partitions, or None for one per executor"
             )
-        self.access: Access = access_to(spark)
+        self.access: Access = access or access_to(spark)
         self.access.check_files()
         self._spark = spark
         self._source = source

@@ -20,7 +20,7 @@ import uuid
 import zlib
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,6 +36,7 @@ from sparkdl.private import local_folders, make_folder, opener
 _FOLDER = "sparkdl"
 _POSITIONS = "_row"
 _ENDS = ".ends"
+_VIEW = "_view."
 
 StoreBatch = tuple[Array, Mapping[str, Array]]
 """Some rows on their way into the store: their positions in the source, and the columns by key."""
@@ -60,6 +61,9 @@ class Token:
         positions: checksum of the rows' positions in the source, independent of their order.
         content: checksum of the columns' bytes.
         ragged: bytes of the values of ragged columns.
+        view: name of the file that says which of the rows in the files these are, and in which order; empty
+            if they are all of them.
+        stored: rows in the files, if there is a view.
     """
 
     store: str
@@ -72,6 +76,8 @@ class Token:
     positions: int = 0
     content: int = 0
     ragged: int = 0
+    view: str = ""
+    stored: int = 0
 
     def to_frame(self) -> bytes:
         """Serialize."""
@@ -226,13 +232,47 @@ def read_rows(token: Token, rows: Array, keys: Collection[str] | None = None) ->
         PartitionMissingError: if the partition's files are not on this executor.
     """
     folder = _locate(token)
+    count, rows = _in_files(folder, token, rows)
     wanted = [column for column in token.columns if keys is None or column[0] in keys]
     return {
-        key: _gather_ragged(folder, key, dtype, shape, token.rows, rows)
+        key: _gather_ragged(folder, key, dtype, shape, count, rows)
         if is_ragged(shape)
-        else _gather(folder, key, dtype, (token.rows, *shape), rows)
+        else _gather(folder, key, dtype, (count, *shape), rows)
         for key, dtype, shape in wanted
     }
+
+
+def view_of(token: Token, name: str, rows: Array) -> Token:
+    """Return the token of some rows of a partition, in an order of their own, which shares its files.
+
+    Beside the columns lies a file with the numbers of the rows: 8 bytes for each. Tasks that make the same
+        view
+    at a time write the same file.
+
+    Args:
+        token: the partition, or a view of it.
+        name: names the view among those of the partition.
+        rows: row numbers.
+
+    Raises:
+        PartitionMissingError: if the partition's files are not on this executor.
+    """
+    folder = _locate(token)
+    count, numbers = _in_files(folder, token, np.ascontiguousarray(rows, np.int64))
+    file = folder / f"{_VIEW}{name}.bin"
+    if not file.exists():
+        draft = f"{_VIEW}{name}.{uuid.uuid4().hex}"
+        with _create(folder, draft) as written:
+            written.write(np.ascontiguousarray(numbers, np.int64).data)
+        (folder / f"{draft}.bin").rename(file)
+    return replace(token, rows=len(numbers), view=name, stored=count)
+
+
+def _in_files(folder: Path, token: Token, rows: Array) -> tuple[int, Array]:
+    """Return how many rows lie in a partition's files, and the numbers there of rows of a token."""
+    if not token.view:
+        return token.rows, rows
+    return token.stored, _gather(folder, f"{_VIEW}{token.view}", "int64", (token.rows,), rows)
 
 
 def read_positions(token: Token, rows: Array) -> Array:
@@ -246,7 +286,9 @@ def read_positions(token: Token, rows: Array) -> Array:
     """
     if not token.rows:
         return np.empty(0, np.int64)
-    return _gather(_locate(token), _POSITIONS, "int64", (token.rows,), rows)
+    folder = _locate(token)
+    count, rows = _in_files(folder, token, rows)
+    return _gather(folder, _POSITIONS, "int64", (count,), rows)
 
 
 def _value_bytes(dtype: str, shape: tuple[int, ...]) -> int:

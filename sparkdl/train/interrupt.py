@@ -11,11 +11,14 @@ from types import FrameType
 
 
 @contextmanager
-def interruptible() -> Iterator[Callable[[], bool]]:
+def interruptible(until: str = "this iteration") -> Iterator[Callable[[], bool]]:
     """Watch for SIGINT inside the block; yields a function that tells whether one came.
 
     A second SIGINT gets the previous handler, which cancels the running job. Signals reach only
     the main thread; elsewhere the function always returns ``False``.
+
+    Args:
+        until: what is completed first, for the message.
     """
     pressed = False
     if threading.current_thread() is not threading.main_thread():
@@ -32,7 +35,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         pressed = True
         print(
-            "\nsparkdl: stopping after this iteration; press Ctrl-C again to stop at once",
+            f"\nsparkdl: stopping after {until}; press Ctrl-C again to stop at once",
             file=sys.stderr,
         )
 

@@ -56,7 +56,7 @@ class Columns(Protocol):
         ...
 
 
-class _Shown(Figure):
+class Shown(Figure):
     """A figure that notebooks show, whether pyplot is set up or not."""
 
     def _repr_png_(self) -> bytes:
@@ -73,7 +73,7 @@ def plot(history: Columns) -> Figure:
     rows: list[Any] = [["Loss"] * 2, *_pairs(middle), ["Seconds per iteration, by phase"] * 2]
     heights = [1.6, *([1.0] * (len(rows) - 2)), 1.3]
     layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
-    figure = _Shown(figsize=(10, 2.3 * sum(heights)), dpi=110, layout=layout, facecolor="white")
+    figure = Shown(figsize=(10, 2.3 * sum(heights)), dpi=110, layout=layout, facecolor="white")
     axes = figure.subplot_mosaic(rows, height_ratios=heights, sharex=True)
     for title, ax in axes.items():
         _style(ax, str(title))

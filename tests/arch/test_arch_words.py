@@ -68,6 +68,7 @@ PACKAGES = (
     "sparkdl.session",
     "sparkdl.summary",
     "sparkdl.train",
+    "sparkdl.tune",
 )
 
 

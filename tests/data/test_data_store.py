@@ -14,6 +14,7 @@ from sparkdl.data.store import (
     delete_store,
     read_positions,
     read_rows,
+    view_of,
     write_partition,
 )
 from sparkdl.exceptions import DataError
@@ -61,6 +62,21 @@ def test_rows_that_were_read_are_the_callers_own(local_dir):
     token = write(batch(0, 3))
     read_rows(token, np.arange(3))["label"][:] = -1
     assert read_rows(token, np.arange(3))["label"].tolist() == [0, 1, 2]
+
+
+def test_a_view_is_some_rows_of_the_same_files(local_dir):
+    token = write(batch(0, 3), batch(3, 5))
+    odd = view_of(token, "odd", np.array([7, 5, 3, 1]))
+    again = view_of(odd, "again", np.array([3, 0]))  # of a view
+    assert (odd.rows, again.rows, again.folder) == (4, 2, token.folder)
+    np.testing.assert_array_equal(read_rows(odd, np.arange(4))["label"], [7, 5, 3, 1])
+    np.testing.assert_array_equal(read_rows(again, np.arange(2), {"label"})["label"], [1, 7])
+    np.testing.assert_array_equal(read_positions(again, np.array([1])), [107])
+    assert Token.from_frame(frame.unpack(again.to_frame())) == again
+    assert view_of(token, "none", np.arange(0)).rows == 0
+    (Path(token.folder) / "_view.odd.bin").unlink()
+    with pytest.raises(PartitionMissingError):
+        read_rows(odd, np.arange(1))
 
 
 def test_only_the_columns_that_are_asked_for_are_read(local_dir):

@@ -1,0 +1,242 @@
+"""Access to this process alone: one rank, whose stages are calls.
+
+Inside a Spark task a whole fit of one partition runs by it, with the code of a distributed one: the loop, the
+engine, plans, passes over rows, checkpoints. Frames are bytes and pieces as between executors, so nothing is
+shared that would not be shared there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from sparkdl import frame
+from sparkdl._spark.frames import Task, key
+from sparkdl.access.base import RESULT, BytesRef, Published
+from sparkdl.access.in_pieces import ChainTask, InPieces
+from sparkdl.exceptions import ConfigError
+from sparkdl.frame import Buffer, Parts
+from sparkdl.pieces import joined
+from sparkdl.session import Executors
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_TRANSPORT = "spark.sparkdl.transport"
+
+
+@dataclass(slots=True)
+class LazyFrames:
+    """Frames of each partition, made when they are read.
+
+    Attributes:
+        partitions: how many.
+        make: makes those of a partition.
+        persisted: whether they stay once they are made.
+        blocks: those that stay.
+    """
+
+    partitions: int
+    make: Callable[[int], Iterable[bytes | Parts]]
+    persisted: bool = False
+    blocks: dict[int, list[bytes]] = field(default_factory=dict)
+
+    def read(self, partition: int) -> list[bytes]:
+        """Return those of a partition."""
+        found = self.blocks.get(partition)
+        if found is None:
+            found = [_whole(data) for data in self.make(partition)]
+            if self.persisted:
+                self.blocks[partition] = found
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class CalledChain:
+    """Runs the stages of one rank as calls; see :class:`sparkdl.access.base.Chain`.
+
+    Attributes:
+        tokens: the token of the only partition.
+        stays: the rank does not move.
+    """
+
+    tokens: LazyFrames
+    stays: bool = True
+
+    def run(
+        self,
+        tasks: Sequence[ChainTask],
+        broadcasts: Sequence[Any],
+        name: str,
+        frame_bytes: int,
+        *,
+        kept_bytes: int | None = None,
+    ) -> tuple[list[Buffer], list[bytes] | None]:
+        """Run the stages."""
+        arriving: list[bytes] = []
+        for number, task in enumerate(tasks, start=1):
+            frames = iter([*self.tokens.read(0), *arriving])
+            leaving = [_own(data) for data in InPieces(task)(0, frames)]
+            pairs = zip(leaving[::2], leaving[1::2], strict=True)
+            if number < len(tasks):
+                arriving = [piece for _, piece in pairs]
+        found = list(pairs)
+        results = [piece for to, piece in found if to == key(RESULT)]
+        kept = [piece for to, piece in found if to != key(RESULT)]
+        return list(joined(results)), kept if kept_bytes is not None else None
+
+    def forget(self, partition: int) -> None:
+        """Forget where a partition's rows are, since its files are not there."""
+        self.tokens.blocks.pop(partition, None)
+
+    def release(self) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class AloneAccess:
+    """This process as a cluster of one; see :class:`sparkdl.access.base.Access`.
+
+    Attributes:
+        cores: threads of torch that a task may use.
+        longest_chain: how many steps may be one chain of stages.
+    """
+
+    cores: int = 1
+    longest_chain: int = 1000
+
+    @property
+    def jobs(self) -> None:
+        """There are no RDDs."""
+        return
+
+    @property
+    def moves_tasks(self) -> bool:
+        """Nothing moves."""
+        return False
+
+    @property
+    def driver_host(self) -> str:
+        """Name of this machine."""
+        return "localhost"
+
+    def check(self) -> None:
+        """Do nothing."""
+
+    def check_alive(self) -> None:
+        """Do nothing."""
+
+    def check_files(self) -> None:
+        """Do nothing."""
+
+    def is_alive(self) -> bool:
+        """Return that it is."""
+        return True
+
+    def conf(self, name: str, default: str = "") -> str:
+        """Return a conf: messages go through frames, and others have their default."""
+        return "shuffle" if name == _TRANSPORT else default
+
+    def executors(self) -> Executors:
+        """Return that there is one task at a time."""
+        return Executors(1, 1)
+
+    def count_executors(self) -> int:
+        """Return that there is one."""
+        return 1
+
+    def profile(self, threads: int) -> None:
+        """Return none."""
+        return
+
+    def send(self, data: bytes | bytearray, *, inline: bool = False) -> Published:
+        """Return the bytes themselves."""
+        return Published(BytesRef(data))
+
+    def planned_once(self, df: DataFrame) -> DataFrame:
+        """Refuse DataFrames.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError("a process alone reads no DataFrames; give it rows that lie in a store")
+
+    def written(self, df: DataFrame, write: Any, rows_per_batch: int) -> LazyFrames:
+        """Refuse DataFrames.
+
+        Raises:
+            ConfigError: always.
+        """
+        self.planned_once(df)
+        raise AssertionError
+
+    def scattered(self, pieces: Iterable[tuple[int, bytes | Parts]], partitions: int) -> LazyFrames:
+        """Return frames by partition."""
+        sent = [(n, _whole(data)) for n, data in pieces]
+        return LazyFrames(partitions, lambda partition: [data for n, data in sent if n == partition])
+
+    def describe(self, description: str | None) -> None:
+        """Do nothing."""
+
+    def stage(
+        self, parent: LazyFrames, task: Task, broadcasts: Sequence[Any] = (), *, profile: Any = None
+    ) -> LazyFrames:
+        """Return the frames that a task makes of each partition."""
+        return LazyFrames(parent.partitions, lambda n: task(n, iter(parent.read(n))))
+
+    def collect(self, frames: LazyFrames) -> list[bytes]:
+        """Return all frames, partition by partition."""
+        return [data for n in range(frames.partitions) for data in frames.read(n)]
+
+    def run_on_executors(self, work: Callable[[], None], *, profile: Any = None) -> None:
+        """Do some work."""
+        work()
+
+    def run_everywhere(
+        self, task: Task, broadcasts: Sequence[Any] = (), *, times: int = 1, profile: Any = None
+    ) -> list[bytes]:
+        """Run a task that gets no frames."""
+        return [_whole(data) for _ in range(times) for data in task(0, iter(()))]
+
+    def chain(self, tokens: LazyFrames, ranks: int, profile: Any) -> CalledChain:
+        """Return what runs the stages of one rank.
+
+        Raises:
+            ConfigError: if there are more.
+        """
+        if ranks != 1:
+            raise ConfigError(f"a process alone has one partition; found {ranks}")
+        return CalledChain(tokens)
+
+    def persist(self, frames: LazyFrames) -> None:
+        """Keep frames from when they are made on."""
+        frames.persisted = True
+
+    def unpersist(self, frames: LazyFrames | list[bytes], *, wait: bool = False) -> None:
+        """Let go of frames."""
+        if isinstance(frames, LazyFrames):
+            frames.persisted = False
+            frames.blocks.clear()
+
+    def forget(self, frames: LazyFrames, partition: int) -> None:
+        """Make a partition again when it is read next."""
+        frames.blocks.pop(partition, None)
+
+    def run_on_kept(self, kept: list[bytes], task: Task) -> list[bytes]:
+        """Run a task over the pieces that a chain has left."""
+        return [_whole(data) for data in task(0, iter(kept))]
+
+    def keep(self, pieces: Iterable[tuple[int, bytes | Parts]], shards: int, shard_bytes: int) -> list[bytes]:
+        """Return pieces as if a chain had left them."""
+        return [_whole(data) for _, data in pieces]
+
+
+def _whole(data: bytes | Parts) -> bytes:
+    """Return a frame as the bytes that Spark would carry: a copy, for its maker may go on writing."""
+    return bytes(data) if isinstance(data, bytes | bytearray | memoryview) else frame.join(data)
+
+
+def _own(data: bytes | Parts) -> Any:
+    """Return a frame that its reader may overwrite, as PySpark hands frames over."""
+    return data if isinstance(data, bytes) else bytearray(frame.join(data))

@@ -1,0 +1,159 @@
+"""What a search has found."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from sparkdl import frame
+from sparkdl.exceptions import ConfigError
+from sparkdl.train.checkpoint import load_weights
+from sparkdl.tune import shown
+from sparkdl.tune.advance import unpacked_in
+from sparkdl.tune.trial import Trial
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, slots=True)
+class BestTrial:
+    """The best state of a search.
+
+    Attributes:
+        number: of the trial.
+        params: with which it was trained last.
+        epoch: completed epochs.
+        value: the metric then.
+        copies: how population-based training came to the params, see :class:`Trial`.
+    """
+
+    number: int
+    params: Mapping[str, Any]
+    epoch: int
+    value: float
+    copies: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """What a search has found.
+
+    Attributes:
+        best: the best state at the end of a rung; ``None`` if no trial has one.
+        trials: all trials, by number.
+        metric: by which they were compared.
+        mode: ``"max"`` or ``"min"``.
+        stopped_by: ``"done"``, ``"budget"``, ``"timeout"``, ``"interrupt"`` (Ctrl-C) or ``"error"``.
+        epochs: how many epochs all trials have run.
+        rungs: how many rungs have run.
+        replayed: how many of them had run before the search was resumed.
+    """
+
+    best: BestTrial | None
+    trials: Sequence[Trial]
+    metric: str
+    mode: str
+    stopped_by: str
+    epochs: int
+    rungs: int
+    replayed: int = 0
+    _state: bytes | None = None
+    _module: Callable[[Mapping[str, Any]], nn.Module] | None = None
+
+    def get_best(self) -> BestTrial:
+        """Return the best state.
+
+        Raises:
+            ConfigError: if there is none.
+        """
+        if self.best is None:
+            raise ConfigError("the search has no best trial: none has ended a rung with a finite value")
+        return self.best
+
+    def module(self) -> nn.Module:
+        """Return the module of the best state.
+
+        Raises:
+            ConfigError: if there is none, or it has several, one for each fold.
+        """
+        best = self.get_best()
+        assert self._state is not None
+        assert self._module is not None
+        if frame.unpack(self._state).meta["kind"] == "folds":
+            raise ConfigError(
+                "the search has trained a module for each fold; train one on all rows with best.params"
+            )
+        module = self._module(best.params)
+        with tempfile.TemporaryDirectory(prefix="sparkdl-tune-") as folder:
+            path = Path(folder) / "best"
+            unpacked_in(self._state, path)
+            load_weights(path, module)
+        return module.eval()
+
+    def dataframe(self) -> pd.DataFrame:
+        """Return one row per trial: status, epochs, seconds, last values, params as ``params.*``."""
+        import pandas as pd
+
+        rows = []
+        for trial in self.trials:
+            last = trial.reports[-1] if trial.reports else {}
+            rows.append(
+                {
+                    "trial": trial.number,
+                    "status": trial.status,
+                    "epochs": trial.epochs,
+                    "seconds": trial.seconds,
+                    **{name: value for name, value in last.items() if name != "epoch"},
+                    **{f"params.{name}": value for name, value in trial.params.items()},
+                }
+            )
+        return pd.DataFrame(rows)
+
+    def curves(self) -> pd.DataFrame:
+        """Return one row per trial and epoch, with all values."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            [{"trial": trial.number, **report} for trial in self.trials for report in trial.reports]
+        ).astype({"epoch": int})
+
+    def ranked(self) -> list[Trial]:
+        """Return the trials, the best first by their last value."""
+        return sorted(self.trials, key=lambda trial: (-trial.last, trial.number))
+
+    def plot(self) -> Figure:
+        """Draw learning curves, and the params of all trials as parallel coordinates; needs matplotlib.
+
+        Raises:
+            ImportError: if matplotlib is missing.
+        """
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError:
+            raise ImportError("SearchResult.plot() draws with matplotlib: pip install matplotlib") from None
+        from sparkdl.tune.plot import plot
+
+        return plot(self)
+
+    def value_of(self, trial: Trial) -> float:
+        """Return the last value of a trial as the metric has it; NaN if there is none."""
+        return shown.metric_value(trial, self.mode)
+
+    def __repr__(self) -> str:
+        best = (
+            "none" if self.best is None else f"{self.metric}={self.best.value:.6g} {dict(self.best.params)}"
+        )
+        return f"SearchResult({len(self.trials)} trials, {self.epochs} epochs, best {best})"
+
+    def _repr_html_(self) -> str:
+        return shown.result(self)
+
+    def __len__(self) -> int:
+        return len(self.trials)

@@ -1,0 +1,192 @@
+"""Asking for the params of the next trial, and telling how trials went: Optuna's samplers."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import optuna
+from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial, TrialState
+
+from sparkdl.exceptions import ConfigError
+from sparkdl.tune.space import Space
+from sparkdl.tune.trial import Trial
+
+SearchName = Literal["tpe", "random", "cmaes", "grid", "qmc", "gp"]
+
+
+def sampler_of(search: Any, space: Space, seed: int) -> BaseSampler:
+    """Return a sampler: a copy of the one that was given, or the one of a name.
+
+    Raises:
+        ConfigError: if there is none of the name.
+    """
+    if isinstance(search, BaseSampler):
+        return copy.deepcopy(search)
+    made: dict[str, Callable[[], BaseSampler]] = {
+        "tpe": lambda: optuna.samplers.TPESampler(seed=seed, constant_liar=True),
+        "random": lambda: optuna.samplers.RandomSampler(seed=seed),
+        "cmaes": lambda: optuna.samplers.CmaEsSampler(seed=seed),
+        "grid": lambda: optuna.samplers.GridSampler(space.grid(), seed=seed),
+        "qmc": lambda: optuna.samplers.QMCSampler(seed=seed, warn_independent_sampling=False),
+        "gp": lambda: optuna.samplers.GPSampler(seed=seed),
+    }
+    if search not in made:
+        raise ConfigError(
+            f"search={search!r:.100}: expected one of {', '.join(map(repr, made))}, or a sampler of Optuna "
+            "such as optuna.samplers.TPESampler(seed=0)"
+        )
+    if search == "cmaes":
+        _need("cmaes", "search='cmaes'")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return made[search]()
+
+
+def _need(module: str, what: str) -> None:
+    from importlib.util import find_spec
+
+    if find_spec(module) is None:
+        raise ImportError(f"{what} needs the package {module}: pip install {module}")
+
+
+class Asker:
+    """Asks a sampler for params, in a study in memory; a study in a storage gets a copy of each trial.
+
+    Before each question the study is made anew of what is known now: trials that are over are complete,
+        trials
+    that wait or were stopped are pruned at their epoch, those that run are running. So a sampler learns of
+    trials that pause for good, and of what they reach when they go on. A search that is resumed asks again
+    from the beginning and gets the same answers; nothing of a sampler need be kept.
+
+    Args:
+        space: the space.
+        sampler: chooses.
+        storage: an Optuna storage or its URL, for dashboards; ``None`` for none.
+        name: the study's name there.
+        resume: whether it may have trials.
+
+    Raises:
+        ConfigError: if it has some, and may not.
+
+    Attributes:
+        count: how many trials there are at most, of a grid; else ``None``.
+    """
+
+    def __init__(
+        self, space: Space, sampler: BaseSampler, storage: Any, name: str, *, resume: bool = False
+    ) -> None:
+        self._space = space
+        self._sampler = sampler
+        self._name = name
+        self.count = _size(space, sampler)
+        self._asked: list[Any] = []
+        self._attributes: dict[str, Any] = {}
+        self._shown: Any = None
+        self._copies: dict[int, Any] = {}
+        if storage is not None:
+            with _Quiet():
+                self._shown = optuna.create_study(
+                    storage=storage, study_name=name, direction="maximize", load_if_exists=True
+                )
+                found = len(self._shown.get_trials(deepcopy=False))
+            if found and not resume:
+                raise ConfigError(
+                    f"storage: the study {name!r} has {found} trials already; choose another name=, or go on by "
+                    "folder= and fit(..., resume=True)",
+                    code="config-resume",
+                )
+
+    def ask(self, trials: Sequence[Trial]) -> dict[str, Any]:
+        """Return the params of a new trial.
+
+        Args:
+            trials: all trials so far.
+        """
+        with _Quiet():
+            study = optuna.create_study(direction="maximize", sampler=self._sampler, study_name=self._name)
+            storage = study._storage
+            for name, value in self._attributes.items():
+                storage.set_study_system_attr(study._study_id, name, value)
+            study.add_trials([_as_known(*pair) for pair in zip(self._asked, trials, strict=True)])
+            asked = study.ask(self._space.distributions)
+            self._asked.append(storage.get_trial(asked._trial_id))
+            self._attributes = dict(storage.get_study_system_attrs(study._study_id))
+        return {**self._space.constants, **asked.params}
+
+    def show(self, trial: Trial, metric: str, ended: bool) -> None:
+        """Bring the copy of a trial in the storage up to date."""
+        if self._shown is None:
+            return
+        with _Quiet():
+            shown = self._copies.get(trial.number)
+            if shown is None:
+                shown = self._copies[trial.number] = self._shown_trial(trial)
+            if shown is _THERE:
+                return
+            steps = set(shown.storage.get_trial(shown._trial_id).intermediate_values)
+            for epoch, value in trial.values.items():
+                if epoch not in steps and math.isfinite(value):
+                    shown.report(value, epoch)
+            if ended:
+                state = TrialState.COMPLETE if math.isfinite(trial.last) else TrialState.FAIL
+                self._shown.tell(shown, trial.last if state is TrialState.COMPLETE else None, state=state)
+
+    def _shown_trial(self, trial: Trial) -> Any:
+        """Return the copy of a trial in the storage, made if a run before this one has not made it."""
+        assert self._shown is not None
+        for found in self._shown.get_trials(deepcopy=False):
+            if found.user_attrs.get("sparkdl.trial") == trial.number:
+                if found.state.is_finished():
+                    return _THERE
+                return optuna.trial.Trial(self._shown, found._trial_id)
+        chosen = {name: trial.first_params[name] for name in self._space.distributions}
+        self._shown.enqueue_trial(chosen)
+        made = self._shown.ask(self._space.distributions)
+        made.set_user_attr("sparkdl.trial", trial.number)
+        return made
+
+
+_THERE = object()
+
+
+def _as_known(asked: FrozenTrial, trial: Trial) -> FrozenTrial:
+    """Return a trial as it is to be seen now."""
+    found = copy.copy(asked)
+    found.intermediate_values = {epoch: v for epoch, v in trial.values.items() if math.isfinite(v)}
+    if trial.status == "running":
+        return found
+    found.datetime_complete = found.datetime_start
+    if trial.status == "finished" and math.isfinite(trial.last):
+        found.state, found.values = TrialState.COMPLETE, [trial.last]
+    elif found.intermediate_values:
+        found.state = TrialState.PRUNED
+    else:
+        found.state = TrialState.FAIL
+    return found
+
+
+def _size(space: Space, sampler: BaseSampler) -> int | None:
+    """Return how many trials a grid has; ``None`` for other samplers."""
+    if not isinstance(sampler, optuna.samplers.GridSampler):
+        return None
+    return math.prod(len(values) for values in sampler._search_space.values())
+
+
+class _Quiet:
+    """Let Optuna's own lines of log, and its warnings of experimental parts, be silent for a while."""
+
+    def __enter__(self) -> None:
+        self._before = optuna.logging.get_verbosity()
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._caught = warnings.catch_warnings()
+        self._caught.__enter__()
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+
+    def __exit__(self, *_: object) -> None:
+        self._caught.__exit__(None, None, None)
+        optuna.logging.set_verbosity(self._before)

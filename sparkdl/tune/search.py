@@ -1,0 +1,217 @@
+"""The search: which trial goes on, in an order that does not depend on how fast tasks are.
+
+Results arrive in any order, and sooner or later where executors are lost. A scheduler that decided by that
+order would find another winner each time. So the search keeps a clock of its own, on which an epoch of any
+trial takes one unit of time and ``concurrent`` places work at a time. A rung ends when the clock says so: the
+search waits for its result then, and not before. Rungs that end later on the clock go on running meanwhile,
+so a long rung holds up nobody but those who are to be compared with it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from sparkdl.exceptions import ConfigError
+from sparkdl.tune.advance import Advanced
+from sparkdl.tune.journal import Journal, Rung
+from sparkdl.tune.moves import Go, Scheduler
+from sparkdl.tune.sampling import Asker
+from sparkdl.tune.trial import Trial
+
+
+class Runner(Protocol):
+    """Runs rungs."""
+
+    def start(self, rung: Rung, state: Callable[[], bytes] | None) -> Callable[[], Advanced]:
+        """Start a rung; return what waits for its result."""
+        ...
+
+
+@dataclass(slots=True)
+class Best:
+    """The best state of a search so far.
+
+    Attributes:
+        trial: number of its trial.
+        epoch: completed epochs.
+        value: its metric, larger is better.
+        params: that it was trained with last.
+        rung: which has left the state.
+    """
+
+    trial: int
+    epoch: int
+    value: float
+    params: Mapping[str, Any]
+    rung: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Search:
+    """Runs a search.
+
+    Attributes:
+        asker: chooses params.
+        scheduler: decides how far trials go.
+        runner: runs rungs.
+        journal: keeps results.
+        metric: what to compare trials by.
+        sign: 1 if larger values are better, else -1.
+        count: most trials.
+        max_epochs: most epochs of a trial.
+        budget: most epochs of all trials; ``None`` for any number.
+        concurrent: how many rungs run at a time.
+        stop: returns why no further rung is to begin; empty if one may.
+        on_rung: called after each rung, with its trial and whether that has ended.
+        trials: all so far.
+        best: the best state so far.
+        spent: epochs that have run or are running.
+        rungs: how many have begun.
+        ended: why it has ended; empty before.
+    """
+
+    asker: Asker
+    scheduler: Scheduler
+    runner: Runner
+    journal: Journal
+    metric: str
+    sign: int
+    count: int
+    max_epochs: int
+    budget: int | None
+    concurrent: int
+    stop: Callable[[], str]
+    on_rung: Callable[[Trial, bool], None]
+    trials: list[Trial] = field(default_factory=list)
+    best: Best | None = None
+    spent: int = 0
+    rungs: int = 0
+    ended: str = ""
+    _going: deque[Go] = field(default_factory=deque)
+    _running: dict[int, tuple[Rung, Callable[[], Advanced]]] = field(default_factory=dict)
+
+    def run(self) -> str:
+        """Search until nothing is left to do; return why it has ended."""
+        clock: list[tuple[int, int]] = []  # when a rung ends, and its number
+        now, stopped = 0, ""
+        while True:
+            stopped = stopped or self.stop()
+            while not stopped and len(clock) < self.concurrent and (move := self._next(not clock)):
+                rung = self._start(move)
+                heapq.heappush(clock, (now + rung.until - rung.done, rung.number))
+            if not clock:
+                self._end_all()
+                self.ended = stopped or self.ended or "done"
+                return self.ended
+            now, number = heapq.heappop(clock)
+            self._complete(*self._running.pop(number))
+
+    def _next(self, idle: bool) -> Go | None:
+        """Return what is to begin next; ``None`` if it depends on a rung that runs, or nothing is left."""
+        if self.ended:
+            return None
+        left = len(self.trials) < self.count
+        if self._going:
+            move: Go | None = self._going.popleft()
+        else:
+            move = self.scheduler.resumed(self.trials, idle and not left)
+        new = move is None and left
+        if new:
+            number = len(self.trials)
+            move = Go(number, min(self.scheduler.first(number), self.max_epochs))
+        if move is None:
+            return None
+        begin = 0 if new else self.trials[move.number if move.donor is None else move.donor].epochs
+        if self.budget is not None and self.spent + move.until - begin > self.budget:
+            self.ended = "budget"
+            return None
+        if new:
+            params = self.asker.ask(self.trials)
+            self.trials.append(Trial(number=move.number, params=params, first_params=dict(params)))
+        return move
+
+    def _start(self, move: Go) -> Rung:
+        trial = self.trials[move.number]
+        if move.donor is not None:
+            donor = self.trials[move.donor]
+            trial.params = dict(move.params or donor.params)
+            trial.copies.append({"epoch": donor.epochs, "trial": donor.number, "params": dict(trial.params)})
+            trial.state, trial.epochs = donor.state, donor.epochs
+        trial.status = "running"
+        rung = Rung(self.rungs, trial.number, trial.epochs, move.until, trial.state, dict(trial.params))
+        self.rungs += 1
+        self.spent += rung.until - rung.done
+        known = self.journal.known(rung)
+        if known is not None:
+            self._running[rung.number] = rung, lambda: known
+        else:
+            state = rung.state
+            read = None if state is None else lambda: self.journal.state(state)
+            self._running[rung.number] = rung, self.runner.start(rung, read)
+        return rung
+
+    def _complete(self, rung: Rung, wait: Callable[[], Advanced]) -> None:
+        """Take the result of a rung, and decide about its trial."""
+        result = wait()
+        trial = self.trials[rung.trial]
+        self._check(result)
+        self.journal.add(rung, result)
+        trial.reports += result.reports
+        trial.seconds += result.seconds
+        for report in result.reports:
+            value = report.get(self.metric, math.nan)
+            trial.values[int(report["epoch"])] = self.sign * value if math.isfinite(value) else -math.inf
+        trial.epochs = rung.until
+        if result.ending == "diverged":
+            trial.values[rung.until] = -math.inf
+            trial.status, trial.state = "diverged", None
+        else:
+            over = result.ending == "finished" or rung.until >= self.max_epochs
+            trial.status, trial.state = "finished" if over else "paused", rung.number
+            if result.ending == "finished" and result.reports:
+                trial.epochs = int(result.reports[-1]["epoch"])
+            self._note_best(trial, rung)
+        verdict = self.scheduler.reported(trial, self.trials)
+        if trial.status == "paused":
+            if isinstance(verdict, Go):
+                self._going.append(verdict)
+            elif verdict == "stop":
+                trial.status = "stopped"
+        over = trial.status in ("finished", "stopped", "diverged")
+        self.on_rung(trial, over)
+        self.asker.show(trial, self.metric, over)
+        held = [trial.state for trial in self.trials if trial.status in ("paused", "finished")]
+        begun = [rung.state for rung, _ in self._running.values()]
+        best = [self.best.rung] if self.best is not None else []
+        self.journal.prune({number for number in [*held, *begun, *best] if number is not None})
+
+    def _note_best(self, trial: Trial, rung: Rung) -> None:
+        value = trial.last
+        if math.isfinite(value) and (self.best is None or value > self.best.value):
+            self.best = Best(trial.number, trial.epochs, value, dict(trial.params), rung.number)
+
+    def _check(self, result: Advanced) -> None:
+        """Check that trials report the metric.
+
+        Raises:
+            ConfigError: if they do not.
+        """
+        if result.ending != "diverged" and result.reports and self.metric not in result.reports[-1]:
+            known = ", ".join(sorted(set(result.reports[-1]) - {"epoch"}))
+            raise ConfigError(
+                f"metric={self.metric!r}: trials report {known}; take one, or give validation rows, and the "
+                "Trainer's metrics= for others"
+            )
+
+    def _end_all(self) -> None:
+        """End trials that wait for good."""
+        for trial in self.trials:
+            if trial.status == "paused":
+                trial.status = "stopped"
+                self.on_rung(trial, True)
+                self.asker.show(trial, self.metric, True)

@@ -1,0 +1,51 @@
+"""A trial: one choice of params, and how far it has come."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Status = Literal["running", "paused", "stopped", "finished", "diverged"]
+"""Whether a trial runs; waits to go on; was stopped early; has all its epochs; or has diverged."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Trial:
+    """One choice of params, and how far it has come.
+
+    Attributes:
+        number: from 0, in the order in which trials were asked for.
+        params: those that it goes on with; population-based training changes them.
+        first_params: those that it began with.
+        reports: for each completed epoch its number, from 1, and its values by name.
+        values: by epoch the metric, turned so that larger is better; minus infinity where it is not finite.
+        epochs: completed epochs.
+        status: see :data:`Status`.
+        copies: where population-based training has replaced it: the epoch, the trial that was copied, and the
+            params from there on.
+        seconds: time in iterations, of all its epochs.
+        state: number of the rung that has left its state; ``None`` before the first.
+    """
+
+    number: int
+    params: dict[str, Any]
+    first_params: dict[str, Any]
+    reports: list[dict[str, float]] = field(default_factory=list)
+    values: dict[int, float] = field(default_factory=dict)
+    epochs: int = 0
+    status: Status = "running"
+    copies: list[dict[str, Any]] = field(default_factory=list)
+    seconds: float = 0.0
+    state: int | None = None
+
+    @property
+    def last(self) -> float:
+        """The latest value, larger is better; minus infinity if there is none or the trial has diverged."""
+        if self.status == "diverged" or not self.values:
+            return -math.inf
+        return self.values[max(self.values)]
+
+    def at(self, epoch: int) -> float:
+        """Return the value after an epoch; minus infinity if the trial did not get there."""
+        return self.values.get(epoch, -math.inf)

@@ -1,0 +1,420 @@
+"""The Tuner: checks first, then the rows where trials need them, then the search."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from optuna.pruners import BasePruner
+from torch import nn
+
+from sparkdl.data.columns import ColumnLike, Columns
+from sparkdl.data.dataset import Dataset
+from sparkdl.exceptions import ConfigError
+from sparkdl.nn.embedding import embedding_variables
+from sparkdl.train.given import check_dataset
+from sparkdl.train.interrupt import interruptible
+from sparkdl.train.passes.validation import validation_sets
+from sparkdl.train.tables import Chosen, datasets_of
+from sparkdl.train.trainer import Trainer
+from sparkdl.tune import parts
+from sparkdl.tune.journal import Journal
+from sparkdl.tune.loggers import TrialLogger
+from sparkdl.tune.moves import Outline, Scheduler, whole
+from sparkdl.tune.result import BestTrial, SearchResult
+from sparkdl.tune.rows import shared
+from sparkdl.tune.runners import ClusterRunner, Folds, TaskRunner, pool
+from sparkdl.tune.sampling import Asker, sampler_of
+from sparkdl.tune.search import Runner, Search
+from sparkdl.tune.shown import Progress
+from sparkdl.tune.space import Space
+from sparkdl.tune.stopping import FIFO, Pruned
+from sparkdl.tune.trial import Trial
+
+Train = Callable[[dict[str, Any]], Trainer]
+"""From params to a Trainer; called on the driver."""
+
+_TRIALS = 32
+_building = threading.Lock()  # torch's generator belongs to all threads
+
+
+class Tuner:
+    """Searches params of a training by short Spark jobs.
+
+    Each trial is a :class:`Trainer` that ``train`` makes of its params. It trains by *rungs* of some epochs;
+    a rung is one Spark job, and its result is the trial's whole state, so a lost executor costs a rung. The
+    same seed, space and rows give the same trials and the same winner, whatever is lost and how many
+    executors there are.
+
+    Args:
+        train: from a dict of params to a Trainer; called on the driver with torch's generator seeded by
+            ``seed``, so modules begin alike. ``end_when`` of the Trainer is not asked: the search decides how
+                far
+            trials go. Its hooks run where the trial does; one that stops the run ends the trial.
+        space: by name a distribution such as ``tune.loguniform(1e-4, 1e-1)``, a list of values, or a
+            constant.
+        metric: by which trials are compared: ``"loss"``, the training loss of an epoch, or a validation score
+            by set and metric, such as ``"val/accuracy"``.
+        mode: ``"max"`` or ``"min"``; only a metric that ends in ``loss`` needs none.
+        search: ``"tpe"``, ``"random"``, ``"grid"``, ``"cmaes"``, ``"qmc"``, ``"gp"``, or a sampler of Optuna.
+        scheduler: how far trials go: :class:`ASHA`, :class:`SuccessiveHalving`, :class:`Hyperband`,
+            :class:`MedianStopping`, :class:`PBT`, a pruner of Optuna, or :class:`FIFO`, the default: each
+            trial gets all epochs.
+        trials: how many; what the scheduler or the grid asks for by default, or 32.
+        max_epochs: most epochs of a trial.
+        budget: most epochs of all trials together.
+        timeout: seconds after which no further rung begins; the winner depends on the machine then.
+        concurrent: how many rungs run at a time. The order of decisions depends on it, so it is no property
+            of the cluster: more than there are cores is fine, they wait.
+        per_trial: ``"task"`` for one task of one core each: many small models at once, on rows of which each
+            executor has one copy; ``"cluster"`` for distributed fits, one after the other.
+        seed: of sampler, scheduler, folds and modules.
+        folder: where the search is kept on the driver's machine, to be resumed; by default it is not.
+        storage: an Optuna storage or its URL, which gets all trials, for dashboards.
+        name: of the search.
+        loggers: such as :class:`TensorBoardHParams` and :class:`MLflowTrials`.
+        progress: whether to show a table of trials.
+
+    Attributes:
+        result: of the last ``fit``, also of one that failed; ``None`` before.
+
+    Raises:
+        ConfigError: if an option cannot work.
+    """
+
+    def __init__(
+        self,
+        train: Train,
+        space: Mapping[str, Any],
+        *,
+        metric: str = "loss",
+        mode: Literal["max", "min"] | None = None,
+        search: Any = "tpe",
+        scheduler: Scheduler | BasePruner | None = None,
+        trials: int | None = None,
+        max_epochs: int = 10,
+        budget: int | None = None,
+        timeout: float | None = None,
+        concurrent: int = 4,
+        per_trial: Literal["task", "cluster"] = "task",
+        seed: int = 0,
+        folder: str | os.PathLike[str] | None = None,
+        storage: Any = None,
+        name: str = "search",
+        loggers: Sequence[TrialLogger] = (),
+        progress: bool = True,
+    ) -> None:
+        if not callable(train) or isinstance(train, type):
+            raise ConfigError(f"train={train!r:.100}: expected a function from a dict of params to a Trainer")
+        self._train = train
+        self.space = Space(space)
+        if not isinstance(metric, str) or not metric:
+            raise ConfigError(f"metric={metric!r:.100}: expected a name such as 'val/accuracy'")
+        if mode is None and metric.endswith("loss"):
+            mode = "min"
+        if mode not in ("max", "min"):
+            raise ConfigError(
+                f"mode={mode!r:.100}: say whether larger values of {metric!r} are better: 'max' or 'min'"
+            )
+        if per_trial not in ("task", "cluster"):
+            raise ConfigError(f"per_trial={per_trial!r:.100}: expected 'task' or 'cluster'")
+        for option, value in (("trials", trials), ("budget", budget)):
+            if value is not None:
+                whole("Tuner", option, value, 1)
+        if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
+            raise ConfigError(f"timeout={timeout!r:.100}: expected a positive number of seconds, or None")
+        self.metric, self.mode = metric, mode
+        self.max_epochs = whole("Tuner", "max_epochs", max_epochs, 1)
+        self.concurrent = whole("Tuner", "concurrent", concurrent, 1)
+        self.seed = whole("Tuner", "seed", seed, 0)
+        self.budget, self.timeout = budget, timeout
+        self.per_trial = per_trial
+        self.folder, self.storage, self.name = folder, storage, name
+        self.loggers, self.progress = list(loggers), progress
+        self._search = search
+        sampler_of(search, self.space, seed)  # one that cannot be is told now
+        if isinstance(scheduler, BasePruner):
+            scheduler = Pruned(scheduler)
+        if scheduler is not None and not isinstance(scheduler, Scheduler):
+            raise ConfigError(
+                f"scheduler={scheduler!r:.100}: expected one such as ASHA(), or a pruner of Optuna"
+            )
+        self.scheduler: Scheduler = scheduler or FIFO()
+        self._trials = trials
+        self.result: SearchResult | None = None
+
+    def fit(
+        self,
+        data: Any,
+        validation: Any = None,
+        *,
+        features: Columns | None = None,
+        label: Columns | None = None,
+        weight: ColumnLike | None = None,
+        folds: int | None = None,
+        resume: bool = False,
+    ) -> SearchResult:
+        """Search until nothing is left to do, budget or time are spent, or Ctrl-C is pressed.
+
+        Args:
+            data: rows to train on: a :class:`Dataset`, or a DataFrame of Spark or pandas.
+            validation: rows to validate on, or several sets by name; or the share of ``data`` that is kept
+                for that, such as ``0.2``.
+            features: columns of a DataFrame, as in :meth:`Dataset.from_dataframe`.
+            label: likewise.
+            weight: likewise.
+            folds: cross-validation: each trial trains so many models, on all rows but those of a fold, which
+                validate it; its values are their means. Only with ``per_trial="task"``, without
+                ``validation``.
+            resume: whether to go on with the search in ``folder``, if there is one. Rungs that have run are
+                not run again, and the search ends as if it had never stopped.
+
+        Returns:
+            All trials, and the best.
+
+        Raises:
+            ConfigError: if an option does not fit the data.
+            ModelError: if a trial's module cannot process the rows.
+            TaskError: if a task keeps failing.
+
+        Every exception that leaves a search has a ``result``: what was found until then.
+        """
+        if resume and self.folder is None:
+            raise ConfigError("resume=True: folder= must say where the search is kept", code="config-resume")
+        share = validation if isinstance(validation, float) and isinstance(data, Dataset) else None
+        self._check_rows(validation, folds, share)
+        with datasets_of(
+            data, None if share is not None else validation, Chosen(features, label, weight), self.seed
+        ) as (dataset, given):
+            check_dataset(dataset)
+            sets = validation_sets(given)
+            self._check_metric([*sets, *(["val"] if folds or share is not None else [])])
+            divided: Folds = [(None, None)]
+            if folds is not None:
+                divided = parts.folds(folds, self.seed)
+            elif share is not None:
+                divided = [parts.share(share, self.seed)]
+            return self._run(dataset, sets, divided, resume)
+
+    def _check_rows(self, validation: Any, folds: int | None, share: float | None) -> None:
+        if folds is not None:
+            whole("fit", "folds", folds, 2)
+            if validation is not None:
+                raise ConfigError("folds and validation are both given; the folds validate each other")
+        if share is not None and not 0 < share < 1:
+            raise ConfigError(f"validation={share!r}: expected a share above 0 and below 1")
+        if self.per_trial == "cluster" and (folds is not None or share is not None):
+            raise ConfigError(
+                "per_trial='cluster' needs validation rows as a Dataset or DataFrame of their own; folds and "
+                "shares of a Dataset are for per_trial='task'"
+            )
+
+    def _check_metric(self, sets: Sequence[str]) -> None:
+        name, slash, _ = self.metric.partition("/")
+        if self.metric != "loss" and (not slash or name not in sets):
+            known = ", ".join(f"'{found}/...'" for found in sets)
+            raise ConfigError(
+                f"metric={self.metric!r}: expected 'loss'"
+                + (
+                    f", or a score of a validation set: {known}"
+                    if known
+                    else "; there are no validation rows"
+                )
+            )
+
+    def trainer(self, params: Mapping[str, Any]) -> Trainer:
+        """Return the Trainer of some params, as trials get it.
+
+        Args:
+            params: of a trial; values of lists that are no numbers or strings by their ``repr``.
+
+        Raises:
+            ConfigError: if ``train`` returns something else, or the Trainer cannot work in one task.
+        """
+        with _building, torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            found = self._train(self.space.chosen(params))
+        if not isinstance(found, Trainer):
+            raise ConfigError(f"train returned a {type(found).__name__}; expected a sparkdl.Trainer")
+        if self.per_trial == "task":
+            _check_alone(found)
+        return found
+
+    def _run(self, data: Dataset, sets: Mapping[str, Dataset], divided: Folds, resume: bool) -> SearchResult:
+        sampler = sampler_of(self._search, self.space, self.seed)
+        asker = Asker(self.space, sampler, self.storage, self.name, resume=resume)
+        count = self._trials or asker.count or self.scheduler.trials(self.max_epochs) or _TRIALS
+        count = min(count, asker.count or count)
+        self.scheduler.begin(Outline(count, self.max_epochs, self.space, self.seed))
+        setting = self._setting(count, data, divided)
+        with ExitStack() as stack:
+            journal = stack.enter_context(Journal(self.folder, setting, resume))
+            runner = stack.enter_context(self._runner(data, sets, divided))
+            interrupted = stack.enter_context(interruptible("the rungs that run"))
+            watch = _Watch(self, interrupted)
+            search = Search(
+                asker=asker,
+                scheduler=self.scheduler,
+                runner=runner,
+                journal=journal,
+                metric=self.metric,
+                sign=1 if self.mode == "max" else -1,
+                count=count,
+                max_epochs=self.max_epochs,
+                budget=self.budget,
+                concurrent=self.concurrent if self.per_trial == "task" else 1,
+                stop=watch.stop,
+                on_rung=lambda trial, ended: watch.rung(search, trial, ended),
+            )
+            for logger in self.loggers:
+                logger.begin(self.name, self.metric, setting)
+            stopped_by = "error"
+            try:
+                stopped_by = search.run()
+            except BaseException as error:
+                stopped_by = "interrupt" if isinstance(error, KeyboardInterrupt) else "error"
+                self.result = self._result(search, journal, stopped_by)
+                error.result = self.result  # type: ignore[attr-defined]
+                raise
+            finally:
+                watch.close(search, stopped_by)
+            self.result = self._result(search, journal, stopped_by)
+            return self.result
+
+    @contextmanager
+    def _runner(self, data: Dataset, sets: Mapping[str, Dataset], divided: Folds) -> Iterator[Runner]:
+        """Bring rows where trials need them, and return what runs rungs."""
+        if self.per_trial == "cluster":
+            yield ClusterRunner(trainer=self.trainer, data=data, validation=sets)
+            return
+        with ExitStack() as stack:
+            rows, broadcasts = stack.enter_context(shared(data))
+            others = {}
+            for name, found in sets.items():
+                others[name], more = stack.enter_context(shared(found))
+                broadcasts = [*broadcasts, *more]
+            threads = stack.enter_context(pool(self.concurrent))
+            runner = TaskRunner(
+                access=data.access,
+                trainer=self.trainer,
+                rows=rows,
+                validation=others,
+                folds=divided,
+                broadcasts=broadcasts,
+                threads=threads,
+                name=f"sparkdl tune {self.name}",
+            )
+            try:
+                yield runner
+            finally:
+                runner.over.set()
+
+    def _setting(self, count: int, data: Dataset, divided: Folds) -> dict[str, Any]:
+        """Return what must be the same for a search to go on."""
+        search = self._search if isinstance(self._search, str) else type(self._search).__name__
+        return {
+            "space": self.space.describe(),
+            "metric": self.metric,
+            "mode": self.mode,
+            "search": search,
+            "scheduler": self.scheduler.describe(),
+            "trials": count,
+            "max_epochs": self.max_epochs,
+            "concurrent": self.concurrent,
+            "per_trial": self.per_trial,
+            "seed": self.seed,
+            "folds": repr(list(divided)),
+            "rows": len(data),
+        }
+
+    def _result(self, search: Search, journal: Journal, stopped_by: str) -> SearchResult:
+        best, found = search.best, None
+        if best is not None:
+            copies = search.trials[best.trial].copies
+            found = BestTrial(
+                best.trial,
+                self.space.chosen(best.params),
+                best.epoch,
+                search.sign * best.value,
+                tuple(copies),
+            )
+        return SearchResult(
+            best=found,
+            trials=search.trials,
+            metric=self.metric,
+            mode=self.mode,
+            stopped_by=stopped_by,
+            epochs=search.spent,
+            rungs=search.rungs,
+            replayed=min(journal.replayed, search.rungs),
+            _state=journal.state(best.rung) if best is not None else None,
+            _module=self._module,
+        )
+
+    def _module(self, params: Mapping[str, Any]) -> nn.Module:
+        with _building, torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            return self._train(dict(params)).module
+
+
+@dataclass(slots=True)
+class _Watch:
+    """Tells whether a search is to end, and tells others of its course."""
+
+    tuner: Tuner
+    interrupted: Callable[[], bool]
+    began: float = 0.0
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        self.began = time.monotonic()
+        if self.tuner.progress:
+            self.progress = Progress(self.tuner.metric, self.tuner.mode, self.tuner.name)
+
+    def stop(self) -> str:
+        """Return why no further rung is to begin; empty if one may."""
+        if self.interrupted():
+            return "interrupt"
+        timeout = self.tuner.timeout
+        return "timeout" if timeout is not None and time.monotonic() - self.began > timeout else ""
+
+    def rung(self, search: Search, trial: Trial, ended: bool) -> None:
+        """Tell of a rung."""
+        for logger in self.tuner.loggers:
+            logger.rung(trial, ended)
+        if self.progress is not None:
+            self.progress.update(search.trials, search.spent)
+
+    def close(self, search: Search, stopped_by: str) -> None:
+        """Tell of the end."""
+        for logger in self.tuner.loggers:
+            logger.end(stopped_by, search.best.trial if search.best is not None else None)
+        if self.progress is not None:
+            self.progress.close(search.trials)
+
+
+def _check_alone(trainer: Trainer) -> None:
+    """Check that a Trainer can work in one task.
+
+    Raises:
+        ConfigError: naming the option that cannot.
+    """
+    config, keyed = trainer.config, embedding_variables(trainer.module)
+    needs = {
+        "exchange='driver'": config.exchange == "driver",
+        f"num_shards={config.num_shards}": config.num_shards is not None,
+        "drop_stragglers": config.drop_stragglers is not None,
+        "elastic": config.elastic is not None,
+        f"the embedding variable {next(iter(keyed), '')!r}": bool(keyed),
+    }
+    for option, needed in needs.items():
+        if needed:
+            raise ConfigError(
+                f"per_trial='task': {option} is about several tasks; leave it out or take per_trial='cluster'"
+            )

@@ -1,0 +1,325 @@
+"""Searches without tasks: schedulers, order of decisions, budget, resume."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+
+from sparkdl import frame
+from sparkdl.exceptions import ConfigError
+from sparkdl.tune import (
+    ASHA,
+    FIFO,
+    PBT,
+    Hyperband,
+    MedianStopping,
+    Pruned,
+    SuccessiveHalving,
+    choice,
+    uniform,
+)
+from sparkdl.tune.advance import Advanced
+from sparkdl.tune.halving import rungs_of
+from sparkdl.tune.journal import Journal, Rung
+from sparkdl.tune.moves import Outline, Scheduler
+from sparkdl.tune.sampling import Asker, sampler_of
+from sparkdl.tune.search import Search
+from sparkdl.tune.space import Space
+from sparkdl.tune.trial import Trial
+
+SPACE = Space({"x": uniform(0.0, 1.0), "kind": choice(["a", "b"]), "fixed": 7})
+
+
+def value_at(params: Any, epoch: int) -> float:
+    """A learning curve that ends at 1 for x = 0.5, and crosses others on its way."""
+    return (1 - (params["x"] - 0.5) ** 2) * (1 - math.exp(-epoch / (1 + 4 * params["x"])))
+
+
+class Curves:
+    """Runs rungs of a made-up curve; the state is the epochs and params so far."""
+
+    def __init__(self, fail_at: int = -1, diverge: Callable[[Rung], bool] = lambda _: False) -> None:
+        self.rungs: list[Rung] = []
+        self._fail_at, self._diverge = fail_at, diverge
+
+    def start(self, rung: Rung, state: Callable[[], bytes] | None) -> Callable[[], Advanced]:
+        if rung.number == self._fail_at:
+            raise RuntimeError("the driver died")
+        self.rungs.append(rung)
+        before = frame.unpack(state()).meta["epochs"] if state is not None else 0
+        assert before == rung.done
+        if self._diverge(rung):
+            return lambda: Advanced([], "diverged", None, 1.0)
+        reports = [
+            {"epoch": float(epoch), "score": value_at(rung.params, epoch)}
+            for epoch in range(rung.done + 1, rung.until + 1)
+        ]
+        left = frame.pack({"kind": "state", "epochs": rung.until})
+        return lambda: Advanced(reports, "", left, 1.0)
+
+
+def search(
+    scheduler: Scheduler,
+    folder: Path | None = None,
+    *,
+    runner: Curves | None = None,
+    trials: int = 9,
+    max_epochs: int = 9,
+    concurrent: int = 3,
+    resume: bool = False,
+    sampler: Any = "random",
+    **options: Any,
+) -> Search:
+    scheduler.begin(Outline(trials, max_epochs, SPACE, 0))
+    asker = Asker(
+        SPACE, sampler_of(sampler, SPACE, 0), options.pop("storage", None), "made up", resume=resume
+    )
+    with Journal(folder, {"trials": trials}, resume) as journal:
+        made = Search(
+            asker=asker,
+            scheduler=scheduler,
+            runner=runner or Curves(),
+            journal=journal,
+            metric="score",
+            sign=1,
+            count=trials,
+            max_epochs=max_epochs,
+            budget=options.pop("budget", None),
+            concurrent=concurrent,
+            stop=options.pop("stop", lambda: ""),
+            on_rung=options.pop("on_rung", lambda trial, ended: None),
+        )
+        assert made.run() == made.ended
+    return made
+
+
+def epochs(made: Search) -> list[int]:
+    return sorted((trial.epochs for trial in made.trials), reverse=True)
+
+
+def test_rungs_grow_by_a_factor_and_end_with_all_epochs() -> None:
+    assert rungs_of(1, 9, 3) == [1, 3, 9]
+    assert rungs_of(2, 9, 3) == [2, 6, 9]
+    assert rungs_of(9, 9, 3) == [9]
+    assert rungs_of(20, 9, 3) == [9]
+
+
+def test_successive_halving_takes_a_third_of_each_rung_further() -> None:
+    made = search(SuccessiveHalving())
+    assert epochs(made) == [9, 3, 3, 1, 1, 1, 1, 1, 1]
+    assert made.spent == 9 + 2 * 3 + 6
+    first = sorted(made.trials, key=lambda trial: -trial.at(1))
+    assert {trial.number for trial in first[:3]} == {t.number for t in made.trials if t.epochs > 1}
+    assert [trial.status for trial in made.trials if trial.epochs == 9] == ["finished"]
+    assert {trial.status for trial in made.trials if trial.epochs < 9} == {"stopped"}
+
+
+@pytest.mark.parametrize("trials", [2, 7, 20])
+@pytest.mark.parametrize("scheduler", [ASHA, SuccessiveHalving, Hyperband])
+def test_some_trial_gets_all_epochs_however_many_trials_there_are(
+    scheduler: type[Scheduler], trials: int
+) -> None:
+    made = search(scheduler(), trials=trials)
+    assert len(made.trials) == trials
+    assert max(epochs(made)) == 9
+    assert not made._running
+
+
+def test_asha_promotes_before_a_rung_is_complete() -> None:
+    runner = Curves()
+    made = search(ASHA(), runner=runner, concurrent=1)
+    further = next(n for n, rung in enumerate(runner.rungs) if rung.done)
+    assert len({rung.trial for rung in runner.rungs[:further]}) < len(made.trials)
+    assert made.spent < 9 * 9 / 2
+
+
+def test_hyperband_begins_with_many_short_trials_and_ends_with_few_long_ones() -> None:
+    scheduler = Hyperband()
+    assert scheduler.trials(9) == 9 + 5 + 3
+    made = search(scheduler, trials=17)
+    firsts = [scheduler.first(number) for number in range(17)]
+    assert firsts == [1] * 9 + [3] * 5 + [9] * 3
+    assert [t.epochs for t in made.trials[14:]] == [9, 9, 9]
+    scheduler.begin(Outline(20, 9, SPACE, 0))  # another round begins
+    assert [scheduler.first(number) for number in range(17, 20)] == [1, 1, 1]
+
+
+def test_median_stopping_ends_trials_that_lag() -> None:
+    made = search(MedianStopping(grace_period=2, min_trials=2), trials=12)
+    stopped = [trial for trial in made.trials if trial.status == "stopped"]
+    assert stopped
+    assert max(epochs(made)) == 9
+    best = max(made.trials, key=lambda trial: value_at(trial.params, 9))
+    assert best.status == "finished"
+
+
+def test_a_pruner_of_optuna_decides() -> None:
+    made = search(Pruned(optuna.pruners.PercentilePruner(30.0, n_startup_trials=2)), trials=12)
+    assert {trial.status for trial in made.trials} == {"stopped", "finished"}
+    with pytest.raises(ConfigError, match=r"pruner='median'.*expected one of Optuna"):
+        Pruned("median")  # type: ignore[arg-type]
+
+
+def test_population_copies_weights_and_params_of_the_best() -> None:
+    runner = Curves()
+    made = search(PBT(interval=3, perturb=["x"], resample=0.0), runner=runner, trials=8, concurrent=3)
+    assert epochs(made) == [9] * 8
+    copied = [(trial, copy) for trial in made.trials for copy in trial.copies]
+    assert {copy["epoch"] for _, copy in copied} == {3, 6}
+    for trial, copy in copied:
+        donor = made.trials[copy["trial"]]
+        rung = next(r for r in runner.rungs if r.trial == trial.number and r.done == copy["epoch"])
+        of_donor = next(r for r in runner.rungs if r.trial == donor.number and r.until == copy["epoch"])
+        assert rung.state == of_donor.number
+        assert rung.params["x"] in [pytest.approx(min(1.0, of_donor.params["x"] * f)) for f in (0.8, 1.25)]
+    with pytest.raises(ConfigError, match=r"PBT\(perturb=\['y'"):
+        search(PBT(perturb=["y"]))
+
+
+def test_a_trial_that_diverges_is_the_worst() -> None:
+    made = search(SuccessiveHalving(), runner=Curves(diverge=lambda rung: rung.trial == 2))
+    assert made.trials[2].status == "diverged"
+    assert made.trials[2].last == -math.inf
+    assert max(epochs(made)) == 9
+    revived = search(PBT(interval=3), runner=Curves(diverge=lambda r: r.trial == 2 and r.done == 0), trials=4)
+    assert revived.trials[2].copies[0]["epoch"] == 3
+    assert revived.trials[2].status == "finished"
+    hopeless = search(ASHA(), runner=Curves(diverge=lambda _: True))
+    assert hopeless.best is None
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "grid", "qmc", optuna.samplers.NSGAIISampler(seed=1)])
+def test_samplers_choose_the_same_trials_again(sampler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if sampler == "grid":
+        space = Space({"x": [0.1, 0.5, 0.9], "kind": choice(["a", "b"])})
+        monkeypatch.setitem(globals(), "SPACE", space)
+        assert Asker(space, sampler_of("grid", space, 0), None, "n").count == 6
+    runs = [[t.params for t in search(ASHA(), sampler=sampler, trials=6).trials] for _ in range(2)]
+    assert runs[0] == runs[1]
+    assert len({json.dumps(params) for params in runs[0]}) == 6
+
+
+def test_tpe_learns_from_trials_that_wait() -> None:
+    made = search(ASHA(), sampler=optuna.samplers.TPESampler(seed=0, n_startup_trials=5), trials=24)
+    early, late = made.trials[:8], made.trials[-8:]
+    far = [sum(abs(t.params["x"] - 0.3) for t in trials) for trials in (early, late)]
+    assert far[1] < far[0]
+
+
+def test_a_search_that_died_goes_on_as_if_it_had_not(tmp_path: Path) -> None:
+    whole = search(ASHA(), tmp_path / "whole", trials=12)
+    for at in (0, 3, 11):
+        folder = tmp_path / str(at)
+        with pytest.raises(RuntimeError, match="the driver died"):
+            search(ASHA(), folder, trials=12, runner=Curves(fail_at=at))
+        with open(folder / "search.jsonl", "a") as file:
+            file.write('{"rung": 4')  # cut off
+        runner = Curves()
+        again = search(ASHA(), folder, trials=12, runner=runner, resume=True)
+        assert [t.params for t in again.trials] == [t.params for t in whole.trials]
+        assert again.best == whole.best
+        assert len(runner.rungs) < len(whole.trials) + 12
+        lines = (folder / "search.jsonl").read_text().splitlines()
+        assert len(lines) == whole.rungs + 1  # no rung has run twice
+    states = {path.name for path in (tmp_path / "whole").glob("state-*")}
+    assert f"state-{whole.best.rung:06d}.bin" in states
+
+
+def test_a_folder_is_refused_that_has_another_search(tmp_path: Path) -> None:
+    search(FIFO(), tmp_path, trials=2)
+    with pytest.raises(ConfigError, match=r"a search has been kept there.*resume=True"):
+        search(FIFO(), tmp_path, trials=2)
+    with pytest.raises(ConfigError, match=r"resume: trials is 3 now and was 2"):
+        search(FIFO(), tmp_path, trials=3, resume=True)
+    with pytest.raises(ConfigError, match=r"rung 0 was .* decides otherwise"):
+        search(FIFO(), tmp_path, trials=2, max_epochs=5, resume=True)
+    (tmp_path / "search.jsonl").write_text("[]\n")
+    with pytest.raises(ConfigError, match=r"search.jsonl cannot be read"):
+        search(FIFO(), tmp_path, trials=2, resume=True)
+
+
+def test_budget_and_stop_end_a_search_with_what_it_has() -> None:
+    made = search(FIFO(), budget=20, trials=9, concurrent=2)
+    assert (made.ended, made.spent, len(made.trials)) == ("budget", 18, 2)
+    asked: list[str] = []
+
+    def stop() -> str:
+        asked.append("")
+        return "interrupt" if len(asked) > 2 else ""
+
+    made = search(FIFO(), stop=stop, concurrent=2)
+    assert made.ended == "interrupt"
+    assert made.best is not None
+    assert {trial.status for trial in made.trials} == {"finished"}
+
+
+def test_trials_are_shown_in_a_storage(tmp_path: Path) -> None:
+    storage = optuna.storages.InMemoryStorage()
+    folder = tmp_path / "kept"
+    with pytest.raises(RuntimeError):
+        search(ASHA(), folder, storage=storage, runner=Curves(fail_at=6))
+    made = search(ASHA(), folder, storage=storage, resume=True)
+    study = optuna.load_study(study_name="made up", storage=storage)
+    assert len(study.trials) == len(made.trials)
+    assert study.best_value == pytest.approx(max(trial.last for trial in made.trials))
+    by_number = {t.user_attrs["sparkdl.trial"]: t for t in study.trials}
+    for trial in made.trials:
+        assert by_number[trial.number].params["x"] == trial.params["x"]
+        assert by_number[trial.number].intermediate_values == pytest.approx(trial.values)
+    with pytest.raises(ConfigError, match=r"the study 'made up' has 9 trials already"):
+        search(ASHA(), storage=storage)
+
+
+def test_the_space_is_checked() -> None:
+    assert Space({"x": [1, 2], "y": 3}).constants == {"y": 3}
+    objects = Space({"hidden": [[16], [64, 64]]})
+    assert objects.grid() == {"hidden": ["[16]", "[64, 64]"]}
+    assert objects.chosen({"hidden": "[64, 64]", "y": 1}) == {"hidden": [64, 64], "y": 1}
+    with pytest.raises(ConfigError, match=r"search='grid': 'x' is FloatDistribution"):
+        Space({"x": uniform(0, 1)}).grid()
+    for wrong, message in (
+        ({"x": 3}, "nothing is left to choose"),
+        ([("x", 1)], "expected a dict"),
+        ({3: [1]}, "is no string"),
+        ({"x": []}, "at least one value"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            Space(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"choice: <object"):
+        choice([object()])
+    with pytest.raises(ConfigError, match=r"search='tp'.*expected one of 'tpe'"):
+        sampler_of("tp", SPACE, 0)
+
+
+def test_results_may_arrive_in_any_order() -> None:
+    """The search asks for results in the order of its own clock; when they are ready does not matter."""
+    waited: list[int] = []
+
+    class Late(Curves):
+        def start(self, rung: Rung, state: Callable[[], bytes] | None) -> Callable[[], Advanced]:
+            ready = super().start(rung, state)
+
+            def wait() -> Advanced:
+                waited.append(rung.number)
+                return ready()
+
+            return wait
+
+    made = search(ASHA(), runner=Late(), concurrent=4, trials=20)
+    assert sorted(waited) == list(range(made.rungs))
+    assert waited != sorted(waited)  # a long rung does not hold up shorter ones that began later
+
+
+def test_trials_sort_by_their_last_value() -> None:
+    trial = Trial(number=0, params={}, first_params={})
+    assert trial.last == -math.inf
+    trial.values = {1: 3.0, 2: random.Random(0).random()}
+    assert trial.last == trial.values[2]
+    assert trial.at(5) == -math.inf

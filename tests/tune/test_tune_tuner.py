@@ -1,0 +1,248 @@
+"""The Tuner: searches over real trials, each of which is a Trainer in one task."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.no_jvm import JobError
+from torch import nn
+from torchmetrics.classification import MulticlassAccuracy
+
+from sparkdl import Dataset, Trainer, tune
+from sparkdl.exceptions import ConfigError, ModelError
+from sparkdl.train.triggers import MaxEpoch
+from sparkdl.tune import runners
+from sparkdl.tune.advance import Advanced
+from sparkdl.tune.rows import shared
+
+RANDOM = np.random.default_rng(0)
+FEATURES = RANDOM.normal(size=(96, 6)).astype(np.float32)
+LABELS = (FEATURES[:, 0] * FEATURES[:, 1] > 0).astype(np.int64)
+SPACE = {"lr": tune.loguniform(1e-3, 1e-1), "width": [4, 16], "rows": 16}
+
+
+def make(params: dict[str, Any]) -> Trainer:
+    net = nn.Sequential(
+        nn.Linear(6, params["width"]), nn.Dropout(0.1), nn.Tanh(), nn.Linear(params["width"], 2)
+    )
+    return Trainer(
+        net,
+        loss=nn.CrossEntropyLoss(),
+        optimizer=partial(torch.optim.Adam, lr=params["lr"]),
+        batch_size=params["rows"],
+        schedule=partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.9),
+        metrics=MulticlassAccuracy(num_classes=2, average="micro"),
+        progress=False,
+    )
+
+
+def rows(spark: Any, partitions: int = 3, first: int = 0, last: int = 96) -> Dataset:
+    return Dataset.from_numpy(
+        FEATURES[first:last], LABELS[first:last], spark=spark, num_partitions=partitions
+    )
+
+
+def tuner(train: Any = make, space: Any = SPACE, **options: Any) -> tune.Tuner:
+    defaults: dict[str, Any] = {"metric": "val/accuracy", "mode": "max", "progress": False, "seed": 3}
+    defaults |= {"trials": 4, "max_epochs": 3, "scheduler": tune.ASHA(), "search": "random"}
+    return tune.Tuner(train, space, **defaults | options)
+
+
+def weights(module: nn.Module) -> dict[str, np.ndarray]:
+    return {name: value.numpy() for name, value in module.state_dict().items()}
+
+
+def test_a_trial_is_a_trainer_with_one_partition_to_the_bit(spark: Any) -> None:
+    """Rungs, tasks and states change nothing, whatever the number of partitions that the rows lie in."""
+    with rows(spark, 3) as data, rows(spark, 2, 0, 40) as validation:
+        search = tuner(metric="val/loss", mode=None)
+        found = search.fit(data, validation)
+    best = found.get_best()
+    with rows(spark, 1) as data, rows(spark, 1, 0, 40) as validation:
+        alone = _with(search.trainer(best.params), end_when=MaxEpoch(best.epoch)).fit(data, validation)
+    assert found.best is not None
+    assert best.value == alone.scores["val/loss"]
+    expected = weights(alone.module)
+    assert weights(found.module()).keys() == expected.keys()
+    for name, value in weights(found.module()).items():
+        np.testing.assert_array_equal(value, expected[name])
+    assert [t.status for t in found.trials].count("finished") == 1
+    table = found.dataframe()
+    assert list(table["trial"]) == [0, 1, 2, 3]
+    assert {"params.lr", "params.width", "val/loss", "loss", "epochs", "status"} <= set(table.columns)
+    assert len(found.curves()) == found.epochs
+    assert "<table>" in found._repr_html_()
+    assert "4 trials" in repr(found)
+    pytest.importorskip("matplotlib")
+    assert len(found.plot().axes) == 2
+
+
+def test_the_same_winner_whatever_is_lost(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Tasks fail for good now and then; a search that dies goes on; the winner and its bits are the same."""
+    options: dict[str, Any] = {
+        "metric": "val/loss",
+        "max_epochs": 2,
+        "mode": None,
+        "trials": 4,
+        "scheduler": tune.PBT(quantile=0.4),
+    }
+    with rows(spark) as data:
+        whole = tuner(**options).fit(data, 0.25)
+        jobs, collect = [0], type(data.access).collect
+
+        def losing(access: Any, frames: Any) -> list[bytes]:
+            found = collect(access, frames)
+            jobs[0] += b'"advanced"' in found[0][:500]
+            if jobs[0] % 2 == 0 and b'"advanced"' in found[0][:500]:
+                raise JobError("Job aborted: ExecutorLostFailure")  # after its work: the result is lost
+            return found
+
+        runner = runners.TaskRunner._run
+
+        def dying(self: Any, rung: Any, *arguments: Any) -> Advanced:
+            if rung.number == 5 and not (tmp_path / "died").exists():
+                (tmp_path / "died").touch()
+                raise RuntimeError("the driver died")
+            return runner(self, rung, *arguments)
+
+        with monkeypatch.context() as patch:
+            search = tuner(**options, folder=tmp_path / "kept")
+            patch.setattr(runners.TaskRunner, "_run", dying)
+            with pytest.raises(RuntimeError, match="the driver died") as caught:
+                search.fit(data, 0.25)
+            patch.setattr(type(data.access), "collect", losing)
+            again = search.fit(data, 0.25, resume=True)
+    assert caught.value.result.stopped_by == "error"  # type: ignore[attr-defined]
+    assert jobs[0] == 5  # for three rungs
+    assert again.replayed > 0
+    assert again.best == whole.best
+    assert any(trial.copies for trial in whole.trials)
+    for name, value in weights(again.module()).items():
+        np.testing.assert_array_equal(value, weights(whole.module())[name])
+    assert [t.values for t in again.trials] == [t.values for t in whole.trials]
+
+
+def test_folds_validate_each_other(spark: Any) -> None:
+    space = {"lr": 1e-2, "sound": [True, False], "width": [[4], [8]], "rows": 16}
+
+    def train(params: dict[str, Any]) -> Trainer:
+        made = make({**params, "width": params["width"][0]})
+        if not params["sound"]:
+            nn.init.constant_(made.module[0].bias, float("nan"))  # type: ignore[index]
+        return made
+
+    search = tuner(
+        train,
+        space,
+        metric="val/loss",
+        mode=None,
+        search="grid",
+        trials=None,
+        scheduler=tune.FIFO(rung=1),
+        max_epochs=2,
+    )
+    with rows(spark) as data:
+        found = search.fit(data, folds=3)
+    assert [trial.status for trial in found.trials].count("diverged") == 2
+    assert len(found) == 4
+    assert found.get_best().params["sound"]
+    assert isinstance(found.get_best().params["width"], list)
+    with pytest.raises(ConfigError, match="a module for each fold"):
+        found.module()
+
+
+def test_shared_rows_are_those_of_the_dataset_in_the_order_of_their_source(spark: Any) -> None:
+    with rows(spark, 3) as data, shared(data) as (found, broadcasts):
+        with spark.sparkContext.task({b.number: b for b in broadcasts}):
+            everything = found.dataset()
+            store = everything.store()
+            read = [found.dataset() for _ in range(3)]  # the files are there
+        assert store.rows == (96,)
+        assert len({d.store().partitions[0].folder for d in read} | {store.partitions[0].folder}) == 1
+
+
+def test_errors_come_before_any_rung(spark: Any) -> None:
+    for options, message in (
+        ({"mode": None}, r"mode=None: say whether larger values of 'val/accuracy'"),
+        ({"metric": ""}, "metric=''"),
+        ({"trials": 0}, r"Tuner\(trials=0\): expected an integer"),
+        ({"timeout": -1}, "timeout=-1"),
+        ({"per_trial": "executor"}, "per_trial='executor': expected 'task' or 'cluster'"),
+        ({"scheduler": "asha"}, r"scheduler='asha'.*ASHA\(\)"),
+        ({"search": "tp"}, "search='tp'"),
+        ({"train": nn.Linear}, "expected a function from a dict"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            tuner(**options)
+    jobs = spark.sparkContext.jobs
+    with rows(spark) as data:
+        with pytest.raises(ConfigError, match=r"metric='val/accuracy'.*there are no validation rows"):
+            tuner().fit(data)
+        with pytest.raises(ConfigError, match="resume=True: folder="):
+            tuner().fit(data, 0.2, resume=True)
+        with pytest.raises(ConfigError, match="folds and validation are both given"):
+            tuner().fit(data, 0.2, folds=3)
+        with pytest.raises(ConfigError, match="per_trial='cluster' needs validation rows"):
+            tuner(per_trial="cluster").fit(data, folds=3)
+        assert not jobs
+        with pytest.raises(ConfigError, match="train returned a Linear"):
+            tuner(lambda _: nn.Linear(2, 2)).fit(data, 0.2)
+        with pytest.raises(ConfigError, match=r"'exchange='driver'|exchange='driver' is about several tasks"):
+            tuner(lambda p: _with(make(p), exchange="driver")).fit(data, 0.2)
+        with pytest.raises(
+            ConfigError, match=r"metric='val/accuracy': trials report loss, val/loss, val/multi"
+        ):
+            tuner().fit(data, 0.2)
+        with pytest.raises(ModelError, match="mat1 and mat2"):
+            tuner(lambda p: _wrong(make(p)), metric="loss", mode=None).fit(data)
+
+
+def _with(trainer: Trainer, **options: Any) -> Trainer:
+    trainer.config = replace(trainer.config, **options)
+    return trainer
+
+
+def _wrong(trainer: Trainer) -> Trainer:
+    net = nn.Sequential(nn.Linear(5, 2))
+    return Trainer(
+        net, loss=nn.CrossEntropyLoss(), optimizer=partial(torch.optim.SGD, lr=0.1), progress=False
+    )
+
+
+def test_distributed_trials_are_fits_over_all_partitions(spark: Any, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"metric": "val/loss", "mode": None, "per_trial": "cluster", "trials": 3}
+    with rows(spark, 2) as data, rows(spark, 2, 0, 40) as validation:
+        search = tuner(**options, max_epochs=2, scheduler=tune.SuccessiveHalving(2), folder=tmp_path)
+        found = search.fit(data, {"val": validation})
+        best = found.get_best()
+        alone = _with(search.trainer(best.params), end_when=MaxEpoch(best.epoch)).fit(data, validation)
+    assert best.value == alone.scores["val/loss"]
+    assert [trial.epochs for trial in found.trials] != [2, 2, 2]
+
+
+def test_loggers_are_told_of_each_trial(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("tensorboard")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = (tmp_path / "mlruns").as_uri()
+    board = tune.TensorBoardHParams(tmp_path / "board")
+    runs = tune.MLflowTrials(tracking_uri=uri)
+    with rows(spark) as data:
+        found = tuner(metric="loss", mode=None, trials=2, max_epochs=1, loggers=[board, runs]).fit(data)
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    children = client.search_runs(["0"], f"tags.`mlflow.parentRunId` = '{runs.run_id}'")
+    assert {run.data.params["lr"] for run in children} == {str(t.params["lr"]) for t in found.trials}
+    assert {run.info.status for run in children} == {"FINISHED"}
+    assert client.get_run(runs.run_id).data.tags["sparkdl.best_trial"] == str(found.get_best().number)
+    assert sorted(path.name for path in (tmp_path / "board").iterdir()) == ["trial-0000", "trial-0001"]
+    assert all(any(folder.iterdir()) for folder in (tmp_path / "board").iterdir())
