@@ -340,7 +340,7 @@ _SPARKDL = {
     "sparkdl.nn.models.textcnn": "TextCNN",
     "sparkdl.nn.models.top_k": "Recommender TopK",
     "sparkdl.nn.models.transformer": "TransformerClassifier",
-    "sparkdl.nn.models.two_tower": "Tower TwoTower in_batch_softmax",
+    "sparkdl.nn.models.two_tower": "Tower TwoTower in_batch_softmax in_batch_step",
     "sparkdl.nn.models.variables": "AdaptiveVariable DynamicDimensionVariable MultiHashVariable",
     "sparkdl.nn.models.vgg": "VGG",
     "sparkdl.nn.models.wide_and_deep": "WideAndDeep",
