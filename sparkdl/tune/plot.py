@@ -3,57 +3,64 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from sparkdl.train.plot import Shown
+from sparkdl.tune.shown import metric_value
+from sparkdl.tune.trial import Trial
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from sparkdl.tune.result import SearchResult
 
+def plot(trials: Sequence[Trial], metric: str, mode: str, best: int | None) -> Figure:
+    """Draw a search: learning curves above, params below.
 
-def plot(found: SearchResult) -> Figure:
-    """Draw a search: learning curves above, params below."""
+    Args:
+        trials: all trials.
+        metric: by which they were compared.
+        mode: ``"max"`` or ``"min"``.
+        best: number of the best trial.
+    """
     figure = Shown(figsize=(7, 6.5), dpi=100, layout="constrained", facecolor="white")
     curves, coordinates = figure.subplots(2, 1)
-    _curves(curves, found)
-    _coordinates(coordinates, found)
+    _curves(curves, trials, metric, mode, best)
+    _coordinates(coordinates, trials, metric, mode)
     return figure
 
 
-def _curves(axes: Axes, found: SearchResult) -> None:
-    sign = 1 if found.mode == "max" else -1
-    for trial in found.trials:
+def _curves(axes: Axes, trials: Sequence[Trial], metric: str, mode: str, best: int | None) -> None:
+    sign = 1 if mode == "max" else -1
+    for trial in trials:
         epochs = [epoch for epoch in sorted(trial.values) if math.isfinite(trial.values[epoch])]
-        best = found.best is not None and trial.number == found.best.number
+        wins = trial.number == best
         axes.plot(
             epochs,
             [sign * trial.values[epoch] for epoch in epochs],
             marker="." if len(epochs) == 1 else "",
-            color="tab:red" if best else "tab:blue",
-            alpha=1.0 if best else 0.4,
-            zorder=2 if best else 1,
+            color="tab:red" if wins else "tab:blue",
+            alpha=1.0 if wins else 0.4,
+            zorder=2 if wins else 1,
         )
     axes.set_xlabel("epoch")
-    axes.set_ylabel(found.metric)
+    axes.set_ylabel(metric)
     axes.set_title("learning curves (best in red)")
 
 
-def _coordinates(axes: Axes, found: SearchResult) -> None:
+def _coordinates(axes: Axes, given: Sequence[Trial], metric: str, mode: str) -> None:
     """Draw a line for each trial through its params and its value, coloured by the value."""
-    trials = [trial for trial in found.trials if math.isfinite(trial.last)]
+    trials = [trial for trial in given if math.isfinite(trial.last)]
     names = list(dict.fromkeys(name for trial in trials for name in trial.params))
     if not trials:
         axes.set_axis_off()
         return
-    columns = [*names, found.metric]
+    columns = [*names, metric]
     placed = [_placed([trial.params.get(name) for trial in trials]) for name in names]
-    placed.append(_placed([found.value_of(trial) for trial in trials]))
+    placed.append(_placed([metric_value(trial, mode) for trial in trials]))
     order = sorted(range(len(trials)), key=lambda n: trials[n].last)
     colours = mpl.colormaps["viridis"]
     for rank, n in enumerate(order):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from sparkdl import frame
+from sparkdl import frame, html
 from sparkdl.exceptions import ConfigError
 from sparkdl.train.checkpoint import load_weights
 from sparkdl.tune import shown
@@ -140,7 +140,8 @@ class SearchResult:
             raise ImportError("SearchResult.plot() draws with matplotlib: pip install matplotlib") from None
         from sparkdl.tune.plot import plot
 
-        return plot(self)
+        best = None if self.best is None else self.best.number
+        return plot(self.trials, self.metric, self.mode, best)
 
     def value_of(self, trial: Trial) -> float:
         """Return the last value of a trial as the metric has it; NaN if there is none."""
@@ -153,7 +154,14 @@ class SearchResult:
         return f"SearchResult({len(self.trials)} trials, {self.epochs} epochs, best {best})"
 
     def _repr_html_(self) -> str:
-        return shown.result(self)
+        facts: dict[str, object] = {
+            "trials": len(self.trials),
+            "epochs": self.epochs,
+            "stopped by": self.stopped_by,
+        }
+        if self.best is not None:
+            facts |= {f"best {self.metric}": f"{self.best.value:.6g}", "of trial": self.best.number}
+        return html.block("Search", facts, shown.table_html(self.trials, self.metric, self.mode))
 
     def __len__(self) -> int:
         return len(self.trials)

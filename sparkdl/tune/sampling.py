@@ -96,8 +96,8 @@ class Asker:
                 found = len(self._shown.get_trials(deepcopy=False))
             if found and not resume:
                 raise ConfigError(
-                    f"storage: the study {name!r} has {found} trials already; choose another name=, or go on by "
-                    "folder= and fit(..., resume=True)",
+                    f"storage: the study {name!r} has {found} trials already; choose another name=, or go on "
+                    "by folder= and fit(..., resume=True)",
                     code="config-resume",
                 )
 

@@ -6,13 +6,10 @@ import math
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparkdl import html
 from sparkdl.tune.trial import Trial
-
-if TYPE_CHECKING:
-    from sparkdl.tune.result import SearchResult
 
 _ROWS = 10
 
@@ -21,19 +18,6 @@ def metric_value(trial: Trial, mode: str) -> float:
     """Return the last value of a trial as the metric has it; NaN if there is none."""
     value = trial.last
     return math.nan if not math.isfinite(value) else value if mode == "max" else -value
-
-
-def result(found: SearchResult) -> str:
-    """Return a search as HTML."""
-    facts: dict[str, object] = {
-        "trials": len(found.trials),
-        "epochs": found.epochs,
-        "stopped by": found.stopped_by,
-    }
-    if found.best is not None:
-        facts[f"best {found.metric}"] = f"{found.best.value:.6g}"
-        facts["of trial"] = found.best.number
-    return html.block("Search", facts, table_html(found.trials, found.metric, found.mode))
 
 
 def table_html(trials: Sequence[Trial], metric: str, mode: str) -> str:

@@ -228,9 +228,7 @@ def test_distributed_trials_are_fits_over_all_partitions(spark: Any, tmp_path: P
     assert [trial.epochs for trial in found.trials] != [2, 2, 2]
 
 
-def test_loggers_are_told_of_each_trial(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_loggers_are_told_of_each_trial(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
     pytest.importorskip("tensorboard")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
