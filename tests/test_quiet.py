@@ -35,7 +35,7 @@ conf |= {"spark.driver.host": "127.0.0.1", "spark.rpc.message.maxSize": "1"}
 conf |= {"spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"]}
 spark = session.builder(master, conf=conf).getOrCreate()
 random = np.random.default_rng(0)
-x, y = random.normal(size=(1024, 1000)).astype("float32"), random.integers(0, 2, 1024)
+x, y = random.normal(size=(512, 1000)).astype("float32"), random.integers(0, 2, 512)
 
 
 def same(batches):
@@ -79,8 +79,8 @@ elements = table.rdd.map(lambda row: (np.array(row.features, "float32"), row.lab
 with Dataset.from_rdd(elements) as data:
     Trainer(torch.nn.Linear(4, 2), **options).fit(data)
 
-wide = torch.nn.Sequential(torch.nn.Linear(4, 100_000), torch.nn.Linear(100_000, 2))
-model = TorchClassifier(module=wide, optimizer=sgd, maxEpochs=1, batchSize=1024).fit(table)
+wide = torch.nn.Sequential(torch.nn.Linear(4, 60_000), torch.nn.Linear(60_000, 2))
+model = TorchClassifier(module=wide, optimizer=sgd, maxEpochs=1, batchSize=512).fit(table)
 model.write().overwrite().save(folder)  # several MB
 found = TorchClassificationModel.load(folder).transform(table)
 found.show(2)
@@ -90,7 +90,9 @@ print("done")
 """
 
 
-@pytest.fixture(scope="module", params=["local[2]", "local-cluster[2,1,1024]"])
+@pytest.fixture(
+    scope="module", params=["local[2]", pytest.param("local-cluster[2,1,1024]", marks=pytest.mark.slow)]
+)
 def done(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> subprocess.CompletedProcess[str]:

@@ -42,7 +42,7 @@ class Change:
         params: their new values, packed.
         buffers: new floating-point buffers.
         counters: new integer and boolean buffers.
-        state: frame of the optimizer's state of these elements.
+        optimizer: the optimizer of these elements, with its state.
         average: averaged weights, if there are any.
         reports: reports of the group's iterations so far, in their order, as JSON.
         gradient: its combined gradient, if the driver wants it.
@@ -52,7 +52,7 @@ class Change:
     params: Array
     buffers: Array
     counters: Array
-    state: Held[Frame]
+    optimizer: ShardOptimizer
     average: Held[Array] | None
     reports: Sequence[bytes]
     gradient: Array | None = None
@@ -150,7 +150,8 @@ class LiveModel:
         self._set(None)
         if not np.shares_memory(change.params, self.params):  # else it was updated in place
             change.rows.put(change.params, self.params)
-        put_state(self.optimizer, change.rows, change.state)
+        if change.optimizer is not self.optimizer:  # else it was updated in place
+            put_state(self.optimizer, change.rows, change.optimizer)
         self.buffers, self.counters = np.array(change.buffers), np.array(change.counters)
         self.average = change.average
         self.reports = change.reports
@@ -206,7 +207,7 @@ def bring(
 def _made_of(change: Change, spec: FitSpec, module: FlatModule, version: Version) -> LiveModel:
     """Return the model that a whole change leads to."""
     arrays = {"params": change.params, "buffers": change.buffers, "counters": change.counters}
-    kept = [change.state.value]
+    kept = [frame.unpack(change.optimizer.state_frame())]
     if change.average is not None:
         kept.append(frame.unpack(_packed_average(change.average)))
     live = LiveModel(spec, module, version, Frame({}, arrays), kept)
@@ -227,7 +228,7 @@ def write_change(files: LocalStore, version: Version, change: Change) -> None:
     frames: list[Parts] = [
         [b"\n".join(change.reports)],
         frame.pack({"kind": _CHANGE}, arrays),
-        _repacked(change.state.value),
+        change.optimizer.state_frame(),
     ]
     if change.average is not None:
         frames.append(_packed_average(change.average))
@@ -241,12 +242,14 @@ def read_change(spec: FitSpec, files: LocalStore, version: Version) -> Change | 
         return None
     reports, arrays, state, *average = frames
     found = frame.unpack(arrays).arrays
+    rows = Rows.read(spec.layout, found)
+    kept = Shared(frame.unpack(state))
     return Change(
-        Rows.read(spec.layout, found),
+        rows,
         found["params"],
         found["buffers"],
         found["counters"],
-        Shared(frame.unpack(state)),
+        ShardOptimizer(spec.rule.optimizer, rows.packed, 0, rows.packed.numel, kept),
         Shared(frame.unpack(average[0]).arrays["params"]) if average else None,
         frame.join(frame.parts(reports)).splitlines(),
         np.array(found["gradient"]) if "gradient" in found else None,
@@ -289,11 +292,6 @@ def delete_outdated(files: LocalStore, start: Start, version: Version, changes: 
         return not of_group or iteration < (first if what else start.version.iteration)
 
     files.discard(outdated)
-
-
-def _repacked(message: Frame) -> Parts:
-    """Lay a frame out again, to be passed on."""
-    return frame.pack(message.meta, message.arrays)
 
 
 def _packed_average(average: Held[Array]) -> Parts:

@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparkdl.frame import Frame, Parts
-from sparkdl.held import Held
 from sparkdl.layout import ParamLayout
 from sparkdl.optim.shard_optimizer import ShardOptimizer
 from sparkdl.optim.shard_run import Run
-from sparkdl.optim.shard_state import pack_runs, read_runs, tensor_of
+from sparkdl.optim.shard_state import tensor_of
 from sparkdl.optim.spec import OptimizerSpec
 from sparkdl.rows import Rows
 
@@ -76,35 +74,36 @@ def lazy_tables(
     return found
 
 
-def take_state(optimizer: ShardOptimizer, rows: Rows) -> Parts:
-    """Return the state of the elements that are covered, as that of an optimizer of the packed vector.
+def packed_optimizer(optimizer: ShardOptimizer, rows: Rows) -> ShardOptimizer:
+    """Return the optimizer of the packed vector, with the state of the elements that are covered.
 
     Args:
         optimizer: of all weights.
         rows: the elements; at least one row of each table.
     """
     place = _places(rows.layout, rows.packed)
-    runs = []
+    packed = ShardOptimizer(optimizer.spec, rows.packed, 0, rows.packed.numel)
+    packed.runs = []
     for run in optimizer.runs:
         state = {
             name: _taken(rows, value, run.start) if run.is_elementwise(value) else value
             for name, value in run.state.items()
         }
-        runs.append(Run(place[run.start], place[run.stop], run.group, state))
-    return pack_runs(runs, optimizer.spec.name)
+        packed.runs.append(Run(place[run.start], place[run.stop], run.group, state))
+    return packed
 
 
-def put_state(optimizer: ShardOptimizer, rows: Rows, state: Held[Frame]) -> None:
+def put_state(optimizer: ShardOptimizer, rows: Rows, updated: ShardOptimizer) -> None:
     """Take over the state that an optimizer of the packed vector has left.
 
     Args:
         optimizer: of all weights.
         rows: the elements; at least one row of each table.
-        state: frame from :meth:`ShardOptimizer.state_frame`.
+        updated: the optimizer of the packed vector; it gives its state away.
     """
     place = _places(rows.packed, rows.layout)
     runs = []
-    for packed in read_runs(state):
+    for packed in updated.runs:
         start, stop = place[packed.start], place[packed.stop]
         if stop - start == packed.stop - packed.start:  # all of it
             runs.append(Run(start, stop, packed.group, packed.state))

@@ -27,6 +27,7 @@ class Division:
         self._layout = layout
         self._ranges = spec.group_ranges
         self._classes = spec.classes
+        self._borders = {param.offset for param in layout.params}
 
     def class_of(self, run: Run) -> type[torch.optim.Optimizer]:
         """Return the class of a run's optimizer."""
@@ -66,10 +67,10 @@ class Division:
 
     def joined(self, runs: list[Run]) -> list[Run]:
         """Join runs that shards have cut: a parameter's sums are those of one run."""
-        borders = {spec.offset for spec in self._layout.params}
         joined: list[Run] = []
+        apart = self._apart
         for run in runs:
-            whole = run.group in self._apart and run.start in borders
+            whole = run.group in apart and run.start in self._borders
             if joined and not whole and joined[-1].goes_on_with(run):
                 joined[-1].append(run)
             else:

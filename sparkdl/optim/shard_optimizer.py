@@ -105,6 +105,8 @@ class ShardOptimizer:
             ``spec.reductions`` times partial sums, and is sent their totals over all shards. For an
             optimizer with sums per parameter, shape (parameters of the layout, k).
         """
+        if len(self.runs) > 1:  # those whose histories have become equal
+            self.runs = self.division.joined(self.runs)
         if not used.all():
             self.runs = list(self.division.split(self.runs, used))
         blocks: list[tuple[Run, list[Run]]] = []
@@ -214,6 +216,12 @@ class ShardOptimizer:
                 ]
                 mask[segment.start - run.start : segment.stop - run.start] = torch.from_numpy(of_segment)
         return mask
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the tensors of its state."""
+        tensors = (v for run in self.runs for v in run.state.values() if isinstance(v, torch.Tensor))
+        return sum(tensor.nbytes for tensor in tensors)
 
     def state_frame(self) -> Parts:
         """Serialize runs and state; arrays are referenced, not copied."""

@@ -159,7 +159,8 @@ class ArmsAt(Hook):
             self.flag.touch()
 
 
-@pytest.mark.parametrize("exchange", ["replicated", "sharded"])
+# With the other plan processes are killed in test_direct_processes.py, without a JVM.
+@pytest.mark.parametrize("exchange", ["replicated", pytest.param("sharded", marks=pytest.mark.slow)])
 def test_an_executor_killed_in_a_direct_group_changes_no_bit(
     cluster: Any, tmp_path: Path, exchange: Any
 ) -> None:

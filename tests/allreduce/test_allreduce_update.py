@@ -10,9 +10,10 @@ from support.data import read_only
 from sparkdl import frame
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.directives import Directives
-from sparkdl.allreduce.messages import Report, Shard
+from sparkdl.allreduce.messages import Report, Shard, State
+from sparkdl.allreduce.update import shard as shard_update
 from sparkdl.allreduce.update.buffers import combine_reports
-from sparkdl.allreduce.update.shard import ShardUpdate, update_shard
+from sparkdl.allreduce.update.shard import ShardUpdate
 from sparkdl.compute.problems import NonFiniteGradient, ProblemError
 from sparkdl.held import Owned, Shared
 from sparkdl.layout import ParamLayout, lay_out
@@ -33,6 +34,10 @@ def task(start=0, stop=8, optimizer=SGD, params=PARAMS, **options):
     return ShardUpdate(
         layout=LAYOUT, start=start, stop=stop, rule=UpdateRule(optimizer), weights=weights, **options
     )
+
+
+def update_shard(update, shards, state: State | None = None):
+    return shard_update.update_shard(update, shards, update.optimizer(state))
 
 
 def arrived(message, writable=True):
@@ -60,9 +65,9 @@ def test_the_weighted_mean_of_the_gradients_updates_the_shard():
 
 def test_facts_count_bytes():
     arriving = [shard(1, 1.0, np.ones(8)), shard(0, 1.0, np.ones(8))]
-    facts = update_shard(task(), arriving).shard.facts
+    facts = update_shard(task(optimizer=ADAM), arriving).shard.facts
     assert facts.received == messages.nbytes(arriving) == 2 * (8 * 4 + 2)
-    assert facts.state_bytes > 0
+    assert facts.state_bytes == 2 * 8 * 4 + 4  # two moments, and the count of steps
     assert facts.task["phases"]["update"] >= 0
 
 

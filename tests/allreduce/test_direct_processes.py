@@ -230,7 +230,7 @@ def lossy(those: Processes, of: Case, fate: Fate | None, folder: Path, patience:
     return session
 
 
-@pytest.mark.parametrize("seed", seeds(6, 50))
+@pytest.mark.parametrize("seed", seeds(3, 50))
 def test_processes_that_are_killed(those: Processes, tmp_path: Path, seed: int) -> None:
     exchange, feature = ("sharded", "replicated")[seed % 2], ["adam", "lamb", "rows"][seed % 3]
     of = replace(FEATURES[feature](exchange, SIZES), iterations=16, group=4)

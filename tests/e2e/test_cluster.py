@@ -103,7 +103,7 @@ def test_result_is_the_reference_to_the_bit(cluster: Any, exchange: str) -> None
     assert_bit_equal(fit(cluster, Everything(), 15, exchange=exchange).module, expected(Everything(), 15))
 
 
-@pytest.mark.parametrize("codec", ["fp32", "bf16"])
+@pytest.mark.parametrize("codec", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_several_partitions_in_a_process_change_no_bit(cluster: Any, tmp_path: Path, codec: str) -> None:
     # Partitions of one process share the replica's gradient, which is lent, and the weights of a version.
     options = {"partitions": 5, "averaging": EMA(0.9), "gradient_codec": codec}
@@ -166,11 +166,12 @@ class KillsAnExecutor:
         return self.inner(output, label)
 
 
-# A shuffle of the plan "sharded" is lost in the same way, in the group that
-# test_executors_killed_at_once_change_no_bit disturbs; how each plan goes on is proved without a JVM, in
-# tests/allreduce/test_allreduce_plans.py.
+# A shuffle of the other plans is lost in the same way, in the groups that
+# test_executors_killed_at_once_change_no_bit and test_rows_of_tables_survive_executors_killed_at_once
+# disturb; how each plan goes on is proved without a JVM, in tests/allreduce/test_allreduce_plans.py.
 @pytest.mark.parametrize(
-    "exchange", ["driver", pytest.param("sharded", marks=pytest.mark.slow), "replicated"]
+    "exchange",
+    ["driver", *(pytest.param(plan, marks=pytest.mark.slow) for plan in ("sharded", "replicated"))],
 )
 def test_an_executor_killed_while_training_changes_no_bit(cluster: Any, tmp_path: Any, exchange: str) -> None:
     flag = tmp_path / "kill"
@@ -235,7 +236,7 @@ class FailsOnce(torch.optim.Adam):
             raise RuntimeError("once")
 
 
-@pytest.mark.parametrize("exchange", ["sharded", "replicated"])
+@pytest.mark.parametrize("exchange", [pytest.param("sharded", marks=pytest.mark.slow), "replicated"])
 def test_an_update_that_fails_once_in_a_group_changes_no_bit(
     cluster: Any, tmp_path: Any, exchange: str
 ) -> None:
@@ -347,35 +348,3 @@ def test_threads_per_task() -> None:
 def test_no_profile_for_one_thread_or_local_mode(spark: Any) -> None:
     assert task_profile(access_to(spark), session.Executors(1, 2), 1) is None
     assert task_profile(access_to(spark), session.Executors(2, 1), 2) is None
-
-
-@pytest.mark.cluster
-def test_one_task_per_executor_of_two_cores(sessions: Any) -> None:
-    spark = sessions.get("local-cluster[2,2,1024]")
-    assert task_profile(access_to(spark), session.executors(spark), 2) is not None
-
-    class Concurrent(nn.Module):
-        """Its output tells how many threads torch uses and how many cores Spark gave the task."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(1))
-
-        def forward(self, x: Any) -> Any:
-            from pyspark import TaskContext
-
-            context = TaskContext.get()
-            cores = context.cpus() if context else 0
-            return self.weight * 0 + 10 * torch.get_num_threads() + cores
-
-    with Dataset.from_numpy(X[:20], spark=spark) as data:
-        assert len({token.executor for token in data.store().partitions}) == 2
-        result = Trainer(
-            Concurrent(),
-            loss=lambda output, _: output.mean(),
-            optimizer=ADAM,
-            batch_size=20,
-            end_when=MaxIteration(1),
-            progress=False,
-        ).fit(data)
-    assert result.history[0]["loss"] == 22

@@ -10,10 +10,9 @@ import torch
 from torch import optim
 
 from sparkdl import frame
-from sparkdl.held import Shared
 from sparkdl.layout import ParamLayout, lay_out
 from sparkdl.optim import OptimizerSpec, ParamGroup, optimizer_spec
-from sparkdl.optim.packed import lazy_groups, lazy_tables, put_state, take_state
+from sparkdl.optim.packed import lazy_groups, lazy_tables, packed_optimizer, put_state
 from sparkdl.optim.shard_optimizer import ShardOptimizer
 from sparkdl.rows import Rows
 
@@ -61,8 +60,7 @@ def test_packed_updates_are_bit_equal_to_whole_ones(name):
         lazy = lazy_tables(live, [0, 1], ())
         assert lazy == ([0, 1] if t or name == "SGD" else [])  # the first step fills all rows of the state
         rows = Rows(LAYOUT, {i: own for i, own in sparse.tables.items() if i in lazy})
-        state = frame.unpack(frame.join(take_state(live, rows)))
-        packed = ShardOptimizer(spec, rows.packed, 0, rows.packed.numel, Shared(state))
+        packed = packed_optimizer(live, rows)
         part = torch.from_numpy(np.array(rows.take(weights.numpy())))
         here = {
             i: np.ones(len(own), np.bool_) if i in rows.tables else masks[i]
@@ -70,7 +68,7 @@ def test_packed_updates_are_bit_equal_to_whole_ones(name):
         }
         packed.step(part, torch.from_numpy(np.array(rows.take(gradient.numpy()))), used, touched=here)
         rows.put(part.numpy(), weights.numpy())
-        put_state(live, rows, Shared(frame.unpack(frame.join(packed.state_frame()))))
+        put_state(live, rows, packed)
 
         assert torch.equal(weights, whole)
         states = [frame.unpack(frame.join(optimizer.state_frame())) for optimizer in (reference, live)]

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import stat
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from pyspark import TaskContext
+from torch import nn
 
-from sparkdl import Dataset
+from sparkdl import Dataset, Trainer
 from sparkdl._spark.jobs import FrameJobs
 from sparkdl._spark.tasks import task_resources
 from sparkdl.access.classic import task_resource_amounts
+from sparkdl.train import MaxIteration
 from sparkdl.train.resources import task_profile
 
 
@@ -26,7 +31,7 @@ def test_amounts_of_task_resources() -> None:
 
 
 @pytest.mark.cluster
-def test_a_profile_keeps_the_tasks_gpu(sessions: Any, tmp_path: Path) -> None:
+def test_one_task_on_each_executor_has_all_its_cores_and_keeps_its_gpu(sessions: Any, tmp_path: Path) -> None:
     script = tmp_path / "gpus"
     script.write_text("""#!/bin/sh\necho '{"name": "gpu", "addresses": ["0"]}'\n""")
     script.chmod(script.stat().st_mode | stat.S_IXUSR)
@@ -44,7 +49,31 @@ def test_a_profile_keeps_the_tasks_gpu(sessions: Any, tmp_path: Path) -> None:
         assert profile is not None
         jobs = FrameJobs(spark.sparkContext)
         found = jobs.collect(jobs.stage(store.tokens, _resources, profile=profile))
+        assert len({token.executor for token in store.partitions}) == 2
+        trainer = Trainer(
+            Concurrent(),
+            loss=lambda output, _: output.mean(),
+            optimizer=partial(torch.optim.SGD, lr=0.1),
+            batch_size=8,
+            end_when=MaxIteration(1),
+            progress=False,
+        )
+        loss = trainer.fit(data).history[0]["loss"]
     assert found == [b"{'gpu': ['0']}"] * 2
+    assert loss == 22
+
+
+class Concurrent(nn.Module):
+    """Its output tells how many threads torch uses and how many cores Spark gave the task."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Any) -> Any:
+        context = TaskContext.get()
+        cores = context.cpus() if context else 0
+        return self.weight * 0 + 10 * torch.get_num_threads() + cores
 
 
 def _resources(_: int, tokens: Any) -> Any:

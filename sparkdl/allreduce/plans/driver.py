@@ -165,24 +165,21 @@ class _Sync:
         start, stop = shards.bounds(spec.layout.numel, self.shards)[me.rank]
         before = frame.unpack(self.weights.read()).arrays
         states, averages = inbox.of(State), inbox.of(Average)
-        made = update_shard(
-            ShardUpdate(
-                layout=spec.layout,
-                start=start,
-                stop=stop,
-                rule=spec.rule,
-                weights=Shared(before["params"][start:stop]),
-                iteration=self.iteration,
-                combine=spec.combine,
-                averaging=spec.averaging,
-                directives=self.directives,
-                totals=self.totals,
-            ),
-            inbox.of(Shard),
-            states[0] if states else None,
-            averages[0] if averages else None,
-            received,
+        update = ShardUpdate(
+            layout=spec.layout,
+            start=start,
+            stop=stop,
+            rule=spec.rule,
+            weights=Shared(before["params"][start:stop]),
+            iteration=self.iteration,
+            combine=spec.combine,
+            averaging=spec.averaging,
+            directives=self.directives,
+            totals=self.totals,
         )
+        optimizer = update.optimizer(states[0] if states else None)
+        average = averages[0] if averages else None
+        made = update_shard(update, inbox.of(Shard), optimizer, average, received)
         if isinstance(made, Finished):
             yield ToDriver(made.shard)
             if self.keeps:

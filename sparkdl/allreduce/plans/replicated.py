@@ -57,7 +57,7 @@ from sparkdl.compute.start import Start, Version
 from sparkdl.frame import Array, Packed
 from sparkdl.held import Owned, Shared
 from sparkdl.layout import ParamLayout
-from sparkdl.optim.packed import lazy_tables, take_state
+from sparkdl.optim.packed import lazy_tables, packed_optimizer
 from sparkdl.rows import Rows, union
 
 
@@ -200,26 +200,26 @@ class _UpdateAll:
         reports = combine_reports(inbox.of(Report), live.buffers, live.counters)
         rows = _covered(spec, arrived, _lazy(spec, live, directives))
         whole = not rows.tables  # then weights and state are updated in place
-        params = Owned(live.params if whole else rows.take(live.params))
-        state = frame.unpack(take_state(live.optimizer, rows), writable=True)
+        if whole:
+            optimizer, params, shards_of = live.optimizer, live.params, arrived
+        else:
+            optimizer, params = packed_optimizer(live.optimizer, rows), rows.take(live.params)
+            shards_of = [shard.renumbered(rows) for shard in arrived]
+        average = Average(live.average) if live.average is not None else None
         version = live.begin_change()
+        update = ShardUpdate(
+            layout=rows.packed,
+            start=0,
+            stop=rows.packed.numel,
+            rule=spec.rule,
+            weights=Owned(params),
+            iteration=version.iteration,
+            combine=spec.combine,
+            averaging=spec.averaging,
+            directives=directives,
+        )
         try:
-            made = update_shard(
-                ShardUpdate(
-                    layout=rows.packed,
-                    start=0,
-                    stop=rows.packed.numel,
-                    rule=spec.rule,
-                    weights=params,
-                    iteration=version.iteration,
-                    combine=spec.combine,
-                    averaging=spec.averaging,
-                    directives=directives,
-                ),
-                arrived if whole else [shard.renumbered(rows) for shard in arrived],
-                State(Owned(state)),
-                Average(live.average) if live.average is not None else None,
-            )
+            made = update_shard(update, shards_of, optimizer, average)
         except ProblemError:
             live.give_up_change(version)
             raise
@@ -231,7 +231,7 @@ class _UpdateAll:
             made.shard.held.value,
             reports.buffers.get("buffers", live.buffers),
             reports.buffers.get("counters", live.counters),
-            made.state.state,
+            optimizer,
             made.average.params if made.average is not None else None,
             [*live.reports, told],
             made.shard.gradient,

@@ -177,23 +177,19 @@ class _UpdateShard:
             weights = mine.weights
         reports = _combined(inbox, buffers)
         assert weights is not None
-        made = update_shard(
-            ShardUpdate(
-                layout=spec.layout,
-                start=bounds[0],
-                stop=bounds[1],
-                rule=spec.rule,
-                weights=weights,
-                iteration=version.iteration,
-                combine=spec.combine,
-                averaging=spec.averaging,
-                directives=self.directives,
-                totals=tuple(totals),
-            ),
-            arrived,
-            mine.state,
-            mine.average,
+        update = ShardUpdate(
+            layout=spec.layout,
+            start=bounds[0],
+            stop=bounds[1],
+            rule=spec.rule,
+            weights=weights,
+            iteration=version.iteration,
+            combine=spec.combine,
+            averaging=spec.averaging,
+            directives=self.directives,
+            totals=tuple(totals),
         )
+        made = update_shard(update, arrived, update.optimizer(mine.state), mine.average)
         if not isinstance(made, Finished):
             left: list[Message] = [made.partials, Totals(totals), *made.shards]
             if reports is not None:

@@ -24,7 +24,6 @@ from sparkdl.allreduce.messages import (
     State,
     UpdatedShard,
     UpdateFacts,
-    encode,
     nbytes,
 )
 from sparkdl.allreduce.update import adasum
@@ -77,6 +76,11 @@ class ShardUpdate:
         """Whether all totals are known, so that this phase ends the update."""
         return self.whole or len(self.totals) == reductions(self.rule, self.combine)
 
+    def optimizer(self, state: State | None) -> ShardOptimizer:
+        """Return the shard's optimizer with a state that was kept; with a fresh one without."""
+        kept = state.state if state else None
+        return ShardOptimizer(self.rule.optimizer, self.layout, self.start, self.stop, kept)
+
 
 @dataclass(frozen=True, slots=True)
 class Finished:
@@ -84,13 +88,18 @@ class Finished:
 
     Attributes:
         shard: the new weights.
-        state: optimizer state, for the next update.
+        optimizer: the optimizer, with its state for the next update.
         average: averaged weights, if there are any.
     """
 
     shard: UpdatedShard
-    state: State
+    optimizer: ShardOptimizer
     average: Average | None
+
+    @property
+    def state(self) -> State:
+        """The optimizer's state as a message, whose arrays are those of the optimizer."""
+        return State(Owned(frame.unpack(self.optimizer.state_frame(), writable=True)))
 
     @property
     def kept(self) -> list[State | Average]:
@@ -119,7 +128,7 @@ def reductions(rule: UpdateRule, combine: Combine) -> int:
 def update_shard(
     update: ShardUpdate,
     shards: Sequence[Shard],
-    state: State | None = None,
+    optimizer: ShardOptimizer,
     average: Average | None = None,
     receive_seconds: float = 0.0,
 ) -> Finished | Waiting:
@@ -128,7 +137,7 @@ def update_shard(
     Args:
         update: the shard and the rule.
         shards: gradients of all sources, in any order; in later phases the result of the phase before.
-        state: optimizer state; fresh without.
+        optimizer: the shard's; its state goes on in place.
         average: averaged weights so far.
         receive_seconds: how long it took to receive them, for the report.
 
@@ -136,9 +145,6 @@ def update_shard(
         ProblemError: if a gradient is not finite; nothing is updated then.
     """
     clock = Stopwatch()
-    optimizer = ShardOptimizer(
-        update.rule.optimizer, update.layout, update.start, update.stop, state.state if state else None
-    )
     weights = own(update.weights)
     gradient: Array | None = None
     partials, left = np.zeros(0), list(shards)
@@ -154,7 +160,6 @@ def update_shard(
     sources = checksum(shards)
     if not update.last:
         return Waiting(Partials(update.start, sources, partials), left)
-    kept = State(Owned(_writable(optimizer)))
     averaged = _averaged(update, average, weights)
     clock.laps["receive"] = receive_seconds
     clock.lap("update")
@@ -162,18 +167,13 @@ def update_shard(
         update.start,
         sources,
         nbytes(shards),
-        frame.size(encode(kept)) + (frame.size(encode(averaged)) if averaged else 0),
+        optimizer.state_bytes + (averaged.params.value.nbytes if averaged else 0),
         clock.facts(),
     )
     told: Array | None = None
     if update.directives.gradient:
         told = np.zeros_like(weights) if gradient is None else gradient
-    return Finished(UpdatedShard(facts, Owned(weights), told), kept, averaged)
-
-
-def _writable(optimizer: ShardOptimizer) -> frame.Frame:
-    """Return the optimizer's state as a frame whose arrays are those of the optimizer."""
-    return frame.unpack(optimizer.state_frame(), writable=True)
+    return Finished(UpdatedShard(facts, Owned(weights), told), optimizer, averaged)
 
 
 def _averaged(update: ShardUpdate, before: Average | None, weights: Array) -> Average | None:

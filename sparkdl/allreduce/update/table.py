@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparkdl import frame
 from sparkdl.allreduce.directives import Directives
-from sparkdl.allreduce.messages import RowGradients, Shard, State
+from sparkdl.allreduce.messages import RowGradients, Shard
 from sparkdl.allreduce.update.shard import Finished, ShardUpdate, update_shard
 from sparkdl.frame import Array
 from sparkdl.held import Owned
@@ -23,7 +22,6 @@ from sparkdl.layout import ParamLayout, TensorSpec
 from sparkdl.optim.lazy_rows import fresh_state
 from sparkdl.optim.rule import UpdateRule
 from sparkdl.optim.shard_run import Run
-from sparkdl.optim.shard_state import pack_runs, read_runs
 from sparkdl.rows import Rows
 
 
@@ -74,21 +72,21 @@ def update_table(
         columns = {ROW: rows, **(fresh(rows) if table.scalars else {})}
     weights, count = columns.pop(ROW), max(1, len(ids))
     layout = ParamLayout((TensorSpec(name, weights.shape, 0, group),), dtype=table.rule.dtype)
-    made = update_shard(
-        ShardUpdate(
-            layout=layout,
-            start=0,
-            stop=layout.numel,
-            rule=rule,
-            weights=Owned(weights.reshape(-1)),
-            iteration=iteration,
-            directives=replace(directives, gradient=False, average=0.0),
-        ),
-        [_shard(message, name, ids, layout) for message in gradients],
-        _state(layout, group, columns, table.scalars),
+    update = ShardUpdate(
+        layout=layout,
+        start=0,
+        stop=layout.numel,
+        rule=rule,
+        weights=Owned(weights.reshape(-1)),
+        iteration=iteration,
+        directives=replace(directives, gradient=False, average=0.0),
     )
+    optimizer = update.optimizer(None)
+    if columns or table.scalars:
+        optimizer.runs = [_run(layout, group, columns, table.scalars)]
+    made = update_shard(update, [_shard(message, name, ids, layout) for message in gradients], optimizer)
     assert isinstance(made, Finished)
-    state = {name: value for run in read_runs(made.state.state) for name, value in run.state.items()}
+    state = {name: value for run in optimizer.runs for name, value in run.state.items()}
     scalars: dict[str, Any] = {}
     changed = {ROW: made.shard.held.value.reshape(count, -1)}
     for key, value in state.items():
@@ -115,15 +113,10 @@ def _shard(message: RowGradients, name: str, ids: Ids, layout: ParamLayout) -> S
     return Shard.of(message.source, message.weight, whole.reshape(-1), used, rows)
 
 
-def _state(
-    layout: ParamLayout, group: int, columns: Mapping[str, Array], scalars: Mapping[str, Any]
-) -> State | None:
-    """Return the optimizer's state of some rows; ``None`` before the first step."""
-    if not columns and not scalars:
-        return None
+def _run(layout: ParamLayout, group: int, columns: Mapping[str, Array], scalars: Mapping[str, Any]) -> Run:
+    """Return some rows with the optimizer's state of them."""
     elementwise = {name: torch.from_numpy(values.reshape(-1)) for name, values in columns.items()}
-    run = Run(0, layout.numel, group, {**_restored(scalars), **elementwise})
-    return State(Owned(frame.unpack(pack_runs([run], "the optimizer"), writable=True)))
+    return Run(0, layout.numel, group, {**_restored(scalars), **elementwise})
 
 
 def _plain(value: Any) -> Any:
