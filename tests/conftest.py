@@ -178,7 +178,10 @@ def real(request: pytest.FixtureRequest, sessions: _Sessions) -> Iterator[SparkS
         yield found.spark
         left, incomplete = found.left(), (on_connect.INCOMPLETE, "true") in request.node.user_properties
         assert incomplete or not left, f"store files left: {left}"
-        _check_threads(threads)
+        # The client's own, which release what the server has sent, without names.
+        _check_threads(
+            threads | {t for t in threading.enumerate() if t.name.startswith("ThreadPoolExecutor-")}
+        )
         return
     spark = sessions.get(LOCAL)
     with _no_leaks(spark, sessions.folders(spark)):
