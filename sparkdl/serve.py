@@ -16,8 +16,6 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from torch import Tensor, nn
 
-from sparkdl.data import sparse
-from sparkdl.data.collate import padded
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.frame import Array
 from sparkdl.nn.batch import Inputs, call, group, map_tensors
@@ -290,6 +288,8 @@ def _batches(inputs: Inputs, size: int) -> Iterator[Inputs]:
 
 def _spread(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """Return inputs with the indices and values of sparse rows in place of these."""
+    from sparkdl.data import sparse  # this package loads Spark's, which most have no need of
+    from sparkdl.data.collate import padded
 
     def parts(value: Any, name: str) -> list[Any]:
         if not sparse.are_vectors(value):
