@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.rowwise import quoted
-from sparkdl.recsys.checks import check_columns, check_integer, check_new
+from sparkdl.recsys.checks import check_columns, check_integer, check_new, one_group
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -22,7 +22,8 @@ def count_categories(
 
     It is a plain DataFrame with the columns ``value``, ``index`` (from 1, by falling count, equal counts in
     the order of values), ``count`` and ``share`` (of all values that are not null, rare ones included). Keep
-    it with ``write.parquet``. Index 0 is for rare values, new values and null.
+    it with ``write.parquet``. Index 0 is for rare values, new values and null. One task sorts the frequent
+    values; for hundreds of millions of them take ids by a hash instead (:func:`with_hash`).
 
     Args:
         df: the rows to count in: those to train on.
@@ -51,9 +52,10 @@ def count_categories(
         )
     values = df.select(F.explode(F.array(*(quoted(name) for name in columns))).alias(VALUE))
     counted = values.where(F.col(VALUE).isNotNull()).groupBy(VALUE).agg(F.count(F.lit(1)).alias(COUNT))
-    shared = counted.withColumn(SHARE, F.col(COUNT) / F.sum(COUNT).over(Window.partitionBy(F.lit(0))))
+    shared = counted.crossJoin(counted.agg(F.sum(COUNT).alias(SHARE)))
+    shared = shared.withColumn(SHARE, F.col(COUNT) / F.col(SHARE))
     frequent = shared.where(F.col(COUNT) >= min_count)
-    order = Window.partitionBy(F.lit(0)).orderBy(F.desc(COUNT), VALUE)
+    order = Window.partitionBy(one_group(VALUE)).orderBy(F.desc(COUNT), VALUE)
     numbered = frequent.withColumn(INDEX, F.row_number().over(order))
     if max_size is not None:
         numbered = numbered.where(F.col(INDEX) <= max_size)

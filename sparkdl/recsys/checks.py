@@ -1,4 +1,4 @@
-"""Checks that the functions of this package share."""
+"""Checks, and a window, that the functions of this package share."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sparkdl.data.tables import check_dataframe
 from sparkdl.exceptions import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 
 def check_columns(df: DataFrame, owner: str, **columns: str) -> None:
@@ -56,3 +56,13 @@ def check_integer(owner: str, least: int, **values: int) -> None:
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ConfigError(f"{owner}: {name}={value!r}: expected an integer of at least {least}")
+
+
+def one_group(column: str) -> Column:
+    """Return what is the same in all rows, for windows over all of them.
+
+    Spark logs a warning for each window without a partition, or with a constant one.
+    """
+    from pyspark.sql import functions as F
+
+    return F.pmod(F.hash(column), F.lit(1))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sparkdl.exceptions import DataError
 from sparkdl.ml.rowwise import find_field, quoted
-from sparkdl.recsys.checks import check_columns, check_integer, check_new
+from sparkdl.recsys.checks import check_columns, check_integer, check_new, one_group
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -120,7 +120,7 @@ def _numbered(items: DataFrame, seed: int) -> DataFrame:
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    order = Window.partitionBy(F.lit(0)).orderBy(F.xxhash64(_ITEM, F.lit(seed).cast("bigint")), _ITEM)
+    order = Window.partitionBy(one_group(_ITEM)).orderBy(F.xxhash64(_ITEM, F.lit(seed).cast("bigint")), _ITEM)
     return items.withColumn(_NUMBER, F.row_number().over(order) - 1)
 
 
