@@ -25,8 +25,9 @@ from sparkdl.data.sparse import of_row, passed
 from sparkdl.data.tables import check_dataframe
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml import tabular_frame
+from sparkdl.ml.arrow_columns import null_message
 from sparkdl.ml.outputs import VECTORS, Output, check_thresholds
-from sparkdl.ml.scorer import Scorer, null_message
+from sparkdl.ml.scorer import Scorer
 from sparkdl.ml.udf import by_rows, has_arrow_udf, has_udt, make_udf, ship
 from sparkdl.nn.batch import group
 from sparkdl.nn.int8 import quantize as quantized

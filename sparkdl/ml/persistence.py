@@ -1,16 +1,9 @@
-"""Saving estimators and models where Spark can write, and reading them back.
-
-A save writes a draft beside its place, ``.name.saving-...``, and renames it when complete. What an
-overwrite replaces is renamed to ``.name.previous`` just before that, and deleted afterwards. Readers look
-there if there is nothing under the name itself: at every moment one of the two can be read.
-"""
+"""Saving estimators and models where Spark can write, and reading them back."""
 
 from __future__ import annotations
 
 import json
 import posixpath
-import re
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -27,10 +20,10 @@ from pyspark.ml.util import (
 from pyspark.sql import DataFrame, SparkSession
 from torch import nn
 
-from sparkdl._spark.folders import Folders
 from sparkdl._spark.session import is_classic
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.attributes import ATTRIBUTES
+from sparkdl.ml.replacing import exists_already, replacing, sibling
 from sparkdl.ml.stored import check_class, explained, literal, read_metadata, set_params, write_metadata
 from sparkdl.ml.trusting import trusted
 from sparkdl.nn.saved import content as saved
@@ -46,7 +39,6 @@ R = TypeVar("R", bound=MLReadable[Any])
 _GROUP_BYTES = 32 << 20  # of one file; a JVM of 1 GiB must have room for several copies of it
 _CHUNK_BYTES = 960 << 10  # of a task; Spark warns of 1,000 KiB
 _COLUMNS = "offset long, data binary"
-_DRAFT = re.compile("[0-9a-f]+")
 _pickle_allowed: ContextVar[bool] = ContextVar("sparkdl pickle allowed", default=False)
 
 
@@ -132,7 +124,7 @@ class TorchWriter(MLWriter):
                 f"under a new name, {path!r} was not touched"
             )
         if read_metadata(spark, path) is not None:
-            raise _exists(path)
+            raise exists_already(path)
         self.saveImpl(path)
 
     def saveImpl(self, path: str) -> None:
@@ -292,58 +284,6 @@ def save(instance: MLWritable, path: str, *, overwrite: bool = False) -> None:
     spark = SparkSession.active()
     with replacing(spark, path, overwrite) as draft:
         instance.write().save(draft)
-
-
-@contextmanager
-def replacing(spark: SparkSession, path: str, overwrite: bool) -> Iterator[str]:
-    """Give a path to write to; it becomes ``path`` at the end of ``with``, and is deleted on an error.
-
-    Raises:
-        ConfigError: if there is something already and ``overwrite`` is not set.
-    """
-    folders, previous = Folders(spark, sibling(path, "saving-")), sibling(path, "previous")
-    if not overwrite and (folders.exists(path) or folders.exists(previous)):
-        raise _exists(path)
-    _delete_drafts(folders, path)
-    draft = sibling(path, f"saving-{uuid.uuid4().hex}")
-    try:
-        yield draft
-        if folders.exists(path):
-            folders.delete(previous)  # of an earlier save, which was cut off before it deleted it
-            folders.rename(path, previous)
-        folders.rename(draft, path)
-    except BaseException:
-        folders.delete(draft)
-        if not folders.exists(path) and folders.exists(previous):
-            folders.rename(previous, path)
-        raise
-    folders.delete(previous)
-
-
-def _delete_drafts(folders: Folders, path: str) -> None:
-    """Delete what crashes have left half-written.
-
-    Names are compared, not matched: as a pattern, the path ``run[1]`` is ``run1``, another's.
-    """
-    prefix = sibling(path, "saving-")
-    name = posixpath.basename(prefix)
-
-    def is_draft(found: str) -> bool:
-        return found.startswith(name) and _DRAFT.fullmatch(found.removeprefix(name)) is not None
-
-    folders.delete_siblings(prefix, is_draft)
-
-
-def sibling(path: str, ending: str) -> str:
-    """Return the path of a hidden folder beside another."""
-    folder, name = posixpath.split(path.rstrip("/"))
-    return posixpath.join(folder, f".{name}.{ending}")
-
-
-def _exists(path: str) -> ConfigError:
-    return ConfigError(
-        f"path={path!r} exists: choose another, or replace it with write().overwrite().save(path)"
-    )
 
 
 def _allowed(options: Mapping[str, str]) -> bool:

@@ -15,11 +15,12 @@ from sparkdl.data.columns import ColumnPlan, structure_of
 from sparkdl.data.convert import from_arrow
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.frame import Array
+from sparkdl.ml.arrow_columns import null_rows
 from sparkdl.ml.inference import inference_of
 from sparkdl.ml.model import TorchClassificationModel, TorchModel, TorchRegressionModel
 from sparkdl.ml.outputs import Output, select
 from sparkdl.ml.persistence import instance_of
-from sparkdl.ml.scorer import null_rows, rows_per_batch
+from sparkdl.ml.scorer import rows_per_batch
 from sparkdl.ml.stored import explained, set_params
 from sparkdl.ml.tabular_frame import plans_of
 from sparkdl.nn.batch import call

@@ -8,7 +8,10 @@ from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Self
 
-from sparkdl.train.result import FitResult
+from torch import nn
+
+from sparkdl.train.result import FitResult, StoppedBy
+from sparkdl.train.run import Run
 
 _log = logging.getLogger("sparkdl")
 
@@ -68,3 +71,20 @@ def _attach(error: BaseException, result: FitResult) -> None:
         BaseException.__setattr__(error, "result", result)
     except Exception:
         note(error, "The exception takes no attributes; Trainer.result holds what was trained")
+
+
+def result_of(run: Run, stopped_by: StoppedBy) -> FitResult:
+    """Return what a run has come to, with weights as far as they can be fetched."""
+    current = run.trained_module()
+    averaged: nn.Module | None = None
+    if run.config.averaging is not None and not isinstance(run.error, KeyboardInterrupt):
+        with unless_under_way(run.error, "The averaged weights cannot be fetched any more"):
+            averaged = run.trained_module(run.averaged())
+    return FitResult(
+        module=averaged or current,
+        history=run.history,
+        state=run.state,
+        stopped_by=stopped_by,
+        scores=dict(run.scores),
+        unaveraged=current if averaged is not None else None,
+    )

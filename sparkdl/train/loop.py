@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from math import isnan
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any
 
 from sparkdl.allreduce.engine import Engine
 from sparkdl.allreduce.kept import Snapshot
@@ -24,11 +24,10 @@ from sparkdl.train.hooks.base import Hook
 from sparkdl.train.hooks.calls import HookCalls
 from sparkdl.train.passes.validator import Validator
 from sparkdl.train.recovery import Commit, Recovery
+from sparkdl.train.result import StoppedBy
 from sparkdl.train.run import Run
 from sparkdl.train.scheduled import ScheduledHyper
 from sparkdl.train.stragglers import Deadlines
-
-StoppedBy = Literal["end_when", "hook", "interrupt", "error"]
 
 _log = logging.getLogger("sparkdl")
 

@@ -14,6 +14,9 @@ from sparkdl.train.state import TrainState
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+StoppedBy = Literal["end_when", "hook", "interrupt", "error"]
+"""Why a fit has ended."""
+
 
 @dataclass(frozen=True, slots=True)
 class FitResult:
@@ -33,7 +36,7 @@ class FitResult:
     module: nn.Module
     history: History
     state: TrainState
-    stopped_by: Literal["end_when", "hook", "interrupt", "error"]
+    stopped_by: StoppedBy
     scores: dict[str, float] = field(default_factory=dict)
     unaveraged: nn.Module | None = None
 

@@ -24,8 +24,8 @@ from sparkdl.train.history import History
 from sparkdl.train.hooks.checkpoint import Resume, find_resume_point
 from sparkdl.train.hooks.of_run import hooks_of
 from sparkdl.train.interrupt import interruptible
-from sparkdl.train.leaving import ErrorsCarryResult, unless_under_way
-from sparkdl.train.loop import Loop, StoppedBy
+from sparkdl.train.leaving import ErrorsCarryResult, result_of, unless_under_way
+from sparkdl.train.loop import Loop
 from sparkdl.train.passes.dry_run import dry_run
 from sparkdl.train.passes.evaluate import check_metrics
 from sparkdl.train.passes.predict import run_prediction
@@ -33,7 +33,7 @@ from sparkdl.train.passes.validation import Validation, check_validation, valida
 from sparkdl.train.passes.validator import Validator
 from sparkdl.train.passes.weights import check_weights
 from sparkdl.train.recipe import Recipe, is_frozen
-from sparkdl.train.result import FitResult
+from sparkdl.train.result import FitResult, StoppedBy
 from sparkdl.train.run import Run
 from sparkdl.train.scheduled import ScheduledHyper
 from sparkdl.train.shipped import Shipped, shipped
@@ -301,7 +301,7 @@ class Trainer:
                         loop.end()
                     finally:
                         with unless_under_way(run.error, "The last weights cannot be fetched any more"):
-                            self.result = kept.result = self._result(run, stopped_by)
+                            self.result = kept.result = result_of(run, stopped_by)
             return self.result
 
     def evaluate(
@@ -406,18 +406,3 @@ class Trainer:
 
     def _engine(self, ship: Shipped) -> Engine:
         return ship.engine(self._recipe, self.name)
-
-    def _result(self, run: Run, stopped_by: StoppedBy) -> FitResult:
-        current = run.trained_module()
-        averaged: nn.Module | None = None
-        if self.config.averaging is not None and not isinstance(run.error, KeyboardInterrupt):
-            with unless_under_way(run.error, "The averaged weights cannot be fetched any more"):
-                averaged = run.trained_module(run.averaged())
-        return FitResult(
-            module=averaged or current,
-            history=run.history,
-            state=run.state,
-            stopped_by=stopped_by,
-            scores=dict(run.scores),
-            unaveraged=current if averaged is not None else None,
-        )

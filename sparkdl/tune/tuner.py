@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -17,13 +15,13 @@ from torch import nn
 from sparkdl.data.columns import ColumnLike, Columns
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
-from sparkdl.nn.embedding import embedding_variables
 from sparkdl.train.given import check_dataset
 from sparkdl.train.interrupt import interruptible
 from sparkdl.train.passes.validation import validation_sets
 from sparkdl.train.tables import Chosen, datasets_of
 from sparkdl.train.trainer import Trainer
 from sparkdl.tune import parts
+from sparkdl.tune.alone import check_alone
 from sparkdl.tune.journal import Journal
 from sparkdl.tune.loggers import TrialLogger
 from sparkdl.tune.moves import Outline, Scheduler, whole
@@ -35,7 +33,7 @@ from sparkdl.tune.search import Runner, Search
 from sparkdl.tune.shown import Progress
 from sparkdl.tune.space import Space
 from sparkdl.tune.stopping import FIFO, Pruned
-from sparkdl.tune.trial import Trial
+from sparkdl.tune.watch import Watch
 
 Train = Callable[[dict[str, Any]], Trainer]
 """From params to a Trainer; called on the driver."""
@@ -243,7 +241,7 @@ class Tuner:
         if not isinstance(found, Trainer):
             raise ConfigError(f"train returned a {type(found).__name__}; expected a sparkdl.Trainer")
         if self.per_trial == "task":
-            _check_alone(found)
+            check_alone(found)
         return found
 
     def _run(self, data: Dataset, sets: Mapping[str, Dataset], divided: Folds, resume: bool) -> SearchResult:
@@ -257,7 +255,12 @@ class Tuner:
             journal = stack.enter_context(Journal(self.folder, setting, resume))
             runner = stack.enter_context(self._runner(data, sets, divided))
             interrupted = stack.enter_context(interruptible("the rungs that run"))
-            watch = _Watch(self, interrupted)
+            watch = Watch(
+                interrupted=interrupted,
+                timeout=self.timeout,
+                loggers=self.loggers,
+                progress=Progress(self.metric, self.mode, self.name) if self.progress else None,
+            )
             search = Search(
                 asker=asker,
                 scheduler=self.scheduler,
@@ -361,60 +364,3 @@ class Tuner:
         with _building, torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             return self._train(dict(params)).module
-
-
-@dataclass(slots=True)
-class _Watch:
-    """Tells whether a search is to end, and tells others of its course."""
-
-    tuner: Tuner
-    interrupted: Callable[[], bool]
-    began: float = 0.0
-    progress: Progress | None = None
-
-    def __post_init__(self) -> None:
-        self.began = time.monotonic()
-        if self.tuner.progress:
-            self.progress = Progress(self.tuner.metric, self.tuner.mode, self.tuner.name)
-
-    def stop(self) -> str:
-        """Return why no further rung is to begin; empty if one may."""
-        if self.interrupted():
-            return "interrupt"
-        timeout = self.tuner.timeout
-        return "timeout" if timeout is not None and time.monotonic() - self.began > timeout else ""
-
-    def rung(self, search: Search, trial: Trial, ended: bool) -> None:
-        """Tell of a rung."""
-        for logger in self.tuner.loggers:
-            logger.rung(trial, ended)
-        if self.progress is not None:
-            self.progress.update(search.trials, search.spent)
-
-    def close(self, search: Search, stopped_by: str) -> None:
-        """Tell of the end."""
-        for logger in self.tuner.loggers:
-            logger.end(stopped_by, search.best.trial if search.best is not None else None)
-        if self.progress is not None:
-            self.progress.close(search.trials)
-
-
-def _check_alone(trainer: Trainer) -> None:
-    """Check that a Trainer can work in one task.
-
-    Raises:
-        ConfigError: naming the option that cannot.
-    """
-    config, keyed = trainer.config, embedding_variables(trainer.module)
-    needs = {
-        "exchange='driver'": config.exchange == "driver",
-        f"num_shards={config.num_shards}": config.num_shards is not None,
-        "drop_stragglers": config.drop_stragglers is not None,
-        "elastic": config.elastic is not None,
-        f"the embedding variable {next(iter(keyed), '')!r}": bool(keyed),
-    }
-    for option, needed in needs.items():
-        if needed:
-            raise ConfigError(
-                f"per_trial='task': {option} is about several tasks; leave it out or take per_trial='cluster'"
-            )

@@ -18,9 +18,10 @@ from torch import nn
 from sparkdl.data.columns import Column, ColumnPlan, structure_of
 from sparkdl.exceptions import ConfigError, DataError, ModelError, SerializationError
 from sparkdl.ml import TorchClassificationModel, TorchModel, TorchRegressionModel, inference, scorer, sql, udf
+from sparkdl.ml.arrow_columns import null_rows
 from sparkdl.ml.inference import Inference, Output, apply
 from sparkdl.ml.outputs import VECTOR, decide, dense, probability_of, raw_of, select
-from sparkdl.ml.scorer import Scorer, null_rows
+from sparkdl.ml.scorer import Scorer
 
 FLOATS = pa.list_(pa.float32())
 DOUBLED = Output(column="doubled", kind="number")

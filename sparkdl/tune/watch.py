@@ -1,0 +1,52 @@
+"""What a search hears from outside and tells others: Ctrl-C and time, loggers and the table of trials."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from sparkdl.tune.loggers import TrialLogger
+from sparkdl.tune.search import Search
+from sparkdl.tune.shown import Progress
+from sparkdl.tune.trial import Trial
+
+
+@dataclass(slots=True, kw_only=True)
+class Watch:
+    """Tells whether a search is to end, and tells others of its course.
+
+    Attributes:
+        interrupted: whether Ctrl-C was pressed.
+        timeout: seconds that the search may take.
+        loggers: hear of each rung.
+        progress: the table of trials; ``None`` to show none.
+        began: when the search did, by the monotonic clock.
+    """
+
+    interrupted: Callable[[], bool]
+    timeout: float | None
+    loggers: Sequence[TrialLogger]
+    progress: Progress | None
+    began: float = field(default_factory=time.monotonic)
+
+    def stop(self) -> str:
+        """Return why no further rung is to begin; empty if one may."""
+        if self.interrupted():
+            return "interrupt"
+        late = self.timeout is not None and time.monotonic() - self.began > self.timeout
+        return "timeout" if late else ""
+
+    def rung(self, search: Search, trial: Trial, ended: bool) -> None:
+        """Tell of a rung."""
+        for logger in self.loggers:
+            logger.rung(trial, ended)
+        if self.progress is not None:
+            self.progress.update(search.trials, search.spent)
+
+    def close(self, search: Search, stopped_by: str) -> None:
+        """Tell of the end."""
+        for logger in self.loggers:
+            logger.end(stopped_by, search.best.trial if search.best is not None else None)
+        if self.progress is not None:
+            self.progress.close(search.trials)
