@@ -142,7 +142,7 @@ class AloneAccess:
         """Return that there is one task at a time."""
         return Executors(1, 1)
 
-    def count_executors(self) -> int:
+    def count_executors(self, *, look: bool = False) -> int:
         """Return that there is one."""
         return 1
 

@@ -30,6 +30,14 @@ from sparkdl.optim import LAMB, ClipByNorm
 SIZES = (40, 25, 31)
 
 
+TWO_SLOTS_ARE_SLOW = pytest.mark.parametrize(
+    "those",
+    [pytest.param(1, id="one slot"), pytest.param(2, id="two slots", marks=pytest.mark.slow)],
+    indirect=True,
+    scope="module",
+)
+
+
 @pytest.fixture(scope="module", params=[1, 2], ids=["one slot", "two slots"])
 def those(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
     executors = {1: 3, 2: 2}[request.param]
@@ -168,6 +176,7 @@ def test_few_ranks(those: Processes, tmp_path: Path, exchange: Any, ranks: int) 
     assert not session.failed
 
 
+@TWO_SLOTS_ARE_SLOW
 @pytest.mark.parametrize("feature", ["adam", "lamb", "rows", "topk", "local steps"])
 @pytest.mark.parametrize("exchange", ["sharded", "replicated"])
 def test_transports_may_change_between_groups(
@@ -240,6 +249,7 @@ def test_processes_that_are_killed(those: Processes, tmp_path: Path, seed: int) 
     assert session.seconds < 120
 
 
+@TWO_SLOTS_ARE_SLOW
 @pytest.mark.parametrize("seed", seeds(2, 20))
 def test_processes_that_are_stopped(those: Processes, tmp_path: Path, seed: int) -> None:
     # Those that go on after everybody else has given them up find that they are alone.
@@ -248,6 +258,7 @@ def test_processes_that_are_stopped(those: Processes, tmp_path: Path, seed: int)
     assert session.seconds < 120
 
 
+@TWO_SLOTS_ARE_SLOW
 @pytest.mark.parametrize("seed", seeds(2, 20))
 def test_tasks_that_raise(those: Processes, tmp_path: Path, seed: int) -> None:
     of = replace(case(("sharded", "replicated")[seed % 2]), iterations=12, group=4)
@@ -258,6 +269,7 @@ def test_tasks_that_raise(those: Processes, tmp_path: Path, seed: int) -> None:
 # -- between groups -------------------------------------------------------------------------------
 
 
+@TWO_SLOTS_ARE_SLOW
 @pytest.mark.parametrize("exchange", ["sharded", "replicated"])
 def test_groups_may_be_undone(those: Processes, tmp_path: Path, exchange: Any) -> None:
     of = replace(case(exchange), undo=True, iterations=8, group=4)
@@ -265,6 +277,7 @@ def test_groups_may_be_undone(those: Processes, tmp_path: Path, exchange: Any) -
     assert bits(session.train(of, tmp_path)) == bits(train(replace(of, undo=False), tmp_path))
 
 
+@TWO_SLOTS_ARE_SLOW
 @pytest.mark.parametrize("exchange", ["sharded", "replicated"])
 def test_a_process_is_replaced_between_two_groups(those: Processes, tmp_path: Path, exchange: Any) -> None:
     of = case(exchange, iterations=12, group=3)
@@ -281,6 +294,7 @@ def test_a_process_is_replaced_between_two_groups(those: Processes, tmp_path: Pa
     assert session.completed >= 4
 
 
+@TWO_SLOTS_ARE_SLOW
 def test_an_idle_membership_is_made_anew(those: Processes, tmp_path: Path) -> None:
     of = case("replicated", iterations=9, group=3)
     session = Session(those)
@@ -295,6 +309,7 @@ def test_an_idle_membership_is_made_anew(those: Processes, tmp_path: Path) -> No
     assert not [p for problems in session.failed for p in problems if p.kind == "peer"]
 
 
+@TWO_SLOTS_ARE_SLOW
 @pytest.mark.parametrize("exchange", ["sharded", "replicated"])
 @pytest.mark.parametrize("ends", ["well", "with a loss", "idle"])
 def test_nothing_is_left_after_a_fit(those: Processes, tmp_path: Path, exchange: Any, ends: str) -> None:

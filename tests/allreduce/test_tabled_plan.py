@@ -147,8 +147,15 @@ def state(found: nn.Module) -> list[bytes]:
     ]
 
 
-@pytest.mark.parametrize("in_memory", [True, False])
-@pytest.mark.parametrize("exchange", ["replicated", "sharded"])
+@pytest.mark.parametrize(
+    ("exchange", "in_memory"),
+    [
+        ("replicated", True),
+        ("sharded", False),
+        pytest.param("replicated", False, marks=pytest.mark.slow),
+        pytest.param("sharded", True, marks=pytest.mark.slow),
+    ],
+)
 def test_every_point_of_a_group_at_which_a_rank_is_lost(
     tmp_path: Path, exchange: Any, in_memory: bool
 ) -> None:

@@ -120,6 +120,7 @@ def test_histories_hold_what_came_before(spark: Any, events: Any) -> None:
         with_history(few, 2, item="user")
 
 
+@pytest.mark.slow
 def test_negatives_are_new_to_the_user(spark: Any, events: Any, table: pd.DataFrame) -> None:
     train, test = leave_last_out(events)
     found = with_negatives(train, 8, items=events, seed=3).toPandas()

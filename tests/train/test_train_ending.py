@@ -244,6 +244,7 @@ data.release()
 """
 
 
+@pytest.mark.slow
 def test_a_context_that_was_stopped(tmp_path: Path) -> None:
     """In the middle of a run, and before one."""
     script = tmp_path / "stopped.py"
