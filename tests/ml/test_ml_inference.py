@@ -18,7 +18,7 @@ from torch import nn
 from sparkdl.data.columns import Column, ColumnPlan, structure_of
 from sparkdl.exceptions import ConfigError, DataError, ModelError, SerializationError
 from sparkdl.ml import TorchClassificationModel, TorchModel, TorchRegressionModel, inference, scorer, sql, udf
-from sparkdl.ml.arrow_columns import null_rows
+from sparkdl.ml.arrow_columns import ArrowColumns, null_rows
 from sparkdl.ml.inference import Inference, Output, apply
 from sparkdl.ml.outputs import VECTOR, decide, dense, probability_of, raw_of, select
 from sparkdl.ml.scorer import Scorer
@@ -256,7 +256,7 @@ def test_runs_in_evaluation_mode_with_the_threads_asked_for():
     ],
 )
 def test_columns_become_tensors(column, shape, dtype, expected):
-    columns = scorer._Columns((ColumnPlan("x", "x", False, dtype, shape),), keep=False)
+    columns = ArrowColumns((ColumnPlan("x", "x", False, dtype, shape),), keep=False)
     valid, arrays = columns.convert([column])
     assert valid.all()
     found = torch.from_numpy(arrays["x"].copy())
@@ -266,7 +266,7 @@ def test_columns_become_tensors(column, shape, dtype, expected):
 
 def test_floats_come_from_arrows_memory_without_a_copy():
     column = pa.array([[1.0, 2.0], [3.0, 4.0]], FLOATS)
-    _, arrays = scorer._Columns((ColumnPlan("x", "x"),), keep=False).convert([column])
+    _, arrays = ArrowColumns((ColumnPlan("x", "x"),), keep=False).convert([column])
     assert np.shares_memory(arrays["x"], column.values.to_numpy())
 
 

@@ -29,6 +29,7 @@ from sparkdl.ml import (
     TorchRegressionModel,
     TorchRegressor,
     persistence,
+    replacing,
 )
 from sparkdl.ml.persistence import allow_pickle, save
 from sparkdl.nn.models.lenet import LeNet5
@@ -273,7 +274,7 @@ def test_an_interrupted_save_leaves_the_previous_one(
 def interrupt(patch: pytest.MonkeyPatch, when: str) -> None:
     """Let the next save stop at some point."""
     renames = iter([when == "first rename", when == "second rename"])
-    original, write = persistence.Folders.rename, persistence._write
+    original, write = replacing.Folders.rename, persistence._write
 
     def rename(self: Any, source: Any, target: Any) -> None:
         if next(renames, False):
@@ -285,7 +286,7 @@ def interrupt(patch: pytest.MonkeyPatch, when: str) -> None:
         if when == "weights":
             raise Stop
 
-    patch.setattr(persistence.Folders, "rename", rename)
+    patch.setattr(replacing.Folders, "rename", rename)
     patch.setattr(persistence, "_write", stopping)
     if when == "metadata":
         patch.setattr(persistence.DefaultParamsWriter, "_get_metadata_to_save", raising)
