@@ -207,10 +207,8 @@ def bring(
 def _made_of(change: Change, spec: FitSpec, module: FlatModule, version: Version) -> LiveModel:
     """Return the model that a whole change leads to."""
     arrays = {"params": change.params, "buffers": change.buffers, "counters": change.counters}
-    kept = [frame.unpack(change.optimizer.state_frame())]
-    if change.average is not None:
-        kept.append(frame.unpack(_packed_average(change.average)))
-    live = LiveModel(spec, module, version, Frame({}, arrays), kept)
+    live = LiveModel(spec, module, version, Frame({}, arrays), [])
+    live.optimizer, live.average = change.optimizer, change.average
     live.reports, live.gradient = change.reports, change.gradient
     return live
 

@@ -399,9 +399,10 @@ class Trainer:
 
     def _to_use(self, module: nn.Module | None) -> tuple[nn.Module, Recipe]:
         """Return the module whose weights to use, and the recipe that suits it."""
-        trained = self.result.module if self.result is not None else self.module
-        if module is None or not is_frozen(module, self._recipe.unfreezes):
-            return module or trained, self._recipe
+        if module is None:
+            return self.result.module if self.result is not None else self.module, self._recipe
+        if not is_frozen(module, self._recipe.unfreezes):
+            return module, self._recipe
         return module, Recipe.of(module, self.objective, {}, self.config)
 
     def _engine(self, ship: Shipped) -> Engine:
