@@ -16,7 +16,7 @@ def integer_option(owner: str, name: str, value: object, least: int) -> int:
         ConfigError: if it is not.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{owner}({name}={value!r}): expected an integer of at least {least}")
+        raise ConfigError(f"{owner}({name}={value!r:.100}): expected an integer of at least {least}")
     return value
 
 

@@ -61,8 +61,34 @@ def advance(
         done: epochs that are completed.
         state: what the trial has left so far; ``None`` at its beginning.
     """
+    own = trainer.config
     with tempfile.TemporaryDirectory(dir=_scratch(), prefix="sparkdl-trial-") as name:
-        return _advance_in(Path(name), trainer, data, validation, until, done, state)
+        folder = Path(name)
+        # At the end alone: the trigger of checkpoints in between never fires before.
+        checkpoint = Checkpoint(folder / "to", MaxEpoch(until + 1), keep=1, background=False, shared=False)
+        trainer.config = replace(
+            own,
+            hooks=[*own.hooks, checkpoint],
+            end_when=MaxEpoch(until),
+            progress=False,
+            commit_every=0,
+        )
+        begun: Any = False
+        if state is not None:
+            begun = folder / "from"
+            unpacked_in(state, begun)
+        try:
+            result = trainer.fit(data, validation, resume=begun)
+        except NonFiniteError as error:
+            failed = error.result.history if error.result is not None else History()
+            return Advanced(reports_of(failed, done), "diverged", None, _seconds(failed, done))
+        finally:
+            trainer.config = own
+        written = latest(folder / "to")
+        assert written is not None
+        left = _pack(Path(written))
+    ending: Ending = "finished" if result.stopped_by == "hook" else ""
+    return Advanced(reports_of(result.history, done), ending, left, _seconds(result.history, done))
 
 
 def _scratch() -> Path:
@@ -70,44 +96,6 @@ def _scratch() -> Path:
     folder = local_folders()[0]
     make_folder(folder)
     return folder
-
-
-def _advance_in(
-    folder: Path,
-    trainer: Trainer,
-    data: Dataset,
-    validation: Dataset | Mapping[str, Dataset] | None,
-    until: int,
-    done: int,
-    state: Packed | None,
-) -> Advanced:
-    own = trainer.config
-    # At the end alone: the trigger of checkpoints in between never fires before.
-    checkpoint = Checkpoint(folder / "to", MaxEpoch(until + 1), keep=1, background=False, shared=False)
-    trainer.config = replace(
-        own,
-        hooks=[*own.hooks, checkpoint],
-        end_when=MaxEpoch(until),
-        progress=False,
-        commit_every=0,
-    )
-    begun: Any = False
-    if state is not None:
-        begun = folder / "from"
-        unpacked_in(state, begun)
-    try:
-        result = trainer.fit(data, validation, resume=begun)
-    except NonFiniteError as error:
-        failed = error.result.history if error.result is not None else History()
-        return Advanced(reports_of(failed, done), "diverged", None, _seconds(failed, done))
-    finally:
-        trainer.config = own
-    written = latest(folder / "to")
-    assert written is not None
-    ending: Ending = "finished" if result.stopped_by == "hook" else ""
-    return Advanced(
-        reports_of(result.history, done), ending, _pack(Path(written)), _seconds(result.history, done)
-    )
 
 
 def reports_of(history: History, done: int) -> list[dict[str, float]]:

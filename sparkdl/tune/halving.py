@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from itertools import cycle
 
-from sparkdl.tune.moves import Go, Outline, Scheduler, Verdict, whole
+from sparkdl.train.options import integer_option
+from sparkdl.tune.moves import Go, Outline, Scheduler, Verdict
 from sparkdl.tune.trial import Trial
 
 
@@ -83,8 +84,8 @@ class ASHA(Scheduler):
     """
 
     def __init__(self, reduction_factor: int = 3, grace_period: int = 1) -> None:
-        self.reduction_factor = whole("ASHA", "reduction_factor", reduction_factor, 2)
-        self.grace_period = whole("ASHA", "grace_period", grace_period, 1)
+        self.reduction_factor = integer_option("ASHA", "reduction_factor", reduction_factor, 2)
+        self.grace_period = integer_option("ASHA", "grace_period", grace_period, 1)
 
     def begin(self, outline: Outline) -> None:
         """See :class:`Scheduler`."""
@@ -135,8 +136,8 @@ class Hyperband(Scheduler):
     """
 
     def __init__(self, reduction_factor: int = 3, grace_period: int = 1) -> None:
-        self.reduction_factor = whole("Hyperband", "reduction_factor", reduction_factor, 2)
-        self.grace_period = whole("Hyperband", "grace_period", grace_period, 1)
+        self.reduction_factor = integer_option("Hyperband", "reduction_factor", reduction_factor, 2)
+        self.grace_period = integer_option("Hyperband", "grace_period", grace_period, 1)
 
     def _brackets(self, max_epochs: int) -> list[tuple[int, int]]:
         """Return trials and first rung of each bracket."""

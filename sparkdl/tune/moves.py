@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sparkdl.exceptions import ConfigError
 from sparkdl.tune.space import Space
 from sparkdl.tune.trial import Trial
 
@@ -86,14 +85,3 @@ class Scheduler(ABC):
         """Return what tells two schedulers apart."""
         options = ", ".join(f"{k}={v!r}" for k, v in sorted(vars(self).items()) if not k.startswith("_"))
         return f"{type(self).__name__}({options})"
-
-
-def whole(owner: str, name: str, value: object, least: int) -> int:
-    """Return an option that is an integer of at least ``least``.
-
-    Raises:
-        ConfigError: if it is not.
-    """
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{owner}({name}={value!r:.100}): expected an integer of at least {least}")
-    return value

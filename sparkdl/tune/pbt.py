@@ -11,8 +11,9 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from sparkdl import seeding
 from sparkdl.exceptions import ConfigError
-from sparkdl.tune.moves import Go, Outline, Scheduler, Verdict, whole
-from sparkdl.tune.trial import Trial
+from sparkdl.train.options import integer_option
+from sparkdl.tune.moves import Go, Outline, Scheduler, Verdict
+from sparkdl.tune.trial import Trial, best_first
 
 
 class PBT(Scheduler):
@@ -40,7 +41,7 @@ class PBT(Scheduler):
         resample: float = 0.25,
         factors: tuple[float, ...] = (0.8, 1.25),
     ) -> None:
-        self.interval = whole("PBT", "interval", interval, 1)
+        self.interval = integer_option("PBT", "interval", interval, 1)
         if isinstance(perturb, str):
             raise ConfigError(f"PBT(perturb={perturb!r}): expected a list of names, such as [{perturb!r}]")
         if not 0 < quantile <= 0.5:
@@ -94,7 +95,7 @@ class PBT(Scheduler):
             return
         self._epoch = reached
         until = min(reached + self.interval, self._outline.max_epochs)
-        ranked = sorted(alive, key=lambda trial: (-trial.last, trial.number))
+        ranked = best_first(alive)
         many = int(len(ranked) * self.quantile) or (1 if len(ranked) > 1 else 0)
         best = [trial for trial in ranked[:many] if trial.status == "paused"]
         worst = {trial.number for trial in ranked[len(ranked) - many :]}

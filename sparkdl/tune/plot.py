@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from sparkdl.train.plot import Shown
 from sparkdl.tune.shown import metric_value
-from sparkdl.tune.trial import Trial
+from sparkdl.tune.trial import Trial, names_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,7 +54,7 @@ def _curves(axes: Axes, trials: Sequence[Trial], metric: str, mode: str, best: i
 def _coordinates(axes: Axes, given: Sequence[Trial], metric: str, mode: str) -> None:
     """Draw a line for each trial through its params and its value, coloured by the value."""
     trials = [trial for trial in given if math.isfinite(trial.last)]
-    names = list(dict.fromkeys(name for trial in trials for name in trial.params))
+    names = names_of(trials)
     if not trials:
         axes.set_axis_off()
         return

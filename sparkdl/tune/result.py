@@ -15,7 +15,7 @@ from sparkdl.exceptions import ConfigError
 from sparkdl.train.checkpoint import load_weights
 from sparkdl.tune import shown
 from sparkdl.tune.advance import unpacked_in
-from sparkdl.tune.trial import Trial
+from sparkdl.tune.trial import Trial, best_first
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -126,7 +126,7 @@ class SearchResult:
 
     def ranked(self) -> list[Trial]:
         """Return the trials, the best first by their last value."""
-        return sorted(self.trials, key=lambda trial: (-trial.last, trial.number))
+        return best_first(self.trials)
 
     def plot(self) -> Figure:
         """Draw learning curves, and the params of all trials as parallel coordinates; needs matplotlib.

@@ -42,8 +42,7 @@ def sampler_of(search: Any, space: Space, seed: int) -> BaseSampler:
         )
     if search == "cmaes":
         _need("cmaes", "search='cmaes'")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    with Quiet():
         return made[search]()
 
 
@@ -57,8 +56,7 @@ def _need(module: str, what: str) -> None:
 class Asker:
     """Asks a sampler for params, in a study in memory; a study in a storage gets a copy of each trial.
 
-    Before each question the study is made anew of what is known now: trials that are over are complete,
-        trials
+    Before each question the study is made anew of what is known now: trials that are over are complete, those
     that wait or were stopped are pruned at their epoch, those that run are running. So a sampler learns of
     trials that pause for good, and of what they reach when they go on. A search that is resumed asks again
     from the beginning and gets the same answers; nothing of a sampler need be kept.
@@ -89,7 +87,7 @@ class Asker:
         self._shown: Any = None
         self._copies: dict[int, Any] = {}
         if storage is not None:
-            with _Quiet():
+            with Quiet():
                 self._shown = optuna.create_study(
                     storage=storage, study_name=name, direction="maximize", load_if_exists=True
                 )
@@ -107,7 +105,7 @@ class Asker:
         Args:
             trials: all trials so far.
         """
-        with _Quiet():
+        with Quiet():
             study = optuna.create_study(direction="maximize", sampler=self._sampler, study_name=self._name)
             storage = study._storage
             for name, value in self._attributes.items():
@@ -122,7 +120,7 @@ class Asker:
         """Bring the copy of a trial in the storage up to date."""
         if self._shown is None:
             return
-        with _Quiet():
+        with Quiet():
             shown = self._copies.get(trial.number)
             if shown is None:
                 shown = self._copies[trial.number] = self._shown_trial(trial)
@@ -177,7 +175,7 @@ def _size(space: Space, sampler: BaseSampler) -> int | None:
     return math.prod(len(values) for values in sampler._search_space.values())
 
 
-class _Quiet:
+class Quiet:
     """Let Optuna's own lines of log, and its warnings of experimental parts, be silent for a while."""
 
     def __enter__(self) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparkdl import html
-from sparkdl.tune.trial import Trial
+from sparkdl.train.hooks.live import Output, in_notebook
+from sparkdl.train.hooks.progress import open_bar
+from sparkdl.tune.trial import Trial, best_first, names_of
 
 _ROWS = 10
 
@@ -22,41 +23,36 @@ def metric_value(trial: Trial, mode: str) -> float:
 
 def table_html(trials: Sequence[Trial], metric: str, mode: str) -> str:
     """Return the best trials as a table of HTML, with their learning curves."""
-    best = sorted(trials, key=lambda trial: (-trial.last, trial.number))[:_ROWS]
-    names = _names(best)
-    rows = [
+    best = best_first(trials)[:_ROWS]
+    names, rows = _cells(best, metric, mode)
+    curves = (html.sparkline(_curve(trial, mode), metric) for trial in best)
+    return html.table([*names, "curve"], [[*row, curve] for row, curve in zip(rows, curves, strict=True)])
+
+
+def table_text(trials: Sequence[Trial], metric: str, mode: str) -> str:
+    """Return the best trials as lines of text."""
+    names, cells = _cells(best_first(trials)[:_ROWS], metric, mode)
+    rows = [names, *([str(cell) for cell in row] for row in cells)]
+    widths = [max(len(row[n]) for row in rows) for n in range(len(names))]
+    return "\n".join(
+        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def _cells(trials: Sequence[Trial], metric: str, mode: str) -> tuple[list[str], list[list[Any]]]:
+    """Return the names of a table's columns, and a row for each trial."""
+    names = names_of(trials)
+    rows: list[list[Any]] = [
         [
             trial.number,
             trial.status,
             trial.epochs,
             _number(metric_value(trial, mode)),
             *(_plain(trial.params.get(name, "")) for name in names),
-            html.sparkline(_curve(trial, mode), metric),
         ]
-        for trial in best
+        for trial in trials
     ]
-    return html.table(["trial", "status", "epochs", metric, *names, "curve"], rows)
-
-
-def table_text(trials: Sequence[Trial], metric: str, mode: str) -> str:
-    """Return the best trials as lines of text."""
-    best = sorted(trials, key=lambda trial: (-trial.last, trial.number))[:_ROWS]
-    names = _names(best)
-    rows = [["trial", "status", "epochs", metric, *names]]
-    rows += [
-        [
-            str(trial.number),
-            trial.status,
-            str(trial.epochs),
-            _number(metric_value(trial, mode)),
-            *(str(_plain(trial.params.get(name, ""))) for name in names),
-        ]
-        for trial in best
-    ]
-    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return ["trial", "status", "epochs", metric, *names], rows
 
 
 class Progress:
@@ -71,22 +67,15 @@ class Progress:
     def __init__(self, metric: str, mode: str, name: str) -> None:
         self._metric, self._mode, self._name = metric, mode, name
         self._bar: Any = None
-        self._handle: Any = None
+        self._output = Output()
 
     def update(self, trials: Sequence[Trial], epochs: int) -> None:
         """Show what is known after a rung."""
-        if "ipykernel.zmqshell" in sys.modules:
+        if in_notebook():
             self._show(trials, epochs)
             return
         if self._bar is None:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                from tqdm.auto import tqdm
-
-            lively = sys.stderr.isatty()
-            self._bar = tqdm(
-                desc=self._name, unit="rung", mininterval=0.2 if lively else 30.0, dynamic_ncols=True
-            )
+            self._bar = open_bar(self._name, "rung")
         best = max(trials, key=lambda trial: (trial.last, -trial.number))
         ended = sum(trial.status in ("finished", "stopped", "diverged") for trial in trials)
         self._bar.set_postfix_str(
@@ -104,18 +93,8 @@ class Progress:
             print(table_text(trials, self._metric, self._mode), file=sys.stderr)
 
     def _show(self, trials: Sequence[Trial], epochs: int) -> None:
-        from IPython.display import HTML, display
-
         facts: Mapping[str, object] = {"trials": len(trials), "epochs": epochs}
-        page = HTML(html.block(self._name, facts, table_html(trials, self._metric, self._mode)))  # type: ignore[no-untyped-call]
-        if self._handle is None:
-            self._handle = display(page, display_id=True)  # type: ignore[no-untyped-call]
-        else:
-            self._handle.update(page)
-
-
-def _names(trials: Sequence[Trial]) -> list[str]:
-    return list(dict.fromkeys(name for trial in trials for name in trial.params))
+        self._output.show(html.block(self._name, facts, table_html(trials, self._metric, self._mode)))
 
 
 def _curve(trial: Trial, mode: str) -> list[float]:

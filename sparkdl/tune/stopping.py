@@ -11,7 +11,9 @@ import optuna
 from optuna.pruners import BasePruner
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.tune.moves import Go, Outline, Scheduler, Verdict, whole
+from sparkdl.train.options import integer_option
+from sparkdl.tune.moves import Go, Outline, Scheduler, Verdict
+from sparkdl.tune.sampling import Quiet
 from sparkdl.tune.trial import Trial
 
 
@@ -23,7 +25,7 @@ class FIFO(Scheduler):
     """
 
     def __init__(self, rung: int | None = None) -> None:
-        self.rung = rung if rung is None else whole("FIFO", "rung", rung, 1)
+        self.rung = rung if rung is None else integer_option("FIFO", "rung", rung, 1)
 
     def begin(self, outline: Outline) -> None:
         """See :class:`Scheduler`."""
@@ -51,9 +53,9 @@ class MedianStopping(Scheduler):
     """
 
     def __init__(self, grace_period: int = 1, min_trials: int = 3, rung: int = 1) -> None:
-        self.grace_period = whole("MedianStopping", "grace_period", grace_period, 1)
-        self.min_trials = whole("MedianStopping", "min_trials", min_trials, 1)
-        self.rung = whole("MedianStopping", "rung", rung, 1)
+        self.grace_period = integer_option("MedianStopping", "grace_period", grace_period, 1)
+        self.min_trials = integer_option("MedianStopping", "min_trials", min_trials, 1)
+        self.rung = integer_option("MedianStopping", "rung", rung, 1)
 
     def begin(self, outline: Outline) -> None:
         """See :class:`Scheduler`."""
@@ -96,20 +98,18 @@ class Pruned(Scheduler):
                 f"pruner={pruner!r:.100}: expected one of Optuna such as optuna.pruners.PercentilePruner(25)"
             )
         self._pruner = pruner
-        self.rung = whole("Pruned", "rung", rung, 1)
+        self.rung = integer_option("Pruned", "rung", rung, 1)
 
     def begin(self, outline: Outline) -> None:
         """See :class:`Scheduler`."""
         self._max = outline.max_epochs
-        verbosity = optuna.logging.get_verbosity()
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._study = optuna.create_study(
-            direction="maximize",
-            pruner=self._pruner,
-            sampler=optuna.samplers.RandomSampler(seed=outline.seed),
-            study_name="sparkdl",
-        )
-        optuna.logging.set_verbosity(verbosity)
+        with Quiet():
+            self._study = optuna.create_study(
+                direction="maximize",
+                pruner=self._pruner,
+                sampler=optuna.samplers.RandomSampler(seed=outline.seed),
+                study_name="sparkdl",
+            )
         self._trials: dict[int, Any] = {}
 
     def first(self, number: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -49,3 +50,13 @@ class Trial:
     def at(self, epoch: int) -> float:
         """Return the value after an epoch; minus infinity if the trial did not get there."""
         return self.values.get(epoch, -math.inf)
+
+
+def best_first(trials: Iterable[Trial]) -> list[Trial]:
+    """Return trials by their last value, the best first; of equal ones the earlier."""
+    return sorted(trials, key=lambda trial: (-trial.last, trial.number))
+
+
+def names_of(trials: Iterable[Trial]) -> list[str]:
+    """Return the names of all params, in their order."""
+    return list(dict.fromkeys(name for trial in trials for name in trial.params))

@@ -17,6 +17,7 @@ from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
 from sparkdl.train.given import check_dataset
 from sparkdl.train.interrupt import interruptible
+from sparkdl.train.options import integer_option
 from sparkdl.train.passes.validation import validation_sets
 from sparkdl.train.tables import Chosen, datasets_of
 from sparkdl.train.trainer import Trainer
@@ -24,7 +25,7 @@ from sparkdl.tune import parts
 from sparkdl.tune.alone import check_alone
 from sparkdl.tune.journal import Journal
 from sparkdl.tune.loggers import TrialLogger
-from sparkdl.tune.moves import Outline, Scheduler, whole
+from sparkdl.tune.moves import Outline, Scheduler
 from sparkdl.tune.result import BestTrial, SearchResult
 from sparkdl.tune.rows import shared
 from sparkdl.tune.runners import ClusterRunner, Folds, TaskRunner, pool
@@ -53,8 +54,7 @@ class Tuner:
     Args:
         train: from a dict of params to a Trainer; called on the driver with torch's generator seeded by
             ``seed``, so modules begin alike. ``end_when`` of the Trainer is not asked: the search decides how
-                far
-            trials go. Its hooks run where the trial does; one that stops the run ends the trial.
+            far trials go. Its hooks run where the trial does; one that stops the run ends the trial.
         space: by name a distribution such as ``tune.loguniform(1e-4, 1e-1)``, a list of values, or a
             constant.
         metric: by which trials are compared: ``"loss"``, the training loss of an epoch, or a validation score
@@ -124,13 +124,13 @@ class Tuner:
             raise ConfigError(f"per_trial={per_trial!r:.100}: expected 'task' or 'cluster'")
         for option, value in (("trials", trials), ("budget", budget)):
             if value is not None:
-                whole("Tuner", option, value, 1)
+                integer_option("Tuner", option, value, 1)
         if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
             raise ConfigError(f"timeout={timeout!r:.100}: expected a positive number of seconds, or None")
         self.metric, self.mode = metric, mode
-        self.max_epochs = whole("Tuner", "max_epochs", max_epochs, 1)
-        self.concurrent = whole("Tuner", "concurrent", concurrent, 1)
-        self.seed = whole("Tuner", "seed", seed, 0)
+        self.max_epochs = integer_option("Tuner", "max_epochs", max_epochs, 1)
+        self.concurrent = integer_option("Tuner", "concurrent", concurrent, 1)
+        self.seed = integer_option("Tuner", "seed", seed, 0)
         self.budget, self.timeout = budget, timeout
         self.per_trial = per_trial
         self.folder, self.storage, self.name = folder, storage, name
@@ -202,7 +202,7 @@ class Tuner:
 
     def _check_rows(self, validation: Any, folds: int | None, share: float | None) -> None:
         if folds is not None:
-            whole("fit", "folds", folds, 2)
+            integer_option("fit", "folds", folds, 2)
             if validation is not None:
                 raise ConfigError("folds and validation are both given; the folds validate each other")
         if share is not None and not 0 < share < 1:

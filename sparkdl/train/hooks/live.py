@@ -39,20 +39,20 @@ class LivePlot(Hook):
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
             raise ConfigError(f"LivePlot(seconds={seconds!r}): expected a number above 0")
         self._seconds = seconds
-        self._handle: Any = None
+        self._output: Output | None = None
         self._next = 0.0
 
     def on_train_begin(self, run: Run) -> None:
         """Open the output."""
-        self._handle, self._next = None, 0.0
+        self._output, self._next = None, 0.0
         if in_notebook():
-            shows = _display()
-            self._handle = shows.display(shows.HTML(shown.run(run)), display_id=True)
+            self._output = Output()
+            self._output.show(shown.run(run))
 
     def on_iteration_end(self, run: Run) -> None:
         """Draw, unless it was done a moment ago."""
-        if self._handle is not None and time.perf_counter() >= self._next:
-            self._draw(run)
+        if self._output is not None and time.perf_counter() >= self._next:
+            self._draw(self._output, run)
 
     def on_validation_end(self, run: Run, name: str, scores: Mapping[str, float]) -> None:
         """Draw the new scores."""
@@ -60,19 +60,29 @@ class LivePlot(Hook):
 
     def on_train_end(self, run: Run) -> None:
         """Draw how it ended."""
-        if self._handle is not None:
-            self._draw(run)
+        if self._output is not None:
+            self._draw(self._output, run)
 
-    def _draw(self, run: Run) -> None:
+    def _draw(self, output: Output, run: Run) -> None:
         begin = time.perf_counter()
-        self._handle.update(_display().HTML(shown.run(run)))
+        output.show(shown.run(run))
         end = time.perf_counter()
         self._next = end + max(self._seconds, (end - begin) / _SHARE)
 
 
-def _display() -> Any:
-    """Return the module of the notebook that shows things."""
-    return import_module("IPython.display")
+class Output:
+    """One output of a notebook's cell, whose HTML is replaced each time that it is shown."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def show(self, page: str) -> None:
+        """Show a page in place of the one before."""
+        notebook: Any = import_module("IPython.display")
+        if self._handle is None:
+            self._handle = notebook.display(notebook.HTML(page), display_id=True)
+        else:
+            self._handle.update(notebook.HTML(page))
 
 
 def in_notebook() -> bool:

@@ -64,17 +64,8 @@ class Progress(Hook):
         return f"{text}, {run.monitored}={run.state.score:.4f}"
 
     def _open(self, run: Run) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it would advise to install ipywidgets; the text bar will do
-            from tqdm.auto import tqdm
-
-        self._bar = tqdm(
-            total=run.steps,
-            initial=run.previous.step,
-            desc=f"{self._name} epoch {run.previous.epoch + 1}",
-            unit="it",
-            mininterval=0.2 if _lively() else 30.0,
-            dynamic_ncols=True,
+        self._bar = open_bar(
+            f"{self._name} epoch {run.previous.epoch + 1}", "it", total=run.steps, initial=run.previous.step
         )
         # The bar opens when its first iteration is over, which took time, too.
         self._since, self._samples = time.perf_counter() - run.history[-1]["seconds"], 0
@@ -83,6 +74,21 @@ class Progress(Hook):
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def open_bar(name: str, unit: str, **options: Any) -> Any:
+    """Return a bar of tqdm that suits where it is shown: a terminal, a notebook or a log file.
+
+    Args:
+        name: what the bar is about.
+        unit: what it counts.
+        **options: further ones of tqdm.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it would advise to install ipywidgets; the text bar will do
+        from tqdm.auto import tqdm
+
+    return tqdm(desc=name, unit=unit, mininterval=0.2 if _lively() else 30.0, dynamic_ncols=True, **options)
 
 
 def _lively() -> bool:
