@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
@@ -123,33 +123,12 @@ class FitsTorch(HasAttributes, HasTrainingSetters, HasInputs, HasHyper, TorchWri
             return model
 
     def _fit_model(self, dataset: DataFrame, kept: ErrorsCarryResult) -> Any:
-        name = type(self).__name__
-        fitting.check_rows(name, dataset)
-        self._check()
-        indexed, labels = self._index_labels(dataset)
-        rows = self._rows(indexed)
-        rows.labels = labels
+        rows = self._look_at(dataset)
         plan = self._settle(rows)
-        weight = value_of(self, self.weightCol) or None
-        count = value_of(self, self.numPartitions)
-        with ExitStack() as stack:
-
-            def dataset_of(df: DataFrame) -> Dataset:
-                data = Dataset.from_dataframe(
-                    df, features=rows.features, label=plan.label, weight=weight, num_partitions=count
-                )
-                return stack.enter_context(data)
-
-            data = dataset_of(rows.train)
-            validation = None if rows.validation is None else dataset_of(rows.validation)
+        with self._datasets(rows, plan.label) as (data, validation):
             if validation is not None:
                 _check_not_empty(validation)
-            options = self._options()
-            if rows.encoding is not None:
-                options |= tables.training(self, rows.encoding, plan.module)
-            trainer = Trainer(
-                plan.module, loss=plan.loss, optimizer=self._optimizer_factory(plan.module), **options
-            )
+            trainer = self._trainer(rows, plan)
             try:
                 result = trainer.fit(data, validation, **self._going_on())
             except SparkdlError as error:
@@ -168,7 +147,38 @@ class FitsTorch(HasAttributes, HasTrainingSetters, HasInputs, HasHyper, TorchWri
             labels=rows.labels,
         )
         fitted = self._copyValues(model._resetUid(self.uid))
-        return fitted if rows.encoding is None else fitted._set(batchSize=options["batch_size"])
+        return fitted if rows.encoding is None else fitted._set(batchSize=trainer.config.batch_size)
+
+    def _look_at(self, dataset: DataFrame) -> Rows:
+        """Check Params and columns, and read the first rows."""
+        fitting.check_rows(type(self).__name__, dataset)
+        self._check()
+        indexed, labels = self._index_labels(dataset)
+        rows = self._rows(indexed)
+        rows.labels = labels
+        return rows
+
+    @contextmanager
+    def _datasets(self, rows: Rows, label: Columns | None) -> Iterator[tuple[Dataset, Dataset | None]]:
+        """Make Datasets of the rows to train on, and of those to validate on if there are any."""
+        weight = value_of(self, self.weightCol) or None
+        count = value_of(self, self.numPartitions)
+        with ExitStack() as stack:
+
+            def dataset_of(df: DataFrame) -> Dataset:
+                data = Dataset.from_dataframe(
+                    df, features=rows.features, label=label, weight=weight, num_partitions=count
+                )
+                return stack.enter_context(data)
+
+            yield dataset_of(rows.train), None if rows.validation is None else dataset_of(rows.validation)
+
+    def _trainer(self, rows: Rows, plan: Plan) -> Trainer:
+        """Return what trains the module of a plan."""
+        options = self._options()
+        if rows.encoding is not None:
+            options |= tables.training(self, rows.encoding, plan.module)
+        return Trainer(plan.module, loss=plan.loss, optimizer=self._optimizer_factory(plan.module), **options)
 
     def _index_labels(self, df: DataFrame) -> tuple[DataFrame, tuple[str, ...]]:
         """Number labels that are strings; return the rows, and the strings."""

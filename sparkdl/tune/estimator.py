@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from pyspark.ml import Estimator, Model
 from pyspark.ml.param import Param
 from pyspark.sql import DataFrame
 
-from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
-from sparkdl.ml import fitting, tables
 from sparkdl.ml.base import FitsTorch
-from sparkdl.ml.params import value_of
 from sparkdl.train.trainer import Trainer
 from sparkdl.tune.result import SearchResult
 from sparkdl.tune.tuner import Tuner
@@ -84,13 +79,26 @@ class TorchTuner(Estimator[Any]):
         return Tuner(train, self.space, metric=self.metric, **options)
 
     def _fit(self, dataset: DataFrame) -> TorchTunerModel:
-        with _prepared(self.estimator, dataset) as rows:
-            folds = None if rows.validation is not None else self.numFolds
-            result = self._tuner(rows.trainer).fit(
-                rows.train, rows.validation, folds=folds, resume=self.resume
-            )
+        estimator = self.estimator
+        rows = estimator._look_at(dataset)
+        label = estimator._settle(rows).label
+
+        def trainer(params: Mapping[str, Any]) -> Trainer:
+            own = _with_params(estimator, params)
+            own._check()
+            plan = own._settle(rows)
+            if plan.label != label:
+                raise ConfigError(
+                    f"space: with {dict(params)!r:.200} the module needs labels {plan.label!r:.100}, and "
+                    f"{label!r:.100} without; search such modules one by one"
+                )
+            return own._trainer(rows, plan)
+
+        with estimator._datasets(rows, label) as (train, validation):
+            folds = None if validation is not None else self.numFolds
+            result = self._tuner(trainer).fit(train, validation, folds=folds, resume=self.resume)
         best = result.get_best()
-        chosen = _with_params(self.estimator, best.params).setMaxEpochs(best.epoch)
+        chosen: Any = _with_params(self.estimator, best.params).setMaxEpochs(best.epoch)
         return TorchTunerModel(chosen.fit(dataset), result)
 
     def copy(self, extra: Mapping[Param[Any], Any] | None = None) -> TorchTuner:
@@ -128,65 +136,9 @@ class TorchTunerModel(Model):
         return found
 
 
-@dataclass(slots=True)
-class _Prepared:
-    """Rows of an estimator, and what makes Trainers for them.
-
-    Attributes:
-        train: rows to train on.
-        validation: rows to validate on, if the estimator keeps some.
-        trainer: from Params by name to a Trainer.
-    """
-
-    train: Dataset
-    validation: Dataset | None
-    trainer: Any
-
-
-@contextmanager
-def _prepared(estimator: FitsTorch, dataset: DataFrame) -> Iterator[_Prepared]:
-    """Make Datasets of the rows that an estimator would be fitted to."""
-    fitting.check_rows(type(estimator).__name__, dataset)
-    estimator._check()
-    indexed, labels = estimator._index_labels(dataset)
-    rows = estimator._rows(indexed)
-    rows.labels = labels
-    first = estimator._settle(rows)
-    weight = value_of(estimator, estimator.weightCol) or None
-    count = value_of(estimator, estimator.numPartitions)
-
-    def trainer(params: Mapping[str, Any]) -> Trainer:
-        own = _with_params(estimator, params)
-        own._check()
-        plan = own._settle(rows)
-        if plan.label != first.label:
-            raise ConfigError(
-                f"space: with {dict(params)!r:.200} the module needs labels {plan.label!r:.100}, and "
-                f"{first.label!r:.100} without; search such modules one by one"
-            )
-        options = own._options()
-        if rows.encoding is not None:
-            options |= tables.training(own, rows.encoding, plan.module)
-        return Trainer(plan.module, loss=plan.loss, optimizer=own._optimizer_factory(plan.module), **options)
-
-    with ExitStack() as stack:
-        made = [
-            None
-            if df is None
-            else stack.enter_context(
-                Dataset.from_dataframe(
-                    df, features=rows.features, label=first.label, weight=weight, num_partitions=count
-                )
-            )
-            for df in (rows.train, rows.validation)
-        ]
-        assert made[0] is not None
-        yield _Prepared(made[0], made[1], trainer)
-
-
-def _with_params(estimator: FitsTorch, params: Mapping[str, Any]) -> Any:
+def _with_params(estimator: FitsTorch, params: Mapping[str, Any]) -> FitsTorch:
     """Return a copy of an estimator with Params by name, which writes no checkpoints of its own."""
-    own: Any = estimator.copy()
+    own = estimator.copy()
     for name, value in params.items():
         own._set(**{own.getParam(name).name: value})
     own.clear(own.checkpointPath)
