@@ -15,8 +15,8 @@ from sparkdl.nn.models.parts import (
     FieldEmbedding,
     check_cardinalities,
     check_numbers,
+    column_table,
     perceptron,
-    variable,
 )
 
 
@@ -77,7 +77,9 @@ class DIN(nn.Module):
         self.items, self.numbers, self.embedding, self.dropout = items, numbers, embedding, dropout
         self.variables = None if variables is None else dict(variables)
         # The seeds of further columns come after that of the items.
-        self.item_table = _table(items, embedding, len(self.cardinalities), variables)
+        self.item_table = column_table(items, embedding, variables, len(self.cardinalities), 0.01)
+        if isinstance(self.item_table, nn.Embedding):
+            nn.init.normal_(self.item_table.weight, std=0.01)
         columns = len(self.cardinalities)
         self.embed = FieldEmbedding(self.cardinalities, embedding, variables=variables) if columns else None
         self.weigh = nn.Sequential(
@@ -136,11 +138,3 @@ def is_real(history: Tensor, length: Tensor) -> Tensor:
             code="model-input",
         )
     return torch.arange(history.shape[1], device=history.device) < length.unsqueeze(1)
-
-
-def _table(size: Cardinality, width: int, number: int, variables: Mapping[str, Any] | None) -> nn.Module:
-    if size is None:
-        return variable(width, variables, number, std=0.01)
-    table = nn.Embedding(size, width)
-    nn.init.normal_(table.weight, std=0.01)
-    return table

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError
 from sparkdl.nn.models.arguments import check_sizes
-from sparkdl.nn.models.parts import Cardinality, check_cardinalities, perceptron, variable
+from sparkdl.nn.models.parts import Cardinality, check_cardinalities, column_table, perceptron
 
 
 class NeuralCF(nn.Module):
@@ -82,9 +82,7 @@ class NeuralCF(nn.Module):
         self.head = nn.Linear(width, 1)
 
     def _table(self, size: Cardinality, width: int, number: int) -> nn.Module:
-        if size is None:
-            return variable(width, self.variables, number, std=0.01)
-        return nn.Embedding(size, width, sparse=self.sparse)
+        return column_table(size, width, self.variables, number, 0.01, self.sparse)
 
     def forward(self, user: Tensor, item: Tensor) -> Tensor:
         """Return the logit of each (user, item) pair."""

@@ -41,10 +41,7 @@ def variable(width: int, options: Mapping[str, Any] | None, number: int = 0, **o
         number: of the column; other columns begin with other vectors.
         own: options that hold where ``options`` has no others.
     """
-    chosen = {**own, **(options or {})}
-    if chosen.get("seed") is not None:
-        chosen["seed"] = (chosen["seed"] + number) % (1 << 63)
-    return EmbeddingVariable(width, **chosen)
+    return EmbeddingVariable(width, **{**own, **(seeds_after(options, number) or {})})
 
 
 def seeds_after(variables: Mapping[str, Any] | None, columns: int) -> Mapping[str, Any] | None:
@@ -52,6 +49,30 @@ def seeds_after(variables: Mapping[str, Any] | None, columns: int) -> Mapping[st
     if variables is None or variables.get("seed") is None:
         return variables
     return {**variables, "seed": (variables["seed"] + columns) % (1 << 63)}
+
+
+def column_table(
+    size: Cardinality,
+    width: int,
+    variables: Mapping[str, Any] | None,
+    number: int,
+    deviation: float,
+    sparse: bool = False,
+) -> nn.Embedding | EmbeddingVariable:
+    """Return the table of vectors of one column.
+
+    Args:
+        size: number of its values; ``None`` for an embedding variable.
+        width: values of a vector.
+        variables: options of an embedding variable.
+        number: of the column, see :func:`variable`.
+        deviation: standard deviation that an embedding variable starts with. An ``nn.Embedding`` is as torch
+            makes it, for its owner to fill.
+        sparse: whether the gradients of an ``nn.Embedding`` are row-sparse.
+    """
+    if size is None:
+        return variable(width, variables, number, std=deviation)
+    return nn.Embedding(size, width, sparse=sparse)
 
 
 def check_cardinalities(owner: str, least: int = 1, **found: Sequence[Cardinality] | Cardinality) -> None:
@@ -106,8 +127,7 @@ class FieldEmbedding(nn.Module):
         self.deviation = deviation
         self.variables = None if variables is None else dict(variables)
         self.tables = nn.ModuleList(
-            variable(width, variables, c, std=deviation) if size is None else nn.Embedding(size, width)
-            for c, size in enumerate(self.cardinalities)
+            column_table(size, width, variables, c, deviation) for c, size in enumerate(self.cardinalities)
         )
         for table in self.tables:
             if isinstance(table, nn.Embedding):

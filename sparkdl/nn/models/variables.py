@@ -147,9 +147,7 @@ class AdaptiveVariable(nn.Module):
         self.embedding_dim, self.buckets = embedding_dim, buckets
         self.variables = None if variables is None else dict(variables)
         self.own = variable(embedding_dim, variables, 0)
-        kept = {
-            name: (variables or {})[name] for name in ("seed", "std", "dtype") if name in (variables or {})
-        }
+        kept = {k: value for k, value in (variables or {}).items() if k in ("seed", "std", "dtype")}
         self.shared = variable(embedding_dim, kept, 1)
 
     def forward(self, ids: Tensor) -> Tensor:
