@@ -62,8 +62,9 @@ def check_dense(columns: Iterable[Column | str], role: str) -> None:
 
 
 def planned(plan: ColumnPlan) -> ColumnPlan:
-    """Return the plan of a column whose dtype is one of :data:`PARTS`, as it is stored."""
-    assert plan.dtype is not None
+    """Return the plan of a column as it is stored: one whose dtype is one of :data:`PARTS` changes."""
+    if plan.dtype not in PARTS:
+        return plan
     return replace(plan, dtype=PARTS[plan.dtype], part=plan.dtype, ragged=True, fill=0.0)
 
 

@@ -246,8 +246,7 @@ def view_of(token: Token, name: str, rows: Array) -> Token:
     """Return the token of some rows of a partition, in an order of their own, which shares its files.
 
     Beside the columns lies a file with the numbers of the rows: 8 bytes for each. Tasks that make the same
-        view
-    at a time write the same file.
+    view at a time write the same file.
 
     Args:
         token: the partition, or a view of it.

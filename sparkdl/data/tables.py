@@ -24,6 +24,9 @@ from sparkdl.data.sparse import check_dense, of_rows, planned, spread
 from sparkdl.exceptions import DataError
 from sparkdl.frame import Array
 
+_Vectors = dict[str, dict[str, list[Array]]]
+"""Indices and values of the rows of sparse columns, by column and part."""
+
 
 def is_pandas(df: object) -> bool:
     """Return whether this is a DataFrame of pandas, which need not be installed."""
@@ -92,7 +95,7 @@ def plan_pandas(
             chosen[key] = column if isinstance(column, Column) else Column(column)
             _check_name(df, chosen[key].name, role)
     plans: Mapping[str, ColumnPlan] = {
-        key: _planned(ColumnPlan(key, column.name, dtype=column.dtype, shape=column.shape))
+        key: planned(ColumnPlan(key, column.name, dtype=column.dtype, shape=column.shape))
         for key, column in chosen.items()
     }
     plan = make_plan(structures["features"], structures["label"], plans, weight is not None, arrays=True)
@@ -101,11 +104,8 @@ def plan_pandas(
             c.key for c in plan.columns if c.shape is None and not c.part and np.ndim(df[c.source].iloc[0])
         ]
         plan = plan.ragged(arrays)
-    return plan, {column.key: _convert(column, df[column.source]) for column in plan.columns}
-
-
-def _planned(plan: ColumnPlan) -> ColumnPlan:
-    return planned(plan) if plan.dtype in PARTS else plan
+    vectors: _Vectors = {}
+    return plan, {column.key: _convert(column, df[column.source], vectors) for column in plan.columns}
 
 
 def _check_name(df: Any, name: str, role: str) -> None:
@@ -117,7 +117,8 @@ def _check_name(df: Any, name: str, role: str) -> None:
         )
 
 
-def _convert(plan: ColumnPlan, series: Any) -> Array:
+def _convert(plan: ColumnPlan, series: Any, vectors: _Vectors) -> Array:
+    """Return a column as an array; of a sparse one both parts are read at once, and kept for the other."""
     name: RowName = lambda index: f"row {index}"  # noqa: E731
     if isinstance(series.dtype, np.dtype) and series.dtype.kind != "O":
         values: Array = series.to_numpy()  # NaN is a value here, as in Spark
@@ -131,8 +132,10 @@ def _convert(plan: ColumnPlan, series: Any) -> Array:
         )
     listed = series.tolist()
     if plan.part:
-        indices, weights = of_rows(listed, f"column {plan.source!r}")
-        return from_rows(plan, indices if plan.part == "sparse.indices" else weights, name)
+        if plan.source not in vectors:
+            found = of_rows(listed, f"column {plan.source!r}")
+            vectors[plan.source] = dict(zip(PARTS, found, strict=True))
+        return from_rows(plan, vectors[plan.source][plan.part], name)
     if listed and isinstance(listed[0], bytes):
         if plan.shape is None:
             raise DataError(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from sparkdl.data.columns import PARTS, Column, ColumnPlan, structure_of
+from sparkdl.data.columns import Column, ColumnPlan, structure_of
 from sparkdl.data.sparse import passed, planned, spread
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.inference import Inference, inference_of
@@ -63,8 +63,7 @@ def inference_udf(inference: Inference, ragged: Sequence[bool] = ()) -> Any:
     plans = []
     for key, chosen in structure.disassemble(inputs).items():
         column = chosen if isinstance(chosen, Column) else Column(chosen)
-        plan = ColumnPlan(key, column.name, False, column.dtype, column.shape)
-        plans.append(planned(plan) if plan.dtype in PARTS else plan)
+        plans.append(planned(ColumnPlan(key, column.name, False, column.dtype, column.shape)))
     if len(ragged) == len(plans):
         plans = [replace(p, ragged=p.ragged or free) for p, free in zip(plans, ragged, strict=True)]
     outputs, vectors = inference.outputs, has_arrow_udf()
