@@ -7,7 +7,7 @@ shared that would not be shared there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,6 @@ from sparkdl.session import Executors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-_TRANSPORT = "spark.sparkdl.transport"
 
 
 @dataclass(slots=True)
@@ -99,11 +97,11 @@ class AloneAccess:
     """This process as a cluster of one; see :class:`sparkdl.access.base.Access`.
 
     Attributes:
-        cores: threads of torch that a task may use.
+        confs: of the session that there is not, by name; others have their default.
         longest_chain: how many steps may be one chain of stages.
     """
 
-    cores: int = 1
+    confs: Mapping[str, str] = field(default_factory=dict)
     longest_chain: int = 1000
 
     @property
@@ -135,8 +133,8 @@ class AloneAccess:
         return True
 
     def conf(self, name: str, default: str = "") -> str:
-        """Return a conf: messages go through frames, and others have their default."""
-        return "shuffle" if name == _TRANSPORT else default
+        """Return a conf."""
+        return self.confs.get(name, default)
 
     def executors(self) -> Executors:
         """Return that there is one task at a time."""

@@ -20,6 +20,7 @@ import numpy as np
 from sparkdl import frame
 from sparkdl.access.alone import AloneAccess, LazyFrames
 from sparkdl.access.base import Access, BytesRef, Frames, Published
+from sparkdl.allreduce.choose import TRANSPORT
 from sparkdl.data import ragged, store
 from sparkdl.data.collate import Collate
 from sparkdl.data.columns import TablePlan
@@ -72,7 +73,7 @@ class SharedRows:
             1,
             self.transform,
             self.collate,
-            access=AloneAccess(),
+            access=AloneAccess({TRANSPORT: "shuffle"}),  # nobody else listens
         )
 
     def _token(self) -> Token:
