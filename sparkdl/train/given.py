@@ -119,3 +119,24 @@ def check_rows(rows: object, resume: object) -> None:
             "newest of the Checkpoint hook, or resume=path",
             code="config-resume",
         )
+
+
+def check_elastic(config: TrainConfig, data: Dataset) -> None:
+    """Check that the partitions of a Dataset can follow the cluster, if they are to.
+
+    Raises:
+        ConfigError: if not.
+    """
+    if config.elastic is None:
+        return
+    if data.num_partitions is not None:
+        raise ConfigError(
+            f"elastic: the Dataset was made with num_partitions={data.num_partitions!r}; leave it out to "
+            "let its partitions follow the cluster"
+        )
+    if data.access.jobs is None:
+        raise ConfigError(
+            "elastic: a Spark Connect session does not tell which executors come and go; leave it out, "
+            "or fit in a classic session",
+            code="config-cluster",
+        )

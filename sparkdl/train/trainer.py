@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from torch import nn
 
-from sparkdl.allreduce.engine import Engine
 from sparkdl.allreduce.state import ModelState
 from sparkdl.data.columns import ColumnLike, Columns, Structure
 from sparkdl.data.dataset import Dataset
@@ -19,13 +18,22 @@ from sparkdl.nn.objective import Loss, Objective, Step
 from sparkdl.optim.spec import Optimizers
 from sparkdl.train.config import TrainConfig
 from sparkdl.train.epochs import Epochs
-from sparkdl.train.given import check_dataset, check_rows, configure, named, objective_of, with_schedule
+from sparkdl.train.given import (
+    check_dataset,
+    check_elastic,
+    check_rows,
+    configure,
+    named,
+    objective_of,
+    with_schedule,
+)
 from sparkdl.train.history import History
 from sparkdl.train.hooks.checkpoint import Resume, find_resume_point
 from sparkdl.train.hooks.of_run import hooks_of
 from sparkdl.train.interrupt import interruptible
 from sparkdl.train.leaving import ErrorsCarryResult, result_of, unless_under_way
 from sparkdl.train.loop import Loop
+from sparkdl.train.options import integer_option
 from sparkdl.train.passes.dry_run import dry_run
 from sparkdl.train.passes.evaluate import check_metrics
 from sparkdl.train.passes.predict import run_prediction
@@ -36,7 +44,7 @@ from sparkdl.train.recipe import Recipe, is_frozen
 from sparkdl.train.result import FitResult, StoppedBy
 from sparkdl.train.run import Run
 from sparkdl.train.scheduled import ScheduledHyper
-from sparkdl.train.shipped import Shipped, shipped
+from sparkdl.train.shipped import shipped
 from sparkdl.train.shown import trainer as trainer_html
 from sparkdl.train.state import TrainState
 from sparkdl.train.tables import Chosen, dataset_of, datasets_of, is_frame
@@ -218,17 +226,7 @@ class Trainer:
     ) -> FitResult:
         check_dataset(data)
         check_rows(rows, resume)
-        if self.config.elastic is not None and data.num_partitions is not None:
-            raise ConfigError(
-                f"elastic: the Dataset was made with num_partitions={data.num_partitions!r}; leave it out to "
-                "let its partitions follow the cluster"
-            )
-        if self.config.elastic is not None and data.access.jobs is None:
-            raise ConfigError(
-                "elastic: a Spark Connect session does not tell which executors come and go; leave it out, "
-                "or fit in a classic session",
-                code="config-cluster",
-            )
+        check_elastic(self.config, data)
         self._label = data.plan.label
         sets = validation_sets(validation)
         self._recipe.wanted().check(data.access)
@@ -277,7 +275,7 @@ class Trainer:
             )
             loop = Loop(
                 run=run,
-                engine=self._engine(ship),
+                engine=ship.engine(self._recipe, self.name),
                 model=ModelState(ship.weights),
                 epochs=epochs,
                 schedule=schedule,
@@ -372,23 +370,17 @@ class Trainer:
             ModelError: if the module cannot process the rows.
             TaskError: if a task keeps failing.
         """
-        if batch_size is not None and not (isinstance(batch_size, int) and batch_size >= 1):
-            raise ConfigError(f"batch_size={batch_size!r}: expected an integer of at least 1, or None")
+        size = self.config.validation_batch_size
+        if batch_size is not None:
+            size = integer_option("predict", "batch_size", batch_size, 1)
         module, recipe = self._to_use(module)
-        size = batch_size or self.config.validation_batch_size
         last = None if self._chosen is None else replace(self._chosen, label=None, weight=None)
         with dataset_of(data, Chosen(named(module, features)), last, "predict") as rows:
             check_dataset(rows, "predict")
             with shipped(recipe, rows, module, self._label) as ship:
+                weights, job = ship.weights.publish(), f"sparkdl predict {self.name}"
                 return run_prediction(
-                    ship.access,
-                    ship.fit,
-                    ship.sent,
-                    rows,
-                    ship.weights.publish(),
-                    f"sparkdl predict {self.name}",
-                    size,
-                    ship.profile,
+                    ship.access, ship.fit, ship.sent, rows, weights, job, size, ship.profile
                 )
 
     def __repr__(self) -> str:
@@ -404,6 +396,3 @@ class Trainer:
         if not is_frozen(module, self._recipe.unfreezes):
             return module, self._recipe
         return module, Recipe.of(module, self.objective, {}, self.config)
-
-    def _engine(self, ship: Shipped) -> Engine:
-        return ship.engine(self._recipe, self.name)
