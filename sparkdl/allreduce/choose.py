@@ -48,6 +48,10 @@ _ENCRYPTING = (
 _REPLICATED_BYTES = 32 << 20
 """Up to so many bytes of gradients per task and iteration the replicated plan is the automatic choice."""
 
+_REPLICATED_DIRECTLY = 8 << 20
+"""The same where tasks exchange directly, and an update needs no sum over all weights: the second exchange of
+the sharded plan takes 1 ms there, and each task updates its shard in place of all weights."""
+
 _MOST_SHARD_BYTES = 256 << 20
 """Shards of up to this size may be gathered."""
 
@@ -165,7 +169,9 @@ class Wanted:
             return wanted
         if access.moves_tasks or self.num_shards is not None or self.stragglers:
             return "driver"
-        if self.suits_rows or ranks * nbytes <= _REPLICATED_BYTES:
+        shards_pay_early = not self.reductions and self.exchanges_directly(access, "sharded")
+        most = _REPLICATED_DIRECTLY if shards_pay_early else _REPLICATED_BYTES
+        if self.suits_rows or ranks * nbytes <= most:
             return "replicated"
         return "sharded" if fits or access.jobs is None else "driver"
 

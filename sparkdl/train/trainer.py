@@ -95,8 +95,9 @@ class Trainer:
             - ``exchange``: ``"replicated"``, where every executor makes all weights, of large tables with
               lazy optimizers the rows that a batch has touched; ``"sharded"``, where each partition owns a
               shard of weights and optimizer state; ``"driver"``, two jobs for each iteration, with the
-              weights going through the driver. ``"auto"`` takes replicated for up to 32 MiB of gradients per
-              task and for large tables, sharded above, and driver in sessions that lack the confs;
+              weights going through the driver. ``"auto"`` takes replicated for up to 8 MiB of gradients of
+              all partitions (32 by shuffles) and for large tables, sharded above, and driver in sessions that
+              lack the confs;
             - ``transport``: how messages travel within a job: ``"direct"`` between its tasks (``"auto"``),
               with shuffles where that cannot be, or by ``"shuffle"``; the result does not depend on it;
             - ``iterations_per_job``: how many iterations are one Spark job, unless through the driver (as

@@ -179,15 +179,17 @@ def test_an_executor_killed_in_a_direct_group_changes_no_bit(
 
 
 def session_with(**conf: str) -> Any:
-    return SimpleNamespace(conf=lambda name, default="": conf.get(name, default))
+    return SimpleNamespace(
+        conf=lambda name, default="": conf.get(name, default), moves_tasks=False, jobs=object()
+    )
 
 
-def wants(transport: Any) -> Wanted:
-    layout = ParamLayout(lay_out([("w", (3, 2), 0)]))
+def wants(transport: Any, numel: int = 6, reductions: int = 0) -> Wanted:
+    layout = ParamLayout(lay_out([("w", (numel,), 0)]))
     return Wanted(
         exchange="auto",
         layout=layout,
-        reductions=0,
+        reductions=reductions,
         stateful=False,
         averaging=False,
         tables=(),
@@ -221,6 +223,20 @@ def test_tasks_exchange_directly_unless_something_forbids_it() -> None:
     assert not wants("shuffle").exchanges_directly(session, "sharded")
     for name, value in (("spark.python.worker.reuse", "false"), ("spark.ssl.enabled", "true")):
         assert not wants("auto").exchanges_directly(session_with(**{name: value}), "sharded")
+
+
+def test_models_are_sharded_earlier_where_tasks_exchange_directly() -> None:
+    chosen = [
+        wants(transport, numel, reductions).choose(session_with(), 2)
+        for transport, numel, reductions in [
+            ("auto", 1 << 20, 0),  # 4 MiB from each of two
+            ("auto", (1 << 20) + 1, 0),
+            ("auto", (1 << 20) + 1, 1),  # a norm takes one more exchange, and shards have other sums
+            ("shuffle", 4 << 20, 0),
+            ("shuffle", (4 << 20) + 1, 0),
+        ]
+    ]
+    assert chosen == ["replicated", "sharded", "replicated", "replicated", "sharded"]
 
 
 def test_the_driver_plan_and_new_processes_forbid_it() -> None:

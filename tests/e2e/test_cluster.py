@@ -31,6 +31,7 @@ from sparkdl.data.store import Token
 from sparkdl.optim import LAMB, ClipByNorm
 from sparkdl.train import EMA, Hook, MaxIteration
 from sparkdl.train.resources import task_profile, threads_per_task
+from sparkdl.train.shipped import Shipped
 
 ADAM = partial(torch.optim.Adam, lr=1e-3)
 X, Y = load_digits(return_X_y=True)
@@ -180,14 +181,14 @@ def test_an_executor_killed_while_training_changes_no_bit(cluster: Any, tmp_path
     def arm(data: Dataset) -> None:
         data.store()
         # Not yet: the first task after the dry run on the driver is to find the file.
-        original = Trainer._engine
+        original = Shipped.engine
 
         def engine(self: Any, *args: Any) -> Any:
             flag.touch()
-            Trainer._engine = original  # type: ignore[method-assign]
+            Shipped.engine = original  # type: ignore[method-assign]
             return original(self, *args)
 
-        Trainer._engine = engine  # type: ignore[method-assign, assignment]
+        Shipped.engine = engine  # type: ignore[method-assign, assignment]
 
     before = set(executor_pids())
     result = fit(cluster, Everything(), 12, arm, loss=loss, exchange=exchange)

@@ -39,6 +39,7 @@ from sparkdl.train import (
     TrainState,
 )
 from sparkdl.train.ahead import Ahead
+from sparkdl.train.shipped import Shipped
 
 PARTS = partitioned([130, 0, 110])  # 4 iterations an epoch
 MODES: dict[str, dict[str, Any]] = {
@@ -355,13 +356,13 @@ def test_weights_in_half_the_bytes_keep_full_masters(data: Dataset, codec: Any) 
 def test_large_models_are_sharded_if_their_shards_fit(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparkdl.allreduce.choose._REPLICATED_BYTES", 0)
     chosen: list[type] = []
-    original = Trainer._engine
+    original = Shipped.engine
 
-    def engine(self: Any, ship: Any) -> Any:
-        chosen.append(type((made := original(self, ship)).plan))
+    def engine(self: Any, *arguments: Any) -> Any:
+        chosen.append(type((made := original(self, *arguments)).plan))
         return made
 
-    monkeypatch.setattr(Trainer, "_engine", engine)
+    monkeypatch.setattr(Shipped, "engine", engine)
 
     def train(**options: Any) -> None:
         settings = {"loss": nn.CrossEntropyLoss(), "optimizer": torch.optim.SGD, "progress": False}
