@@ -61,7 +61,7 @@ def test_dataframes_of_spark_and_pandas(spark: Any) -> None:
 def test_an_estimator_learns_a_column_of_a_fitted_model(spark: Any, tmp_path: Any) -> None:
     frame = pd.DataFrame({"features": list(X.astype(float)), "label": Y.astype(float)})
     df = spark.createDataFrame(frame)
-    options: dict[str, Any] = {"maxEpochs": 2, "batchSize": 20, "progress": False}
+    options: dict[str, Any] = {"maxEpochs": 2, "batchSize": 20}
     teacher = TorchClassifier(module=net(16, seed=1), **options).fit(df)
     soft = teacher.setRawPredictionCol("soft").setPredictionCol("").setProbabilityCol("").transform(df)
     student = TorchClassifier(
