@@ -13,7 +13,7 @@ from torch import nn
 
 from sparkdl.distill import KD, Distiller, SoftLabels, Teacher
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.ml import TorchClassifier
+from sparkdl.ml import TorchClassifier, TorchEstimator
 from sparkdl.train import MaxEpoch
 
 pytestmark = pytest.mark.jvm
@@ -64,12 +64,12 @@ def test_an_estimator_learns_a_column_of_a_fitted_model(spark: Any, tmp_path: An
     options: dict[str, Any] = {"maxEpochs": 2, "batchSize": 20}
     teacher = TorchClassifier(module=net(16, seed=1), **options).fit(df)
     soft = teacher.setRawPredictionCol("soft").setPredictionCol("").setProbabilityCol("").transform(df)
-    student = TorchClassifier(
+    student = TorchEstimator(
         module=net(4),
         labelCols=["soft", "label"],
         loss=KD(2.0, 0.7, label_loss=nn.CrossEntropyLoss(reduction="none")),
         **options,
     )
     student.save(str(tmp_path / "student"))
-    model = TorchClassifier.load(str(tmp_path / "student")).fit(soft)
+    model = TorchEstimator.load(str(tmp_path / "student")).fit(soft)
     assert model.transform(df).select("prediction").count() == 60
