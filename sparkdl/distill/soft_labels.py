@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sparkdl import frame, seeding
+from sparkdl._spark.tasks import task_resources
 from sparkdl.access.base import Access, BytesRef, Frames, Published
 from sparkdl.data import store
 from sparkdl.data.collate import Collate
@@ -29,6 +30,7 @@ from sparkdl.exceptions import ModelError
 from sparkdl.frame import Array, Parts
 from sparkdl.nn import serialize
 from sparkdl.nn.batch import Batch
+from sparkdl.nn.numerics import device_of_task
 from sparkdl.train.passes.sweep import Reader, located, rows_per_batch
 from sparkdl.train.resources import threads_per_task
 
@@ -117,9 +119,10 @@ class Labelling:
     batch_size: int
     seed: int
 
-    def columns(self, batch: Batch) -> dict[str, Array]:
+    def columns(self, batch: Batch, device: str) -> dict[str, Array]:
         """Return the columns of a batch, by key."""
         found: dict[str, Array] = {}
+        batch = batch.to(device)
         for teacher, encoding in self.teachers:
             found |= encoding.encode(teacher(batch))
         return found
@@ -127,9 +130,12 @@ class Labelling:
     def batches(self, token: Token) -> Iterator[StoreBatch]:
         """Yield the columns of a partition."""
         seeding.seed_task(self.seed, 0, 0, token.partition)
+        device = device_of_task(task_resources())
+        for teacher, _ in self.teachers:
+            teacher.to(device)
         for rows, batch in self.reader.batches(token, self.batch_size):
             with located(token, rows):
-                yield rows, self.columns(batch)
+                yield rows, self.columns(batch, device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ def net(width: int, inputs: int = 6, seed: int = 0) -> nn.Sequential:
 
 
 def test_dataframes_of_spark_and_pandas(spark: Any) -> None:
-    """Columns, other inputs, unlabelled rows, a share for validation: and the same bits, kept and again."""
+    """Columns, other inputs, unlabelled rows, and a share for validation."""
     frame = pd.DataFrame({"x": list(X), "y": np.where(np.arange(60) < 20, Y, -1), "wide": list(X[:, :4])})
     with torch.no_grad():
         frame["odds"] = list(torch.softmax(net(9, seed=3)(torch.from_numpy(X)), 1).numpy())
@@ -41,12 +41,11 @@ def test_dataframes_of_spark_and_pandas(spark: Any) -> None:
     options: dict[str, Any] = {"optimizer": partial(torch.optim.SGD, lr=0.1), "progress": False}
     options |= {"batch_size": 20, "end_when": MaxEpoch(2)}
     found = []
-    for keep in ("all", "all", None):
+    for keep in ("all", None):
         distill = Distiller(net(4), teachers, keep=keep, **options)
         found.append(distill.fit(df, 0.2, features="x", label="y"))
         assert "val/loss" in found[-1].scores
-    for one, again, live in zip(*(result.module.state_dict().values() for result in found), strict=True):
-        torch.testing.assert_close(one, again, atol=0, rtol=0)
+    for one, live in zip(*(result.module.state_dict().values() for result in found), strict=True):
         torch.testing.assert_close(one, live, atol=2e-3, rtol=0)
     distill = Distiller(net(4), teachers, keep=2, **options)
     assert distill.fit(frame, df, features="x", label="y").history[-1]["extras"]["answered"] == 1
@@ -58,6 +57,7 @@ def test_dataframes_of_spark_and_pandas(spark: Any) -> None:
         Distiller(net(4), teachers, **options).fit(df, features="x", label=["y", "wide"])  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_an_estimator_learns_a_column_of_a_fitted_model(spark: Any, tmp_path: Any) -> None:
     frame = pd.DataFrame({"features": list(X.astype(float)), "label": Y.astype(float)})
     df = spark.createDataFrame(frame)
