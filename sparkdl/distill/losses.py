@@ -140,6 +140,12 @@ class KD(DistillLoss):
         divergence = nnf.kl_div(log_q, p, reduction="none").sum(-1)
         return divergence.reshape(len(output), -1).mean(1) * (t * t)
 
+    def labelled(self, output: Tensor, label: Tensor) -> Tensor:
+        """Return the loss of the label, the number of a class; Spark ML has such numbers as doubles."""
+        if label.is_floating_point() and label.dim() == 1:
+            label = label.long()
+        return super().labelled(output, label)
+
 
 class LogitMatching(DistillLoss):
     """The squared difference of outputs (Ba and Caruana 2014): for regression, and for logits as they are.

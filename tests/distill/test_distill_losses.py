@@ -38,6 +38,7 @@ def tensors(*arrays: np.ndarray) -> list[torch.Tensor]:
 def test_kd_is_hintons_formula(temperature: float, alpha: float) -> None:
     output, teacher, label = tensors(OUTPUT, TEACHER, LABEL)
     found = KD(temperature, alpha)(output, (teacher, label))
+    np.testing.assert_array_equal(found, KD(temperature, alpha)(output, (teacher, label.double())))
     expected = alpha * kd(OUTPUT, TEACHER, temperature) + (1 - alpha) * ce(OUTPUT, LABEL)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
