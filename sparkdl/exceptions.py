@@ -127,6 +127,7 @@ class ModelError(SparkdlError):
         "model-input",
         "model-output",
         "model-parameters",
+        "model-teacher",
         "model-weights",
     )
 

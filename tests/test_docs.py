@@ -65,6 +65,13 @@ def test_tuning_guide(namespace: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+def test_distillation_guide(namespace: dict[str, Any]) -> None:
+    run_page("docs/distillation.md", namespace)
+    assert namespace["distiller"].cost.rows == 400
+    assert "prediction" in namespace["small"].transform(namespace["scored"]).columns
+
+
+@pytest.mark.slow
 def test_training_guide(namespace: dict[str, Any], tmp_path: Path) -> None:
     for package in ("sklearn", "lightning.pytorch", "tensorboard", "mlflow", "matplotlib"):
         pytest.importorskip(package)

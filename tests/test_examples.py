@@ -39,6 +39,7 @@ MODEL_EXAMPLES = {
     "nowcasting_convlstm": (["--rows", "40", "--epochs", "1", "--hidden", "8", "--batch-size", "20"], None),
     "image_features": (["--epochs", "1"], 0.2),  # by chance: 0.14
     "transfer_learning": (["--epochs", "1", "--few-epochs", "20"], 0.4),
+    "distillation": (["--seeds", "1", "--teacher-steps", "60", "--steps", "100"], 0.5),
     "streaming_inference": (["--epochs", "2", "--files", "2"], 797),
     "ncf_movielens": (["--users", "60", "--epochs", "2", "--batch-size", "512"], 0.15),  # by chance: 0.1
     "recommender_movielens": (["--users", "60", "--epochs", "2", "--batch-size", "128"], None),
@@ -58,6 +59,7 @@ NEEDS = {
     "lora_generation": "peft",
     "image_features": "skimage",
     "transfer_learning": "mlxtend",
+    "distillation": "mlxtend",
 }
 
 
@@ -112,6 +114,7 @@ def test_an_example_prints_its_score_last(name):
         "same_image_at_5",
         "rows",
         "best_accuracy",
+        "distilled_accuracy",
         "hr_at_10",
         "test_auc",
         "mase",

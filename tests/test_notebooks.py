@@ -17,6 +17,7 @@ from execute_notebooks import FOLDER, run  # noqa: E402
 
 FILES = sorted(FOLDER.glob("*.ipynb"))
 NEEDS = {
+    "distillation": ("sklearn", "matplotlib"),
     "pipeline_and_tuning": ("sklearn", "matplotlib"),
     "quickstart": ("sklearn", "matplotlib"),
     "recommendation": ("recbole", "matplotlib"),

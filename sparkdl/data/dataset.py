@@ -52,7 +52,7 @@ class Dataset:
 
     Build one with :meth:`from_dataframe`, :meth:`from_rdd` or :meth:`from_numpy`. Checks of the
     schema happen at once; the rows are converted when they are first needed and kept until
-    :meth:`release` (or the end of a ``with`` block, or of the application).
+    :meth:`release` (or the end of a ``with`` block, or of the application). ``source`` gives the rows.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Dataset:
         self.access: Access = access or access_to(spark)
         self.access.check_files()
         self._spark = spark
-        self._source = source
+        self.source = source
         self._num_partitions = num_partitions
         self._plan = plan
         self._peeked: dict[str, Array] | None = None
@@ -279,7 +279,7 @@ class Dataset:
             if self._peeked is None:
                 self.access.check_alive()
                 with described(self.access, "look at the first rows"):
-                    rows = self._source.peek(self._plan, _PEEK_ROWS)
+                    rows = self.source.peek(self._plan, _PEEK_ROWS)
                 if not rows or not len(next(iter(rows.values()))):
                     raise DataError("the Dataset is empty: there is nothing to train on", code="data-empty")
                 columns = tuple(c.resolved(*kind_of(rows[c.key])) for c in self._plan.columns)
@@ -299,7 +299,7 @@ class Dataset:
                 self.peek()
                 available = self.access.executors()
                 count = available.count if self._num_partitions is None else self._num_partitions
-                self._store = build_store(self.access, self._source, self._plan, self.id, count, available)
+                self._store = build_store(self.access, self.source, self._plan, self.id, count, available)
             return self._store
 
     @property
@@ -326,7 +326,7 @@ class Dataset:
                 return
             available = self.access.executors()
             new = build_store(
-                self.access, self._source, self._plan, uuid.uuid4().hex, num_partitions, available
+                self.access, self.source, self._plan, uuid.uuid4().hex, num_partitions, available
             )
             self._store = new
             try:
@@ -377,7 +377,7 @@ class Dataset:
                 if store is not None:
                     delete(self.access, store)
             finally:
-                self._source.release()
+                self.source.release()
 
     def __enter__(self) -> Dataset:
         return self

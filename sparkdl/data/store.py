@@ -64,6 +64,7 @@ class Token:
         view: name of the file that says which of the rows in the files these are, and in which order; empty
             if they are all of them.
         stored: rows in the files, if there is a view.
+        seconds: that it took to compute columns which were added to those of the source.
     """
 
     store: str
@@ -78,6 +79,7 @@ class Token:
     ragged: int = 0
     view: str = ""
     stored: int = 0
+    seconds: float = 0.0
 
     def to_frame(self) -> bytes:
         """Serialize."""
@@ -240,6 +242,46 @@ def read_rows(token: Token, rows: Array, keys: Collection[str] | None = None) ->
         else _gather(folder, key, dtype, (count, *shape), rows)
         for key, dtype, shape in wanted
     }
+
+
+def with_columns(
+    token: Token, plans: Iterable[ColumnPlan], batches: Iterable[StoreBatch], keys: Collection[str]
+) -> Token:
+    """Return the token of a partition with further columns, whose files are written beside the others.
+
+    Tasks that write the same columns at a time write the same files.
+
+    Args:
+        token: the partition, all of its rows; it is nobody else's.
+        plans: one per new column; not ragged.
+        batches: the rows in order: their numbers, which are not looked at, and the values of each new column.
+        keys: the columns that the partition has then. Files of others are deleted.
+
+    Raises:
+        PartitionMissingError: if the partition's files are not on this executor.
+        DataError: if a batch's rows have another shape than the plan says.
+    """
+    folder = _locate(token)
+    known = {plan.key: plan for plan in plans}
+    content = dict.fromkeys(known, token.content)
+    draft = f".{uuid.uuid4().hex}"
+    with ExitStack() as stack:
+        files = {key: stack.enter_context(_create(folder, f"{key}{draft}")) for key in known}
+        for _, batch in batches:
+            for key, values in batch.items():
+                known[key] = _agree(known[key], values)
+                data = np.ascontiguousarray(values).data
+                files[key].write(data)
+                content[key] = zlib.crc32(data, content[key])
+    for key in known:
+        (folder / f"{key}{draft}.bin").rename(folder / f"{key}.bin")
+    columns = (*token.columns, *((p.key, p.dtype or "", p.shape or ()) for p in known.values()))
+    for key, _, _ in columns:
+        if key not in keys:
+            for name in (key, f"{key}{_ENDS}"):
+                (folder / f"{name}.bin").unlink(missing_ok=True)
+    whole = zlib.crc32(repr(content).encode())
+    return replace(token, columns=tuple(c for c in columns if c[0] in keys), content=whole)
 
 
 def view_of(token: Token, name: str, rows: Array) -> Token:

@@ -57,11 +57,11 @@ def dataset_of(data: Any, chosen: Chosen, last: Chosen | None, method: str) -> I
         DataError: if a column cannot become a tensor.
     """
     if not is_frame(data):
-        _check_none_chosen(chosen)
+        check_none_chosen(chosen)
         yield data
         return
     found = chosen if chosen.given() or last is None else last
-    _check_features(found, method)
+    check_features(found, method)
     with found.dataset(data) as dataset:
         yield dataset
 
@@ -85,12 +85,12 @@ def datasets_of(
     """
     with ExitStack() as stack:
         if isinstance(validation, float | int):
-            data, validation = _split(data, validation, chosen, seed)
+            data, validation = split(data, validation, chosen, seed)
         several = validation if isinstance(validation, Mapping) else {"": validation}
         if any(map(is_frame, [data, *several.values()])):
-            _check_features(chosen, "fit")
+            check_features(chosen, "fit")
         else:
-            _check_none_chosen(chosen)
+            check_none_chosen(chosen)
 
         def dataset(value: Any) -> Any:
             return stack.enter_context(chosen.dataset(value)) if is_frame(value) else value
@@ -100,7 +100,12 @@ def datasets_of(
         yield data, sets if isinstance(validation, Mapping) else sets[""]
 
 
-def _check_features(chosen: Chosen, method: str) -> None:
+def check_features(chosen: Chosen, method: str) -> None:
+    """Check that columns of a DataFrame are named.
+
+    Raises:
+        ConfigError: if not.
+    """
     if chosen.features is None:
         raise ConfigError(
             f"features=None: a DataFrame needs the names of its columns: {method}(df, features=..., "
@@ -108,15 +113,31 @@ def _check_features(chosen: Chosen, method: str) -> None:
         )
 
 
-def _check_none_chosen(chosen: Chosen) -> None:
+def check_none_chosen(chosen: Chosen) -> None:
+    """Check that no columns are named, for there is no DataFrame.
+
+    Raises:
+        ConfigError: if some are.
+    """
     if chosen.given():
         raise ConfigError(
             f"{chosen.given()[0]}=...: a Dataset knows its columns; give them with a DataFrame only"
         )
 
 
-def _split(data: Any, fraction: Any, chosen: Chosen, seed: int) -> tuple[Any, Any]:
-    """Split a DataFrame into rows for training and rows for validation."""
+def split(data: Any, fraction: Any, chosen: Chosen, seed: int) -> tuple[Any, Any]:
+    """Split a DataFrame into rows for training and rows for validation.
+
+    Args:
+        data: of Spark or pandas.
+        fraction: the share of the rows for validation.
+        chosen: the columns that are used.
+        seed: chooses the rows.
+
+    Raises:
+        ConfigError: if it is no share, or ``data`` no DataFrame.
+        DataError: if a column cannot become a tensor, or a share holds no row.
+    """
     if isinstance(fraction, bool) or not 0 < fraction < 1:
         raise ConfigError(
             f"validation={fraction!r}: expected the share of the rows to validate on, above 0 and below 1, a "

@@ -59,6 +59,7 @@ PAGES = sorted(
 PACKAGES = (
     "sparkdl",
     "sparkdl.data",
+    "sparkdl.distill",
     "sparkdl.exceptions",
     "sparkdl.metrics",
     "sparkdl.ml",

@@ -324,6 +324,7 @@ _SPARKDL = {
     "sparkdl.nn.int8": "Int8Linear",
     "sparkdl.nn.models.knrm": "KNRM",
     "sparkdl.nn.models.lenet": "LeNet5",
+    "sparkdl.distill.losses": "KD LogitMatching",
     "sparkdl.nn.losses": "binary_cross_entropy cross_entropy squared_error",
     "sparkdl.nn.models.mlp": "MLP",
     "sparkdl.nn.models.nbeats": "InterpretableNBeats NBeats",

@@ -1,0 +1,153 @@
+"""What a Distiller is given: rows, with the columns that teachers read beside those of the student."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
+
+from sparkdl.data.columns import Column, Columns, Structure
+from sparkdl.data.dataset import Dataset
+from sparkdl.distill.service import Service
+from sparkdl.distill.step import LABEL
+from sparkdl.distill.teachers import Answering, SoftLabels, Teacher
+from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.train.passes.validation import Validation
+from sparkdl.train.tables import Chosen, check_features, check_none_chosen, is_frame, split
+
+AnyTeacher = Teacher | SoftLabels | Service
+
+
+def teachers_of(given: Any) -> list[AnyTeacher]:
+    """Return teachers as they are described: one or several; modules and paths are those of a Teacher.
+
+    Raises:
+        ConfigError: if there are none, or one is something else.
+    """
+    several = list(given) if isinstance(given, list | tuple) else [given]
+    if not several:
+        raise ConfigError(
+            "teacher=[]: expected a module, the path of a saved model, SoftLabels(column) or "
+            "Service(addresses)"
+        )
+    return [one if isinstance(one, Teacher | SoftLabels | Service) else Teacher(one) for one in several]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Rows to train on, and how teachers find what they read.
+
+    Attributes:
+        data: the rows.
+        validation: validation sets, whose label is the label alone.
+        teachers: as tasks have them.
+        unused: entries of the label that only teachers with live answers read.
+    """
+
+    data: Dataset
+    validation: Validation
+    teachers: list[Answering]
+    unused: frozenset[str]
+
+
+@contextmanager
+def given(
+    data: Any, validation: Any, chosen: Chosen, teachers: Sequence[AnyTeacher], seed: int
+) -> Iterator[Given]:
+    """Make Datasets of DataFrames, with the columns of teachers as entries of the label.
+
+    Args:
+        data: a Dataset, or a DataFrame of Spark or pandas.
+        validation: likewise, one or several by name; or a share of the DataFrame's rows.
+        chosen: the student's columns of a DataFrame.
+        teachers: whose columns are needed, too.
+        seed: chooses the rows of a share.
+
+    Raises:
+        ConfigError: if columns are missing, or given for a Dataset.
+        DataError: if a column is missing, or cannot become a tensor.
+    """
+    described = [teacher.columns(number) for number, teacher in enumerate(teachers)]
+    found = {key: column for _, columns in described for key, column in columns.items()}
+    with ExitStack() as stack:
+        if is_frame(data):
+            check_features(chosen, "fit")
+            everything = replace(chosen, label=_entries(chosen.label, found)) if found else chosen
+            if isinstance(validation, float | int):
+                data, validation = split(data, validation, everything, seed)
+            data = stack.enter_context(everything.dataset(data))
+            names = {key: key for key in found}
+        else:
+            if isinstance(validation, float | int):
+                split(data, validation, chosen, seed)  # says that a Dataset cannot be split
+            check_none_chosen(chosen)
+            names = _names_in(data, found)
+        several = validation if isinstance(validation, Mapping) else {"": validation}
+        if any(map(is_frame, several.values())):
+            check_features(chosen, "fit")
+        sets: Any = {
+            name: stack.enter_context(chosen.dataset(one)) if is_frame(one) else one
+            for name, one in several.items()
+        }
+        yield Given(
+            data,
+            sets if isinstance(validation, Mapping) else sets[""],
+            [
+                teacher.answering(number, reads, {key: names[key] for key in columns})
+                for number, (teacher, (reads, columns)) in enumerate(zip(teachers, described, strict=True))
+            ],
+            frozenset(
+                names[key]
+                for teacher, (_, columns) in zip(teachers, described, strict=True)
+                for key in columns
+                if not isinstance(teacher, SoftLabels)
+            )
+            - {LABEL},
+        )
+
+
+def _entries(label: Columns | None, more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the label of a DataFrame's rows with further entries."""
+    if label is not None and not isinstance(label, str | Column):
+        raise ConfigError(
+            f"label={label!r:.100}: expected one column, or None; a loss with several labels cannot be "
+            "distilled"
+        )
+    return {**({} if label is None else {LABEL: label}), **more}
+
+
+def _names_in(data: Any, wanted: Mapping[str, Any]) -> dict[str, str]:
+    """Return the entry of a Dataset's label by the key under which a teacher reads it.
+
+    Raises:
+        ConfigError: if the label is several tensors without names.
+        DataError: naming an entry that is missing.
+    """
+    label: Structure = data.plan.label if isinstance(data, Dataset) else Structure("none")
+    if label.kind == "tuple":
+        raise ConfigError(
+            "the Dataset's label is several columns: give them names, label={'label': ..., 'teacher': ...}"
+        )
+    names = {key: one.name if isinstance(one, Column) else one for key, one in wanted.items()}
+    for name in names.values():
+        if name not in label.names:
+            raise DataError(
+                f"a teacher reads {name!r}, which is no entry of the Dataset's label: there are "
+                f"{', '.join(label.names) or 'none by name'}. Make it with label={{'label': ..., "
+                f"{name!r}: ...}}",
+                code="data-column",
+            )
+    return names
+
+
+def name_of(teacher: AnyTeacher) -> str:
+    """Return what a teacher is, in a few words."""
+    if isinstance(teacher, SoftLabels):
+        return f"SoftLabels({teacher.column!r})"
+    if isinstance(teacher, Service):
+        return repr(teacher)
+    model = teacher.model
+    return type(model).__name__ if isinstance(model, nn.Module) else repr(model)

@@ -1,0 +1,289 @@
+"""Teachers' outputs as columns of the partition store: computed once, in the tasks that write it.
+
+A logit takes two bytes (bfloat16), as the bits of an int16. With ``top_k`` a row keeps its largest logits,
+their classes, and one more logit, which each of the other classes has: at the loss's temperature their
+probabilities add up to what they were.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparkdl import frame, seeding
+from sparkdl._spark.tasks import task_resources
+from sparkdl.access.base import Access, BytesRef, Frames, Published
+from sparkdl.data import store
+from sparkdl.data.collate import Collate
+from sparkdl.data.columns import ColumnPlan, Structure, TablePlan
+from sparkdl.data.dataset import Dataset
+from sparkdl.data.sources import Partitions, Source
+from sparkdl.data.store import StoreBatch, Token
+from sparkdl.distill.teachers import Answering
+from sparkdl.exceptions import ModelError
+from sparkdl.frame import Array, Parts
+from sparkdl.nn import serialize
+from sparkdl.nn.batch import Batch
+from sparkdl.nn.numerics import device_of_task
+from sparkdl.train.passes.sweep import Reader, located, rows_per_batch
+from sparkdl.train.resources import threads_per_task
+
+_LARGEST_SHORT = 1 << 15
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How a teacher's logits become columns, and logits again.
+
+    Attributes:
+        name: of the entry in the label; that of the classes ends with ``_classes``.
+        shape: of a row's logits.
+        top_k: how many logits a row keeps; ``None`` for all.
+        temperature: at which the other classes keep their probability.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    top_k: int | None
+    temperature: float
+
+    @property
+    def plans(self) -> dict[str, ColumnPlan]:
+        """The columns, by entry of the label."""
+        if self.top_k is None:
+            shapes = {self.name: ("int16", self.shape)}
+        else:
+            kind = "int16" if self.shape[-1] <= _LARGEST_SHORT else "int32"
+            shapes = {self.name: ("int16", (self.top_k + 1,)), f"{self.name}_classes": (kind, (self.top_k,))}
+        return {
+            name: ColumnPlan(f"label_{name}", f"soft labels ({name})", False, dtype, shape)
+            for name, (dtype, shape) in shapes.items()
+        }
+
+    def encode(self, logits: Tensor) -> dict[str, Array]:
+        """Return the columns of some rows, by key.
+
+        Raises:
+            ModelError: if a row has another shape than the first ones.
+        """
+        logits = logits.detach().to("cpu", torch.float32)
+        if logits.shape[1:] != self.shape:
+            if not bool(logits.isnan().all()):
+                raise ModelError(
+                    f"a teacher's output has shape {tuple(logits.shape[1:])} per row, expected {self.shape}"
+                )
+            logits = logits.new_full((len(logits), *self.shape), math.nan)  # nobody has answered
+        plans = list(self.plans.values())
+        if self.top_k is None:
+            return {plans[0].key: _bits(logits)}
+        # NaN, where nobody has answered, counts as the largest, and stays NaN.
+        values, classes = logits.topk(self.top_k, dim=-1)
+        others = logits.scatter(-1, classes, -math.inf) / self.temperature
+        rest = torch.logsumexp(others, -1, keepdim=True) - math.log(self.shape[-1] - self.top_k)
+        kept = torch.cat([values, rest * self.temperature], -1)
+        return {plans[0].key: _bits(kept), plans[1].key: classes.numpy().astype(plans[1].dtype)}
+
+    def decode(self, label: Mapping[str, Tensor]) -> Tensor:
+        """Return logits of the columns."""
+        values = label[self.name].view(torch.bfloat16).float()
+        if self.top_k is None:
+            return values
+        logits = values[:, -1:].expand(len(values), self.shape[-1])
+        return logits.scatter(-1, label[f"{self.name}_classes"].long(), values[:, :-1])
+
+
+def _bits(values: Tensor) -> Array:
+    found: Array = values.contiguous().to(torch.bfloat16).view(torch.int16).numpy()
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Labelling:
+    """Teachers, and how their answers become columns.
+
+    Attributes:
+        teachers: who answers, each with its encoding.
+        reader: how stored columns become what teachers read.
+        batch_size: rows of a forward pass.
+        seed: of random numbers of the Dataset's transform.
+    """
+
+    teachers: Sequence[tuple[Answering, Encoding]]
+    reader: Reader
+    batch_size: int
+    seed: int
+
+    def columns(self, batch: Batch, device: str) -> dict[str, Array]:
+        """Return the columns of a batch, by key."""
+        found: dict[str, Array] = {}
+        batch = batch.to(device)
+        for teacher, encoding in self.teachers:
+            found |= encoding.encode(teacher(batch))
+        return found
+
+    def batches(self, token: Token) -> Iterator[StoreBatch]:
+        """Yield the columns of a partition."""
+        seeding.seed_task(self.seed, 0, 0, token.partition)
+        device = device_of_task(task_resources())
+        for teacher, _ in self.teachers:
+            teacher.to(device)
+        for rows, batch in self.reader.batches(token, self.batch_size):
+            with located(token, rows):
+                yield rows, self.columns(batch, device)
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """Task that adds soft labels to a partition that a task has just written.
+
+    Attributes:
+        labelling: pickled.
+        plans: the new columns.
+        keys: the columns that stay.
+        threads: of torch.
+    """
+
+    labelling: BytesRef
+    plans: tuple[ColumnPlan, ...]
+    keys: frozenset[str]
+    threads: int
+
+    def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
+        """Yield the partition's token."""
+        for data in frames:
+            token = Token.from_frame(frame.unpack(data))
+            if token.rows and not token.error:
+                token = self._labelled(token)
+            yield token.to_frame()
+
+    def _labelled(self, token: Token) -> Token:
+        torch.set_num_threads(self.threads)
+        labelling: Labelling = serialize.loads(self.labelling.read(once=True))
+        started = time.perf_counter()
+        found = store.with_columns(token, self.plans, labelling.batches(token), self.keys)
+        return replace(found, seconds=time.perf_counter() - started)
+
+
+class LabelledSource(Source):
+    """The rows of another source, with soft labels.
+
+    Args:
+        source: the other one; it is not released.
+        plan: of its rows.
+        labelling: makes the columns.
+        plans: the new columns.
+        peeked: the first rows, with all columns.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        plan: TablePlan,
+        labelling: Labelling,
+        plans: Sequence[ColumnPlan],
+        peeked: Mapping[str, Array],
+    ) -> None:
+        self._source, self._plan = source, plan
+        self._labelling, self._plans = labelling, tuple(plans)
+        self._peeked = dict(peeked)
+        self._sent: Published | None = None
+
+    def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
+        """See :class:`sparkdl.data.sources.Source`."""
+        return {column.key: self._peeked[column.key][:rows] for column in plan.columns}
+
+    def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
+        """See :class:`sparkdl.data.sources.Source`."""
+        written = self._source.tokens(access, self._plan, store, partitions)
+        if self._sent is None:
+            self._sent = access.send(serialize.dumps(self._labelling, "teachers"))
+        available = access.executors()
+        threads = threads_per_task(available, partitions) if isinstance(partitions, int) else 1
+        keys = frozenset(column.key for column in plan.columns)
+        task = Label(self._sent.ref, self._plans, keys, threads)
+        return access.stage(written, task, self._sent.broadcasts, profile=access.profile(threads))
+
+    def release(self) -> None:
+        """Delete the teachers from the executors."""
+        sent, self._sent = self._sent, None
+        if sent is not None:
+            sent.release()
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Lets a Dataset's ``collate`` make batches of rows that have further entries in their label.
+
+    Attributes:
+        collate: the Dataset's own.
+        label: how its rows have their label: none, one, or several by name.
+        more: names of further entries, which are stacked.
+    """
+
+    collate: Collate
+    label: Structure
+    more: tuple[str, ...]
+
+    def __call__(self, rows: list[Any]) -> Any:
+        """Return inputs and label."""
+        features, labels = [row for row, _ in rows], [label for _, label in rows]
+        more = {name: torch.stack([label[name] for label in labels]) for name in self.more}
+        if self.label.kind == "none":
+            return self.collate(features), more
+        if self.label.kind == "single":
+            inputs, own = self.collate(
+                [(f, label["label"]) for f, label in zip(features, labels, strict=True)]
+            )
+            return inputs, {"label": own, **more}
+        own_rows = [
+            (f, {name: label[name] for name in self.label.names})
+            for f, label in zip(features, labels, strict=True)
+        ]
+        inputs, own = self.collate(own_rows)
+        return inputs, {**own, **more}
+
+
+def labelled(
+    data: Dataset,
+    teachers: Sequence[tuple[Answering, Encoding]],
+    unused: frozenset[str],
+    first: Mapping[str, Array],
+    seed: int,
+) -> Dataset:
+    """Return a Dataset of the same rows with soft labels, which are computed when its store is built.
+
+    Args:
+        data: the rows; it must have been peeked at.
+        teachers: who answers, each with its encoding.
+        unused: entries of the label that teachers alone read; they are left out.
+        first: the columns of the first rows, by key.
+        seed: of random numbers of the Dataset's transform.
+    """
+    plan, label = data.plan, data.plan.label
+    names = {"none": (), "single": ("label",)}.get(label.kind, label.names)
+    before = {name: key for name, key in zip(names, label.keys, strict=True) if name not in unused}
+    added = {name: made for _, encoding in teachers for name, made in encoding.plans.items()}
+    entries = before | {name: made.key for name, made in added.items()}
+    dropped = {key for name, key in zip(names, label.keys, strict=True) if name in unused}
+    columns = [column for column in plan.columns if column.key not in dropped]
+    place = len(columns) - plan.weighted  # a weight is the last column
+    columns[place:place] = added.values()
+    own = replace(
+        plan, columns=tuple(columns), label=Structure("dict", tuple(entries.values()), tuple(entries))
+    )
+    collate = data.collate
+    if collate is not None:
+        left = label if label.kind != "dict" else Structure("dict", tuple(before.values()), tuple(before))
+        collate = Beside(collate, left, tuple(added))
+    labelling = Labelling(teachers, Reader.of(data), rows_per_batch(data, None), seed)
+    peeked = data.peek()
+    count = len(next(iter(peeked.values())))
+    peeked = peeked | {key: array[:count] for key, array in first.items()}
+    source = LabelledSource(data.source, plan, labelling, list(added.values()), peeked)
+    return Dataset(data.spark, own, source, data.num_partitions, data.transform, collate, access=data.access)

@@ -1,0 +1,90 @@
+"""The student's training step: its output, the teachers' answers, hidden layers, and the loss of all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from torch import Tensor, nn
+
+from sparkdl.distill.hidden import FeatureMatching, captured, projectors_of
+from sparkdl.distill.losses import DistillLoss, TeacherOutput, main_output
+from sparkdl.distill.soft_labels import Encoding
+from sparkdl.distill.teachers import Answering, ModuleAnswers
+from sparkdl.nn.batch import Batch, call
+
+LABEL = "label"
+"""Name of the label among the entries of a Dataset's label."""
+
+
+class DistillStep(nn.Module):
+    """A step for a :class:`sparkdl.Trainer`; frozen teachers are its parts, and travel with it.
+
+    Args:
+        loss: of outputs.
+        hidden: losses of hidden layers.
+        teachers: whose answers are computed in each step, or are columns.
+        kept: weight and encoding of answers that are columns of the partition store.
+    """
+
+    def __init__(
+        self,
+        loss: DistillLoss,
+        hidden: Sequence[FeatureMatching] = (),
+        teachers: Sequence[Answering] = (),
+        kept: Sequence[tuple[float, Encoding]] = (),
+    ) -> None:
+        super().__init__()
+        self.loss, self.hidden = loss, nn.ModuleList(hidden)
+        self.teachers, self.kept = nn.ModuleList(teachers), list(kept)
+
+    def forward(self, student: nn.Module, batch: Batch) -> dict[str, Any]:
+        """Return loss, output and further scalars of a batch.
+
+        In evaluation, where rows have no soft labels, the loss is that of the label; without one, that of
+        teachers.
+        """
+        label = label_of(batch.label)
+        if not student.training and label is not None:
+            output = main_output(call(student, batch.inputs))
+            return {"loss": self.loss.labelled(output, label), "output": output}
+        losses: Any = self.hidden
+        with captured(student, [name for loss in losses for name in loss.layers]) as ours:
+            output = main_output(call(student, batch.inputs))
+        started = time.perf_counter()
+        answers, theirs = self._answers(batch)
+        seconds = time.perf_counter() - started
+        rows, soft, answered = self.loss.combined(output, answers, label)
+        found: dict[str, Any] = {"soft": soft.mean(), "teacher_seconds": seconds}
+        if label is not None:
+            found["hard"] = self.loss.labelled(output.detach(), label).mean()
+        for number, loss in enumerate(losses):
+            states = [ours[name] for name in loss.layers]
+            wanted = [theirs[loss.teacher][name] for name in loss.layers.values()]
+            hidden = loss(states, wanted, projectors_of(student, number, len(states)))
+            rows = rows + hidden
+            found[f"hidden{number}"] = hidden.mean()
+        return {"loss": rows, "output": output, "answered": answered.mean(), **found}
+
+    def _answers(self, batch: Batch) -> tuple[list[TeacherOutput], dict[int, dict[str, Tensor]]]:
+        """Return the teachers' answers, and the hidden layers of those that are modules."""
+        answers: list[TeacherOutput] = []
+        theirs: dict[int, dict[str, Tensor]] = {}
+        losses: Any = self.hidden
+        with ExitStack() as stack:
+            teachers: Any = self.teachers
+            for number, teacher in enumerate(teachers):
+                names = [n for loss in losses if loss.teacher == number for n in loss.layers.values()]
+                if names and isinstance(teacher, ModuleAnswers):
+                    theirs[number] = stack.enter_context(captured(teacher.module, names))
+                answers.append((teacher.weight, teacher(batch)))
+        answers += [(weight, encoding.decode(batch.label)) for weight, encoding in self.kept]
+        return answers, theirs
+
+
+def label_of(label: Any) -> Tensor | None:
+    """Return the label itself among the entries of a batch's label."""
+    found: Tensor | None = label.get(LABEL) if isinstance(label, Mapping) else label
+    return found
