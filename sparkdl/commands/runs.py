@@ -43,6 +43,7 @@ class RunSummary:
         state: ``finished``, ``failed``, ``killed``; ``running`` if a line was written in the last minutes,
             ``unfinished`` if not; ``checkpoints`` if there is nothing else.
         reason: what ended it.
+        attempt: which driver of its job came that far, from 1; ``None`` without ``submit --retries``.
     """
 
     path: str
@@ -55,6 +56,7 @@ class RunSummary:
     best_score: float | None = None
     state: str = "unfinished"
     reason: str | None = None
+    attempt: int | None = None
 
 
 def register(subparsers: Any) -> None:
@@ -143,6 +145,7 @@ def read_lines(path: str, lines: Iterable[str]) -> Iterator[RunSummary]:
                 current or RunSummary(path, started=_text(row.get("time"))),
                 name=_text(row.get("name")),
                 state="unfinished",
+                attempt=_count(row.get("attempt")) or None,
             )
         elif kind == "iteration":
             current = replace(
