@@ -21,7 +21,7 @@ from sparkdl.summary import JsonLines
 from sparkdl.train.checkpoint import CheckpointFolder
 from sparkdl.train.state import TrainState
 
-COMMANDS = ("init", "submit", "serve", "runs", "doctor", "checkpoints")
+COMMANDS = ("init", "submit", "notebook", "serve", "runs", "doctor", "checkpoints")
 
 
 def help_of(command: str, capsys: Any) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkdl import logs
+from sparkdl.commands import resources as tables
 from sparkdl.exceptions import ConfigError
 
 DEPLOY_MODES = ("client", "cluster")
@@ -26,6 +27,7 @@ class Job:
         name: name of the application; Spark takes the script's by default.
         deploy_mode: where the driver runs, ``client`` (here) or ``cluster``.
         conf: Spark confs.
+        resources: what it asks of the cluster, see :mod:`sparkdl.commands.resources`; confs win.
         env: packed environment for the executors, a file or an address that Spark reads.
         pack_env: pack the environment of this process and ship that.
         modules: ship the Python files of the script's folder.
@@ -45,6 +47,7 @@ class Job:
     name: str | None = None
     deploy_mode: str | None = None
     conf: Mapping[str, str] = field(default_factory=dict)
+    resources: tables.Amounts = field(default_factory=dict)
     env: str | None = None
     pack_env: bool = False
     modules: bool = False
@@ -75,11 +78,13 @@ _EXPECTED = {
     "retry_delay": "a number of seconds",
     "args": "a list of strings",
     "conf": "a table",
+    "resources": "a table",
     "pack_env": "true or false",
     "modules": "true or false",
 }
 _TYPES: dict[str, Any] = {
     "conf": dict,
+    "resources": dict,
     "pack_env": bool,
     "modules": bool,
     "retries": int,
@@ -88,9 +93,9 @@ _TYPES: dict[str, Any] = {
 
 
 def read_job_file(path: Path) -> dict[str, Any]:
-    """Read a job file: the attributes of :class:`Job`, with ``-`` for ``_``; ``conf`` is a table.
+    """Read a job file: the attributes of :class:`Job`, with ``-`` for ``_``.
 
-    Paths in it are relative to the file.
+    ``conf`` and ``resources`` are tables. Paths are relative to the file.
 
     Raises:
         ConfigError: naming the key that is unknown or has a value of another type.
@@ -121,11 +126,14 @@ def read_job_file(path: Path) -> dict[str, Any]:
             raise _error(f"job file {path}: {key} is a {type(value).__name__}: expected {expected}")
         if name == "conf":
             value = dict(_flat(path, "", value))
+        elif name == "resources":
+            value = tables.read(value, f"job file {path}")
         elif name == "args":
             value = tuple(value)
         elif name in _PATHS and "://" not in value:
             value = str(path.parent / value)
         found[name] = value
+    tables.clash(found.get("resources", {}), found.get("conf", {}))
     return found
 
 

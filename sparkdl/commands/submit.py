@@ -16,7 +16,7 @@ from uuid import uuid4
 from sparkdl import logs, redaction
 from sparkdl.arguments import key_value
 from sparkdl.attempts import VARIABLE, Notes
-from sparkdl.commands import packing, properties, retries
+from sparkdl.commands import packing, properties, resources, retries
 from sparkdl.commands.board import board
 from sparkdl.commands.clusters import defaults, is_one_process, kind_of, site_defaults, spark_home
 from sparkdl.commands.job import DEPLOY_MODES, Job, read_job_file
@@ -39,8 +39,8 @@ examples:
   sparkdl submit --conf-file job.toml --dry-run
 
 The job file holds the same by name (master, script, args, name, deploy-mode, env, pack-env, modules,
-tensorboard, log-level, retries, retry-delay, retry-folder) and a table [conf]; the command line wins. The
-exit status is spark-submit's.
+tensorboard, log-level, retries, retry-delay, retry-folder) and the tables [resources] and [conf]; the
+command line wins. The exit status is spark-submit's.
 Secrets belong in the job file: all users of this machine can see the command line.
 """
 
@@ -134,7 +134,7 @@ def job_of(args: argparse.Namespace) -> Job:
     found = read_job_file(args.conf_file) if args.conf_file is not None else {}
     for attribute in fields(Job):
         value = getattr(args, attribute.name, None)
-        if value is not None and attribute.name not in ("conf", "args"):
+        if value is not None and attribute.name not in ("conf", "args", "resources"):
             found[attribute.name] = value
     if args.env is not None and args.pack_env is None:
         found.pop("pack_env", None)
@@ -225,7 +225,8 @@ def plan(job: Job, folder: Path) -> Submission:
     """
     # With a file of confs spark-submit does not read the installation's own one.
     site = site_defaults()
-    conf = {**site, **defaults(job.master, site), **job.conf}
+    conf = {**site, **defaults(job.master, site)}
+    conf |= {**resources.confs(job.resources, job.master, {**conf, **job.conf}), **job.conf}
     conf.pop("spark.master", None)
     if job.deploy_mode is not None:
         conf["spark.submit.deployMode"] = job.deploy_mode
