@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     master, confs = confs_of(args)
     with tempfile.TemporaryDirectory(prefix="sparkdl-notebook-") as name, forwarding() as child:
         begun = prepare(Path(name), server, master, confs, args.folder, free_port(args.port))
-        print(begun.told, file=sys.stderr, flush=True)
+        print(begun.told, flush=True)
         status = child.run(begun.command, begun.environment)
         asked = {128 + signal.SIGTERM, 128 + signal.SIGHUP, 128 + signal.SIGINT}
         return 0 if child.stopped and status in asked else status

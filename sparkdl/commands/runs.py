@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         _print_table(found)
     if args.html is not None:
         page.write(args.html, found, redaction.text(args.path))
-        print(f"wrote {args.html}", file=sys.stderr)
+        print(f"wrote {args.html}", file=sys.stderr if args.json else sys.stdout)
     return 0
 
 
