@@ -6,6 +6,7 @@ they are first used.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -63,3 +64,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+if os.environ.get("SPARKDL_ATTEMPTS"):  # this is a driver of `sparkdl submit --retries`
+    import_module("sparkdl.attempts").watch()

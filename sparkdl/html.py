@@ -51,7 +51,7 @@ def sparkline(values: Sequence[float], label: str, size: tuple[int, int] = SMALL
         size: width and height in pixels.
     """
     width, height = size
-    points = _points(values)
+    points = thinned(values, _POINTS)
     if len(points) < 2:
         return Raw("")
     low, high = min(y for _, y in points), max(y for _, y in points)
@@ -84,9 +84,9 @@ def _cell(value: object) -> str:
     return value if isinstance(value, Raw) else text(value)
 
 
-def _points(values: Sequence[Any]) -> list[tuple[float, float]]:
-    """Return places and values that are finite, at most some hundred."""
-    size = max(1, -(-len(values) // _POINTS))
+def thinned(values: Sequence[Any], most: int) -> list[tuple[float, float]]:
+    """Return places and values that are finite; averaged in groups, if there are more than so many."""
+    size = max(1, -(-len(values) // most))
     found = []
     for start in range(0, len(values), size):
         group = [float(value) for value in values[start : start + size] if math.isfinite(value)]

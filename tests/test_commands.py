@@ -6,7 +6,9 @@ import shlex
 import subprocess
 import sys
 import tarfile
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -16,12 +18,12 @@ from support.models import mlp
 from support.runs import FakeRun
 
 from sparkdl import __main__, doctor
-from sparkdl.commands import init, packing
+from sparkdl.commands import init, notebook, packing
 from sparkdl.summary import JsonLines
 from sparkdl.train.checkpoint import CheckpointFolder
 from sparkdl.train.state import TrainState
 
-COMMANDS = ("init", "submit", "serve", "runs", "doctor", "checkpoints")
+COMMANDS = ("init", "submit", "notebook", "serve", "runs", "doctor", "checkpoints")
 
 
 def help_of(command: str, capsys: Any) -> str:
@@ -82,6 +84,11 @@ def test_the_examples_run(command: str, folder: Path, monkeypatch: pytest.Monkey
     )
     monkeypatch.setattr("sparkdl.server.run.Server", lambda path, options, **_: (path, options))
     monkeypatch.setattr("sparkdl.server.run.run", print)
+    monkeypatch.setattr(notebook, "find_spec", lambda name: name)
+    monkeypatch.setattr(
+        notebook, "forwarding", lambda: nullcontext(SimpleNamespace(run=lambda *_: 0, stopped=False))
+    )
+    Path("notebooks").mkdir()
     found = examples(help_of(command, capsys))
     assert len(found) >= 3
     for words in found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,16 @@ def is_alive(sc: Any) -> bool:
         return sc._jsc is not None and not sc._jsc.sc().isStopped()
     except Exception:  # py4j's, or the socket's, when there is no JVM any more
         return False
+
+
+def lost_context() -> bool:
+    """Return whether this process has a SparkContext that ended although the program did not stop it."""
+    if "pyspark" not in sys.modules:
+        return False
+    from pyspark import SparkContext
+
+    sc: Any = SparkContext._active_spark_context
+    return sc is not None and not is_alive(sc)
 
 
 def task_slots(sc: Any) -> list[int]:

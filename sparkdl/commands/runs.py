@@ -9,52 +9,26 @@ import posixpath
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from sparkdl import redaction
+from sparkdl.commands import page
+from sparkdl.commands.found import Course, RunSummary, count, finite, text
 from sparkdl.exceptions import ConfigError
 
 _EXAMPLES = """\
 examples:
   sparkdl runs runs
   sparkdl runs runs --json
+  sparkdl runs runs --html runs.html
   sparkdl runs s3://bucket/runs
 
 Lists what JsonLines and Checkpoint hooks have written under the folder.
 """
 _QUIET_SECONDS = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class RunSummary:
-    """A run as its files tell it; ``None`` where they do not.
-
-    Attributes:
-        path: its file of JSON lines, or its folder of checkpoints, relative to the folder searched.
-        name: the Trainer's name for it.
-        started: time in UTC.
-        iterations: completed ones.
-        epochs: the last one begun.
-        loss: of the last iteration.
-        monitored: score that triggers look at.
-        best_score: its best value.
-        state: ``finished``, ``failed``, ``killed``; ``running`` if a line was written in the last minutes,
-            ``unfinished`` if not; ``checkpoints`` if there is nothing else.
-        reason: what ended it.
-    """
-
-    path: str
-    name: str | None = None
-    started: str | None = None
-    iterations: int = 0
-    epochs: int = 0
-    loss: float | None = None
-    monitored: str | None = None
-    best_score: float | None = None
-    state: str = "unfinished"
-    reason: str | None = None
 
 
 def register(subparsers: Any) -> None:
@@ -68,28 +42,43 @@ def register(subparsers: Any) -> None:
     )
     parser.add_argument("path", help="folder of summaries and checkpoints, or its URL")
     parser.add_argument("--json", action="store_true", help="print one JSON object per run")
+    parser.add_argument(
+        "--html",
+        metavar="FILE",
+        type=Path,
+        help="write a page with the list, curves and settings, to compare runs",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """List the runs; return 1 if there is none."""
-    found = sorted(runs(args.path), key=lambda run: (run.started or "", run.path))
+    found = sorted(
+        runs(args.path, courses=args.html is not None), key=lambda run: (run.started or "", run.path)
+    )
     if not found:
         where = redaction.text(args.path)
         print(f"no run in {where}: expected files of JsonLines or Checkpoint hooks", file=sys.stderr)
         return 1
     if args.json:
         for row in found:
-            print(json.dumps(asdict(row)))
-    else:
+            print(json.dumps({name: value for name, value in asdict(row).items() if name != "course"}))
+    elif args.html is None:
         _print_table(found)
+    if args.html is not None:
+        page.write(args.html, found, redaction.text(args.path))
+        print(f"wrote {args.html}", file=sys.stderr if args.json else sys.stdout)
     return 0
 
 
-def runs(path: str) -> Iterator[RunSummary]:
+def runs(path: str, *, courses: bool = False) -> Iterator[RunSummary]:
     """Find the runs in a folder.
 
     Checkpoints belong to the JSON lines beside or above them, if that is one file.
+
+    Args:
+        path: folder, or its URL.
+        courses: whether to read curves and settings, too.
 
     Raises:
         ConfigError: if the folder cannot be read.
@@ -110,7 +99,7 @@ def runs(path: str) -> Iterator[RunSummary]:
         try:
             # Somebody else's file may hold anything.
             with fs.open(name, "r", encoding="utf-8", errors="replace") as file:
-                found = list(read_lines(_relative(name, root), file))
+                found = list(read_lines(_relative(name, root), file, courses=courses))
         except OSError as error:
             _pass_over(_relative(name, root), error)
             continue
@@ -125,40 +114,52 @@ def runs(path: str) -> Iterator[RunSummary]:
         yield _completed(summary, state)
 
 
-def read_lines(path: str, lines: Iterable[str]) -> Iterator[RunSummary]:
+def read_lines(path: str, lines: Iterable[str], *, courses: bool = False) -> Iterator[RunSummary]:
     """Yield the runs of a file of JSON lines: one, or more if several were appended to it.
 
     Lines that are not those of :class:`sparkdl.summary.JsonLines` are passed over. A run that was resumed
     is one run.
+
+    Args:
+        path: of the file, for the summaries.
+        lines: of the file.
+        courses: whether the summaries are to have a :class:`Course`.
     """
     current: RunSummary | None = None
+
+    def new(started: str | None = None) -> RunSummary:
+        return RunSummary(path, started=started, course=Course() if courses else None)
+
     for line in lines:
         row = _row(line)
         kind = row.get("kind")
         if kind == "begin":
-            if current is not None and not 0 < _count(row.get("iteration")) <= current.iterations:
+            if current is not None and not 0 < count(row.get("iteration")) <= current.iterations:
                 yield current
                 current = None
             current = replace(
-                current or RunSummary(path, started=_text(row.get("time"))),
-                name=_text(row.get("name")),
+                current or new(text(row.get("time"))),
+                name=text(row.get("name")),
                 state="unfinished",
+                attempt=count(row.get("attempt")) or None,
             )
         elif kind == "iteration":
             current = replace(
-                current or RunSummary(path),
-                iterations=_count(row.get("iteration")),
-                epochs=_count(row.get("epoch")),
-                loss=_finite(row.get("loss")),
+                current or new(),
+                iterations=count(row.get("iteration")),
+                epochs=count(row.get("epoch")),
+                loss=finite(row.get("loss")),
             )
         elif kind == "end" and current is not None:
             current = replace(
                 current,
-                state=(_text(row.get("status")) or "finished").lower(),
-                reason=_text(row.get("reason")),
-                monitored=_text(row.get("monitored")) or None,
-                best_score=_finite(row.get("best_score")),
+                state=(text(row.get("status")) or "finished").lower(),
+                reason=text(row.get("reason")),
+                monitored=text(row.get("monitored")) or None,
+                best_score=finite(row.get("best_score")),
             )
+        if current is not None and current.course is not None:
+            current.course.add(row)
     if current is not None:
         yield current
 
@@ -193,44 +194,24 @@ def _checkpoints(fs: Any, files: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 def _completed(run: RunSummary, state: Mapping[str, Any]) -> RunSummary:
     """Add what a checkpoint knows to what the lines say, which go further."""
-    best = run.best_score if run.best_score is not None else _finite(state.get("best_score"))
-    if run.iterations >= _count(state.get("iteration")):
+    best = run.best_score if run.best_score is not None else finite(state.get("best_score"))
+    if run.iterations >= count(state.get("iteration")):
         return replace(run, best_score=best)
     return replace(
         run,
-        iterations=_count(state["iteration"]),
-        epochs=_count(state.get("epoch")) + (_count(state.get("step")) > 0),
-        loss=_finite(state.get("loss")),
+        iterations=count(state["iteration"]),
+        epochs=count(state.get("epoch")) + (count(state.get("step")) > 0),
+        loss=finite(state.get("loss")),
         best_score=best,
     )
 
 
-def _finite(value: Any) -> float | None:
-    """Return a number that is one, also as text such as ``"nan"``, which checkpoints have."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _count(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
-
-
-def _text(value: Any) -> str | None:
-    """Return a text that can be printed on one line."""
-    if not isinstance(value, str):
-        return None
-    return redaction.text("".join(c if c.isprintable() else "\ufffd" for c in value))
-
-
 def _pass_over(name: str, error: Exception) -> None:
-    print(f"sparkdl: passed over {_text(name)}: {_text(str(error))}", file=sys.stderr)
+    print(f"sparkdl: passed over {text(name)}: {text(str(error))}", file=sys.stderr)
 
 
 def _relative(name: str, root: str) -> str:
-    return _text(posixpath.relpath(name, root)) or ""
+    return text(posixpath.relpath(name, root)) or ""
 
 
 def _age(info: Mapping[str, Any]) -> float:

@@ -5,23 +5,29 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import signal
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from sparkdl import logs, redaction
 from sparkdl.arguments import key_value
-from sparkdl.commands import packing, properties
+from sparkdl.attempts import VARIABLE, Notes
+from sparkdl.commands import packing, properties, resources, retries
 from sparkdl.commands.board import board
-from sparkdl.commands.clusters import defaults, is_one_process, site_defaults, spark_home
+from sparkdl.commands.clusters import defaults, is_one_process, kind_of, site_defaults, spark_home
 from sparkdl.commands.job import DEPLOY_MODES, Job, read_job_file
+from sparkdl.commands.process import Child, forwarding
 from sparkdl.exceptions import ConfigError
+
+# By kind of cluster: prefix of the confs for the driver's variables; conf by which spark-submit waits.
+_IN_CLUSTER = {
+    "yarn": ("spark.yarn.appMasterEnv", "spark.yarn.submit.waitAppCompletion"),
+    "kubernetes": ("spark.kubernetes.driverEnv", "spark.kubernetes.submission.waitAppCompletion"),
+}
 
 _EXAMPLES = """\
 examples:
@@ -29,10 +35,12 @@ examples:
   sparkdl submit --master spark://head:7077 --pack-env train.py
   sparkdl submit --master yarn --env environment.tar.gz --conf spark.executor.instances=8 train.py
   sparkdl submit --conf-file job.toml --tensorboard runs
+  sparkdl submit --conf-file job.toml --retries 5
   sparkdl submit --conf-file job.toml --dry-run
 
 The job file holds the same by name (master, script, args, name, deploy-mode, env, pack-env, modules,
-tensorboard, log-level) and a table [conf]; the command line wins. The exit status is spark-submit's.
+tensorboard, log-level, retries, retry-delay, retry-folder) and the tables [resources] and [conf]; the
+command line wins. The exit status is spark-submit's.
 Secrets belong in the job file: all users of this machine can see the command line.
 """
 
@@ -71,6 +79,21 @@ def register(subparsers: Any) -> None:
     parser.add_argument(
         "--log-level", metavar="LEVEL", help=f"{', '.join(logs.LEVELS).lower()} (warn): the driver's log"
     )
+    parser.add_argument(
+        "--retries",
+        type=int,
+        metavar="N",
+        help="start a driver that died again, from its last checkpoint; at most N times without a new one",
+    )
+    parser.add_argument(
+        "--retry-delay",
+        type=float,
+        metavar="SECONDS",
+        help="before the first retry (10); it doubles each time",
+    )
+    parser.add_argument(
+        "--retry-folder", metavar="URL", help="where drivers note how far they are; for cluster mode"
+    )
     parser.add_argument("--dry-run", action="store_true", help="print what would be run")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="the script and its arguments")
     parser.set_defaults(run=run)
@@ -88,7 +111,18 @@ def run(args: argparse.Namespace) -> int:
         submission.prepare()
         if job.tensorboard is not None:
             stack.enter_context(board(job.tensorboard))
-        return submission.run()
+        if not job.retries:
+            return submission.run(stack.enter_context(forwarding()))
+        child = stack.enter_context(forwarding(alone=True))
+        return retries.supervise(
+            lambda: submission.run(child),
+            Notes(submission.notes),
+            retries=job.retries,
+            first_delay=job.retry_delay,
+            pause=child.pause,
+            stopped=lambda: child.stopped,
+            remote=submission.remote,
+        )
 
 
 def job_of(args: argparse.Namespace) -> Job:
@@ -100,7 +134,7 @@ def job_of(args: argparse.Namespace) -> Job:
     found = read_job_file(args.conf_file) if args.conf_file is not None else {}
     for attribute in fields(Job):
         value = getattr(args, attribute.name, None)
-        if value is not None and attribute.name not in ("conf", "args"):
+        if value is not None and attribute.name not in ("conf", "args", "resources"):
             found[attribute.name] = value
     if args.env is not None and args.pack_env is None:
         found.pop("pack_env", None)
@@ -132,6 +166,8 @@ class Submission:
         environment: variables it gets beside those of this process.
         modules: folder whose modules go to a zip file, and that file; ``None`` without ``modules``.
         packed: archive that the environment of this process is packed to; ``None`` without ``pack_env``.
+        notes: folder in which the drivers of a job with retries tell of themselves.
+        remote: whether the driver runs in the cluster.
     """
 
     command: tuple[str, ...]
@@ -141,6 +177,8 @@ class Submission:
     environment: dict[str, str]
     modules: tuple[Path, Path] | None
     packed: Path | None
+    notes: str
+    remote: bool
 
     def prepare(self) -> None:
         """Write the confs and the files that travel with the job.
@@ -155,13 +193,9 @@ class Submission:
             packing.pack(Path(sys.prefix), self.packed)
         properties.write(self.properties, self.confs)
 
-    def run(self) -> int:
-        """Run spark-submit on this process's own streams and return its exit status."""
-        with _forwarding() as send_to:
-            process = subprocess.Popen(self.command, env=os.environ | self.environment)
-            send_to(process)
-            status = _wait(process)
-        return status if status >= 0 else 128 - status
+    def run(self, child: Child) -> int:
+        """Run spark-submit and return its exit status, 128 + n if signal n ended it."""
+        return child.run(self.command, self.environment)
 
     def shown(self) -> str:
         """Return the command as a shell takes it, below its confs; without secrets."""
@@ -191,7 +225,8 @@ def plan(job: Job, folder: Path) -> Submission:
     """
     # With a file of confs spark-submit does not read the installation's own one.
     site = site_defaults()
-    conf = {**site, **defaults(job.master, site), **job.conf}
+    conf = {**site, **defaults(job.master, site)}
+    conf |= {**resources.confs(job.resources, job.master, {**conf, **job.conf}), **job.conf}
     conf.pop("spark.master", None)
     if job.deploy_mode is not None:
         conf["spark.submit.deployMode"] = job.deploy_mode
@@ -216,13 +251,52 @@ def plan(job: Job, folder: Path) -> Submission:
         packing.check_name(str(modules[1]))
         files = [conf["spark.submit.pyFiles"]] if conf.get("spark.submit.pyFiles") else []
         conf["spark.submit.pyFiles"] = ",".join([*files, str(modules[1])])
+    notes, remote = _notes(job, conf, folder), conf.get("spark.submit.deployMode") == "cluster"
     command = [str(spark_home() / "bin" / "spark-submit"), "--master", job.master]
     if job.name is not None:
         command += ["--name", job.name]
     file = folder / "spark.properties"
     command += ["--properties-file", str(file)]
     whole = (*command, job.script, *job.args)
-    return Submission(whole, len(command), conf, file, _variables(job), modules, packed)
+    variables = _variables(job) | ({VARIABLE: notes} if job.retries and not remote else {})
+    return Submission(whole, len(command), conf, file, variables, modules, packed, notes, remote)
+
+
+def _notes(job: Job, conf: dict[str, str], folder: Path) -> str:
+    """Return where drivers tell of themselves, and add the confs by which they learn of it.
+
+    Raises:
+        ConfigError: if drivers in the cluster could not be started again.
+    """
+    # A folder of its own: the next submission is another job, which begins as its script says.
+    notes = f"{job.retry_folder or folder / 'attempts'}/{uuid4().hex}"
+    if not job.retries:
+        return notes
+    kind = kind_of(job.master)
+    if conf.get("spark.submit.deployMode") != "cluster":
+        if kind == "local":  # tasks run in the JVM that has the driver's variables
+            conf[f"spark.executorEnv.{VARIABLE}"] = ""
+        return notes
+    if kind not in _IN_CLUSTER:
+        raise _error(f"retries: Spark runs no Python driver in cluster mode with --master {job.master}")
+    if job.retry_folder is None or "://" not in job.retry_folder:
+        raise _error(
+            f"retries in cluster mode: retry-folder is {job.retry_folder!r}; expected the URL of a folder "
+            "that this machine and the driver's reach, such as s3://bucket/attempts"
+        )
+    variables, wait = _IN_CLUSTER[kind]
+    if conf.get(wait, "true") != "true":
+        raise _error(
+            f"retries: {wait} is {conf[wait]!r}; expected 'true', for somebody must see the driver end"
+        )
+    conf[f"{variables}.{VARIABLE}"] = notes
+    if kind == "yarn":
+        conf.setdefault("spark.yarn.maxAppAttempts", "1")  # YARN would try errors of the script again, too
+    return notes
+
+
+def _error(message: str) -> ConfigError:
+    return ConfigError(message, code="config-command")
 
 
 def _interpreters(job: Job, conf: dict[str, str], shipped: bool) -> dict[str, str]:
@@ -250,52 +324,6 @@ def _variables(job: Job) -> dict[str, str]:
     if job.log_level is not None:
         found[logs.VARIABLE] = job.log_level.upper()
     return found
-
-
-def _wait(process: subprocess.Popen[bytes], heartbeat_s: float = 0.5) -> int:
-    """Wait for a process in short waits, and return its status.
-
-    Python runs signal handlers in the main thread alone, and a signal that the kernel gave to another thread
-    does not wake the main thread from a wait without end.
-    """
-    while True:
-        try:
-            return process.wait(heartbeat_s)
-        except subprocess.TimeoutExpired:
-            continue
-
-
-@contextmanager
-def _forwarding() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
-    """Pass SIGTERM and SIGHUP on to the process that is named, and leave Ctrl-C to it.
-
-    A terminal sends Ctrl-C to all processes; the job may take its time to end in order. This process waits
-    for it in any case, and deletes the file of confs then.
-    """
-    waiting: list[int] = []
-    targets: list[subprocess.Popen[bytes]] = []
-
-    def forward(number: int, frame: object) -> None:
-        waiting.append(number)
-        for process in targets:
-            process.send_signal(number)
-
-    def send_to(process: subprocess.Popen[bytes]) -> None:
-        targets.append(process)
-        for number in waiting:  # what came before the process was there
-            process.send_signal(number)
-
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in numbers}
-    signal.signal(signal.SIGTERM, forward)
-    if before[signal.SIGHUP] != signal.SIG_IGN:  # by nohup
-        signal.signal(signal.SIGHUP, forward)
-    signal.signal(signal.SIGINT, lambda number, frame: None)
-    try:
-        yield send_to
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def say(text: str) -> None:

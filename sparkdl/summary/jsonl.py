@@ -7,9 +7,11 @@ import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
+from sparkdl import attempts
 from sparkdl.summary.ending import ending
+from sparkdl.summary.params import params
 from sparkdl.train.history import json_line
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.hooks.target import Target
@@ -26,8 +28,9 @@ class JsonLines(Hook):
     """Appends one JSON object per iteration and per validation to a file.
 
     The lines are those of :meth:`History.to_jsonl <sparkdl.train.History.to_jsonl>`, between one of kind
-    ``"begin"`` (name, time, iteration) and one of kind ``"end"`` (status, reason, time, best score); NaN is
-    ``null``. ``sparkdl runs`` lists what such files say.
+    ``"begin"`` (name, time, iteration, settings, and ``attempt`` under ``sparkdl submit --retries``) and one
+    of kind ``"end"`` (status, reason, time, best score); NaN is ``null``. ``sparkdl runs`` lists what such
+    files say.
 
     Whatever ends the process, the file holds whole lines. A run that is resumed appends, so the last line
     of an iteration counts.
@@ -52,7 +55,10 @@ class JsonLines(Hook):
         local = self._target.open()
         self._target.fetch()
         _mend(local)
-        beginning = {"name": run.name, "time": _now(), "iteration": run.state.iteration}
+        beginning: dict[str, Any] = {"name": run.name, "time": _now(), "iteration": run.state.iteration}
+        if (attempt := attempts.number()) is not None:
+            beginning["attempt"] = attempt
+        beginning["settings"] = params(run)
         self._waiting = [json_line("begin", beginning)]
         self._file = local.open("ab", buffering=0)
         self._write()

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from sparkdl import attempts
 from sparkdl.summary.ending import ending
 from sparkdl.summary.interval import Interval
 from sparkdl.train.hooks.base import Hook
@@ -45,6 +46,8 @@ class LogLine(Hook):
             self._undo = handler, logger.level
             logger.addHandler(handler)
             logger.setLevel(logging.INFO)
+        if (attempt := attempts.number()) is not None:
+            logger.info("%s: attempt %d begins after iteration %d", run.name, attempt, run.state.iteration)
 
     def on_iteration_end(self, run: Run) -> None:
         """Log a line if one is due."""

@@ -10,6 +10,7 @@ from typing import Self
 
 from torch import nn
 
+from sparkdl import attempts
 from sparkdl.train.result import FitResult, StoppedBy
 from sparkdl.train.run import Run
 
@@ -33,6 +34,8 @@ class ErrorsCarryResult:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if error is not None and (attempt := attempts.current()) is not None:
+            attempt.look(error)
         if error is not None and self.result is not None:
             _attach(error, self.result)
 

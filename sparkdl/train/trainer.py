@@ -28,7 +28,7 @@ from sparkdl.train.given import (
     with_schedule,
 )
 from sparkdl.train.history import History
-from sparkdl.train.hooks.checkpoint import Resume, find_resume_point
+from sparkdl.train.hooks.checkpoint import Resume, find_resume_point, of_attempt
 from sparkdl.train.hooks.of_run import hooks_of
 from sparkdl.train.interrupt import interruptible
 from sparkdl.train.leaving import ErrorsCarryResult, result_of, unless_under_way
@@ -195,7 +195,8 @@ class Trainer:
             weight: likewise, for sample weights.
             resume: ``True`` to go on from the newest sound checkpoint of the :class:`Checkpoint` hook,
                 or from the beginning if there is none; the path of a checkpoint to go on from that
-                one. The run ends with the same bits as if it had never stopped.
+                one. The run ends with the same bits as if it had never stopped. Under ``sparkdl submit
+                --retries`` a driver goes on from the checkpoints of the one before, whatever is said here.
             rows: ``"new"`` to go on from a checkpoint with other rows than it was written with: with weights,
                 the optimizer's state, schedule and counters. The epoch of the old rows ends, with an entry in
                 ``history.new_rows``; ``end_when`` counts from there; hooks begin anew.
@@ -240,6 +241,7 @@ class Trainer:
                 "schedule: ReduceLROnPlateau needs validation scores: give fit(data, validation=)"
             )
         hooks = hooks_of(self.config, self.name)
+        resume, rows = of_attempt(resume, rows, hooks)
         point = find_resume_point(resume, hooks)
 
         with (

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from threading import Thread
 
-from sparkdl import redaction
+from sparkdl import attempts, redaction
 from sparkdl.exceptions import CheckpointError, ConfigError, TaskError
 from sparkdl.train.checkpoint import (
     DAMAGED,
@@ -123,6 +123,8 @@ class Checkpoint(Hook):
         except BaseException:
             self._folder.release()
             raise
+        if (attempt := attempts.current()) is not None:
+            attempt.begun(self.path)
 
     def _check_folder(self, run: Run) -> None:
         """Make the folder; check that new checkpoints would be the newest, under names of their own."""
@@ -165,6 +167,8 @@ class Checkpoint(Hook):
             self._wait(run)
         finally:
             self._folder.release()
+        if run.error is None and (attempt := attempts.current()) is not None:
+            attempt.finished(self.path)
 
     def _write(self, run: Run, *, last: bool) -> None:
         self._wait(run)
@@ -207,6 +211,8 @@ class Checkpoint(Hook):
             else:
                 self._failures = 0
                 _log.info("Checkpoint: wrote %s", written)
+                if (attempt := attempts.current()) is not None:
+                    attempt.written(self.path, files.iteration)
 
         return write
 
@@ -231,6 +237,21 @@ class Checkpoint(Hook):
         if self._failures > self.max_failures:
             raise CheckpointError(f"{message}. {self._failures} writes in a row have failed") from error
         warnings.warn(redaction.text(f"{message}. Training is not affected"), UserWarning, stacklevel=2)
+
+
+def of_attempt(resume: Resume, rows: str, hooks: Sequence[Hook]) -> tuple[Resume, str]:
+    """Return what ``fit`` is to take as ``resume`` and ``rows``.
+
+    This is what the script says, unless an earlier driver of the same job (``sparkdl submit --retries``) has
+    written to the folder of the :class:`Checkpoint` hook. The fit then goes on from there. If that driver's
+    run did not come to its end, this is the same run, so its rows are not new any more.
+    """
+    attempt = attempts.current()
+    first = next((hook for hook in hooks if isinstance(hook, Checkpoint)), None)
+    if attempt is None or first is None or (before := attempt.earlier(first.path)) is None:
+        return resume, rows
+    _log.info("attempt %d goes on from iteration %d of %s", attempt.number, before.newest, first.path)
+    return True, rows if before.ended else "same"
 
 
 def find_resume_point(resume: Resume, hooks: Sequence[Hook]) -> ResumePoint | None:

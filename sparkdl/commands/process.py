@@ -1,0 +1,110 @@
+"""The process that a command starts for its user, and the signals that are meant for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+
+_HEARTBEAT_S = 0.5
+
+
+class Child:
+    """Runs one process after the other, each on this process's own streams.
+
+    Args:
+        alone: whether each gets a process group of its own. What it leaves running ends with it, so that the
+            next one finds no files in use. It cannot read from a terminal then.
+
+    Attributes:
+        stopped: whether a signal came that asks this process to end.
+    """
+
+    def __init__(self, *, alone: bool = False) -> None:
+        self.stopped = False
+        self._alone = alone
+        self._waiting: list[int] = []
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def run(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
+        """Run a command with more variables and return its exit status, 128 + n if signal n ended it."""
+        self._process = process = subprocess.Popen(
+            command,
+            env=os.environ | environment,
+            stdin=subprocess.DEVNULL if self._alone else None,
+            process_group=0 if self._alone else None,
+        )
+        try:
+            for number in self._waiting:  # what came before the process was there
+                self._send(number)
+            status = _wait(process)
+        finally:
+            self._process = None
+            if self._alone:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        return status if status >= 0 else 128 - status
+
+    def pause(self, seconds: float) -> None:
+        """Wait, unless this process is asked to end."""
+        end = time.monotonic() + seconds
+        while not self.stopped and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, _HEARTBEAT_S))
+
+    def pass_on(self, number: int, frame: object) -> None:
+        """Handle a signal: it is for the process."""
+        self.stopped = True
+        if number == signal.SIGINT and not self._alone:
+            return  # a terminal sends Ctrl-C to all processes of the group
+        if self._process is None:
+            self._waiting.append(number)
+        else:
+            self._send(number)
+
+    def _send(self, number: int) -> None:
+        if self._process is None:
+            return
+        if self._alone:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+        else:
+            self._process.send_signal(number)
+
+
+@contextmanager
+def forwarding(*, alone: bool = False) -> Iterator[Child]:
+    """Pass SIGTERM, SIGHUP and Ctrl-C on to the process that runs.
+
+    The job may take its time to end in order. This process waits for it in any case, and removes its own
+    files then.
+
+    Args:
+        alone: as of :class:`Child`.
+    """
+    child = Child(alone=alone)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    for number in numbers:
+        if number != signal.SIGHUP or before[number] != signal.SIG_IGN:  # by nohup
+            signal.signal(number, child.pass_on)
+    try:
+        yield child
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """Wait for a process in short waits, and return its status.
+
+    Python runs signal handlers in the main thread alone, and a signal that the kernel gave to another thread
+    does not wake the main thread from a wait without end.
+    """
+    while True:
+        try:
+            return process.wait(_HEARTBEAT_S)
+        except subprocess.TimeoutExpired:
+            continue

@@ -1,0 +1,159 @@
+"""The page that ``sparkdl runs --html`` writes: what it says, and what it does not let in."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.runs import FakeRun
+from test_runs import FOREIGN
+
+from sparkdl.__main__ import main
+from sparkdl.summary import JsonLines
+
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>'\""
+
+
+class Parsed(HTMLParser):
+    """What a browser would find: elements, attributes, and the texts of scripts."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {}
+        self._open = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._open = tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.setdefault(self._open, []).append(data)
+
+
+def written(folder: Path) -> str:
+    target = folder / "page.html"
+    assert main(["runs", str(folder), "--html", str(target)]) == 0
+    return target.read_text()
+
+
+def data(page: str) -> list[dict[str, Any]]:
+    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    runs: list[dict[str, Any]] = json.loads(found)
+    return runs
+
+
+def test_it_has_the_list_the_curves_and_the_settings(tmp_path: Path) -> None:
+    for name, size in (("first", 64), ("second", 128)):
+        run = FakeRun(steps=4, name=name, batch_size=size)
+        run.train(JsonLines(tmp_path / name / "history.jsonl"), iterations=8)
+    page = written(tmp_path)
+    first, second = sorted(data(page), key=lambda run: run["facts"]["name"])
+    assert (first["settings"]["batch_size"], second["settings"]["batch_size"]) == ("64", "128")
+    assert first["series"]["val/accuracy"] == [[4, 0.8], [8, 1 - 1 / 9]]
+    assert first["series"]["loss"][-1] == [8, 0.125]
+    assert first["facts"]["best score"] == "0.8889 (val/accuracy)"
+    assert "attempt" not in [text for text in Parsed(page).texts["th"] if text == "attempt"]
+    assert page.count("<details>") == 2
+
+
+def test_it_loads_nothing_and_runs_one_script(tmp_path: Path) -> None:
+    FakeRun().train(JsonLines(tmp_path / "a.jsonl"))
+    page = written(tmp_path)
+    for tag, attributes in Parsed(page).tags:
+        assert tag not in ("link", "img", "iframe", "object", "embed", "base", "a")
+        assert not {"src", "href", "action", "srcset"} & attributes.keys()
+    (policy,) = [a["content"] for t, a in Parsed(page).tags if a.get("http-equiv")]
+    assert str(policy).startswith("default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-")
+    assert "url(" not in page
+    assert "prefers-color-scheme: dark" in page
+
+
+def test_the_policy_names_the_script_that_is_there(tmp_path: Path) -> None:
+    import base64
+    import hashlib
+
+    FakeRun().train(JsonLines(tmp_path / "a.jsonl"))
+    page = written(tmp_path)
+    script = page.rpartition("<script>")[2].partition("</script>")[0]
+    assert base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() in page
+    assert "innerHTML" not in script
+
+
+def test_nothing_in_a_runs_files_becomes_html(tmp_path: Path) -> None:
+    folder = tmp_path / "a&b<i>"
+    run = FakeRun(steps=2, name=EVIL)
+    hook = JsonLines(folder / "<b>.jsonl")
+    hook.on_train_begin(run)
+    for _ in range(2):
+        run.iterate(hook, validate=False)
+    run.validate({EVIL: 0.5}, hook, name=EVIL)
+    run.iterate(hook, validate=False)
+    run.validate({EVIL: 0.75}, hook, name=EVIL)
+    hook.on_train_end(run)
+    lines = (folder / "<b>.jsonl").read_text().splitlines()
+    begin = json.loads(lines[0]) | {"settings": {EVIL: EVIL, "spark.password": "wJalr"}}
+    (folder / "<b>.jsonl").write_text("\n".join([json.dumps(begin), *lines[1:]]))
+    page = written(folder)
+    found = Parsed(page)
+    tags = [tag for tag, _ in found.tags]
+    assert tags.count("script") == 2
+    assert {"img", "i"} & set(tags) == set()
+    assert not any(name.startswith("on") for _, attributes in found.tags for name in attributes)
+    assert "<script>alert" not in page
+    assert "wJalr" not in page
+    (told,) = data(page)
+    assert told["facts"]["name"] == EVIL
+    assert told["settings"][EVIL] == EVIL
+    assert f"{EVIL}/{EVIL}" in told["series"]
+
+
+def test_foreign_files_and_runs_without_curves_have_a_page(tmp_path: Path, capsys: Any) -> None:
+    for name, content in FOREIGN.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "settings.jsonl").write_text(
+        '{"kind": "begin", "settings": {"a": {"b": 1}, "c": null, "\\ud800": 2}}\n'
+        '{"kind": "iteration", "iteration": 1, "loss": "nan", "lr": [], "seconds": "x"}\n'
+        '{"kind": "validation", "iteration": 1, "name": 3, "x": {}, "y": 1e400}\n'
+        '{"kind": "begin", "settings": [1]}\n'
+    )
+    data(written(tmp_path)).__len__()
+    assert main(["runs", str(tmp_path), "--json", "--html", str(tmp_path / "x.html")]) == 0
+    assert "course" not in capsys.readouterr().out
+
+
+def test_a_long_run_makes_a_small_page(tmp_path: Path) -> None:
+    rows = [json.dumps({"kind": "iteration", "iteration": n, "loss": 1 / n}) for n in range(1, 30_001)]
+    (tmp_path / "long.jsonl").write_text('{"kind": "begin"}\n' + "\n".join(rows))
+    page = written(tmp_path)
+    assert len(page) < 60_000
+    ((first, *_, last),) = [run["series"]["loss"] for run in data(page)]
+    assert last == [30_000, 1 / 30_000]
+    assert first[0] < 40
+
+
+def test_a_page_that_cannot_be_written_is_told(tmp_path: Path, capsys: Any) -> None:
+    FakeRun().train(JsonLines(tmp_path / "a.jsonl"))
+    assert main(["runs", str(tmp_path), "--html", str(tmp_path)]) == 1
+    assert "cannot be written: Is a directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("again", [4, 0])
+def test_of_an_iteration_that_ran_again_the_last_value_counts(tmp_path: Path, again: int) -> None:
+    rows: list[dict[str, Any]] = [
+        {"kind": "begin", "iteration": 0},
+        *({"kind": "iteration", "iteration": n, "loss": 1.0} for n in range(1, 6)),
+        {"kind": "begin", "iteration": again, "attempt": 2},
+        *({"kind": "iteration", "iteration": n, "loss": 2.0} for n in range(again + 1, 7)),
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    page = written(tmp_path)
+    found = [[y for _, y in run["series"]["loss"]] for run in data(page)]
+    assert found == ([[1, 1, 1, 1, 2, 2]] if again else [[1] * 5, [2] * 6])
+    assert "attempt" in Parsed(page).texts["th"]
