@@ -12,6 +12,7 @@ the end the texts become vectors, and each test article gets the class of the tr
 from __future__ import annotations
 
 import argparse
+import math
 import tempfile
 from functools import partial
 from typing import Any
@@ -34,9 +35,11 @@ from transformers import (
 
 from sparkdl import Dataset, TorchClassifier, Trainer, session
 from sparkdl.ml import EmbeddingModel, HFTokenizer
-from sparkdl.train import MaxEpoch
+from sparkdl.optim import ClipByNorm
+from sparkdl.train import MaxEpoch, polynomial, warmup
 
 SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+BATCH = 64
 INPUTS = ["input_ids", "attention_mask"]
 
 
@@ -81,13 +84,13 @@ def beside(vectors: EmbeddingModel, train: DataFrame, test: DataFrame) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Pre-train a small BERT with Spark, then classify.")
     parser.add_argument("--master", help="Spark master; by default spark-submit's")
-    parser.add_argument("--epochs", type=int, default=15, help="of pre-training")
+    parser.add_argument("--epochs", type=int, default=16, help="of pre-training")
     parser.add_argument("--fine-epochs", type=int, default=8, help="of each classifier")
     parser.add_argument("--labelled", type=int, default=400, help="articles with a label")
     parser.add_argument("--rows", type=int, help="articles to pre-train on at most; all by default")
-    parser.add_argument("--tokens", type=int, default=64, help="tokens that are read of an article")
-    parser.add_argument("--vocabulary", type=int, default=4000)
-    parser.add_argument("--hidden", type=int, default=128)
+    parser.add_argument("--tokens", type=int, default=48, help="tokens that are read of an article")
+    parser.add_argument("--vocabulary", type=int, default=2000)
+    parser.add_argument("--hidden", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
@@ -113,15 +116,19 @@ def main() -> None:
         max_position_embeddings=args.tokens,
         num_labels=8,
     )
+    articles = train if args.rows is None else train.limit(args.rows)
+    iterations = args.epochs * math.ceil(articles.count() / BATCH)
     with Dataset.from_dataframe(
-        train if args.rows is None else train.limit(args.rows),
+        articles,
         features={name: name for name in INPUTS},
         collate=DataCollatorForLanguageModeling(tokenizer, mlm_probability=0.15),
     ) as data:
         trainer = Trainer(
             BertForMaskedLM(config),
-            optimizer=partial(torch.optim.AdamW, lr=2e-3),
-            batch_size=64,
+            optimizer=partial(torch.optim.AdamW, lr=3e-3),
+            schedule=warmup(max(1, iterations // 13), then=polynomial(iterations, power=1.0)),
+            clip=ClipByNorm(1.0),
+            batch_size=BATCH,
             end_when=MaxEpoch(args.epochs),
             seed=args.seed,
         )
