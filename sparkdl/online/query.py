@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
-    from sparkdl.online.trainer import OnlineTrainer
+
+class Learner(Protocol):
+    """Learns the batches of a query."""
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """A dict for each of the last batches."""
+        ...
+
+    def between_batches(self) -> AbstractContextManager[None]:
+        """Wait for the batch that is being learned, and let no other begin inside the block."""
+        ...
 
 
 class OnlineQuery:
@@ -22,7 +34,7 @@ class OnlineQuery:
         online: as given.
     """
 
-    def __init__(self, query: StreamingQuery, online: OnlineTrainer) -> None:
+    def __init__(self, query: StreamingQuery, online: Learner) -> None:
         self.query = query
         self.online = online
 
@@ -43,7 +55,7 @@ class OnlineQuery:
         found: Exception | None = self.query.exception()
         return found
 
-    def await_termination(self, timeout: float | None = None) -> bool:
+    def await_termination(self, timeout: int | None = None) -> bool:
         """Wait until the query ends; return whether it has.
 
         Args:
@@ -52,10 +64,8 @@ class OnlineQuery:
         Raises:
             StreamingQueryException: if an error has ended it; its text has that of sparkdl's error.
         """
-        if timeout is None:
-            self.query.awaitTermination()
-            return True
-        return bool(self.query.awaitTermination(timeout))
+        found = self.query.awaitTermination(timeout)
+        return timeout is None or bool(found)
 
     def stop(self) -> None:
         """End the query when the batch that is being learned is committed."""

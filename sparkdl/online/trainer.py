@@ -53,7 +53,7 @@ class OnlineTrainer:
 
     Args:
         trainer: module, loss, optimizer and options; its metrics are the prequential scores. If it
-            has been fitted, the stream begins with the weights of that fit. Its Checkpoint hooks are left out.
+            has been fitted, the stream begins with these weights. Its Checkpoint hooks are left out.
         folder: for checkpoints and Spark's progress; one stream's own. Start with the same folder to go on.
         per_batch: when training on a batch ends, counted from its beginning (``MaxEpoch(1)``).
         publisher: writes versions for those who serve the model.

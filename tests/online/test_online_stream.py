@@ -115,7 +115,7 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.cluster
 def test_a_driver_that_is_killed(tmp_path: Path) -> None:
-    """SIGKILL at moments of any kind; the last run ends by itself, with the bits of one that nobody killed."""
+    """SIGKILL at moments of any kind; the last run ends by itself, with the bits of one nobody killed."""
     for number in range(6):
         write(tmp_path / "rows", number + 1, slice(25 * number, 25 * number + 25))
     for name in ("straight", "killed"):
