@@ -6,6 +6,8 @@ import os
 import posixpath
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
+from functools import partial
 from operator import itemgetter
 from typing import Any, Protocol
 
@@ -24,7 +26,17 @@ from sparkdl.nn.int8 import quantize as quantized
 from sparkdl.nn.saved import content as saved
 from sparkdl.nn.saved import weights
 from sparkdl.nn.saved.content import Content
-from sparkdl.nn.saved.metadata import CODE, LONGEST_METADATA, METADATA, WEIGHTS, check, check_inside, parse
+from sparkdl.nn.saved.metadata import (
+    CODE,
+    LONGEST_METADATA,
+    METADATA,
+    WEIGHTS,
+    check,
+    check_inside,
+    parse,
+    version_of,
+)
+from sparkdl.nn.saved.published import LONGEST, POINTER, Current
 from sparkdl.nn.saved.trust import Entry, Trust
 from sparkdl.nn.signature import Signature, TensorSpec
 from sparkdl.table.encoding import TableEncoding, columns_of, read_table
@@ -82,6 +94,7 @@ class Predictor:
         self.encoding = encoding
         self.labels = tuple(labels)
         self._batch_size = batch_size
+        self._loaded: tuple[str, partial[Predictor]] | None = None
         floating = (p.dtype for p in self._module.parameters() if p.is_floating_point())
         self._dtype = next(floating, torch.float32)
 
@@ -97,7 +110,8 @@ class Predictor:
         """Read what ``model.save(path)`` wrote, without Spark.
 
         Args:
-            path: folder, or URL of one that fsspec can open.
+            path: folder, or URL of one that fsspec can open; also of a folder of published versions
+                (:class:`sparkdl.online.Publisher`), of which the current one is read.
             pickle: whether pickled code may be read, for models that were saved with such. Reading a pickle
                 can run any code: only read what comes from someone you trust.
             trust: packages, modules or classes that the model may name besides those of torch, torchmetrics
@@ -109,10 +123,33 @@ class Predictor:
                 was not allowed, or names code that is not trusted.
             ModelError: if the module cannot be built, or the weights do not fit it.
         """
-        content = read_model(path, pickle=pickle, trust=trust)[0]
+        content, metadata = read_model(path, pickle=pickle, trust=trust)
         assert content.module is not None
         encoding, labels = read_table(content.table)
-        return cls(content.module, content.signature, encoding=encoding, labels=labels, **options)
+        loaded = cls(content.module, content.signature, encoding=encoding, labels=labels, **options)
+        again = partial(cls.load, path, pickle=pickle, trust=trust, **options)
+        loaded._loaded = (version_of(metadata), again)
+        return loaded
+
+    def refresh(self) -> bool:
+        """Take up the version that is now where this one was loaded from; return whether it is another.
+
+        It is read beside the one in use, with the same options, and takes its place at once: calls of
+        :meth:`predict` in other threads go on meanwhile, and end with the version that they began with. If
+        the new version cannot be read, the old one stays.
+
+        Raises:
+            ConfigError: if it was not loaded from a path, or what is there now cannot be read.
+            ModelError: if the module cannot be built, or the weights do not fit it.
+        """
+        if self._loaded is None:
+            raise ConfigError("refresh: only what Predictor.load(path) has read can be read again")
+        version, again = self._loaded
+        if version_of(read_metadata(again.args[0])) == version:
+            return False
+        # All at once: predict works on a copy, which has everything of one version.
+        self.__dict__ = again().__dict__
+        return True
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module on rows.
@@ -132,9 +169,10 @@ class Predictor:
             DataError: if the inputs are not arrays of numbers, differ in length, or do not have the shape
                 that the module was trained on; or if a column of a table is missing, or of another type.
         """
-        inputs = self._inputs(args, kwargs)
+        now = copy(self)  # another thread may refresh this one
+        inputs = now._inputs(args, kwargs)
         with torch.inference_mode():
-            outputs = [call(self._module, batch) for batch in _batches(inputs, self._batch_size)]
+            outputs = [call(now._module, batch) for batch in _batches(inputs, now._batch_size)]
             return _joined(outputs)
 
     __call__ = predict
@@ -339,11 +377,20 @@ class _Folder:
             # a save that was cut off between two renames has left the previous one beside it
             previous = posixpath.join(posixpath.dirname(root), f".{posixpath.basename(root)}.previous")
             found = (r for r in (root, previous) if self._fs.exists(posixpath.join(r, METADATA)))
-            self._root = next(found, root)
+            self._root = next(found, None) or self._published(root)
         except (ImportError, ValueError, OSError) as error:
             raise ConfigError(f"path={path!r} cannot be opened: {error}", code="config-saved") from error
         if isinstance(self._fs, LocalFileSystem):
             check_inside(self._root, path)
+
+    def _published(self, root: str) -> str:
+        """Return the current version of a folder of versions; other folders as they are."""
+        pointer = posixpath.join(root, POINTER)
+        try:
+            text = self._fs.cat_file(pointer, end=LONGEST)
+        except (FileNotFoundError, NotADirectoryError):
+            return root
+        return posixpath.join(root, Current.parse(text, self._path).name)
 
     def metadata(self) -> dict[str, Any]:
         """Read the metadata."""

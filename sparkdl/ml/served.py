@@ -25,7 +25,7 @@ from sparkdl.ml.stored import explained, set_params
 from sparkdl.ml.tabular_frame import plans_of
 from sparkdl.nn.batch import call
 from sparkdl.nn.prepack import prepack
-from sparkdl.nn.saved.metadata import KEY, METADATA, SHA256
+from sparkdl.nn.saved.metadata import KEY, version_of
 from sparkdl.nn.saved.trust import Entry
 from sparkdl.nn.sharing import copy_sharing
 from sparkdl.nn.trace import explain_failure
@@ -254,12 +254,6 @@ def read_fitted(path: str, *, trust: Entry | Iterable[Entry] = ()) -> tuple[Any,
             model.getParam(name)
     set_params(model, metadata, path)
     return model, metadata
-
-
-def version_of(metadata: Mapping[str, Any]) -> str:
-    """Return the first digits of the checksum that a saved model's metadata has of all its files."""
-    digest = metadata[KEY].get(SHA256, {}).get(METADATA)
-    return str(digest)[:12] if digest else str(metadata["uid"])
 
 
 def _plans(chosen: Mapping[str, Any]) -> Iterator[ColumnPlan]:

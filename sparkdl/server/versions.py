@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from sparkdl.exceptions import SparkdlError
-from sparkdl.ml.served import ServedModel, version_of
+from sparkdl.ml.served import ServedModel
+from sparkdl.nn.saved.metadata import version_of
 from sparkdl.nn.saved.trust import Entry
 from sparkdl.serve import read_metadata
 

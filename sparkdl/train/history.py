@@ -67,6 +67,7 @@ class History(Sequence[dict[str, Any]]):
             first: what had been completed by then (``epoch``, ``iteration``, ``samples``, ``seconds``,
             ``validations``), the number of ``rows`` before and of those ``now``, and how many were ``left``
             of the epoch that ended there.
+        left_out: how many rows there were before the first one; see :meth:`shortened`.
     """
 
     def __init__(self) -> None:
@@ -77,6 +78,21 @@ class History(Sequence[dict[str, Any]]):
         self._extras: dict[str, array[float]] = {}
         self.validations: list[dict[str, Any]] = []
         self.new_rows: list[dict[str, Any]] = []
+        self.left_out = 0
+
+    def shortened(self, keep: int, epoch: int) -> History:
+        """Return the last rows, for runs that have no end.
+
+        Args:
+            keep: how many, at least 1; of ``new_rows`` as well. All validations stay.
+            epoch: rows of this epoch and later ones stay, too.
+        """
+        early = sum(number < epoch for number in self._integers["epoch"])
+        drop = max(0, min(early, len(self) - keep))
+        columns = {name: values[drop:] for name, values in self.to_arrays().items()}
+        found = History.from_arrays(columns, self.validations, self.new_rows[-keep:])
+        found.left_out = self.left_out + drop
+        return found
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add a row.

@@ -103,11 +103,14 @@ class Loop:
         epochs = [*point.history.column("epoch"), state.epoch + 1]
         if point.unfinished is not None:  # the schedule learns of the epoch's end when it is made up for
             epochs[-1] = epochs[-2]
+        early = point.history.left_out  # of these rows the number is known, and that of their epochs
+        for _ in range(1, epochs[0]):
+            self._schedule.after_epoch()
         for iteration in range(1, state.iteration + 1):
             self._schedule.after_iteration()
             if iteration in scores:
                 self._schedule.after_validation(scores[iteration])
-            if epochs[iteration] != epochs[iteration - 1]:
+            if iteration > early and epochs[iteration - early] != epochs[iteration - early - 1]:
                 self._schedule.after_epoch()
         run.previous, run.state = point.unfinished or state, state
         self._finished = point.unfinished is None

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from torch import nn
 
@@ -165,6 +166,7 @@ class Trainer:
             lightning.objective if lightning is not None else objective_of(loss, step, module)
         )
         self.result: FitResult | None = None
+        self._optimizer = optimizer
         self._recipe = Recipe.of(module, self.objective, optimizer, config)
         self._label: Structure | None = None
         self._chosen: Chosen | None = None  # columns of the DataFrame that was trained on
@@ -194,9 +196,10 @@ class Trainer:
             label: likewise, for the loss.
             weight: likewise, for sample weights.
             resume: ``True`` to go on from the newest sound checkpoint of the :class:`Checkpoint` hook,
-                or from the beginning if there is none; the path of a checkpoint to go on from that
-                one. The run ends with the same bits as if it had never stopped. Under ``sparkdl submit
-                --retries`` a driver goes on from the checkpoints of the one before, whatever is said here.
+                or from the beginning if there is none; the path of a checkpoint, or what was read of one, to
+                go on from that one. The run ends with the same bits as if it had never stopped. Under
+                ``sparkdl submit --retries`` a driver goes on from the checkpoints of the one before,
+                whatever is said here.
             rows: ``"new"`` to go on from a checkpoint with other rows than it was written with: with weights,
                 the optimizer's state, schedule and counters. The epoch of the old rows ends, with an entry in
                 ``history.new_rows``; ``end_when`` counts from there; hooks begin anew.
@@ -385,6 +388,27 @@ class Trainer:
                 return run_prediction(
                     ship.access, ship.fit, ship.sent, rows, weights, job, size, ship.profile
                 )
+
+    def with_options(self, module: nn.Module | None = None, **options: Any) -> Self:
+        """Return a Trainer with other options, which has not trained yet.
+
+        Args:
+            module: other weights to begin with, in a module like this one's; by default as it was given.
+            **options: replace those of this Trainer.
+
+        Raises:
+            ConfigError: if an option cannot work.
+            ModelError: if the module's parameters cannot be trained.
+            OptimizerError: if the optimizer cannot be applied to the module, such as one that was made of the
+                parameters of another module.
+        """
+        other = copy.copy(self)
+        other.config = configure(self.config, options)
+        other.module = self.module if module is None else module
+        other._recipe = Recipe.of(other.module, self.objective, self._optimizer, other.config)
+        other.result, other._label, other._chosen = None, None, None
+        other.name = other.config.name or self.name
+        return other
 
     def __repr__(self) -> str:
         return f"Trainer({self.name}, {shown.size(self.module)} parameters)"

@@ -125,6 +125,12 @@ def check(metadata: Mapping[str, Any], path: str) -> dict[str, Any]:
     return info
 
 
+def version_of(metadata: Mapping[str, Any]) -> str:
+    """Return the first digits of the checksum that a saved model's metadata has of all its files."""
+    digest = metadata[KEY].get(SHA256, {}).get(METADATA)
+    return str(digest)[:12] if digest else str(metadata["uid"])
+
+
 def check_seal(metadata: Mapping[str, Any], path: str) -> None:
     """Check that metadata is what :func:`seal` was given.
 

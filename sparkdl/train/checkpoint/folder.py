@@ -7,7 +7,7 @@ import json
 import posixpath
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -223,17 +223,34 @@ class CheckpointFolder:
     def _put(self, data: bytes, path: str) -> None:
         self._store.write(path, data)
 
-    def prune(self, keep: int) -> None:
+    def prune(self, keep: int, pinned: Collection[int] = ()) -> None:
         """Delete all but the newest complete checkpoints.
+
+        Args:
+            keep: how many of the newest stay.
+            pinned: iterations of others that stay.
 
         Raises:
             CheckpointError: if another run has taken the folder over.
             OSError: if they cannot be deleted.
         """
-        old = [path for path in list(self._complete().values())[:-keep] if not self._store.is_link(path)]
-        if old:
+        self._delete([path for n, path in list(self._complete().items())[:-keep] if n not in pinned])
+
+    def delete_after(self, iteration: int) -> None:
+        """Delete the complete checkpoints of later iterations, the newest first.
+
+        Raises:
+            CheckpointError: if another run has taken the folder over.
+            OSError: if they cannot be deleted.
+        """
+        self._delete([path for n, path in reversed(self._complete().items()) if n > iteration])
+
+    def _delete(self, paths: Sequence[str]) -> None:
+        """Delete complete checkpoints, none of them ever half."""
+        own = [path for path in paths if not self._store.is_link(path)]
+        if own:
             self._check_claim()
-        for path in old:
+        for path in own:
             if not self._store.renames:
                 self._put(b"{}", join(path, DRAFT))  # so that a crash leaves what create() removes
             elif all(is_own(name) for name in self._store.entries(path)):

@@ -106,6 +106,7 @@ class ResumePoint:
             "hooks": hooks,
             "unfinished": asdict(self.unfinished) if self.unfinished is not None else None,
             "new_rows": [dict(change) for change in self.history.new_rows],
+            "left_out": self.history.left_out,
         }
         return meta, arrays
 
@@ -119,9 +120,11 @@ class ResumePoint:
         columns = _under("history.", arrays)
         changes = [_change(change) for change in meta.get("new_rows", [])]  # earlier releases write none
         history = History.from_arrays(columns, _rows(meta["validations"]), changes)
+        history.left_out = _count(meta.get("left_out", 0))
         state = _state(meta["state"])
-        if len({len(column) for column in columns.values()}) > 1 or len(history) != state.iteration:
-            raise ValueError(f"a history of {len(history)} rows after {state.iteration} iterations")
+        rows = history.left_out + len(history)
+        if len({len(column) for column in columns.values()}) > 1 or rows != state.iteration:
+            raise ValueError(f"a history of {rows} rows after {state.iteration} iterations")
         for name in ("params", "buffers", "counters", "left", "average_buffers"):
             if arrays.get(name, _FLAT).ndim != 1:
                 raise ValueError(f"{name} has shape {arrays[name].shape}")
@@ -152,6 +155,10 @@ class ResumePoint:
             return TrainState()
         change = self.history.new_rows[-1]
         return TrainState(**{name: change[name] for name in _COUNTED})
+
+    def shortened(self, keep: int) -> ResumePoint:
+        """Return the point with the last rows of the history, and all of an epoch that has not ended."""
+        return replace(self, history=self.history.shortened(keep, self.state.epoch + 1))
 
     def on_new_rows(self, rows: int) -> ResumePoint:
         """Return the point from which the run goes on with other rows.

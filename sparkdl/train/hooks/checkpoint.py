@@ -27,8 +27,8 @@ from sparkdl.train.triggers import EveryEpoch, Trigger
 
 _log = logging.getLogger("sparkdl")
 
-Resume = bool | Path
-"""What ``fit`` takes as ``resume=``: whether to go on, or the checkpoint to go on from."""
+Resume = bool | Path | ResumePoint
+"""What ``fit`` takes as ``resume=``: whether to go on, the checkpoint to go on from, or its content."""
 
 
 class Checkpoint(Hook):
@@ -263,6 +263,8 @@ def find_resume_point(resume: Resume, hooks: Sequence[Hook]) -> ResumePoint | No
     """
     if resume is False:
         return None
+    if isinstance(resume, ResumePoint):
+        return resume
     if resume is not True:
         return read_point(latest(resume) or resume)
     checkpoints = [hook for hook in hooks if isinstance(hook, Checkpoint)]

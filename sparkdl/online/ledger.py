@@ -1,0 +1,126 @@
+"""Which batches of a stream a model has learned, and how it scored on each before."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sparkdl.exceptions import ConfigError
+from sparkdl.frame import Array
+
+_COLUMNS = ("batch", "rows", "iteration")
+_SCORE, _TOTAL = "score.", "total."
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The batches that a checkpoint has learned; a part of the checkpoint, so that both are of one moment.
+
+    Attributes:
+        stream: id of the query whose batches these are; empty for batches from elsewhere.
+        batch: number of the last batch, -1 before the first.
+        batches: how many there were, of all streams.
+        numbers: of the last batches, number, rows, and completed iterations after it; shape (n, 3).
+        scores: likewise the prequential scores by name, NaN where there was none.
+        totals: by score, its sum over all batches, weighted by rows, and the sum of these weights.
+    """
+
+    stream: str = ""
+    batch: int = -1
+    batches: int = 0
+    numbers: Array = field(default_factory=lambda: np.empty((0, len(_COLUMNS)), np.int64))
+    scores: Mapping[str, Array] = field(default_factory=dict)
+    totals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def iteration(self) -> int:
+        """Completed iterations after the last batch."""
+        return int(self.numbers[-1, 2]) if len(self.numbers) else 0
+
+    def has(self, stream: str, batch: int) -> bool:
+        """Return whether a batch was learned already."""
+        return stream == self.stream and batch <= self.batch
+
+    def added(
+        self, stream: str, batch: int, rows: int, iteration: int, scores: Mapping[str, float], keep: int
+    ) -> Ledger:
+        """Return the ledger with one more batch, and rows of the last ``keep`` batches."""
+        before, totals = len(self.numbers), dict(self.totals)
+        for name, value in scores.items():
+            total, weight = totals.get(name, (0.0, 0.0))
+            known = not math.isnan(value)
+            totals[name] = (total + rows * value, weight + rows) if known else (total, weight)
+        columns = {}
+        for name in dict.fromkeys([*self.scores, *scores]):
+            old = self.scores.get(name, np.full(before, np.nan))
+            columns[name] = np.append(old, scores.get(name, math.nan))[-keep:]
+        numbers = np.concatenate([self.numbers, np.array([[batch, rows, iteration]], np.int64)])[-keep:]
+        return Ledger(stream, batch, self.batches + 1, numbers, columns, totals)
+
+    def mean(self, last: int | None = None) -> dict[str, float]:
+        """Return the mean of each score, weighted by rows: over all batches, or over the last ones."""
+        if last is None:
+            return {
+                name: total / weight if weight else math.nan for name, (total, weight) in self.totals.items()
+            }
+        found = {}
+        for name, values in self.scores.items():
+            values, rows = values[-last:], self.numbers[-last:, 1]
+            known = ~np.isnan(values) & (rows > 0)
+            found[name] = float(np.average(values[known], weights=rows[known])) if known.any() else math.nan
+        return found
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a dict for each of the last batches: its number, rows, iteration, and scores."""
+        return [
+            dict(zip(_COLUMNS, map(int, numbers), strict=True))
+            | {name: float(values[n]) for name, values in self.scores.items()}
+            for n, numbers in enumerate(self.numbers)
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return it as a hook's state."""
+        found: dict[str, Any] = {
+            name: getattr(self, name) for name in ("stream", "batch", "batches", "numbers")
+        }
+        found |= {f"{_SCORE}{name}": values for name, values in self.scores.items()}
+        return found | {f"{_TOTAL}{name}": np.array(values) for name, values in self.totals.items()}
+
+    @classmethod
+    def read(cls, state: Mapping[str, Any]) -> Ledger:
+        """Read what :meth:`state_dict` returned; an empty state is that of a run without a stream.
+
+        Raises:
+            ConfigError: if it is something else.
+        """
+        if not state:
+            return cls()
+        try:
+            stream, batch, batches = (state[name] for name in ("stream", "batch", "batches"))
+            numbers = np.asarray(state["numbers"], np.int64).reshape(-1, len(_COLUMNS))
+            if not isinstance(stream, str) or type(batch) is not int or type(batches) is not int:
+                raise TypeError(f"stream {stream!r:.60}, batch {batch!r:.40} of {batches!r:.40}")
+            scores = _named(state, _SCORE, len(numbers))
+            totals = {name: (float(v[0]), float(v[1])) for name, v in _named(state, _TOTAL, 2).items()}
+        except (ValueError, TypeError, LookupError) as error:
+            raise ConfigError(
+                f"the checkpoint's list of the stream's batches cannot be read: {error!r:.300}",
+                code="config-resume",
+            ) from error
+        return cls(stream, batch, batches, numbers, scores, totals)
+
+
+def _named(state: Mapping[str, Any], prefix: str, length: int) -> dict[str, Array]:
+    """Return the columns whose names begin with a prefix, without it."""
+    found = {}
+    for name, values in state.items():
+        if name.startswith(prefix):
+            array = np.asarray(values, np.float64)
+            if array.shape != (length,):
+                raise ValueError(f"{name} has shape {array.shape}, expected {(length,)}")
+            found[name.removeprefix(prefix)] = array
+    return found

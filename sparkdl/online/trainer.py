@@ -1,0 +1,377 @@
+"""Learning from a stream: score a batch, train on it, commit it once, publish now and then."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path as LocalPath
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from sparkdl import redaction
+from sparkdl._spark.session import is_classic
+from sparkdl.data.columns import ColumnLike, Columns
+from sparkdl.data.dataset import Dataset
+from sparkdl.data.schema import plan_dataframe
+from sparkdl.data.tables import check_dataframe
+from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.online.commit import Commit, ledger_of
+from sparkdl.online.ledger import Ledger
+from sparkdl.online.publisher import Publisher
+from sparkdl.online.query import OnlineQuery
+from sparkdl.train.checkpoint import CheckpointFolder, Path, latest, load_weights, read_point
+from sparkdl.train.checkpoint.resume import ResumePoint
+from sparkdl.train.checkpoint.store import Store, join
+from sparkdl.train.hooks.checkpoint import Checkpoint
+from sparkdl.train.options import integer_option, trigger_option
+from sparkdl.train.trainer import Trainer
+from sparkdl.train.triggers import MaxEpoch, Trigger
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_log = logging.getLogger("sparkdl")
+
+Score = Callable[[nn.Module, Any], Mapping[str, float]]
+"""From a module and the rows of a batch, which it has not seen, to scores by name."""
+
+
+class OnlineTrainer:
+    """Learns from the batches of a stream, each exactly once.
+
+    For each batch it scores the rows with the weights as they are (*prequential* scores: the model has not
+    seen these rows), trains on them, and writes a checkpoint with the number of the batch. If the program
+    dies before the checkpoint is there, the batch comes again and begins with the checkpoint before it; if it
+    dies later, the batch is recognised and passed over. So a stream that died ends with the bits of one that
+    did not.
+
+    Args:
+        trainer: module, loss, optimizer and options; its metrics are the prequential scores. If it
+            has been fitted, the stream begins with these weights. Its Checkpoint hooks are left out.
+        folder: for checkpoints and Spark's progress; one stream's own. Start with the same folder to go on.
+        per_batch: when training on a batch ends, counted from its beginning (``MaxEpoch(1)``).
+        publisher: writes versions for those who serve the model.
+        begin: a checkpoint, or a folder of them, to begin with when ``folder`` has none yet: with the
+            optimizer's state, schedule and counters, which weights alone have not.
+        score: ``score(module, rows)`` returns scores of the rows of a batch by name, in place of loss and
+            metrics; rows are what :meth:`learn` was given.
+        keep: checkpoints to keep, the newest; those of versions that the publisher keeps stay as well.
+        history: of how many of the last batches, and of how many of the last iterations, checkpoints keep
+            the history.
+
+    Raises:
+        ConfigError: if an argument cannot work.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        folder: Path,
+        *,
+        per_batch: Trigger | None = None,
+        publisher: Publisher | None = None,
+        begin: Path | None = None,
+        score: Score | None = None,
+        keep: int = 3,
+        history: int = 1000,
+    ) -> None:
+        if not isinstance(trainer, Trainer):
+            raise ConfigError(f"OnlineTrainer(trainer={trainer!r:.100}): expected a sparkdl.Trainer")
+        if publisher is not None and not isinstance(publisher, Publisher):
+            raise ConfigError(f"OnlineTrainer(publisher={publisher!r:.100}): expected a Publisher(path)")
+        if score is not None and not callable(score):
+            raise ConfigError(f"OnlineTrainer(score={score!r:.100}): expected a callable score(module, rows)")
+        self.publisher = publisher
+        self._keep = integer_option("OnlineTrainer", "keep", keep, 1)
+        self._history = integer_option("OnlineTrainer", "history", history, 1)
+        self._store = Store(folder)
+        self._commits = self._store.outside(join(self._store.root, "commits"))
+        self._commit = Commit(self._commits)
+        self._begin, self._given_score = begin, score
+        fitted = trainer.result.module if trainer.result is not None else None
+        self._trainer = trainer.with_options(
+            module=fitted,
+            end_when=trigger_option("OnlineTrainer", per_batch or MaxEpoch(1)),
+            hooks=[*(h for h in trainer.config.hooks if not isinstance(h, Checkpoint)), self._commit],
+        )
+        self._busy = threading.RLock()
+        self._checked = False
+        self._loaded: tuple[str | None, nn.Module] | None = None
+
+    # -- the stream ---------------------------------------------------------------------------
+
+    def start(
+        self,
+        stream: DataFrame,
+        *,
+        features: Columns,
+        label: Columns | None = None,
+        weight: ColumnLike | None = None,
+        trigger: Mapping[str, Any] | None = None,
+        progress: str | None = None,
+        **options: Any,
+    ) -> OnlineQuery:
+        """Start to learn from a streaming DataFrame, or to go on with it.
+
+        Args:
+            stream: the rows, in a classic session. Duplicates and late rows are its business:
+                ``withWatermark`` and ``dropDuplicates``.
+            features: columns, as in :meth:`sparkdl.Dataset.from_dataframe`.
+            label: likewise, for the loss.
+            weight: likewise, for sample weights.
+            trigger: when batches begin, as Spark has it: ``{"processingTime": "10 seconds"}``, or
+                ``{"availableNow": True}`` for what is there already.
+            progress: Spark's ``checkpointLocation``, in ``folder`` by default.
+            **options: ``num_partitions``, ``transform`` and ``collate`` of
+                :meth:`sparkdl.Dataset.from_dataframe`. The bits depend on the number of partitions: give one
+                if executors come and go.
+
+        Raises:
+            DataError: if it is no stream, or naming the column that is missing or cannot become a tensor.
+            ConfigError: if the session is one of Spark Connect.
+        """
+        check_dataframe(stream, "OnlineTrainer.start")
+        if not is_classic(stream):
+            raise ConfigError(
+                "OnlineTrainer.start: Spark Connect runs foreachBatch in the server, without this program; "
+                "use a classic session",
+                code="config-cluster",
+            )
+        if not stream.isStreaming:
+            raise DataError(
+                "OnlineTrainer.start: the DataFrame has an end, expected one of spark.readStream; train on "
+                "it with Trainer.fit",
+                code="data-source",
+            )
+        plan_dataframe(stream, features, label, weight)
+        dataset = partial(Dataset.from_dataframe, features=features, label=label, weight=weight, **options)
+
+        def batch(rows: DataFrame, number: int) -> None:
+            query = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+            self._learn(rows, dataset, number, query or "")
+
+        where = progress or join(self._store.root, "stream")
+        if progress is None:
+            # Spark takes a plain path for one of its default file system.
+            where = LocalPath(where).absolute().as_uri() if self._store.local else self._store.outside(where)
+        writer = stream.writeStream.option("checkpointLocation", where).foreachBatch(batch)
+        if trigger is not None:
+            writer = writer.trigger(**trigger)
+        return OnlineQuery(writer.start(), self)
+
+    def learn(
+        self,
+        rows: Any,
+        batch: int,
+        *,
+        stream: str = "",
+        features: Columns | None = None,
+        label: Columns | None = None,
+        weight: ColumnLike | None = None,
+        **options: Any,
+    ) -> bool:
+        """Score, learn and commit one batch, as :meth:`start` does with each: for ``foreachBatch`` of yours.
+
+        Args:
+            rows: the batch: a Dataset, or a DataFrame, with columns and options as of :meth:`start`.
+            batch: its number; later batches have larger ones.
+            stream: whose number it is.
+            features: columns of a DataFrame.
+            label: likewise.
+            weight: likewise.
+            **options: likewise.
+
+        Returns:
+            Whether the batch was learned: not if that was done already, or it has no rows.
+
+        Raises:
+            SparkdlError: as of :meth:`sparkdl.Trainer.fit`; the batch is to come again then.
+        """
+        if isinstance(rows, Dataset):
+            return self._learn(rows, nullcontext, batch, stream)
+        if features is None:
+            raise ConfigError("features=None: a DataFrame needs the names of its columns")
+        dataset = partial(Dataset.from_dataframe, features=features, label=label, weight=weight, **options)
+        return self._learn(rows, dataset, batch, stream)
+
+    # -- what was learned ---------------------------------------------------------------------
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """A dict for each of the last batches: ``batch``, ``rows``, ``iteration``, prequential scores."""
+        return self._ledger().rows()
+
+    def scores(self, last: int | None = None) -> dict[str, float]:
+        """Return the mean of each prequential score, weighted by rows.
+
+        Args:
+            last: over how many of the last batches, at most ``history``; by default all of the stream.
+        """
+        return self._ledger().mean(last)
+
+    @property
+    def module(self) -> nn.Module:
+        """A copy of the module with the weights of the last commit."""
+        with self._busy:
+            return copy.deepcopy(self._module(latest(self._commits)))
+
+    def publish(self) -> str:
+        """Publish the last commit now; return the version's path.
+
+        Raises:
+            ConfigError: if there is no publisher, or nothing was learned yet.
+        """
+        with self._busy:
+            newest = latest(self._commits)
+            if self.publisher is None:
+                raise ConfigError("publish: OnlineTrainer(publisher=None): give it a Publisher(path)")
+            if newest is None:
+                raise ConfigError("publish: no batch was learned yet, there is nothing to publish")
+            return self._publish(self.publisher, newest, ledger_of(read_point(newest)))
+
+    def rollback(self, iteration: int, *, training: bool = True) -> None:
+        """Serve an older version again, and go on learning from it; what came after it is deleted.
+
+        Batches after it were learned by weights that are no longer wanted; they do not come again. Stop the
+        stream before.
+
+        Args:
+            iteration: of a version, see :meth:`Publisher.versions`.
+            training: whether to go on from it as well; ``False`` serves it until the next version is due.
+
+        Raises:
+            ConfigError: if there is no such version, or no checkpoint of its iteration.
+        """
+        with self._busy:
+            if self.publisher is None:
+                raise ConfigError("OnlineTrainer(publisher=None): there are no versions to go back to")
+            folder = CheckpointFolder(self._commits)
+            there = folder.complete()
+            if training and iteration not in there:
+                raise ConfigError(
+                    f"rollback({iteration}): {self._commits} has checkpoints of the iterations "
+                    f"{', '.join(map(str, there)) or 'none'}; training=False only serves the version"
+                )
+            self.publisher.rollback(iteration, delete=training)
+            if training:
+                folder.delete_after(iteration)
+                self._loaded = None
+
+    @contextmanager
+    def between_batches(self) -> Iterator[None]:
+        """Wait for the batch that is being learned, and let no other begin inside the block."""
+        with self._busy:
+            yield
+
+    # -- one batch ----------------------------------------------------------------------------
+
+    def _learn(self, given: Any, dataset: Callable[[Any], Any], batch: int, stream: str) -> bool:
+        with self._busy:
+            newest = latest(self._commits)
+            point = self._point(newest)
+            ledger = ledger_of(point)
+            learned = False
+            if ledger.has(stream, batch):
+                _log.info("batch %d was learned already", batch)
+            else:
+                with dataset(given) as rows:
+                    learned = _has_rows(rows)
+                    if learned:
+                        ledger = self._train(given, rows, point, batch, stream)
+            if ledger.batches:
+                self._publish_if_due(ledger)
+            return learned
+
+    def _train(self, given: Any, rows: Dataset, point: ResumePoint | None, batch: int, stream: str) -> Ledger:
+        """Score a batch, train on it and commit it; return the ledger with it."""
+        module = self._module(latest(self._commits))
+        if self.publisher is not None and not self._checked:
+            self.publisher.check(module, rows)
+        self._checked = True
+        if self._given_score is not None:
+            scores = {name: float(value) for name, value in self._given_score(module, given).items()}
+        else:
+            scores = self._trainer.evaluate(rows, module=module)
+        before, count = ledger_of(point), len(rows)
+        self._commit.entry = lambda n: before.added(stream, batch, count, n, scores, self._history)
+        result = self._trainer.fit(
+            rows, resume=point if point is not None else False, rows="new" if point is not None else "same"
+        )
+        if result.stopped_by == "interrupt":
+            raise KeyboardInterrupt(f"batch {batch} was not learned to its end; it is to come again")
+        self._loaded = (latest(self._commits), result.module)
+        return self._commit.entry(result.state.iteration)
+
+    def _point(self, newest: str | None) -> ResumePoint | None:
+        """Return where training goes on; ``None`` for the beginning."""
+        if newest is None:
+            if self._begin is None:
+                return None
+            newest = latest(self._begin) or str(self._begin)
+        return read_point(newest).shortened(self._history)
+
+    def _module(self, newest: str | None) -> nn.Module:
+        """Return the module with the weights of a commit, or those to begin with."""
+        if self._loaded is None or self._loaded[0] != newest:
+            module = copy.deepcopy(self._trainer.module)
+            if newest is not None:
+                load_weights(newest, module)
+            elif self._begin is not None:
+                load_weights(latest(self._begin) or self._begin, module)
+            self._loaded = newest, module
+        return self._loaded[1]
+
+    def _ledger(self) -> Ledger:
+        newest = latest(self._commits)
+        return ledger_of(read_point(newest)) if newest is not None else Ledger()
+
+    def _publish_if_due(self, ledger: Ledger) -> None:
+        """Publish the newest commit if it is time, and delete old ones; a failure is a warning."""
+        newest, publisher = latest(self._commits), self.publisher
+        try:
+            if (
+                publisher is not None
+                and newest is not None
+                and publisher.ready
+                and publisher.due(ledger.iteration, ledger.batches)
+            ):
+                self._publish(publisher, newest, ledger)
+            else:
+                self._prune()
+        except OSError as error:
+            what = "be published, or older ones not be deleted" if publisher is not None else "be deleted"
+            warnings.warn(
+                redaction.text(
+                    f"{newest} could not {what}: {error}; it is tried again after the next batch. Training "
+                    "is not affected"
+                ),
+                UserWarning,
+                stacklevel=2,
+            )
+
+    def _publish(self, publisher: Publisher, newest: str, ledger: Ledger) -> str:
+        path = publisher.publish(self._module(newest), ledger.iteration, ledger.batches)
+        _log.info("published %s after %d batches", path, ledger.batches)
+        self._prune()
+        return path
+
+    def _prune(self) -> None:
+        pinned = self.publisher.versions() if self.publisher is not None else ()
+        CheckpointFolder(self._commits).prune(self._keep, pinned)
+
+
+def _has_rows(rows: Dataset) -> bool:
+    """Return whether a batch has rows; the first ones are needed anyway."""
+    try:
+        rows.peek()
+    except DataError as error:
+        if error.code != "data-empty":
+            raise
+        return False
+    return True

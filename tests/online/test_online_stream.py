@@ -1,0 +1,149 @@
+"""A real stream: files in a folder, one a batch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from support.data import digits
+from support.reference import assert_bit_equal
+from torch import nn
+
+from sparkdl import Trainer
+from sparkdl.exceptions import DataError
+from sparkdl.online import OnlineTrainer, Publisher
+from sparkdl.serve import Predictor
+from sparkdl.train import Hook
+
+X, Y = digits(150)
+SCHEMA = "x array<float>, y long"
+
+
+class Dies(Hook):
+    """Raises once, after an iteration."""
+
+    def __init__(self, iteration: int) -> None:
+        self.iteration = iteration
+
+    def on_iteration_end(self, run: Any) -> None:
+        if run.state.iteration == self.iteration:
+            self.iteration = -1
+            raise RuntimeError("died")
+
+
+def trainer(*hooks: Hook) -> Trainer:
+    torch.manual_seed(0)
+    adam = partial(torch.optim.Adam, lr=1e-2)
+    return Trainer(
+        nn.Linear(64, 10),
+        loss=nn.CrossEntropyLoss(),
+        optimizer=adam,
+        batch_size=25,
+        hooks=hooks,
+        progress=False,
+    )
+
+
+def write(folder: Path, number: int, rows: slice) -> None:
+    """Put a file into a folder, complete at once, of a time of its own."""
+    folder.mkdir(exist_ok=True)
+    table = pd.DataFrame({"x": list(X[rows]), "y": Y[rows]})
+    table.to_parquet(folder / f".{number}")
+    os.utime(folder / f".{number}", (number, number))
+    (folder / f".{number}").rename(folder / f"{number}.parquet")
+
+
+def learn(spark: Any, online: OnlineTrainer, folder: Path) -> Any:
+    rows = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(folder))
+    trigger = {"availableNow": True}
+    return online.start(rows, features="x", label="y", num_partitions=2, trigger=trigger)
+
+
+@pytest.mark.jvm
+def test_a_stream_that_dies_goes_on(spark: Any, tmp_path: Path) -> None:
+    """It raises in the middle of a batch; an empty file and one of a single row are batches as well."""
+    for number, rows in enumerate((slice(0, 60), slice(0, 0), slice(60, 61), slice(61, 150)), 1):
+        write(tmp_path / "rows", number, rows)
+    publisher = Publisher(tmp_path / "models", seconds=None)
+    straight = OnlineTrainer(trainer(), tmp_path / "a", publisher=publisher)
+    query = learn(spark, straight, tmp_path / "rows")
+    assert query.await_termination(300)
+    assert query.exception() is None
+    assert not query.is_active
+    assert query.progress["learned"]["rows"] == 89
+    assert [row["batch"] for row in straight.history] == [0, 2, 3]
+
+    first = learn(spark, OnlineTrainer(trainer(Dies(5)), tmp_path / "b"), tmp_path / "rows")
+    with pytest.raises(Exception, match="died"):
+        first.await_termination()
+    again = OnlineTrainer(trainer(), tmp_path / "b")
+    assert [row["batch"] for row in again.history] == [0, 2]
+    learn(spark, again, tmp_path / "rows").await_termination()
+    assert again.history == straight.history
+    assert_bit_equal(again.module, straight.module)
+    found = Predictor.load(publisher.path).predict(X[:3])
+    assert (found == straight.module(torch.from_numpy(X[:3])).detach().numpy()).all()
+
+    with pytest.raises(DataError, match="'z' is not in the DataFrame"):
+        again.start(spark.readStream.schema(SCHEMA).parquet(str(tmp_path / "rows")), features="z")
+    with pytest.raises(DataError, match="has an end"):
+        again.start(spark.read.parquet(str(tmp_path / "rows" / "1.parquet")), features="x")
+
+
+PROGRAM = """
+import sys
+sys.path[:0] = {paths!r}
+from test_online_stream import *
+from sparkdl import session
+if __name__ == "__main__":
+    spark = session.builder("local[2]", "killed", {{"spark.ui.enabled": "false"}}).getOrCreate()
+    online = OnlineTrainer(trainer(), {folder!r} + "/b", publisher=Publisher({folder!r} + "/models"))
+    learn(spark, online, Path({folder!r}) / "rows").await_termination()
+    spark.stop()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_a_driver_that_is_killed(tmp_path: Path) -> None:
+    """SIGKILL at moments of any kind; the last run ends by itself, with the bits of one nobody killed."""
+    for number in range(6):
+        write(tmp_path / "rows", number + 1, slice(25 * number, 25 * number + 25))
+    for name in ("straight", "killed"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "rows").symlink_to(tmp_path / "rows")
+        paths = [str(Path(__file__).parent), str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+        text = PROGRAM.format(paths=paths, folder=str(tmp_path / name))
+        (tmp_path / name / "program.py").write_text(text)
+    subprocess.run([sys.executable, tmp_path / "straight" / "program.py"], check=True, timeout=500)
+    commits = tmp_path / "killed" / "b" / "commits"
+    for kill in range(4):  # as soon as a commit is there, or a little later
+        newest = max((p.name for p in commits.glob("iteration-*")), default="")
+        process = subprocess.Popen(
+            [sys.executable, tmp_path / "killed" / "program.py"], start_new_session=True
+        )
+        try:
+            end = time.monotonic() + 240
+            while process.poll() is None and time.monotonic() < end:
+                if max((p.name for p in commits.glob("iteration-*")), default="") > newest:
+                    break
+                time.sleep(0.01)
+            time.sleep(0.3 * kill)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    subprocess.run([sys.executable, tmp_path / "killed" / "program.py"], check=True, timeout=500)
+    found = [OnlineTrainer(trainer(), tmp_path / name / "b") for name in ("straight", "killed")]
+    assert found[0].history == found[1].history
+    assert len(found[0].history) == 6
+    assert_bit_equal(found[0].module, found[1].module)
