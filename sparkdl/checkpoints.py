@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
             print(redaction.text(f"no complete checkpoint in {args.path}"), file=sys.stderr)
             return 1
         if args.export is not None:
-            return _export(folder, found, args)
+            return _export(found, args)
         rows = [folder.describe(path, verify=args.verify) for path in found.values()]
     except (SparkdlError, OSError) as error:
         print(error, file=sys.stderr)
@@ -67,15 +67,16 @@ def run(args: argparse.Namespace) -> int:
     return 1 if any(row["problem"] for row in rows) else 0
 
 
-def _export(folder: Any, found: dict[int, str], args: argparse.Namespace) -> int:
+def _export(found: dict[int, str], args: argparse.Namespace) -> int:
     iteration = max(found) if args.iteration is None else args.iteration
     if iteration not in found:
         known = ", ".join(map(str, found))
         print(f"there is no checkpoint of iteration {iteration}; there are {known}", file=sys.stderr)
         return 1
+    from sparkdl.train.checkpoint import export_weights
     from sparkdl.train.checkpoint.exported import write_checksum
 
-    folder.export(found[iteration], args.export)
+    export_weights(found[iteration], args.export)
     try:
         write_checksum(args.export)
     except OSError as error:
@@ -92,6 +93,7 @@ def _print_table(rows: Sequence[dict[str, Any]]) -> None:
             f"{row['iteration']:>9}  {_number(state.get('epoch')):>5}  {_number(state.get('loss')):>10}  "
             f"{_number(state.get('best_score')):>10}  {row['bytes'] / 2**20:>8.1f}  "
             f"{row['problem'] or ('sound' if row['verified'] else 'complete')}"
+            f"{'' if row['base'] is None else ', rows changed since ' + str(row['base'])}"
         )
 
 

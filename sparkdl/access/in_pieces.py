@@ -103,6 +103,24 @@ class InRounds:
                 yield piece
 
 
+@dataclass(frozen=True, slots=True)
+class MadeInRounds:
+    """A task over frames that have stayed, some pieces of whose frames are sent.
+
+    Attributes:
+        task: makes frames of frames, the same ones each time.
+        rounds: which pieces.
+    """
+
+    task: ChainTask
+    rounds: InRounds
+
+    def __call__(self, partition: int, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield the pieces."""
+        made = InPieces(self.task, token=False, keyed=False)(partition, pieces)
+        return self.rounds(partition, (own if isinstance(own, bytes) else frame.join(own) for own in made))
+
+
 def cut_keyed(
     source: int, frames: Iterable[bytes | Parts], pieces: int = 0, blocks: int = 1
 ) -> Iterator[bytes | Parts]:

@@ -24,8 +24,8 @@ _log = logging.getLogger("sparkdl")
 class Shards(Protocol):
     """The state of the shards between groups, on two executors each."""
 
-    def fetch(self, kept: Any) -> Kept:
-        """Copy the state of the shards, but for their weights, to the driver."""
+    def fetch(self, kept: Any, *, rows: bool = True) -> Kept:
+        """Copy the state of the shards, but for their weights, and rows if so wanted, to the driver."""
         ...
 
     def average(self, kept: Any) -> Array | None:
@@ -36,8 +36,8 @@ class Shards(Protocol):
         """Fetch the weights."""
         ...
 
-    def rows(self, kept: Any) -> list[Frame]:
-        """Fetch the rows of embedding variables, shard by shard."""
+    def rows(self, kept: Any, changed: ChainTask | None = None) -> list[Frame]:
+        """Fetch the rows of embedding variables, or what a task makes of them, shard by shard."""
         ...
 
     def run(self, kept: Any, task: ChainTask, doing: str) -> list[Frame]:

@@ -15,9 +15,10 @@ from sparkdl.access.base import Published
 from sparkdl.access.in_pieces import ChainTask
 from sparkdl.allreduce.cluster import Cluster, Shards
 from sparkdl.allreduce.directives import Step
-from sparkdl.allreduce.kept import Kept, Snapshot, joined_rows, with_rows
+from sparkdl.allreduce.kept import Kept, Snapshot, joined_rows, unpacked, with_rows
 from sparkdl.allreduce.outcome import Outcome, outcomes_of
 from sparkdl.allreduce.plans.base import Plan
+from sparkdl.allreduce.row_layers import ChangedRows, RowLayers, as_kept, complete
 from sparkdl.allreduce.spreading import Spreading
 from sparkdl.allreduce.state import ModelState, Weights
 from sparkdl.allreduce.transport.base import Group, GroupResult, Transport
@@ -204,6 +205,7 @@ class Engine:
             self.store.manifest,
             tuple(published.ref for published in seed),
             local,
+            self._plan.keeps_rows and model.kept is not None and not model.layers.is_full,
         )
 
     def _group(
@@ -236,6 +238,9 @@ class Engine:
         params = partial(persisted.weights, kept) if report.params is None else np.array(report.params)
         weights = Weights(self._cluster, params, np.array(report.buffers), np.array(report.counters))
         average = max(step.directives.average for step in steps)
+        outcomes = outcomes_of(
+            steps, report, result, weights_bytes=plan.weights_bytes, publish_seconds=publishing
+        )
         after = ModelState(
             weights,
             kept,
@@ -244,10 +249,11 @@ class Engine:
             version=start.after(len(steps)) if plan.leaves_model else None,
             made_of=start.version,
             seed=seed,
+            layers=model.layers.above(
+                model.kept, steps[0].iteration + len(steps), outcomes, changes=start.changes
+            ),
         )
-        return after, outcomes_of(
-            steps, report, result, weights_bytes=plan.weights_bytes, publish_seconds=publishing
-        )
+        return after, outcomes
 
     # -- models ---------------------------------------------------------------------------------
 
@@ -295,7 +301,33 @@ class Engine:
         Raises:
             TaskError: if it cannot be read.
         """
-        return self._persisted.fetch(model.kept)
+        found = self._persisted.fetch(model.kept)
+        return complete([*self._below(model), found]) if model.layers.below else found
+
+    def fetch_changes(self, model: ModelState, since: int) -> list[Kept]:
+        """Copy the state of the shards to the driver, but of rows those that have changed since.
+
+        Args:
+            model: the model.
+            since: completed iterations.
+
+        Returns:
+            Layers for :func:`~sparkdl.allreduce.row_layers.complete`, to be put above one of that time.
+
+        Raises:
+            TaskError: if it cannot be read.
+        """
+        if not self._plan.keeps_rows or model.kept is None:
+            return [self.fetch(model)]
+        persisted, above = self._persisted, []
+        for layer in model.layers.since(model.kept, since):
+            above.append(as_kept(persisted.rows(layer.kept, ChangedRows(since))))
+        state = persisted.fetch(model.kept, rows=False)
+        *early, last = above
+        return [*early, [[*frames, *rows] for frames, rows in zip(state, last, strict=True)]]
+
+    def _below(self, model: ModelState) -> list[Kept]:
+        return [as_kept(self._persisted.rows(layer.kept)) for layer in model.layers.below]
 
     def rows(self, model: ModelState) -> dict[str, Entries]:
         """Fetch the rows of embedding variables, with the optimizer's state; none before the first iteration.
@@ -305,31 +337,59 @@ class Engine:
         """
         if model.kept is None or not self._plan.keeps_rows:
             return {}
-        return joined_rows(self._persisted.rows(model.kept))
+        own = as_kept(self._persisted.rows(model.kept))
+        return joined_rows(unpacked(complete([*self._below(model), own])))
 
-    def run_on_kept(self, model: ModelState, task: ChainTask, doing: str) -> list[Frame]:
-        """Run a task over the state of each shard, and return the frames that it yields.
+    def run_on_kept(
+        self, model: ModelState, task: Callable[[int], ChainTask], doing: str, since: int = 0
+    ) -> list[Frame]:
+        """Run a task over the state of each shard, and over rows of embedding variables in layers below.
+
+        Args:
+            model: the model.
+            task: returns it for the number of a layer, counted from the newest, which is 0.
+            doing: what it does, for errors.
+            since: completed iterations; layers that are as old are left out.
+
+        Returns:
+            The frames that the tasks yield.
 
         Raises:
-            TaskError: if it fails.
+            TaskError: if one fails.
         """
-        return [] if model.kept is None else self._persisted.run(model.kept, task, doing)
+        if model.kept is None:
+            return []
+        layers = reversed(model.layers.since(model.kept, since))
+        return [
+            message
+            for number, layer in enumerate(layers)
+            for message in self._persisted.run(layer.kept, task(number), doing)
+        ]
 
-    def restore(self, snapshot: Snapshot, kept: Kept, average_buffers: Array | None) -> ModelState:
-        """Go on from a copy on the driver: weights, and frames from :meth:`fetch`.
+    def restore(
+        self, snapshot: Snapshot, kept: Kept, average_buffers: Array | None, iteration: int
+    ) -> ModelState:
+        """Go on from a copy on the driver.
+
+        Args:
+            snapshot: weights and buffers.
+            kept: frames from :meth:`fetch`.
+            average_buffers: averaged buffers, if weights are averaged.
+            iteration: completed iterations.
 
         Raises:
             TaskError: if the job fails.
         """
         self._generation += 1
         restored = self._persisted.restore(kept) if kept else None
-        return ModelState(Weights.of(self._cluster, snapshot), restored, None, average_buffers)
+        weights, layers = Weights.of(self._cluster, snapshot), RowLayers(iteration=iteration)
+        return ModelState(weights, restored, None, average_buffers, layers=layers)
 
     # -- releasing ------------------------------------------------------------------------------
 
     def let_go(self, before: ModelState, after: ModelState) -> None:
         """Release everything that is obsolete after the iterations between two models are completed."""
-        before.release_outdated(self._cluster)
+        before.release_outdated(self._cluster, after.layers)
         if after.kept is None:
             before.weights.release()
 

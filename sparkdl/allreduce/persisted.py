@@ -15,7 +15,7 @@ from sparkdl import frame
 from sparkdl._spark.errors import is_job_failure, task_error
 from sparkdl.access import base
 from sparkdl.access.base import Access
-from sparkdl.access.in_pieces import MORE, ChainTask, InPieces, InRounds
+from sparkdl.access.in_pieces import MORE, ChainTask, InPieces, InRounds, MadeInRounds
 from sparkdl.allreduce.kept import Kept
 from sparkdl.allreduce.messages import Average, Master, OwnedRows
 from sparkdl.frame import Array, Buffer, Frame
@@ -42,8 +42,12 @@ class PersistedShards:
     shards: int
     shard_bytes: int
 
-    def fetch(self, kept: base.Kept | None) -> Kept:
+    def fetch(self, kept: base.Kept | None, *, rows: bool = True) -> Kept:
         """Copy the state of the shards, but for their weights, to the driver.
+
+        Args:
+            kept: what stays with them.
+            rows: whether rows of embedding variables are among it.
 
         Raises:
             TaskError: if it cannot be read.
@@ -51,7 +55,8 @@ class PersistedShards:
         if kept is None:
             return []
         found: Kept = [[] for _ in range(self.shards)]
-        for index, data in self._collect(kept, _is_not_master, "fetch the optimizer's state"):
+        wanted = _is_not_master if rows else _is_state
+        for index, data in self._collect(kept, wanted, "fetch the optimizer's state"):
             found[index].append(bytes(data))
         return found
 
@@ -73,13 +78,18 @@ class PersistedShards:
         assert found is not None
         return found
 
-    def rows(self, kept: base.Kept) -> list[Frame]:
+    def rows(self, kept: base.Kept, changed: ChainTask | None = None) -> list[Frame]:
         """Fetch the rows of embedding variables, shard by shard.
+
+        Args:
+            kept: what stays with the shards.
+            changed: a task that makes the frames to fetch.
 
         Raises:
             TaskError: if they cannot be read.
         """
-        found = self._collect(kept, partial(eq, OwnedRows.kind), "fetch the rows of embedding variables")
+        doing = "fetch the rows of embedding variables"
+        found = self._collect(kept, partial(eq, OwnedRows.kind), doing, changed)
         return [frame.unpack(data) for _, data in found]
 
     def run(self, kept: base.Kept, task: ChainTask, doing: str) -> list[Frame]:
@@ -117,7 +127,7 @@ class PersistedShards:
         return np.concatenate(parts) if parts else None
 
     def _collect(
-        self, kept: base.Kept, wanted: Callable[[str], bool], doing: str
+        self, kept: base.Kept, wanted: Callable[[str], bool], doing: str, made: ChainTask | None = None
     ) -> list[tuple[int, Buffer]]:
         """Return the frames of some kinds that stay with the shards, each after its shard, in their order."""
         most = min(_COLLECTED_BYTES // self.shards, _RESULT_BYTES)
@@ -126,7 +136,8 @@ class PersistedShards:
         with self._reading(doing):
             for first in count(0, step):
                 in_round = InRounds(wanted, first, first + step)
-                received = self.access.run_on_kept(kept, in_round)
+                task = in_round if made is None else MadeInRounds(made, in_round)
+                received = self.access.run_on_kept(kept, task)
                 pieces += [data for data in received if data != MORE]
                 if MORE not in received:
                     break
@@ -148,3 +159,7 @@ class PersistedShards:
 
 def _is_not_master(kind: str) -> bool:
     return kind != Master.kind
+
+
+def _is_state(kind: str) -> bool:
+    return kind not in (Master.kind, OwnedRows.kind)

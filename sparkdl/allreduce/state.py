@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from sparkdl import frame
 from sparkdl.access.base import Published
 from sparkdl.allreduce.cluster import Cluster
 from sparkdl.allreduce.kept import Snapshot
+from sparkdl.allreduce.row_layers import Layer, RowLayers
 from sparkdl.compute.start import Version
 from sparkdl.frame import Array
 
@@ -98,6 +99,7 @@ class ModelState:
         version: the model's version on the executors that made it; ``None`` if they have no copy.
         made_of: the version that its group started from.
         seed: optimizer state before these weights, as the driver sent it; released like ``outdated``.
+        layers: rows of embedding variables that ``kept`` does not have, since they have not changed.
     """
 
     weights: Weights
@@ -107,16 +109,24 @@ class ModelState:
     version: Version | None = None
     made_of: Version | None = None
     seed: Sequence[Published] = ()
+    layers: RowLayers = field(default_factory=RowLayers)
 
     def release(self, cluster: Cluster) -> None:
         """Delete weights and optimizer state from the executors."""
         self.weights.release()
         self.release_outdated(cluster)
 
-    def release_outdated(self, cluster: Cluster) -> None:
-        """Delete everything that is obsolete after the next iteration is completed."""
-        if self.kept is not None:
-            cluster.unpersist(self.kept)
+    def release_outdated(self, cluster: Cluster, after: RowLayers | None = None) -> None:
+        """Delete everything that is obsolete after the next iteration is completed.
+
+        Args:
+            cluster: the cluster.
+            after: layers of the model after it, if there is one.
+        """
+        needed = {id(layer.kept) for layer in after.below} if after is not None else set()
+        for layer in (*self.layers.below, Layer(self.kept, self.layers.iteration)):
+            if layer.kept is not None and id(layer.kept) not in needed:
+                cluster.unpersist(layer.kept)
         if self.outdated is not None:
             self.outdated.release()
         for published in self.seed:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sparkdl.keyed.entries import Entries
-from sparkdl.keyed.mix import Ids
 from sparkdl.keyed.table import KeyedTable
 from sparkdl.nn.embedding import EmbeddingVariable
 
@@ -38,14 +37,11 @@ class RowOwner:
     def apply(
         self,
         entries: Mapping[str, Entries],
-        gone: Mapping[str, Ids],
         figures: Mapping[str, Mapping[str, int]],
         at: str,
     ) -> None:
-        """Make a change that another process has made: entries are removed, then others written."""
+        """Make a change that another process has made."""
         self.at = ""
-        for name, ids in gone.items():
-            self.tables[name].drop(ids)
         for name, changed in entries.items():
             self.tables[name].put(changed)
         self.figures, self.at = figures, at

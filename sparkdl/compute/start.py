@@ -48,6 +48,7 @@ class Start:
         seed: state of the weights, whole or one per shard; empty if the executors have it, or there
             is none.
         local: whether messages of a rank to itself stay on its executor.
+        changes: whether of rows of embedding variables only those stay that the group changes.
     """
 
     version: Version
@@ -57,6 +58,7 @@ class Start:
     manifest: Manifest
     seed: tuple[BytesRef, ...] = ()
     local: bool = True
+    changes: bool = False
 
     def after(self, steps: int) -> Version:
         """Return the version after some steps of the group."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -12,15 +12,21 @@ from numpy.typing import NDArray
 from sparkdl.frame import Array
 from sparkdl.keyed.mix import Ids, owners
 
-_OWN = ("ids", "counts", "last", "admitted")
+_OWN = ("ids", "counts", "last", "admitted", "gone", "gone_at")
 
 ROW = "row"
 """Name of the column that has the rows themselves; others are the optimizer's state."""
 
 
+def _no_ids() -> Ids:
+    return np.empty(0, np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """Some entries of a table.
+    """Entries of a table: all of them, or those that have changed since some iteration.
+
+    A change is made by removing the entries in ``gone``, and then writing the others; see :func:`merged`.
 
     Attributes:
         ids: the ids, each once.
@@ -29,6 +35,10 @@ class Entries:
         admitted: whether it has a row.
         columns: by name, the rows, and the optimizer's state of each, of those ids that have one.
         scalars: the optimizer's state of the table as a whole.
+        gone: ids that were evicted, in the order of evictions; some of them may have come back.
+        gone_at: completed iterations when each was.
+        since: these are the entries that have changed since so many completed iterations; 0 for all.
+        logged: changes since fewer completed iterations cannot be told from those since 0.
     """
 
     ids: Ids
@@ -37,62 +47,123 @@ class Entries:
     admitted: NDArray[np.bool_]
     columns: Mapping[str, Array]
     scalars: Mapping[str, Any] = field(default_factory=dict)
+    gone: Ids = field(default_factory=_no_ids)
+    gone_at: NDArray[np.int64] = field(default_factory=_no_ids)
+    since: int = 0
+    logged: int = 0
 
     def where(self, chosen: NDArray[np.bool_]) -> Entries:
-        """Return the entries that are chosen."""
+        """Return the entries that are chosen, and all evictions."""
         rows = chosen[self.admitted]
-        return Entries(
-            self.ids[chosen],
-            self.counts[chosen],
-            self.last[chosen],
-            self.admitted[chosen],
-            {name: values[rows] for name, values in self.columns.items()},
-            self.scalars,
+        return replace(
+            self,
+            ids=self.ids[chosen],
+            counts=self.counts[chosen],
+            last=self.last[chosen],
+            admitted=self.admitted[chosen],
+            columns={name: values[rows] for name, values in self.columns.items()},
         )
+
+    def changed(self, since: int) -> Entries:
+        """Return what has changed since so many completed iterations, or more where that cannot be told.
+
+        An entry changes when it is looked up: it is counted then, and its row is updated in the same
+        iteration, which ends before anybody asks.
+        """
+        if since <= self.since or since < self.logged:
+            return self
+        late = self.gone_at >= since
+        chosen = self.where(self.last >= since)
+        return replace(chosen, gone=self.gone[late], gone_at=self.gone_at[late], since=since)
+
+    def rows_only(self) -> Entries:
+        """Return the entries without the optimizer's state."""
+        rows = {name: values for name, values in self.columns.items() if name == ROW}
+        return replace(self, columns=rows, scalars={})
 
     def without_state(self) -> Entries:
         """Return the entries without the optimizer's state, as if they had not been looked up lately."""
-        rows = {name: values for name, values in self.columns.items() if name == ROW}
-        return Entries(self.ids, self.counts, np.zeros_like(self.last), self.admitted, rows)
+        rows = self.rows_only()
+        return Entries(rows.ids, rows.counts, np.zeros_like(rows.last), rows.admitted, rows.columns)
 
     def of_owner(self, rank: int, ranks: int) -> Entries:
         """Return the entries that a rank owns."""
-        return self.where(owners(self.ids, ranks) == rank)
+        own = owners(self.gone, ranks) == rank
+        chosen = self.where(owners(self.ids, ranks) == rank)
+        return replace(chosen, gone=self.gone[own], gone_at=self.gone_at[own])
 
     def sorted(self) -> Entries:
         """Return the entries in the order of their ids."""
         order = np.argsort(self.ids)
         places = np.cumsum(self.admitted) - 1
         rows = places[order][self.admitted[order]]
-        return Entries(
-            self.ids[order],
-            self.counts[order],
-            self.last[order],
-            self.admitted[order],
-            {name: values[rows] for name, values in self.columns.items()},
-            self.scalars,
+        log = np.lexsort([self.gone, self.gone_at])
+        return replace(
+            self,
+            ids=self.ids[order],
+            counts=self.counts[order],
+            last=self.last[order],
+            admitted=self.admitted[order],
+            columns={name: values[rows] for name, values in self.columns.items()},
+            gone=self.gone[log],
+            gone_at=self.gone_at[log],
         )
 
     def arrays(self, prefix: str) -> dict[str, Array]:
         """Return the arrays by name, to travel in a frame."""
         named = {f"column.{name}": values for name, values in self.columns.items()}
-        own = {"ids": self.ids, "counts": self.counts, "last": self.last, "admitted": self.admitted}
+        own = {name: getattr(self, name) for name in _OWN}
         return {f"{prefix}{name}": values for name, values in (own | named).items()}
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """What else travels, as JSON has it."""
+        return {"scalars": dict(self.scalars), "since": self.since, "logged": self.logged}
+
     @classmethod
-    def read(cls, arrays: Mapping[str, Array], prefix: str, scalars: Mapping[str, Any]) -> Entries:
-        """Read what :meth:`arrays` returned."""
+    def read(cls, arrays: Mapping[str, Array], prefix: str, values: Mapping[str, Any]) -> Entries:
+        """Read what :meth:`arrays` and :attr:`values` returned."""
         column = f"{prefix}column."
         columns = {name.removeprefix(column): a for name, a in arrays.items() if name.startswith(column)}
-        ids, counts, last, admitted = (arrays[f"{prefix}{name}"] for name in _OWN)
-        return cls(ids, counts, last, admitted, columns, scalars)
+        found = {name: arrays.get(f"{prefix}{name}") for name in _OWN}
+        # Frames of earlier releases have no evictions: what has changed since cannot be told from them.
+        own: dict[str, Any] = {name: array for name, array in found.items() if array is not None}
+        return cls(**own, columns=columns, **values)
 
 
 def joined(parts: Sequence[Entries]) -> Entries:
     """Return the entries of several parts of a table, in the order of their ids."""
     names = dict.fromkeys(name for part in parts for name in part.columns)
-    ids, counts, last, admitted = (np.concatenate([getattr(part, name) for part in parts]) for name in _OWN)
+    own: dict[str, Any] = {name: np.concatenate([getattr(part, name) for part in parts]) for name in _OWN}
     columns = {
         name: np.concatenate([part.columns[name] for part in parts if name in part.columns]) for name in names
     }
-    return Entries(ids, counts, last, admitted, columns, parts[0].scalars).sorted()
+    logged, since = max(part.logged for part in parts), max(part.since for part in parts)
+    return Entries(**own, columns=columns, scalars=parts[0].scalars, since=since, logged=logged).sorted()
+
+
+def merged(parts: Sequence[Entries]) -> Entries:
+    """Return the entries that changes lead to, in the order of their ids.
+
+    Args:
+        parts: entries, and what has changed since then, in this order; each of them since the one before, or
+            earlier.
+    """
+    kept: list[Entries] = []
+    later: list[Ids] = []
+    log: list[Entries] = []
+    for part in reversed(parts):
+        kept.append(part.where(~np.isin(part.ids, np.concatenate([_no_ids(), *later]))))
+        begin = log[-1].since if log else np.iinfo(np.int64).max
+        early = part.gone_at < begin
+        log.append(replace(part, gone=part.gone[early], gone_at=part.gone_at[early]))
+        later += [part.ids, part.gone]
+        if not part.since:
+            break
+    logged, since = parts[-1].logged, kept[-1].since
+    whole = joined([replace(part, gone=_no_ids(), gone_at=_no_ids()) for part in kept])
+    gone, gone_at = (np.concatenate([getattr(part, name) for part in reversed(log)]) for name in _OWN[-2:])
+    known = gone_at >= logged
+    return replace(
+        whole, scalars=parts[-1].scalars, gone=gone[known], gone_at=gone_at[known], since=since, logged=logged
+    )

@@ -15,6 +15,8 @@ from sparkdl.keyed.mix import Ids, initial_rows
 from sparkdl.keyed.slots import Slots
 
 _NONE = -1
+_LEAST_LOG = 4096
+"""So many evictions are remembered in any case; see :meth:`Entries.changed`."""
 
 FreshState = Callable[[Array], Mapping[str, Array]]
 """From new rows to the optimizer's state of each."""
@@ -72,6 +74,9 @@ class KeyedTable:
         self._last = np.empty(0, np.int64)
         self._places = np.empty(0, np.int64)
         self._rows = 0
+        self._gone: Ids = np.empty(0, np.int64)
+        self._gone_at = np.empty(0, np.int64)
+        self._logged = 0
         self._columns: dict[str, Array] = {ROW: np.empty((0, self.rule.width), self.rule.dtype)}
 
     def __eq__(self, other: object) -> bool:
@@ -95,6 +100,13 @@ class KeyedTable:
     def state_names(self) -> list[str]:
         """Names of the optimizer's state of each row."""
         return [name for name in self._columns if name != ROW]
+
+    @property
+    def admitted(self) -> Ids:
+        """The ids that have a row, in no order."""
+        size = len(self._slots)
+        found: Ids = self._slots.ids[self._places[:size] != _NONE]
+        return found
 
     def look_up(self, ids: Ids) -> tuple[NDArray[np.bool_], Array]:
         """Return which ids have a row, and these rows; nothing is counted."""
@@ -131,15 +143,17 @@ class KeyedTable:
         places = self._places_of(ids)
         return {name: values[places] for name, values in self._columns.items()}
 
-    def update(self, ids: Ids, columns: Mapping[str, Array], fresh: FreshState) -> None:
+    def update(self, ids: Ids, columns: Mapping[str, Array], fresh: FreshState, iteration: int) -> None:
         """Write rows, and their state, of ids that all have one.
 
         Args:
             ids: the ids.
             columns: new values by name.
             fresh: returns the optimizer's state of rows, for columns that are not there yet.
+            iteration: completed iterations after this update.
         """
         if columns.keys() - self._columns.keys():
+            self._logged = iteration  # all rows change
             begun = fresh(self._columns[ROW])
             self._columns |= {name: np.array(begun[name]) for name in columns.keys() - self._columns.keys()}
         places = self._places_of(ids)
@@ -160,23 +174,60 @@ class KeyedTable:
             admitted = self._places[:size] != _NONE
             out[admitted] |= small[self._places[:size][admitted]]
         gone = np.sort(self._slots.ids[out])
-        self.drop(gone)
+        self._drop(gone)
+        self._log(gone, np.full(len(gone), iteration))
+        most = max(_LEAST_LOG, len(self._slots))
+        if len(self._gone) > most:
+            self._logged = max(self._logged, int(self._gone_at[-most - 1]) + 1)
+            self._log(gone[:0], gone[:0])
         return gone
 
-    def drop(self, ids: Ids) -> None:
+    def _drop(self, ids: Ids) -> None:
         """Remove entries."""
-        if not len(ids):
+        slots = self._slots.find(ids)
+        if not (slots >= 0).any():
             return
         kept = self.entries()
         chosen = np.ones(len(kept.ids), np.bool_)
-        slots = self._slots.find(ids)
         chosen[slots[slots >= 0]] = False
         self._clear()
-        self.put(kept.where(chosen))
+        self._write(kept.where(chosen))
 
-    def entries(self, ids: Ids | None = None) -> Entries:
-        """Return entries, all of them by default; of some ids as copies, of all as views where possible."""
-        slots = np.arange(len(self._slots)) if ids is None else self._slots.find(ids)
+    def _log(self, gone: Ids, at: NDArray[np.int64]) -> None:
+        """Note evictions, and forget those that are not asked for any more."""
+        gone, at = np.concatenate([self._gone, gone]), np.concatenate([self._gone_at, at])
+        known = at >= self._logged
+        self._gone, self._gone_at = gone[known], at[known]
+
+    def entries(self) -> Entries:
+        """Return all entries, as views where possible."""
+        return self._entries(np.arange(len(self._slots)))
+
+    def changes(self, ids: Ids, gone: Ids, iteration: int) -> Entries:
+        """Return the change that an iteration has made.
+
+        Args:
+            ids: of the entries that it has written.
+            gone: ids of those that it has evicted before.
+            iteration: completed iterations.
+
+        Returns:
+            All entries if all of them have changed.
+        """
+        if self._logged >= iteration > 0:
+            return self.entries()
+        at = np.full(len(gone), iteration)
+        found = self._entries(self._slots.find(ids))
+        return replace(found, gone=gone, gone_at=at, since=max(1, iteration))
+
+    def changed(self, since: int) -> Entries:
+        """Return what has changed since so many completed iterations; see :meth:`Entries.changed`."""
+        if not since or since < self._logged:
+            return self.entries()
+        size = len(self._slots)
+        return self._entries(np.flatnonzero(self._last[:size] >= since)).changed(since)
+
+    def _entries(self, slots: NDArray[np.int64]) -> Entries:
         places = self._places[slots]
         admitted = places != _NONE
         rows = places[admitted]
@@ -187,14 +238,26 @@ class KeyedTable:
             admitted,
             {name: values[rows] for name, values in self._columns.items()},
             dict(self.scalars),
+            self._gone,
+            self._gone_at,
+            logged=self._logged,
         )
 
     def put(self, entries: Entries) -> None:
-        """Write entries, new ones and others."""
+        """Have other entries, or make a change: remove those that are gone, and write the others."""
+        if entries.since:
+            self._drop(entries.gone)
+        else:
+            self._clear()
+        self._write(entries)
+
+    def _write(self, entries: Entries) -> None:
         slots = self._slots_of(entries.ids)
         self._counts[slots] = entries.counts
         self._last[slots] = entries.last
         self._put_rows(slots[entries.admitted], entries.columns)
+        self._logged = max(self._logged, entries.logged)
+        self._log(entries.gone, entries.gone_at)
         self.scalars = dict(entries.scalars)
 
     def _slots_of(self, ids: Ids) -> NDArray[np.int64]:

@@ -257,7 +257,9 @@ class EmbeddingVariable(nn.Module):
         values = np.array(rows.numpy().astype(rule.dtype))
         counts, last = np.full(len(ids), rule.min_count), np.zeros(len(ids), np.int64)
         self.store = KeyedTable(replace(rule, seed=int(seed)))
-        self.store.put(Entries(ids.numpy(), counts, last, np.ones(len(ids), np.bool_), {ROW: values}))
+        admitted = np.ones(len(ids), np.bool_)
+        logged = np.iinfo(np.int64).max  # nobody knows when these rows have changed
+        self.store.put(Entries(ids.numpy(), counts, last, admitted, {ROW: values}, logged=int(logged)))
         return ""
 
 
@@ -344,7 +346,7 @@ def fill(module: nn.Module, rows: Mapping[str, Entries]) -> None:
     """Give the embedding variables of a module the rows that were trained."""
     variables = embedding_variables(module)
     for name, entries in rows.items():
-        variables[name].fill(entries.without_state())
+        variables[name].fill(entries.rows_only())
 
 
 def embedding_variables(module: nn.Module) -> dict[str, EmbeddingVariable]:

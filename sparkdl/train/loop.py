@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import isnan
 from time import perf_counter
 from typing import Any
@@ -114,7 +115,7 @@ class Loop:
                 self._schedule.after_epoch()
         run.previous, run.state = point.unfinished or state, state
         self._finished = point.unfinished is None
-        run.begin = point.begin
+        run.begin, run.source = point.begin, point.source
         run.history, run.scores, self._averaged = point.history, dict(point.scores), point.averaged
         run.batch_size, run.learning_rate_scale = point.batch_size, point.learning_rate_scale
         if state.step:
@@ -136,27 +137,34 @@ class Loop:
     def _go_on_from(self, point: ResumePoint) -> None:
         """Give weights and the state of the shards back, to as many shards as there are now."""
         kept = point.kept_for(self._run.layout, self._engine.plan.shards)
-        self._recovery.restart(Commit(point.snapshot, point.average_buffers, kept, point.state.iteration))
+        self._recovery.restart(Commit(point.snapshot, point.average_buffers, [kept], point.state.iteration))
 
-    def write_shards(self, folder: str) -> dict[str, str]:
-        """Let executors write the state of the shards; return sha256 by file name."""
+    def write_shards(self, folder: str, since: int = 0) -> dict[str, str]:
+        """Let executors write the state of the shards; return sha256 by file name.
+
+        Args:
+            folder: folder, or its URL.
+            since: see :meth:`point`.
+        """
         self._ahead.settle()
-        task = WriteShard(folder, self._engine.plan.shards)
-        written = self._recovery.run_on_kept(task, "write the optimizer's state")
+        task = partial(WriteShard, folder, self._engine.plan.shards, since)
+        written = self._recovery.run_on_kept(task, "write the optimizer's state", since)
         return {message.meta["name"]: message.meta["sha256"] for message in written}
 
-    def point(self, with_state: bool = True) -> ResumePoint:
+    def point(self, with_state: bool = True, since: int = 0) -> ResumePoint:
         """Return all that another run needs to go on from here.
 
         Args:
             with_state: whether to copy the state of the shards to the driver.
+            since: of rows of embedding variables only those that have changed since so many completed
+                iterations; 0 for all.
 
         Raises:
             TaskError: if the state of the shards cannot be read.
         """
         self._ahead.settle()
         run, cursor = self._run, self._epochs.cursor
-        frames = self._recovery.fetch() if with_state else []
+        frames = self._recovery.fetch(since) if with_state else []
         return ResumePoint(
             state=run.state,
             snapshot=self.current(),

@@ -21,6 +21,7 @@ from sparkdl.allreduce.directives import Step
 from sparkdl.allreduce.engine import Engine
 from sparkdl.allreduce.kept import Kept, Snapshot
 from sparkdl.allreduce.outcome import Outcome
+from sparkdl.allreduce.row_layers import complete, stacked
 from sparkdl.allreduce.state import ModelState
 from sparkdl.compute.stragglers import Allowance
 from sparkdl.exceptions import TaskError
@@ -41,14 +42,19 @@ class Commit:
     Attributes:
         snapshot: weights and buffers.
         average_buffers: averaged buffers, if weights are averaged.
-        kept: the state of the shards.
+        layers: the state of the shards; see :func:`~sparkdl.allreduce.row_layers.complete`.
         iteration: completed iterations.
     """
 
     snapshot: Snapshot
     average_buffers: Array | None
-    kept: Kept
+    layers: Sequence[Kept]
     iteration: int
+
+    @property
+    def kept(self) -> Kept:
+        """The state of the shards, with all rows."""
+        return complete(self.layers)
 
 
 @dataclass(slots=True)
@@ -135,20 +141,28 @@ class Recovery:
         """
         self.let_go()
         old = self.model
-        self.model = self._persistently(
-            lambda: self.engine.restore(commit.snapshot, commit.kept, commit.average_buffers)
-        )
+        self.model = self._persistently(lambda: self._restored(commit))
         self.engine.release(old)
         self._commit = commit if self.model.kept is not None else None
         self._since.clear()
 
-    def fetch(self) -> Kept:
+    def fetch(self, since: int = 0) -> Kept:
         """Copy the state of the shards to the driver, if need be after going back to the last commit.
+
+        Args:
+            since: of rows of embedding variables only those that have changed since so many completed
+                iterations; 0 for all.
 
         Raises:
             TaskError: if it cannot be read; the first error.
         """
-        return self._persistently(lambda: self.engine.fetch(self.model), self._go_back)
+
+        def fetched() -> Kept:
+            if not since:
+                return self.engine.fetch(self.model)
+            return complete(self.engine.fetch_changes(self.model, since))
+
+        return self._persistently(fetched, self._go_back)
 
     def snapshot(self) -> Snapshot:
         """Return weights and buffers after fetching them, if need be after going back to the last commit.
@@ -174,13 +188,15 @@ class Recovery:
         """
         return self._persistently(lambda: self.engine.rows(self.model), self._go_back)
 
-    def run_on_kept(self, task: ChainTask, doing: str) -> list[Frame]:
+    def run_on_kept(self, task: Callable[[int], ChainTask], doing: str, since: int) -> list[Frame]:
         """Run a task over the state of the shards; see :meth:`Engine.run_on_kept`.
 
         Raises:
             TaskError: if it fails; the first error.
         """
-        return self._persistently(lambda: self.engine.run_on_kept(self.model, task, doing), self._go_back)
+        return self._persistently(
+            lambda: self.engine.run_on_kept(self.model, task, doing, since), self._go_back
+        )
 
     def commit(self) -> bool:
         """Commit now; return whether nothing before it will run again."""
@@ -235,7 +251,7 @@ class Recovery:
         _log.warning("going back to a commit and running %d iterations again", len(self._since))
         self.let_go()
         lost = self.model
-        self.model = self.engine.restore(commit.snapshot, commit.kept, commit.average_buffers)
+        self.model = self._restored(commit)
         self.engine.release(lost)
         # Steps of one group read the same broadcasts.
         for _, alike in groupby(self._since, key=lambda step: [id(sent) for sent in step.broadcasts]):
@@ -243,6 +259,9 @@ class Recovery:
             while rest:
                 rest = rest[len(self._step(rest)) :]
                 self.let_go()
+
+    def _restored(self, commit: Commit) -> ModelState:
+        return self.engine.restore(commit.snapshot, commit.kept, commit.average_buffers, commit.iteration)
 
     def _is_due(self) -> bool:
         """Return whether it is time for a commit."""
@@ -257,16 +276,23 @@ class Recovery:
         begin = perf_counter()
         model = self.model
         try:
-            kept = self.engine.fetch(model)
+            layers = self._layers(model)
             snapshot = model.weights.snapshot
         except TaskError as error:
             _log.warning("no commit after %s: %s", self._since[-1], error)
             return
         iteration = self._since[-1].iteration + 1
-        self._commit = Commit(snapshot, model.average_buffers, kept, iteration)
+        self._commit = Commit(snapshot, model.average_buffers, layers, iteration)
         self._since.clear()
         # The time between two commits counts, not that of the first iteration, in which processes start.
         self._seconds, self._commit_seconds = 0.0, perf_counter() - begin
+
+    def _layers(self, model: ModelState) -> Sequence[Kept]:
+        """Return the state of the shards: rows that have changed since the last commit above its own."""
+        if self._commit is None:
+            return [self.engine.fetch(model)]
+        above = self.engine.fetch_changes(model, self._commit.iteration)
+        return stacked(self._commit.layers, above)
 
 
 def _as_it_was(iteration: Step, outcome: Outcome) -> Step:

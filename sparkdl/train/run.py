@@ -17,6 +17,7 @@ from sparkdl.keyed.entries import Entries
 from sparkdl.layout import ParamLayout
 from sparkdl.nn.embedding import embedding_variables, fill
 from sparkdl.train import shown
+from sparkdl.train.checkpoint.mark import Base
 from sparkdl.train.config import TrainConfig
 from sparkdl.train.history import History
 from sparkdl.train.state import TrainState
@@ -50,6 +51,7 @@ class Run:
         monitored: the monitored score, ``"set/metric"``; empty without validation.
         stopped: why the run was stopped before ``end_when`` fired; empty while it goes on.
         begin: where the run took over these rows from others (``rows="new"``); the start otherwise.
+        source: the checkpoint from which the run goes on.
         error: what ended the run with an exception; ``None`` while it goes on.
     """
 
@@ -71,11 +73,12 @@ class Run:
     stopped: str = ""
     begin: TrainState = field(default_factory=TrainState)
     error: BaseException | None = None
+    source: Base | None = None
     _current: Callable[[], Snapshot]
     _average: Callable[[], Snapshot]
     _rows: Callable[[], Mapping[str, Entries]] = dict
-    _point: Callable[[bool], ResumePoint]
-    _write_shards: Callable[[str], dict[str, str]]
+    _point: Callable[[bool, int], ResumePoint]
+    _write_shards: Callable[[str, int], dict[str, str]]
     _write_back: Callable[[Snapshot], nn.Module]
     _replacement: Snapshot | None = None
 
@@ -97,13 +100,16 @@ class Run:
         """Return the averaged weights (``averaging=``), or the current ones without averaging."""
         return self._replacement or self._average()
 
-    def trained_module(self, snapshot: Snapshot | None = None) -> nn.Module:
+    def trained_module(self, snapshot: Snapshot | None = None, *, rows: bool = True) -> nn.Module:
         """Return a copy of the module with the given weights, by default the current ones.
 
-        Embedding variables have their current rows.
+        Args:
+            snapshot: the weights.
+            rows: whether embedding variables get their current rows; all rows come to the driver then.
         """
         module = self._write_back(snapshot or self.snapshot())
-        fill(module, self._rows())
+        if rows:
+            fill(module, self._rows())
         return module
 
     def parameters(self, snapshot: Snapshot | None = None) -> dict[str, Array]:
@@ -124,28 +130,34 @@ class Run:
         view.flags.writeable = False
         return {p.name: view[p.offset : p.end].reshape(p.shape) for p in self.layout.params}
 
-    def resume_point(self, *, with_state: bool = True) -> ResumePoint:
+    def resume_point(self, *, with_state: bool = True, since: int = 0) -> ResumePoint:
         """Return all that another run needs to go on from here.
 
         Args:
             with_state: whether to copy the optimizer's state to the driver; without it, see
                 :meth:`write_shards`.
+            since: of the rows of embedding variables only those that have changed since so many completed
+                iterations; 0 for all.
 
         Raises:
             TaskError: if the state cannot be read from the executors.
         """
-        return self._point(with_state)
+        return self._point(with_state, since)
 
-    def write_shards(self, folder: str) -> dict[str, str]:
+    def write_shards(self, folder: str, since: int = 0) -> dict[str, str]:
         """Let the executors write the optimizer's state into a folder that they all reach.
 
+        Args:
+            folder: folder, or its URL.
+            since: see :meth:`resume_point`.
+
         Returns:
-            sha256 by file name, one file per shard.
+            sha256 by file name: one file per shard, and further ones for rows of embedding variables.
 
         Raises:
             TaskError: if the state cannot be read, or the files cannot be written.
         """
-        return self._write_shards(folder)
+        return self._write_shards(folder, since)
 
     def stop(self, reason: str) -> None:
         """End the run after the current iteration and its hooks."""

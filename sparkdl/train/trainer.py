@@ -275,8 +275,8 @@ class Trainer:
                 _current=lambda: loop.current(),
                 _average=lambda: loop.averaged(),
                 _rows=lambda: loop.rows(),
-                _point=lambda with_state: loop.point(with_state),
-                _write_shards=lambda folder: loop.write_shards(folder),
+                _point=lambda with_state, since: loop.point(with_state, since),
+                _write_shards=lambda folder, since: loop.write_shards(folder, since),
                 _write_back=self._recipe.write_back,
             )
             loop = Loop(

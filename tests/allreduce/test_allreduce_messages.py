@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -76,7 +77,7 @@ EXAMPLES: list[Message] = [
     WantedRows(1, {"users": Asked(IDS, IDS)}),
     FoundRows({"users": Found(IDS, ADMITTED, VALUES[None, :4])}, {"users": {"rows": 1}}),
     RowGradients(1, 2.0, {"users": RowGradient(IDS[:1], VALUES[None, :4])}),
-    OwnedRows({"users": ENTRIES}, {"users": IDS}, {"users": {"rows": 1}}),
+    OwnedRows({"users": replace(ENTRIES, gone=IDS, gone_at=IDS, since=3)}, {"users": {"rows": 1}}),
     messages.together([REPORT, Average(Shared(VALUES))]),
 ]
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkdl.keyed.entries import ROW, Entries, joined
+from sparkdl.keyed.entries import ROW, Entries, joined, merged
 from sparkdl.keyed.mix import initial_rows, owners
 from sparkdl.keyed.slots import Slots
 from sparkdl.keyed.table import KeyedTable, TableRule
@@ -66,7 +66,7 @@ def test_old_and_small_entries_are_evicted() -> None:
     table = KeyedTable(rule(max_age=3, min_norm=0.1, evict_every=4))
     look_up(table, [1, 2, 3], 0)
     look_up(table, [2, 3], 3)
-    table.update(np.array([3]), {ROW: np.full((1, 4), 0.01, np.float32)}, lambda rows: {})
+    table.update(np.array([3]), {ROW: np.full((1, 4), 0.01, np.float32)}, lambda rows: {}, 4)
     assert table.evict(3).tolist() == []  # not yet
     assert table.evict(4).tolist() == [1, 3]
     assert table.look_up(np.array([1, 2, 3]))[0].tolist() == [False, True, False]
@@ -77,13 +77,15 @@ def test_parts_of_owners_make_up_the_whole() -> None:
     table = KeyedTable(rule(min_count=2))
     look_up(table, IDS, 0)
     look_up(table, IDS[::3], 4)
-    table.update(IDS[::3], {"sum": np.ones((len(IDS[::3]), 4), np.float32)}, lambda rows: {"sum": rows * 0})
+    sums = np.ones((len(IDS[::3]), 4), np.float32)
+    table.update(IDS[::3], {"sum": sums}, lambda rows: {"sum": rows * 0}, 5)
+    assert not table.changed(4).since  # all rows have a sum now
     whole = table.entries().sorted()
     for ranks in (1, 3):
         parts = [table.entries().of_owner(rank, ranks) for rank in range(ranks)]
         assert arrays_of(joined(parts)) == arrays_of(whole)
     copy = KeyedTable(rule(min_count=2))
-    copy.put(Entries.read(whole.arrays("x."), "x.", whole.scalars))
+    copy.put(Entries.read(whole.arrays("x."), "x.", whole.values))
     assert arrays_of(copy.entries().sorted()) == arrays_of(whole)
 
 
@@ -93,6 +95,37 @@ def test_a_change_that_is_written_elsewhere_leads_to_the_same() -> None:
         gone = one.evict(iteration)
         ids = np.unique(GENERATOR.choice(IDS[:40], 9))
         look_up(one, ids, iteration)
-        other.drop(gone)
-        other.put(one.entries(ids))
+        other.put(one.changes(ids, gone, iteration))
         assert arrays_of(one.entries().sorted()) == arrays_of(other.entries().sorted())
+
+
+def test_changes_since_any_iteration_lead_to_the_table() -> None:
+    table = KeyedTable(rule(min_count=2, max_age=4, min_norm=1.0, evict_every=3))
+    ids = IDS[:60]
+    states = [table.entries().sorted()]
+    for iteration in range(20):
+        table.evict(iteration)
+        own = np.unique(GENERATOR.choice(ids, 12))
+        look_up(table, own, iteration)
+        states.append(table.entries().sorted())
+    for begin in range(1, 20):
+        parts = [states[begin], *(states[n].changed(n - 1) for n in range(begin + 1, 21))]
+        assert all(part.since for part in parts[1:])
+        assert arrays_of(merged(parts)) == arrays_of(states[-1]), begin
+        one = [states[begin], states[-1].changed(begin)]
+        assert arrays_of(merged(one)) == arrays_of(states[-1]), begin
+        copy = KeyedTable(table.rule)
+        for part in parts:
+            copy.put(part)
+        assert arrays_of(copy.entries().sorted()) == arrays_of(states[-1]), begin
+    assert len(states[-1].gone)
+
+
+def test_evictions_are_forgotten_if_they_are_too_many() -> None:
+    table = KeyedTable(rule(max_age=1, evict_every=1))
+    for iteration in range(8):
+        table.evict(iteration)
+        look_up(table, np.arange(1500) + 1500 * iteration, iteration)
+    assert len(table.entries().gone) <= 4096
+    assert not table.changed(1).since  # everything
+    assert table.changed(6).since == 6

@@ -55,7 +55,7 @@ class Driver:
             _current=lambda: self.snapshot(self.run.state.iteration),
             _average=lambda: self.snapshot(averaged or self.run.state.iteration),
             _point=self.point,
-            _write_shards=lambda folder: {},
+            _write_shards=lambda folder, since: {},
             _write_back=self.write_back,
         )
 

@@ -256,8 +256,8 @@ def test_damaged_files_are_named(tmp_path, name, content):
 def test_files_of_a_later_version_are_refused(tmp_path):
     (path,) = write(tmp_path, 1)
     with open(f"{path}/state.json", "w") as file:
-        json.dump({"format": 3, "sparkdl": "9.0"}, file)
-    with pytest.raises(ConfigError, match=r"has format 3, written by sparkdl 9.0; .*up to 2"):
+        json.dump({"format": 4, "sparkdl": "9.0"}, file)
+    with pytest.raises(ConfigError, match=r"has format 4, written by sparkdl 9.0; .*up to 3"):
         load_weights(path, nn.Linear(2, 1))
 
 

@@ -28,7 +28,7 @@ from sparkdl._spark.hadoop import HadoopFileSystem
 from sparkdl.exceptions import CheckpointError, ConfigError
 from sparkdl.train import EMA, EarlyStopping, EveryIterations, Hook, MaxEpoch, MaxIteration, Run
 from sparkdl.train import Checkpoint as AnyCheckpoint
-from sparkdl.train.checkpoint import CheckpointFolder, load_weights
+from sparkdl.train.checkpoint import CheckpointFolder, export_weights, load_weights
 from sparkdl.train.checkpoint.shard_files import decode, encode
 from sparkdl.train.state import TrainState
 
@@ -322,7 +322,7 @@ def test_hadoops_file_systems(data: Dataset, hadoop: str, tmp_path: Path) -> Non
     load_weights(newest, module)
     row = CheckpointFolder(f"{hadoop}/run").describe(newest, verify=True)
     assert row["problem"] == ""
-    CheckpointFolder(f"{hadoop}/run").export(newest, str(tmp_path / "weights.safetensors"))
+    export_weights(newest, str(tmp_path / "weights.safetensors"))
     assert (tmp_path / "weights.safetensors").stat().st_size > 1000
 
 

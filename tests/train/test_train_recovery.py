@@ -43,6 +43,9 @@ class Steps:
         self.commits.append(self.completed)
         return []
 
+    def fetch_changes(self, model: Any, since: int) -> list[Any]:
+        return [self.fetch(model)]
+
     def let_go(self, before: Any, after: Any) -> None:
         pass
 

@@ -94,39 +94,36 @@ class RowGradients:
 
 @dataclass(frozen=True, slots=True)
 class OwnedRows:
-    """Entries of an owner, with the optimizer's state: all of them, or those that an iteration has changed.
+    """Entries of an owner, with the optimizer's state: all of them, or those that have changed.
 
     Attributes:
         tables: by table.
-        gone: by table, ids that were evicted, before anything else changed.
         figures: see :class:`FoundRows`.
     """
 
     kind: ClassVar[str] = "rows"
     tables: Mapping[str, Entries]
-    gone: Mapping[str, Array] = field(default_factory=dict)
     figures: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def frame(self) -> Frame:
         """Return the message as a frame."""
         names = list(self.tables)
         arrays: dict[str, Array] = {}
-        for number, (name, entries) in enumerate(self.tables.items()):
+        for number, entries in enumerate(self.tables.values()):
             arrays |= entries.arrays(f"{number}.")
-            if name in self.gone:
-                arrays[f"{number}.gone"] = self.gone[name]
-        scalars = [dict(entries.scalars) for entries in self.tables.values()]
-        meta = {"kind": self.kind, "tables": names, "scalars": scalars, "figures": self.figures}
+        values = [entries.values for entries in self.tables.values()]
+        meta = {"kind": self.kind, "tables": names, "values": values, "figures": self.figures}
         return Frame(meta, arrays)
 
     @classmethod
     def read(cls, message: Frame, mine: bool) -> OwnedRows:
         """Read what :meth:`frame` returned."""
         meta, arrays = message.meta, message.arrays
-        named = list(enumerate(zip(meta["tables"], meta["scalars"], strict=True)))
-        tables = {name: Entries.read(arrays, f"{n}.", scalars) for n, (name, scalars) in named}
-        gone = {name: arrays[f"{n}.gone"] for n, (name, _) in named if f"{n}.gone" in arrays}
-        return cls(tables, gone, meta["figures"])
+        # Checkpoints of earlier releases have scalars alone.
+        values = meta["values"] if "values" in meta else [{"scalars": own} for own in meta["scalars"]]
+        named = enumerate(zip(meta["tables"], values, strict=True))
+        tables = {name: Entries.read(arrays, f"{n}.", own) for n, (name, own) in named}
+        return cls(tables, meta["figures"])
 
 
 @dataclass(frozen=True, slots=True)

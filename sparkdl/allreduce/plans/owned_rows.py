@@ -76,7 +76,7 @@ def bring(me: Participant, point: Point, change: Callable[[RowOwner], OwnedRows]
     for at in chain[chain.index(owner.at) + 1 :]:
         known = _read(me, at)
         if known is not None:
-            owner.apply(known.tables, known.gone, known.figures, at)
+            owner.apply(known.tables, known.figures, at)
         elif at == chain[-1] and change is not None:
             owner.at = ""
             made = change(owner)
@@ -88,10 +88,10 @@ def bring(me: Participant, point: Point, change: Callable[[RowOwner], OwnedRows]
     return owner
 
 
-def leave_base(me: Participant, point: Point, owned: OwnedRows) -> None:
+def leave_base(me: Participant, point: Point, owner: RowOwner) -> None:
     """Leave all rows for the next group's processes."""
     if not me.worker.files.in_memory:
-        me.worker.row_files.write(_name(me, point.chain[-1]), [messages.encode(owned)])
+        me.worker.row_files.write(_name(me, point.chain[-1]), [messages.encode(everything(owner))])
 
 
 def delete_outdated(me: Participant, start: Start) -> None:
@@ -131,13 +131,13 @@ def changed(
     """
     spec, iteration = me.worker.spec, point.iteration
     groups = {param.name: param.group for param in spec.layout.params}
-    entries, gone, figures = {}, {}, {}
+    entries, figures = {}, {}
     for name, table in owner.tables.items():
         group = groups.get(f"{name}.weight")
         updated: Ids = np.empty(0, np.int64)
         if directives is not None and group is not None:
             updated = update_table(table, name, group, spec.rule, gradients, directives, iteration - 1)
-        gone[name] = table.evict(iteration) if point.counted else updated[:0]
+        gone = table.evict(iteration) if point.counted else updated[:0]
         asked = [message.tables[name] for message in wanted]
         new = 0
         seen: Ids = np.unique(np.concatenate([updated[:0], *(part.ids for part in asked)]))
@@ -147,15 +147,22 @@ def changed(
                 counts[np.searchsorted(seen, part.ids)] += part.counts
             fresh = beginning(spec.rule, group, table) if group is not None else dict
             new = table.count(seen, counts, iteration, fresh)
-        touched = np.union1d(np.setdiff1d(updated, gone[name], assume_unique=True), seen)
-        entries[name] = table.entries(touched)
-        figures[name] = {"rows": len(table), "ids": table.known, "new": new, "evicted": len(gone[name])}
-    return OwnedRows(entries, gone, figures)
+        touched = np.union1d(np.setdiff1d(updated, gone, assume_unique=True), seen)
+        entries[name] = table.changes(touched, gone, iteration)
+        figures[name] = {
+            "rows": len(table), "ids": table.known, "new": new, "evicted": len(gone), "changed": len(seen)
+        }  # fmt: skip
+    return OwnedRows(entries, figures)
 
 
 def everything(owner: RowOwner) -> OwnedRows:
     """Return all that an owner has, as Spark keeps it."""
-    return OwnedRows({name: table.entries() for name, table in owner.tables.items()})
+    return changes(owner, 0)
+
+
+def changes(owner: RowOwner, since: int) -> OwnedRows:
+    """Return what has changed since so many completed iterations."""
+    return OwnedRows({name: table.changed(since) for name, table in owner.tables.items()})
 
 
 def _base(me: Participant, start: Start, at: str) -> RowOwner:

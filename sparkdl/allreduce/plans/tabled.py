@@ -90,7 +90,7 @@ class Tabled:
 
     @property
     def group_seconds(self) -> float:
-        """How long a group should take: all rows are persisted at its end."""
+        """How long a group should take: rows are persisted at its end."""
         return max(4.0, self.dense.group_seconds)
 
     @property
@@ -257,10 +257,11 @@ class _Finish:
         """Send what stays, and the messages of the plan of the weights."""
         inbox = _opened(inbox)
         owner = _advance(me, inbox, self.point, self.directives)
-        owned = owned_rows.everything(owner)
-        owned_rows.leave_base(me, self.point, owned)
+        start = self.point.start
+        kept = owned_rows.changes(owner, start.version.iteration if start.changes else 0)
+        owned_rows.leave_base(me, self.point, owner)
         yield from self.dense(me, inbox)
-        yield Stay(owned)
+        yield Stay(kept)
 
 
 def _advance(me: Participant, inbox: Inbox, point: Point, directives: Directives | None) -> RowOwner:

@@ -294,9 +294,12 @@ class _Sent:
 class KeptInProcess:
     """The state of the shards, in this process; see :class:`sparkdl.allreduce.cluster.Shards`."""
 
-    def fetch(self, kept: Kept | None) -> Kept:
-        """Return the state of the shards, but for their weights."""
-        return [[data for data in frames if _kind(data) != Master.kind] for frames in kept or []]
+    def fetch(self, kept: Kept | None, *, rows: bool = True) -> Kept:
+        """Return the state of the shards, but for their weights, and rows if so wanted."""
+        return [
+            [data for data in frames if _kind(data) != Master.kind and (rows or not is_of_rows(data))]
+            for frames in kept or []
+        ]
 
     def average(self, kept: Kept) -> Array | None:
         """Return the averaged weights; ``None`` if there are none yet."""
@@ -308,8 +311,10 @@ class KeptInProcess:
         assert found is not None
         return found
 
-    def rows(self, kept: Kept) -> list[Frame]:
-        """Return the rows of embedding variables, shard by shard."""
+    def rows(self, kept: Kept, changed: ChainTask | None = None) -> list[Frame]:
+        """Return the rows of embedding variables, or what a task makes of them, shard by shard."""
+        if changed is not None:
+            return self.run(kept, changed, "")
         return [frame.unpack(data) for frames in kept for data in frames if is_of_rows(data)]
 
     def run(self, kept: Kept, task: ChainTask, doing: str) -> list[Frame]:

@@ -94,7 +94,7 @@ def update_table(
             changed[key] = value.numpy().reshape(count, -1)
         else:
             scalars[key] = _plain(value)
-    table.update(ids, {key: values[: len(ids)] for key, values in changed.items()}, fresh)
+    table.update(ids, {key: values[: len(ids)] for key, values in changed.items()}, fresh, iteration + 1)
     table.scalars = scalars
     return ids
 

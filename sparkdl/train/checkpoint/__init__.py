@@ -4,9 +4,14 @@
 
     path/iteration-00000123/model.safetensors      parameters and buffers, under their state_dict names
                             training.safetensors   the state to go on from: see ResumePoint
-                            shard-*.safetensors    optimizer state and averaged weights, by shard
+                            shard-*.safetensors    optimizer state, averaged weights, rows of embedding
+                                                   variables, by shard
+                            below*.safetensors     further rows, if the executors have written them
                             state.json             format, versions, module, TrainState, scores, checksums
     path/.running.json                             the run that writes here now
+
+Rows of embedding variables may be changes to those of another checkpoint beside this one, its *base*, which
+``state.json`` names; it has a base, or all rows.
 
 ``state.json`` is the mark of a complete checkpoint: it is written last and deleted first. In a local
 folder, and on Hadoop's file systems, a checkpoint is written beside its place and renamed, so that it
@@ -18,7 +23,7 @@ the names above.
 from sparkdl.train.checkpoint.contents import CheckpointFiles, tensors_of
 from sparkdl.train.checkpoint.folder import CheckpointFolder
 from sparkdl.train.checkpoint.mark import DAMAGED, FORMAT, STATE, TRAINING, WEIGHTS
-from sparkdl.train.checkpoint.reading import latest, load_weights, read_point
+from sparkdl.train.checkpoint.reading import export_weights, latest, load_weights, read_point
 from sparkdl.train.checkpoint.store import Path
 
 __all__ = [
@@ -30,6 +35,7 @@ __all__ = [
     "CheckpointFiles",
     "CheckpointFolder",
     "Path",
+    "export_weights",
     "latest",
     "load_weights",
     "read_point",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
@@ -18,11 +18,15 @@ from torch import nn
 from sparkdl._version import __version__
 from sparkdl.allreduce.kept import Kept
 from sparkdl.frame import Array
+from sparkdl.nn.embedding import row_names
 from sparkdl.nn.saved.weights import unique_tensors
 from sparkdl.train.checkpoint import shard_files
-from sparkdl.train.checkpoint.mark import FORMAT, TRAINING, WEIGHTS
+from sparkdl.train.checkpoint.mark import ROWS_APART, TRAINING, WEIGHTS
 from sparkdl.train.checkpoint.resume import ResumePoint
 from sparkdl.train.state import TrainState
+
+_WITHOUT_ROWS = 2
+"""Format of checkpoints without embedding variables; earlier releases read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,8 @@ class CheckpointFiles:
         training: values and arrays of :meth:`ResumePoint.to_arrays`, ``None`` for weights only.
         shards: frames that stay with each shard, unless others write them.
         mark: content of ``state.json``, without the checksums.
+        base: completed iterations of the checkpoint that has the rows of embedding variables which this one
+            does not have, since they have not changed; 0 if it has all.
     """
 
     iteration: int
@@ -44,20 +50,35 @@ class CheckpointFiles:
     training: tuple[dict[str, Any], dict[str, Array]] | None
     shards: Kept
     mark: dict[str, Any]
+    base: int = 0
 
     @classmethod
     def of(
-        cls, module: nn.Module, state: TrainState, scores: Mapping[str, float], point: ResumePoint | None
+        cls,
+        module: nn.Module,
+        state: TrainState,
+        scores: Mapping[str, float],
+        point: ResumePoint | None,
+        base: int = 0,
     ) -> CheckpointFiles:
         """Collect the content of a checkpoint.
+
+        Args:
+            module: module with the weights. If there is a point, rows of embedding variables are with the
+                shards, and those of the module do not count.
+            state: where the run is.
+            scores: value by metric.
+            point: the state to go on from; without it the checkpoint is for inference only.
+            base: see the attribute.
 
         Raises:
             ConfigError: if the module's state_dict holds something other than tensors.
         """
-        tensors, aliases = tensors_of(module)
+        rows = in_shards(module) if point is not None else frozenset()
+        tensors, aliases = tensors_of(module, leave_out=rows)
         kind = type(module)
         mark = {
-            "format": FORMAT,
+            "format": ROWS_APART if rows else _WITHOUT_ROWS,
             "sparkdl": __version__,
             "versions": {
                 "python": platform.python_version(),
@@ -69,7 +90,7 @@ class CheckpointFiles:
             "scores": {name: _plain(value) for name, value in scores.items()},
         }
         training = point.to_arrays() if point is not None else None
-        return cls(state.iteration, tensors, aliases, training, point.kept if point else [], mark)
+        return cls(state.iteration, tensors, aliases, training, point.kept if point else [], mark, base)
 
     def contents(self) -> Iterator[tuple[str, bytes]]:
         """Iterate over names and contents of the files, so that one at a time is in memory."""
@@ -80,6 +101,11 @@ class CheckpointFiles:
             yield TRAINING, save_arrays(in_order, metadata={"sparkdl": json.dumps(meta)})
         for index, frames in enumerate(self.shards):
             yield shard_files.name_of(index, len(self.shards)), shard_files.encode(frames)
+
+
+def in_shards(module: nn.Module) -> frozenset[str]:
+    """Return the names in a ``state_dict`` that a checkpoint with a point has in the files of its shards."""
+    return frozenset(name for name in row_names(module) if name.rpartition(".")[2] != "seed")
 
 
 def _version_of_pyspark() -> str:
@@ -95,7 +121,9 @@ def _plain(value: float) -> float | str:
     return value if math.isfinite(value) else str(float(value))
 
 
-def tensors_of(module: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+def tensors_of(
+    module: nn.Module, leave_out: Collection[str] = ()
+) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Return what :func:`sparkdl.nn.saved.weights.unique_tensors` does, as safetensors can write it.
 
     Raises:
@@ -105,6 +133,8 @@ def tensors_of(module: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, st
     kept: dict[str, torch.Tensor] = {}
     storages: set[int] = set()
     for name, value in found.items():
+        if name in leave_out:
+            continue
         storage = value.untyped_storage().data_ptr()
         kept[name] = (value.clone() if storage in storages else value).contiguous()
         storages.add(storage)

@@ -7,7 +7,7 @@ import json
 import posixpath
 import re
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import nn
 from sparkdl.exceptions import ConfigError
 from sparkdl.train.checkpoint.claim import Claim
 from sparkdl.train.checkpoint.contents import CheckpointFiles
-from sparkdl.train.checkpoint.mark import DRAFT, STATE, WEIGHTS, Mark, is_own, sealed
+from sparkdl.train.checkpoint.mark import DRAFT, STATE, Base, Mark, is_own, sealed
 from sparkdl.train.checkpoint.resume import ResumePoint
 from sparkdl.train.checkpoint.store import Path, Store, join
 from sparkdl.train.state import TrainState
@@ -129,7 +129,7 @@ class CheckpointFolder:
         Raises:
             ConfigError: if that fails.
         """
-        probe = self._full(f".{_name_of(0)}.{uuid.uuid4().hex}")
+        probe = self._full(f".{name_of(0)}.{uuid.uuid4().hex}")
         try:
             self._put(json.dumps("can this be written?").encode(), probe)
             self._store.delete(probe)
@@ -144,7 +144,7 @@ class CheckpointFolder:
             OSError: if it cannot be made, or is there already.
         """
         self._check_claim()
-        name = _name_of(iteration)
+        name = name_of(iteration)
         if self._store.renames:
             place = self._full(f".{name}.{uuid.uuid4().hex}")
             self._store.make(place)
@@ -171,14 +171,17 @@ class CheckpointFolder:
             OSError: if the files cannot be written, or such a checkpoint is there already.
         """
         inside = self._store.inside(place)
-        final = self._full(_name_of(files.iteration))
+        final = self._full(name_of(files.iteration))
         try:
             found = dict(digests)
             for name, data in files.contents():
                 self._put(data, join(inside, name))
                 found[name] = hashlib.sha256(data).hexdigest()
             self._check_claim()
-            self._put(sealed({**files.mark, "sha256": found}), join(inside, STATE))
+            mark: dict[str, Any] = {**files.mark, "sha256": found}
+            if files.base:
+                mark["base"] = {"iteration": files.base, "seal": self._mark(files.base).seal}
+            self._put(sealed(mark), join(inside, STATE))
             if self._store.renames:
                 self._store.sync(inside)
                 self._store.rename(inside, final)
@@ -223,8 +226,46 @@ class CheckpointFolder:
     def _put(self, data: bytes, path: str) -> None:
         self._store.write(path, data)
 
+    def _mark(self, iteration: int) -> Mark:
+        """Return the mark of a complete checkpoint.
+
+        Raises:
+            ConfigError: if it is damaged.
+            OSError: if it cannot be read.
+        """
+        path = self._full(name_of(iteration))
+        return Mark.parse(self._store.outside(path), self._store.read(join(path, STATE)))
+
+    def _needed(self, iterations: Iterable[int]) -> set[int]:
+        """Return checkpoints, and those to whose rows theirs are changes."""
+        found: set[int] = set()
+        for iteration in iterations:
+            now: int | None = iteration
+            while now is not None and now not in found:
+                found.add(now)
+                try:
+                    base = self._mark(now).base
+                except (OSError, ConfigError):
+                    break  # nothing can be read on top of it
+                now = base.iteration if base is not None else None
+        return found
+
+    def links(self, newest: Base | None) -> list[int]:
+        """Return the checkpoints that one needs, itself as the last; none if it is not in this folder.
+
+        Args:
+            newest: the checkpoint, which is sound.
+
+        Raises:
+            OSError: if the folder cannot be read.
+        """
+        if newest is None or newest.iteration not in self._complete():
+            return []
+        mark = self._mark(newest.iteration)
+        return sorted(self._needed([newest.iteration])) if mark.seal == newest.seal else []
+
     def prune(self, keep: int, pinned: Collection[int] = ()) -> None:
-        """Delete all but the newest complete checkpoints.
+        """Delete all but the newest complete checkpoints, and those that they need.
 
         Args:
             keep: how many of the newest stay.
@@ -234,7 +275,9 @@ class CheckpointFolder:
             CheckpointError: if another run has taken the folder over.
             OSError: if they cannot be deleted.
         """
-        self._delete([path for n, path in list(self._complete().items())[:-keep] if n not in pinned])
+        complete = self._complete()
+        needed = self._needed([*list(complete)[-keep:], *pinned])
+        self._delete([path for n, path in complete.items() if n not in needed])
 
     def delete_after(self, iteration: int) -> None:
         """Delete the complete checkpoints of later iterations, the newest first.
@@ -276,7 +319,7 @@ class CheckpointFolder:
         iteration = int(path.rstrip("/").rpartition("-")[2])
         where, path = path, self._store.inside(path)
         row: dict[str, Any] = {"iteration": iteration, "path": where, "verified": verify}
-        row |= {"state": {}, "scores": {}, "bytes": 0, "problem": ""}
+        row |= {"state": {}, "scores": {}, "bytes": 0, "problem": "", "base": None}
         try:
             mark = Mark.parse(where, self._store.read(join(path, STATE)))
             row |= {"state": dict(mark.state), "scores": dict(mark.scores)}
@@ -287,23 +330,25 @@ class CheckpointFolder:
                 if verify and self._store.digest(join(path, name)) != digest
             ]
             row["problem"] = f"damaged: {', '.join(changed)}" if changed else ""
+            if mark.base is not None:
+                row["base"] = mark.base.iteration
+                row["problem"] = row["problem"] or self._problem_below(mark.base, verify=verify)
         except (OSError, ConfigError) as error:
             row["problem"] = f"unreadable: {error}"
         return row
 
-    def export(self, path: str, file: str) -> None:
-        """Copy a checkpoint's state_dict to a local safetensors file.
-
-        Raises:
-            ConfigError: if it is damaged, or the file cannot be written.
-        """
-        problem = self.describe(path, verify=True)["problem"]
-        if problem:
-            raise ConfigError(f"checkpoint {path} is {problem}", code="config-resume")
+    def _problem_below(self, base: Base, *, verify: bool) -> str:
+        """Return the problem of the checkpoint that has the other rows, empty if none is found."""
+        path = self._store.outside(self._full(name_of(base.iteration)))
         try:
-            self._store.copy_out(join(self._store.inside(path), WEIGHTS), file)
-        except OSError as error:
-            raise ConfigError(f"cannot write {file}: {error}") from error
+            if self._mark(base.iteration).seal != base.seal:
+                return f"needs {path}, which is another checkpoint now"
+        except OSError:
+            return f"needs {path}, which is not there"
+        except ConfigError as error:
+            return f"needs {path}: {error}"
+        problem = self.describe(path, verify=verify)["problem"]
+        return f"needs {path}: {problem}" if problem else ""
 
     def set_aside(self, path: str) -> str:
         """Rename a damaged checkpoint, so that it is neither found nor lost; return its new path.
@@ -325,11 +370,12 @@ class CheckpointFolder:
         return join(self._root, name)
 
 
-def _name_of(iteration: int) -> str:
+def name_of(iteration: int) -> str:
+    """Return the name of a checkpoint's folder."""
     return f"iteration-{iteration:08d}"
 
 
 def _iteration_of(name: str) -> int | None:
     """Return the iteration of a checkpoint's folder, ``None`` if it is called otherwise."""
     match = _NAME.fullmatch(name)
-    return int(match[1]) if match and name == _name_of(int(match[1])) else None
+    return int(match[1]) if match and name == name_of(int(match[1])) else None

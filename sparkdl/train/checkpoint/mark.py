@@ -9,15 +9,19 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from sparkdl._version import __version__
 from sparkdl.exceptions import ConfigError
 from sparkdl.train.checkpoint import shard_files
 
-FORMAT = 2
+FORMAT = 3
+ROWS_APART = 3
+"""From this format on, rows of embedding variables are in the files of the shards alone."""
 WEIGHTS = "model.safetensors"
 TRAINING = "training.safetensors"
 STATE = "state.json"
@@ -26,11 +30,24 @@ DRAFT = "draft.json"
 DAMAGED = "config-damaged"
 """Code of the error that a file is not what was written."""
 
-_KINDS = {1: "slice", 2: "shard"}
+_KINDS = {1: "slice"}
 """First word of the names of the shards' files, by format."""
-_SHARD = re.compile(r"(?:slice|shard)-[0-9]{5,}-of-[0-9]{5,}\.safetensors", re.ASCII)
+_SHARD = re.compile(r"(slice|shard|below[0-9]{1,4})-[0-9]{5,}-of-[0-9]{5,}\.safetensors", re.ASCII)
 _SHARD_DRAFT = re.compile(_SHARD.pattern + r"\.[0-9a-f]{32}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The checkpoint to whose rows of embedding variables those of another one are changes.
+
+    Attributes:
+        iteration: its completed iterations; it lies beside the other one.
+        seal: seal of its ``state.json``.
+    """
+
+    iteration: int
+    seal: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +59,28 @@ class Mark:
         scores: likewise, by metric.
         digests: sha256 by name of the other files.
         format: format of the checkpoint.
+        base: where the rows are that it does not have; ``None`` if it has all rows.
+        seal: checksum of ``state.json``; empty in checkpoints of early releases.
     """
 
     state: Mapping[str, Any]
     scores: Mapping[str, Any]
     digests: Mapping[str, str]
     format: int = FORMAT
+    base: Base | None = None
+    seal: str = ""
 
     @property
-    def shards(self) -> list[str]:
-        """Names of the shards' files, in their order."""
-        count = len(self.digests) - sum(name in self.digests for name in (WEIGHTS, TRAINING))
-        return [shard_files.name_of(index, count, _KINDS[self.format]) for index in range(count)]
+    def layers(self) -> list[list[str]]:
+        """Names of the shards' files in their order, by layer; the newest layer last."""
+        matches = (_SHARD.fullmatch(name) for name in self.digests)
+        counts = Counter(match[1] for match in matches if match)
+        newest = _KINDS.get(self.format, shard_files.layer_kind(0))
+        below = [shard_files.layer_kind(layer) for layer in range(len(counts) - (newest in counts), 0, -1)]
+        return [
+            [shard_files.name_of(index, counts[newest], kind) for index in range(counts[newest])]
+            for kind in (*below, newest)
+        ]
 
     @classmethod
     def parse(cls, where: str, data: bytes) -> Mark:
@@ -86,8 +113,9 @@ class Mark:
         for name in ("state", "scores", "sha256"):
             if not isinstance(found.get(name), dict):
                 raise _foreign(where, f"has {name}={found.get(name)!r:.40}")
-        mark = cls(found["state"], found["scores"], found["sha256"], version)
-        known = {WEIGHTS, TRAINING, *mark.shards}
+        base, seal = _base(where, found.get("base")), str(found.get("seal", ""))
+        mark = cls(found["state"], found["scores"], found["sha256"], version, base, seal)
+        known = {WEIGHTS, TRAINING, *chain.from_iterable(mark.layers)}
         for name, digest in mark.digests.items():
             if name not in known:
                 raise _foreign(where, f"names the file {name!r:.60}, which no checkpoint has")
@@ -95,7 +123,23 @@ class Mark:
                 raise _foreign(where, f"has the checksum {digest!r:.80} for {name}")
         if WEIGHTS not in mark.digests:
             raise _foreign(where, f"does not name {WEIGHTS}")
+        lacking = known - mark.digests.keys() - {TRAINING}
+        if lacking:
+            raise _foreign(where, f"does not name {min(lacking)}")
         return mark
+
+
+def _base(where: str, found: Any) -> Base | None:
+    if found is None:
+        return None
+    try:
+        base = Base(found["iteration"], found["seal"])
+    except (TypeError, LookupError) as error:
+        raise _foreign(where, f"has base={found!r:.100}") from error
+    sound = isinstance(base.iteration, int) and not isinstance(base.iteration, bool) and base.iteration >= 0
+    if not sound or not isinstance(base.seal, str) or not _SHA256.fullmatch(base.seal):
+        raise _foreign(where, f"has base={found!r:.100}")
+    return base
 
 
 def sealed(content: Mapping[str, Any]) -> bytes:

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import posixpath
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
-from sparkdl.allreduce.kept import Kept
+from sparkdl.allreduce.kept import Kept, joined_rows, unpacked
+from sparkdl.allreduce.row_layers import complete, rows_only
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.frame import Array
-from sparkdl.nn.embedding import row_names
+from sparkdl.keyed.entries import ROW
+from sparkdl.nn.embedding import EmbeddingVariable, row_names
 from sparkdl.nn.saved.weights import place
 from sparkdl.train.checkpoint import exported, shard_files
-from sparkdl.train.checkpoint.folder import CheckpointFolder
-from sparkdl.train.checkpoint.mark import STATE, TRAINING, WEIGHTS, Mark, damaged
+from sparkdl.train.checkpoint.folder import CheckpointFolder, name_of
+from sparkdl.train.checkpoint.mark import ROWS_APART, STATE, TRAINING, WEIGHTS, Base, Mark, damaged
 from sparkdl.train.checkpoint.resume import ResumePoint
 from sparkdl.train.checkpoint.store import Path, Store, join
 
@@ -57,8 +63,8 @@ def load_weights(path: Path, module: nn.Module) -> None:
         ConfigError: if there is no complete checkpoint, it cannot be read, or is damaged.
         ModelError: naming the parameters and buffers that do not fit.
     """
-    with _weights(path) as file:
-        saved = load_file(file)
+    with _weights(path) as (file, rows):
+        saved = _with_aliases({**load_file(file), **rows()}, module)
         _check_fit(path, saved, module)
         try:
             module.load_state_dict(saved, strict=False)
@@ -86,11 +92,26 @@ def read_point(path: Path) -> ResumePoint:
         checkpoint.verify(WEIGHTS)
         with checkpoint.verified(TRAINING) as file:
             meta, arrays = _read_training(file)
-        kept: Kept = []
-        for name in checkpoint.mark.shards:
-            with checkpoint.verified(name) as file, open(file, "rb") as data:
-                kept.append(shard_files.decode(data.read()))
-        return ResumePoint.from_arrays(meta, arrays, kept)
+        point = ResumePoint.from_arrays(meta, arrays, checkpoint.kept())
+        return replace(point, source=Base(point.state.iteration, checkpoint.mark.seal))
+
+
+def export_weights(path: Path, file: str) -> None:
+    """Write a checkpoint's state_dict to a local safetensors file, with all rows of embedding variables.
+
+    Raises:
+        ConfigError: if it is damaged, or the file cannot be written.
+    """
+    with _weights(path) as (own, rows):
+        try:
+            if more := rows():
+                with safe_open(own, "pt") as opened:
+                    metadata = opened.metadata()
+                save_file({**load_file(own), **more}, file, metadata=metadata)
+            else:
+                shutil.copyfile(own, file)
+        except OSError as error:
+            raise ConfigError(f"cannot write {file}: {error}") from error
 
 
 class _Checkpoint:
@@ -103,6 +124,50 @@ class _Checkpoint:
 
     def _full(self, name: str) -> str:
         return join(self._store.root, name)
+
+    def links(self) -> list[_Checkpoint]:
+        """Return the checkpoints that have this one's rows of embedding variables, itself as the last one.
+
+        Raises:
+            ConfigError: if one of them is missing, damaged, or not what it was.
+        """
+        found = [self]
+        while (base := found[-1].mark.base) is not None:
+            path = join(posixpath.dirname(self._store.root.rstrip("/")), name_of(base.iteration))
+            where = self._store.outside(path)
+            try:
+                link = _Checkpoint(where)
+            except FileNotFoundError as error:
+                raise damaged(self._where, where, "its rows are needed, and it is not there") from error
+            if link.mark.seal != base.seal:
+                raise damaged(self._where, where, "its rows are needed, and it is another checkpoint now")
+            found.append(link)
+        return found[::-1]
+
+    def kept(self) -> Kept:
+        """Return what stays with the shards."""
+        layers: list[Kept] = []
+        for link in self.links():
+            for names in link.mark.layers:
+                layers = [rows_only(layer) for layer in layers]
+                layers.append([link.decoded(name) for name in names])
+        return complete(layers)
+
+    def decoded(self, name: str) -> list[bytes]:
+        """Return the frames of a shard's file."""
+        with self.verified(name) as file, open(file, "rb") as data:
+            return shard_files.decode(data.read())
+
+    def rows(self) -> dict[str, torch.Tensor]:
+        """Return the rows that are with the shards, by name in a ``state_dict``."""
+        if self.mark.format < ROWS_APART:
+            return {}
+        tensors: dict[str, torch.Tensor] = {}
+        for name, entries in joined_rows(unpacked(rows_only(self.kept()))).items():
+            prefix = f"{name}." if name else ""
+            tensors[f"{prefix}ids"] = torch.from_numpy(entries.ids[entries.admitted])
+            tensors[f"{prefix}rows"] = torch.from_numpy(np.array(entries.columns[ROW]))
+        return tensors
 
     def verify(self, name: str) -> None:
         """Compare a file's checksum."""
@@ -121,14 +186,14 @@ class _Checkpoint:
 
 
 @contextmanager
-def _weights(path: Path) -> Iterator[str]:
-    """Give a local path of the weights of a checkpoint, or of a file of weights."""
+def _weights(path: Path) -> Iterator[tuple[str, Callable[[], dict[str, torch.Tensor]]]]:
+    """Give a local path of the weights of a checkpoint, or of a file, and what returns further rows."""
     if exported.is_exported(path):
         with _explained(path), exported.verified(path) as file:
-            yield file
+            yield file, dict
     else:
         with _reading(path) as checkpoint, checkpoint.verified(WEIGHTS) as file:
-            yield file
+            yield file, checkpoint.rows
 
 
 @contextmanager
@@ -160,6 +225,18 @@ def _read_training(file: str) -> tuple[Mapping[str, Any], dict[str, Array]]:
     with safe_open(file, "numpy") as opened:
         arrays = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
         return json.loads(opened.metadata()["sparkdl"]), arrays
+
+
+def _with_aliases(saved: dict[str, torch.Tensor], module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return tensors with the rows of embedding variables under all names that a module has for them."""
+    first: dict[int, str] = {}
+    for name, part in module.named_modules(remove_duplicate=False):
+        if isinstance(part, EmbeddingVariable):
+            other = first.setdefault(id(part), name)
+            for own in EmbeddingVariable.SAVED:
+                if other != name and f"{other}.{own}" in saved:
+                    saved.setdefault(f"{name}.{own}", saved[f"{other}.{own}"])
+    return saved
 
 
 def _check_fit(path: Path, saved: Mapping[str, torch.Tensor], module: nn.Module) -> None:

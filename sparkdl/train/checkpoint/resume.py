@@ -21,6 +21,7 @@ from sparkdl.allreduce.kept import Kept, Snapshot, check_kept, cut_kept, state_n
 from sparkdl.exceptions import ConfigError
 from sparkdl.frame import Array
 from sparkdl.layout import ParamLayout
+from sparkdl.train.checkpoint.mark import Base
 from sparkdl.train.checkpoint.setting import check_setting, check_state
 from sparkdl.train.history import History
 from sparkdl.train.state import TrainState
@@ -53,6 +54,7 @@ class ResumePoint:
         hooks: state of each hook, by its class and a number.
         unfinished: state before the last iteration if an error came before its validation and the end of
             its epoch were done.
+        source: the checkpoint from which it was read.
     """
 
     state: TrainState
@@ -71,6 +73,7 @@ class ResumePoint:
     left: Array | None = None
     hooks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     unfinished: TrainState | None = None
+    source: Base | None = None
 
     def to_arrays(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """Return JSON-compatible values and named arrays, without ``kept``.

@@ -22,13 +22,20 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from sparkdl import frame
+from sparkdl.allreduce.kept import is_of_rows
 from sparkdl.allreduce.messages import Master
+from sparkdl.allreduce.row_layers import changed_rows
 from sparkdl.frame import Array, Buffer, Parts
 
 
 def name_of(index: int, count: int, kind: str = "shard") -> str:
     """Return the file name of a shard; its first word was ``slice`` in checkpoints of format 1."""
     return f"{kind}-{index:05d}-of-{count:05d}.safetensors"
+
+
+def layer_kind(layer: int) -> str:
+    """Return the first word of the files of a layer, counted from the newest; only this one has state."""
+    return f"below{layer}" if layer else "shard"
 
 
 def encode(frames: Sequence[Buffer]) -> bytes:
@@ -78,15 +85,26 @@ class WriteShard:
     Attributes:
         folder: folder, or its URL, that all executors reach.
         count: number of shards.
+        since: of rows of embedding variables only those that have changed since so many completed
+            iterations; 0 for all.
+        layer: number of the layer, counted from the newest; see :meth:`Engine.run_on_kept`.
     """
 
     folder: str
     count: int
+    since: int = 0
+    layer: int = 0
 
     def __call__(self, index: int, frames: Iterator[Buffer]) -> Iterator[Parts]:
         """Yield the file's name and checksum."""
-        data = encode([own for own in frames if frame.kind_of(own) != Master.kind])
-        name = name_of(index, self.count)
+        kept: list[Buffer] = []
+        for own in frames:
+            if is_of_rows(own):
+                kept.append(frame.join(changed_rows(own, self.since)))
+            elif not self.layer and frame.kind_of(own) != Master.kind:
+                kept.append(own)
+        data = encode(kept)
+        name = name_of(index, self.count, layer_kind(self.layer))
         write_whole(posixpath.join(self.folder, name), data)
         yield frame.pack({"name": name, "sha256": hashlib.sha256(data).hexdigest()})
 

@@ -9,6 +9,7 @@ from threading import Thread
 
 from sparkdl import attempts, redaction
 from sparkdl.exceptions import CheckpointError, ConfigError, TaskError
+from sparkdl.nn.embedding import embedding_variables
 from sparkdl.train.checkpoint import (
     DAMAGED,
     CheckpointFiles,
@@ -62,6 +63,9 @@ class Checkpoint(Hook):
             by a URL; say ``True`` for a folder that is mounted on all machines.
         max_failures: failed writes in a row that do not end the run.
         at_end: whether to write the last state of a run that ends, too.
+        full_every: of so many checkpoints one has all rows of embedding variables; the others have those that
+            have changed since the checkpoint before, which they need to be read, and which is kept as long.
+            1 for all rows in each.
 
     Raises:
         ConfigError: if an argument cannot work; when the run begins, if the folder cannot be made or
@@ -80,6 +84,7 @@ class Checkpoint(Hook):
         shared: bool | None = None,
         max_failures: int = 2,
         at_end: bool = True,
+        full_every: int = 8,
     ) -> None:
         self.path = path
         self.every = trigger_option("Checkpoint", every or EveryEpoch())
@@ -87,12 +92,14 @@ class Checkpoint(Hook):
         self.background = background
         self.max_failures = integer_option("Checkpoint", "max_failures", max_failures, 0)
         self.at_end = at_end
+        self.full_every = integer_option("Checkpoint", "full_every", full_every, 1)
         self._folder = CheckpointFolder(path)
         self.shared = self._folder.reached_by_executors if shared is None else shared
         self._writing: Thread | None = None
         self._error: Exception | None = None
         self._failures = 0
         self._newest = 0
+        self._links: list[int] = []  # iterations of the newest checkpoint, and of those that it needs
 
     def resume_point(self) -> ResumePoint | None:
         """Return the content of the newest sound checkpoint, ``None`` if there is none.
@@ -120,6 +127,7 @@ class Checkpoint(Hook):
         self._folder.claim(run.name)
         try:
             self._check_folder(run)
+            self._links = self._folder.links(run.source)
         except BaseException:
             self._folder.release()
             raise
@@ -189,11 +197,13 @@ class Checkpoint(Hook):
     def _prepare(self, run: Run) -> Callable[[], None]:
         """Take down what goes into a checkpoint, and return what writes it."""
         place = self._folder.begin(run.state.iteration)
+        links = self._links if len(self._links) < self.full_every and embedding_variables(run.module) else []
+        base = links[-1] if links else 0
         try:
-            digests = run.write_shards(place) if self.shared else {}
-            point = run.resume_point(with_state=not self.shared)
-            module = run.trained_module(run.averaged())
-            files = CheckpointFiles.of(module, run.state, run.scores, point)
+            digests = run.write_shards(place, base) if self.shared else {}
+            point = run.resume_point(with_state=not self.shared, since=base)
+            module = run.trained_module(run.averaged(), rows=False)  # they are with the shards
+            files = CheckpointFiles.of(module, run.state, run.scores, point, base)
         except BaseException:
             self._folder.discard(place)
             raise
@@ -204,10 +214,11 @@ class Checkpoint(Hook):
             try:
                 written = self._folder.finish(place, files, digests)
                 self._newest = files.iteration
+                self._links = [*links, files.iteration]
                 if self.keep is not None and not failed:
                     self._folder.prune(self.keep)
             except Exception as error:
-                self._error = error
+                self._error, self._links = error, []
             else:
                 self._failures = 0
                 _log.info("Checkpoint: wrote %s", written)

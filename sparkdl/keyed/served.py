@@ -1,0 +1,183 @@
+"""Rows of tables in memory-mapped files, for look-ups: a table may be larger than memory.
+
+::
+
+    path/tables.json                           tables, their files with checksums, the row of ids without one
+         table-00000-part-00000.safetensors    ``ids``, ascending, and ``rows``
+
+The files of a table follow each other in the order of ids. ``tables.json`` is written last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import save
+
+from sparkdl.exceptions import ConfigError
+from sparkdl.frame import Array
+from sparkdl.keyed.mix import Ids
+
+MARK = "tables.json"
+ROWS_PER_FILE = 1 << 20
+_FORMAT = 1
+_NAME = re.compile(r"table-[0-9]{5}-part-[0-9]{5,}\.safetensors", re.ASCII)
+_DTYPES = {"I64": np.int64, "F32": np.float32, "F64": np.float64}
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a table, to be written.
+
+    Attributes:
+        ids: ascending.
+        look_up: returns the rows of some of them.
+        other: row of ids that are not there.
+    """
+
+    ids: Ids
+    look_up: Callable[[Ids], Array]
+    other: Array
+
+
+def write_rows(
+    folder: str | os.PathLike[str], tables: Mapping[str, Rows], per_file: int = ROWS_PER_FILE
+) -> None:
+    """Write the rows of tables; so many at a time are in memory.
+
+    Args:
+        folder: a local folder; made if it is not there.
+        tables: by name.
+        per_file: rows of a file.
+
+    Raises:
+        ConfigError: if the folder is not empty.
+        OSError: if a file cannot be written.
+    """
+    where = Path(folder)
+    where.mkdir(parents=True, exist_ok=True)
+    if any(where.iterdir()):
+        raise ConfigError(f"{folder} is not empty: export rows to a folder of their own", code="config-saved")
+    told: dict[str, Any] = {}
+    for number, (name, table) in enumerate(tables.items()):
+        files = []
+        for part, begin in enumerate(range(0, len(table.ids), per_file)):
+            ids = np.ascontiguousarray(table.ids[begin : begin + per_file])
+            data = save({"ids": ids, "rows": np.ascontiguousarray(table.look_up(ids))})
+            file = f"table-{number:05d}-part-{part:05d}.safetensors"
+            (where / file).write_bytes(data)
+            files.append({"name": file, "first": int(ids[0]), "sha256": hashlib.sha256(data).hexdigest()})
+        told[name] = {"files": files, "other": table.other.tolist(), "dtype": str(table.other.dtype)}
+    draft = where / f"{MARK}.draft"
+    draft.write_text(json.dumps({"format": _FORMAT, "tables": told}, indent=1))
+    draft.replace(where / MARK)
+
+
+class ServedRows:
+    """Looks up rows in what :func:`write_rows` has written. Several threads may do so at once.
+
+    Args:
+        folder: the folder.
+        verify: whether to read all files and compare their checksums first.
+
+    Raises:
+        ConfigError: naming the file that is missing, damaged, or something else.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, verify: bool = True) -> None:
+        self._where = Path(folder)
+        self._tables: dict[str, _Table] = {}
+        try:
+            told = json.loads((self._where / MARK).read_bytes())
+            if told["format"] != _FORMAT:
+                raise ConfigError(
+                    f"{self._where / MARK} has format {told['format']!r:.40}; this sparkdl reads {_FORMAT}",
+                    code="config-saved",
+                )
+            for name, table in told["tables"].items():
+                parts = [self._part(file, verify=verify) for file in table["files"]]
+                other = np.array(
+                    table["other"], _DTYPES[{"float32": "F32", "float64": "F64"}[table["dtype"]]]
+                )
+                first = np.array([file["first"] for file in table["files"]], np.int64)
+                self._tables[name] = _Table(first, parts, other)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise ConfigError(
+                f"{self._where} has no rows that can be looked up: {error!s:.300}; expected what export_rows "
+                "has written",
+                code="config-saved",
+            ) from error
+
+    @property
+    def names(self) -> list[str]:
+        """The tables."""
+        return list(self._tables)
+
+    def look_up(self, name: str, ids: Ids) -> Array:
+        """Return the rows of ids, shape (ids, width); ids without one get the row that they share.
+
+        Raises:
+            ConfigError: if there is no such table.
+        """
+        if name not in self._tables:
+            raise ConfigError(f"there is no table {name!r}; there are {', '.join(self._tables) or 'none'}")
+        return self._tables[name].look_up(np.asarray(ids, np.int64).reshape(-1))
+
+    def _part(self, file: Mapping[str, Any], *, verify: bool) -> tuple[Ids, Array]:
+        name = file["name"]
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"a file called {name!r:.60}")
+        path = self._where / name
+        if verify:
+            with path.open("rb") as data:
+                if hashlib.file_digest(data, "sha256").hexdigest() != file["sha256"]:
+                    raise ValueError(f"{path} is damaged: it is not what was written")
+        found = dict(_mapped(path))
+        ids, rows = found["ids"], found["rows"]
+        if ids.ndim != 1 or rows.ndim != 2 or len(rows) != len(ids):
+            raise ValueError(f"{path} has ids of shape {ids.shape} and rows of shape {rows.shape}")
+        return ids, rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    first: NDArray[np.int64]
+    parts: Sequence[tuple[Ids, Array]]
+    other: Array
+
+    def look_up(self, ids: Ids) -> Array:
+        found = np.tile(self.other, (len(ids), 1))
+        places = np.searchsorted(self.first, ids, side="right") - 1
+        for number in np.unique(places[places >= 0]):
+            own, rows = self.parts[number]
+            asked = np.flatnonzero(places == number)
+            at = np.minimum(np.searchsorted(own, ids[asked]), len(own) - 1)
+            there = own[at] == ids[asked]
+            found[asked[there]] = rows[at[there]]
+        return found
+
+
+def _mapped(path: Path) -> Iterator[tuple[str, Array]]:
+    """Yield the arrays of a safetensors file without reading them."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > path.stat().st_size:
+            raise ValueError(f"{path} is no safetensors file")
+        header = json.loads(file.read(length))
+    for name, entry in header.items():
+        if name != "__metadata__":
+            begin, end = entry["data_offsets"]
+            shape, dtype = tuple(entry["shape"]), np.dtype(_DTYPES[entry["dtype"]])
+            if end - begin != prod(shape) * dtype.itemsize:
+                raise ValueError(f"{path}: {name} has {end - begin} bytes for shape {shape}")
+            yield name, np.memmap(path, dtype, "r", 8 + length + begin, shape)

@@ -1,0 +1,61 @@
+"""Rows that were exported are looked up as the module does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sparkdl.exceptions import ConfigError
+from sparkdl.keyed.served import MARK
+from sparkdl.nn import EmbeddingBagVariable, EmbeddingVariable
+from sparkdl.nn.saved.rows import ServedRows, export_rows
+
+GENERATOR = np.random.default_rng(0)
+IDS = np.unique(GENERATOR.integers(-(2**62), 2**62, 500))
+
+
+@pytest.fixture
+def module() -> nn.Module:
+    module = nn.ModuleDict({"users": EmbeddingVariable(4, seed=1), "goods": EmbeddingBagVariable(3, seed=2)})
+    for store in (module["users"].store, module["goods"].table.store):
+        store.count(GENERATOR.permutation(IDS), np.ones(len(IDS), np.int64), 0, lambda rows: {})
+    nn.init.ones_(module["users"].weight)
+    return module
+
+
+def test_exported_rows_are_those_of_the_module(module: nn.Module, tmp_path: Path) -> None:
+    export_rows(module, tmp_path / "rows", per_file=64)
+    served = ServedRows(tmp_path / "rows")
+    assert served.names == ["users", "goods.table"]
+    assert len(list((tmp_path / "rows").glob("table-00000-*"))) == 8
+    asked = np.concatenate([GENERATOR.choice(IDS, 300), [7, -(2**63), 2**63 - 1]])
+    with torch.no_grad():
+        expected = module["users"](torch.from_numpy(asked)).numpy()
+    assert served.look_up("users", asked).tobytes() == expected.tobytes()
+    assert (served.look_up("goods.table", asked[-3:]) == 0).all()
+    assert served.look_up("users", asked[:0]).shape == (0, 4)
+    with pytest.raises(ConfigError, match="no table 'others'"):
+        served.look_up("others", asked)
+
+
+def test_what_is_damaged_or_taken_is_named(module: nn.Module, tmp_path: Path) -> None:
+    export_rows(module, tmp_path)
+    with pytest.raises(ConfigError, match="is not empty"):
+        export_rows(module, tmp_path)
+    with pytest.raises(ConfigError, match="no embedding variables"):
+        export_rows(nn.Linear(1, 1), tmp_path / "other")
+    file = tmp_path / "table-00001-part-00000.safetensors"
+    data = file.read_bytes()
+    file.write_bytes(data[:-1] + b"!")
+    with pytest.raises(ConfigError, match="table-00001-part-00000.safetensors is damaged"):
+        ServedRows(tmp_path)
+    file.unlink()
+    with pytest.raises(ConfigError, match="table-00001-part-00000"):
+        ServedRows(tmp_path)
+    (tmp_path / MARK).write_text('{"format": 1, "tables": {"x": {"files": [{"name": "../secret"}]}}}')
+    with pytest.raises(ConfigError, match="secret"):
+        ServedRows(tmp_path)
