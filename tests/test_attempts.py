@@ -28,6 +28,7 @@ from sparkdl.commands.job import Job
 from sparkdl.commands.retries import delay, judge, supervise
 from sparkdl.commands.runs import runs
 from sparkdl.exceptions import ConfigError
+from sparkdl.online import OnlineTrainer
 from sparkdl.summary import JsonLines
 from sparkdl.train import Checkpoint, EveryIterations, Hook, MaxIteration
 
@@ -325,6 +326,34 @@ def test_new_rows_are_new_once(tmp_path: Path, begin: Callable[[int], attempts.A
     begin(3)
     assert of_attempt(False, "new", [hook]) == (True, "new")
     assert of_attempt(False, "same", []) == (False, "same")
+
+
+def learn(folder: Path, first: int, dies: int | None = None) -> dict[str, torch.Tensor]:
+    """A script that learns the batches of a stream."""
+    torch.manual_seed(0)
+    hooks = [] if dies is None else [DiesAfter(dies)]
+    adam = partial(torch.optim.Adam, lr=0.05)
+    model = nn.Linear(3, 1)
+    trainer = Trainer(model, loss=nn.MSELoss(), optimizer=adam, batch_size=8, progress=False, hooks=hooks)
+    online = OnlineTrainer(trainer, folder)
+    for number in range(first, 3):
+        x = np.random.default_rng(number).normal(size=(32, 3)).astype("float32")
+        with Dataset.from_numpy(x, x.sum(1, keepdims=True), num_partitions=2) as data:
+            online.learn(data, number)
+    return online.module.state_dict()
+
+
+def test_a_stream_goes_on_with_other_rows(
+    spark: Any, tmp_path: Path, begin: Callable[[int], attempts.Attempt]
+) -> None:
+    begin(1)
+    undisturbed = learn(tmp_path / "a", 0)
+    begin(1)
+    with pytest.raises(Killed):
+        learn(tmp_path / "b", 0, dies=6)  # in the second batch of four iterations
+    begin(2)
+    for name, value in learn(tmp_path / "b", 1).items():
+        assert torch.equal(value, undisturbed[name])
 
 
 def test_the_log_names_the_attempt(begin: Callable[[int], attempts.Attempt], caplog: Any) -> None:
