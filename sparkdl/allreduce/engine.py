@@ -13,17 +13,19 @@ import numpy as np
 from sparkdl._spark.errors import is_job_failure, task_error
 from sparkdl.access.base import Published
 from sparkdl.access.in_pieces import ChainTask
+from sparkdl.allreduce import fetching
 from sparkdl.allreduce.cluster import Cluster, Shards
 from sparkdl.allreduce.directives import Step
-from sparkdl.allreduce.kept import Kept, Snapshot, joined_rows, unpacked, with_rows
+from sparkdl.allreduce.failing import loses_state, sound
+from sparkdl.allreduce.kept import Kept, Snapshot, with_rows
 from sparkdl.allreduce.outcome import Outcome, outcomes_of
 from sparkdl.allreduce.plans.base import Plan
-from sparkdl.allreduce.row_layers import ChangedRows, RowLayers, as_kept, complete
+from sparkdl.allreduce.row_layers import RowLayers
 from sparkdl.allreduce.spreading import Spreading
 from sparkdl.allreduce.state import ModelState, Weights
 from sparkdl.allreduce.transport.base import Group, GroupResult, Transport
 from sparkdl.allreduce.update.buffers import average_buffers
-from sparkdl.compute.problems import FailedModel, Fatal, LackingState, LostPeer, MissingPartition, Problem
+from sparkdl.compute.problems import LackingState, LostPeer, MissingPartition, Problem
 from sparkdl.compute.start import Start, Version
 from sparkdl.compute.worker import FitRef
 from sparkdl.data.built import MAX_REBUILDS, Store
@@ -165,8 +167,8 @@ class Engine:
                 return self._after(result, start, steps, model, seed, publishing)
             if result.kept is not None:
                 self._cluster.unpersist(result.kept)
-            steps = _sound(steps, problems) if problems else [steps[0].without_deadline()]
-            if any(_loses_state(problem) for problem in problems):
+            steps = sound(steps, problems) if problems else [steps[0].without_deadline()]
+            if any(loses_state(problem) for problem in problems):
                 # Executors have come or gone, or tasks went elsewhere. One step that relies on no file makes
                 # files for the next group; what others have of this attempt is another generation.
                 there, local, steps = False, False, steps[:1]
@@ -301,33 +303,17 @@ class Engine:
         Raises:
             TaskError: if it cannot be read.
         """
-        found = self._persisted.fetch(model.kept)
-        return complete([*self._below(model), found]) if model.layers.below else found
+        return fetching.whole(self._persisted, model)
 
     def fetch_changes(self, model: ModelState, since: int) -> list[Kept]:
         """Copy the state of the shards to the driver, but of rows those that have changed since.
-
-        Args:
-            model: the model.
-            since: completed iterations.
-
-        Returns:
-            Layers for :func:`~sparkdl.allreduce.row_layers.complete`, to be put above one of that time.
 
         Raises:
             TaskError: if it cannot be read.
         """
         if not self._plan.keeps_rows or model.kept is None:
             return [self.fetch(model)]
-        persisted, above = self._persisted, []
-        for layer in model.layers.since(model.kept, since):
-            above.append(as_kept(persisted.rows(layer.kept, ChangedRows(since))))
-        state = persisted.fetch(model.kept, rows=False)
-        *early, last = above
-        return [*early, [[*frames, *rows] for frames, rows in zip(state, last, strict=True)]]
-
-    def _below(self, model: ModelState) -> list[Kept]:
-        return [as_kept(self._persisted.rows(layer.kept)) for layer in model.layers.below]
+        return fetching.changes(self._persisted, model, since)
 
     def rows(self, model: ModelState) -> dict[str, Entries]:
         """Fetch the rows of embedding variables, with the optimizer's state; none before the first iteration.
@@ -335,47 +321,23 @@ class Engine:
         Raises:
             TaskError: if they cannot be read.
         """
-        if model.kept is None or not self._plan.keeps_rows:
-            return {}
-        own = as_kept(self._persisted.rows(model.kept))
-        return joined_rows(unpacked(complete([*self._below(model), own])))
+        there = model.kept is not None and self._plan.keeps_rows
+        return fetching.rows(self._persisted, model) if there else {}
 
     def run_on_kept(
         self, model: ModelState, task: Callable[[int], ChainTask], doing: str, since: int = 0
     ) -> list[Frame]:
-        """Run a task over the state of each shard, and over rows of embedding variables in layers below.
-
-        Args:
-            model: the model.
-            task: returns it for the number of a layer, counted from the newest, which is 0.
-            doing: what it does, for errors.
-            since: completed iterations; layers that are as old are left out.
-
-        Returns:
-            The frames that the tasks yield.
+        """Run tasks over the state of each shard; see :func:`sparkdl.allreduce.fetching.run`.
 
         Raises:
             TaskError: if one fails.
         """
-        if model.kept is None:
-            return []
-        layers = reversed(model.layers.since(model.kept, since))
-        return [
-            message
-            for number, layer in enumerate(layers)
-            for message in self._persisted.run(layer.kept, task(number), doing)
-        ]
+        return [] if model.kept is None else fetching.run(self._persisted, model, task, doing, since)
 
     def restore(
         self, snapshot: Snapshot, kept: Kept, average_buffers: Array | None, iteration: int
     ) -> ModelState:
-        """Go on from a copy on the driver.
-
-        Args:
-            snapshot: weights and buffers.
-            kept: frames from :meth:`fetch`.
-            average_buffers: averaged buffers, if weights are averaged.
-            iteration: completed iterations.
+        """Go on from a copy on the driver: weights, and frames from :meth:`fetch`, of some iteration.
 
         Raises:
             TaskError: if the job fails.
@@ -424,26 +386,3 @@ def _job_errors(step: Step) -> Iterator[None]:
         if is_job_failure(error):
             raise task_error(error, f"training {step}") from None
         raise
-
-
-def _loses_state(problem: Problem) -> bool:
-    """Return whether executors may not have any more what the group has started from."""
-    return isinstance(problem, LackingState) or (isinstance(problem, LostPeer) and problem.begun)
-
-
-def _sound(steps: Sequence[Step], problems: Sequence[Problem]) -> Sequence[Step]:
-    """Return the steps before the first one that running it again would not mend.
-
-    Raises:
-        NonFiniteError: if it is the first of them, whose loss or gradient is not finite.
-        ModelError: if the module fails.
-    """
-    fatal = [problem for problem in problems if isinstance(problem, Fatal)]
-    if not fatal:
-        return steps
-    sound = fatal[0].iteration - steps[0].iteration
-    if sound > 0:  # those are completed; the next group will begin with the failing one
-        return steps[:sound]
-    if isinstance(fatal[0], FailedModel) and len(steps) > 1:
-        return steps[:1]  # alone it raises in its task, which Spark tries again
-    raise fatal[0].error(str(steps[0]))

@@ -1,0 +1,31 @@
+"""What the problems of a group mean for its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sparkdl.allreduce.directives import Step
+from sparkdl.compute.problems import FailedModel, Fatal, LackingState, LostPeer, Problem
+
+
+def loses_state(problem: Problem) -> bool:
+    """Return whether executors may not have any more what the group has started from."""
+    return isinstance(problem, LackingState) or (isinstance(problem, LostPeer) and problem.begun)
+
+
+def sound(steps: Sequence[Step], problems: Sequence[Problem]) -> Sequence[Step]:
+    """Return the steps before the first one that running it again would not mend.
+
+    Raises:
+        NonFiniteError: if it is the first of them, whose loss or gradient is not finite.
+        ModelError: if the module fails.
+    """
+    fatal = [problem for problem in problems if isinstance(problem, Fatal)]
+    if not fatal:
+        return steps
+    completed = fatal[0].iteration - steps[0].iteration
+    if completed > 0:  # those are completed; the next group will begin with the failing one
+        return steps[:completed]
+    if isinstance(fatal[0], FailedModel) and len(steps) > 1:
+        return steps[:1]  # alone it raises in its task, which Spark tries again
+    raise fatal[0].error(str(steps[0]))

@@ -1,0 +1,63 @@
+"""Reads what stays with the shards of a model: state, and rows of embedding variables in all their layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sparkdl.access.in_pieces import ChainTask
+from sparkdl.allreduce.cluster import Shards
+from sparkdl.allreduce.kept import Kept, joined_rows, unpacked
+from sparkdl.allreduce.row_layers import ChangedRows, as_kept, complete
+from sparkdl.allreduce.state import ModelState
+from sparkdl.frame import Frame
+from sparkdl.keyed.entries import Entries
+
+
+def whole(shards: Shards, model: ModelState) -> Kept:
+    """Return the state of the shards, but for their weights, with all rows."""
+    found = shards.fetch(model.kept)
+    return complete([*_below(shards, model), found]) if model.layers.below else found
+
+
+def changes(shards: Shards, model: ModelState, since: int) -> list[Kept]:
+    """Return the state of the shards, and in layers the rows that have changed since so many iterations.
+
+    The layers are for :func:`~sparkdl.allreduce.row_layers.complete`, to be put above those of that time.
+    """
+    above = [
+        as_kept(shards.rows(layer.kept, ChangedRows(since)))
+        for layer in model.layers.since(model.kept, since)
+    ]
+    state = shards.fetch(model.kept, rows=False)
+    *early, last = above
+    return [*early, [[*frames, *rows] for frames, rows in zip(state, last, strict=True)]]
+
+
+def rows(shards: Shards, model: ModelState) -> dict[str, Entries]:
+    """Return all rows, with the optimizer's state."""
+    own = as_kept(shards.rows(model.kept))
+    return joined_rows(unpacked(complete([*_below(shards, model), own])))
+
+
+def run(
+    shards: Shards, model: ModelState, task: Callable[[int], ChainTask], doing: str, since: int
+) -> list[Frame]:
+    """Run tasks over the state of each shard, and over rows in the layers below.
+
+    Args:
+        shards: reads them.
+        model: the model.
+        task: returns it for the number of a layer, counted from the newest, which is 0.
+        doing: what it does, for errors.
+        since: completed iterations; layers that are as old are left out.
+    """
+    layers = reversed(model.layers.since(model.kept, since))
+    return [
+        message
+        for number, layer in enumerate(layers)
+        for message in shards.run(layer.kept, task(number), doing)
+    ]
+
+
+def _below(shards: Shards, model: ModelState) -> list[Kept]:
+    return [as_kept(shards.rows(layer.kept)) for layer in model.layers.below]
