@@ -256,7 +256,7 @@ def of_attempt(resume: Resume, rows: str, hooks: Sequence[Hook]) -> tuple[Resume
     This is what the script says, unless an earlier driver of the same job (``sparkdl submit --retries``) has
     written to the folder of the :class:`Checkpoint` hook. The fit then goes on from there. If that driver's
     run did not come to its end, this is the same run, so its rows are not new any more. A caller who has read
-    a checkpoint knows better: :class:`sparkdl.online.OnlineTrainer` goes on from it with other rows each time.
+    a checkpoint knows better: :class:`sparkdl.online.OnlineTrainer` goes on from it with other rows.
     """
     if isinstance(resume, ResumePoint):
         return resume, rows
