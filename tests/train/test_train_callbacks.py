@@ -63,7 +63,7 @@ class Driver:
         params = np.full(self.run.layout.numel, value, np.float32)
         return Snapshot(params, np.empty(0, np.float32), np.empty(0, np.int64))
 
-    def point(self, kept=True):
+    def point(self, kept=True, since=0):
         run = self.run
         return ResumePoint(
             state=run.state,
