@@ -49,7 +49,8 @@ class OnlineTrainer:
     seen these rows), trains on them, and writes a checkpoint with the number of the batch. If the program
     dies before the checkpoint is there, the batch comes again and begins with the checkpoint before it; if it
     dies later, the batch is recognised and passed over. So a stream that died ends with the bits of one that
-    did not.
+    did not, if Spark has divided the rows into the same batches: it lists new files before it fixes which of
+    them are a batch.
 
     Args:
         trainer: module, loss, optimizer and options; its metrics are the prequential scores. If it
