@@ -18,6 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.runs import FakeRun
+from support.scripts import script_folder
 from torch import nn
 
 from sparkdl import Dataset, Trainer, attempts
@@ -370,11 +371,7 @@ def test_the_log_names_the_attempt(begin: Callable[[int], attempts.Attempt], cap
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_PYTHON", "SPARK_SUBMIT_OPTS", "SPARKDL_LOG"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text("")
-    return tmp_path
+    return script_folder(tmp_path, monkeypatch)
 
 
 def fake_spark(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.scripts import script_folder
 
 from sparkdl import session
 from sparkdl.__main__ import main
@@ -26,11 +27,7 @@ from sparkdl.exceptions import ConfigError
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a script, and no settings of this machine."""
-    for name in ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_PYTHON", "SPARK_SUBMIT_OPTS", "SPARKDL_LOG"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text("print('trained')\n")
-    return tmp_path
+    return script_folder(tmp_path, monkeypatch, "print('trained')\n")
 
 
 def planned(**job: Any) -> submit.Submission:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.scripts import script_folder
 
 from sparkdl.access.classic import task_resource_amounts
 from sparkdl.commands import resources, submit
@@ -27,11 +28,7 @@ gpus = 0.5
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in ("SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_PYTHON", "SPARK_SUBMIT_OPTS", "SPARKDL_LOG"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text("")
-    return tmp_path
+    return script_folder(tmp_path, monkeypatch)
 
 
 def confs(text: str, master: str, **job: Any) -> dict[str, str]:

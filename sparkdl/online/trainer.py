@@ -284,14 +284,22 @@ class OnlineTrainer:
                 with dataset(given) as rows:
                     learned = _has_rows(rows)
                     if learned:
-                        ledger = self._train(given, rows, point, batch, stream)
+                        ledger = self._train(given, rows, self._module(newest), point, ledger, batch, stream)
             if ledger.batches:
                 self._publish_if_due(ledger)
             return learned
 
-    def _train(self, given: Any, rows: Dataset, point: ResumePoint | None, batch: int, stream: str) -> Ledger:
+    def _train(
+        self,
+        given: Any,
+        rows: Dataset,
+        module: nn.Module,
+        point: ResumePoint | None,
+        before: Ledger,
+        batch: int,
+        stream: str,
+    ) -> Ledger:
         """Score a batch, train on it and commit it; return the ledger with it."""
-        module = self._module(latest(self._commits))
         if self.publisher is not None and not self._checked:
             self.publisher.check(module, rows)
         self._checked = True
@@ -299,7 +307,7 @@ class OnlineTrainer:
             scores = {name: float(value) for name, value in self._given_score(module, given).items()}
         else:
             scores = self._trainer.evaluate(rows, module=module)
-        before, count = ledger_of(point), len(rows)
+        count = len(rows)
         self._commit.entry = lambda n: before.added(stream, batch, count, n, scores, self._history)
         result = self._trainer.fit(
             rows, resume=point if point is not None else False, rows="new" if point is not None else "same"
