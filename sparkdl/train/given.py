@@ -15,9 +15,12 @@ from sparkdl.hf.outputs import is_model, own_step, takes_by_name
 from sparkdl.metrics.spec import metric_specs
 from sparkdl.nn.lightning import LightningSchedule, is_lightning
 from sparkdl.nn.objective import Loss, LossObjective, Objective, Step, StepObjective
+from sparkdl.optim.spec import OptimizerSpec
 from sparkdl.train.config import TrainConfig
 from sparkdl.train.hooks.of_run import check_hooks
-from sparkdl.train.schedule import PerEpoch, PerIteration
+from sparkdl.train.passes.validation import Monitor
+from sparkdl.train.schedule import PerEpoch, PerIteration, Schedule
+from sparkdl.train.scheduled import ScheduledHyper
 
 
 def configure(config: TrainConfig | None, options: Mapping[str, Any]) -> TrainConfig:
@@ -50,6 +53,19 @@ def with_schedule(config: TrainConfig, schedule: LightningSchedule | None) -> Tr
         return replace(config, schedule=schedule.factory, monitor=config.monitor or schedule.monitor)
     wrap = PerIteration if schedule.interval == "step" else PerEpoch
     return replace(config, schedule=wrap(schedule.factory))
+
+
+def scheduled(optimizer: OptimizerSpec, schedule: Schedule | None, monitor: Monitor | None) -> ScheduledHyper:
+    """Return hyper-parameters as they will change in a run with this monitored score.
+
+    Raises:
+        ConfigError: if the schedule waits for scores that there will not be.
+    """
+    better = monitor is not None and monitor.higher_is_better
+    hyper = ScheduledHyper(optimizer, schedule, higher_is_better=better)
+    if hyper.needs_validation and monitor is None:
+        raise ConfigError("schedule: ReduceLROnPlateau needs validation scores: give fit(data, validation=)")
+    return hyper
 
 
 def objective_of(loss: Loss | None, step: Step | None, module: nn.Module | None = None) -> Objective:

@@ -45,6 +45,9 @@ class Loop:
         validator: evaluates validation sets.
         hooks: in the order in which they are called.
         setting: returns what must be the same for another run to go on from this one.
+
+    Attributes:
+        run: as given.
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class Loop:
         hooks: Sequence[Hook],
         setting: Callable[[], Mapping[str, Any]],
     ) -> None:
-        self._run = run
+        self.run = run
         self._engine = engine
         config = run.config
         self._recovery = Recovery(
@@ -99,7 +102,7 @@ class Loop:
         Raises:
             TaskError: if the optimizer's state cannot be given back to the shards.
         """
-        run, state = self._run, point.state
+        run, state = self.run, point.state
         scores = self._validator.monitored(point.history.validations)
         epochs = [*point.history.column("epoch"), state.epoch + 1]
         if point.unfinished is not None:  # the schedule learns of the epoch's end when it is made up for
@@ -125,7 +128,7 @@ class Loop:
 
     def _resume_epoch(self, point: ResumePoint) -> None:
         """Go on with the rows that an epoch had left."""
-        run, then, now = self._run, point.setting["partitions"], list(self._epochs.store.rows)
+        run, then, now = self.run, point.setting["partitions"], list(self._epochs.store.rows)
         run.steps = point.steps
         if point.left is not None and then == now:
             self._epochs.go_on(point.first, point.left)
@@ -136,7 +139,7 @@ class Loop:
 
     def _go_on_from(self, point: ResumePoint) -> None:
         """Give weights and the state of the shards back, to as many shards as there are now."""
-        kept = point.kept_for(self._run.layout, self._engine.plan.shards)
+        kept = point.kept_for(self.run.layout, self._engine.plan.shards)
         self._recovery.restart(Commit(point.snapshot, point.average_buffers, [kept], point.state.iteration))
 
     def write_shards(self, folder: str, since: int = 0) -> dict[str, str]:
@@ -163,7 +166,7 @@ class Loop:
             TaskError: if the state of the shards cannot be read.
         """
         self._ahead.settle()
-        run, cursor = self._run, self._epochs.cursor
+        run, cursor = self.run, self._epochs.cursor
         frames = self._recovery.fetch(since) if with_state else []
         return ResumePoint(
             state=run.state,
@@ -186,7 +189,7 @@ class Loop:
 
     def train(self, interrupted: Callable[[], bool]) -> StoppedBy:
         """Run until a trigger, a hook or Ctrl-C ends it; return which."""
-        run, config = self._run, self._run.config
+        run, config = self.run, self.run.config
         self._mark = perf_counter()
         self._call("on_train_begin")
         if self._resumed is not None:
@@ -213,7 +216,7 @@ class Loop:
 
     def _finish(self) -> None:
         """Do the work that is due after an iteration; a resumed run does work that an error has skipped."""
-        run = self._run
+        run = self.run
         if self._validator.is_due(run.previous, run.state):
             self._validate()
         if run.state.step == 0:
@@ -229,7 +232,7 @@ class Loop:
         failed already: its own error is the one to see. After a second Ctrl-C nobody wants to wait for a
         last checkpoint.
         """
-        run = self._run
+        run = self.run
         errors: list[Exception] = []
         try:
             if self._begun and not isinstance(run.error, KeyboardInterrupt):
@@ -248,13 +251,13 @@ class Loop:
         self._epochs.begin()
         if moved and self._recovery.commit():
             self._epochs.release_old()
-        self._run.steps = self._epochs.steps(self._forecast.rows(self._run.state.epoch))
+        self.run.steps = self._epochs.steps(self._forecast.rows(self.run.state.epoch))
 
     def _resize_if_due(self) -> None:
         """Lay the rows out over another number of partitions if the cluster has changed for good."""
         if self._watch is None:
             return
-        run, state = self._run, self._run.state
+        run, state = self.run, self.run.state
         before = len(self._epochs.store.partitions)
         after = self._watch.decide(before, between_epochs=state.step == 0)
         if after is None:
@@ -274,7 +277,7 @@ class Loop:
 
     def _iterate(self) -> None:
         """Run one iteration and write it down."""
-        run = self._run
+        run = self.run
         begin, before, lead = perf_counter(), run.state, self._ahead.lead
         self._schedule.scale(run.learning_rate_scale)
         learning_rate = self._schedule.learning_rate()
@@ -343,7 +346,7 @@ class Loop:
     def _call(self, method: str, *arguments: Any) -> None:
         """Call a method of all hooks, and go on with other weights if one of them wants that."""
         self._hooks.call(method, *arguments)
-        replacement = self._run.take_replacement()
+        replacement = self.run.take_replacement()
         if replacement is not None:
             self._ahead.settle()
             self._recovery.replace(self._engine.replace(self.model, replacement))

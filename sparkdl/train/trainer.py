@@ -8,15 +8,15 @@ from typing import Any, Literal, Self
 
 from torch import nn
 
-from sparkdl.allreduce.state import ModelState
 from sparkdl.data.columns import ColumnLike, Columns, Structure
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
-from sparkdl.metrics.spec import LOSS, Metrics
+from sparkdl.metrics.spec import Metrics
 from sparkdl.nn import serialize, shown
 from sparkdl.nn.lightning import from_lightning
 from sparkdl.nn.objective import Loss, Objective, Step
 from sparkdl.optim.spec import Optimizers
+from sparkdl.train.assembled import loop_of_run
 from sparkdl.train.config import TrainConfig
 from sparkdl.train.epochs import Epochs
 from sparkdl.train.given import (
@@ -26,28 +26,25 @@ from sparkdl.train.given import (
     configure,
     named,
     objective_of,
+    scheduled,
     with_schedule,
 )
-from sparkdl.train.history import History
 from sparkdl.train.hooks.checkpoint import Resume, find_resume_point, of_attempt
 from sparkdl.train.hooks.of_run import hooks_of
 from sparkdl.train.interrupt import interruptible
 from sparkdl.train.leaving import ErrorsCarryResult, result_of, unless_under_way
-from sparkdl.train.loop import Loop
 from sparkdl.train.options import integer_option
 from sparkdl.train.passes.dry_run import dry_run
 from sparkdl.train.passes.evaluate import check_metrics
 from sparkdl.train.passes.predict import run_prediction
 from sparkdl.train.passes.validation import Validation, check_validation, validation_sets
 from sparkdl.train.passes.validator import Validator
-from sparkdl.train.passes.weights import check_weights
+from sparkdl.train.passes.weights import check_monitored, check_weights
 from sparkdl.train.recipe import Recipe, is_frozen
 from sparkdl.train.result import FitResult, StoppedBy
-from sparkdl.train.run import Run
 from sparkdl.train.scheduled import ScheduledHyper
 from sparkdl.train.shipped import shipped
 from sparkdl.train.shown import trainer as trainer_html
-from sparkdl.train.state import TrainState
 from sparkdl.train.tables import Chosen, dataset_of, datasets_of, is_frame
 
 
@@ -237,12 +234,7 @@ class Trainer:
         self._recipe.wanted().check(data.access)
         tried = dry_run(self._recipe.spec(data, self.module, self._label), data)
         monitor = check_validation(self.config, tried, sets)
-        better = monitor is not None and monitor.higher_is_better
-        schedule = ScheduledHyper(self._recipe.optimizer, self.config.schedule, higher_is_better=better)
-        if schedule.needs_validation and monitor is None:
-            raise ConfigError(
-                "schedule: ReduceLROnPlateau needs validation scores: give fit(data, validation=)"
-            )
+        schedule = scheduled(self._recipe.optimizer, self.config.schedule, monitor)
         hooks = hooks_of(self.config, self.name)
         resume, rows = of_attempt(resume, rows, hooks)
         point = find_resume_point(resume, hooks)
@@ -252,44 +244,26 @@ class Trainer:
             ship.evaluator(self.config) as evaluator,
         ):
             check_weights(ship.access, data)
-            if monitor is not None and monitor.score == LOSS:  # which counts weights; metrics count rows
-                missing = f"the monitored score, the loss on {monitor.set!r}, would never have a value"
-                check_weights(ship.access, sets[monitor.set], missing)
+            check_monitored(ship.access, monitor, sets)
             epochs = Epochs(ship.access, ship.fit, ship.sent, data, self.name)
             ship.cleanups.append(epochs.release)
             if point is not None:
                 point = point.on_new_rows(sum(epochs.store.rows)) if rows == "new" else point
                 point.check(self._recipe.setting(epochs.store.rows))
-            run = Run(
+            loop = loop_of_run(
+                ship,
+                self._recipe,
+                epochs,
                 name=self.name,
                 config=self.config,
                 module=self.module,
                 data=data,
-                layout=self._recipe.layout,
-                steps=epochs.steps(self.config.rows_per_iteration(self.config.batch_size, 0)),
-                history=History(),
-                previous=TrainState(),
-                state=TrainState(),
-                frozen=self._recipe.frozen,
-                monitored=f"{monitor.set}/{monitor.score}" if monitor is not None else "",
-                _current=lambda: loop.current(),
-                _average=lambda: loop.averaged(),
-                _rows=lambda: loop.rows(),
-                _point=lambda with_state, since: loop.point(with_state, since),
-                _write_shards=lambda folder, since: loop.write_shards(folder, since),
-                _write_back=self._recipe.write_back,
-            )
-            loop = Loop(
-                run=run,
-                engine=ship.engine(self._recipe, self.name),
-                model=ModelState(ship.weights),
-                epochs=epochs,
+                monitor=monitor,
                 schedule=schedule,
-                validator=Validator(run, evaluator, sets, monitor, schedule),
+                validator=lambda run: Validator(run, evaluator, sets, monitor, schedule),
                 hooks=hooks,
-                setting=lambda: self._recipe.setting(epochs.store.rows),
             )
-            ship.release_model = loop.release
+            run = loop.run
             stopped_by: StoppedBy = "error"
             with interruptible() as interrupted:
                 try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -12,7 +12,9 @@ from sparkdl.data import store
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import DataError
 from sparkdl.frame import Parts
+from sparkdl.metrics.spec import LOSS
 from sparkdl.train.passes.sweep import sweep
+from sparkdl.train.passes.validation import Monitor
 
 _BLOCK = 1 << 20
 
@@ -39,6 +41,23 @@ def check_weights(access: Access, data: Dataset, missing: str = "there is nothin
             "Expected some above zero; leave the weights out to count all rows alike",
             code="data-value",
         )
+
+
+def check_monitored(access: Access, monitor: Monitor | None, sets: Mapping[str, Dataset]) -> None:
+    """Check that the monitored score will have a value.
+
+    Args:
+        access: to the cluster.
+        monitor: the monitored score, if there is one.
+        sets: the validation sets by name.
+
+    Raises:
+        DataError: if it is a loss, and all weights of its rows are zero.
+    """
+    if monitor is None or monitor.score != LOSS:  # a loss counts weights; metrics count rows
+        return
+    missing = f"the monitored score, the loss on {monitor.set!r}, would never have a value"
+    check_weights(access, sets[monitor.set], missing)
 
 
 def _any_weight(partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
