@@ -54,6 +54,26 @@ class Outcome:
         return [sum(seconds.values()) - seconds["gradient_out"] for seconds in phases if "compute" in seconds]
 
 
+def fixed_seconds(outcomes: Sequence[Outcome], elapsed: float) -> float:
+    """Return what a group has cost besides its steps: to start it, and to persist what stays.
+
+    That is all but the time from the first step's beginning to the last one's gradient, of the rank that took
+    longest by its own clock.
+
+    Args:
+        outcomes: of the group's steps.
+        elapsed: seconds that the group took.
+    """
+    begun: dict[int, float] = {}
+    working = 0.0
+    for outcome in outcomes:
+        for task in outcome.tasks:
+            if task["kind"] == "forward-backward":
+                first = begun.setdefault(task["partition"], task["start"])
+                working = max(working, task["start"] + task["seconds"] - first)
+    return max(0.0, elapsed - working) if begun else 0.0
+
+
 def outcomes_of(
     steps: Sequence[Step],
     report: GroupReport,

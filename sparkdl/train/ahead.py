@@ -14,12 +14,16 @@ from collections.abc import Callable
 from time import perf_counter
 
 from sparkdl.allreduce.directives import Step
-from sparkdl.allreduce.outcome import Outcome
+from sparkdl.allreduce.outcome import Outcome, fixed_seconds
 from sparkdl.allreduce.plans.base import LONGEST_GROUP
 from sparkdl.train.recovery import Recovery
 
 _FULL_GROUPS = 8
 """So many groups in a row have to be used up before a limit that an undone group has set is raised."""
+_FIXED_SHARE = 0.03
+"""So much of a group's time may go into starting it and persisting its end, as with commits."""
+_LONGEST_SECONDS = 60.0
+"""No group is made longer than this to keep that share: half of it is lost, on average, with an executor."""
 
 
 class Ahead:
@@ -27,7 +31,8 @@ class Ahead:
 
     Args:
         recovery: runs a group.
-        size: iterations of a group; ``None`` to fit the plan's ``group_seconds``.
+        size: iterations of a group; ``None`` to fit the plan's ``group_seconds``, or what keeps the part of
+            its fixed cost small, which grows with the number of tasks and with what is persisted.
     """
 
     def __init__(self, recovery: Recovery, size: int | None) -> None:
@@ -89,8 +94,10 @@ class Ahead:
         outcomes = self._recovery.run(group)
         self._waiting.extend(zip(group, outcomes, strict=False))
         self._delivered.clear()
-        self._each = (perf_counter() - begin) / len(outcomes)
+        elapsed = perf_counter() - begin
+        self._each = elapsed / len(outcomes)
         if self._size is None:
+            share_kept = min(fixed_seconds(outcomes, elapsed) / _FIXED_SHARE, _LONGEST_SECONDS)
             # Not all at once: the first ones take longer than those after them.
-            fitting = int(self._recovery.engine.plan.group_seconds / self._each)
+            fitting = int(max(self._recovery.engine.plan.group_seconds, share_kept) / self._each)
             self._now = max(1, min(fitting, 2 * self._now))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from support.reference import assert_bit_equal, relative_error
 from torch import nn
 
 from sparkdl import Dataset, Trainer
+from sparkdl.allreduce.outcome import Outcome, fixed_seconds
 from sparkdl.exceptions import ConfigError, ModelError, NonFiniteError
 from sparkdl.optim import LAMB, ClipByNorm
 from sparkdl.train import (
@@ -296,6 +298,8 @@ def test_the_size_of_groups_adapts() -> None:
             self.undone.append(len(group))
 
     class Item(int):
+        tasks = ()
+
         def same_as(self, other: int) -> bool:
             return self == other
 
@@ -310,6 +314,52 @@ def test_the_size_of_groups_adapts() -> None:
     ahead.run(Item(100), lambda most: [Item(101 + i) for i in range(most)])  # type: ignore
     assert recovery.sizes[-1] == 37
     assert ahead.lead > 0
+
+
+def step_of(*ranks: tuple[float, float]) -> Outcome:
+    """Return the outcome of a step whose ranks began, and took so long."""
+    tasks = [
+        {"kind": "forward-backward", "partition": rank, "start": start, "seconds": seconds}
+        for rank, (start, seconds) in enumerate(ranks)
+    ]
+    return Outcome(samples=1, loss=0.0, phases={}, bytes={}, extras={}, tasks=tasks)
+
+
+def test_fixed_cost_is_what_no_rank_spends_in_steps() -> None:
+    steps = [step_of((100.0, 1.0), (900.0, 1.0)), step_of((101.5, 1.0), (901.2, 2.5))]
+    assert fixed_seconds(steps, 5.0) == pytest.approx(5.0 - 3.7)  # by each rank's own clock
+    assert fixed_seconds(steps, 3.0) == 0.0
+    assert fixed_seconds([Outcome(samples=1, loss=0.0, phases={}, bytes={}, extras={})], 3.0) == 0.0
+
+
+def test_groups_grow_until_their_fixed_cost_is_a_small_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    sizes: list[int] = []
+
+    class Costly:
+        class engine:  # noqa: N801
+            longest_group = 1000
+
+            class plan:  # noqa: N801
+                group_seconds = 1.0
+
+        fixed = 0.9
+
+        def run(self, group: list[Any]) -> list[Outcome]:
+            nonlocal now
+            sizes.append(len(group))
+            steps = [step_of((now + 0.5 * i, 0.5)) for i in range(len(group))]
+            now += self.fixed + 0.5 * len(group)
+            return steps
+
+    monkeypatch.setattr("sparkdl.train.ahead.perf_counter", lambda: now)
+    step = SimpleNamespace(same_as=lambda other: True)
+    for fixed, expected in ((0.9, 58), (3.0, 114)):  # 0.9 / 0.03 = 30 seconds; 100 would be more than 60
+        Costly.fixed = fixed
+        ahead = Ahead(Costly(), None)  # type: ignore[arg-type]
+        for _ in range(600):
+            ahead.run(step, lambda most: [step] * most)  # type: ignore[arg-type, return-value]
+        assert sizes[-1] == pytest.approx(expected, abs=1)
 
 
 def test_options_that_exclude_each_other() -> None:
