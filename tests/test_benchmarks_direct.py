@@ -16,10 +16,12 @@ from typing import Any
 import chaos
 import cost_model
 import keeping
+import numpy as np
 import peers
 import profile_step
 import pytest
 import scale
+import topologies
 
 FOLDER = Path(peers.__file__).parent
 TERMS = {"job": 0.02, "task": 0.002, "step": 0.001, "report": 0.00005}
@@ -263,3 +265,14 @@ def test_two_processes_carry_the_same_values() -> None:
     assert len(rows) == 2 * 7
     assert all(row["ms"] > 0 and row["time_over_gloo"] > 0 for row in rows)
     assert not cost_model.fit_carrier(rows).measured  # it takes two numbers of peers
+
+
+@pytest.mark.parametrize("way", topologies.WAYS)
+@pytest.mark.parametrize("peers", [2, 3, 4, 6, 8, 16])
+def test_everybody_ends_with_the_sum(way: str, peers: int) -> None:
+    vectors = [np.full(50, 1 << n, dtype=np.float32) for n in range(peers)]  # exact in any order
+    wire = topologies.Wire()
+    for total in topologies.WAYS[way](vectors, wire):
+        assert np.array_equal(total, sum(vectors))
+    messages = {"all-to-all": 2 * (peers - 1), "ring": 2 * (peers - 1), "tree": (peers - 1).bit_length()}
+    assert max(wire.messages.values()) == messages.get(way, wire.messages[0])
