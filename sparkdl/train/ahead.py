@@ -15,15 +15,11 @@ from time import perf_counter
 
 from sparkdl.allreduce.directives import Step
 from sparkdl.allreduce.outcome import Outcome, fixed_seconds
-from sparkdl.allreduce.plans.base import LONGEST_GROUP
+from sparkdl.allreduce.plans.base import LONGEST_GROUP, seconds_of_group
 from sparkdl.train.recovery import Recovery
 
 _FULL_GROUPS = 8
 """So many groups in a row have to be used up before a limit that an undone group has set is raised."""
-_FIXED_SHARE = 0.03
-"""So much of a group's time may go into starting it and persisting its end, as with commits."""
-_LONGEST_SECONDS = 60.0
-"""No group is made longer than this to keep that share: half of it is lost, on average, with an executor."""
 
 
 class Ahead:
@@ -97,7 +93,7 @@ class Ahead:
         elapsed = perf_counter() - begin
         self._each = elapsed / len(outcomes)
         if self._size is None:
-            share_kept = min(fixed_seconds(outcomes, elapsed) / _FIXED_SHARE, _LONGEST_SECONDS)
+            wanted = self._recovery.engine.plan.group_seconds
             # Not all at once: the first ones take longer than those after them.
-            fitting = int(max(self._recovery.engine.plan.group_seconds, share_kept) / self._each)
+            fitting = int(seconds_of_group(wanted, fixed_seconds(outcomes, elapsed)) / self._each)
             self._now = max(1, min(fitting, 2 * self._now))

@@ -224,3 +224,18 @@ class Plan(Protocol):
 
 LONGEST_GROUP = 10_000
 """Iterations of one job, as far as a plan is concerned: transports have limits of their own."""
+_FIXED_SHARE = 0.03
+_LONGEST_SECONDS = 60.0
+
+
+def seconds_of_group(wanted: float, fixed: float) -> float:
+    """Return how long a group should take, given what starting it and persisting its end cost.
+
+    At most 3 % of its time goes there, as with commits, unless that takes more than a minute: half of a group
+    is lost, on average, with an executor.
+
+    Args:
+        wanted: seconds that its plan wants.
+        fixed: seconds that any group costs.
+    """
+    return max(wanted, min(fixed / _FIXED_SHARE, _LONGEST_SECONDS))
