@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparkdl.train.planning.costs import Kind
+from sparkdl.train.costs import Kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,7 @@ class Fit:
         noise: relative spread of the groups' seconds.
         python_bytes: largest memory of an executor's Python processes.
         jvm_bytes: largest memory of an executor's JVM.
+        group_seconds: how long the plan wants a job to take.
     """
 
     ranks: int
@@ -37,6 +38,7 @@ class Fit:
     noise: float
     python_bytes: int
     jvm_bytes: int
+    group_seconds: float = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,8 @@ class Rehearsal:
         cores: of an executor.
         host_cores: cores of a machine.
         one_host: whether all executors share one machine, also if there are more of them.
+        sample_rows: of the sample.
+        iterations_per_job: as the option says.
     """
 
     alone: Sequence[Fit]
@@ -69,3 +73,5 @@ class Rehearsal:
     cores: int
     host_cores: int
     one_host: bool
+    sample_rows: int = 0
+    iterations_per_job: int | None = None

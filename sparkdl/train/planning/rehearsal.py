@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from sparkdl.data.sampled import first_rows
 from sparkdl.exceptions import ConfigError, TaskError
 from sparkdl.train.config import TrainConfig
 from sparkdl.train.history import History
+from sparkdl.train.hooks.base import Hook
 from sparkdl.train.hooks.of_run import none_of_every_run
 from sparkdl.train.planning.measured import Fit, Rehearsal
 from sparkdl.train.planning.probe import MemoryWatch
@@ -33,7 +34,7 @@ _GROUPS = 4
 _PILOT = 4
 _MOST_STEPS = 2000
 _SINGLES = 10
-_SAMPLE_STEPS = 8
+SAMPLE_STEPS = 8
 """A sample has rows for so many steps: shorter epochs would have other partitions' rows too often."""
 _ONE_MACHINE = re.compile(r"local-cluster\[.*")
 _WORK = ("weights_in", "data", "compute", "gradient_out")
@@ -74,13 +75,13 @@ def rehearse(
         ConfigError: if an option does not fit the data.
         TaskError: if a task keeps failing.
     """
-    stage = _Stage(trainer, data, wanted, seconds, tell)
+    stage = Stage(trainer, data, wanted, seconds, tell)
     with none_of_every_run():
         return stage.rehearse(compare)
 
 
 @dataclass(slots=True)
-class _Stage:
+class Stage:
     """Fits on samples of a Dataset; see :func:`rehearse`."""
 
     trainer: Trains
@@ -94,28 +95,29 @@ class _Stage:
     _host_cores: int = 0
 
     def rehearse(self, compare: bool) -> Rehearsal:
+        """Return what the fits have taken; with other exchanges and transports if ``compare``."""
         access, batch = self.data.access, self.trainer.config.batch_size
         there = access.executors()
         most = there.count if there.count > 1 else min(2, there.cores)
         most = min(most, batch)
-        rows = _SAMPLE_STEPS * self.trainer.config.rows_per_iteration(batch, 0)
+        rows = SAMPLE_STEPS * self.trainer.config.rows_per_iteration(batch, 0)
         shares = sorted({max(1, batch // (4 * most)), max(1, batch // most), min(batch, 2 * batch // most)})
         job, together, halved = 0.0, list[Fit](), None
-        with self._sample(rows, 1) as sample:
-            self._pilot(sample, shares[0])
-            alone = [self._fit(sample, share, f"1 rank, batches of {share}") for share in shares]
+        with self.sample(rows, 1) as sample:
+            self.pilot(sample, shares[0])
+            alone = [self.fit(sample, share, f"1 rank, batches of {share}") for share in shares]
             if most == 1:
-                job = self._job(sample, alone[-1], shares[-1], {})
+                job = self.job(sample, alone[-1], shares[-1], {})
         if most > 1:
-            with self._sample(rows, most) as sample:
-                self._pilot(sample, batch)
+            with self.sample(rows, most) as sample:
+                self.pilot(sample, batch)
                 for name, options in self._candidates(most, compare):
                     together += self._tried(sample, batch, f"{most} ranks, {name}", options)
                 first = self._candidates(most, False)[0][1]
-                job = self._job(sample, together[0], batch, first)
+                job = self.job(sample, together[0], batch, first)
         if there.count > 1 and there.cores > 1 and batch >= 2 * there.count:
-            with self._sample(rows, 2 * there.count) as sample:
-                halved = self._fit(sample, batch, f"{2 * there.count} ranks with half the cores")
+            with self.sample(rows, 2 * there.count) as sample:
+                halved = self.fit(sample, batch, f"{2 * there.count} ranks with half the cores")
         return Rehearsal(
             alone=alone,
             together=together,
@@ -128,6 +130,8 @@ class _Stage:
             cores=there.cores,
             host_cores=self._host_cores or there.cores,
             one_host=_ONE_MACHINE.match(access.conf("spark.master")) is not None,
+            sample_rows=rows,
+            iterations_per_job=self.trainer.config.iterations_per_job,
         )
 
     def _candidates(self, ranks: int, compare: bool) -> list[tuple[str, dict[str, Any]]]:
@@ -144,7 +148,7 @@ class _Stage:
         return found
 
     @contextmanager
-    def _sample(self, rows: int, ranks: int) -> Iterator[Dataset]:
+    def sample(self, rows: int, ranks: int) -> Iterator[Dataset]:
         """Make a Dataset of the first rows for as long as the block runs."""
         self.tell(f"building a sample of {rows} rows in {ranks} partition{'s' * (ranks > 1)}")
         with first_rows(self.data, rows, ranks) as sample:
@@ -152,28 +156,28 @@ class _Stage:
             self._row_bytes = sum(token.nbytes for token in tokens) / sum(token.rows for token in tokens)
             yield sample
 
-    def _pilot(self, sample: Dataset, batch: int) -> None:
+    def pilot(self, sample: Dataset, batch: int) -> None:
         """Let processes and JVM warm up, and find how long a step takes."""
-        history, _ = self._run(sample, batch, _PILOT, {"iterations_per_job": 1})
+        history, _ = self.run(sample, batch, _PILOT, {"iterations_per_job": 1})
         self._each = min(history.column("seconds")[1:] or history.column("seconds"))
 
     def _tried(self, sample: Dataset, batch: int, name: str, options: dict[str, Any]) -> list[Fit]:
         """Return a fit; nothing if these options do not suit model or session."""
         if not options:
-            return [self._fit(sample, batch, name)]
+            return [self.fit(sample, batch, name)]
         try:
-            return [self._fit(sample, batch, name, **options)]
+            return [self.fit(sample, batch, name, **options)]
         except (ConfigError, TaskError) as error:
             _log.info("%s was not measured: %s", name, error)
             return []
 
-    def _fit(self, sample: Dataset, batch: int, name: str, **options: Any) -> Fit:
+    def fit(self, sample: Dataset, batch: int, name: str, hooks: Sequence[Hook] = (), **options: Any) -> Fit:
         """Return how long the steps of a short fit take, and how much memory."""
         self.tell(name)
         count = max(_GROUPS, min(int(self.seconds / self._each), _MOST_STEPS))
         group = count // _GROUPS
-        history, watch = self._run(
-            sample, batch, _GROUPS * group, {"iterations_per_job": group, **options}
+        history, watch = self.run(
+            sample, batch, _GROUPS * group, {"iterations_per_job": group, **options}, hooks
         )
         seconds = history.column("seconds")
         each = [statistics.fmean(seconds[n * group : (n + 1) * group]) for n in range(1, _GROUPS)]
@@ -181,13 +185,14 @@ class _Stage:
         ranks = len(sample.store().partitions)
         work = sum(statistics.fmean(history.column(f"phases.{name}")[group:]) for name in _WORK)
         direct = statistics.fmean(history.column("direct")) > 0.5
+        exchange = _exchange(self.wanted, self.data, ranks, options)
         self._state_bytes = max(self._state_bytes, max(history.column("bytes.state")))
         self._host_cores = min((found.cores for found in watch.executors), default=0)
         return Fit(
             ranks=ranks,
             rows=statistics.fmean(history.column("samples")) / ranks,
             threads=threads_per_task(sample.store().executors, ranks),
-            exchange=_exchange(self.wanted, self.data, ranks, options),
+            exchange=exchange,
             transport="direct" if direct else "shuffle",
             group=group,
             seconds=self._each,
@@ -195,27 +200,29 @@ class _Stage:
             noise=(max(each) - min(each)) / 2 / self._each,
             python_bytes=max((found.python_bytes for found in watch.executors), default=0),
             jvm_bytes=max((found.jvm_bytes for found in watch.executors), default=0),
+            group_seconds=self.wanted.plan(exchange, ranks, 0, directly=direct).group_seconds,
         )
 
-    def _job(self, sample: Dataset, known: Fit, batch: int, options: dict[str, Any]) -> float:
+    def job(self, sample: Dataset, known: Fit, batch: int, options: dict[str, Any]) -> float:
         """Return the seconds of a job beyond those of its steps, by jobs of one step."""
         if known.group == 1 or known.exchange == "driver":
             return 0.0
         self.tell("jobs of one step")
-        history, _ = self._run(sample, batch, _SINGLES, {"iterations_per_job": 1, **options})
+        history, _ = self.run(sample, batch, _SINGLES, {"iterations_per_job": 1, **options})
         single = statistics.median(history.column("seconds")[_SINGLES // 2 :])
         return max(0.0, (single - known.seconds) / (1 - 1 / known.group))
 
-    def _run(
-        self, sample: Dataset, batch: int, steps: int, options: dict[str, Any]
+    def run(
+        self, sample: Dataset, batch: int, steps: int, options: dict[str, Any], hooks: Sequence[Hook] = ()
     ) -> tuple[History, MemoryWatch]:
+        """Train for so many steps with other options; return the history and the executors' memory."""
         config = self.trainer.config
         watch = MemoryWatch(tuple(pattern for hook in config.hooks for pattern in hook.unfreezes))
         if config.exchange == "driver" or options.get("exchange") == "driver" or config.drop_stragglers:
             options = {**options, "iterations_per_job": None}
         trainer = self.trainer.with_options(
             batch_size=batch,
-            hooks=[watch],
+            hooks=[watch, *hooks],
             end_when=MaxIteration(steps),
             progress=False,
             timeline=None,

@@ -1,7 +1,7 @@
 """The one cost model: how the time of a step's sync grows with ranks, bytes and messages.
 
 The numbers are those of a machine with two cores, and assumptions where nothing was measured. A rehearsal
-takes from here how a cost *grows*, and measures how large it is. ``benchmarks/cost_model.py`` fits the numbers.
+takes from here how a cost *grows*, and measures how large it is. ``benchmarks/cost_model.py`` fits them.
 """
 
 from __future__ import annotations
