@@ -193,9 +193,9 @@ class Trainer:
             features: columns of a DataFrame, as in :meth:`Dataset.from_dataframe`; only for DataFrames.
             label: likewise, for the loss.
             weight: likewise, for sample weights.
-            resume: ``True`` to go on from the newest sound checkpoint of the :class:`Checkpoint` hook, or from
-                the beginning without one; or the path of a checkpoint, or what was read of one. The run ends
-                with the same bits as if it had never stopped. Under ``sparkdl submit --retries`` a driver
+            resume: ``True`` to go on from the newest sound checkpoint of the :class:`Checkpoint` hook, or
+                from the beginning without one; or the path of a checkpoint, or what was read of one. The run
+                ends with the same bits as if it had never stopped. Under ``submit --retries`` a driver
                 goes on from the checkpoints of the one before, whatever is said here.
             rows: ``"new"`` to go on from a checkpoint with other rows than it was written with: with weights,
                 the optimizer's state, schedule and counters. The epoch of the old rows ends, with an entry in
