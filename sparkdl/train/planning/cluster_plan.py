@@ -102,6 +102,30 @@ class ClusterPlan:
             ["[resources]", *(f"{k} = {json.dumps(v)}" for k, v in self.resources().items()), ""]
         )
 
+    def resource_profile(self, gpus: float = 0.0) -> Any:
+        """Return :meth:`resources` as a ``pyspark.resource.ResourceProfile``, for ``rdd.withResources``.
+
+        Spark starts executors for it where it may, which takes dynamic allocation.
+
+        Args:
+            gpus: of a task: a whole number, or a share of at most 0.5.
+
+        Raises:
+            ConfigError: if Spark has no such share of a GPU.
+        """
+        if gpus < 0 or (gpus > 0.5 and gpus != int(gpus)):
+            raise ConfigError(f"gpus={gpus!r}: expected a whole number, or a share of at most 0.5")
+        from pyspark.resource import ExecutorResourceRequests, ResourceProfileBuilder, TaskResourceRequests
+
+        asked = self.resources()
+        executor = ExecutorResourceRequests().cores(self.cores)
+        executor = executor.memory(str(asked["memory"])).memoryOverhead(str(asked["overhead"]))
+        task = TaskResourceRequests().cpus(self.cores_per_task)
+        if gpus:
+            tasks = self.cores // self.cores_per_task
+            executor, task = executor.resource("gpu", math.ceil(gpus * tasks)), task.resource("gpu", gpus)
+        return ResourceProfileBuilder().require(executor).require(task).build
+
     def to_json(self) -> dict[str, Any]:
         """Return everything, JSON-compatible."""
         return asdict(self) | {"resources": self.resources()}
