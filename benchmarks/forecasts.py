@@ -4,9 +4,9 @@
     python benchmarks/forecasts.py --works mlp lenet --seconds 6
 
 Each work is rehearsed once, on a sample, with two executors of one core. Forecasts from that are for each
-number of ``--executors``. Then sessions with so many executors train on all rows, and a row says
+number of ``--executors``. Then sessions with so many executors train on all rows. A row says
 
-    epoch_s, forecast_s    seconds of an epoch's steps: mean of the later half of the steps, times their number
+    epoch_s, forecast_s    seconds of an epoch's steps: mean of the later half, times their number
     time_ratio             forecast over measured
     memory_MB, forecast_MB memory of the largest executor: JVM and Python processes
     memory_ratio           forecast over measured

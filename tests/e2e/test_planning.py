@@ -31,7 +31,10 @@ try:
     x = np.random.default_rng(0).normal(size=(2000, 8)).astype(np.float32)
     net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
     Trainer(
-        net, loss=torch.nn.MSELoss(), optimizer=partial(torch.optim.Adam, lr=0.01), batch_size=int(sys.argv[1]),
+        net,
+        loss=torch.nn.MSELoss(),
+        optimizer=partial(torch.optim.Adam, lr=0.01),
+        batch_size=int(sys.argv[1]),
     ).fit(Dataset.from_numpy(x, x.sum(1, keepdims=True)))
     print("trained")
 finally:

@@ -322,8 +322,8 @@ def test_a_run_asks_for_executors_while_they_pay() -> None:
 
 
 def test_executors_that_bring_nothing_are_given_back() -> None:
-    assert follow(lambda n: (0.1, 0.05), 4)[0] == 1
-    assert follow(lambda n: (0.1, 0.05), 4, min_partitions=2)[0] == 2
+    assert follow(lambda n: (0.1 / n, 0.2), 4)[0] == 1
+    assert follow(lambda n: (0.1 / n, 0.2), 4, min_partitions=2)[0] == 2
     # Two cores for all: a third executor looks good until it was tried.
     assert follow(lambda n: (max(1.0 / n, 0.5), 0.01), 1)[0] == 2
 

@@ -242,20 +242,23 @@ def make_plan(
             cost=price * executors * model.found.cores * seconds / 3600,
         )
 
+    def fastest(usual: Estimate) -> Estimate:
+        if usual.executors == 1:
+            return usual
+        others = [estimate(usual.executors, fit, batch) for fit in model.found.together]
+        best = min(others, key=lambda each: each.step_seconds, default=usual)
+        return best if best.step_seconds < (1 - _BETTER) * usual.step_seconds else usual
+
     found = [estimate(n, model.chosen(kind), batch) for n, kind in sorted(kinds.items())]
-    best = found[0]
-    for each in found[1:]:
+    best, *others = map(fastest, found)
+    for each in others:
         if not worth(best.epoch_seconds, each.epoch_seconds, best.executors, each.executors):
             break
         best = each
-    others = [estimate(best.executors, fit, batch) for fit in model.found.together]
-    fastest = min(others, key=lambda each: each.step_seconds, default=best)
-    if fastest.step_seconds < (1 - _BETTER) * best.step_seconds:
-        best = fastest
-    like = next(
-        (f for f in model.found.together if (f.exchange, f.transport) == (best.exchange, best.transport)),
-        model.usual,
-    )
+    measured = [
+        f for f in model.found.together if (f.exchange, f.transport) == (best.exchange, best.transport)
+    ]
+    like = measured[0] if measured else model.usual
     return ClusterPlan(
         estimates=found,
         best=best,

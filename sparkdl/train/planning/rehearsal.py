@@ -32,6 +32,9 @@ _log = logging.getLogger("sparkdl")
 _GROUPS = 4
 """Jobs of a fit, of which the first warms up."""
 _PILOT = 4
+_PILOT_GROUP = 10
+_SHORT = 0.5
+"""Seconds of a job of one step from which on there is no need to look closer."""
 _MOST_STEPS = 2000
 _SINGLES = 10
 SAMPLE_STEPS = 8
@@ -160,6 +163,9 @@ class Stage:
         """Let processes and JVM warm up, and find how long a step takes."""
         history, _ = self.run(sample, batch, _PILOT, {"iterations_per_job": 1})
         self._each = min(history.column("seconds")[1:] or history.column("seconds"))
+        if self._each < _SHORT:  # most of it is the job
+            history, _ = self.run(sample, batch, 2 * _PILOT_GROUP, {"iterations_per_job": _PILOT_GROUP})
+            self._each = statistics.fmean(history.column("seconds")[_PILOT_GROUP:])
 
     def _tried(self, sample: Dataset, batch: int, name: str, options: dict[str, Any]) -> list[Fit]:
         """Return a fit; nothing if these options do not suit model or session."""
@@ -181,7 +187,7 @@ class Stage:
         )
         seconds = history.column("seconds")
         each = [statistics.fmean(seconds[n * group : (n + 1) * group]) for n in range(1, _GROUPS)]
-        self._each = statistics.fmean(each)
+        self._each = statistics.median(each)
         ranks = len(sample.store().partitions)
         work = sum(statistics.fmean(history.column(f"phases.{name}")[group:]) for name in _WORK)
         direct = statistics.fmean(history.column("direct")) > 0.5
