@@ -18,6 +18,7 @@ from sparkdl.keyed.entries import Entries
 from sparkdl.train.ahead import Ahead
 from sparkdl.train.checkpoint.resume import ResumePoint
 from sparkdl.train.checkpoint.shard_files import WriteShard
+from sparkdl.train.costs import Kind
 from sparkdl.train.demand import Demand
 from sparkdl.train.elastic import Elastic, Watch
 from sparkdl.train.epochs import Epochs
@@ -75,7 +76,8 @@ class Loop:
         self._watch = Watch(rules, run.data.access.count_executors) if rules is not None else None
         self._demand: Demand | None = None
         if rules is not None and rules.asks and jobs is not None:
-            self._demand = Demand(rules, jobs.ask_for_executors, run.layout.nbytes)
+            kind: Kind = "sharded" if config.exchange == "sharded" else "replicated"
+            self._demand = Demand(rules, jobs.ask_for_executors, run.layout.nbytes, kind)
         self._deadlines = Deadlines(config.drop_stragglers) if config.drop_stragglers else None
         self._resumed: ResumePoint | None = None
         self._schedule = schedule

@@ -22,6 +22,7 @@ from sparkdl.train.config import TrainConfig
 from sparkdl.train.history import History
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.hooks.of_run import none_of_every_run
+from sparkdl.train.leaving import ErrorsCarryResult
 from sparkdl.train.planning.measured import Fit, Rehearsal
 from sparkdl.train.planning.probe import MemoryWatch
 from sparkdl.train.resources import threads_per_task
@@ -238,7 +239,8 @@ class Stage:
             monitor=None,
             **options,
         )
-        result: FitResult = trainer.fit(sample)
+        with ErrorsCarryResult() as kept:  # not fit(): a Distiller would label the sample once more
+            result: FitResult = trainer._fit(sample, None, False, "same", kept)
         return result.history, watch
 
 
