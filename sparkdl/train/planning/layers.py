@@ -141,7 +141,7 @@ def _marked(module: nn.Module) -> Iterator[None]:
     def enter(name: str) -> Any:
         def hook(*_: Any) -> None:
             open_.append(record_function(f"{_MARK}{name}"))
-            open_[-1].__enter__()
+            open_[-1].__enter__()  # type: ignore[no-untyped-call]
 
         return hook
 

@@ -217,7 +217,7 @@ class Stage:
         self.tell("jobs of one step")
         history, _ = self.run(sample, batch, _SINGLES, {"iterations_per_job": 1, **options})
         single = statistics.median(history.column("seconds")[_SINGLES // 2 :])
-        return max(0.0, (single - known.seconds) / (1 - 1 / known.group))
+        return float(max(0.0, (single - known.seconds) / (1 - 1 / known.group)))
 
     def run(
         self, sample: Dataset, batch: int, steps: int, options: dict[str, Any], hooks: Sequence[Hook] = ()
