@@ -61,7 +61,7 @@ class Estimate:
         return self.jvm_bytes + self.python_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ClusterPlan:
     """Forecasts of time, memory and cost, made from a rehearsal.
 
@@ -153,6 +153,9 @@ class ClusterPlan:
                 f"{more.batch} would take {more.epoch_seconds:.3g} s for an epoch, and learn otherwise"
             )
         return said
+
+    def __repr__(self) -> str:
+        return f"ClusterPlan(best={self.best.executors} of {len(self.estimates)} estimates)"
 
     def __str__(self) -> str:
         lines = [self._head(), *(self._row(each) for each in self._shown())]
