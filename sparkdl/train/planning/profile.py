@@ -98,6 +98,9 @@ def profile_of(
         tell("layers")
         layers, spans = _layers(trainer, sample, max(1, round(fit.rows)))
     parts = parts_of(watch.phases, fit.seconds, job, skip=fit.group)
+    if fit.ranks == 1:  # which exchanges with nobody: jobs of one step leave nothing else
+        parts["scheduling"] += parts["exchange"]
+        parts["exchange"] = 0.0
     if trace:
         Path(trace).write_text(json.dumps([*events, *layer_events(spans)]), encoding="utf-8")
     facts = {
