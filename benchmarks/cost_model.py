@@ -2,6 +2,8 @@
 
     python benchmarks/cost_model.py --scale scale.json --carrier carrier.json --json model.json
 
+The model itself is ``sparkdl/train/costs.py``, which ``sparkdl plan`` uses, too.
+
 The **driver's** part is fitted to the rows of scale.py: processor time of its JVM and its Python is a sum
 over jobs, tasks, steps, and reports (one of each rank in each step), by relative error, with no negative
 coefficient. It is assumed that the driver does one thing after the other, and nothing else happens
@@ -33,98 +35,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import keeping
 import numpy as np
 from sync import MODELS, least_squares, table
 
-from sparkdl.allreduce.plans.sharded import Sharded
+from sparkdl.train.costs import Carrier, Driver, Surroundings, from_peers, sync_seconds
 
 EXECUTORS = (8, 16, 32, 64, 128, 256, 512, 1024)
 TERMS = ("job", "task", "step", "report")
 _FLOAT = 4
-_KEPT = 3  # weights, and two of Adam's, of a shard
-
-
-@dataclass(frozen=True, slots=True)
-class Driver:
-    """Seconds of the driver, by what causes them.
-
-    Attributes:
-        job: of a job.
-        task: of a task.
-        step: of a step.
-        report: of a rank's report of a step.
-        error: the largest relative error over the rows.
-        executors: the most executors that were measured.
-    """
-
-    job: float
-    task: float
-    step: float
-    report: float
-    error: float
-    executors: int
-
-    def seconds(self, ranks: int, steps: int, stages: int) -> float:
-        """Return what a group costs."""
-        return self.job + stages * ranks * self.task + steps * (self.step + ranks * self.report)
-
-
-@dataclass(frozen=True, slots=True)
-class Carrier:
-    """What the exchange costs a task.
-
-    Attributes:
-        message: processor seconds of sending one message and receiving one.
-        exchange: processor seconds of an exchange besides.
-        byte: processor seconds of sending a byte and receiving one.
-        measured: whether that was measured, or is what this module assumes.
-    """
-
-    message: float = 40e-6
-    exchange: float = 60e-6
-    byte: float = 0.6e-9
-    measured: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What was not measured by scale.py and carrier.py.
-
-    Attributes:
-        compute: seconds of forward and backward.
-        group: seconds of a group; ``None`` for what the sharded plan wants.
-        network: bytes per second of each machine, in each direction.
-        latency: seconds that a message is on its way.
-        update: seconds per byte of weights that Adam updates (7 ms for 5 million).
-        copy: seconds per byte of weights that are copied into the module.
-        persist: seconds per byte that Spark keeps at a group's end (10 ms per MB).
-        shuffled: seconds per byte that a task sends and receives by shuffles.
-        packing: processor seconds of packing a message and of reading one (profile_step.py).
-    """
-
-    compute: float = 2.0
-    group: float | None = None
-    network: float = 1.25e9
-    latency: float = 100e-6
-    update: float = 0.35e-9
-    copy: float = 0.15e-9
-    persist: float = 10e-9
-    shuffled: float = 3.2e-9
-    packing: float = 50e-6
-
-    @classmethod
-    def of(cls, args: argparse.Namespace, gigabits: float) -> Surroundings:
-        """Return what the options say."""
-        return cls(args.compute, args.group, gigabits / 8 * 1e9, packing=args.packing / 1e6)
 
 
 def fit_driver(rows: Sequence[Mapping[str, Any]], transport: str) -> Driver | None:
@@ -169,45 +94,9 @@ def fit_carrier(rows: Sequence[Mapping[str, Any]]) -> Carrier:
     return Carrier(**{name: found.get(name, 0.0) for name in sizes}, measured=True)
 
 
-def steps_of_group(numel: int, each: float, around: Surroundings) -> int:
-    """Return how many steps of so many seconds are a group."""
-    layout = SimpleNamespace(nbytes=_FLOAT * numel)
-    wanted = Sharded(layout=layout, shards=1, reductions=0).group_seconds  # type: ignore[arg-type]
-    return max(1, int((around.group or wanted) / each))
-
-
-def sync_seconds(
-    numel: int, ranks: int, transport: str, driver: Driver, carrier: Carrier, around: Surroundings
-) -> tuple[float, float]:
-    """Return the seconds of a step's sync, and those of the driver among them."""
-    size, away = _FLOAT * numel, 1 - 1 / ranks
-    own = around.update * size / ranks + around.copy * size
-    if transport == "direct":
-        byte = max(carrier.byte, 1 / around.network)
-        messages = 2 * (carrier.exchange + around.latency + (ranks - 1) * (carrier.message + around.packing))
-        exchange = 2 * size * away * byte + messages
-    else:
-        exchange = 2 * size * away * max(around.shuffled, 1 / around.network)
-    each = around.compute + own + exchange
-    # A group's fixed cost is shared by its steps; those of shuffles cost a stage each, and one more.
-    steps = steps_of_group(numel, each, around)
-    stages = 1 if transport == "direct" else 2 * steps + 1
-    scheduling = driver.seconds(ranks, steps, stages) / steps
-    own += around.persist * _KEPT * size / ranks / steps
-    return own + exchange + scheduling, scheduling
-
-
-def from_peers(numel: int, carrier: Carrier, around: Surroundings) -> dict[str, int]:
-    """Return from how many peers an all-to-all exchange's messages count; see above."""
-    byte = max(carrier.byte, 1 / around.network)
-    each = carrier.message + around.packing
-    of_bytes = 0.1 * _FLOAT * numel * byte / each + 1
-    of_compute = 0.01 * around.compute / (2 * each) + 1
-    return {
-        "messages_are_10_percent_of_bytes": math.ceil(of_bytes),
-        "messages_are_1_percent_of_compute": math.ceil(of_compute),
-        "something_else_pays": math.ceil(max(of_bytes, of_compute)),
-    }
+def surroundings(args: argparse.Namespace, gigabits: float) -> Surroundings:
+    """Return what the options say."""
+    return Surroundings(args.compute, args.group, gigabits / 8 * 1e9, packing=args.packing / 1e6)
 
 
 def foretell(drivers: Mapping[str, Driver], carrier: Carrier, args: argparse.Namespace) -> list[keeping.Row]:
@@ -215,10 +104,10 @@ def foretell(drivers: Mapping[str, Driver], carrier: Carrier, args: argparse.Nam
     rows = []
     for name, numel in MODELS.items():
         for gigabits in args.network:
-            around = Surroundings.of(args, gigabits)
+            around = surroundings(args, gigabits)
             for transport, driver in drivers.items():
                 for ranks in EXECUTORS:
-                    sync, scheduling = sync_seconds(numel, ranks, transport, driver, carrier, around)
+                    sync, scheduling = sync_seconds(_FLOAT * numel, ranks, transport, driver, carrier, around)
                     rows.append(
                         {
                             "model": name,
@@ -291,8 +180,8 @@ def show(
     found = []
     for name, numel in MODELS.items():
         for gigabits in args.network:
-            around = Surroundings.of(args, gigabits)
-            found.append((name, f"{gigabits:g} GbE", *from_peers(numel, carrier, around).values()))
+            around = surroundings(args, gigabits)
+            found.append((name, f"{gigabits:g} GbE", *from_peers(_FLOAT * numel, carrier, around).values()))
     names = ("messages 10 % of bytes", "messages 1 % of compute", "something else pays")
     table(("model", "network", *names), found)
 

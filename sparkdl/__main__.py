@@ -11,10 +11,10 @@ import sys
 from collections.abc import Sequence
 
 from sparkdl import __version__, checkpoints, doctor
-from sparkdl.commands import init, notebook, runs, serve, submit
+from sparkdl.commands import init, notebook, plan, profile, runs, serve, submit
 from sparkdl.exceptions import SparkdlError
 
-_COMMANDS = (init, submit, notebook, serve, runs, doctor, checkpoints)
+_COMMANDS = (init, submit, plan, profile, notebook, serve, runs, doctor, checkpoints)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

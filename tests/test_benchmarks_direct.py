@@ -166,7 +166,7 @@ def test_direct_groups_pay_for_tasks_once() -> None:
     driver = cost_model.Driver(**TERMS, error=0.0, executors=8)
     carrier, around = cost_model.Carrier(), cost_model.Surroundings()
     found = {
-        name: cost_model.sync_seconds(7_000_000, 512, name, driver, carrier, around)
+        name: cost_model.sync_seconds(28_000_000, 512, name, driver, carrier, around)
         for name in ("shuffle", "direct")
     }
     assert found["shuffle"][1] > 2 * 512 * TERMS["task"]
@@ -176,8 +176,8 @@ def test_direct_groups_pay_for_tasks_once() -> None:
 
 def test_a_faster_network_and_a_smaller_model_want_something_else_sooner() -> None:
     carrier = cost_model.Carrier()
-    slow = cost_model.from_peers(25_000_000, carrier, cost_model.Surroundings())
-    fast = cost_model.from_peers(7_000_000, carrier, cost_model.Surroundings(network=3e9))
+    slow = cost_model.from_peers(100_000_000, carrier, cost_model.Surroundings())
+    fast = cost_model.from_peers(28_000_000, carrier, cost_model.Surroundings(network=3e9))
     assert fast["messages_are_10_percent_of_bytes"] < slow["messages_are_10_percent_of_bytes"]
     assert fast["something_else_pays"] >= fast["messages_are_1_percent_of_compute"]
 

@@ -18,12 +18,22 @@ from support.models import mlp
 from support.runs import FakeRun
 
 from sparkdl import __main__, doctor
-from sparkdl.commands import init, notebook, packing
+from sparkdl.commands import init, notebook, packing, rehearse
 from sparkdl.summary import JsonLines
 from sparkdl.train.checkpoint import CheckpointFolder
 from sparkdl.train.state import TrainState
 
-COMMANDS = ("init", "submit", "notebook", "serve", "runs", "doctor", "checkpoints")
+COMMANDS = ("init", "submit", "plan", "profile", "notebook", "serve", "runs", "doctor", "checkpoints")
+
+PLAN = {"text": "best: 4 executors", "plan": {}, "job": "[resources]\n"}
+PROFILE = {
+    "name": "Net",
+    "facts": {"step": 0.01},
+    "parts": {"rows": 0.004, "exchange": 0.006},
+    "layers": [{"name": "0", "kind": "Linear", "parameters": 9, "forward": 1e-3, "backward": 2e-3}],
+    "bottleneck": "exchange",
+    "advice": ["fewer executors"],
+}
 
 
 def help_of(command: str, capsys: Any) -> str:
@@ -84,6 +94,8 @@ def test_the_examples_run(command: str, folder: Path, monkeypatch: pytest.Monkey
     )
     monkeypatch.setattr("sparkdl.server.run.Server", lambda path, options, **_: (path, options))
     monkeypatch.setattr("sparkdl.server.run.run", print)
+    answers = {"plan": PLAN, "profile": PROFILE}
+    monkeypatch.setattr(rehearse, "answer_of", lambda args, kind, **_: (0, answers[kind]))
     monkeypatch.setattr(notebook, "find_spec", lambda name: name)
     monkeypatch.setattr(
         notebook, "forwarding", lambda: nullcontext(SimpleNamespace(run=lambda *_: 0, stopped=False))

@@ -65,6 +65,12 @@ def test_tuning_guide(namespace: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+def test_planning_guide(namespace: dict[str, Any]) -> None:
+    run_page("docs/planning.md", namespace)
+    assert 1 <= namespace["found"].best.executors <= 32
+
+
+@pytest.mark.slow
 def test_distillation_guide(namespace: dict[str, Any]) -> None:
     run_page("docs/distillation.md", namespace)
     assert namespace["distiller"].cost.rows == 400

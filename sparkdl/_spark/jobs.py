@@ -14,6 +14,7 @@ import cloudpickle
 from pyspark.serializers import NoOpSerializer
 
 from sparkdl._spark.frames import KEY_BASE, FrameSerializer, JavaObject, Task, key, read_all
+from sparkdl._spark.session import live_executors
 from sparkdl.frame import Parts
 
 _LARGE_FRAME = 32 << 20
@@ -241,6 +242,23 @@ class FrameJobs:
             places.add(self._jvm.scala.Tuple2(bytearray(), self._jvm.PythonUtils.toSeq(preferred)))
         tokens = self._context.makeRDD(self._jvm.PythonUtils.toSeq(places), self._bytes_tag)
         return self.collect(self.stage(tokens, task, broadcasts, profile=profile))
+
+    def ask_for_executors(self, total: int) -> bool:
+        """Ask the cluster for so many executors; return whether it takes such wishes.
+
+        The newest ones are given back if there are more.
+        """
+        names = live_executors(self.sc)
+        if names[total:]:
+            self._context.killExecutors(self._jvm.PythonUtils.toSeq(self._listed(names[total:])))
+        nothing = self._jvm.PythonUtils.toScalaMap(self._hash_map())
+        return bool(self._context.requestTotalExecutors(total, 0, nothing))
+
+    def _listed(self, values: Iterable[Any]) -> JavaObject:
+        found = self._array_list()
+        for value in values:
+            found.add(value)
+        return found
 
     def count_executors(self) -> int:
         """Return how many executors there are now; in local mode the driver is one."""

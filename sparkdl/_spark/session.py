@@ -49,6 +49,14 @@ def task_slots(sc: Any) -> list[int]:
     return [info.maxTasks() for info in infos if info.id() != "driver" and info.totalCores() > 0]
 
 
+def live_executors(sc: Any) -> list[str]:
+    """Return the ids of live executors besides the driver, oldest first."""
+    listed = sc._jsc.sc().statusStore().executorList(True)
+    infos = [listed.apply(i) for i in range(listed.size())]
+    found = [str(info.id()) for info in infos if info.id() != "driver"]
+    return sorted(found, key=lambda name: (len(name), name))
+
+
 def planned_once(spark: SparkSession, df: DataFrame) -> DataFrame:
     """Return a DataFrame whose plan is made now and for all jobs that come.
 

@@ -44,3 +44,10 @@ def task_resources() -> dict[str, list[str]]:
     context = TaskContext.get()
     resources = context.resources() if context is not None else {}
     return {name: list(resource.addresses) for name, resource in resources.items()}
+
+
+def in_task() -> bool:
+    """Return whether this process runs a task at the moment."""
+    from pyspark import TaskContext
+
+    return TaskContext.get() is not None

@@ -159,6 +159,12 @@ class TorchSource(Source):
         write = build.items_writer(store, plan, self._sent.ref, as_arrays)
         return access.stage(access.scattered(pieces, partitions), write, self._sent.broadcasts)
 
+    def first(self, rows: int) -> Source:
+        """See :class:`Source`."""
+        from torch.utils.data import Subset
+
+        return TorchSource(Subset(self._dataset, range(min(rows, len(self._dataset)))))
+
     def release(self) -> None:
         """See :class:`Source`."""
         sent, self._sent = self._sent, None

@@ -36,6 +36,10 @@ class Source(ABC):
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
         """Return the lazy frames whose tasks write the store and yield tokens."""
 
+    def first(self, rows: int) -> Source:
+        """Return a source of the first rows, for a sample; this one if it cannot be cut."""
+        return self
+
     def release(self) -> None:  # noqa: B027
         """Delete what was sent to the executors for tokens, none of which are in use any more."""
 
@@ -82,6 +86,10 @@ class DataFrameSource(Source):
         rows_per_batch = max(1, min(10_000, _ARROW_BATCH_BYTES // max(plan.row_bytes, 1)))
         return access.written(df, build.arrow_writer(store, plan.columns), rows_per_batch)
 
+    def first(self, rows: int) -> Source:
+        """See :class:`Source`."""
+        return DataFrameSource(self._df.limit(rows), self._expressions)
+
 
 class RddSource(Source):
     """Elements of an RDD; what of them are features, label and weight is the plan's matter.
@@ -106,6 +114,10 @@ class RddSource(Source):
                 partitions, partial(_spread, partitions=partitions)
             )
         return frames_of(positioned.mapPartitionsWithIndex(build.rows_writer(store, plan)))
+
+    def first(self, rows: int) -> Source:
+        """See :class:`Source`."""
+        return RddSource(self._rdd.context.parallelize(self._rdd.take(rows)))
 
 
 def _with_position(partition: int, elements: Iterable[Any]) -> Iterator[tuple[tuple[int, int], Any]]:
@@ -145,3 +157,7 @@ class ArraySource(Source):
         # In pieces: what the driver holds travels inside tasks, and Spark warns of large ones.
         pieces = ((p, piece) for p, chunk in chunks for piece in cut(p, [chunk], _TASK_BYTES))
         return access.stage(access.scattered(pieces, partitions), build.arrays_writer(store, plan))
+
+    def first(self, rows: int) -> Source:
+        """See :class:`Source`."""
+        return ArraySource({key: array[:rows] for key, array in self._arrays.items()})

@@ -12,6 +12,8 @@ from sparkdl.train.hooks.callbacks import EarlyStopping, Freeze, GradientNorms, 
 from sparkdl.train.hooks.checkpoint import Checkpoint
 from sparkdl.train.hooks.live import LivePlot
 from sparkdl.train.local_steps import LocalSteps
+from sparkdl.train.planning.cluster_plan import ClusterPlan, Estimate
+from sparkdl.train.planning.plan import plan
 from sparkdl.train.result import FitResult
 from sparkdl.train.run import Run
 from sparkdl.train.schedule import (
@@ -44,9 +46,11 @@ __all__ = [
     "EMA",
     "SWA",
     "Checkpoint",
+    "ClusterPlan",
     "DropStragglers",
     "EarlyStopping",
     "Elastic",
+    "Estimate",
     "EveryEpoch",
     "EveryIterations",
     "EverySeconds",
@@ -79,6 +83,7 @@ __all__ = [
     "linear_scaling",
     "load_weights",
     "one_cycle",
+    "plan",
     "polynomial",
     "sequence",
     "warmup",

@@ -63,7 +63,7 @@ class TrainConfig:
     commit_every: int | None = None
     max_failures: int = 5
     failure_window: float = 600.0
-    elastic: Elastic | None = None
+    elastic: Elastic | Literal["plan"] | None = None
     drop_stragglers: DropStragglers | None = None
     progress: bool = True
     name: str | None = None
@@ -92,8 +92,7 @@ class TrainConfig:
             raise ConfigError(
                 f"drop_stragglers={self.drop_stragglers!r}: expected DropStragglers(...) or None"
             )
-        if self.elastic is not None and not isinstance(self.elastic, Elastic):
-            raise ConfigError(f"elastic={self.elastic!r}: expected Elastic(...) or None")
+        Elastic.of(self.elastic)
         if self.validation_batch_size is not None:
             _check_int("validation_batch_size", self.validation_batch_size, 1, "rows per forward pass")
         for name, value in (("end_when", self.end_when), ("validate_when", self.validate_when)):

@@ -27,6 +27,9 @@ class Elastic:
         settle: seconds for which a number of executors must have lasted to count between two epochs.
         patience: seconds for which it must have lasted to count in the middle of an epoch; ``None``
             to change between epochs only.
+        asks: whether the run also asks the cluster for executors, one more as long as that pays, and gives
+            back one that does not: the meaning of ``elastic="plan"``. An executor pays if it brings at least
+            half of what ideal scaling would.
 
     Raises:
         ConfigError: if a value cannot work.
@@ -36,6 +39,7 @@ class Elastic:
     max_partitions: int | None = None
     settle: float = 5.0
     patience: float | None = 60.0
+    asks: bool = False
 
     def __post_init__(self) -> None:
         most = self.min_partitions if self.max_partitions is None else self.max_partitions
@@ -52,6 +56,19 @@ class Elastic:
                 continue
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0:
                 raise ConfigError(f"Elastic({name}={seconds!r}): expected a number of seconds, at least 0")
+
+    @classmethod
+    def of(cls, value: object) -> Elastic | None:
+        """Return what the option ``elastic`` means.
+
+        Raises:
+            ConfigError: if it means nothing.
+        """
+        if value == "plan":
+            return cls(asks=True, patience=5.0)
+        if value is None or isinstance(value, cls):
+            return value
+        raise ConfigError(f"elastic={value!r}: expected Elastic(...), 'plan' or None")
 
     def partitions(self, executors: int) -> int:
         """Return the number of partitions for a number of executors."""

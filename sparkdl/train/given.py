@@ -17,6 +17,7 @@ from sparkdl.nn.lightning import LightningSchedule, is_lightning
 from sparkdl.nn.objective import Loss, LossObjective, Objective, Step, StepObjective
 from sparkdl.optim.spec import OptimizerSpec
 from sparkdl.train.config import TrainConfig
+from sparkdl.train.elastic import Elastic
 from sparkdl.train.hooks.of_run import check_hooks
 from sparkdl.train.passes.validation import Monitor
 from sparkdl.train.schedule import PerEpoch, PerIteration, Schedule
@@ -154,5 +155,12 @@ def check_elastic(config: TrainConfig, data: Dataset) -> None:
         raise ConfigError(
             "elastic: a Spark Connect session does not tell which executors come and go; leave it out, "
             "or fit in a classic session",
+            code="config-cluster",
+        )
+    rules = Elastic.of(config.elastic)
+    if rules is not None and rules.asks and data.access.conf("spark.dynamicAllocation.enabled") == "true":
+        raise ConfigError(
+            "elastic='plan' with spark.dynamicAllocation.enabled=true: Spark would undo what the run asks "
+            "for; turn dynamic allocation off, or take elastic=Elastic() to follow it",
             code="config-cluster",
         )

@@ -18,7 +18,9 @@ from sparkdl.keyed.entries import Entries
 from sparkdl.train.ahead import Ahead
 from sparkdl.train.checkpoint.resume import ResumePoint
 from sparkdl.train.checkpoint.shard_files import WriteShard
-from sparkdl.train.elastic import Watch
+from sparkdl.train.costs import Kind
+from sparkdl.train.demand import Demand
+from sparkdl.train.elastic import Elastic, Watch
 from sparkdl.train.epochs import Epochs
 from sparkdl.train.forecast import Forecast
 from sparkdl.train.hooks.base import Hook
@@ -70,7 +72,12 @@ class Loop:
         )
         self._ahead = Ahead(self._recovery, config.iterations_per_job)
         self._epochs = epochs
-        self._watch = Watch(config.elastic, run.data.access.count_executors) if config.elastic else None
+        rules, jobs = Elastic.of(config.elastic), run.data.access.jobs
+        self._watch = Watch(rules, run.data.access.count_executors) if rules is not None else None
+        self._demand: Demand | None = None
+        if rules is not None and rules.asks and jobs is not None:
+            kind: Kind = "sharded" if config.exchange == "sharded" else "replicated"
+            self._demand = Demand(rules, jobs.ask_for_executors, run.layout.nbytes, kind)
         self._deadlines = Deadlines(config.drop_stragglers) if config.drop_stragglers else None
         self._resumed: ResumePoint | None = None
         self._schedule = schedule
@@ -259,6 +266,8 @@ class Loop:
             return
         run, state = self.run, self.run.state
         before = len(self._epochs.store.partitions)
+        if self._demand is not None:
+            self._demand.decide()
         after = self._watch.decide(before, between_epochs=state.step == 0)
         if after is None:
             return
@@ -299,6 +308,9 @@ class Loop:
         run.state = before.advance(run.steps, samples, loss, now - self._mark - later)
         self._finished = False
         self._mark = now
+        if self._demand is not None and outcome is not None:
+            work = max(outcome.gradient_seconds, default=0.0)
+            self._demand.add(len(self._epochs.store.partitions), now - begin - later, work)
         run.history.append(
             {
                 "epoch": before.epoch + 1,

@@ -40,6 +40,7 @@ from sparkdl.train.passes.predict import run_prediction
 from sparkdl.train.passes.validation import Validation, check_validation, validation_sets
 from sparkdl.train.passes.validator import Validator
 from sparkdl.train.passes.weights import check_monitored, check_weights
+from sparkdl.train.planning.asked import answer_if_asked
 from sparkdl.train.recipe import Recipe, is_frozen
 from sparkdl.train.result import FitResult, StoppedBy
 from sparkdl.train.scheduled import ScheduledHyper
@@ -192,11 +193,10 @@ class Trainer:
             features: columns of a DataFrame, as in :meth:`Dataset.from_dataframe`; only for DataFrames.
             label: likewise, for the loss.
             weight: likewise, for sample weights.
-            resume: ``True`` to go on from the newest sound checkpoint of the :class:`Checkpoint` hook,
-                or from the beginning if there is none; the path of a checkpoint, or what was read of one, to
-                go on from that one. The run ends with the same bits as if it had never stopped. Under
-                ``sparkdl submit --retries`` a driver goes on from the checkpoints of the one before,
-                whatever is said here.
+            resume: ``True`` to go on from the newest sound checkpoint of the :class:`Checkpoint` hook, or
+                from the beginning without one; or the path of a checkpoint, or what was read of one. The run
+                ends with the same bits as if it had never stopped. Under ``submit --retries`` a driver
+                goes on from the checkpoints of the one before, whatever is said here.
             rows: ``"new"`` to go on from a checkpoint with other rows than it was written with: with weights,
                 the optimizer's state, schedule and counters. The epoch of the old rows ends, with an entry in
                 ``history.new_rows``; ``end_when`` counts from there; hooks begin anew.
@@ -220,6 +220,7 @@ class Trainer:
             datasets_of(data, validation, chosen, self.config.seed) as (dataset, sets),
         ):
             self._recipe.check_trains()
+            answer_if_asked(self, dataset)
             self._chosen = chosen if is_frame(data) else None
             return self._fit(dataset, sets, resume, rows, kept)
 

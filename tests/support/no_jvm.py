@@ -200,6 +200,12 @@ class Jobs:
         with self.sc.task({}):
             cloudpickle.loads(cloudpickle.dumps(work))()
 
+    def run_everywhere(
+        self, task: Task, broadcasts: Sequence[Any] = (), *, times: int = 1, profile: Any = None
+    ) -> list[bytes]:
+        one = Rdd(self.sc, times, lambda _: [b""])
+        return self.collect(self.stage(one, task, broadcasts, profile=profile))
+
     # -- keeping and releasing ------------------------------------------------------------------
 
     def persist_replicated(self, frames: Rdd, frame_bytes: int) -> None:

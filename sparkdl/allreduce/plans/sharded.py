@@ -109,8 +109,8 @@ class Sharded:
 
     @property
     def group_seconds(self) -> float:
-        """How long a group should take: all that stays is persisted at its end, for some 10 ms per MB."""
-        return 4.0 + self.layout.nbytes / 20e6
+        """How long a group should take."""
+        return group_seconds(self.layout.nbytes)
 
     @property
     def weights_bytes(self) -> int:
@@ -313,3 +313,11 @@ def _combined(inbox: Inbox, before: Buffers) -> Reports | None:
         return combine_reports(reports, before["buffers"], before["counters"])
     passed_on = inbox.of(Reports)
     return passed_on[0] if passed_on else None
+
+
+def group_seconds(nbytes: int) -> float:
+    """Return how long a group with so many bytes of weights should take.
+
+    All that stays is persisted at its end, for some 10 ms per MB.
+    """
+    return 4.0 + nbytes / 20e6

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from sparkdl.exceptions import ConfigError
 from sparkdl.train.config import TrainConfig
@@ -27,6 +28,17 @@ def remove_from_every_run(make: MakeHooks) -> None:
     """Undo :func:`add_to_every_run`."""
     if make in _of_every_run:
         _of_every_run.remove(make)
+
+
+@contextmanager
+def none_of_every_run() -> Iterator[None]:
+    """Give runs of this process only the hooks of their options while the block runs: it is a rehearsal."""
+    before = list(_of_every_run)
+    _of_every_run.clear()
+    try:
+        yield
+    finally:
+        _of_every_run[:] = before
 
 
 def hooks_of(config: TrainConfig, name: str) -> list[Hook]:

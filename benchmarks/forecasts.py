@@ -1,0 +1,182 @@
+"""Compare what ``sparkdl.train.plan`` forecasts with what is measured.
+
+    python benchmarks/forecasts.py --json forecasts.json
+    python benchmarks/forecasts.py --works mlp lenet --seconds 6
+
+Each work is rehearsed once, on a sample, with two executors of one core. Forecasts from that are for each
+number of ``--executors``. Then sessions with so many executors train on all rows. A row says
+
+    epoch_s, forecast_s    seconds of an epoch's steps: mean of the later half, times their number
+    time_ratio             forecast over measured
+    memory_MB, forecast_MB memory of the largest executor: JVM and Python processes
+    memory_ratio           forecast over measured
+    error                  the relative error that the forecast itself announces
+
+All executors share this machine, and the plan knows its cores: where there are more executors than cores they
+take turns. So this is no measurement of machines with a network between them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import keeping
+from workloads import OPTIMIZERS, Workload, make
+
+from sparkdl import Dataset, Trainer, session
+from sparkdl.train import ClusterPlan, MaxIteration, plan
+from sparkdl.train.planning.probe import MemoryWatch
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+WORKS = {"mlp": ("mlp", 512), "lenet": ("lenet", 256), "ncf": ("ncf", 2048), "resnet20": ("resnet20", 64)}
+"""Model and batch by name."""
+_LEAST_STEPS = 8
+_MOST_STEPS = 4000
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Compare forecasts with measurements.")
+    parser.add_argument("--works", nargs="+", choices=tuple(WORKS), default=list(WORKS))
+    parser.add_argument("--executors", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--rehearsed", type=int, default=2, help="executors of the rehearsal (2)")
+    parser.add_argument("--memory", type=int, default=1024, help="MiB of an executor's heap")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each fit of a rehearsal")
+    parser.add_argument("--measure", type=float, default=8.0, help="seconds of each measured fit, about")
+    parser.add_argument("--json", help="where to write the rows, after every figure")
+    args = parser.parse_args()
+    if min(*args.executors, args.rehearsed) < 1 or min(args.seconds, args.measure) <= 0:
+        parser.error("--executors and --rehearsed must be at least 1, --seconds and --measure positive")
+    return args
+
+
+@contextlib.contextmanager
+def cluster(executors: int, memory: int):
+    """Start executors of one core each."""
+    conf = {
+        "spark.executor.memory": f"{memory}m",
+        "spark.driver.memory": "2g",
+        "spark.ui.enabled": "false",
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    }
+    master = f"local-cluster[{executors},1,{memory}]"
+    spark = session.builder(master, "benchmark forecasts", conf).getOrCreate()
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def trainer_of(work: Workload, batch: int, **options) -> Trainer:
+    """Return the Trainer of a work."""
+    return Trainer(
+        work.module,
+        loss=work.loss,
+        optimizer=OPTIMIZERS[work.optimizer],
+        batch_size=batch,
+        progress=False,
+        **options,
+    )
+
+
+def forecast(args: argparse.Namespace) -> dict[str, ClusterPlan]:
+    """Rehearse each work once."""
+    found = {}
+    with cluster(args.rehearsed, args.memory) as spark:
+        for name in args.works:
+            model, batch = WORKS[name]
+            work = make(model, batch, None)
+            begin = time.perf_counter()
+            with Dataset.from_numpy(work.features, work.label, spark=spark) as data:
+                found[name] = plan(
+                    trainer_of(work, batch),
+                    data,
+                    rows=len(work.label),
+                    executors=args.executors,
+                    seconds=args.seconds,
+                    compare=False,
+                )
+            print(
+                f"{name}: {time.perf_counter() - begin:.0f} s\n{found[name]}\n", file=sys.stderr, flush=True
+            )
+    return found
+
+
+def measure(spark: SparkSession, name: str, step: float, seconds: float) -> tuple[float, int]:
+    """Return the seconds of an epoch, and the bytes of the largest executor.
+
+    Args:
+        spark: the session.
+        name: of the work.
+        step: seconds of a step, about.
+        seconds: to measure for, about.
+    """
+    model, batch = WORKS[name]
+    work, watch = make(model, batch, None), MemoryWatch()
+    steps = -(-len(work.label) // batch)
+    count = max(_LEAST_STEPS, steps, min(int(seconds / step), _MOST_STEPS))
+    with Dataset.from_numpy(work.features, work.label, spark=spark) as data:
+        result = trainer_of(work, batch, end_when=MaxIteration(count), hooks=[watch]).fit(data)
+    later = result.history.column("seconds")[count // 2 :]
+    return steps * statistics.fmean(later), max(each.nbytes for each in watch.executors)
+
+
+def run(args: argparse.Namespace, rows: list[keeping.Row]) -> None:
+    """Leave a row per number of executors and work in ``rows``."""
+    plans = forecast(args)
+    for executors in args.executors:
+        with cluster(executors, args.memory) as spark:
+            for name, found in plans.items():
+                (said,) = (each for each in found.estimates if each.executors == executors)
+                epoch, nbytes = measure(spark, name, said.step_seconds, args.measure)
+                rows.append(
+                    {
+                        "work": name,
+                        "executors": executors,
+                        "epoch_s": round(epoch, 3),
+                        "forecast_s": round(said.epoch_seconds, 3),
+                        "time_ratio": round(said.epoch_seconds / epoch, 3),
+                        "memory_MB": round(nbytes / 1e6),
+                        "forecast_MB": round(said.nbytes / 1e6),
+                        "memory_ratio": round(said.nbytes / nbytes, 3),
+                        "error": round(said.error, 3),
+                        "rehearsed": executors == args.rehearsed,
+                        "host_cores": found.rehearsal.host_cores,
+                        "load_average": round(os.getloadavg()[0], 2),
+                    }
+                )
+                print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+                keeping.write(args.json, rows)
+
+
+def show(rows: Sequence[keeping.Row]) -> None:
+    """Print the table, and how many forecasts are within 20 %."""
+    if not rows:
+        return
+    print("| " + " | ".join(rows[0]) + " |\n|" + "---|" * len(rows[0]))
+    for row in rows:
+        print("| " + " | ".join(str(value) for value in row.values()) + " |")
+    for what in ("time", "memory"):
+        within = sum(abs(row[f"{what}_ratio"] - 1) <= 0.2 for row in rows)
+        print(f"\n{what}: {within} of {len(rows)} within 20 %")
+
+
+def main() -> int:
+    args, rows = arguments(), list[keeping.Row]()
+    with keeping.cut_off() as causes, contextlib.redirect_stdout(sys.stderr):
+        run(args, rows)
+    show(rows)
+    return 1 if causes else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

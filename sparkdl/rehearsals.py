@@ -1,0 +1,61 @@
+"""What a command asks of the first fit of a script, which it starts with this request in the environment.
+
+The fit rehearses in place of training (:mod:`sparkdl.train.planning.asked`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
+
+from sparkdl._spark.tasks import in_task
+from sparkdl.exceptions import ConfigError
+
+VARIABLE = "SPARKDL_REHEARSAL"
+"""Environment variable of the script: a request, as JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the first fit is to do.
+
+    Attributes:
+        kind: ``"plan"`` or ``"profile"``.
+        answer: file to write.
+        rows: of an epoch; ``None`` to count them.
+        executors: numbers to forecast for.
+        price: of a core hour.
+        gigabits: per second, of a machine's network.
+        seconds: of each fit, about.
+        trace: file of the trace of a profile.
+    """
+
+    kind: Literal["plan", "profile"]
+    answer: str
+    rows: int | None = None
+    executors: tuple[int, ...] = (1,)
+    price: float = 0.0
+    gigabits: float = 10.0
+    seconds: float = 4.0
+    trace: str = ""
+
+    def variable(self) -> dict[str, str]:
+        """Return the environment that a script needs."""
+        return {VARIABLE: json.dumps(asdict(self))}
+
+
+def take() -> Request | None:
+    """Return the request of this process, once; ``None`` without one, and in tasks."""
+    told = os.environ.get(VARIABLE)
+    if not told or in_task():
+        return None
+    del os.environ[VARIABLE]
+    try:
+        found = Request(**json.loads(told))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"{VARIABLE}={told!r:.200}: expected what `sparkdl plan` sets: {error}", code="config-command"
+        ) from None
+    return replace(found, executors=tuple(found.executors))

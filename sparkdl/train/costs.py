@@ -1,0 +1,207 @@
+"""The one cost model: how the time of a step's sync grows with ranks, bytes and messages.
+
+The numbers are those of a machine with two cores, and assumptions where nothing was measured. A rehearsal
+takes from here how a cost *grows*, and measures how large it is. ``benchmarks/cost_model.py`` fits them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from sparkdl.allreduce.plans.sharded import group_seconds
+
+Kind = Literal["replicated", "sharded", "driver"]
+_KEPT = 3
+"""Weights, and two vectors of Adam's, of a shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """Seconds of the driver, by what causes them.
+
+    Attributes:
+        job: of a job.
+        task: of a task.
+        step: of a step.
+        report: of a rank's report of a step.
+        error: the largest relative error of the fit.
+        executors: the most executors that were measured.
+    """
+
+    job: float = 60e-3
+    task: float = 3e-3
+    step: float = 0.2e-3
+    report: float = 20e-6
+    error: float = 0.0
+    executors: int = 0
+
+    def seconds(self, ranks: int, steps: int, stages: int) -> float:
+        """Return the seconds of a group."""
+        return self.job + stages * ranks * self.task + steps * (self.step + ranks * self.report)
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """What the exchange costs a task.
+
+    Attributes:
+        message: processor seconds of sending one message and receiving one.
+        exchange: processor seconds of an exchange besides.
+        byte: processor seconds of sending a byte and receiving one.
+        measured: whether that was measured, or is assumed.
+    """
+
+    message: float = 40e-6
+    exchange: float = 60e-6
+    byte: float = 0.6e-9
+    measured: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Everything around driver and exchange.
+
+    Attributes:
+        compute: seconds of forward and backward.
+        group: seconds of a group; ``None`` for what the sharded plan wants.
+        network: bytes per second of each machine, in each direction.
+        latency: seconds that a message is on its way.
+        update: seconds per byte of weights that Adam updates (7 ms for 5 million).
+        copy: seconds per byte of weights that are copied into the module.
+        persist: seconds per byte that Spark keeps at a group's end (10 ms per MB).
+        shuffled: seconds per byte that a task sends and receives by shuffles.
+        packing: processor seconds of packing a message and of reading one.
+    """
+
+    compute: float = 2.0
+    group: float | None = None
+    network: float = 1.25e9
+    latency: float = 100e-6
+    update: float = 0.35e-9
+    copy: float = 0.15e-9
+    persist: float = 10e-9
+    shuffled: float = 3.2e-9
+    packing: float = 50e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Moves:
+    """What a rank does in the sync of a step.
+
+    Attributes:
+        exchanges: how many exchanges there are.
+        messages: messages that it sends.
+        nbytes: bytes that it sends.
+        summed: bytes of gradients that it adds up.
+        updated: bytes of weights that it updates.
+        copied: bytes of weights that it copies into its module.
+    """
+
+    exchanges: int
+    messages: int
+    nbytes: float
+    summed: float
+    updated: float
+    copied: float
+
+
+def moves(kind: Kind, nbytes: int, ranks: int) -> Moves:
+    """Return what a rank does, of so many ranks.
+
+    Args:
+        kind: how gradients become weights.
+        nbytes: of a gradient.
+        ranks: how many.
+    """
+    if kind == "replicated":
+        return Moves(1, ranks - 1, nbytes * (ranks - 1.0), nbytes * ranks, nbytes, 0.0)
+    away = 1 - 1 / ranks
+    return Moves(2, 2 * (ranks - 1), 2 * nbytes * away, nbytes, nbytes / ranks, nbytes)
+
+
+def exchange_seconds(does: Moves, transport: str, carrier: Carrier, around: Surroundings) -> float:
+    """Return the seconds in which messages travel.
+
+    Args:
+        does: as :func:`moves` returns it.
+        transport: ``"direct"`` or ``"shuffle"``.
+        carrier: what a message costs.
+        around: everything else.
+    """
+    if transport != "direct":
+        return does.nbytes * max(around.shuffled, 1 / around.network)
+    byte = max(carrier.byte, 1 / around.network)
+    each = carrier.message + around.packing
+    return does.exchanges * (carrier.exchange + around.latency) + does.messages * each + does.nbytes * byte
+
+
+def update_seconds(does: Moves, around: Surroundings) -> float:
+    """Return the seconds in which a rank updates and copies weights."""
+    return around.update * does.updated + around.copy * does.copied
+
+
+def stages_of(transport: str, steps: int, exchanges: int = 2) -> int:
+    """Return the stages of a group of so many steps."""
+    return 1 if transport == "direct" else exchanges * steps + 1
+
+
+def steps_of_group(seconds: float, each: float) -> int:
+    """Return how many steps of so many seconds a group has that is to take so long."""
+    return max(1, int(seconds / each))
+
+
+def sync_seconds(
+    nbytes: int, ranks: int, transport: str, driver: Driver, carrier: Carrier, around: Surroundings
+) -> tuple[float, float]:
+    """Return the seconds of a step's sync with the sharded plan, and those of the driver among them.
+
+    Args:
+        nbytes: of the weights.
+        ranks: how many.
+        transport: ``"direct"`` or ``"shuffle"``.
+        driver: its part.
+        carrier: what a message costs.
+        around: everything else.
+    """
+    does = moves("sharded", nbytes, ranks)
+    own = update_seconds(does, around)
+    exchange = exchange_seconds(does, transport, carrier, around)
+    each = around.compute + own + exchange
+    # A group's fixed cost is shared by its steps; those of shuffles cost a stage each, and one more.
+    steps = steps_of_group(around.group or group_seconds(nbytes), each)
+    scheduling = driver.seconds(ranks, steps, stages_of(transport, steps)) / steps
+    own += around.persist * _KEPT * nbytes / ranks / steps
+    return own + exchange + scheduling, scheduling
+
+
+def from_peers(nbytes: int, carrier: Carrier, around: Surroundings) -> dict[str, int]:
+    """Return from how many peers an all-to-all exchange's messages count."""
+    byte = max(carrier.byte, 1 / around.network)
+    each = carrier.message + around.packing
+    of_bytes = 0.1 * nbytes * byte / each + 1
+    of_compute = 0.01 * around.compute / (2 * each) + 1
+    return {
+        "messages_are_10_percent_of_bytes": math.ceil(of_bytes),
+        "messages_are_1_percent_of_compute": math.ceil(of_compute),
+        "something_else_pays": math.ceil(max(of_bytes, of_compute)),
+    }
+
+
+def worth(before: float, after: float, executors: int, more: int, share: float = 0.5) -> bool:
+    """Return whether more executors pay: whether they bring a share of what ideal scaling would.
+
+    Args:
+        before: seconds with ``executors``.
+        after: seconds with ``more``.
+        executors: how many now.
+        more: how many instead.
+        share: of the ideal gain that is enough.
+
+    Examples:
+        >>> worth(10.0, 6.0, 1, 2), worth(10.0, 9.0, 1, 2)
+        (True, False)
+    """
+    gain, ideal = before / after - 1, more / executors - 1
+    return gain >= share * ideal
