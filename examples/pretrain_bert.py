@@ -127,7 +127,7 @@ def main() -> None:
         trainer = Trainer(
             BertForMaskedLM(config),
             optimizer=partial(torch.optim.AdamW, lr=3e-3),
-            schedule=warmup(rise, then=polynomial(iterations - rise)),
+            schedule=warmup(rise, then=polynomial(max(1, iterations - rise))),
             clip=ClipByNorm(1.0),
             batch_size=BATCH,
             end_when=MaxEpoch(args.epochs),
