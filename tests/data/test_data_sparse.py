@@ -78,9 +78,7 @@ def test_a_column_is_sparse_where_the_module_takes_indices_and_values() -> None:
 def test_wide_dense_vectors_come_with_a_hint() -> None:
     rows = np.zeros((2, 5000), np.float32)
     rows[:, :300] = 1
-    with pytest.warns(
-        UserWarning, match="column 'words': its vectors have 5,000 values, nearly all 0"
-    ):
+    with pytest.warns(UserWarning, match="column 'words': its vectors have 5,000 values, nearly all 0"):
         sparse.hint("words", rows)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
