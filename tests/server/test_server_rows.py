@@ -119,9 +119,7 @@ def test_rows_that_differ_in_length(mask: bool, tmp_path: Any) -> None:
     if mask:
         np.testing.assert_allclose(predict(columns), one_by_one, atol=1e-6)
     else:
-        with pytest.raises(
-            DataError, match="input 'input_ids': rows of 1 and of 5 values"
-        ):
+        with pytest.raises(DataError, match="input 'input_ids': rows of 1 and of 5 values"):
             predict(columns)
 
 
