@@ -1,4 +1,4 @@
-"""Ray Train: the table. Rows leave Spark as files; ray.data encodes most of it, loop and scores are the program's."""
+"""Ray Train: the table, read and encoded by ray.data; loop and scores are the program's."""
 
 import sys
 
