@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ from sparkdl.serve import Predictor
 from sparkdl.summary import MLflow
 
 mlflow = pytest.importorskip("mlflow")
+invocations = pytest.importorskip("mlflow.pyfunc.scoring_server").invocations
 pytest.importorskip("alembic", reason="MLflow's SQLite store needs sqlalchemy and alembic")
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -112,6 +114,11 @@ def test_sparse_rows_and_rows_of_any_length(registry: str) -> None:
         found = served.predict(given)
         np.testing.assert_allclose(np.stack(found["rawPrediction"]), expected[: len(found)], atol=1e-5)
     assert len(mlflow.pyfunc.load_model(sparkdl.mlflow.log_model(model).model_uri).input_example) == 1
+    sent = json.dumps({"dataframe_records": [{"words": {"indices": [3, 200_000], "values": [1.0, 2.5]}}]})
+    answer = invocations(sent, "application/json", served, info.signature.inputs)  # as mlflow models serve
+    assert answer.status == 200
+    (record,) = json.loads(answer.response)["predictions"]
+    np.testing.assert_allclose(record["rawPrediction"], expected[0], atol=1e-5)
 
     text = text_classifier()
     info = sparkdl.mlflow.log_model(text, trust=["support.models"])
