@@ -28,7 +28,6 @@ from sparkdl.serve import Predictor
 from sparkdl.summary import MLflow
 
 mlflow = pytest.importorskip("mlflow")
-invocations = pytest.importorskip("mlflow.pyfunc.scoring_server").invocations
 pytest.importorskip("alembic", reason="MLflow's SQLite store needs sqlalchemy and alembic")
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -102,6 +101,8 @@ def test_the_model_of_a_table(registry: str) -> None:
 
 
 def test_sparse_rows_and_rows_of_any_length(registry: str) -> None:
+    from mlflow.pyfunc.scoring_server import invocations
+
     model = sparse_classifier()
     rows = [Vectors.sparse(1 << 18, {3: 1.0, 200_000: 2.5}), Vectors.sparse(1 << 18, {7: 0.5})]
     info = sparkdl.mlflow.log_model(model, input_example=pd.DataFrame({"words": rows}))
