@@ -200,8 +200,8 @@ def _array(name: str, values: list[Any], vectors: bool) -> pa.Array:
                 f"column {name!r:.100}: values of one kind are expected: {error!s:.200}", code="data-type"
             ) from None
         raise DataError(
-            f"column {name!r:.100}, row {row}: {_shown(values[row])} is a {kinds[row]} where other rows have "
-            f"a {usual}",
+            f"column {name!r:.100}, row {row}: found {_shown(values[row])} (type {kinds[row]}), where other "
+            f"rows have type {usual}",
             code="data-type",
         ) from None
     kind, depth = found.type, 0
