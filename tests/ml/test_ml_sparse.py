@@ -13,6 +13,7 @@ from torch import nn
 from sparkdl import Column, Dataset, TorchClassifier, TorchRegressor, Trainer
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml import TorchClassificationModel
+from sparkdl.ml.served import ServedModel
 from sparkdl.nn import SparseLinear, SparseMLP
 from sparkdl.serve import Predictor
 from sparkdl.train import MaxIteration
@@ -141,6 +142,10 @@ def test_vectors_stay_sparse_by_themselves(texts):
     assert isinstance(model.module, SparseMLP)
     assert model.module.first.inputs == SIZE
     assert model.transform(texts).where("prediction = label").count() > 0.9 * texts.count()
+    if hasattr(texts, "toArrow"):  # from Spark 4.0 on
+        features = texts.select("features")
+        found = ServedModel(model)(features.toArrow()).column("prediction").to_pylist()
+        assert found == [row.prediction for row in model.transform(features).collect()]
     length = texts.selectExpr("features", "1000.0 + 100 * length(text) AS label")
     regression = TorchRegressor(maxEpochs=1).fit(length)
     assert regression.module.output_mean.item() > 1000
