@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.data.columns import PARTS, SPARSE, Column, ColumnPlan, Columns
+from sparkdl.data.columns import PARTS, SPARSE, Column, ColumnLike, ColumnPlan, Columns
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.frame import Array
 
@@ -51,7 +51,7 @@ def where_taken(features: Columns, module: Any, vectors: Collection[str]) -> Col
         stem = pair[0].removesuffix("indices") if pair else ""
         return name in vectors and is_open and list(pair) == [f"{stem}indices", f"{stem}values"]
 
-    def taken(column: Any, pair: Sequence[str]) -> Any:
+    def taken(column: ColumnLike, pair: Sequence[str]) -> ColumnLike:
         name = column.name if isinstance(column, Column) else column
         return Column(name, dtype=SPARSE) if fits(column, pair) else column
 
@@ -62,7 +62,7 @@ def where_taken(features: Columns, module: Any, vectors: Collection[str]) -> Col
         }
     if isinstance(features, str | Column) or not isinstance(features, Sequence):
         return taken(features, arguments[:2])
-    found: list[Any] = []
+    found: list[ColumnLike] = []
     place = 0
     for column in features:
         found.append(taken(column, arguments[place : place + 2]))

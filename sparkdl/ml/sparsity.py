@@ -16,10 +16,11 @@ from sparkdl.data.tables import vector_columns
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.fitting import check_rows
 from sparkdl.nn.parameters import sparse_tables, trainable
-from sparkdl.optim.spec import Optimizers
+from sparkdl.optim.groups import Match
+from sparkdl.optim.spec import OptimizerFactory, Optimizers
 
 if TYPE_CHECKING:
-    from pyspark.ml.linalg import Vector
+    from pyspark.ml.linalg import DenseVector, SparseVector
     from pyspark.sql import DataFrame
 
 E = TypeVar("E", bound=Params)
@@ -63,10 +64,12 @@ def size_of(df: DataFrame, name: str) -> int:
         ConfigError: if all are null.
     """
     known = _known_size(df, name)
-    first = None if known else _first(df, name)
-    if not known and first is None:
+    if known:
+        return known
+    first = _first(df, name)
+    if first is None:
         raise ConfigError(f"features column {name!r}: all vectors are null, so their size is not known")
-    return known or len(first)
+    return len(first)
 
 
 def optimizers(module: nn.Module, options: dict[str, Any]) -> Optimizers:
@@ -81,8 +84,10 @@ def optimizers(module: nn.Module, options: dict[str, Any]) -> Optimizers:
     tables = [names[index] for index in sparse_tables(module)]
     if not tables or set(options) != {"lr"}:
         return adam
-    found: dict[str, Any] = dict.fromkeys(tables, partial(torch.optim.SparseAdam, **options))
-    return found if len(tables) == len(names) else {**found, "*": adam}
+    found: dict[Match, OptimizerFactory] = dict.fromkeys(tables, partial(torch.optim.SparseAdam, **options))
+    if len(tables) < len(names):
+        found["*"] = adam
+    return found
 
 
 def _is_wide(df: DataFrame, name: str) -> bool:
@@ -103,6 +108,6 @@ def _known_size(df: DataFrame, name: str) -> int | None:
     return size if isinstance(size, int) and size > 0 else None
 
 
-def _first(df: DataFrame, name: str) -> Vector | None:
+def _first(df: DataFrame, name: str) -> DenseVector | SparseVector | None:
     rows = df.where(column(name).isNotNull()).select(column(name)).head(1)
     return rows[0][0] if rows else None
