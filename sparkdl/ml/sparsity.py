@@ -95,7 +95,7 @@ def _is_wide(df: DataFrame, name: str) -> bool:
     if known is not None and known < sparse.WIDE:
         return False
     first = _first(df, name)
-    return first is not None and sparse.is_wide(len(first), first.numNonzeros())
+    return first is not None and sparse.is_wide(len(first), int(first.numNonzeros()))
 
 
 def _known_size(df: DataFrame, name: str) -> int | None:
