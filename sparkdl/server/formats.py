@@ -200,8 +200,8 @@ def _array(name: str, values: list[Any], vectors: bool) -> pa.Array:
                 f"column {name!r:.100}: values of one kind are expected: {error!s:.200}", code="data-type"
             ) from None
         raise DataError(
-            f"column {name!r:.100}, row {row}: found {_shown(values[row])} (type {kinds[row]}), where other "
-            f"rows have type {usual}",
+            f"column {name!r:.100}, row {row}: {_shown(values[row])} is {_article(kinds[row])} where other rows "
+            f"have {_article(usual)}",
             code="data-type",
         ) from None
     kind, depth = found.type, 0
@@ -218,6 +218,10 @@ def _kind(value: Any) -> str | None:
     if isinstance(value, list):
         return f"list of {next((_KINDS[type(item)] for item in value if item is not None), 'number')}s"
     return None if value is None else _KINDS[type(value)]
+
+
+def _article(kind: str | None) -> str:
+    return f"an {kind}" if kind == "object" else f"a {kind}"
 
 
 def _check_rows(rows: int, max_rows: int) -> None:

@@ -76,7 +76,7 @@ def test_sparse_rows_that_are_refused(words: Running) -> None:
         ({"indices": [1], "values": [None]}, "row 1: null"),
         ({"index": [1], "values": [1.0]}, "column 'words', row 1: "),
         (None, "column 'words', row 1: null"),
-        (7, "row 1: found 7 (type number), where other rows have type object"),
+        (7, "row 1: 7 is a number where other rows have an object"),
         ({"indices": [SIZE], "values": [1.0]}, "262144 which is not in the valid range"),
     ):
         status, error = words.predict({"rows": [{"words": ROWS[0]}, {"words": value}]})
