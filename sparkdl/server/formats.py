@@ -200,8 +200,8 @@ def _array(name: str, values: list[Any], vectors: bool) -> pa.Array:
                 f"column {name!r:.100}: values of one kind are expected: {error!s:.200}", code="data-type"
             ) from None
         raise DataError(
-            f"column {name!r:.100}, row {row}: {_shown(values[row])} is {_article(kinds[row])} where other rows "
-            f"have {_article(usual)}",
+            f"column {name!r:.100}, row {row}: {_shown(values[row])} is {_article(kinds[row])} where other "
+            f"rows have {_article(usual)}",
             code="data-type",
         ) from None
     kind, depth = found.type, 0
