@@ -118,6 +118,7 @@ def main() -> None:
     )
     articles = train if args.rows is None else train.limit(args.rows)
     iterations = args.epochs * math.ceil(articles.count() / BATCH)
+    rise = max(1, iterations // 13)
     with Dataset.from_dataframe(
         articles,
         features={name: name for name in INPUTS},
@@ -126,7 +127,7 @@ def main() -> None:
         trainer = Trainer(
             BertForMaskedLM(config),
             optimizer=partial(torch.optim.AdamW, lr=3e-3),
-            schedule=warmup(max(1, iterations // 13), then=polynomial(iterations, power=1.0)),
+            schedule=warmup(rise, then=polynomial(max(1, iterations - rise))),
             clip=ClipByNorm(1.0),
             batch_size=BATCH,
             end_when=MaxEpoch(args.epochs),

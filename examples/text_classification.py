@@ -64,7 +64,6 @@ def hashed(classes: int, args: argparse.Namespace) -> Pipeline:
     classifier = TorchClassifier(
         module=partial(SparseLinear, HASHED, classes),
         featuresCol="hashed",
-        inputTypes="sparse",
         optimizer=partial(optim.Adagrad, lr=20 * args.learning_rate),  # moves touched rows alone
         batchSize=args.batch_size,
         maxEpochs=args.epochs,

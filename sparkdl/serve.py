@@ -157,7 +157,8 @@ class Predictor:
         Args:
             *args: the module's inputs, shape (rows, ...): one array, several positional ones (also as one
                 tuple), or a dict by name, as the module was trained. A list of ML vectors, or a sparse matrix
-                of scipy, stands for the indices and values of a sparse column. For the model of a table its
+                of scipy, stands for the indices and values of a sparse column. A list of rows that differ in
+                length is filled up if there is an input ``attention_mask``. For the model of a table its
                 columns: a pandas DataFrame, an Arrow table, or a dict of lists or arrays, where ``None`` and
                 NaN are null.
             **kwargs: inputs, or columns, by name, instead.
@@ -216,8 +217,14 @@ class Predictor:
                 code="data-shape",
             )
         if len(self._signature.inputs) != len(args) + len(kwargs):
-            args, kwargs = _spread(args, kwargs)
+            from sparkdl.data.loose import spread  # its package loads Spark's, which most have no need of
+
+            args, kwargs = spread(args, kwargs)
         specs = self._specs(len(args), kwargs)
+        if any(map(_differ, (*args, *kwargs.values()))):
+            from sparkdl.data.loose import filled
+
+            args, kwargs = filled(args, kwargs)
         tensors = [self._tensor(value, f"input {i}", specs.get(i)) for i, value in enumerate(args)]
         tensors += [self._tensor(value, f"input {name!r}", specs.get(name)) for name, value in kwargs.items()]
         lengths = {len(tensor) for tensor in tensors}
@@ -324,22 +331,11 @@ def _batches(inputs: Inputs, size: int) -> Iterator[Inputs]:
         yield map_tensors(inputs, itemgetter(slice(start, start + size)))
 
 
-def _spread(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """Return inputs with the indices and values of sparse rows in place of these."""
-    from sparkdl.data import sparse  # this package loads Spark's, which most have no need of
-    from sparkdl.data.collate import padded
-
-    def parts(value: Any, name: str) -> list[Any]:
-        if not sparse.are_vectors(value):
-            return [value]
-        return [padded(found).numpy() for found in sparse.of_rows(value, name)]
-
-    named: dict[str, Any] = {}
-    for name, value in kwargs.items():
-        found = parts(value, f"input {name!r}")
-        names = [name] if len(found) == 1 else sparse.names_of(name)
-        named |= dict(zip(names, found, strict=True))
-    return tuple(part for n, value in enumerate(args) for part in parts(value, f"input {n}")), named
+def _differ(rows: Any) -> bool:
+    """Return whether rows are a list of arrays or lists, not all of one length."""
+    listed = isinstance(rows, list) or (isinstance(rows, np.ndarray) and rows.dtype.kind == "O")
+    lists = listed and all(isinstance(row, list) or np.ndim(row) for row in rows)
+    return lists and len({len(row) for row in rows}) > 1
 
 
 def _values(inputs: Any) -> Any:

@@ -186,6 +186,7 @@ def test_lines_of_the_four_tasks_are_counted() -> None:
         ("sparkdl", "sparkdl"),
         ("TorchDistributor", "distributor"),
         ("Lightning", "lightning"),
+        ("Ray Train", "ray"),
     ):
         (row,) = [
             line for line in text.splitlines() if line.startswith(f"| {peer} | ") and " lines |" in line

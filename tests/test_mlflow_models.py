@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +13,10 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
+from pyspark.ml.linalg import Vectors
 from support.models import TwoTowers
 from support.runs import FakeRun
-from support.serving import classifier, table_classifier
+from support.serving import classifier, sparse_classifier, table_classifier, text_classifier
 from torch import nn
 
 import sparkdl.mlflow
@@ -96,6 +98,34 @@ def test_the_model_of_a_table(registry: str) -> None:
         served.predict(rows.assign(age=["x", "y"]))
     made_up = sparkdl.mlflow.log_model(model)
     assert mlflow.pyfunc.load_model(made_up.model_uri).input_example["job"].tolist() == ["cook"]
+
+
+def test_sparse_rows_and_rows_of_any_length(registry: str) -> None:
+    from mlflow.pyfunc.scoring_server import invocations
+
+    model = sparse_classifier()
+    rows = [Vectors.sparse(1 << 18, {3: 1.0, 200_000: 2.5}), Vectors.sparse(1 << 18, {7: 0.5})]
+    info = sparkdl.mlflow.log_model(model, input_example=pd.DataFrame({"words": rows}))
+    served = mlflow.pyfunc.load_model(info.model_uri)
+    (spec,) = info.signature.inputs
+    assert set(spec.type.to_dict()["properties"]) == {"indices", "values"}
+    expected = Predictor.of(model)(rows)
+    first = pd.DataFrame({"words": [{"indices": [3, 200_000], "values": [1.0, 2.5]}]})
+    for given in (served.input_example, first):
+        found = served.predict(given)
+        np.testing.assert_allclose(np.stack(found["rawPrediction"]), expected[: len(found)], atol=1e-5)
+    assert len(mlflow.pyfunc.load_model(sparkdl.mlflow.log_model(model).model_uri).input_example) == 1
+    sent = json.dumps({"dataframe_records": [{"words": {"indices": [3, 200_000], "values": [1.0, 2.5]}}]})
+    answer = invocations(sent, "application/json", served, info.signature.inputs)  # as mlflow models serve
+    assert answer.status == 200
+    (record,) = json.loads(answer.response)["predictions"]
+    np.testing.assert_allclose(record["rawPrediction"], expected[0], atol=1e-5)
+
+    text = text_classifier()
+    info = sparkdl.mlflow.log_model(text, trust=["support.models"])
+    columns = {"input_ids": [[5, 7, 2], [4]], "attention_mask": [[1, 1, 1], [1]]}
+    found = mlflow.pyfunc.load_model(info.model_uri).predict(pd.DataFrame(columns))
+    np.testing.assert_allclose(np.stack(found["rawPrediction"]), Predictor.of(text)(columns), atol=1e-5)
 
 
 def test_code_that_the_model_names_is_trusted_by_name(registry: str) -> None:

@@ -6,8 +6,8 @@
 The tasks: a table with strings and nulls as it is; the same with a module of one's own; a BERT of Hugging
 Face saved without a pickle; a torch dataset of texts of different lengths with its collate function. Modules
 and dataset are the same for all (``net.py``, ``words.py``). The data is made here. Prints a row for each
-program: lines without blank ones, comments and docstrings; accuracy; seconds. The peers need ``lightning``
-and ``accelerate``.
+program: lines without blank ones, comments and docstrings; accuracy; seconds. The peers need ``lightning``,
+``accelerate`` and ``ray[train]``.
 """
 
 from __future__ import annotations

@@ -18,6 +18,9 @@ Collate = Callable[[list[Any]], Any]
 label, ``features``, to ``(inputs, label)`` or ``inputs``."""
 
 
+MASK = "attention_mask"
+"""The argument by which a module is told what fills its rows up, so that it passes over that."""
+
 Fill = float | Sequence[float] | Mapping[str, float]
 """Values that fill features up: one for all, or one for each."""
 

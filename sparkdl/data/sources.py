@@ -12,6 +12,8 @@ from sparkdl._spark.frames import frames_of
 from sparkdl.access.base import Access, Frames
 from sparkdl.data import build
 from sparkdl.data.columns import ROW_ID, TablePlan
+from sparkdl.data.sparse import hint
+from sparkdl.data.tables import vector_columns
 from sparkdl.exceptions import ConfigError
 from sparkdl.frame import Array
 from sparkdl.pieces import cut
@@ -75,7 +77,14 @@ class DataFrameSource(Source):
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
         """See :class:`Source`."""
         first = self._selected(self._df).limit(rows).collect()
-        return build.convert_rows(plan, first) if first else {}
+        if not first:
+            return {}
+        found = build.convert_rows(plan, first)
+        vectors = vector_columns(self._df)
+        for column in plan.columns:
+            if column.source in vectors and not column.part:
+                hint(column.source, found[column.key])
+        return found
 
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
         """See :class:`Source`."""

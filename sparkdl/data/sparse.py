@@ -6,16 +6,92 @@ and two tensors of shape (rows, longest) in a batch. Value 0 at index 0 fills sh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import inspect
+import warnings
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.data.columns import PARTS, SPARSE, Column, ColumnPlan, Columns
+from sparkdl.data.columns import PARTS, SPARSE, Column, ColumnLike, ColumnPlan, Columns
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.frame import Array
+
+WIDE = 4096
+"""From so many values on, vectors that are nearly all zeros should stay sparse."""
+
+_DENSEST = 1 / 16
+
+
+def is_wide(size: int, present: int) -> bool:
+    """Return whether a vector of this size should stay sparse, with so many values other than 0."""
+    return size >= WIDE and present <= size * _DENSEST
+
+
+def where_taken(features: Columns, module: Any, vectors: Collection[str]) -> Columns:
+    """Return features with the dtype "sparse" for the columns that a module takes as indices and values.
+
+    These are the columns of ML vectors, shape and dtype left open, for which its forward method has two
+    arguments: ``<name>_indices`` and ``<name>_values`` for a feature by name; for one by position two whose
+    names end in ``indices`` and ``values``, such as those of :class:`sparkdl.nn.SparseLinear`.
+
+    Args:
+        features: columns as they were given.
+        module: a module, or a class or partial class that makes one.
+        vectors: the columns that hold ML vectors.
+    """
+    arguments = _arguments(module)
+
+    def fits(column: Any, pair: Sequence[str]) -> bool:
+        name = column.name if isinstance(column, Column) else column
+        is_open = not isinstance(column, Column) or (column.dtype is None and column.shape is None)
+        stem = pair[0].removesuffix("indices") if pair else ""
+        return name in vectors and is_open and list(pair) == [f"{stem}indices", f"{stem}values"]
+
+    def taken(column: ColumnLike, pair: Sequence[str]) -> ColumnLike:
+        name = column.name if isinstance(column, Column) else column
+        return Column(name, dtype=SPARSE) if fits(column, pair) else column
+
+    if isinstance(features, Mapping):
+        return {
+            name: taken(column, names_of(name) if set(names_of(name)) <= set(arguments) else ())
+            for name, column in features.items()
+        }
+    if isinstance(features, str | Column) or not isinstance(features, Sequence):
+        return taken(features, arguments[:2])
+    found: list[ColumnLike] = []
+    place = 0
+    for column in features:
+        found.append(taken(column, arguments[place : place + 2]))
+        place += 2 if fits(column, arguments[place : place + 2]) else 1
+    return found
+
+
+def _arguments(module: Any) -> list[str]:
+    """Return the names of the arguments of a module's forward method, also of one that is not built yet."""
+    while isinstance(module, partial):
+        module = module.func
+    forward = getattr(module, "forward", None)
+    if not callable(forward):
+        return []
+    names = list(inspect.signature(forward).parameters)
+    return names[1:] if isinstance(module, type) else names
+
+
+def hint(name: str, rows: Array) -> None:
+    """Warn of dense rows of a column of ML vectors that are wide, and nearly all zeros."""
+    size = int(rows.shape[1])
+    if is_wide(size, int(np.count_nonzero(rows, axis=1).max())):
+        warnings.warn(
+            f"column {name!r}: its vectors have {size:,} values, nearly all 0, and take "
+            f"{size * rows.itemsize >> 10:,} KiB per row as dense tensors. A module that takes indices and "
+            "values, such as sparkdl.nn.SparseLinear or SparseMLP, gets them sparse",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def spread(features: Columns | None) -> Columns | None:

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.data.columns import (
+    METADATA,
     PARTS,
     Column,
     ColumnLike,
@@ -20,7 +21,7 @@ from sparkdl.data.columns import (
     structure_of,
 )
 from sparkdl.data.convert import RowName, from_arrow, from_rows
-from sparkdl.data.sparse import check_dense, of_rows, planned, spread
+from sparkdl.data.sparse import are_vectors, check_dense, of_rows, planned, spread
 from sparkdl.exceptions import DataError
 from sparkdl.frame import Array
 
@@ -32,6 +33,16 @@ def is_pandas(df: object) -> bool:
     """Return whether this is a DataFrame of pandas, which need not be installed."""
     kind = type(df)
     return kind.__module__.partition(".")[0] == "pandas" and kind.__name__ == "DataFrame"
+
+
+def vector_columns(df: Any) -> list[str]:
+    """Return the columns of a DataFrame that hold ML vectors, and whose metadata give no shape."""
+    if is_pandas(df):
+        return [name for name in df.columns if len(df) and are_vectors([df[name].iloc[0]])]
+    from pyspark.ml.linalg import VectorUDT
+
+    fields = [field for field in df.schema.fields if isinstance(field.dataType, VectorUDT)]
+    return [field.name for field in fields if METADATA not in field.metadata]
 
 
 def check_dataframe(df: object, what: str) -> None:

@@ -28,7 +28,7 @@ from sparkdl.nn.batch import call
 from sparkdl.nn.trace import explain_failure
 from sparkdl.optim.spec import Optimizers
 from sparkdl.train.config import TrainConfig
-from sparkdl.train.given import check_dataset, named
+from sparkdl.train.given import check_dataset, inputs_of
 from sparkdl.train.hooks.checkpoint import Resume
 from sparkdl.train.passes.dry_run import some_rows
 from sparkdl.train.passes.sweep import Reader
@@ -165,7 +165,7 @@ class Distiller:
             DataError: if a column is missing.
         """
         started = time.perf_counter()
-        chosen = Chosen(named(self.student, features), label, weight)
+        chosen = Chosen(inputs_of(self.student, features, data), label, weight)
         with ExitStack() as stack:
             found = stack.enter_context(given(data, validation, chosen, self._teachers, self.config.seed))
             check_dataset(found.data)

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from math import prod
 from typing import Any, ClassVar
 
 import torch
@@ -19,7 +18,7 @@ from sparkdl.data.columns import Column, Columns
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.split import column, split_by_fraction
 from sparkdl.exceptions import ConfigError, DataError, ModelError, SparkdlError
-from sparkdl.ml import fitting, tables
+from sparkdl.ml import fitting, sparsity, tables
 from sparkdl.ml.attributes import Factory, HasAttributes
 from sparkdl.ml.hyper import HasHyper
 from sparkdl.ml.model import _Trained
@@ -123,6 +122,9 @@ class FitsTorch(HasAttributes, HasTrainingSetters, HasInputs, HasHyper, TorchWri
             return model
 
     def _fit_model(self, dataset: DataFrame, kept: ErrorsCarryResult) -> Any:
+        settled = sparsity.settled(self, dataset)
+        if settled is not self:
+            return settled._fit_model(dataset, kept)
         rows = self._look_at(dataset)
         plan = self._settle(rows)
         with self._datasets(rows, plan.label) as (data, validation):
@@ -151,7 +153,6 @@ class FitsTorch(HasAttributes, HasTrainingSetters, HasInputs, HasHyper, TorchWri
 
     def _look_at(self, dataset: DataFrame) -> Rows:
         """Check Params and columns, and read the first rows."""
-        fitting.check_rows(type(self).__name__, dataset)
         self._check()
         indexed, labels = self._index_labels(dataset)
         rows = self._rows(indexed)
@@ -296,20 +297,6 @@ class FitsTorch(HasAttributes, HasTrainingSetters, HasInputs, HasHyper, TorchWri
             return self._build()
         return self._build(**tables.layout(rows.encoding, self.module, **arguments))
 
-    def _values_of(self, rows: Rows) -> int:
-        """Return the number of values of a row, for the default module.
-
-        Raises:
-            ConfigError: if a column is sparse.
-        """
-        for plan in rows.first.plan.columns:
-            if plan.part:
-                raise ConfigError(
-                    f"inputTypes: the default module takes no sparse column such as {plan.source!r}; give "
-                    "module=partial(sparkdl.nn.SparseMLP, inputs, outputs), with the size of the vectors"
-                )
-        return sum(map(prod, rows.inputs.values()))
-
     def _optimizer_factory(self, module: nn.Module) -> Optimizers | None:
         hyper = self.getHyper("optimizer")
         if self.isSet(self.learningRate) and not isinstance(self.optimizer, torch.optim.Optimizer | Mapping):
@@ -319,7 +306,7 @@ class FitsTorch(HasAttributes, HasTrainingSetters, HasInputs, HasHyper, TorchWri
             return partial(given, **hyper) if hyper else given
         if is_lightning(module) and not hyper:
             return None  # configure_optimizers knows
-        return partial(torch.optim.Adam, **{"lr": self.getLearningRate(), **hyper})
+        return sparsity.optimizers(module, {"lr": self.getLearningRate(), **hyper})
 
     def _options(self) -> dict[str, Any]:
         """Return the Trainer's options."""

@@ -14,7 +14,7 @@ from torch import nn
 
 from sparkdl.data.columns import Column, Columns
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.ml import converters, fitting, tables
+from sparkdl.ml import converters, fitting, sparsity, tables
 from sparkdl.ml.attributes import ATTRIBUTES
 from sparkdl.ml.base import FitsTorch, Plan, Rows
 from sparkdl.ml.entries import Entry, constructed_by, getter, setter
@@ -25,6 +25,7 @@ from sparkdl.ml.params import HasClassOutputs, HasOutputs, HasPrediction, value_
 from sparkdl.ml.training_params import HasScaling
 from sparkdl.nn.losses import binary_cross_entropy, cross_entropy, squared_error
 from sparkdl.nn.models.mlp import MLP
+from sparkdl.nn.models.sparse import SparseMLP
 from sparkdl.nn.models.tabular import Tabular
 from sparkdl.nn.saved.source import ModuleSource
 from sparkdl.train.given import knows_loss
@@ -203,8 +204,7 @@ class TorchClassifier(FitsTorch, HasClassOutputs, HasScaling, ProbabilisticClass
     def _build_default(self, rows: Rows, classes: int) -> tuple[nn.Module, ModuleSource | None]:
         if rows.encoding is not None:
             return self._build(Tabular, **tables.layout(rows.encoding, Tabular, outputs=classes))
-        inputs = self._values_of(rows)
-        module, source = self._build(MLP, inputs=inputs, outputs=classes, limit=self._limit())
+        module, source = _perceptron(self, rows, classes)
         if self.getStandardization() and isinstance(module, MLP):
             found = fitting.moments(rows.train, rows.inputs)
             module.scale_inputs(*fitting.joined(list(found.values())))
@@ -281,11 +281,34 @@ class TorchRegressor(FitsTorch, HasPrediction, HasScaling, Regressor[TorchRegres
                 label = self.getLabelCol()
                 module.scale_outputs(*fitting.joined([fitting.moments(rows.train, {label: targets})[label]]))
             return module, source
-        inputs = self._values_of(rows)
-        module, source = self._build(MLP, inputs=inputs, outputs=prod(targets), limit=self._limit())
-        if self.getStandardization() and isinstance(module, MLP):
+        module, source = _perceptron(self, rows, prod(targets))
+        if self.getStandardization():
             label = self.getLabelCol()
-            found = fitting.moments(rows.train, {**rows.inputs, label: targets})
-            module.scale_inputs(*fitting.joined([found[column] for column in rows.inputs]))
-            module.scale_outputs(*fitting.joined([found[label]]))
+            inputs = rows.inputs if isinstance(module, MLP) else {}
+            found = fitting.moments(rows.train, {**inputs, label: targets})
+            if isinstance(module, MLP):
+                module.scale_inputs(*fitting.joined([found[column] for column in inputs]))
+            if isinstance(module, MLP | SparseMLP):
+                module.scale_outputs(*fitting.joined([found[label]]))
         return module, source
+
+
+def _perceptron(
+    estimator: TorchClassifier | TorchRegressor, rows: Rows, outputs: int
+) -> tuple[nn.Module, ModuleSource | None]:
+    """Make the default module for rows that are no table; on a sparse column it is a sparse one.
+
+    Raises:
+        ConfigError: if there is a sparse column beside others.
+    """
+    plans = rows.first.plan.columns[: len(rows.tensors)]
+    part = next((plan for plan in plans if plan.part), None)
+    if part is None:
+        inputs = sum(map(prod, rows.inputs.values()))
+        return estimator._build(MLP, inputs=inputs, outputs=outputs, limit=estimator._limit())
+    if len(plans) > 2:
+        raise ConfigError(
+            f"inputTypes: the default module takes no sparse column such as {part.source!r} beside others; "
+            "give a module, for example one with a sparkdl.nn.SparseLinear"
+        )
+    return estimator._build(SparseMLP, inputs=sparsity.size_of(rows.all, part.source), outputs=outputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -11,16 +11,20 @@ import pyarrow as pa
 import torch
 from torch import nn
 
+from sparkdl.data import ragged, sparse
+from sparkdl.data.collate import MASK, tensor_of
 from sparkdl.data.columns import ColumnPlan, structure_of
-from sparkdl.data.convert import from_arrow
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.frame import Array
 from sparkdl.ml.arrow_columns import null_rows
 from sparkdl.ml.inference import inference_of
 from sparkdl.ml.model import TorchClassificationModel, TorchModel, TorchRegressionModel
 from sparkdl.ml.outputs import Output, select
+from sparkdl.ml.passes import cut
 from sparkdl.ml.persistence import instance_of
 from sparkdl.ml.scorer import rows_per_batch
+from sparkdl.ml.served_columns import converted, in_words, is_text, moments, one_chunk
+from sparkdl.ml.served_columns import plans_of as column_plans
 from sparkdl.ml.stored import explained, set_params
 from sparkdl.ml.tabular_frame import plans_of
 from sparkdl.nn.batch import call
@@ -55,7 +59,9 @@ class ServedModel:
     """A fitted model without Spark: Arrow columns in, the columns that ``transform`` adds out.
 
     It is called in two parts, so that a server can join the rows of several requests: :meth:`prepare` checks
-    rows and names the one at fault, :meth:`run` computes. ML vectors are lists of doubles.
+    rows and names the one at fault, :meth:`run` computes. ML vectors are lists of doubles; those of a sparse
+    column may be structs with indices and values, or what Spark makes of them. Rows that differ in length
+    share a forward pass if the module has an ``attention_mask``, else those of one length do.
 
     Args:
         model: a fitted model; its module stays as it is, and its weights are shared.
@@ -77,18 +83,21 @@ class ServedModel:
         self.encoding: TableEncoding | None = model.encoding
         self.outputs: tuple[Output, ...] = inference.outputs
         self._module: nn.Module = prepack(copy_sharing(inference.module.eval()))
-        self._structure = structure_of(inference.inputs, "features")
+        inputs = sparse.spread(inference.inputs)
+        self._structure = structure_of(inputs, "features")
         self._keep = inference.handle_invalid != "error"
         if self.encoding is None:
-            self._plans = tuple(_plans(self._structure.disassemble(inference.inputs)))
+            self._plans = tuple(column_plans(self._structure.disassemble(inputs)))
         else:
             self._plans = plans_of(self.encoding, self._structure.kind == "dict")
-        if any(plan.shape is None or plan.dtype is None for plan in self._plans):
+        if any(plan.dtype is None for plan in self._plans):
             raise ConfigError(
-                f"what {self.name} takes is not known, or differs in length from row to row, as sparse "
-                "vectors do: make it with from_module(module, example=rows), of rows of one shape"
+                f"what {self.name} takes is not known: make it with from_module(module, example=rows)"
             )
-        self.batch_size = inference.batch_size or rows_per_batch(self._plans)
+        # A mask hides what fills shorter rows up, and 0 in sparse rows is no value.
+        self._padded = MASK in self._structure.names or all(p.part or not p.ragged for p in self._plans)
+        typical = [replace(p, shape=(ragged.ANY,)) if p.ragged else p for p in self._plans]
+        self.batch_size = inference.batch_size or rows_per_batch(typical)
 
     @classmethod
     def load(
@@ -124,7 +133,12 @@ class ServedModel:
         """The columns that a row must have, and their types, in words."""
         if self.encoding is not None:
             return dict(self.encoding.kinds)
-        return {plan.source: _words(plan) for plan in self._plans}
+        return {plan.source: in_words(plan) for plan in self._plans}
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """The columns that hold sparse vectors."""
+        return tuple(dict.fromkeys(plan.source for plan in self._plans if plan.part))
 
     @property
     def plans(self) -> tuple[ColumnPlan, ...]:
@@ -148,11 +162,11 @@ class ServedModel:
                     f"{', '.join(table.column_names) or 'none':.300}",
                     code="data-column",
                 )
-        columns = {name: _one_chunk(table.column(name)) for name in names}
+        columns = {name: one_chunk(table.column(name)) for name in names}
         if self.encoding is not None:
             for name, kind in self.encoding.kinds.items():
-                if kind in ("date", "timestamp") and _is_text(columns[name].type):
-                    columns[name] = _moments(name, columns[name])
+                if kind in ("date", "timestamp") and is_text(columns[name].type):
+                    columns[name] = moments(name, columns[name])
             encoded = self.encoding.encode(columns)
             valid = np.ones(len(table), np.bool_)
             return Rows(valid, {plan.key: encoded[plan.source] for plan in self._plans})
@@ -200,19 +214,18 @@ class ServedModel:
             column = columns[plan.source]
             if len(chosen) < rows:
                 column = column.filter(pa.array(valid))
-            kind = column.type
-            binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-            arrays[plan.key] = _converted(plan, column, chosen, binary)
+            arrays[plan.key] = converted(plan, column, chosen)
         return Rows(valid, arrays)
 
     def _forward(self, arrays: Mapping[str, Array], rows: int) -> list[Array]:
         """Return what each output column is made of."""
         if not rows:  # modules may fail without any: one of zeros tells shapes
-            arrays = {plan.key: np.zeros((1, *(plan.shape or ())), plan.dtype) for plan in self._plans}
-            return [values[:0] for values in self._forward(arrays, 1)]
+            return [values[:0] for values in self._forward({p.key: _zeros(p) for p in self._plans}, 1)]
+        plans = {plan.key: plan for plan in self._plans}
+        passes = cut([arrays[plan.key] for plan in self._plans], self.batch_size, padded=self._padded)
         parts: list[list[Array]] = []
-        for start in range(0, rows, self.batch_size):
-            batch = {key: torch.from_numpy(a[start : start + self.batch_size]) for key, a in arrays.items()}
+        for chosen in passes.rows:
+            batch = {key: tensor_of(plans[key], values[chosen]) for key, values in arrays.items()}
             inputs = self._structure.assemble(batch)
             with torch.inference_mode():
                 try:
@@ -221,9 +234,9 @@ class ServedModel:
                     raise explain_failure(
                         self._module, inputs, call, error, ("the module", "look at its forward method")
                     ) from error
-                count = min(self.batch_size, rows - start)
+                count = len(next(iter(batch.values())))
                 parts.append([select(output, wanted.key, count) for wanted in self.outputs])
-        return [np.concatenate(column) for column in zip(*parts, strict=True)]
+        return [passes.joined(column) for column in zip(*parts, strict=True)]
 
     def _table(self, values: Sequence[Array], valid: Array) -> pa.Table:
         mask = None if valid.all() else ~valid
@@ -256,71 +269,8 @@ def read_fitted(path: str, *, trust: Entry | Iterable[Entry] = ()) -> tuple[Any,
     return model, metadata
 
 
-def _plans(chosen: Mapping[str, Any]) -> Iterator[ColumnPlan]:
-    """Return how columns become inputs; a model's columns have shape and dtype."""
-    for key, column in chosen.items():
-        yield ColumnPlan(key, column.name, False, column.dtype, column.shape)
-
-
-def _converted(plan: ColumnPlan, column: pa.Array, rows: Array, binary: bool) -> Array:
-    if binary:
-        plan = replace(plan, binary=True)
-    elif not _is_numeric(column.type):
-        raise DataError(
-            f"column {plan.source!r} has type {column.type}: expected {_words(plan)}", code="data-type"
-        )
-    return from_arrow(plan, column, lambda index: f"row {int(rows[index])}")
-
-
-def _words(plan: ColumnPlan) -> str:
-    """Return shape and dtype of a column, in words."""
-    shape = plan.shape or ()
-    return f"{plan.dtype}[{', '.join(map(str, shape))}]" if shape else f"{plan.dtype}"
-
-
-def _is_numeric(kind: pa.DataType) -> bool:
-    while pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        kind = kind.value_type
-    checks = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, pa.types.is_decimal)
-    return any(check(kind) for check in (*checks, pa.types.is_null))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column as one array, lists of equal length as lists."""
-    found = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
-    if isinstance(found, pa.ChunkedArray):  # of types that cannot be joined
-        found = found.chunk(0)
-    kind = found.type
-    return found.cast(pa.list_(kind.value_type)) if pa.types.is_fixed_size_list(kind) else found
-
-
-def _moments(name: str, column: pa.Array) -> pa.Array:
-    """Read texts as moments in time; UTC where they do not say.
-
-    Raises:
-        DataError: naming column and row of one that is none.
-    """
-    for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
-        try:
-            return column.cast(kind)
-        except pa.ArrowInvalid:
-            continue
-    found = ((i, text) for i, text in enumerate(column.to_pylist()) if not _is_moment(text))
-    row, text = next(found, (0, column[0].as_py()))
-    raise DataError(
-        f"column {name!r}, row {row}: {text!r:.100} is no date or time in ISO 8601, such as '2024-01-31' or "
-        "'2024-01-31T10:00:00Z'; all of a column have a time zone, or none",
-        code="data-value",
-    )
-
-
-def _is_moment(text: str | None) -> bool:
-    try:
-        pa.scalar(text, pa.string()).cast(pa.timestamp("us"))
-    except pa.ArrowInvalid:
-        return False
-    return True
+def _zeros(plan: ColumnPlan) -> Array:
+    """Return a row of zeros."""
+    if plan.ragged:
+        return ragged.of_rows([np.zeros(1, plan.dtype)])
+    return np.zeros((1, *(plan.shape or ())), plan.dtype)

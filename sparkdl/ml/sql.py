@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from sparkdl.data.collate import MASK
 from sparkdl.data.columns import Column, ColumnPlan, structure_of
 from sparkdl.data.sparse import passed, planned, spread
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.inference import Inference, inference_of
 from sparkdl.ml.scorer import Scorer
 from sparkdl.ml.udf import has_arrow_udf, make_udf, ship
-
-_MASK = "attention_mask"
 
 
 def as_udf(model: Any) -> Any:
@@ -35,7 +34,7 @@ def as_udf(model: Any) -> Any:
     """
     inputs = model.signature.inputs
     # A mask hides what fills shorter texts up; else only metadata tell what does, which transform sees.
-    masked = any(spec.key == _MASK for spec in inputs)
+    masked = any(spec.key == MASK for spec in inputs)
     free = [masked and spec.shape is None and spec.dtype is not None for spec in inputs]
     return inference_udf(inference_of(model, decision=True), free)
 

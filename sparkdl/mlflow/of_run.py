@@ -27,8 +27,8 @@ def log_module(run: Run) -> None:
     ragged = [column.source for column in plan.columns if column.ragged]
     if ragged:
         raise ConfigError(
-            f"the rows of column {ragged[0]!r} differ in length, and an MLflow model has one shape for all; "
-            "save the module with TorchModel.from_module(...).save(path)"
+            f"the rows of column {ragged[0]!r} differ in length, and this hook logs modules of rows of one "
+            "shape; fit an estimator, and log its model with sparkdl.mlflow.log_model(model)"
         )
     with torch.random.fork_rng(devices=[]):
         rows = {key: np.array(values) for key, values in run.data.peek().items()}

@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 
 from sparkdl.data.columns import ColumnPlan
+from sparkdl.data.ragged import ANY
+from sparkdl.data.sparse import of_row
 from sparkdl.exceptions import DataError
 from sparkdl.ml.outputs import Output
 from sparkdl.ml.served import ServedModel
@@ -43,7 +45,7 @@ def signature_of(served: ServedModel) -> ModelSignature:
             for name, kind in served.encoding.kinds.items()
         ]
     else:
-        inputs = [ColSpec(_type_of(plan), plan.source) for plan in served.plans]
+        inputs = [ColSpec(_type_of(plan), plan.source) for plan in _by_column(served).values()]
     outputs: list[Any] = [ColSpec(_result(output), output.column) for output in served.outputs]
     return ModelSignature(Schema(inputs), Schema(outputs))
 
@@ -68,27 +70,47 @@ def example_of(served: ServedModel, rows: Any) -> pd.DataFrame:
         found = rows[names].head(_ROWS)
     else:
         found = rows.select(*[f"`{name.replace('`', '``')}`" for name in names]).limit(_ROWS).toPandas()
-    found = found.apply(_plain)
+    found = found.apply(lambda column: _plain(column, sparse=column.name in served.vectors))
     for name, kind in ({} if served.encoding is None else served.encoding.kinds).items():
         if kind in ("date", "timestamp"):
             found[name] = pd.to_datetime(found[name])
     return found
 
 
-def _plain(column: pd.Series[Any]) -> pd.Series[Any]:
+def _by_column(served: ServedModel) -> dict[str, ColumnPlan]:
+    """Return what becomes of each column; of a sparse vector its first part."""
+    found: dict[str, ColumnPlan] = {}
+    for plan in served.plans:
+        found.setdefault(plan.source, plan)
+    return found
+
+
+def _plain(column: pd.Series[Any], sparse: bool) -> pd.Series[Any]:
     """Return a column without ML vectors, dates without times and numbers that MLflow would warn of."""
     if column.dtype != object:
         return column.astype("float64") if column.dtype.kind in "iu" else column
+    if sparse:
+        return column.map(_pair)
     return column.map(lambda value: value.toArray().tolist() if hasattr(value, "toArray") else value)
+
+
+def _pair(value: Any) -> Any:
+    """Return the indices and values of an ML vector; anything else as it is."""
+    if not hasattr(value, "toArray"):
+        return value
+    indices, values = of_row(value, "input_example")
+    return {"indices": indices.tolist(), "values": values.tolist()}
 
 
 def _type_of(plan: ColumnPlan) -> Any:
     from mlflow.types import DataType
-    from mlflow.types.schema import Array
+    from mlflow.types.schema import Array, Object, Property
 
+    if plan.part:
+        return Object([Property("indices", Array(DataType.long)), Property("values", Array(DataType.double))])
     kind = np.dtype(plan.dtype or "float32").kind
     found: Any = DataType.double if kind == "f" else DataType.boolean if kind == "b" else DataType.long
-    for _ in plan.shape or ():
+    for _ in (ANY,) if plan.ragged else plan.shape or ():
         found = Array(found)
     return found
 
@@ -109,7 +131,13 @@ def _result(output: Output) -> Any:
 
 
 def _zeros(served: ServedModel) -> dict[str, list[Any]]:
-    return {plan.source: [np.zeros(plan.shape or (), plan.dtype).tolist()] for plan in served.plans}
+    made: dict[str, list[Any]] = {}
+    for name, plan in _by_column(served).items():
+        shape = (1,) if plan.ragged else plan.shape or ()
+        made[name] = [
+            {"indices": [0], "values": [0.0]} if plan.part else np.zeros(shape, plan.dtype).tolist()
+        ]
+    return made
 
 
 def _typical(encoding: TableEncoding) -> dict[str, list[Any]]:

@@ -117,7 +117,8 @@ class _Endpoints:
             )
         async with self._bodies.read(request) as body:
             version = service.versions.current
-            limits = Limits(tuple(version.model.columns), service.options.max_rows)
+            model = version.model
+            limits = Limits(tuple(model.columns), service.options.max_rows, model.vectors)
 
             def parse() -> tuple[object, str, formats.Write]:
                 table, kind, write = formats.read(media_type, body, limits)

@@ -128,13 +128,19 @@ def _check_type(name: str, kind: pa.DataType, depth: int) -> None:
             raise _refused(f"column {name!r:.100} has type {kind!s:.100}")
         _check_type(name, kind.value_type, depth + 1)
         return
+    if pa.types.is_struct(kind) and not depth:  # a sparse vector
+        if len({field.name for field in kind}) < len(kind):
+            raise _refused(f"column {name!r:.100} has type {kind!s:.100}, with two fields of one name")
+        for field in kind:
+            _check_type(f"{name}.{field.name}", field.type, 1)
+        return
     t = pa.types
     plain = (t.is_integer, t.is_floating, t.is_boolean, t.is_decimal, t.is_date, t.is_timestamp, t.is_null)
     texts = (t.is_string, t.is_large_string, t.is_binary, t.is_large_binary)
     if not any(check(kind) for check in (*plain, *texts)) or (depth and t.is_null(kind)):
         raise _refused(
             f"column {name!r:.100} has type {kind!s:.100}; send numbers, booleans, strings, bytes, dates, "
-            "timestamps, or lists of these"
+            "timestamps, lists of these, or structs of indices and values"
         )
 
 

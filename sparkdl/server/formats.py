@@ -31,10 +31,12 @@ class Limits:
     Attributes:
         columns: that are read; others are passed over.
         max_rows: most rows.
+        vectors: which of the columns may hold objects, with the indices and values of sparse vectors.
     """
 
     columns: tuple[str, ...]
     max_rows: int
+    vectors: tuple[str, ...] = ()
 
 
 def is_known(media_type: str) -> bool:
@@ -60,10 +62,18 @@ def read(media_type: str, body: bytes, limits: Limits) -> tuple[pa.Table, str, W
         columns, write = _read_json(body, limits)
         found = columns.keys()
         check_columns(found, limits.columns)
-        return pa.table({name: _array(name, columns[name]) for name in limits.columns}), JSON, write
+        arrays = {name: _array(name, columns[name], name in limits.vectors) for name in limits.columns}
+        return pa.table(arrays), JSON, write
     table = arrow_ipc.read_table(body, limits.max_rows)
     _check_rows(len(table), limits.max_rows)
     check_columns(table.column_names, limits.columns)
+    for name in limits.columns:
+        kind = table.schema.field(name).type
+        if pa.types.is_struct(kind) and name not in limits.vectors:
+            raise DataError(
+                f"column {name!r:.100} has type {kind!s:.100}: only sparse vectors are structs",
+                code="data-type",
+            )
     return table.select(limits.columns), arrow_ipc.MEDIA_TYPE, arrow_ipc.write_table
 
 
@@ -100,7 +110,7 @@ def _plain(media_type: str) -> str:
 
 def _read_json(body: bytes, limits: Limits) -> tuple[dict[str, list[Any]], Write]:
     """Read ``{"columns": {"age": [39, 50]}}`` or ``{"rows": [{"age": 39}, {"age": 50}]}``."""
-    value = _parsed(body, limits.max_rows)
+    value = _parsed(body, limits.max_rows, len(limits.vectors))
     form = next(iter(value)) if isinstance(value, dict) and len(value) == 1 else None
     if form == "columns" and isinstance(value["columns"], dict):
         columns = value["columns"]
@@ -135,9 +145,9 @@ def write_json_rows(table: pa.Table) -> bytes:
     return _dumps({"rows": table.to_pylist()})
 
 
-def _parsed(body: bytes, max_rows: int) -> Any:
-    """Parse JSON; nothing but what the standard has, and no more objects than rows."""
-    left = max_rows + 2
+def _parsed(body: bytes, max_rows: int, vectors: int) -> Any:
+    """Parse JSON; nothing but what the standard has, and no more objects than rows and their vectors."""
+    left = max_rows * (1 + vectors) + 2
 
     def refuse(name: str) -> Any:
         raise ValueError(f"{name} is no JSON; null stands for what is missing")
@@ -173,8 +183,8 @@ def _columns_of(records: Sequence[Any]) -> dict[str, list[Any]]:
     return {name: [record[name] for record in records] for name in names}
 
 
-def _array(name: str, values: list[Any]) -> pa.Array:
-    """Return a column of JSON values.
+def _array(name: str, values: list[Any], vectors: bool) -> pa.Array:
+    """Return a column of JSON values; objects only where sparse vectors are expected.
 
     Raises:
         DataError: naming the row whose value is of another kind.
@@ -190,14 +200,14 @@ def _array(name: str, values: list[Any]) -> pa.Array:
                 f"column {name!r:.100}: values of one kind are expected: {error!s:.200}", code="data-type"
             ) from None
         raise DataError(
-            f"column {name!r:.100}, row {row}: {_shown(values[row])} is a {kinds[row]} where other rows have "
-            f"a {usual}",
+            f"column {name!r:.100}, row {row}: {_shown(values[row])} is {_article(kinds[row])} where other "
+            f"rows have {_article(usual)}",
             code="data-type",
         ) from None
     kind, depth = found.type, 0
     while pa.types.is_list(kind):
         kind, depth = kind.value_type, depth + 1
-    if pa.types.is_struct(kind) or depth > _DEEPEST:
+    if (pa.types.is_struct(kind) and not (vectors and depth == 0)) or depth > _DEEPEST:
         what = "an object is no value of a column" if depth <= _DEEPEST else "lists are nested too deeply"
         raise DataError(f"column {name!r:.100}: {what}", code="data-type")
     return found
@@ -208,6 +218,10 @@ def _kind(value: Any) -> str | None:
     if isinstance(value, list):
         return f"list of {next((_KINDS[type(item)] for item in value if item is not None), 'number')}s"
     return None if value is None else _KINDS[type(value)]
+
+
+def _article(kind: str | None) -> str:
+    return f"an {kind}" if kind == "object" else f"a {kind}"
 
 
 def _check_rows(rows: int, max_rows: int) -> None:

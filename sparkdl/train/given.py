@@ -8,8 +8,10 @@ from typing import Any
 
 from torch import nn
 
+from sparkdl.data import sparse
 from sparkdl.data.columns import Column, Columns
 from sparkdl.data.dataset import Dataset
+from sparkdl.data.tables import vector_columns
 from sparkdl.exceptions import ConfigError
 from sparkdl.hf.outputs import is_model, own_step, takes_by_name
 from sparkdl.metrics.spec import metric_specs
@@ -22,6 +24,7 @@ from sparkdl.train.hooks.of_run import check_hooks
 from sparkdl.train.passes.validation import Monitor
 from sparkdl.train.schedule import PerEpoch, PerIteration, Schedule
 from sparkdl.train.scheduled import ScheduledHyper
+from sparkdl.train.tables import is_frame
 
 
 def configure(config: TrainConfig | None, options: Mapping[str, Any]) -> TrainConfig:
@@ -99,8 +102,20 @@ def knows_loss(module: object) -> bool:
     return isinstance(module, nn.Module) and (is_lightning(module) or is_model(module))
 
 
-def named(module: nn.Module, features: Columns | None) -> Columns | None:
-    """Return features columns by argument, for a model of Hugging Face whose arguments have these names."""
+def inputs_of(module: nn.Module, features: Columns | None, data: object) -> Columns | None:
+    """Return features columns as a module takes them.
+
+    By argument for a model of Hugging Face whose arguments have their names; sparse for a module that takes
+    indices and values.
+
+    Args:
+        module: the module.
+        features: columns as they were given.
+        data: what they are columns of, if it is a DataFrame.
+    """
+    if features is None or not is_frame(data):
+        return features
+    features = sparse.where_taken(features, module, vector_columns(data))
     if isinstance(features, str | Column) or not isinstance(features, Sequence):
         return features
     names = [column.name if isinstance(column, Column) else column for column in features]

@@ -24,7 +24,7 @@ from sparkdl.train.given import (
     check_elastic,
     check_rows,
     configure,
-    named,
+    inputs_of,
     objective_of,
     scheduled,
     with_schedule,
@@ -214,7 +214,7 @@ class Trainer:
         Every exception that leaves a run, also one of a hook or a second Ctrl-C, has a ``result``: the
         :class:`FitResult` of the last completed iteration.
         """
-        chosen = Chosen(named(self.module, features), label, weight)
+        chosen = Chosen(inputs_of(self.module, features, data), label, weight)
         with (
             ErrorsCarryResult() as kept,
             datasets_of(data, validation, chosen, self.config.seed) as (dataset, sets),
@@ -317,7 +317,7 @@ class Trainer:
         module, recipe = self._to_use(module)
         metrics = self.config.metrics if metrics is None else metrics
         config = replace(self.config, metrics=metrics)
-        chosen = Chosen(named(module, features), label, weight)
+        chosen = Chosen(inputs_of(module, features, data), label, weight)
         with dataset_of(data, chosen, self._chosen, "evaluate") as rows:
             check_dataset(rows, "evaluate")
             spec = recipe.spec(rows, module, self._label)
@@ -356,7 +356,7 @@ class Trainer:
             size = integer_option("predict", "batch_size", batch_size, 1)
         module, recipe = self._to_use(module)
         last = None if self._chosen is None else replace(self._chosen, label=None, weight=None)
-        with dataset_of(data, Chosen(named(module, features)), last, "predict") as rows:
+        with dataset_of(data, Chosen(inputs_of(module, features, data)), last, "predict") as rows:
             check_dataset(rows, "predict")
             with shipped(recipe, rows, module, self._label) as ship:
                 weights, job = ship.weights.publish(), f"sparkdl predict {self.name}"

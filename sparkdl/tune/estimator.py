@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame
 
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.base import FitsTorch
+from sparkdl.ml.sparsity import settled
 from sparkdl.train.trainer import Trainer
 from sparkdl.tune.result import SearchResult
 from sparkdl.tune.tuner import Tuner
@@ -79,7 +80,7 @@ class TorchTuner(Estimator[Any]):
         return Tuner(train, self.space, metric=self.metric, **options)
 
     def _fit(self, dataset: DataFrame) -> TorchTunerModel:
-        estimator = self.estimator
+        estimator = settled(self.estimator, dataset)
         rows = estimator._look_at(dataset)
         label = estimator._settle(rows).label
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -51,6 +53,37 @@ def test_a_sparse_column_becomes_two_features() -> None:
         Column("words", shape=(3,), dtype="sparse")
     with pytest.raises(ConfigError, match="label column 'words': only features can be sparse"):
         sparse.check_dense([words], "label")
+
+
+class ByName(nn.Module):
+    def forward(self, age: Any, x_indices: Any, x_values: Any) -> Any: ...
+
+
+def test_a_column_is_sparse_where_the_module_takes_indices_and_values() -> None:
+    words, both = Column("words", dtype="sparse"), {"words", "more"}
+    for module in (SparseLinear(9, 1), SparseMLP, partial(SparseMLP, 9)):
+        assert sparse.where_taken("words", module, both) == words
+        assert sparse.where_taken(["words"], module, both) == [words]
+        assert sparse.where_taken("age", module, both) == "age"  # no vector
+        shaped = Column("words", shape=(9,))
+        assert sparse.where_taken(shaped, module, both) == shaped
+    assert sparse.where_taken("words", nn.Linear(9, 1), both) == "words"
+    assert sparse.where_taken("words", nn.Sequential(SparseLinear(9, 1)), both) == "words"
+    assert sparse.where_taken(["age", "words"], ByName(), both) == ["age", words]
+    assert sparse.where_taken(["words", "age"], ByName(), both) == ["words", "age"]
+    named = {"age": "more", "x": "words"}
+    assert sparse.where_taken(named, ByName(), both) == {"age": "more", "x": words}
+
+
+def test_wide_dense_vectors_come_with_a_hint() -> None:
+    rows = np.zeros((2, 5000), np.float32)
+    rows[:, :300] = 1
+    with pytest.warns(UserWarning, match="column 'words': its vectors have 5,000 values, nearly all 0"):
+        sparse.hint("words", rows)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sparse.hint("words", rows[:, :2000])
+        sparse.hint("words", np.ones((2, 5000)))
 
 
 def test_each_vector_is_passed_once() -> None:

@@ -7,13 +7,16 @@ import numpy as np
 import pytest
 import torch
 from pyspark.ml.feature import HashingTF, Tokenizer
+from pyspark.sql import functions as F
 from torch import nn
 
-from sparkdl import Column, Dataset, TorchClassifier
+from sparkdl import Column, Dataset, TorchClassifier, TorchRegressor, Trainer
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml import TorchClassificationModel
-from sparkdl.nn import SparseLinear
+from sparkdl.ml.served import ServedModel
+from sparkdl.nn import SparseLinear, SparseMLP
 from sparkdl.serve import Predictor
+from sparkdl.train import MaxIteration
 
 SIZE = 1 << 18
 STEPS = 3
@@ -65,12 +68,13 @@ def test_training_equals_that_of_dense_rows_in_plain_torch(texts, spark, tmp_pat
 
     estimator = TorchClassifier(
         module=start,
-        inputTypes="sparse",
         optimizer=partial(torch.optim.SGD, lr=0.5),
         batchSize=len(rows),
         maxIter=STEPS,
     )
     model = estimator.fit(texts)
+    assert model.getInputTypes() == ["sparse"]
+    assert not estimator.isSet(estimator.inputTypes)
     torch.testing.assert_close(model.module.table.weight.T, linear.weight, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(model.module.bias, linear.bias, rtol=1e-5, atol=1e-6)
 
@@ -110,7 +114,6 @@ def test_by_name_beside_other_columns_with_null_left_out(texts, spark):
         module=Weighted,
         featuresCols=["words", "length"],
         inputNames=["words", "length"],
-        inputTypes=["sparse", None],
         handleInvalid="keep",
         maxIter=1,
     )
@@ -127,7 +130,43 @@ def test_what_cannot_be_sparse(texts):
         DataError, match="features column 'label' has type double: only ML vectors can be sparse"
     ):
         Dataset.from_dataframe(texts, features=Column("label", dtype="sparse"))
+    beside = TorchClassifier(featuresCols=["features", "label"], inputTypes=["sparse", None])
     with pytest.raises(
-        ConfigError, match="the default module takes no sparse column such as 'features'; give"
+        ConfigError, match="the default module takes no sparse column such as 'features' beside others"
     ):
-        TorchClassifier(inputTypes="sparse").fit(texts)
+        beside.fit(texts)
+
+
+def test_vectors_stay_sparse_by_themselves(texts):
+    model = TorchClassifier(maxEpochs=6, batchSize=16).fit(texts)
+    assert isinstance(model.module, SparseMLP)
+    assert model.module.first.inputs == SIZE
+    assert model.transform(texts).where("prediction = label").count() > 0.9 * texts.count()
+    if hasattr(texts, "toArrow"):  # from Spark 4.0 on
+        features = texts.select("features")
+        found = ServedModel(model)(features.toArrow()).column("prediction").to_pylist()
+        assert found == [row.prediction for row in model.transform(features).collect()]
+    length = texts.selectExpr("features", "1000.0 + 100 * length(text) AS label")
+    regression = TorchRegressor(maxEpochs=1).fit(length)
+    assert regression.module.output_mean.item() > 1000
+    trainer = Trainer(
+        SparseLinear(SIZE, 2),
+        loss=nn.CrossEntropyLoss(),
+        optimizer=partial(torch.optim.SGD, lr=0.5),
+        end_when=MaxIteration(1),
+        progress=False,
+    )
+    found = trainer.fit(
+        texts.withColumn("label", F.col("label").cast("int")), features="features", label="label"
+    )
+    assert found.module.table.weight.shape == (SIZE, 2)
+    assert trainer.predict(texts).shape == (texts.count(), 2)
+
+
+def test_a_module_that_takes_dense_vectors_alone_gets_them_with_a_hint(texts):
+    narrow = HashingTF(inputCol="words", outputCol="narrow", numFeatures=5000).transform(texts)
+    with (
+        pytest.warns(UserWarning, match="column 'narrow': its vectors have 5,000 values"),
+        Dataset.from_dataframe(narrow, features="narrow") as data,
+    ):
+        assert data.peek()["features"].shape == (2, 5000)

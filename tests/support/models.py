@@ -79,3 +79,26 @@ class Factors(nn.Module):
     def forward(self, pairs: Tensor) -> Tensor:
         both = torch.cat([self.user(pairs[:, 0]), self.item(pairs[:, 1])], 1)
         return self.head(torch.relu(self.norm(both))).squeeze(-1)
+
+
+class MeanOfTokens(nn.Module):
+    """Means of token vectors under a mask: rows may be filled up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 2)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        share = attention_mask / attention_mask.sum(1, keepdim=True).clamp(min=1)
+        return (self.table(input_ids) * share[:, :, None]).sum(1)
+
+
+class SumOfTokens(nn.Module):
+    """Sums of token vectors: what fills rows up would change them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 2)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        return self.table(input_ids).sum(1)

@@ -17,14 +17,14 @@ import torch
 
 from sparkdl.ml.model import TorchClassificationModel
 from sparkdl.ml.persistence import content_of
-from sparkdl.nn import Tabular
+from sparkdl.nn import SparseMLP, Tabular
 from sparkdl.nn.saved.source import ModuleSource
 from sparkdl.nn.signature import Signature
 from sparkdl.server.options import ServerOptions
 from sparkdl.server.run import Server
 from sparkdl.table.calendar import VALUES
 from sparkdl.table.encoding import Category, Number, TableEncoding
-from support.models import mlp
+from support.models import MeanOfTokens, SumOfTokens, mlp
 from support.mutations import write_tree
 from support.saving import describe, folder_of
 
@@ -65,6 +65,34 @@ def table_classifier() -> TorchClassificationModel:
         labels=("no", "yes"),
     )
     return model._set(featuresCols=list(encoding.columns))
+
+
+def sparse_classifier(size: int = 1 << 18) -> TorchClassificationModel:
+    """Return a classifier of a sparse column, ``words``."""
+    torch.manual_seed(0)
+    arguments: dict[str, Any] = {"inputs": size, "outputs": 2, "hidden": [4]}
+    module = SparseMLP(**arguments)
+    rows = (torch.zeros(2, 1, dtype=torch.int32), torch.zeros(2, 1))
+    model = TorchClassificationModel(
+        module,
+        source=ModuleSource.of(SparseMLP, arguments),
+        signature=Signature.of_rows(module, rows).of_any_length([True, True]),
+    )
+    return model._set(featuresCol="words", inputTypes=["sparse"])
+
+
+def text_classifier(mask: bool = True) -> TorchClassificationModel:
+    """Return a classifier of token ids in rows of any length; with a mask of them, or a sum over all."""
+    torch.manual_seed(0)
+    names = ["input_ids", "attention_mask"] if mask else ["input_ids"]
+    module = MeanOfTokens() if mask else SumOfTokens()
+    rows = {name: torch.ones(2, 3, dtype=torch.int64) for name in names}
+    model = TorchClassificationModel(
+        module,
+        source=ModuleSource.of(type(module), {}),
+        signature=Signature.of_rows(module, rows).of_any_length([True] * len(names)),
+    )
+    return model._set(featuresCols=names, inputNames=names)
 
 
 class Running:

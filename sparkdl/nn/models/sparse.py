@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from sparkdl.exceptions import ModelError
 from sparkdl.nn.models.arguments import check_share, check_sizes
+from sparkdl.nn.models.mlp import not_zero
 from sparkdl.nn.models.parts import perceptron
 
 
@@ -85,9 +86,16 @@ class SparseMLP(nn.Module):
         indices, values: as of :class:`SparseLinear`.
         output: (rows, outputs).
 
+    Attributes:
+        output_mean: what is added to each output, after
+        output_scale: what it is multiplied by; zeros and ones unless set by :meth:`scale_outputs`.
+
     Raises:
         ConfigError: if an argument cannot work.
     """
+
+    output_mean: Tensor
+    output_scale: Tensor
 
     def __init__(
         self, inputs: int, outputs: int, hidden: Sequence[int] = (64,), dropout: float = 0.0
@@ -103,8 +111,15 @@ class SparseMLP(nn.Module):
             rest += [nn.ReLU(), *([nn.Dropout(dropout)] if dropout else [])]
             rest += [*perceptron(sizes, dropout), nn.Linear(sizes[-1], outputs)]
         self.rest = nn.Sequential(*rest)
+        self.register_buffer("output_mean", torch.zeros(outputs))
+        self.register_buffer("output_scale", torch.ones(outputs))
+
+    def scale_outputs(self, mean: Tensor, deviation: Tensor) -> None:
+        """Give values of about this mean and standard deviation from the start."""
+        self.output_mean.copy_(mean)
+        self.output_scale.copy_(not_zero(deviation))
 
     def forward(self, indices: Tensor, values: Tensor | None = None) -> Tensor:
         """Return the outputs of each row."""
         found: Tensor = self.rest(self.first(indices, values))
-        return found
+        return found * self.output_scale + self.output_mean

@@ -1,0 +1,139 @@
+"""Sparse rows, and rows that differ in length, in requests: JSON and Arrow, over HTTP and without it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyspark.ml.linalg import Vectors
+from support.serving import Running, save, sparse_classifier, text_classifier
+
+from sparkdl.exceptions import DataError, ModelError
+from sparkdl.ml import passes
+from sparkdl.ml.outputs import VECTOR
+from sparkdl.ml.passes import cut
+from sparkdl.ml.served import ServedModel
+from sparkdl.serve import Predictor
+from sparkdl.server import arrow_ipc
+
+pytest.importorskip("uvicorn")
+SIZE = 1 << 18
+ROWS = [
+    {"indices": [3, 200_000], "values": [1.0, 2.5]},
+    {"indices": [], "values": []},
+    {"indices": [0, 7, SIZE - 1], "values": [-1.0, 0.5, 4.0]},
+]
+TEXTS = [[5, 7, 2], [4], [9, 1], [8, 8, 8, 8, 1]]
+ARROW = {"Content-Type": arrow_ipc.MEDIA_TYPE}
+
+
+def logits_of_words() -> np.ndarray:
+    rows = [Vectors.sparse(SIZE, row["indices"], row["values"]) for row in ROWS]
+    return Predictor.of(sparse_classifier())(rows)
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    path = tmp_path_factory.mktemp("words") / "model"
+    save(sparse_classifier(), path)
+    with Running(path, copies=1, max_rows=64) as running:
+        yield running
+
+
+def raw(answer: pa.Table) -> np.ndarray:
+    return np.array(answer.column("rawPrediction").to_pylist())
+
+
+def test_sparse_rows_over_http(words: Running) -> None:
+    expected = logits_of_words()
+    status, rows = words.predict({"rows": [{"words": row} for row in ROWS]})
+    assert status == 200
+    np.testing.assert_allclose([row["rawPrediction"] for row in rows["rows"]], expected, atol=1e-5)
+    status, columns = words.predict({"columns": {"words": ROWS}})
+    assert [row["prediction"] for row in rows["rows"]] == columns["columns"]["prediction"]
+    as_spark_writes = [{"type": 0, "size": SIZE, **row} for row in ROWS]
+    pairs = pa.array(ROWS, pa.struct({"indices": pa.list_(pa.int64()), "values": pa.list_(pa.float32())}))
+    for column in (pairs, pa.array(as_spark_writes, VECTOR)):
+        body = arrow_ipc.write_table(pa.table({"words": column}))
+        status, _, answer = words.request("POST", "/predict", body, ARROW)
+        assert status == 200
+        np.testing.assert_allclose(raw(pa.ipc.open_stream(answer).read_all()), expected, atol=1e-5)
+    status, _, text = words.request("GET", "/model")
+    assert json.loads(text)["inputs"] == {"words": "sparse vector"}
+
+
+def test_sparse_rows_that_are_refused(words: Running) -> None:
+    for value, says in (
+        ({"indices": [1, 2], "values": [1.0]}, "column 'words', row 1: 2 indices and 1 values"),
+        ({"indices": [-1], "values": [1.0]}, "row 1: an index that is no integer from 0"),
+        ({"indices": [1.5], "values": [1.0]}, "expected sparse vector: an object with 'indices' and"),
+        ({"indices": [1], "values": ["x"]}, "column 'words'"),
+        ({"indices": [1], "values": [None]}, "row 1: null"),
+        ({"index": [1], "values": [1.0]}, "column 'words', row 1: "),
+        (None, "column 'words', row 1: null"),
+        (7, "row 1: 7 is a number where other rows have an object"),
+        ({"indices": [SIZE], "values": [1.0]}, "262144 which is not in the valid range"),
+    ):
+        status, error = words.predict({"rows": [{"words": ROWS[0]}, {"words": value}]})
+        assert (status, says in error["message"]) == (422, True), (value, error)
+    assert words.predict({"rows": [{"words": {"x": {"y": 1}}}]})[0] == 422
+    deep = json.dumps({"rows": [{"words": [{"a": 1}] * 500}]}).encode()
+    assert words.request("POST", "/predict", deep, {"Content-Type": "application/json"})[0] == 422
+
+
+def test_dense_lists_count_as_vectors_with_all_values() -> None:
+    served = ServedModel(sparse_classifier(3))
+    table = pa.table({"words": [[0.5, 0.0, 2.0], [1.0, 1.0, 1.0]]})
+    pairs = pa.table({"words": [{"indices": [0, 2], "values": [0.5, 2.0]}, ROWS[0] | {"indices": [0, 1]}]})
+    np.testing.assert_allclose(raw(served(table))[0], raw(served(pairs))[0], rtol=1e-6)
+    spark = pa.array([{"type": 1, "size": None, "indices": None, "values": [0.5, 0.0, 2.0]}], VECTOR)
+    np.testing.assert_allclose(raw(served(pa.table({"words": spark})))[0], raw(served(pairs))[0], rtol=1e-6)
+    kept = ServedModel(sparse_classifier(3)._set(handleInvalid="keep"))
+    found = kept(pa.table({"words": [None, {"indices": [1], "values": [1.0]}]}))
+    assert [value is None for value in found.column("prediction").to_pylist()] == [True, False]
+
+
+@pytest.mark.parametrize("mask", [True, False])
+def test_rows_that_differ_in_length(mask: bool, tmp_path: Any) -> None:
+    model = text_classifier(mask)
+    columns = {"input_ids": TEXTS} | ({"attention_mask": [[1] * len(text) for text in TEXTS]} if mask else {})
+    with torch.no_grad():
+        one_by_one = [
+            model.module(**{name: torch.tensor([rows[n]]) for name, rows in columns.items()})[0].numpy()
+            for n in range(len(TEXTS))
+        ]
+    served = ServedModel(model)
+    assert served.columns["input_ids"] == "int64[any]"
+    np.testing.assert_allclose(raw(served(pa.table(columns))), one_by_one, atol=1e-6)
+    together = [served.prepare(pa.table({k: v[n : n + 1] for k, v in columns.items()})) for n in range(4)]
+    found = np.concatenate([raw(table) for table in served.run(together)])
+    np.testing.assert_allclose(found, one_by_one, atol=1e-6)
+    with pytest.raises(DataError, match=r"column 'input_ids' has type double|expected int64\[any\]"):
+        served(pa.table({name: [1.5] for name in columns}))
+    predict = Predictor.of(model)
+    if mask:
+        np.testing.assert_allclose(predict(columns), one_by_one, atol=1e-6)
+    else:
+        with pytest.raises(DataError, match="input 'input_ids': rows of 1 and of 5 values"):
+            predict(columns)
+
+
+def test_passes_of_similar_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = np.empty(6, object)
+    rows[:] = [np.zeros(n) for n in (4, 1, 4, 2, 1, 100)]
+    exact = cut([rows], 10, padded=False)
+    assert [sorted(found.tolist()) for found in exact.rows] == [[1, 4], [3], [0, 2], [5]]
+    assert [len(found) for found in cut([rows], 4, padded=True).rows] == [4, 2]
+    monkeypatch.setattr(passes, "_VALUES", 100)
+    padded = cut([rows], 10, padded=True)  # one long row does not make all others as long
+    assert [len(found) for found in padded.rows] == [5, 1]
+    outputs = [np.array([len(rows[n]) for n in found]) for found in padded.rows]
+    assert padded.joined(outputs).tolist() == [4, 1, 4, 2, 1, 100]
+    with pytest.raises(ModelError, match="the module's output differs between batches"):
+        padded.joined([np.zeros((5, 2)), np.zeros((1, 3))])
+    assert cut([np.zeros((5, 2))], 2, padded=True).rows == [slice(0, 2), slice(2, 4), slice(4, 6)]
