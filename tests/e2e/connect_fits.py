@@ -28,10 +28,11 @@ from torchmetrics.classification import MulticlassAccuracy
 from sparkdl import Dataset, Trainer
 from sparkdl._spark.session import is_connect
 from sparkdl.ml import TorchClassifier, TorchRegressor
+from sparkdl.nn import EmbeddingVariable
 from sparkdl.optim import LAMB, ClipByNorm
 from sparkdl.train import EMA, Checkpoint, EveryIterations, Hook, MaxIteration, Run
 
-FAST = {"norm", "lamb", "sparse", "large"}
+FAST = {"norm", "lamb", "sparse", "keyed", "large"}
 """Cases of the fast suite; the others take as long, and show less."""
 
 ROWS, FEATURES, CLASSES = 64, 6, 3
@@ -56,6 +57,19 @@ class Table(nn.Module):
         return self.head(self.table((x[:, 0].abs() * 10).long() % 50))
 
 
+class Keyed(nn.Module):
+    """An embedding variable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = EmbeddingVariable(4, seed=1)
+        self.head = nn.Linear(4, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.head(self.table((x[:, 0].abs() * 10).long()))
+
+
 class Narrow(nn.Module):
     """Takes the first outputs of a layer that makes weights too large to travel inside of tasks."""
 
@@ -75,6 +89,9 @@ CASES: dict[str, Any] = {
     "local steps": {"local_steps": 2},
     "average": {"averaging": EMA(0.9)},
     "sparse": {"module": Table, "optimizer": SPARSE},
+    "sparse sharded": {"module": Table, "optimizer": SPARSE, "exchange": "sharded"},
+    "keyed": {"module": Keyed, "optimizer": SPARSE},
+    "keyed sharded": {"module": Keyed, "optimizer": SPARSE, "exchange": "sharded"},
     "large": {"module": lambda: nn.Sequential(net(), nn.Linear(CLASSES, 600_000), Narrow()), "iterations": 2},
 }
 
