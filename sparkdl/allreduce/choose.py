@@ -192,7 +192,7 @@ class Wanted:
                 raise ConfigError(
                     f"{option} needs RDDs, which Spark Connect has not; leave it out, or fit in a classic "
                     "session",
-                    code="config-cluster",
+                    code="config-connect",
                 )
 
     def exchanges_directly(self, access: Access, exchange: Exchange) -> bool:
@@ -290,7 +290,7 @@ class Wanted:
                     f"the embedding variable {self.keyed[0]!r} needs tasks that exchange directly on Spark "
                     "Connect if there are several executors; allow it (transport='auto'), take "
                     "nn.Embedding(sparse=True), or fit in a classic session",
-                    code="config-cluster",
+                    code="config-connect",
                 )
             executors = partial(access.count_executors, look=True) if moves else None
             transport = ShuffleTransport(ranks, fit, chain, access.longest_chain, executors)

@@ -138,5 +138,5 @@ def check_elastic(config: TrainConfig, data: Dataset) -> None:
         raise ConfigError(
             "elastic: a Spark Connect session does not tell which executors come and go; leave it out, "
             "or fit in a classic session",
-            code="config-cluster",
+            code="config-connect",
         )

@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import sys
+import time
 from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
@@ -272,6 +273,30 @@ def lost(spark: SparkSession, processes: Path) -> dict[str, Any]:
         found[name] = [digest(result.module), result.history.column("loss"), kill.killed]
         found[f"{name}: expected"] = [digest(expected.module), expected.history.column("loss"), 1]
     return found
+
+
+def hundred_million(spark: SparkSession, folder: Path) -> dict[str, Any]:
+    """Return the bits of a fit of 100 million parameters, in groups of two steps, and what its module scores."""
+    width = 10_000
+
+    def wide() -> nn.Module:
+        torch.manual_seed(0)
+        layers = [nn.Linear(FEATURES, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Linear(width, CLASSES))
+
+    with arrays(spark) as data:
+        one = trainer(4, module=wide, iterations_per_job=2)
+        begin = time.monotonic()
+        result = one.fit(data)
+        seconds = time.monotonic() - begin
+        assert sum(value.numel() for value in result.module.parameters()) > 100_000_000
+        return {
+            "fit": digest(result.module),
+            "loss": result.history.column("loss"),
+            "fit direct": sum(result.history.column("direct")),
+            "fit seconds": [seconds, *result.history.column("seconds")],
+            "evaluate": one.evaluate(data, module=result.module),
+        }
 
 
 def regressor(spark: SparkSession, folder: Path) -> dict[str, Any]:

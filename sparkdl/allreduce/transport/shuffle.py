@@ -52,9 +52,9 @@ class ShuffleTransport:
         if self._executors is not None and (count := self._executors()) > 1:
             time.sleep(_PAUSE_SECONDS)
             raise TaskError(
-                f"{group.name}: tasks on {count} executors do not exchange directly now (see the log), and on "
-                "Spark Connect embedding variables need that; open the ports between executors, give each "
-                "partition a task slot, or fit in a classic session"
+                f"{group.name}: tasks on {count} executors do not exchange directly now (see the log), and "
+                "on Spark Connect embedding variables need that; open the ports between executors, give "
+                "each partition a task slot, or fit in a classic session"
             )
         started, begin = time.time(), time.perf_counter()
         plan, count = group.plan, len(group.steps)
