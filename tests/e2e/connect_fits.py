@@ -262,14 +262,19 @@ class Kill(Hook):
 
 def lost(spark: SparkSession, processes: Path) -> dict[str, Any]:
     """Return the bits of runs that lose an executor, and of others that do not."""
-    options = {"exchange": "sharded", "iterations_per_job": 3}
+    keyed = {"module": Keyed, "optimizer": SPARSE}
+    cases: list[tuple[str, Any, Any]] = [
+        ("table", table, {}),
+        ("arrays", arrays, {}),
+        ("keyed", table, keyed),
+    ]
     found: dict[str, Any] = {}
-    for make in (table, arrays):
+    for name, make, more in cases:
+        options = {"exchange": "sharded", "iterations_per_job": 3, **more}
         with make(spark) as data:
             expected = trainer(12, **options).fit(data)
             kill = Kill([int(process) for process in processes.name.split(",")], 5)
             result = trainer(12, hooks=[kill], **options).fit(data)
-        name = make.__name__
         found[name] = [digest(result.module), result.history.column("loss"), kill.killed]
         found[f"{name}: expected"] = [digest(expected.module), expected.history.column("loss"), 1]
     return found

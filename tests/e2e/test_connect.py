@@ -107,7 +107,7 @@ LOSES = {"spark.locality.wait": "300ms", "spark.executor.memory": "1g", "spark.e
 def check_losses(folder: Path, url: str, processes: list[int]) -> None:
     """Check that a lost executor changes no bit, and that nothing is left to repair after it."""
     found = run_client(folder, SCRIPT, url, f"lost={','.join(map(str, processes))}")
-    for name in ("table", "arrays"):
+    for name in ("table", "arrays", "keyed"):
         assert found[f"lost: {name}"] == found[f"lost: {name}: expected"], name
 
 

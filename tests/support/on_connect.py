@@ -28,7 +28,7 @@ FOLDERS = ("tests/data/", "tests/ml/", "tests/train/")
 CONNECT = "config-connect"
 """Code of errors that name what Spark Connect does not have. docs/connect.md lists it."""
 
-JVM_CONDITIONS = frozenset(["JVM_ATTRIBUTE_NOT_SUPPORTED", "NOT_IMPLEMENTED"])
+JVM_CONDITIONS = frozenset(["JVM_ATTRIBUTE_NOT_SUPPORTED"])
 """Conditions of PySpark's errors if a test asks the JVM itself: RDDs, counts of jobs, Hadoop's confs."""
 
 JVM_NAMES = frozenset(["_jsc", "_jvm", "_jdf", "_jsparkSession"])
