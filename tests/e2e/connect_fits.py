@@ -281,7 +281,7 @@ def lost(spark: SparkSession, processes: Path) -> dict[str, Any]:
 
 
 def hundred_million(spark: SparkSession, folder: Path) -> dict[str, Any]:
-    """Return the bits of a fit of 100 million parameters, in groups of two steps, and what its module scores."""
+    """Return the bits of a fit of 100 million parameters, in groups of two steps, and its scores."""
     width = 10_000
 
     def wide() -> nn.Module:
