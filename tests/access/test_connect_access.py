@@ -199,6 +199,7 @@ def test_missing_rows_are_built_again(session: Session, tmp_path: Path) -> None:
         assert trainer(transport="shuffle").predict(data).tobytes() == first.tobytes()
 
 
+@pytest.mark.filterwarnings("ignore:3 partitions lie on 1 of 2 executors")
 def test_embedding_variables_need_direct_exchange_of_several_executors(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
