@@ -103,7 +103,7 @@ def refused(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestR
         call: how it went.
         report: is changed.
     """
-    if call.when != "call" or not report.failed or call.excinfo is None:
+    if call.when == "teardown" or not report.failed or call.excinfo is None:
         return
     reason = next(filter(None, map(reason_of, chain_of(call.excinfo.value))), None)
     if reason is not None:
