@@ -35,8 +35,8 @@ JVM_NAMES = frozenset(["_jsc", "_jvm", "_jdf", "_jsparkSession"])
 """What such a test asks for; some objects of a client have no error of their own for them."""
 
 LEFT_OUT: Mapping[str, str] = {
-    "tests/train/test_train_lifecycle.py::test_a_foreign_session_warns_once": "not on Spark Connect: confs are "
-    "the server's matter, and a client warns of none",
+    "tests/train/test_train_lifecycle.py::test_a_foreign_session_warns_once": "not on Spark Connect: "
+    "confs are the server's matter, and a client warns of none",
 }
 """Why other tests do not run, by the beginning of their ids."""
 
