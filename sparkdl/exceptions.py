@@ -78,6 +78,7 @@ class ConfigError(SparkdlError, ValueError):
         "config",
         "config-cluster",
         "config-command",
+        "config-connect",
         "config-damaged",
         "config-encryption",
         "config-environment",

@@ -25,6 +25,12 @@ _BLOCK_BYTES = 32 << 20
 """So much of a frame lies in one block of a chain's shuffle at most: Spark fetches a larger one into a file
 first, from ``spark.network.maxRemoteBlockSizeFetchToMem`` on, and otherwise holds it in memory as a whole."""
 
+_COLLECTED_BYTES = 256 << 20
+"""One job sends the driver about so many bytes of what stays."""
+
+_RESULT_BYTES = 64 << 20
+"""One task sends at most so many bytes: the executor's heap holds a task's result up to three times."""
+
 MORE = b"more"
 """What :class:`InRounds` sends after its pieces if there are more of them."""
 
@@ -37,6 +43,11 @@ def count(nbytes: int) -> int:
 def blocks(nbytes: int) -> int:
     """Return in how many blocks of a shuffle a frame of so many bytes travels."""
     return max(1, -(-nbytes // _BLOCK_BYTES))
+
+
+def per_round(tasks: int) -> int:
+    """Return how many pieces each of so many tasks sends the driver in one job, at most."""
+    return max(1, min(_COLLECTED_BYTES // tasks, _RESULT_BYTES) // PIECE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

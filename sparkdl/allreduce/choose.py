@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 from sparkdl.access.base import Access
@@ -185,14 +186,13 @@ class Wanted:
             "exchange='driver'": self.exchange == "driver",
             "num_shards": self.num_shards is not None,
             "drop_stragglers": self.stragglers,
-            "an embedding variable": bool(self.keyed),
         }
         for option, needed in needs.items():
             if needed:
                 raise ConfigError(
                     f"{option} needs RDDs, which Spark Connect has not; leave it out, or fit in a classic "
                     "session",
-                    code="config-cluster",
+                    code="config-connect",
                 )
 
     def exchanges_directly(self, access: Access, exchange: Exchange) -> bool:
@@ -269,6 +269,9 @@ class Wanted:
             store: the partition store.
             fit: the fixed part of the fit.
             profile: resource profile of the tasks.
+
+        Raises:
+            ConfigError: if the cluster can run the plan by direct exchange alone, which is not wanted.
         """
         ranks = len(store.partitions)
         rows = bool(self.tables)
@@ -281,7 +284,16 @@ class Wanted:
             transport = TwoJobTransport(access.jobs, store, fit, profile)
         else:
             chain = access.chain(store.tokens, ranks, profile)
-            transport = ShuffleTransport(ranks, fit, chain, access.longest_chain)
+            moves = bool(self.keyed) and not chain.stays
+            if moves and not directly and store.executors.count > 1:
+                raise ConfigError(
+                    f"the embedding variable {self.keyed[0]!r} needs tasks that exchange directly on Spark "
+                    "Connect if there are several executors; allow it (transport='auto'), take "
+                    "nn.Embedding(sparse=True), or fit in a classic session",
+                    code="config-connect",
+                )
+            executors = partial(access.count_executors, look=True) if moves else None
+            transport = ShuffleTransport(ranks, fit, chain, access.longest_chain, executors)
             if directly:
                 circle = _circle(access)
                 transport = DirectTransport(access, store, fit, profile, chain, circle, transport)

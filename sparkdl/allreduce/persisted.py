@@ -15,17 +15,11 @@ from sparkdl import frame
 from sparkdl._spark.errors import is_job_failure, task_error
 from sparkdl.access import base
 from sparkdl.access.base import Access
-from sparkdl.access.in_pieces import MORE, ChainTask, InPieces, InRounds, MadeInRounds
+from sparkdl.access.in_pieces import MORE, ChainTask, InPieces, InRounds, MadeInRounds, per_round
 from sparkdl.allreduce.kept import Kept
 from sparkdl.allreduce.messages import Average, Master, OwnedRows
 from sparkdl.frame import Array, Buffer, Frame
-from sparkdl.pieces import PIECE_BYTES, cut, joined, joined_by_source
-
-_COLLECTED_BYTES = 256 << 20
-"""One job sends the driver about so many bytes of the shards' state."""
-
-_RESULT_BYTES = 64 << 20
-"""One task sends at most so many bytes: the executor's heap holds a task's result up to three times."""
+from sparkdl.pieces import cut, joined, joined_by_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +124,7 @@ class PersistedShards:
         self, kept: base.Kept, wanted: Callable[[str], bool], doing: str, made: ChainTask | None = None
     ) -> list[tuple[int, Buffer]]:
         """Return the frames of some kinds that stay with the shards, each after its shard, in their order."""
-        most = min(_COLLECTED_BYTES // self.shards, _RESULT_BYTES)
-        step = max(1, most // PIECE_BYTES)
+        step = per_round(self.shards)
         pieces: list[bytes] = []
         with self._reading(doing):
             for first in count(0, step):

@@ -67,7 +67,11 @@ def load(path: str, *, trust: Entry | Iterable[Entry] = ()) -> Any:
         )
     spark = SparkSession.active()
     if not is_classic(spark):
-        raise ConfigError("load() needs a classic Spark session; load single models with their own class")
+        raise ConfigError(
+            "load() needs a classic Spark session, for Spark Connect cannot list files: load single models "
+            "with their own class",
+            code="config-connect",
+        )
     names = Trust.of(trust) | trusting.trusted()
     folders = list(Folders(spark, path).holding(path, _METADATA))
     if not folders:

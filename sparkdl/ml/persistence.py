@@ -121,7 +121,8 @@ class TorchWriter(MLWriter):
         if self.shouldOverwrite:
             raise ConfigError(
                 "overwrite() needs a classic Spark session, for Spark Connect cannot rename folders: save "
-                f"under a new name, {path!r} was not touched"
+                f"under a new name, {path!r} was not touched",
+                code="config-connect",
             )
         if read_metadata(spark, path) is not None:
             raise exists_already(path)

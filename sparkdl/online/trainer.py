@@ -142,7 +142,7 @@ class OnlineTrainer:
             raise ConfigError(
                 "OnlineTrainer.start: Spark Connect runs foreachBatch in the server, without this program; "
                 "use a classic session",
-                code="config-cluster",
+                code="config-connect",
             )
         if not stream.isStreaming:
             raise DataError(

@@ -170,7 +170,7 @@ def check_elastic(config: TrainConfig, data: Dataset) -> None:
         raise ConfigError(
             "elastic: a Spark Connect session does not tell which executors come and go; leave it out, "
             "or fit in a classic session",
-            code="config-cluster",
+            code="config-connect",
         )
     rules = Elastic.of(config.elastic)
     if rules is not None and rules.asks and data.access.conf("spark.dynamicAllocation.enabled") == "true":

@@ -22,17 +22,22 @@ from torch import nn
 from sparkdl import Dataset, Trainer
 from sparkdl.access import access_to
 from sparkdl.access.connect.rows import Rows
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, TaskError
+from sparkdl.nn import EmbeddingVariable
 from sparkdl.optim import LAMB, ClipByNorm
+from sparkdl.session import Executors
 from sparkdl.train import Hook, MaxIteration, Run
 
 ROWS = 24
 ADAM = partial(torch.optim.Adam, lr=1e-2)
+LAZY = {"table*": partial(torch.optim.SparseAdam, lr=1e-2), "*": ADAM}
 CASES: dict[str, dict[str, Any]] = {
     "replicated": {"exchange": "replicated"},
     "sharded": {"exchange": "sharded", "gradient_codec": "int8"},
     "sums": {"exchange": "sharded", "optimizer": partial(LAMB, lr=1e-2), "clip": ClipByNorm(0.1)},
     "local steps": {"local_steps": 2},
+    "embedding variables": {"module": "keyed", "optimizer": LAZY},
+    "embedding variables, sharded": {"module": "keyed", "optimizer": LAZY, "exchange": "sharded"},
 }
 
 
@@ -47,6 +52,18 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
 
 
+class Keyed(nn.Module):
+    """Looks rows up by ids that follow from the inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.head = EmbeddingVariable(4, seed=1), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.head(self.table((x[:, 0] * 10).long()))
+
+
 def rows(spark: Any, partitions: int) -> Dataset:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((ROWS, 4)).astype(np.float32)
@@ -54,8 +71,9 @@ def rows(spark: Any, partitions: int) -> Dataset:
 
 
 def trainer(**options: Any) -> Trainer:
+    module = Keyed() if options.pop("module", "") == "keyed" else net()
     made = {"loss": nn.CrossEntropyLoss(), "optimizer": ADAM, "batch_size": 8, "progress": False}
-    return Trainer(net(), **{**made, "end_when": MaxIteration(7), **options})
+    return Trainer(module, **{**made, "end_when": MaxIteration(7), **options})
 
 
 def bits(module: nn.Module) -> list[bytes]:
@@ -68,16 +86,16 @@ def test_stages_end_with_the_bits_of_a_classic_session(
 ) -> None:
     with rows(session, 2) as data:
         result = trainer(transport="shuffle", **options).fit(data)
-        scores = trainer().evaluate(data, module=result.module)
-        outputs = trainer().predict(data, module=result.module)
+        scores = trainer(**options).evaluate(data, module=result.module)
+        outputs = trainer(**options).predict(data, module=result.module)
     assert not session.persisted
     assert not files_in(tmp_path)
     with no_jvm(str(tmp_path / "classic")) as spark, rows(spark, 2) as data:
         expected = trainer(**options).fit(data)
         assert bits(result.module) == bits(expected.module)
         assert result.history.column("loss") == expected.history.column("loss")
-        assert scores == trainer().evaluate(data, module=result.module)
-        assert outputs.tobytes() == trainer().predict(data, module=result.module).tobytes()
+        assert scores == trainer(**options).evaluate(data, module=result.module)
+        assert outputs.tobytes() == trainer(**options).predict(data, module=result.module).tobytes()
 
 
 class Loses(Hook):
@@ -114,10 +132,63 @@ def test_large_bytes_travel_as_files(
         assert not session.sent
         for name in ("_INLINE_BYTES", "_FIXED_BYTES"):
             monkeypatch.setattr(f"sparkdl.access.connect.access.{name}", 16)
+        monkeypatch.setattr("sparkdl.access.connect.files.FILE_BYTES", 1000)
         result = trainer(transport="shuffle").fit(data)
-        assert session.sent
     assert bits(result.module) == bits(expected.module)
+    names = {name.rpartition("-")[0] for name in session.sent}
+    assert len(names) < len(session.sent)  # some in several files
     assert not files_in(tmp_path)  # tasks delete what is released
+
+
+def test_files_that_were_sent_before_one_failed_are_deleted(
+    session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    access = access_to(session)  # type: ignore[arg-type]
+    monkeypatch.setattr("sparkdl.access.connect.access._FIXED_BYTES", 16)
+    monkeypatch.setattr("sparkdl.access.connect.files.FILE_BYTES", 40)
+    data, add = bytes(range(100)), session.addArtifacts
+
+    def fails(path: str, *, file: bool) -> None:
+        if len(session.sent) == 2:
+            raise OSError("the connection is lost")
+        add(path, file=file)
+
+    monkeypatch.setattr(session, "addArtifacts", fails)
+    with pytest.raises(OSError, match="connection"):
+        access.send(data)
+    monkeypatch.setattr(session, "addArtifacts", add)
+    sent = access.send(data)
+    sizes = [(tmp_path / name).stat().st_size for name in session.sent]
+    assert sizes == [40, 40, 40, 40, 20]
+
+    def reads(_: int, frames: Iterator[Any]) -> Iterator[bytes]:
+        yield bytes(sent.ref.read())
+
+    assert access.run_everywhere(reads) == [data]
+    assert len(files_in(tmp_path)) == 3
+    sent.release()
+    access.run_on_executors(lambda: None)
+    assert not files_in(tmp_path)
+
+
+@pytest.mark.parametrize("refused", [[], ["persist", "localCheckpoint"]], ids=str)
+def test_large_state_comes_back_in_rounds(
+    refused: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    options = {"exchange": "sharded", "transport": "shuffle", "end_when": MaxIteration(3)}
+    monkeypatch.setattr("sparkdl.access.connect.tasks._PIECE_BYTES", 64)
+    with threads(1), no_server(tmp_path, refused=refused) as session, rows(session, 2) as data:
+        expected = trainer(**options).fit(data)
+        before = session.jobs
+        assert trainer(**options).fit(data).module
+        plain = session.jobs - before
+        monkeypatch.setattr("sparkdl.access.connect.chain.per_round", lambda _: 2)
+        monkeypatch.setattr("sparkdl.access.connect.chain.PIECE_BYTES", 1)
+        before = session.jobs
+        result = trainer(**options).fit(data)
+        assert (session.jobs - before > 2 * plain) == (not refused)
+        assert len(session.persisted) == (not refused)  # the tokens
+    assert bits(result.module) == bits(expected.module)
 
 
 def test_missing_rows_are_built_again(session: Session, tmp_path: Path) -> None:
@@ -126,6 +197,25 @@ def test_missing_rows_are_built_again(session: Session, tmp_path: Path) -> None:
         for path in files_in(tmp_path / "local"):
             path.unlink()
         assert trainer(transport="shuffle").predict(data).tobytes() == first.tobytes()
+
+
+@pytest.mark.filterwarnings("ignore:3 partitions lie on 1 of 2 executors")
+def test_embedding_variables_need_direct_exchange_of_several_executors(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = CASES["embedding variables"]
+    with rows(session, 1) as data:
+        expected = trainer(transport="shuffle", **options).fit(data)
+        assert bits(trainer(**options).fit(data).module) == bits(expected.module)
+    access = access_to(session)  # type: ignore[arg-type]
+    monkeypatch.setattr(type(access), "count_executors", lambda *_, look=False: 2)
+    monkeypatch.setattr(type(access), "executors", lambda _: Executors(2, 1))
+    monkeypatch.setattr("sparkdl.allreduce.transport.shuffle._PAUSE_SECONDS", 0.0)
+    with rows(session, 3) as data:  # more than slots
+        with pytest.raises(ConfigError, match=r"'table' needs tasks that exchange directly"):
+            trainer(transport="shuffle", **options).fit(data)
+        with pytest.raises(TaskError, match="tasks on 2 executors do not exchange directly now"):
+            trainer(max_failures=1, **options).fit(data)
 
 
 @pytest.mark.parametrize("options", [{"exchange": "driver"}, {"num_shards": 2}], ids=str)

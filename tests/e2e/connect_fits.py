@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import sys
+import time
 from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
@@ -28,10 +29,11 @@ from torchmetrics.classification import MulticlassAccuracy
 from sparkdl import Dataset, Trainer
 from sparkdl._spark.session import is_connect
 from sparkdl.ml import TorchClassifier, TorchRegressor
+from sparkdl.nn import EmbeddingVariable
 from sparkdl.optim import LAMB, ClipByNorm
 from sparkdl.train import EMA, Checkpoint, EveryIterations, Hook, MaxIteration, Run
 
-FAST = {"norm", "lamb", "sparse", "large"}
+FAST = {"norm", "lamb", "sparse", "keyed", "large"}
 """Cases of the fast suite; the others take as long, and show less."""
 
 ROWS, FEATURES, CLASSES = 64, 6, 3
@@ -56,6 +58,19 @@ class Table(nn.Module):
         return self.head(self.table((x[:, 0].abs() * 10).long() % 50))
 
 
+class Keyed(nn.Module):
+    """An embedding variable."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = EmbeddingVariable(4, seed=1)
+        self.head = nn.Linear(4, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.head(self.table((x[:, 0].abs() * 10).long()))
+
+
 class Narrow(nn.Module):
     """Takes the first outputs of a layer that makes weights too large to travel inside of tasks."""
 
@@ -75,6 +90,9 @@ CASES: dict[str, Any] = {
     "local steps": {"local_steps": 2},
     "average": {"averaging": EMA(0.9)},
     "sparse": {"module": Table, "optimizer": SPARSE},
+    "sparse sharded": {"module": Table, "optimizer": SPARSE, "exchange": "sharded"},
+    "keyed": {"module": Keyed, "optimizer": SPARSE},
+    "keyed sharded": {"module": Keyed, "optimizer": SPARSE, "exchange": "sharded"},
     "large": {"module": lambda: nn.Sequential(net(), nn.Linear(CLASSES, 600_000), Narrow()), "iterations": 2},
 }
 
@@ -244,17 +262,46 @@ class Kill(Hook):
 
 def lost(spark: SparkSession, processes: Path) -> dict[str, Any]:
     """Return the bits of runs that lose an executor, and of others that do not."""
-    options = {"exchange": "sharded", "iterations_per_job": 3}
+    keyed = {"module": Keyed, "optimizer": SPARSE}
+    cases: list[tuple[str, Any, Any]] = [
+        ("table", table, {}),
+        ("arrays", arrays, {}),
+        ("keyed", table, keyed),
+    ]
     found: dict[str, Any] = {}
-    for make in (table, arrays):
+    for name, make, more in cases:
+        options = {"exchange": "sharded", "iterations_per_job": 3, **more}
         with make(spark) as data:
             expected = trainer(12, **options).fit(data)
             kill = Kill([int(process) for process in processes.name.split(",")], 5)
             result = trainer(12, hooks=[kill], **options).fit(data)
-        name = make.__name__
         found[name] = [digest(result.module), result.history.column("loss"), kill.killed]
         found[f"{name}: expected"] = [digest(expected.module), expected.history.column("loss"), 1]
     return found
+
+
+def hundred_million(spark: SparkSession, folder: Path) -> dict[str, Any]:
+    """Return the bits of a fit of 100 million parameters, in groups of two steps, and its scores."""
+    width = 10_000
+
+    def wide() -> nn.Module:
+        torch.manual_seed(0)
+        layers = [nn.Linear(FEATURES, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
+        return nn.Sequential(*layers, nn.Linear(width, CLASSES))
+
+    with arrays(spark) as data:
+        one = trainer(4, module=wide, iterations_per_job=2)
+        begin = time.monotonic()
+        result = one.fit(data)
+        seconds = time.monotonic() - begin
+        assert sum(value.numel() for value in result.module.parameters()) > 100_000_000
+        return {
+            "fit": digest(result.module),
+            "loss": result.history.column("loss"),
+            "fit direct": sum(result.history.column("direct")),
+            "fit seconds": [seconds, *result.history.column("seconds")],
+            "evaluate": one.evaluate(data, module=result.module),
+        }
 
 
 def regressor(spark: SparkSession, folder: Path) -> dict[str, Any]:

@@ -80,6 +80,19 @@ def test_all_options_end_with_the_same_bits_on_both_kinds_of_session(
     check(found, connect_fits.run(real, [f"all_options={one}", "estimators", "regressor"]))
 
 
+@pytest.mark.slow
+def test_a_hundred_million_parameters_end_with_the_same_bits(
+    connect: Server, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    one, other = folders
+    with no_jvm(str(tmp_path / "executor")) as classic:
+        expected = connect_fits.run(classic, [f"hundred_million={one}"])  # type: ignore[arg-type]
+    found = run_client(other, SCRIPT, connect.url, f"hundred_million={other}")
+    print("seconds", found.pop("hundred_million: fit seconds"))
+    del expected["hundred_million: fit seconds"]
+    check(found, expected)
+
+
 def test_a_client_without_java_trains_and_is_interrupted(connect: Server, tmp_path: Path) -> None:
     found = run_client(tmp_path, THIN, connect.url)
     assert found["line"] == pytest.approx([3, 1], abs=0.01)
@@ -94,7 +107,7 @@ LOSES = {"spark.locality.wait": "300ms", "spark.executor.memory": "1g", "spark.e
 def check_losses(folder: Path, url: str, processes: list[int]) -> None:
     """Check that a lost executor changes no bit, and that nothing is left to repair after it."""
     found = run_client(folder, SCRIPT, url, f"lost={','.join(map(str, processes))}")
-    for name in ("table", "arrays"):
+    for name in ("table", "arrays", "keyed"):
         assert found[f"lost: {name}"] == found[f"lost: {name}: expected"], name
 
 

@@ -79,6 +79,9 @@ def server(folder: Path, master: str = "local[2]", conf: Mapping[str, str] | Non
         "spark.driver.host": "127.0.0.1",
         "spark.ui.enabled": "false",
         "spark.log.level": "WARN",
+        # A machine that sleeps for some minutes has lost nobody.
+        "spark.network.timeout": "3600s",
+        "spark.storage.blockManagerHeartbeatTimeoutMs": "3600000",
         "spark.ui.showConsoleProgress": "false",
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.sql.shuffle.partitions": "2",

@@ -1,13 +1,12 @@
 """Tests of other folders on Spark Connect: ``scripts/test-connect``, or ``pytest --connect``.
 
 The fixture ``spark`` is then a session of a server that the tests start. Tests that take a real session run,
-but for those that :data:`LEFT_OUT` names. Those that are refused what :data:`REFUSED` names count as skipped.
+but for those that :data:`LEFT_OUT` names. Those that are refused what Spark Connect does not have count as
+skipped.
 """
 
 from __future__ import annotations
 
-import re
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 
+from sparkdl.exceptions import SparkdlError
 from support.connect import server
 
 INCOMPLETE = "incomplete"
@@ -24,16 +25,19 @@ INCOMPLETE = "incomplete"
 FOLDERS = ("tests/data/", "tests/ml/", "tests/train/")
 """Folders whose tests run."""
 
-REFUSED: Mapping[str, str] = {
-    r"needs RDDs, which Spark Connect has not": "the driver plan, num_shards, stragglers, tables of rows",
-    r"elastic: a Spark Connect session": "a client cannot see executors come and go",
-    r"overwrite\(\) needs a classic Spark session": "Spark Connect cannot rename folders",
-    r"JVM_ATTRIBUTE_NOT_SUPPORTED|has no attribute '_(jsc|jvm|jdf|jsparkSession)'": "the test asks the JVM: "
-    "RDDs, counts of jobs, Hadoop's confs",
-}
-"""What Spark Connect does not have, by what errors say. docs/connect.md says the same for users."""
+CONNECT = "config-connect"
+"""Code of errors that name what Spark Connect does not have. docs/connect.md lists it."""
 
-LEFT_OUT: Mapping[str, str] = {}
+JVM_CONDITIONS = frozenset(["JVM_ATTRIBUTE_NOT_SUPPORTED"])
+"""Conditions of PySpark's errors if a test asks the JVM itself: RDDs, counts of jobs, Hadoop's confs."""
+
+JVM_NAMES = frozenset(["_jsc", "_jvm", "_jdf", "_jsparkSession"])
+"""What such a test asks for; some objects of a client have no error of their own for them."""
+
+LEFT_OUT: Mapping[str, str] = {
+    "tests/train/test_train_lifecycle.py::test_a_foreign_session_warns_once": "not on Spark Connect: "
+    "confs are the server's matter, and a client warns of none",
+}
 """Why other tests do not run, by the beginning of their ids."""
 
 
@@ -102,12 +106,29 @@ def refused(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestR
         call: how it went.
         report: is changed.
     """
-    if call.when != "call" or not report.failed or call.excinfo is None:
+    if call.when == "teardown" or not report.failed or call.excinfo is None:
         return
-    text = "".join(traceback.format_exception(call.excinfo.value))
-    for pattern, reason in REFUSED.items():
-        if re.search(pattern, text):
-            path, line, _ = item.location
-            report.outcome, report.longrepr = "skipped", (path, line or 0, f"not on Spark Connect: {reason}")
-            item.user_properties.append((INCOMPLETE, "true"))
-            return
+    reason = next(filter(None, map(reason_of, chain_of(call.excinfo.value))), None)
+    if reason is not None:
+        path, line, _ = item.location
+        report.outcome, report.longrepr = "skipped", (path, line or 0, f"not on Spark Connect: {reason}")
+        item.user_properties.append((INCOMPLETE, "true"))
+
+
+def chain_of(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error, and those that led to it."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def reason_of(error: BaseException) -> str | None:
+    """Return what Spark Connect does not have, by an error's code or condition; ``None`` for other errors."""
+    if isinstance(error, SparkdlError) and error.code == CONNECT:
+        return str(error).partition(";")[0]
+    condition = error.getCondition() if isinstance(error, PySparkException) else None
+    if condition in JVM_CONDITIONS or (isinstance(error, AttributeError) and error.name in JVM_NAMES):
+        return "the test asks the JVM: RDDs, counts of jobs, Hadoop's confs"
+    return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 import threading
 import time
 import uuid
@@ -13,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -23,14 +21,14 @@ from sparkdl._spark.errors import is_job_failure
 from sparkdl._spark.frames import Task
 from sparkdl.access.base import BytesRef, Published
 from sparkdl.access.connect.chain import ConnectChain, OnDriver, OnExecutors, numbered, whole
-from sparkdl.access.connect.files import FileRef
+from sparkdl.access.connect.files import new_files, send_files
 from sparkdl.access.connect.keeping import Keeping, is_lost
 from sparkdl.access.connect.rows import Rows
 from sparkdl.access.connect.tasks import ARROW_SCHEMA, SCHEMA, ArrowTask, Job, Written, in_batches
 from sparkdl.exceptions import ConfigError
 from sparkdl.frame import Parts
 from sparkdl.pieces import HEAD, joined, pieces_of
-from sparkdl.private import local_folders, opener
+from sparkdl.private import local_folders
 from sparkdl.session import Executors
 
 if TYPE_CHECKING:
@@ -173,16 +171,17 @@ class ConnectAccess:
         return tuple(self._released)
 
     def send(self, data: bytes | bytearray, *, inline: bool = False) -> Published:
-        """Make bytes available to all tasks: inside of the tasks, or as a file."""
+        """Make bytes available to all tasks: inside of the tasks, or as files."""
         if len(data) <= (_INLINE_BYTES if inline else _FIXED_BYTES):
             return Published(BytesRef(bytes(data)))
-        name = f"sparkdl-{uuid.uuid4().hex}.bin"
-        with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
-            path = Path(folder, name)
-            with open(path, "xb", opener=opener) as file:
-                file.write(data)
-            self.spark.addArtifacts(str(path), file=True)
-        return Published(FileRef(None, name=name), delete=partial(self._released.append, name))
+        ref = new_files(len(data))
+        sent = Published(ref, delete=partial(self._released.extend, ref.names))
+        try:
+            send_files(ref, data, partial(self.spark.addArtifacts, file=True))
+        except BaseException:
+            sent.release()
+            raise
+        return sent
 
     # -- rows -----------------------------------------------------------------------------------
 

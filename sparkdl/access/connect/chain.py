@@ -6,6 +6,8 @@ import logging
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol
 
 from sparkdl._spark.errors import is_job_failure
@@ -13,16 +15,19 @@ from sparkdl._spark.frames import Task
 from sparkdl.access.base import RESULT
 from sparkdl.access.connect.files import KeptFile
 from sparkdl.access.connect.rows import Rows
-from sparkdl.access.connect.tasks import LOST, SCHEMA, ArrowTask, Job, Leaving, OverKept
-from sparkdl.access.in_pieces import ChainTask
+from sparkdl.access.connect.tasks import LOST, SCHEMA, ArrowTask, Job, Leaving, OverKept, Round
+from sparkdl.access.in_pieces import ChainTask, per_round
 from sparkdl.exceptions import TaskError
 from sparkdl.frame import Buffer
-from sparkdl.pieces import joined
+from sparkdl.pieces import PIECE_BYTES, joined
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _log = logging.getLogger("sparkdl")
+
+Row = tuple[int, int, bytes]
+"""Key, source and piece of a frame."""
 
 _ATTEMPTS = 3
 """So often the files of a group are looked for: a task may run elsewhere once."""
@@ -44,12 +49,20 @@ class Runs(Protocol):
         """Run a job and return its frames."""
         ...
 
-    def rows_of(self, frames: Rows) -> list[tuple[int, int, bytes]]:
+    def rows_of(self, frames: Rows) -> list[Row]:
         """Run a job and return the key, the source and the piece of each row."""
         ...
 
     def run_on_executors(self, work: Callable[[], None], *, profile: Any = None) -> None:
         """Do some work at least once on each executor."""
+        ...
+
+    def persist(self, frames: Rows) -> None:
+        """Keep frames on the executors that compute them."""
+        ...
+
+    def unpersist(self, frames: Rows) -> None:
+        """Stop keeping frames."""
         ...
 
     def forget(self, frames: Rows, partition: int) -> None:
@@ -136,7 +149,7 @@ class ConnectChain:
         """Run the stages."""
         if len(tasks) == 1 and (kept_bytes is None or self.tokens.stays):
             return self._run_one(tasks[0], keeps=kept_bytes is not None)
-        return self._run_stages(tasks, keeps=kept_bytes is not None)
+        return self._run_stages(tasks, kept_bytes)
 
     def _run_one(self, task: ChainTask, *, keeps: bool) -> tuple[list[Buffer], OnExecutors | None]:
         """Run a group as one stage where the rows are; what stays, stays there, too."""
@@ -153,7 +166,9 @@ class ConnectChain:
             self.alive.add(kept.file.name)
         return found, kept
 
-    def _run_stages(self, tasks: Sequence[ChainTask], *, keeps: bool) -> tuple[list[Buffer], OnDriver | None]:
+    def _run_stages(
+        self, tasks: Sequence[ChainTask], kept_bytes: int | None
+    ) -> tuple[list[Buffer], OnDriver | None]:
         """Run a group as stages with shuffles between them; what is to stay goes to the driver."""
         tokens = self.tokens.collected
         functions = [
@@ -169,15 +184,37 @@ class ConnectChain:
                 df = df.mapInArrow(function, SCHEMA, profile=self.profile)
             return df
 
-        rows = self.access.rows_of(Rows(make, parent=self.tokens))
+        made = Rows(make, parent=self.tokens)
+        # State is up to three times as long as the weights.
+        large = 4 * (kept_bytes or 0) > per_round(self.ranks) * PIECE_BYTES
+        rows = self._in_rounds(made) if large else self.access.rows_of(made)
         results = [piece for key, _, piece in rows if key == RESULT]
-        if not keeps:
+        if kept_bytes is None:
             return list(joined(results)), None
         kept: list[list[bytes]] = [[] for _ in range(self.ranks)]
         for key, source, piece in rows:
             if key != RESULT:
                 kept[source].append(piece)
         return list(joined(results)), OnDriver(kept)
+
+    def _in_rounds(self, made: Rows) -> list[Row]:
+        """Run stages once, and bring what they made here by several jobs, each of a part of it."""
+        self.access.persist(made)
+        try:
+            if not made.stays:
+                return self.access.rows_of(made)
+            rows: list[Row] = []
+            step = per_round(self.ranks)
+            for first in count(0, step):
+                found = self.access.rows_of(
+                    Rows(partial(_passed, made, Round(first, first + step)), parent=made)
+                )
+                rows += found
+                if not found:
+                    break
+            return rows
+        finally:
+            self.access.unpersist(made)
 
     def forget(self, partition: int) -> None:
         """Forget where a partition's rows are, since its files are not there."""
@@ -193,6 +230,10 @@ class ConnectChain:
                 if not is_job_failure(error):
                     raise
                 _log.debug("files of a group were not deleted: %s", error)
+
+
+def _passed(made: Rows, some: Round) -> DataFrame:
+    return made.df.mapInArrow(some, SCHEMA)
 
 
 def whole(data: Any) -> bytes:

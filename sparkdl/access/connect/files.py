@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import shutil
 import struct
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO
 
 from sparkdl.access.base import BytesRef
@@ -21,6 +23,10 @@ from sparkdl.private import local_folders, make_folder, opener
 
 _ROOT = "sparkdl-kept"
 _LENGTH = struct.Struct("<q")
+
+FILE_BYTES = 32 << 20
+"""Bytes of a file that is sent, at most. Each is a call of its own: if the connection to the server ends, the
+client sends this one again, and not all of them."""
 
 
 def sent_file(name: str) -> str:
@@ -32,21 +38,46 @@ def sent_file(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FileRef(BytesRef):
-    """Bytes that the driver has sent as a file, which each executor fetches once.
+    """Bytes that the driver has sent as files, which each executor fetches once.
 
     Attributes:
-        name: name of the file.
+        names: names of the files, in the order of their bytes.
     """
 
-    name: str = ""
+    names: tuple[str, ...] = ()
 
     def read(self, *, once: bool = False) -> bytearray:
         """Return the bytes; called in tasks."""
-        path = sent_file(self.name)
-        data = bytearray(os.path.getsize(path))
-        with open(path, "rb") as file:
-            file.readinto(data)
+        paths = [sent_file(name) for name in self.names]
+        data = bytearray(sum(map(os.path.getsize, paths)))
+        rest = memoryview(data)
+        for path in paths:
+            with open(path, "rb") as file:
+                rest = rest[file.readinto(rest) :]
         return data
+
+
+def new_files(nbytes: int) -> FileRef:
+    """Return new names for the files of so many bytes."""
+    made = uuid.uuid4().hex
+    return FileRef(None, names=tuple(f"sparkdl-{made}-{n}.bin" for n in range(-(-nbytes // FILE_BYTES))))
+
+
+def send_files(ref: FileRef, data: bytes | bytearray, send: Callable[[str], None]) -> None:
+    """Send bytes file by file; each exists on this machine only while it is sent.
+
+    Args:
+        ref: names of the files.
+        data: the bytes.
+        send: sends the file with a path.
+    """
+    with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
+        for number, name in enumerate(ref.names):
+            path = Path(folder, name)
+            with open(path, "xb", opener=opener) as file:
+                file.write(memoryview(data)[number * FILE_BYTES : (number + 1) * FILE_BYTES])
+            send(str(path))
+            path.unlink()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from sparkdl.access.base import Chain
@@ -10,6 +11,10 @@ from sparkdl.allreduce import messages
 from sparkdl.allreduce.transport.base import Group, GroupResult
 from sparkdl.allreduce.transport.task import PhaseTask
 from sparkdl.compute.worker import FitRef
+from sparkdl.exceptions import TaskError
+
+_PAUSE_SECONDS = 2.0
+"""The driver tries a group again a few times; meanwhile a lost executor may be there again."""
 
 
 class ShuffleTransport:
@@ -20,16 +25,37 @@ class ShuffleTransport:
         fit: the fixed part of the fit.
         chain: runs the stages.
         longest_group: steps of one chain.
+        executors: counts executors, if a phase after the first one needs the rank's rows and its stage runs
+            on any of them.
     """
 
-    def __init__(self, ranks: int, fit: FitRef, chain: Chain, longest_group: int) -> None:
+    def __init__(
+        self,
+        ranks: int,
+        fit: FitRef,
+        chain: Chain,
+        longest_group: int,
+        executors: Callable[[], int] | None = None,
+    ) -> None:
         self._ranks = ranks
         self._fit = fit
         self._chain = chain
         self.longest_group = longest_group
+        self._executors = executors
 
     def run(self, group: Group) -> GroupResult:
-        """Run all phases of a group as the stages of one job."""
+        """Run all phases of a group as the stages of one job.
+
+        Raises:
+            TaskError: if stages cannot be where they need to be.
+        """
+        if self._executors is not None and (count := self._executors()) > 1:
+            time.sleep(_PAUSE_SECONDS)
+            raise TaskError(
+                f"{group.name}: tasks on {count} executors do not exchange directly now (see the log), and "
+                "on Spark Connect embedding variables need that; open the ports between executors, give "
+                "each partition a task slot, or fit in a classic session"
+            )
         started, begin = time.time(), time.perf_counter()
         plan, count = group.plan, len(group.steps)
         start = replace(group.start, local=group.start.local and self._chain.stays)
