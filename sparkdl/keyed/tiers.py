@@ -1,9 +1,9 @@
 """Columns in two tiers: rows that are used often in memory, the others in a mapped file.
 
 A *record* is a row with its state, so that a row costs one page of the file. It is in one tier at a time.
-When a record is used that is in the file, it changes places with one that was not used lately: one page of the
-file is read and written, not two. A clock that counts uses up to three tells which record to give up (GCLOCK:
-Smith, 1978). All of this is about where values are, and changes none.
+When a record is used that is in the file, it changes places with one that was not used lately: one page of
+the file is read and written, not two. A clock that counts uses up to three tells which record to give up
+(GCLOCK: Smith, 1978). All of this is about where values are, and changes none.
 """
 
 from __future__ import annotations
