@@ -8,8 +8,8 @@ One owner does what it does in a training: it counts the ids of a batch, sends t
 with ``SparseAdam``, as in ``sparkdl/allreduce/plans/owned_rows.py``. Ids have Zipf's distribution.
 
 ``cost``: the table is some times as large as the bound for memory, each case in a process of its own.
-``memory`` is what the process has come to have since the table was empty, without the batches, over the
-bound. ``hot`` is the share of the rows of a batch that are in memory.
+``memory`` is what the process has come to have since the table was empty, over the bound. ``hot`` is the
+share of the rows of a batch that are in memory.
 
 ``torch``: rows looked up and updated in a second, compared with ``EmbeddingBag(sparse=True)`` and
 ``SparseAdam``, both with one thread, on a table that fits in memory. The two take turns.
@@ -150,17 +150,9 @@ def cost(args: argparse.Namespace) -> list[dict[str, Any]]:
     found = []
     for skew in args.skews:
         for times in args.times:
-            options = [
-                "--case",
-                str(times),
-                str(skew),
-                "--bound",
-                str(args.bound),
-                "--batch",
-                str(args.batch),
-            ]
-            options += ["--steps", str(args.steps)]
-            command = [sys.executable, __file__, "cost", *options]
+            command = [sys.executable, __file__, "cost", "--case", str(times), str(skew)]
+            for name in ("bound", "batch", "steps"):
+                command += [f"--{name}", str(getattr(args, name))]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             found.append(json.loads(done.stdout))
             print(json.dumps(found[-1]), file=sys.stderr, flush=True)
@@ -232,7 +224,8 @@ def disk(args: argparse.Namespace) -> list[dict[str, Any]]:
             wanted = np.random.default_rng(0).permutation(count)[: args.batch // 8 * min(threads, 8)]
             begin_at = time.perf_counter()
             with ThreadPoolExecutor(threads) as pool:
-                list(pool.map(lambda part: file.values.take(part, 0), np.array_split(wanted, threads)))
+                for part in np.array_split(wanted, threads):
+                    pool.submit(file.values.take, part, 0)
             seconds = time.perf_counter() - begin_at
             found.append({"threads": threads, "records_per_second": round(len(wanted) / seconds)})
     return found
@@ -244,7 +237,9 @@ def main() -> None:
     parser.add_argument("--bound", type=int, default=128 << 20, help="bytes of memory")
     parser.add_argument("--batch", type=int, default=65_536, help="ids of a batch of an owner")
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--times", type=float, nargs="+", default=[0.5, 1, 2, 4, 8], help="table / bound")
+    parser.add_argument(
+        "--times", type=float, nargs="+", default=[0, 0.5, 1, 2, 4, 8], help="table / bound; 0: no bound"
+    )
     parser.add_argument("--skews", type=float, nargs="+", default=[0.9, 1.0, 1.1, 1.2])
     parser.add_argument("--skew", type=float, default=1.05, help="in the comparison with torch")
     parser.add_argument("--rows", type=int, nargs="+", default=[200_000, 2_000_000], help="likewise")

@@ -76,6 +76,7 @@ class KeyedTable:
         self._gone: Ids = np.empty(0, np.int64)
         self._gone_at = np.empty(0, np.int64)
         self._logged = 0
+        self._recent: tuple[Ids, NDArray[np.int64]] = np.empty(0, np.int64), np.empty(0, np.int64)
         width, dtype = self.rule.width, np.dtype(self.rule.dtype)
         self._rows: Columns = (
             Held(width, dtype) if self._memory is None else Tiered(width, dtype, self._memory, [ROW])
@@ -129,6 +130,8 @@ class KeyedTable:
             How many ids got a row.
         """
         slots = self._slots_of(ids)
+        if (ids[1:] > ids[:-1]).all():
+            self._recent = ids, slots
         self._counts.values[slots] += counts
         self._last.values[slots] = iteration
         without = self._places.values[slots] == _NONE
@@ -203,6 +206,7 @@ class KeyedTable:
         for array in (self._counts, self._last, self._places):
             compact(array.values, chosen)
         self._slots.keep(chosen)
+        self._recent = ids[:0], slots[:0]
 
     def _log(self, gone: Ids, at: NDArray[np.int64]) -> None:
         """Note evictions, and forget those that are not asked for any more."""
@@ -228,7 +232,7 @@ class KeyedTable:
         if self._logged >= iteration > 0:
             return self.entries()
         at = np.full(len(gone), iteration)
-        found = self._entries(self._slots.find(ids))
+        found = self._entries(self._find(ids))
         return replace(found, gone=gone, gone_at=at, since=max(1, iteration))
 
     def changed(self, since: int) -> Entries:
@@ -314,8 +318,19 @@ class KeyedTable:
                 array.values[size:total] = value
         return slots
 
+    def _find(self, ids: Ids) -> NDArray[np.int64]:
+        """Return the numbers of ids; those of the last count need no search in the whole table."""
+        recent, slots = self._recent
+        if not len(recent):
+            return self._slots.find(ids)
+        at = np.minimum(np.searchsorted(recent, ids), len(recent) - 1)
+        found, other = slots[at], recent[at] != ids
+        if other.any():
+            found[other] = self._slots.find(ids[other])
+        return found
+
     def _places_of(self, ids: Ids) -> NDArray[np.int64]:
-        slots = self._slots.find(ids)
+        slots = self._find(ids)
         there = slots >= 0
         places = np.full(len(ids), _NONE, np.int64)
         places[there] = self._places.values[slots[there]]
