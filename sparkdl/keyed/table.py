@@ -244,7 +244,7 @@ class KeyedTable:
 
     def _entries(self, slots: NDArray[np.int64]) -> Entries:
         """Return the entries with these numbers."""
-        log = {"gone": self._gone, "gone_at": self._gone_at, "logged": self._logged}
+        log: dict[str, Any] = {"gone": self._gone, "gone_at": self._gone_at, "logged": self._logged}
         if self._memory is None or len(slots) <= BLOCK:
             return Entries(*self._own(slots), self._columns_at(slots), dict(self.scalars), **log)
         own = [new_array(self._memory, dtype) for dtype in (np.int64, np.int64, np.int64, np.bool_)]
