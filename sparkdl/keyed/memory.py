@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from sparkdl.keyed.arrays import Growing, InMemory, Mapped
 
 _MAPPED_SHARE = 4
 """One part in so many of the memory is for pages of files that are mapped; the others are for hot rows."""
+
+
+_LEAST_AT_ONCE = 1024
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Holder(Protocol):
@@ -75,11 +79,30 @@ class RowMemory:
         self._wanted.pop(holder, None)
 
     def settle(self) -> None:
-        """Let pages of files go if they are too many."""
-        if _mapped_bytes() - self._before > self.nbytes // _MAPPED_SHARE:
-            for file in list(self._files):
-                file.trim()
-            self._before = min(self._before, _mapped_bytes())
+        """Let pages of files go if they are too many, first those of the largest files."""
+        most = self._before + self.nbytes // _MAPPED_SHARE
+        if _mapped_bytes() <= most:
+            return
+        for file in sorted(self._files, key=lambda file: -file.values.nbytes):
+            file.trim()
+            if _mapped_bytes() < most - self.nbytes // (2 * _MAPPED_SHARE):
+                return
+        self._before = min(self._before, _mapped_bytes())
+
+    @property
+    def at_once(self) -> int:
+        """Elements of files, anywhere in them, that may be used before :meth:`settle`."""
+        return max(_LEAST_AT_ONCE, self.nbytes // _MAPPED_SHARE // 2 // _PAGE)
+
+
+def parts(memory: RowMemory | None, count: int) -> Iterator[slice]:
+    """Yield parts of so many accesses to files, and settle after each; all at once without a bound."""
+    if memory is None:
+        yield slice(0, count)
+        return
+    for begin in range(0, count, memory.at_once):
+        yield slice(begin, min(count, begin + memory.at_once))
+        memory.settle()
 
 
 def new_array(memory: RowMemory | None, dtype: Any, *shape: int) -> Growing:
@@ -103,6 +126,3 @@ def _mapped_bytes() -> int:
     with contextlib.suppress(OSError), open("/proc/self/statm") as told:
         return int(told.read().split()[2]) * _PAGE
     return 0
-
-
-_PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from sparkdl.frame import Array
 from sparkdl.keyed.arrays import Growing
-from sparkdl.keyed.columns import BLOCK, blocks
-from sparkdl.keyed.memory import RowMemory, new_array
+from sparkdl.keyed.columns import BLOCK
+from sparkdl.keyed.memory import RowMemory, new_array, parts
 from sparkdl.keyed.mix import Ids, mix
 
 _LEAST = 64
@@ -47,6 +47,12 @@ class Slots:
     def find(self, ids: Ids) -> NDArray[np.int64]:
         """Return the number of each id; -1 for those that are not there."""
         found = np.full(len(ids), _MISSING, np.int64)
+        for part in parts(self._memory, len(ids)):
+            self._find(ids[part], found[part])
+        return found
+
+    def _find(self, ids: Ids, found: NDArray[np.int64]) -> None:
+        """Write the numbers of ids that are there."""
         places = self._first_places(ids)
         left = np.arange(len(ids))
         while len(left):
@@ -56,19 +62,17 @@ class Slots:
             same = self._ids.values[numbers] == ids[left]
             found[left[same]] = numbers[same]
             left, places = left[~same], (places[~same] + 1) & self._mask
-        return found
 
     def add(self, ids: Ids) -> NDArray[np.int64]:
         """Number ids that are not there yet, each given once; return their numbers."""
         first, self._size = self._size, self._size + len(ids)
         self._ids.grow(self._size)
         self._ids.values[first : self._size] = ids
-        numbers = np.arange(first, self._size)
         if 2 * self._size > self._mask + 1:
             self._renew()
         else:
-            self._place(numbers)
-        return numbers
+            self._place(first)
+        return np.arange(first, self._size)
 
     def keep(self, chosen: NDArray[np.bool_]) -> None:
         """Have some ids alone; their numbers become smaller, in the same order."""
@@ -78,13 +82,17 @@ class Slots:
     def _renew(self) -> None:
         """Find a place for each number, among more of them if there are many."""
         self._places = self._empty(max(2 * _LEAST, 1 << (4 * self._size - 1).bit_length()))
-        for numbers in blocks(self._size):
-            self._place(numbers)
+        self._place(0)
 
     def _first_places(self, ids: Ids) -> NDArray[np.int64]:
         return (mix(ids.view(np.uint64)) & np.uint64(self._mask)).astype(np.int64)
 
-    def _place(self, numbers: NDArray[np.int64]) -> None:
+    def _place(self, first: int) -> None:
+        """Find places for all numbers from one on."""
+        for part in parts(self._memory, self._size - first):
+            self._place_some(np.arange(first + part.start, first + part.stop))
+
+    def _place_some(self, numbers: NDArray[np.int64]) -> None:
         values = self._places.values
         places = self._first_places(self._ids.values[numbers])
         while len(numbers):

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sparkdl.frame import Array
 from sparkdl.keyed.columns import BLOCK, Columns, FreshState, Held, blocks
 from sparkdl.keyed.entries import ROW, Entries
-from sparkdl.keyed.memory import RowMemory, new_array
+from sparkdl.keyed.memory import RowMemory, new_array, parts
 from sparkdl.keyed.mix import Ids, initial_rows
 from sparkdl.keyed.slots import Slots, compact
 from sparkdl.keyed.tiers import Tiered
@@ -132,10 +132,14 @@ class KeyedTable:
         slots = self._slots_of(ids)
         if (ids[1:] > ids[:-1]).all():
             self._recent = ids, slots
-        self._counts.values[slots] += counts
-        self._last.values[slots] = iteration
-        without = self._places.values[slots] == _NONE
-        new = slots[without & (self._counts.values[slots] >= self.rule.min_count)]
+        gets = np.zeros(len(slots), np.bool_)
+        for part in parts(self._memory, len(slots)):
+            own = slots[part]
+            now = self._counts.values[own] + counts[part]
+            self._counts.values[own] = now
+            self._last.values[own] = iteration
+            gets[part] = (self._places.values[own] == _NONE) & (now >= self.rule.min_count)
+        new = slots[gets]
         if len(new):
             rule = self.rule
             rows = initial_rows(rule.seed, self._slots.ids[new], rule.width, rule.std, np.dtype(rule.dtype))
@@ -270,12 +274,13 @@ class KeyedTable:
 
     def _own(self, slots: NDArray[np.int64]) -> tuple[Ids, Array, Array, NDArray[np.bool_]]:
         """Return ids, counts, last look-ups, and whether there are rows."""
-        return (
-            self._slots.ids[slots],
-            self._counts.values[slots],
-            self._last.values[slots],
-            self._places.values[slots] != _NONE,
-        )
+        ids, counts, last = (np.empty(len(slots), np.int64) for _ in range(3))
+        admitted = np.empty(len(slots), np.bool_)
+        for part in parts(self._memory, len(slots)):
+            own = slots[part]
+            ids[part], counts[part] = self._slots.ids[own], self._counts.values[own]
+            last[part], admitted[part] = self._last.values[own], self._places.values[own] != _NONE
+        return ids, counts, last, admitted
 
     def _columns_at(self, slots: NDArray[np.int64]) -> dict[str, Array]:
         places = self._places.values[slots]
@@ -331,9 +336,10 @@ class KeyedTable:
 
     def _places_of(self, ids: Ids) -> NDArray[np.int64]:
         slots = self._find(ids)
-        there = slots >= 0
         places = np.full(len(ids), _NONE, np.int64)
-        places[there] = self._places.values[slots[there]]
+        for part in parts(self._memory, len(ids)):
+            there = slots[part] >= 0
+            places[part][there] = self._places.values[slots[part][there]]
         return places
 
     def _put_rows(self, slots: NDArray[np.int64], columns: Mapping[str, Array]) -> None:

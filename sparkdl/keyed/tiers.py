@@ -17,7 +17,7 @@ from sparkdl.frame import Array
 from sparkdl.keyed.arrays import Reserved
 from sparkdl.keyed.columns import Columns, FreshState, Places, blocks
 from sparkdl.keyed.entries import ROW
-from sparkdl.keyed.memory import RowMemory
+from sparkdl.keyed.memory import RowMemory, parts
 
 _HOTTEST = 3
 _NONE = -1
@@ -72,32 +72,28 @@ class Tiered:
         """Return copies of columns; what is used gets into memory."""
         if used:
             self._use(places)
-        where = self._where.values[places]
+        where = self._at(places)
         hot = where >= 0
-        found: dict[str, Array] = {}
-        for name in names or self.names:
-            memory, file = self._column(name)
-            if hot.all():
-                found[name] = memory[where]
-                continue
-            found[name] = values = np.empty((len(places), self._width), self._dtype)
-            values[hot] = memory[where[hot]]
-            values[~hot] = file[~where[~hot]]
-        self._memory.settle()
-        return found
+        if hot.all():
+            return {name: self._of(self._hot.values, name)[where] for name in names or self.names}
+        records = np.empty((len(places), self._hot.values.shape[1]), self._dtype)
+        records[hot] = self._hot.values[where[hot]]
+        cold, left = np.flatnonzero(~hot), ~where[~hot]
+        for part in parts(self._memory, len(left)):
+            records[cold[part]] = self._file.values[left[part]]
+        return {name: np.ascontiguousarray(self._of(records, name)) for name in names or self.names}
 
     def write(self, places: Places, columns: Mapping[str, Array]) -> None:
         """Write columns, wherever they are."""
-        where = self._where.values[places]
+        where = self._at(places)
         hot = where >= 0
+        numbers = where[hot]
         for name, values in columns.items():
-            memory, file = self._column(name)
-            if hot.all():
-                memory[where] = values
-                continue
-            memory[where[hot]] = values[hot]
-            file[~where[~hot]] = values[~hot]
-        self._memory.settle()
+            self._of(self._hot.values, name)[numbers] = values[hot]
+        cold, left = np.flatnonzero(~hot), ~where[~hot]
+        for part in parts(self._memory, len(left)):
+            for name, values in columns.items():
+                self._of(self._file.values, name)[left[part]] = values[cold[part]]
 
     def add(self, columns: Mapping[str, Array]) -> None:
         """Write columns at new places, in memory as far as there is room."""
@@ -116,9 +112,9 @@ class Tiered:
         kept = len(numbers)
         self._put(numbers, places[:kept], records[:kept])
         more = self._numbers_in_file(count - kept)
-        self._file.values[more] = records[kept:]
         self._where.values[places[kept:]] = ~more
-        self._memory.settle()
+        for part in parts(self._memory, len(more)):
+            self._file.values[more[part]] = records[kept:][part]
 
     def extended(self, fresh: FreshState) -> Columns:
         """Return the same with further columns."""
@@ -166,10 +162,6 @@ class Tiered:
             raise TypeError(f"column {name!r} is {values.dtype}, the rows are {self._dtype}")
         return values
 
-    def _column(self, name: str) -> tuple[Array, Array]:
-        """Return a column of either tier."""
-        return self._of(self._hot.values, name), self._of(self._file.values, name)
-
     def _of(self, records: Array, name: str) -> Array:
         begin = self._width * self.names.index(name)
         return records[:, begin : begin + self._width]
@@ -180,9 +172,16 @@ class Tiered:
             self._wanted = self._size * self._bytes * 5 // 4
             self.hold(self._memory.ask(self, self._wanted))
 
+    def _at(self, places: Places) -> Numbers:
+        """Return where records are."""
+        found = np.empty(len(places), np.int64)
+        for part in parts(self._memory, len(places)):
+            found[part] = self._where.values[places[part]]
+        return found
+
     def _use(self, places: Places) -> None:
         """Get records into memory, as far as there is room."""
-        where = self._where.values[places]
+        where = self._at(places)
         hot = where[where >= 0]
         self._uses.values[hot] = np.minimum(self._uses.values[hot] + 1, _HOTTEST)
         if len(hot) == len(where):
@@ -190,6 +189,11 @@ class Tiered:
         numbers = self._free(len(where) - len(hot), hot)
         places = places[where < 0][: len(numbers)]
         left = ~where[where < 0][: len(numbers)]
+        for part in parts(self._memory, len(numbers)):
+            self._exchange(numbers[part], places[part], left[part])
+
+    def _exchange(self, numbers: Numbers, places: Places, left: Numbers) -> None:
+        """Let records of the file change places with those in memory."""
         records = self._file.values[left]
         before = self._places.values[numbers]
         taken = before != _NONE
@@ -208,8 +212,9 @@ class Tiered:
     def _to_file(self, numbers: Numbers) -> None:
         """Copy records from memory to the file."""
         to = self._numbers_in_file(len(numbers))
-        self._file.values[to] = self._hot.values[numbers]
         self._where.values[self._places.values[numbers]] = ~to
+        for part in parts(self._memory, len(to)):
+            self._file.values[to[part]] = self._hot.values[numbers[part]]
 
     def _numbers_in_file(self, count: int) -> Numbers:
         """Return numbers of the file that are free."""
