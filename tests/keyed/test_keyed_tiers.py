@@ -42,7 +42,7 @@ def step(of: KeyedTable, ids: Any, iteration: int, by: float) -> list[Any]:
 
 
 @given(st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_which_rows_are_in_memory_changes_no_bit(tmp_path_factory: Any, data: st.DataObject) -> None:
     folders = [str(tmp_path_factory.mktemp("files"))]
     options = {"min_count": 2, "max_age": 5, "min_norm": 0.5, "evict_every": 3}
