@@ -90,10 +90,10 @@ class Owner:
         self.iteration += 1
         return len(ids)
 
-    def fill(self, rows: int) -> None:
+    def fill(self, rows: int, batch: int) -> None:
         """Train once with each row, in no order of how often they will be used."""
         numbers = np.random.default_rng(1).permutation(rows)
-        for part in np.array_split(numbers, -(-rows // (1 << 17))):
+        for part in np.array_split(numbers, -(-rows // batch)):
             self.step(ids_of(part))
 
 
@@ -115,7 +115,7 @@ def case(times: float, skew: float, bound: int, batch: int, steps: int) -> dict[
         before, most = resident(), 0
         shared = RowMemory(bound, [folder]) if times else None
         owner = Owner(shared)
-        owner.fill(rows or int(bound / RECORD / 2))
+        owner.fill(rows or int(bound / RECORD / 2), batch)
         rows = len(owner.table)
         took: list[float] = []
         found: list[int] = []
@@ -187,7 +187,7 @@ def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
         bag = nn.EmbeddingBag(rows, WIDTH, mode="sum", sparse=True)
         optimizer = torch.optim.SparseAdam(list(bag.parameters()), lr=0.01)
         owner = Owner(None)
-        owner.fill(rows)
+        owner.fill(rows, args.batch)
         rates: dict[str, list[float]] = {"torch": [], "owner": []}
         for _ in range(args.steps):
             numbers = zipf(random, rows, args.skew, args.batch)

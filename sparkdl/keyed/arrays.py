@@ -11,7 +11,7 @@ import mmap
 import os
 import tempfile
 import weakref
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -21,22 +21,8 @@ _LEAST = 64
 _LEAST_BYTES = 64 << 10
 
 
-class Growing(Protocol):
-    """An array that grows; new elements are zero.
-
-    Attributes:
-        values: the array, at least as long as was asked for.
-    """
-
-    values: Array
-
-    def grow(self, size: int) -> None:
-        """Have room for so many elements; ``values`` may be another array then."""
-        ...
-
-
 class InMemory:
-    """An array in memory, which doubles when it grows.
+    """An array in memory, which doubles when it grows; new elements are zero.
 
     Args:
         dtype: of an element.

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-from sparkdl.keyed.arrays import Growing, InMemory, Mapped
+from sparkdl.keyed.arrays import Mapped
 
 _MAPPED_SHARE = 4
 """One part in so many of the memory is for pages of files that are mapped; the others are for hot rows."""
@@ -29,10 +29,10 @@ class Holder(Protocol):
 class RowMemory:
     """A bound for the memory of all tables of a process.
 
-    Three quarters are for rows that are used often, *hot* ones. The index, that is ids and where their rows
-    are, and all other rows are in mapped files. The system keeps what it can of these files in memory, which
-    is its own, and which it takes back for others. The process lets their pages go when they have taken the
-    last quarter.
+    Three quarters are for rows that are used often, *hot* ones. All others are in mapped files. The system
+    keeps what it can of these files in memory, which is its own, and which it takes back for others. The
+    process lets their pages go when they have taken the last quarter. The index, that is ids and where their
+    rows are, is in memory, beside the bound.
 
     Args:
         nbytes: the bound.
@@ -95,19 +95,11 @@ class RowMemory:
         return max(_LEAST_AT_ONCE, self.nbytes // _MAPPED_SHARE // 2 // _PAGE)
 
 
-def parts(memory: RowMemory | None, count: int) -> Iterator[slice]:
-    """Yield parts of so many accesses to files, and settle after each; all at once without a bound."""
-    if memory is None:
-        yield slice(0, count)
-        return
+def parts(memory: RowMemory, count: int) -> Iterator[slice]:
+    """Yield parts of so many accesses to files, and settle after each."""
     for begin in range(0, count, memory.at_once):
         yield slice(begin, min(count, begin + memory.at_once))
         memory.settle()
-
-
-def new_array(memory: RowMemory | None, dtype: Any, *shape: int) -> Growing:
-    """Return an empty array: in a file if memory is bounded."""
-    return InMemory(dtype, *shape) if memory is None else memory.array(dtype, *shape)
 
 
 def _level(wanted: Iterable[int], total: int) -> int:

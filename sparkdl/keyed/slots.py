@@ -6,9 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkdl.frame import Array
-from sparkdl.keyed.arrays import Growing
+from sparkdl.keyed.arrays import InMemory
 from sparkdl.keyed.columns import BLOCK
-from sparkdl.keyed.memory import RowMemory, new_array, parts
 from sparkdl.keyed.mix import Ids, mix
 
 _LEAST = 64
@@ -17,22 +16,16 @@ _MOST_SHORT = np.iinfo(np.int32).max
 
 
 class Slots:
-    """A hash table with linear probing, searched and filled for many ids at a time.
+    """A hash table with linear probing, searched and filled for many ids at a time."""
 
-    Args:
-        memory: bounds memory; ``None`` for no bound.
-    """
-
-    def __init__(self, memory: RowMemory | None = None) -> None:
-        self._memory = memory
-        self._ids = new_array(memory, np.int64)
+    def __init__(self) -> None:
+        self._ids = InMemory(np.int64)
         self._size = 0
         self._places = self._empty(2 * _LEAST)  # each with 1 + a number, or 0
 
-    def _empty(self, size: int) -> Growing:
-        made = new_array(self._memory, np.int32 if size < _MOST_SHORT else np.int64)
-        made.grow(size)
+    def _empty(self, size: int) -> Array:
         self._mask = size - 1
+        made: Array = np.zeros(size, np.int32 if size < _MOST_SHORT else np.int64)
         return made
 
     def __len__(self) -> int:
@@ -47,21 +40,16 @@ class Slots:
     def find(self, ids: Ids) -> NDArray[np.int64]:
         """Return the number of each id; -1 for those that are not there."""
         found = np.full(len(ids), _MISSING, np.int64)
-        for part in parts(self._memory, len(ids)):
-            self._find(ids[part], found[part])
-        return found
-
-    def _find(self, ids: Ids, found: NDArray[np.int64]) -> None:
-        """Write the numbers of ids that are there."""
         places = self._first_places(ids)
         left = np.arange(len(ids))
         while len(left):
-            numbers = self._places.values[places]
+            numbers = self._places[places]
             there = numbers != 0
             left, places, numbers = left[there], places[there], numbers[there] - 1
             same = self._ids.values[numbers] == ids[left]
             found[left[same]] = numbers[same]
             left, places = left[~same], (places[~same] + 1) & self._mask
+        return found
 
     def add(self, ids: Ids) -> NDArray[np.int64]:
         """Number ids that are not there yet, each given once; return their numbers."""
@@ -89,11 +77,11 @@ class Slots:
 
     def _place(self, first: int) -> None:
         """Find places for all numbers from one on."""
-        for part in parts(self._memory, self._size - first):
-            self._place_some(np.arange(first + part.start, first + part.stop))
+        for begin in range(first, self._size, BLOCK):
+            self._place_some(np.arange(begin, min(begin + BLOCK, self._size)))
 
     def _place_some(self, numbers: NDArray[np.int64]) -> None:
-        values = self._places.values
+        values = self._places
         places = self._first_places(self._ids.values[numbers])
         while len(numbers):
             free = values[places] == 0

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkdl.frame import Array
+from sparkdl.keyed.arrays import InMemory
 from sparkdl.keyed.columns import BLOCK, Columns, FreshState, Held, blocks
 from sparkdl.keyed.entries import ROW, Entries
-from sparkdl.keyed.memory import RowMemory, new_array, parts
+from sparkdl.keyed.memory import RowMemory
 from sparkdl.keyed.mix import Ids, initial_rows
 from sparkdl.keyed.slots import Slots, compact
 from sparkdl.keyed.tiers import Tiered
@@ -71,8 +72,8 @@ class KeyedTable:
         self._clear()
 
     def _clear(self) -> None:
-        self._slots = Slots(self._memory)
-        self._counts, self._last, self._places = (new_array(self._memory, np.int64) for _ in range(3))
+        self._slots = Slots()
+        self._counts, self._last, self._places = (InMemory(np.int64) for _ in range(3))
         self._gone: Ids = np.empty(0, np.int64)
         self._gone_at = np.empty(0, np.int64)
         self._logged = 0
@@ -132,14 +133,10 @@ class KeyedTable:
         slots = self._slots_of(ids)
         if (ids[1:] > ids[:-1]).all():
             self._recent = ids, slots
-        gets = np.zeros(len(slots), np.bool_)
-        for part in parts(self._memory, len(slots)):
-            own = slots[part]
-            now = self._counts.values[own] + counts[part]
-            self._counts.values[own] = now
-            self._last.values[own] = iteration
-            gets[part] = (self._places.values[own] == _NONE) & (now >= self.rule.min_count)
-        new = slots[gets]
+        self._counts.values[slots] += counts
+        self._last.values[slots] = iteration
+        without = self._places.values[slots] == _NONE
+        new = slots[without & (self._counts.values[slots] >= self.rule.min_count)]
         if len(new):
             rule = self.rule
             rows = initial_rows(rule.seed, self._slots.ids[new], rule.width, rule.std, np.dtype(rule.dtype))
@@ -251,13 +248,11 @@ class KeyedTable:
         log: dict[str, Any] = {"gone": self._gone, "gone_at": self._gone_at, "logged": self._logged}
         if self._memory is None or len(slots) <= BLOCK:
             return Entries(*self._own(slots), self._columns_at(slots), dict(self.scalars), **log)
-        own = [new_array(self._memory, dtype) for dtype in (np.int64, np.int64, np.int64, np.bool_)]
+        own = [self._memory.array(dtype) for dtype in (np.int64, np.int64, np.int64, np.bool_)]
         for array in own:
             array.grow(len(slots))
         rows = int((self._places.values[slots] != _NONE).sum())
-        columns = {
-            name: new_array(self._memory, self.rule.dtype, self.rule.width) for name in self._rows.names
-        }
+        columns = {name: self._memory.array(self.rule.dtype, self.rule.width) for name in self._rows.names}
         for array in columns.values():
             array.grow(rows)
         at = 0
@@ -268,19 +263,19 @@ class KeyedTable:
             for name, values in found.items():
                 columns[name].values[at : at + len(values)] = values
             at += len(found[ROW])
+            self._memory.settle()
         ids, counts, last, admitted = (array.values[: len(slots)] for array in own)
         kept = {name: array.values[:rows] for name, array in columns.items()}
         return Entries(ids, counts, last, admitted, kept, dict(self.scalars), **log)
 
     def _own(self, slots: NDArray[np.int64]) -> tuple[Ids, Array, Array, NDArray[np.bool_]]:
         """Return ids, counts, last look-ups, and whether there are rows."""
-        ids, counts, last = (np.empty(len(slots), np.int64) for _ in range(3))
-        admitted = np.empty(len(slots), np.bool_)
-        for part in parts(self._memory, len(slots)):
-            own = slots[part]
-            ids[part], counts[part] = self._slots.ids[own], self._counts.values[own]
-            last[part], admitted[part] = self._last.values[own], self._places.values[own] != _NONE
-        return ids, counts, last, admitted
+        return (
+            self._slots.ids[slots],
+            self._counts.values[slots],
+            self._last.values[slots],
+            self._places.values[slots] != _NONE,
+        )
 
     def _columns_at(self, slots: NDArray[np.int64]) -> dict[str, Array]:
         places = self._places.values[slots]
@@ -337,9 +332,8 @@ class KeyedTable:
     def _places_of(self, ids: Ids) -> NDArray[np.int64]:
         slots = self._find(ids)
         places = np.full(len(ids), _NONE, np.int64)
-        for part in parts(self._memory, len(ids)):
-            there = slots[part] >= 0
-            places[part][there] = self._places.values[slots[part][there]]
+        there = slots >= 0
+        places[there] = self._places.values[slots[there]]
         return places
 
     def _put_rows(self, slots: NDArray[np.int64], columns: Mapping[str, Array]) -> None:

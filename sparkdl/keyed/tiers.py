@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkdl.frame import Array
-from sparkdl.keyed.arrays import Reserved
+from sparkdl.keyed.arrays import InMemory, Reserved
 from sparkdl.keyed.columns import Columns, FreshState, Places, blocks
 from sparkdl.keyed.entries import ROW
 from sparkdl.keyed.memory import RowMemory, parts
@@ -47,7 +47,7 @@ class Tiered:
         elements = width * len(names)
         self._bytes = elements * self._dtype.itemsize + _BESIDE
         most = memory.hot_bytes // self._bytes
-        self._where = memory.array(np.int64)  # by place: number in memory, or ~number in the file
+        self._where = InMemory(np.int64)  # by place: number in memory, or ~number in the file
         self._file = memory.array(dtype, elements)
         self._used = 0  # of the file
         self._unused: Numbers = np.empty(0, np.int64)  # among these
@@ -72,7 +72,7 @@ class Tiered:
         """Return copies of columns; what is used gets into memory."""
         if used:
             self._use(places)
-        where = self._at(places)
+        where = self._where.values[places]
         hot = where >= 0
         if hot.all():
             return {name: self._of(self._hot.values, name)[where] for name in names or self.names}
@@ -85,7 +85,7 @@ class Tiered:
 
     def write(self, places: Places, columns: Mapping[str, Array]) -> None:
         """Write columns, wherever they are."""
-        where = self._at(places)
+        where = self._where.values[places]
         hot = where >= 0
         numbers = where[hot]
         for name, values in columns.items():
@@ -172,16 +172,9 @@ class Tiered:
             self._wanted = self._size * self._bytes * 5 // 4
             self.hold(self._memory.ask(self, self._wanted))
 
-    def _at(self, places: Places) -> Numbers:
-        """Return where records are."""
-        found = np.empty(len(places), np.int64)
-        for part in parts(self._memory, len(places)):
-            found[part] = self._where.values[places[part]]
-        return found
-
     def _use(self, places: Places) -> None:
         """Get records into memory, as far as there is room."""
-        where = self._at(places)
+        where = self._where.values[places]
         hot = where[where >= 0]
         self._uses.values[hot] = np.minimum(self._uses.values[hot] + 1, _HOTTEST)
         if len(hot) == len(where):
