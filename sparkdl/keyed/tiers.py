@@ -48,7 +48,7 @@ class Tiered:
         self._bytes = elements * self._dtype.itemsize + _BESIDE
         most = memory.hot_bytes // self._bytes
         self._where = InMemory(np.int64)  # by place: number in memory, or ~number in the file
-        self._file = memory.array(dtype, elements)
+        self._file = memory.array(dtype, elements + 1)  # and one that is nothing
         self._used = 0  # of the file
         self._unused: Numbers = np.empty(0, np.int64)  # among these
         self._hot = Reserved(most, dtype, elements)
@@ -80,7 +80,7 @@ class Tiered:
         records[hot] = self._hot.values[where[hot]]
         cold, left = np.flatnonzero(~hot), ~where[~hot]
         for part in parts(self._memory, len(left)):
-            records[cold[part]] = self._file.values[left[part]]
+            records[cold[part]] = self._records[left[part]]
         return {name: np.ascontiguousarray(self._of(records, name)) for name in names or self.names}
 
     def write(self, places: Places, columns: Mapping[str, Array]) -> None:
@@ -93,7 +93,7 @@ class Tiered:
         cold, left = np.flatnonzero(~hot), ~where[~hot]
         for part in parts(self._memory, len(left)):
             for name, values in columns.items():
-                self._of(self._file.values, name)[left[part]] = values[cold[part]]
+                self._of(self._records, name)[left[part]] = values[cold[part]]
 
     def add(self, columns: Mapping[str, Array]) -> None:
         """Write columns at new places, in memory as far as there is room."""
@@ -114,7 +114,7 @@ class Tiered:
         more = self._numbers_in_file(count - kept)
         self._where.values[places[kept:]] = ~more
         for part in parts(self._memory, len(more)):
-            self._file.values[more[part]] = records[kept:][part]
+            self._records[more[part]] = records[kept:][part]
 
     def extended(self, fresh: FreshState) -> Columns:
         """Return the same with further columns."""
@@ -162,6 +162,11 @@ class Tiered:
             raise TypeError(f"column {name!r} is {values.dtype}, the rows are {self._dtype}")
         return values
 
+    @property
+    def _records(self) -> Array:
+        """The records in the file."""
+        return self._file.values[:, :-1]
+
     def _of(self, records: Array, name: str) -> Array:
         begin = self._width * self.names.index(name)
         return records[:, begin : begin + self._width]
@@ -187,10 +192,12 @@ class Tiered:
 
     def _exchange(self, numbers: Numbers, places: Places, left: Numbers) -> None:
         """Let records of the file change places with those in memory."""
-        records = self._file.values[left]
+        # To read a page that is not there brings fifteen others with it, to write brings that page alone.
+        self._file.values[left, -1] = 0
+        records = self._records[left]
         before = self._places.values[numbers]
         taken = before != _NONE
-        self._file.values[left[taken]] = self._hot.values[numbers[taken]]
+        self._records[left[taken]] = self._hot.values[numbers[taken]]
         self._where.values[before[taken]] = ~left[taken]
         self._unused = np.concatenate([self._unused, left[~taken]])
         self._put(numbers, places, records)
@@ -207,7 +214,7 @@ class Tiered:
         to = self._numbers_in_file(len(numbers))
         self._where.values[self._places.values[numbers]] = ~to
         for part in parts(self._memory, len(to)):
-            self._file.values[to[part]] = self._hot.values[numbers[part]]
+            self._records[to[part]] = self._hot.values[numbers[part]]
 
     def _numbers_in_file(self, count: int) -> Numbers:
         """Return numbers of the file that are free."""
