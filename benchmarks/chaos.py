@@ -3,6 +3,7 @@
     python benchmarks/chaos.py --kills 50
     python benchmarks/chaos.py --scenario all
     python benchmarks/chaos.py --transport direct --kills 50
+    python benchmarks/chaos.py --row-memory 20000
 
 Each scenario starts a standalone master with workers that restart their executors, trains once undisturbed
 and then several times with faults, and prints one JSON line::
@@ -17,6 +18,8 @@ and then several times with faults, and prints one JSON line::
 
 ``kills`` counts the faults, ``bit_identical`` the runs that ended with the undisturbed run's weights,
 and ``seconds_lost_per_kill`` how much longer they took per fault.
+
+``--row-memory`` trains a model with an embedding variable of 100 kB, with that bound.
 
 ``--transport direct`` lets the tasks of a group exchange among themselves, with shuffles for a while after
 a loss; ``mixed`` changes between both by chance, group by group, and the undisturbed run that it is
@@ -156,6 +159,32 @@ def mix_transports(seed: int) -> None:
     choose.DirectTransport = Mixed
 
 
+def model_of(args: argparse.Namespace) -> tuple[Any, Any]:
+    """Return the module to train, and its optimizer."""
+    import torch
+    from torch import nn
+
+    from sparkdl.nn import EmbeddingBagVariable
+
+    class Pixels(nn.Module):
+        """Sums up rows of pixels and their shades."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = EmbeddingBagVariable(8, seed=1, min_count=2, max_age=40, evict_every=10)
+            self.head = nn.Linear(8, 10)
+
+        def forward(self, image: torch.Tensor) -> torch.Tensor:
+            scores: torch.Tensor = self.head(self.table((16 * image).long() + 17 * torch.arange(64)))
+            return scores
+
+    adam = partial(torch.optim.Adam, lr=1e-3)
+    if args.row_memory:
+        return Pixels(), {"table*": partial(torch.optim.SparseAdam, lr=1e-2), "*": adam}
+    layers = nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 10)
+    return nn.Sequential(*layers), adam
+
+
 def train(args: argparse.Namespace) -> None:
     """Train in this process, as the driver of an application of its own."""
     import numpy as np
@@ -200,9 +229,7 @@ def train(args: argparse.Namespace) -> None:
     faults = str(Path(args.folder, "faults"))
     transform = partial(disturb, scenario, faults, rarer) if args.disturbed else None
     torch.manual_seed(0)
-    module = nn.Sequential(
-        nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 10)
-    )
+    module, optimizer = model_of(args)
     partitions = 3 if scenario.pauses else 2
     checkpoint = Checkpoint(args.folder, EveryIterations(max(1, args.iterations // 15)))
     with Dataset.from_dataframe(
@@ -211,7 +238,8 @@ def train(args: argparse.Namespace) -> None:
         result = Trainer(
             module,
             loss=nn.CrossEntropyLoss(),
-            optimizer=partial(torch.optim.Adam, lr=1e-3),
+            optimizer=optimizer,
+            row_memory=args.row_memory,
             batch_size=128,
             seed=1,
             end_when=MaxIteration(args.iterations),
@@ -259,6 +287,7 @@ class Training:
     exchange: str
     transport: str
     seed: int
+    row_memory: int | None = None
 
     def options(self) -> list[str]:
         """Return the options of a driver."""
@@ -268,6 +297,7 @@ class Training:
             "--exchange": self.exchange,
             "--transport": self.transport,
             "--seed": self.seed,
+            **({"--row-memory": self.row_memory} if self.row_memory else {}),
         }
         return [str(part) for pair in named.items() for part in pair]
 
@@ -407,6 +437,7 @@ def main() -> int:
     parser.add_argument("--iterations", type=int, help="of each run (300; 6,000 direct, 1,500 mixed)")
     parser.add_argument("--transport", choices=tuple(ITERATIONS), default="shuffle")
     parser.add_argument("--exchange", choices=EXCHANGES, default="auto", help="of Trainer (auto: replicas)")
+    parser.add_argument("--row-memory", type=int, help="train an embedding variable with that bound")
     parser.add_argument("--seed", type=int, default=0, help="of the moments and victims")
     parser.add_argument("--role", choices=("harm", "driver"), default="harm", help=argparse.SUPPRESS)
     parser.add_argument("--master", help=argparse.SUPPRESS)
@@ -422,7 +453,9 @@ def main() -> int:
     same, cut_off = True, False
     with keeping.cut_off() as causes:
         for name in SCENARIOS if args.scenario == "all" else [args.scenario]:
-            training = Training(name, args.iterations, args.exchange, args.transport, args.seed)
+            training = Training(
+                name, args.iterations, args.exchange, args.transport, args.seed, args.row_memory
+            )
             line = measure(training, args.kills)
             same &= line["bit_identical"] == line["runs"]
             cut_off |= line["cut_off"]

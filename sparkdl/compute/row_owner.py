@@ -1,4 +1,4 @@
-"""The rows of embedding variables that a rank owns, in the memory of this process."""
+"""The rows of embedding variables that a rank owns, in this process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sparkdl.keyed.entries import Entries
+from sparkdl.keyed.memory import RowMemory
 from sparkdl.keyed.table import KeyedTable
 from sparkdl.nn.embedding import EmbeddingVariable
 
@@ -26,10 +27,14 @@ class RowOwner:
 
     @classmethod
     def of(
-        cls, variables: Mapping[str, EmbeddingVariable], entries: Mapping[str, Entries], at: str
+        cls,
+        variables: Mapping[str, EmbeddingVariable],
+        entries: Mapping[str, Entries],
+        at: str,
+        memory: RowMemory | None = None,
     ) -> RowOwner:
-        """Return an owner of given entries."""
-        tables = {name: KeyedTable(variable.store.rule) for name, variable in variables.items()}
+        """Return an owner of given entries; ``memory`` bounds what they take."""
+        tables = {name: KeyedTable(variable.store.rule, memory) for name, variable in variables.items()}
         for name, table in tables.items():
             table.put(entries[name])
         return cls(tables, at)

@@ -48,6 +48,7 @@ class FitSpec:
         tables: parameters with row-sparse gradients whose optimizer leaves other rows as they are.
         scanned: tables with dense gradients, of which rows of zeros are not sent.
         plan: names of columns and rows, for errors.
+        row_memory: bytes of memory for rows of embedding variables in a process; ``None`` for no bound.
     """
 
     module: nn.Module
@@ -72,6 +73,7 @@ class FitSpec:
     scanned: tuple[int, ...] = ()
     plan: TablePlan | None = None
     collate: Collate | None = None
+    row_memory: int | None = None
 
     @property
     def error_feedback(self) -> bool:

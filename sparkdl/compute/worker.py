@@ -22,9 +22,11 @@ from sparkdl.compute.memory import exempt_objects, keep_freed_memory, trim_memor
 from sparkdl.compute.partition_state import FOLDER
 from sparkdl.compute.row_owner import RowOwner
 from sparkdl.compute.spec import FitSpec
+from sparkdl.keyed.memory import RowMemory
 from sparkdl.nn import serialize
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.numerics import device_of_task, make_replica
+from sparkdl.private import local_folders
 
 
 class Worker:
@@ -40,6 +42,7 @@ class Worker:
         spec: the fixed part.
         live: the whole model, where every process updates all of it.
         owners: by number and count of ranks, the rows of embedding variables that a rank owns.
+        row_memory: bounds the memory of these; ``None`` for no bound.
         files: as given.
         partition_files: as given.
         row_files: as given.
@@ -56,6 +59,9 @@ class Worker:
         self._another_spec = read_spec
         self.live: LiveModel | None = None
         self.owners: dict[tuple[int, int], RowOwner] = {}
+        self.row_memory = (
+            None if spec.row_memory is None else RowMemory(spec.row_memory, [*map(str, local_folders())])
+        )
         self.files = files
         self.partition_files = partition_files
         self.row_files = row_files

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,16 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkdl.frame import Array
+from sparkdl.keyed.arrays import InMemory
+from sparkdl.keyed.columns import BLOCK, Columns, FreshState, Held, blocks
 from sparkdl.keyed.entries import ROW, Entries
+from sparkdl.keyed.memory import RowMemory
 from sparkdl.keyed.mix import Ids, initial_rows
-from sparkdl.keyed.slots import Slots
+from sparkdl.keyed.slots import Slots, compact
+from sparkdl.keyed.tiers import Tiered
 
 _NONE = -1
 _LEAST_LOG = 4096
 """So many evictions are remembered in any case; see :meth:`Entries.changed`."""
-
-FreshState = Callable[[Array], Mapping[str, Array]]
-"""From new rows to the optimizer's state of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,27 +58,30 @@ class KeyedTable:
 
     Args:
         rule: how entries come and go.
+        memory: bounds memory; ``None`` for no bound.
 
     Attributes:
         rule: as given.
         scalars: the optimizer's state of the table as a whole.
     """
 
-    def __init__(self, rule: TableRule) -> None:
+    def __init__(self, rule: TableRule, memory: RowMemory | None = None) -> None:
         self.rule = rule
         self.scalars: dict[str, Any] = {}
+        self._memory = memory
         self._clear()
 
     def _clear(self) -> None:
         self._slots = Slots()
-        self._counts = np.empty(0, np.int64)
-        self._last = np.empty(0, np.int64)
-        self._places = np.empty(0, np.int64)
-        self._rows = 0
+        self._counts, self._last, self._places = (InMemory(np.int64) for _ in range(3))
         self._gone: Ids = np.empty(0, np.int64)
         self._gone_at = np.empty(0, np.int64)
         self._logged = 0
-        self._columns: dict[str, Array] = {ROW: np.empty((0, self.rule.width), self.rule.dtype)}
+        self._recent: tuple[Ids, NDArray[np.int64]] = np.empty(0, np.int64), np.empty(0, np.int64)
+        width, dtype = self.rule.width, np.dtype(self.rule.dtype)
+        self._rows: Columns = (
+            Held(width, dtype) if self._memory is None else Tiered(width, dtype, self._memory, [ROW])
+        )
 
     def __eq__(self, other: object) -> bool:
         """Return whether both have the same rule; rows are values, and so is the seed, saved with them."""
@@ -89,7 +93,7 @@ class KeyedTable:
 
     def __len__(self) -> int:
         """Return how many ids have a row."""
-        return self._rows
+        return len(self._rows)
 
     @property
     def known(self) -> int:
@@ -99,20 +103,20 @@ class KeyedTable:
     @property
     def state_names(self) -> list[str]:
         """Names of the optimizer's state of each row."""
-        return [name for name in self._columns if name != ROW]
+        return [name for name in self._rows.names if name != ROW]
 
     @property
     def admitted(self) -> Ids:
         """The ids that have a row, in no order."""
         size = len(self._slots)
-        found: Ids = self._slots.ids[self._places[:size] != _NONE]
+        found: Ids = self._slots.ids[self._places.values[:size] != _NONE]
         return found
 
     def look_up(self, ids: Ids) -> tuple[NDArray[np.bool_], Array]:
         """Return which ids have a row, and these rows; nothing is counted."""
         places = self._places_of(ids)
         there = places != _NONE
-        return there, self._columns[ROW][places[there]]
+        return there, self._rows.read(places[there], [ROW])[ROW]
 
     def count(self, ids: Ids, counts: NDArray[np.int64], iteration: int, fresh: FreshState) -> int:
         """Count look-ups, and give ids that are admitted by this their first row.
@@ -127,10 +131,12 @@ class KeyedTable:
             How many ids got a row.
         """
         slots = self._slots_of(ids)
-        self._counts[slots] += counts
-        self._last[slots] = iteration
-        without = self._places[slots] == _NONE
-        new = slots[without & (self._counts[slots] >= self.rule.min_count)]
+        if (ids[1:] > ids[:-1]).all():
+            self._recent = ids, slots
+        self._counts.values[slots] += counts
+        self._last.values[slots] = iteration
+        without = self._places.values[slots] == _NONE
+        new = slots[without & (self._counts.values[slots] >= self.rule.min_count)]
         if len(new):
             rule = self.rule
             rows = initial_rows(rule.seed, self._slots.ids[new], rule.width, rule.std, np.dtype(rule.dtype))
@@ -140,8 +146,7 @@ class KeyedTable:
 
     def columns_of(self, ids: Ids) -> dict[str, Array]:
         """Return copies of the rows, and of their state, of ids that all have one."""
-        places = self._places_of(ids)
-        return {name: values[places] for name, values in self._columns.items()}
+        return self._rows.read(self._places_of(ids))
 
     def update(self, ids: Ids, columns: Mapping[str, Array], fresh: FreshState, iteration: int) -> None:
         """Write rows, and their state, of ids that all have one.
@@ -152,13 +157,10 @@ class KeyedTable:
             fresh: returns the optimizer's state of rows, for columns that are not there yet.
             iteration: completed iterations after this update.
         """
-        if columns.keys() - self._columns.keys():
+        if columns.keys() - set(self._rows.names):
             self._logged = iteration  # all rows change
-            begun = fresh(self._columns[ROW])
-            self._columns |= {name: np.array(begun[name]) for name in columns.keys() - self._columns.keys()}
-        places = self._places_of(ids)
-        for name, values in columns.items():
-            self._columns[name][places] = values
+            self._rows = self._rows.extended(fresh)
+        self._rows.write(self._places_of(ids), columns)
 
     def evict(self, iteration: int) -> Ids:
         """Remove entries that the rule evicts before an iteration; return their ids."""
@@ -167,12 +169,13 @@ class KeyedTable:
             return np.empty(0, np.int64)
         out = np.zeros(size, np.bool_)
         if rule.max_age is not None:
-            out |= iteration - self._last[:size] > rule.max_age
+            out |= self._last.values[:size] < iteration - rule.max_age
         if rule.min_norm > 0:
-            rows = self._columns[ROW][: self._rows].astype(np.float64)
-            small = np.sqrt((rows * rows).sum(1)) < rule.min_norm
-            admitted = self._places[:size] != _NONE
-            out[admitted] |= small[self._places[:size][admitted]]
+            for slots in blocks(size):
+                places = self._places.values[slots]
+                there = places != _NONE
+                rows = self._rows.read(places[there], [ROW], used=False)[ROW].astype(np.float64)
+                out[slots[there]] |= np.sqrt((rows * rows).sum(1)) < rule.min_norm
         gone = np.sort(self._slots.ids[out])
         self._drop(gone)
         self._log(gone, np.full(len(gone), iteration))
@@ -183,15 +186,28 @@ class KeyedTable:
         return gone
 
     def _drop(self, ids: Ids) -> None:
-        """Remove entries."""
+        """Remove entries; the last rows take the places of those that go."""
         slots = self._slots.find(ids)
-        if not (slots >= 0).any():
+        slots = slots[slots >= 0]
+        if not len(slots):
             return
-        kept = self.entries()
-        chosen = np.ones(len(kept.ids), np.bool_)
-        chosen[slots[slots >= 0]] = False
-        self._clear()
-        self._write(kept.where(chosen))
+        size = len(self._slots)
+        chosen = np.ones(size, np.bool_)
+        chosen[slots] = False
+        freed = self._places.values[slots]
+        freed = np.sort(freed[freed != _NONE])
+        left = len(self._rows) - len(freed)
+        moved = np.flatnonzero((self._places.values[:size] >= left) & chosen)
+        to = freed[: len(moved)]
+        for block in blocks(len(moved)):
+            own = moved[block]
+            self._rows.write(to[block], self._rows.read(self._places.values[own], used=False))
+            self._places.values[own] = to[block]
+        self._rows.shorten(left)
+        for array in (self._counts, self._last, self._places):
+            compact(array.values, chosen)
+        self._slots.keep(chosen)
+        self._recent = ids[:0], slots[:0]
 
     def _log(self, gone: Ids, at: NDArray[np.int64]) -> None:
         """Note evictions, and forget those that are not asked for any more."""
@@ -200,7 +216,7 @@ class KeyedTable:
         self._gone, self._gone_at = gone[known], at[known]
 
     def entries(self) -> Entries:
-        """Return all entries, as views where possible."""
+        """Return all entries; in a file if memory is bounded and they are many."""
         return self._entries(np.arange(len(self._slots)))
 
     def changes(self, ids: Ids, gone: Ids, iteration: int) -> Entries:
@@ -217,7 +233,7 @@ class KeyedTable:
         if self._logged >= iteration > 0:
             return self.entries()
         at = np.full(len(gone), iteration)
-        found = self._entries(self._slots.find(ids))
+        found = self._entries(self._find(ids))
         return replace(found, gone=gone, gone_at=at, since=max(1, iteration))
 
     def changed(self, since: int) -> Entries:
@@ -225,23 +241,45 @@ class KeyedTable:
         if not since or since < self._logged:
             return self.entries()
         size = len(self._slots)
-        return self._entries(np.flatnonzero(self._last[:size] >= since)).changed(since)
+        return self._entries(np.flatnonzero(self._last.values[:size] >= since)).changed(since)
 
     def _entries(self, slots: NDArray[np.int64]) -> Entries:
-        places = self._places[slots]
-        admitted = places != _NONE
-        rows = places[admitted]
-        return Entries(
+        """Return the entries with these numbers."""
+        log: dict[str, Any] = {"gone": self._gone, "gone_at": self._gone_at, "logged": self._logged}
+        if self._memory is None or len(slots) <= BLOCK:
+            return Entries(*self._own(slots), self._columns_at(slots), dict(self.scalars), **log)
+        own = [self._memory.array(dtype) for dtype in (np.int64, np.int64, np.int64, np.bool_)]
+        for array in own:
+            array.grow(len(slots))
+        rows = int((self._places.values[slots] != _NONE).sum())
+        columns = {name: self._memory.array(self.rule.dtype, self.rule.width) for name in self._rows.names}
+        for array in columns.values():
+            array.grow(rows)
+        at = 0
+        for block in blocks(len(slots)):
+            for array, values in zip(own, self._own(slots[block]), strict=True):
+                array.values[block[0] : block[-1] + 1] = values
+            found = self._columns_at(slots[block])
+            for name, values in found.items():
+                columns[name].values[at : at + len(values)] = values
+            at += len(found[ROW])
+            self._memory.settle()
+        ids, counts, last, admitted = (array.values[: len(slots)] for array in own)
+        kept = {name: array.values[:rows] for name, array in columns.items()}
+        return Entries(ids, counts, last, admitted, kept, dict(self.scalars), **log)
+
+    def _own(self, slots: NDArray[np.int64]) -> tuple[Ids, Array, Array, NDArray[np.bool_]]:
+        """Return ids, counts, last look-ups, and whether there are rows."""
+        return (
             self._slots.ids[slots],
-            self._counts[slots],
-            self._last[slots],
-            admitted,
-            {name: values[rows] for name, values in self._columns.items()},
-            dict(self.scalars),
-            self._gone,
-            self._gone_at,
-            logged=self._logged,
+            self._counts.values[slots],
+            self._last.values[slots],
+            self._places.values[slots] != _NONE,
         )
+
+    def _columns_at(self, slots: NDArray[np.int64]) -> dict[str, Array]:
+        places = self._places.values[slots]
+        return self._rows.read(places[places != _NONE], used=False)
 
     def put(self, entries: Entries) -> None:
         """Have other entries, or make a change: remove those that are gone, and write the others."""
@@ -252,10 +290,17 @@ class KeyedTable:
         self._write(entries)
 
     def _write(self, entries: Entries) -> None:
-        slots = self._slots_of(entries.ids)
-        self._counts[slots] = entries.counts
-        self._last[slots] = entries.last
-        self._put_rows(slots[entries.admitted], entries.columns)
+        """Have entries, beside others; so many at a time that bounded memory is enough."""
+        at = 0
+        for begin in range(0, max(1, len(entries.ids)), BLOCK):
+            part = slice(begin, begin + BLOCK)
+            slots = self._slots_of(entries.ids[part])
+            self._counts.values[slots] = entries.counts[part]
+            self._last.values[slots] = entries.last[part]
+            with_row = slots[entries.admitted[part]]
+            rows = slice(at, at + len(with_row))
+            self._put_rows(with_row, {name: values[rows] for name, values in entries.columns.items()})
+            at += len(with_row)
         self._logged = max(self._logged, entries.logged)
         self._log(entries.gone, entries.gone_at)
         self.scalars = dict(entries.scalars)
@@ -268,40 +313,35 @@ class KeyedTable:
             size = len(self._slots)
             slots[new] = self._slots.add(ids[new])
             total = len(self._slots)
-            self._counts = _grown(self._counts, total)
-            self._last = _grown(self._last, total)
-            self._places = _grown(self._places, total)
-            self._counts[size:total] = 0
-            self._last[size:total] = 0
-            self._places[size:total] = _NONE
+            for array, value in ((self._counts, 0), (self._last, 0), (self._places, _NONE)):
+                array.grow(total)
+                array.values[size:total] = value
         return slots
 
+    def _find(self, ids: Ids) -> NDArray[np.int64]:
+        """Return the numbers of ids; those of the last count need no search in the whole table."""
+        recent, slots = self._recent
+        if not len(recent):
+            return self._slots.find(ids)
+        at = np.minimum(np.searchsorted(recent, ids), len(recent) - 1)
+        found, other = slots[at], recent[at] != ids
+        if other.any():
+            found[other] = self._slots.find(ids[other])
+        return found
+
     def _places_of(self, ids: Ids) -> NDArray[np.int64]:
-        slots = self._slots.find(ids)
-        there = slots >= 0
+        slots = self._find(ids)
         places = np.full(len(ids), _NONE, np.int64)
-        places[there] = self._places[slots[there]]
+        there = slots >= 0
+        places[there] = self._places.values[slots[there]]
         return places
 
     def _put_rows(self, slots: NDArray[np.int64], columns: Mapping[str, Array]) -> None:
         """Write the columns of some slots, which get a place if they have none."""
-        new = slots[self._places[slots] == _NONE]
-        first, self._rows = self._rows, self._rows + len(new)
-        self._places[new] = np.arange(first, self._rows)
-        for name, values in columns.items():
-            own = self._columns.get(name)
-            if own is None:
-                own = np.empty((0, self.rule.width), values.dtype)
-            self._columns[name] = _grown(own, self._rows)
-        places = self._places[slots]
-        for name, values in columns.items():
-            self._columns[name][places] = values
-
-
-def _grown(values: Array, size: int) -> Array:
-    """Return an array with room for so many elements, and for as many again when it has to grow."""
-    if size <= len(values):
-        return values
-    grown = np.empty((max(size, 2 * len(values)), *values.shape[1:]), values.dtype)
-    grown[: len(values)] = values
-    return grown
+        new = self._places.values[slots] == _NONE
+        first = len(self._rows)
+        self._rows.add({name: values[new] for name, values in columns.items()})
+        self._places.values[slots[new]] = np.arange(first, len(self._rows))
+        if not new.all():
+            old = {name: values[~new] for name, values in columns.items()}
+            self._rows.write(self._places.values[slots[~new]], old)

@@ -36,6 +36,7 @@ class TrainConfig:
     end_when: Trigger = field(default_factory=lambda: MaxEpoch(1))
     shuffle: bool = True
     micro_batch_size: int | None = None
+    row_memory: int | None = None
     num_shards: int | None = None
     exchange: Exchange = "auto"
     transport: TransportName = "auto"
@@ -76,6 +77,8 @@ class TrainConfig:
         _check_int("seed", self.seed, 0, "any non-negative integer")
         if self.micro_batch_size is not None:
             _check_int("micro_batch_size", self.micro_batch_size, 1, "rows per forward pass, or None")
+        if self.row_memory is not None:
+            _check_int("row_memory", self.row_memory, 1, "bytes of each process, or None for no bound")
         if self.num_shards is not None:
             _check_int(
                 "num_shards", self.num_shards, 1, "parameter-sync tasks, or None for one per partition"

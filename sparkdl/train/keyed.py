@@ -28,6 +28,11 @@ def check_keyed(
     """
     variables = embedding_variables(module)
     if not variables:
+        if config.row_memory is not None:
+            raise ConfigError(
+                f"row_memory={config.row_memory}: the module has no embedding variable, whose rows that is "
+                "for: leave it out"
+            )
         return ()
     _check_options(config)
     groups = {param.name: param.group for param in layout.params}

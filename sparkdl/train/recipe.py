@@ -166,6 +166,7 @@ class Recipe:
                 seed=config.seed,
                 shuffle=config.shuffle,
                 micro_batch_size=config.micro_batch_size,
+                row_memory=config.row_memory,
                 threads=threads,
                 numerics=config.numerics(),
                 gradient_codec=codec_of(config.gradient_codec),

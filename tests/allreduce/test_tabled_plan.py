@@ -183,6 +183,7 @@ def test_faults_change_no_bit(tmp_path: Path, exchange: Any, optimizer: Any) -> 
         )
         more: dict[str, Any] = {
             "in_memory": bool(seed % 2), "sites": 1 + seed % 3, "undo": not seed % 3, "group": 1 + seed % 5,
+            "row_memory": None if seed == 3 else 900 * seed + 1,
         }  # fmt: skip
         found = train(replace(of, faults=faults, **more), tmp_path / str(seed))
         assert bits(found) == bits(whole), seed

@@ -73,6 +73,7 @@ class Case:
     """Task slots of an executor, where ranks do not run in this process."""
     one_executor: bool = False
     """Whether sites are processes of one executor, which see each other's files."""
+    row_memory: int | None = None
     undo: bool = False
     """Whether each group is run with other steps first, whose first one counts, and undone."""
 
@@ -141,6 +142,7 @@ def train(
         seed=case.seed,
         shuffle=True,
         micro_batch_size=None,
+        row_memory=case.row_memory,
         threads=1,
         numerics=Numerics(),
         gradient_codec=codec_of(case.codec),

@@ -25,6 +25,7 @@ def test_accepted(options):
         *[("batch_size", v) for v in (0, -1, 1.5, "32", None, True)],
         *[("seed", v) for v in (-1, 0.5, None)],
         *[("micro_batch_size", v) for v in (0, 2.0)],
+        *[("row_memory", v) for v in (0, 2.0)],
         *[("num_shards", v) for v in (0, "all")],
     ],
 )

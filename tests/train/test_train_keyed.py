@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -115,6 +117,34 @@ def test_tasks_of_several_processes_give_the_same_bits(spark: Any, transport: An
     assert any(found.history.column("direct")) == (transport == "direct")
 
 
+class Dies(Scores):
+    """Kills its process once, in a task."""
+
+    def __init__(self, alive: Path, **options: Any) -> None:
+        super().__init__(EmbeddingVariable(4, seed=1, **options), EmbeddingVariable(4, seed=2, **options))
+        self.alive, self.passes = str(alive), 0
+
+    def forward(self, pair: Tensor) -> Tensor:
+        self.passes += self.training
+        if self.passes > 11 and os.path.exists(self.alive):
+            os.unlink(self.alive)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(pair)
+
+
+@pytest.mark.jvm
+def test_bounded_memory_gives_the_same_bits_also_if_a_process_dies(spark: Any, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"min_count": 2, "max_age": 4, "evict_every": 3}
+    with threads(1), as_dataset(spark, PARTS) as data:
+        whole = trainer(keyed(**options)).fit(data)
+        alive = tmp_path / "alive"
+        alive.touch()
+        found = trainer(Dies(alive, **options), row_memory=1500).fit(data)
+    assert not alive.exists()
+    assert found.history.column("loss") == whole.history.column("loss")
+    assert rows_of(found.module) == rows_of(whole.module)
+
+
 def test_a_trained_module_evaluates_predicts_and_is_validated(data: Dataset) -> None:
     training = trainer(keyed(), end_when=MaxIteration(8))
     result = training.fit(data, validation={"same": data})
@@ -184,6 +214,11 @@ def test_a_table_that_is_frozen_stays_as_it_is(data: Dataset) -> None:
 def test_what_cannot_be_combined_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         trainer(keyed(), **options)
+
+
+def test_memory_for_rows_needs_a_table() -> None:
+    with pytest.raises(ConfigError, match="no embedding variable"):
+        trainer(dense(), optimizer=ADAM, row_memory=1000)
 
 
 def test_ids_that_do_not_follow_from_the_inputs_are_an_error(data: Dataset) -> None:

@@ -71,8 +71,9 @@ def bring(me: Participant, point: Point, change: Callable[[RowOwner], OwnedRows]
     if owner is not None and owner.at == chain[-1]:
         return owner
     if owner is None or owner.at not in chain:
-        owner = _base(me, point.start, chain[0])
-        worker.owners[me.rank, me.ranks] = owner
+        owner = None  # what is outdated goes before its successor comes
+        worker.owners.pop((me.rank, me.ranks), None)
+        owner = worker.owners[me.rank, me.ranks] = _base(me, point.start, chain[0])
     for at in chain[chain.index(owner.at) + 1 :]:
         known = _read(me, at)
         if known is not None:
@@ -175,15 +176,15 @@ def _base(me: Participant, start: Start, at: str) -> RowOwner:
     if start.weights is not None:
         if not start.seed:
             first = {name: first_entries(table, me.rank, me.ranks) for name, table in variables.items()}
-            return RowOwner.of(variables, first, at)
+            return RowOwner.of(variables, first, at, me.worker.row_memory)
         packed: Packed = start.seed[len(start.seed) - me.ranks + me.rank].read(once=True)
         message = messages.decode(packed)
         assert isinstance(message, OwnedRows)
-        return RowOwner.of(variables, message.tables, at)
+        return RowOwner.of(variables, message.tables, at, me.worker.row_memory)
     known = _read(me, at)
     if known is None:
         raise ProblemError(LackingState(start.version.iteration, f"rows of rank {me.rank}"))
-    return RowOwner.of(variables, known.tables, at)
+    return RowOwner.of(variables, known.tables, at, me.worker.row_memory)
 
 
 def _read(me: Participant, at: str) -> OwnedRows | None:

@@ -15,9 +15,10 @@ from sparkdl.allreduce.messages import RowGradients, Shard
 from sparkdl.allreduce.update.shard import Finished, ShardUpdate, update_shard
 from sparkdl.frame import Array
 from sparkdl.held import Owned
+from sparkdl.keyed.columns import FreshState
 from sparkdl.keyed.entries import ROW
 from sparkdl.keyed.mix import Ids
-from sparkdl.keyed.table import FreshState, KeyedTable
+from sparkdl.keyed.table import KeyedTable
 from sparkdl.layout import ParamLayout, TensorSpec
 from sparkdl.optim.lazy_rows import fresh_state
 from sparkdl.optim.rule import UpdateRule

@@ -1,0 +1,265 @@
+"""What a row of an embedding variable costs its owner, by size and skew of the table; needs no Spark.
+
+    python benchmarks/tiers.py cost --json cost.json --picture cost.png
+    python benchmarks/tiers.py torch
+    python benchmarks/tiers.py disk
+
+One owner does what it does in a training: it counts the ids of a batch, sends their rows, and updates them
+with ``SparseAdam``, as in ``sparkdl/allreduce/plans/owned_rows.py``. Ids have Zipf's distribution.
+
+``cost``: the table is some times as large as the bound for memory, each case in a process of its own.
+``memory`` is what the process has come to have since the table was empty, over the bound. ``hot`` is the
+share of the rows of a batch that are in memory.
+
+``torch``: rows looked up and updated in a second, compared with ``EmbeddingBag(sparse=True)`` and
+``SparseAdam``, both with one thread, on a table that fits in memory. The two take turns.
+
+``disk``: reading records of the file that are on the disk alone, one at a time and many at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from sparkdl.allreduce.directives import Directives
+from sparkdl.allreduce.messages import RowGradients
+from sparkdl.allreduce.update.table import beginning, update_table
+from sparkdl.compute.lookup import RowGradient
+from sparkdl.keyed.memory import RowMemory
+from sparkdl.keyed.mix import mix
+from sparkdl.keyed.table import KeyedTable, TableRule
+from sparkdl.optim.rule import UpdateRule
+from sparkdl.optim.spec import optimizer_spec
+
+WIDTH, RECORD = 16, 3 * 16 * 4
+Ids = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def zipf(random: np.random.Generator, rows: int, skew: float, count: int) -> Ids:
+    """Return numbers below ``rows``, of which small ones are frequent; all equally likely if skew is 0."""
+    uniform = random.random(count)
+    if not skew:
+        return (uniform * rows).astype(np.int64)
+    end, power = rows + 1.0, 1 - skew
+    drawn = end**uniform if power == 0 else ((end**power - 1) * uniform + 1) ** (1 / power)
+    return np.minimum(drawn.astype(np.int64), rows) - 1
+
+
+def ids_of(numbers: Ids) -> Ids:
+    """Return an id for each number; ids that are used equally often are not neighbours."""
+    return mix(numbers.view(np.uint64)).view(np.int64)
+
+
+class Owner:
+    """An owner of a table, which trains.
+
+    Args:
+        memory: bounds its memory.
+    """
+
+    def __init__(self, memory: RowMemory | None) -> None:
+        layer = nn.Linear(1, 1, bias=False)
+        spec, _ = optimizer_spec(partial(torch.optim.SparseAdam, lr=0.01), layer, ())
+        self.rule = UpdateRule(optimizer=spec)
+        self.table = KeyedTable(TableRule(WIDTH, "float32", 0, 0.05), memory)
+        self.iteration = 0
+
+    def step(self, asked: Ids) -> int:
+        """Look the rows of a batch up, and update them; return how many there are."""
+        table = self.table
+        ids, counts = np.unique(asked, return_counts=True)
+        table.count(ids, counts, self.iteration, beginning(self.rule, 0, table))
+        _, rows = table.look_up(ids)
+        gradients = [RowGradients(0, 1.0, {"table": RowGradient(ids, rows)})]
+        update_table(table, "table", 0, self.rule, gradients, Directives(), self.iteration)
+        self.iteration += 1
+        return len(ids)
+
+    def fill(self, rows: int, batch: int) -> None:
+        """Train once with each row, in no order of how often they will be used."""
+        numbers = np.random.default_rng(1).permutation(rows)
+        for part in np.array_split(numbers, -(-rows // batch)):
+            self.step(ids_of(part))
+
+
+def resident() -> int:
+    """Return the bytes of this process's memory."""
+    with open("/proc/self/statm") as told:
+        return int(told.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def case(times: float, skew: float, bound: int, batch: int, steps: int) -> dict[str, Any]:
+    """Measure a table that is so many times as large as the bound."""
+    random = np.random.default_rng(0)
+    rows = int(times * bound / RECORD)
+    with tempfile.TemporaryDirectory(prefix="sparkdl-tiers-") as folder:
+        warm = Owner(None)
+        for _ in range(3):
+            warm.step(np.arange(batch))
+        del warm
+        before, most = resident(), 0
+        shared = RowMemory(bound, [folder]) if times else None
+        owner = Owner(shared)
+        owner.fill(rows or int(bound / RECORD / 2), batch)
+        rows = len(owner.table)
+        took: list[float] = []
+        found: list[int] = []
+        hot: list[float] = []
+        for step in range(steps):
+            ids = ids_of(zipf(random, rows, skew, batch))
+            if shared is not None:
+                columns: Any = owner.table._rows
+                where = columns._where.values[owner.table._places_of(np.unique(ids))]
+                hot.append(float((where >= 0).mean()))
+            begin = time.perf_counter()
+            count = owner.step(ids)
+            if step >= steps // 3:
+                took.append(time.perf_counter() - begin)
+                found.append(count)
+            most = max(most, resident() - before)
+    seconds, unique = statistics.median(took), statistics.median(found)
+    return {
+        "times": times,
+        "skew": skew,
+        "rows": rows,
+        "unique": int(unique),
+        "ms_per_step": round(1000 * seconds, 2),
+        "us_per_row": round(1e6 * seconds / unique, 3),
+        "hot": round(statistics.mean(hot[-5:]), 3) if hot else None,
+        "memory": round(most / bound, 2),
+    }
+
+
+def cost(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure tables of all sizes and skews, each in a process of its own."""
+    found = []
+    for skew in args.skews:
+        for times in args.times:
+            command = [sys.executable, __file__, "cost", "--case", str(times), str(skew)]
+            for name in ("bound", "batch", "steps"):
+                command += [f"--{name}", str(getattr(args, name))]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            found.append(json.loads(done.stdout))
+            print(json.dumps(found[-1]), file=sys.stderr, flush=True)
+    return found
+
+
+def draw(rows: list[dict[str, Any]], target: str) -> None:
+    """Draw the cost of a row by size of the table, a line for each skew."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 3), layout="constrained")
+    panels = figure.subplots(1, 2)
+    for skew in dict.fromkeys(row["skew"] for row in rows):
+        own = [row for row in rows if row["skew"] == skew and row["times"]]
+        for panel, name in zip(panels, ("us_per_row", "hot"), strict=True):
+            panel.plot([row["times"] for row in own], [row[name] for row in own], "o-", label=f"Zipf {skew}")
+    for panel, name in zip(panels, ("microseconds for a row", "share of rows in memory"), strict=True):
+        panel.set_xscale("log", base=2)
+        panel.set_xlabel("table / bound for memory")
+        panel.set_ylabel(name)
+        panel.set_ylim(bottom=0)
+    panels[0].legend()
+    figure.savefig(target)
+
+
+def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Compare with torch on tables that fit in memory."""
+    torch.set_num_threads(1)
+    found = []
+    for rows in args.rows:
+        random = np.random.default_rng(0)
+        bag = nn.EmbeddingBag(rows, WIDTH, mode="sum", sparse=True)
+        optimizer = torch.optim.SparseAdam(list(bag.parameters()), lr=0.01)
+        owner = Owner(None)
+        owner.fill(rows, args.batch)
+        rates: dict[str, list[float]] = {"torch": [], "owner": []}
+        for _ in range(args.steps):
+            numbers = zipf(random, rows, args.skew, args.batch)
+            begin = time.perf_counter()
+            optimizer.zero_grad()
+            bag(torch.from_numpy(numbers).view(-1, 1)).sum().backward()
+            optimizer.step()
+            middle = time.perf_counter()
+            owner.step(ids_of(numbers))
+            end = time.perf_counter()
+            rates["torch"].append(args.batch / (middle - begin))
+            rates["owner"].append(args.batch / (end - middle))
+        ours, theirs = (statistics.median(rates[name][args.steps // 3 :]) for name in ("owner", "torch"))
+        found.append(
+            {"rows": rows, "torch": round(theirs), "owner": round(ours), "ratio": round(ours / theirs, 2)}
+        )
+    return found
+
+
+def disk(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Read records that are on the disk alone, with some threads."""
+    found = []
+    for threads in (1, 4, 16, 64):
+        with tempfile.TemporaryDirectory(prefix="sparkdl-tiers-", dir=args.folder) as folder:
+            shared = RowMemory(args.bound, [folder])
+            file = shared.array(np.float32, 3 * WIDTH)
+            count = args.bound * 4 // RECORD
+            file.grow(count)
+            for begin in range(0, count, 1 << 17):
+                file.values[begin : begin + (1 << 17)] = 1.0
+            os.fsync(file._file)
+            file.trim()
+            os.posix_fadvise(file._file, 0, 0, os.POSIX_FADV_DONTNEED)
+            wanted = np.random.default_rng(0).permutation(count)[: args.batch // 8 * min(threads, 8)]
+            begin_at = time.perf_counter()
+            with ThreadPoolExecutor(threads) as pool:
+                for part in np.array_split(wanted, threads):
+                    pool.submit(file.values.take, part, 0)
+            seconds = time.perf_counter() - begin_at
+            found.append({"threads": threads, "records_per_second": round(len(wanted) / seconds)})
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("part", choices=("cost", "torch", "disk"))
+    parser.add_argument("--bound", type=int, default=128 << 20, help="bytes of memory")
+    parser.add_argument("--batch", type=int, default=65_536, help="ids of a batch of an owner")
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument(
+        "--times", type=float, nargs="+", default=[0, 0.5, 1, 2, 4, 8], help="table / bound; 0: no bound"
+    )
+    parser.add_argument("--skews", type=float, nargs="+", default=[0.9, 1.0, 1.1, 1.2])
+    parser.add_argument("--skew", type=float, default=1.05, help="in the comparison with torch")
+    parser.add_argument("--rows", type=int, nargs="+", default=[200_000, 2_000_000], help="likewise")
+    parser.add_argument("--folder", help="for files; the system's if not given")
+    parser.add_argument("--case", type=float, nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--json", help="where to write the rows")
+    parser.add_argument("--picture", help="where to draw the cost")
+    args = parser.parse_args()
+    if args.case:
+        torch.set_num_threads(1)
+        print(json.dumps(case(*args.case, args.bound, args.batch, args.steps)))
+        return
+    rows = {"cost": cost, "torch": compare, "disk": disk}[args.part](args)
+    for row in rows:
+        print(json.dumps(row))
+    if args.json:
+        Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
+    if args.picture:
+        draw(rows, args.picture)
+
+
+if __name__ == "__main__":
+    main()

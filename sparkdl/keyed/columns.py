@@ -1,0 +1,128 @@
+"""The rows of a table and the optimizer's state of each, by place: 0, 1, and so on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkdl.frame import Array
+from sparkdl.keyed.arrays import InMemory
+from sparkdl.keyed.entries import ROW
+
+BLOCK = 1 << 17
+"""What is done with all rows is done with so many at a time."""
+
+Places = NDArray[np.int64]
+
+FreshState = Callable[[Array], Mapping[str, Array]]
+"""From new rows to the optimizer's state of each."""
+
+
+class Columns(Protocol):
+    """Rows and state, by place."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the columns; one is that of the rows themselves."""
+        ...
+
+    def __len__(self) -> int:
+        """Return how many places there are."""
+        ...
+
+    def read(
+        self, places: Places, names: Sequence[str] | None = None, *, used: bool = True
+    ) -> dict[str, Array]:
+        """Return copies of columns, all by default.
+
+        Args:
+            places: where, each once.
+            names: of the columns.
+            used: whether training uses them; ``False`` for who reads everything.
+        """
+        ...
+
+    def write(self, places: Places, columns: Mapping[str, Array]) -> None:
+        """Write columns at places, each given once."""
+        ...
+
+    def add(self, columns: Mapping[str, Array]) -> None:
+        """Write columns at new places behind the others; other columns are zero there."""
+        ...
+
+    def extended(self, fresh: FreshState) -> Columns:
+        """Return the same with further columns, of which a function tells the values from the rows."""
+        ...
+
+    def shorten(self, size: int) -> None:
+        """Have no more places than these."""
+        ...
+
+
+class Held:
+    """Columns in memory, an array for each.
+
+    Args:
+        width: elements of a row.
+        dtype: of the rows.
+    """
+
+    def __init__(self, width: int, dtype: Any) -> None:
+        self._width = width
+        self._size = 0
+        self._columns = {ROW: InMemory(dtype, width)}
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the columns."""
+        return list(self._columns)
+
+    def __len__(self) -> int:
+        """Return how many places there are."""
+        return self._size
+
+    def read(
+        self, places: Places, names: Sequence[str] | None = None, *, used: bool = True
+    ) -> dict[str, Array]:
+        """Return copies of columns."""
+        return {name: self._columns[name].values[places] for name in names or self._columns}
+
+    def write(self, places: Places, columns: Mapping[str, Array]) -> None:
+        """Write columns."""
+        for name, values in columns.items():
+            self._columns[name].values[places] = values
+
+    def add(self, columns: Mapping[str, Array]) -> None:
+        """Write columns at new places."""
+        begin, self._size = self._size, self._size + len(columns[ROW])
+        for name, values in columns.items():
+            own = self._columns.setdefault(name, InMemory(values.dtype, self._width))
+            own.grow(self._size)
+            own.values[begin : self._size] = values
+        for own in self._columns.values():
+            own.grow(self._size)
+
+    def extended(self, fresh: FreshState) -> Columns:
+        """Return the same with further columns."""
+        for places in blocks(self._size) if self._size else [np.arange(0)]:
+            for name, values in fresh(self._columns[ROW].values[places]).items():
+                own = self._columns.setdefault(name, InMemory(values.dtype, self._width))
+                own.grow(self._size)
+                own.values[places] = values
+        return self
+
+    def shorten(self, size: int) -> None:
+        """Have no more places than these; memory that is mostly unused is given back."""
+        self._size = size
+        for own in self._columns.values():
+            if 4 * size < len(own.values):
+                own.values = own.values[: 2 * size].copy()
+
+
+def blocks(size: int) -> Iterator[Places]:
+    """Yield all places, some at a time."""
+    for begin in range(0, size, BLOCK):
+        yield np.arange(begin, min(size, begin + BLOCK))
