@@ -15,9 +15,16 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "chaos.py"
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_bits_survive(scenario: str) -> None:
-    command = [sys.executable, str(SCRIPT), "--scenario", scenario, "--kills", "3", "--iterations", "150"]
+TABLES = ["--transport", "direct", "--tables", "--late", "0.5"]
+"""With an embedding variable, and gradients that come late."""
+
+
+@pytest.mark.parametrize(
+    ("scenario", "options"), [*((name, []) for name in SCENARIOS), ("kill", TABLES), ("both", TABLES)]
+)
+def test_bits_survive(scenario: str, options: list[str]) -> None:
+    command = [sys.executable, str(SCRIPT), "--scenario", scenario, "--kills", "3"]
+    command += [*options, "--iterations", "600" if options else "150"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1700)
     assert done.returncode == 0, done.stdout + done.stderr[-5000:]
     line = json.loads(done.stdout)
