@@ -117,7 +117,8 @@ class Publisher:
         last = self.current()
         if last is None:
             return True
-        waited = batches - last.batches >= self._batches and time.time() - last.seconds >= self._seconds
+        enough = not 0 <= batches - last.batches < self._batches  # fewer after a rollback
+        waited = enough and time.time() - last.seconds >= self._seconds
         return iteration != last.iteration and waited
 
     def check(self, module: nn.Module, data: Dataset) -> None:

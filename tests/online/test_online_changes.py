@@ -109,8 +109,8 @@ def test_a_program_that_begins_again_publishes_a_complete_version(spark: Any, tm
         Predictor.load(str(models), trust=TRUST)
 
 
-def scores(answer: Any) -> tuple[float, ...]:
-    return tuple(float(np.float32(row["score"])) for row in answer["rows"])
+def scores(answer: bytes) -> tuple[float, ...]:
+    return tuple(float(np.float32(row["score"])) for row in json.loads(answer)["rows"])
 
 
 def test_a_server_follows_a_trainer_under_load(spark: Any, tmp_path: Path) -> None:
