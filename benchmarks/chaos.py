@@ -3,7 +3,7 @@
     python benchmarks/chaos.py --kills 50
     python benchmarks/chaos.py --scenario all
     python benchmarks/chaos.py --transport direct --kills 50
-    python benchmarks/chaos.py --row-memory 20000
+    python benchmarks/chaos.py --transport direct --tables --iterations 1500 --row-memory 20000
 
 Each scenario starts a standalone master with workers that restart their executors, trains once undisturbed
 and then several times with faults, and prints one JSON line::
@@ -27,6 +27,9 @@ compared with bit by bit exchanges directly (``seconds_lost_per_kill`` is that o
 run). Direct steps take a tenth of the time, so a run has more of them, and faults hit it only while it
 exchanges directly at least now and then: ``direct`` is the share of the steps of disturbed runs that did,
 ``kills_while_direct`` counts the faults that came when the latest step had.
+
+``--tables`` trains an embedding variable beside other weights, whose entries are admitted and evicted all the
+time; all rows are compared. ``--late 0.5`` has half of the gradients come one update late.
 """
 
 from __future__ import annotations
@@ -159,32 +162,6 @@ def mix_transports(seed: int) -> None:
     choose.DirectTransport = Mixed
 
 
-def model_of(args: argparse.Namespace) -> tuple[Any, Any]:
-    """Return the module to train, and its optimizer."""
-    import torch
-    from torch import nn
-
-    from sparkdl.nn import EmbeddingBagVariable
-
-    class Pixels(nn.Module):
-        """Sums up rows of pixels and their shades."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.table = EmbeddingBagVariable(8, seed=1, min_count=2, max_age=40, evict_every=10)
-            self.head = nn.Linear(8, 10)
-
-        def forward(self, image: torch.Tensor) -> torch.Tensor:
-            scores: torch.Tensor = self.head(self.table((16 * image).long() + 17 * torch.arange(64)))
-            return scores
-
-    adam = partial(torch.optim.Adam, lr=1e-3)
-    if args.row_memory:
-        return Pixels(), {"table*": partial(torch.optim.SparseAdam, lr=1e-2), "*": adam}
-    layers = nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 10)
-    return nn.Sequential(*layers), adam
-
-
 def train(args: argparse.Namespace) -> None:
     """Train in this process, as the driver of an application of its own."""
     import numpy as np
@@ -193,11 +170,25 @@ def train(args: argparse.Namespace) -> None:
     from torch import nn
 
     from sparkdl import Dataset, Trainer, session
+    from sparkdl.nn import EmbeddingVariable
+    from sparkdl.optim import Staleness
     from sparkdl.train import Checkpoint, EveryIterations, Hook, MaxIteration, Run
 
     scenario = SCENARIOS[args.scenario]
     if args.transport == "mixed":
         mix_transports(args.seed)
+
+    class Tabled(nn.Module):
+        """Looks up a row for each pixel and its brightness."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = EmbeddingVariable(8, seed=1, min_count=3, max_age=8, evict_every=4)
+            self.head = nn.Sequential(nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 10))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            ids = (x * 16).long() + 17 * torch.arange(64)
+            return self.head(self.table(ids << 40).sum(1))
 
     class Report(Hook):
         """Tells the process that does the harm how far the run is."""
@@ -229,16 +220,21 @@ def train(args: argparse.Namespace) -> None:
     faults = str(Path(args.folder, "faults"))
     transform = partial(disturb, scenario, faults, rarer) if args.disturbed else None
     torch.manual_seed(0)
-    module, optimizer = model_of(args)
+    module = nn.Sequential(
+        nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.2), nn.Linear(64, 10)
+    )
+    adam = partial(torch.optim.Adam, lr=1e-3)
+    lazy = partial(torch.optim.SparseAdam, lr=1e-3)
     partitions = 3 if scenario.pauses else 2
     checkpoint = Checkpoint(args.folder, EveryIterations(max(1, args.iterations // 15)))
     with Dataset.from_dataframe(
         rows, features="image", label="digit", num_partitions=partitions, transform=transform
     ) as data:
         result = Trainer(
-            module,
+            Tabled() if args.tables else module,
             loss=nn.CrossEntropyLoss(),
-            optimizer=optimizer,
+            optimizer={"table*": lazy, "*": adam} if args.tables else adam,
+            staleness=Staleness(share=args.late) if args.late else None,
             row_memory=args.row_memory,
             batch_size=128,
             seed=1,
@@ -288,6 +284,8 @@ class Training:
     transport: str
     seed: int
     row_memory: int | None = None
+    tables: bool = False
+    late: float = 0.0
 
     def options(self) -> list[str]:
         """Return the options of a driver."""
@@ -298,8 +296,10 @@ class Training:
             "--transport": self.transport,
             "--seed": self.seed,
             **({"--row-memory": self.row_memory} if self.row_memory else {}),
+            "--late": self.late,
         }
-        return [str(part) for pair in named.items() for part in pair]
+        options = [str(part) for pair in named.items() for part in pair]
+        return [*options, *(["--tables"] if self.tables else [])]
 
 
 def run(training: Training, master: str, harm: Callable[[Path, subprocess.Popen[Any]], int] | None) -> Ended:
@@ -417,6 +417,8 @@ def measure(training: Training, kills: int) -> dict[str, Any]:
         "scenario": name,
         "exchange": training.exchange,
         "transport": training.transport,
+        "tables": training.tables,
+        "late": training.late,
         "kills": faults,
         "kills_while_direct": harm.while_direct,
         "direct": round(sum(each.direct for each in ended) / max(sum(each.steps for each in ended), 1), 3),
@@ -437,8 +439,10 @@ def main() -> int:
     parser.add_argument("--iterations", type=int, help="of each run (300; 6,000 direct, 1,500 mixed)")
     parser.add_argument("--transport", choices=tuple(ITERATIONS), default="shuffle")
     parser.add_argument("--exchange", choices=EXCHANGES, default="auto", help="of Trainer (auto: replicas)")
-    parser.add_argument("--row-memory", type=int, help="train an embedding variable with that bound")
+    parser.add_argument("--row-memory", type=int, help="bytes of rows in memory, with --tables")
     parser.add_argument("--seed", type=int, default=0, help="of the moments and victims")
+    parser.add_argument("--tables", action="store_true", help="train an embedding variable, too")
+    parser.add_argument("--late", type=float, default=0.0, help="share of gradients that come late")
     parser.add_argument("--role", choices=("harm", "driver"), default="harm", help=argparse.SUPPRESS)
     parser.add_argument("--master", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
@@ -454,7 +458,14 @@ def main() -> int:
     with keeping.cut_off() as causes:
         for name in SCENARIOS if args.scenario == "all" else [args.scenario]:
             training = Training(
-                name, args.iterations, args.exchange, args.transport, args.seed, args.row_memory
+                name,
+                args.iterations,
+                args.exchange,
+                args.transport,
+                args.seed,
+                args.row_memory,
+                args.tables,
+                args.late,
             )
             line = measure(training, args.kills)
             same &= line["bit_identical"] == line["runs"]

@@ -11,6 +11,7 @@ import numpy as np
 # Separate streams, so that the order of rows and the dropout masks are independent draws.
 ORDER = 0
 TASK = 1
+STALENESS = 2
 
 
 def derive(stream: int, *coordinates: int) -> int:

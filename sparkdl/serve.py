@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import os
-import posixpath
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from copy import copy
 from functools import partial
 from operator import itemgetter
 from typing import Any, Protocol
 
 import numpy as np
-import pyarrow.parquet as pq
 import torch
-from fsspec.core import url_to_fs
-from fsspec.implementations.local import LocalFileSystem
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError, DataError
@@ -23,21 +18,9 @@ from sparkdl.frame import Array
 from sparkdl.nn.batch import Inputs, call, group, map_tensors
 from sparkdl.nn.export import check_onnx, to_onnx
 from sparkdl.nn.int8 import quantize as quantized
-from sparkdl.nn.saved import content as saved
-from sparkdl.nn.saved import weights
-from sparkdl.nn.saved.content import Content
-from sparkdl.nn.saved.metadata import (
-    CODE,
-    LONGEST_METADATA,
-    METADATA,
-    WEIGHTS,
-    check,
-    check_inside,
-    parse,
-    version_of,
-)
-from sparkdl.nn.saved.published import LONGEST, POINTER, Current
-from sparkdl.nn.saved.trust import Entry, Trust
+from sparkdl.nn.saved.reading import SavedVersion, changed_copy, read_model, read_version
+from sparkdl.nn.saved.rows import read_rows_from
+from sparkdl.nn.saved.trust import Entry
 from sparkdl.nn.signature import Signature, TensorSpec
 from sparkdl.table.encoding import TableEncoding, columns_of, read_table
 from sparkdl.table.onnx import add_encoding, feeds
@@ -94,7 +77,8 @@ class Predictor:
         self.encoding = encoding
         self.labels = tuple(labels)
         self._batch_size = batch_size
-        self._loaded: tuple[str, partial[Predictor]] | None = None
+        self._quantized = quantize
+        self._loaded: tuple[SavedVersion, partial[Predictor]] | None = None
         floating = (p.dtype for p in self._module.parameters() if p.is_floating_point())
         self._dtype = next(floating, torch.float32)
 
@@ -105,7 +89,13 @@ class Predictor:
 
     @classmethod
     def load(
-        cls, path: str, *, pickle: bool = False, trust: Entry | Iterable[Entry] = (), **options: Any
+        cls,
+        path: str,
+        *,
+        pickle: bool = False,
+        trust: Entry | Iterable[Entry] = (),
+        rows: str | os.PathLike[str] | None = None,
+        **options: Any,
     ) -> Predictor:
         """Read what ``model.save(path)`` wrote, without Spark.
 
@@ -116,19 +106,26 @@ class Predictor:
                 can run any code: only read what comes from someone you trust.
             trust: packages, modules or classes that the model may name besides those of torch, torchmetrics
                 and sparkdl: ``["mypackage.nets"]``, or ``[Net]``. Nothing else is imported.
+            rows: a local folder that :func:`sparkdl.nn.saved.rows.export_rows` has written: the rows of
+                embedding variables are looked up there, in files that are mapped to memory. Save the model
+                :func:`~sparkdl.nn.saved.rows.without_rows`, or it has rows of its own in memory.
             **options: ``batch_size`` and ``quantize``.
 
         Raises:
             ConfigError: if there is no complete model that this version can read, or it holds a pickle that
-                was not allowed, or names code that is not trusted.
+                was not allowed, or names code that is not trusted; or if ``rows`` does not fit.
             ModelError: if the module cannot be built, or the weights do not fit it.
         """
-        content, metadata = read_model(path, pickle=pickle, trust=trust)
+        content, _, version = read_model(path, pickle=pickle, trust=trust)
         assert content.module is not None
         encoding, labels = read_table(content.table)
+        if rows is not None:
+            read_rows_from(content.module, rows)
         loaded = cls(content.module, content.signature, encoding=encoding, labels=labels, **options)
+        if rows is not None:  # which belong to one version
+            return loaded
         again = partial(cls.load, path, pickle=pickle, trust=trust, **options)
-        loaded._loaded = (version_of(metadata), again)
+        loaded._loaded = (version, again)
         return loaded
 
     def refresh(self) -> bool:
@@ -136,19 +133,29 @@ class Predictor:
 
         It is read beside the one in use, with the same options, and takes its place at once: calls of
         :meth:`predict` in other threads go on meanwhile, and end with the version that they began with. If
-        the new version cannot be read, the old one stays.
+        the new version cannot be read, the old one stays. Where changes alone were published, they are read,
+        and made in a copy of the module in use.
 
         Raises:
             ConfigError: if it was not loaded from a path, or what is there now cannot be read.
             ModelError: if the module cannot be built, or the weights do not fit it.
         """
         if self._loaded is None:
-            raise ConfigError("refresh: only what Predictor.load(path) has read can be read again")
+            raise ConfigError(
+                "refresh: only what Predictor.load(path) has read, without rows=, can be read again"
+            )
         version, again = self._loaded
-        if version_of(read_metadata(again.args[0])) == version:
+        path = again.args[0]
+        if read_version(path) == version:
             return False
+        found = None if self._quantized else changed_copy(path, self._module, version)
+        if found is None:
+            new = again()
+        else:
+            new = copy(self)
+            new._module, new._loaded = found[0], (found[1], again)
         # All at once: predict works on a copy, which has everything of one version.
-        self.__dict__ = again().__dict__
+        self.__dict__ = new.__dict__
         return True
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
@@ -285,45 +292,6 @@ class Predictor:
         return tensor.to(self._dtype) if array.dtype.kind == "f" else tensor
 
 
-def read_model(
-    path: str, *, pickle: bool = False, trust: Entry | Iterable[Entry] = ()
-) -> tuple[Content, dict[str, Any]]:
-    """Read a saved model without Spark; arguments and errors as of :meth:`Predictor.load`.
-
-    Returns:
-        What it holds, its module among it, and its metadata.
-    """
-    folder = _Folder(str(path))
-    metadata = folder.metadata()
-    stages = _stages(metadata)
-    if stages:
-        raise ConfigError(
-            f"path={path!r} holds a pipeline of {', '.join(stages)}: give the "
-            f"folder of the model in {posixpath.join(str(path), 'stages')}",
-            code="config-saved",
-        )
-    info = check(metadata, str(path))
-    if info["module"] is None or not metadata["class"].endswith("Model"):
-        raise ConfigError(
-            f"path={path!r} holds a {metadata['class']:.200}: expected a fitted model",
-            code="config-saved",
-        )
-    saved.check_pickle(info, str(path), pickle, "Predictor.load(path, pickle=True)")
-    pieces = folder.pieces(WEIGHTS), folder.pieces(CODE)
-    return saved.build(info, str(path), *pieces, Trust.of(trust, everything=pickle)), metadata
-
-
-def read_metadata(path: str) -> dict[str, Any]:
-    """Read a saved model's metadata alone; its checksums are those of all its files.
-
-    Raises:
-        ConfigError: if there is no complete model that this version can read.
-    """
-    metadata = _Folder(str(path)).metadata()
-    check(metadata, str(path))
-    return metadata
-
-
 def _batches(inputs: Inputs, size: int) -> Iterator[Inputs]:
     """Cut inputs into batches; one batch without rows is one too."""
     first = inputs if isinstance(inputs, Tensor) else next(iter(_values(inputs)))
@@ -353,82 +321,3 @@ def _joined(outputs: list[Any]) -> Any:
     if isinstance(first, tuple | list):
         return tuple(_joined([output[i] for output in outputs]) for i in range(len(first)))
     return first
-
-
-def _stages(metadata: Mapping[str, Any]) -> list[str]:
-    """Return the stages of a pipeline's metadata; none if it is another's."""
-    params = metadata.get("paramMap")
-    found = params.get("stageUids") if isinstance(params, dict) else None
-    return list(map(str, found)) if isinstance(found, list) else []
-
-
-class _Folder:
-    """A saved model in a local or remote folder."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        try:
-            self._fs, root = url_to_fs(path)
-            root = root.rstrip("/")
-            # a save that was cut off between two renames has left the previous one beside it
-            previous = posixpath.join(posixpath.dirname(root), f".{posixpath.basename(root)}.previous")
-            found = (r for r in (root, previous) if self._fs.exists(posixpath.join(r, METADATA)))
-            self._root = next(found, None) or self._published(root)
-        except (ImportError, ValueError, OSError) as error:
-            raise ConfigError(f"path={path!r} cannot be opened: {error}", code="config-saved") from error
-        if isinstance(self._fs, LocalFileSystem):
-            check_inside(self._root, path)
-
-    def _published(self, root: str) -> str:
-        """Return the current version of a folder of versions; other folders as they are."""
-        pointer = posixpath.join(root, POINTER)
-        try:
-            text = self._fs.cat_file(pointer, end=LONGEST)
-        except (FileNotFoundError, NotADirectoryError):
-            return root
-        return posixpath.join(root, Current.parse(text, self._path).name)
-
-    def metadata(self) -> dict[str, Any]:
-        """Read the metadata."""
-        files = self._files(METADATA)
-        if not files:
-            raise ConfigError(f"path={self._path!r}: nothing complete was saved there", code="config-saved")
-        with self._explained():
-            text = b"".join(self._fs.cat_file(file, end=LONGEST_METADATA + 1) for file in files)
-        return parse(text, self._path)
-
-    def pieces(self, name: str) -> Iterator[weights.Chunk]:
-        """Read pieces in order, one at a time."""
-        with self._explained():
-            for file in sorted(self._files(name), key=self._first_offset):
-                with self._fs.open(file, "rb") as handle, pq.ParquetFile(handle) as table:
-                    for batch in table.iter_batches(batch_size=1, columns=["offset", "data"]):
-                        for row in batch.to_pylist():
-                            yield weights.Chunk(row["offset"], row["data"])
-
-    def _first_offset(self, file: str) -> int:
-        with self._fs.open(file, "rb") as handle, pq.ParquetFile(handle) as table:
-            offsets = table.read(columns=["offset"])["offset"].to_pylist()
-        return min(offsets, default=0)
-
-    def _files(self, name: str) -> list[str]:
-        folder = posixpath.join(self._root, name)
-        try:
-            found = self._fs.ls(folder, detail=False)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        return sorted(file for file in found if not posixpath.basename(file).startswith(("_", ".")))
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Turn errors of file readers into an error that names the model."""
-        try:
-            yield
-        except ConfigError:
-            raise
-        except Exception as error:
-            raise ConfigError(
-                f"path={self._path!r} cannot be read, a file is damaged, missing or out of reach: "
-                f"{error!r:.300}",
-                code="config-saved",
-            ) from error

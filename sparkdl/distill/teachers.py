@@ -15,8 +15,8 @@ from sparkdl.data.columns import ColumnLike, Columns, Structure, structure_of
 from sparkdl.distill.losses import main_output
 from sparkdl.exceptions import ConfigError
 from sparkdl.nn.batch import Batch, call
+from sparkdl.nn.saved.reading import read_model
 from sparkdl.nn.saved.trust import Entry
-from sparkdl.serve import read_model
 
 Outputs = Literal["logits", "probabilities"]
 """What a teacher gives: probabilities of classes; or logits, and other values, compared as they are."""
@@ -137,7 +137,7 @@ class Teacher:
         module = self.model
         if isinstance(module, str):
             path = module
-            content, _ = read_model(path, trust=self.trust)
+            content, *_ = read_model(path, trust=self.trust)
             assert content.module is not None
             if content.table and content.table.get("encoding"):
                 raise ConfigError(

@@ -129,9 +129,21 @@ class ServedRows:
         Raises:
             ConfigError: if there is no such table.
         """
+        return self.find(name, ids)[1]
+
+    def find(self, name: str, ids: Ids) -> tuple[NDArray[np.bool_], Array]:
+        """Return which ids have a row, and what :meth:`look_up` returns.
+
+        Raises:
+            ConfigError: if there is no such table.
+        """
         if name not in self._tables:
             raise ConfigError(f"there is no table {name!r}; there are {', '.join(self._tables) or 'none'}")
-        return self._tables[name].look_up(np.asarray(ids, np.int64).reshape(-1))
+        return self._tables[name].find(np.asarray(ids, np.int64).reshape(-1))
+
+    def width(self, name: str) -> int:
+        """Return the elements of a table's rows."""
+        return len(self._tables[name].other)
 
     def _part(self, file: Mapping[str, Any], *, verify: bool) -> tuple[Ids, Array]:
         name = file["name"]
@@ -155,16 +167,16 @@ class _Table:
     parts: Sequence[tuple[Ids, Array]]
     other: Array
 
-    def look_up(self, ids: Ids) -> Array:
-        found = np.tile(self.other, (len(ids), 1))
+    def find(self, ids: Ids) -> tuple[NDArray[np.bool_], Array]:
+        found, has = np.tile(self.other, (len(ids), 1)), np.zeros(len(ids), np.bool_)
         places = np.searchsorted(self.first, ids, side="right") - 1
         for number in np.unique(places[places >= 0]):
             own, rows = self.parts[number]
             asked = np.flatnonzero(places == number)
             at = np.minimum(np.searchsorted(own, ids[asked]), len(own) - 1)
             there = own[at] == ids[asked]
-            found[asked[there]] = rows[at[there]]
-        return found
+            found[asked[there]], has[asked[there]] = rows[at[there]], True
+        return has, found
 
 
 def _mapped(path: Path) -> Iterator[tuple[str, Array]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -28,12 +29,13 @@ from sparkdl.ml.served_columns import plans_of as column_plans
 from sparkdl.ml.stored import explained, set_params
 from sparkdl.ml.tabular_frame import plans_of
 from sparkdl.nn.batch import call
+from sparkdl.nn.embedding import embedding_variables
 from sparkdl.nn.prepack import prepack
-from sparkdl.nn.saved.metadata import KEY, version_of
+from sparkdl.nn.saved.metadata import KEY
+from sparkdl.nn.saved.reading import SavedVersion, changed_copy, read_model
 from sparkdl.nn.saved.trust import Entry
 from sparkdl.nn.sharing import copy_sharing
 from sparkdl.nn.trace import explain_failure
-from sparkdl.serve import read_model
 from sparkdl.table.encoding import TableEncoding
 
 MODELS = (TorchModel, TorchClassificationModel, TorchRegressionModel)
@@ -79,6 +81,7 @@ class ServedModel:
     def __init__(self, model: Any, *, version: str = "") -> None:
         inference = inference_of(model)
         self.version = version
+        self._whole: tuple[Any, SavedVersion] | None = None
         self.name = type(model).__name__
         self.encoding: TableEncoding | None = model.encoding
         self.outputs: tuple[Output, ...] = inference.outputs
@@ -116,10 +119,37 @@ class ServedModel:
                 names code that is not trusted.
             ModelError: if the module cannot be built, or the weights do not fit it.
         """
-        model, metadata = read_fitted(path, trust=trust)
+        model, version = read_fitted(path, trust=trust)
         if quantize is not None:
             model.setQuantize(quantize)
-        return cls(model, version=version_of(metadata))
+        return cls._read(model, version)
+
+    @classmethod
+    def _read(cls, model: Any, version: SavedVersion) -> ServedModel:
+        served = cls(model, version=version.name)
+        if embedding_variables(model.module):  # of others no changes are published
+            served._whole = (model, version)
+        return served
+
+    def after_changes(self, path: str) -> ServedModel | None:
+        """Return the model with the changes that were published since; this one stays as it is.
+
+        Returns:
+            ``None`` if changes alone do not lead to what is there now: it must be read as a whole.
+
+        Raises:
+            ConfigError: if what is there cannot be read.
+            ModelError: if the changes do not fit the module.
+        """
+        if self._whole is None:
+            return None
+        model, version = self._whole
+        found = changed_copy(path, model.module, version)
+        if found is None:
+            return None
+        changed = copy.copy(model)
+        changed.module = found[0]
+        return self._read(changed, found[1])
 
     def copy(self) -> Self:
         """Return a second one that shares the weights and nothing else, for another thread."""
@@ -250,9 +280,9 @@ class ServedModel:
         return pa.table(columns, names=[output.column for output in self.outputs])
 
 
-def read_fitted(path: str, *, trust: Entry | Iterable[Entry] = ()) -> tuple[Any, dict[str, Any]]:
-    """Read a fitted model without Spark, and its metadata; arguments and errors as of the load method."""
-    content, metadata = read_model(path, trust=trust)
+def read_fitted(path: str, *, trust: Entry | Iterable[Entry] = ()) -> tuple[Any, SavedVersion]:
+    """Read a fitted model without Spark, and its version; arguments and errors as of the load method."""
+    content, metadata, version = read_model(path, trust=trust)
     kinds: dict[str, Any] = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in MODELS}
     kind = kinds.get(metadata["class"])
     if kind is None:
@@ -266,7 +296,7 @@ def read_fitted(path: str, *, trust: Entry | Iterable[Entry] = ()) -> tuple[Any,
         for name in metadata[KEY]["hyper"]:
             model.getParam(name)
     set_params(model, metadata, path)
-    return model, metadata
+    return model, version
 
 
 def _zeros(plan: ColumnPlan) -> Array:

@@ -204,6 +204,10 @@ class EmbeddingVariable(nn.Module):
         finally:
             self._source = before
 
+    def read_from(self, source: Source) -> None:
+        """Take rows from somewhere else from now on."""
+        self._source = source
+
     @contextmanager
     def holding(self, entries: Entries) -> Iterator[None]:
         """Have other rows in the store for a while."""

@@ -1,13 +1,15 @@
-"""Versions of a model for those who serve it: complete, numbered, one of them current."""
+"""Versions of a model for those who serve it: numbered, complete or as changes, one of them current."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path as LocalPath
 from typing import Any
 
@@ -18,10 +20,12 @@ from sparkdl.exceptions import ConfigError
 from sparkdl.ml.local import save_local
 from sparkdl.ml.model import TorchModel
 from sparkdl.ml.persistence import described
-from sparkdl.nn.saved.published import POINTER, Current, iteration_of, name_of
+from sparkdl.nn.embedding import embedding_variables
+from sparkdl.nn.saved.changes import write_changes
+from sparkdl.nn.saved.published import POINTER, Chains, Change, Current, changes_name, name_of
 from sparkdl.train.checkpoint.store import Path, Store, join
 
-_DRAFT = re.compile(r"\.version-[0-9]{8,}\.[0-9a-f]{32}", re.ASCII)
+_DRAFT = re.compile(r"\.(version-[0-9]{8,}|changes-[0-9]{8,}-[0-9]{8,}\.safetensors)\.[0-9a-f]{32}", re.ASCII)
 
 MakeModel = Callable[[nn.Module], Any]
 """From a trained module to what is saved: a model of :mod:`sparkdl.ml`."""
@@ -30,9 +34,11 @@ MakeModel = Callable[[nn.Module], Any]
 class Publisher:
     """Writes versions of a model to a folder; ``sparkdl serve`` and ``Predictor`` take the current one.
 
-    A version is what ``model.save`` writes, under the number of completed iterations. The file
-    ``current.json`` names the version to serve, and is replaced when a version is complete: who reads the
-    folder finds the old version or the new one.
+    A version is what ``model.save`` writes, under the number of completed iterations. Of a model with
+    embedding variables one of ``full_every`` versions is complete; the others are files of the rows that have
+    changed since the version before, and of all other weights. The file ``current.json`` names the version to
+    serve, and is replaced when all files of a version are there: who reads the folder finds the old version
+    or the new one.
 
     Args:
         path: folder, or URL of one that fsspec or Spark's Hadoop opens, that the server reaches.
@@ -41,7 +47,9 @@ class Publisher:
             columns that were trained on.
         seconds: how long a version is served at least before the next one is written; ``None`` for no limit.
         batches: how many batches of the stream at least come to a version.
-        keep: versions to keep, the newest; the current one always stays.
+        keep: versions to keep, the newest. The current one stays, too, and what these are changes of.
+        full_every: one of so many versions is complete; 1 for all. So is the first one of a program, and one
+            that differs from the version before by more than rows and values of weights.
 
     Raises:
         ConfigError: if an argument cannot work, or the URL cannot be opened.
@@ -55,12 +63,13 @@ class Publisher:
         seconds: float | None = 60.0,
         batches: int = 1,
         keep: int = 5,
+        full_every: int = 8,
     ) -> None:
         if seconds is not None and (
             isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= 0
         ):
             raise ConfigError(f"Publisher(seconds={seconds!r}): expected a number of at least 0, or None")
-        for name, count in (("batches", batches), ("keep", keep)):
+        for name, count in (("batches", batches), ("keep", keep), ("full_every", full_every)):
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
                 raise ConfigError(f"Publisher({name}={count!r}): expected an integer of at least 1")
         if model is not None and not callable(model):
@@ -69,6 +78,8 @@ class Publisher:
         self._root = self._store.root
         self._make = model
         self._seconds, self._batches, self._keep = seconds or 0.0, batches, keep
+        self._full_every = full_every
+        self._last: _Published | None = None
 
     @property
     def path(self) -> str:
@@ -87,9 +98,9 @@ class Publisher:
         return Current.parse(self._store.read(pointer), self.path)
 
     def versions(self) -> dict[int, str]:
-        """Return paths of the versions, the oldest first, by completed iterations."""
-        numbers = {iteration_of(name) for name in self._store.entries(self._root)}
-        return {n: self._store.outside(self._full(n)) for n in sorted(n for n in numbers if n is not None)}
+        """Return the versions by completed iterations, the oldest first: a folder, or a file of changes."""
+        chains = Chains.of(self._store.entries(self._root))
+        return {n: self._store.outside(join(self._root, chains.names(n)[-1])) for n in chains.iterations}
 
     @property
     def ready(self) -> bool:
@@ -106,7 +117,8 @@ class Publisher:
         last = self.current()
         if last is None:
             return True
-        waited = batches - last.batches >= self._batches and time.time() - last.seconds >= self._seconds
+        enough = not 0 <= batches - last.batches < self._batches  # fewer after a rollback
+        waited = enough and time.time() - last.seconds >= self._seconds
         return iteration != last.iteration and waited
 
     def check(self, module: nn.Module, data: Dataset) -> None:
@@ -147,12 +159,16 @@ class Publisher:
         if self._make is None:
             raise ConfigError("Publisher(model=None): say how to make a model of the module")
         self._store.make(self._root)
-        target = self._full(iteration)
+        target, changes = self._full(iteration), tuple[Change, ...]()
         if not self._store.local or not self._store.exists(target):
-            self._save(self._make(module), target)
-        self._point(Current(iteration, batches, time.time()))
+            model = self._make(module)
+            changes = self._write_changes(model.module, iteration)
+            if not changes:
+                self._save(model, target)
+            self._last = _Published(iteration, changes, _shapes(model.module))
+        self._point(Current(iteration, batches, time.time(), changes))
         self._prune()
-        return self._store.outside(target)
+        return self._store.outside(join(self._root, changes[-1].name) if changes else target)
 
     def rollback(self, iteration: int, *, delete: bool = False) -> str:
         """Make an older version the current one; return its path.
@@ -165,32 +181,67 @@ class Publisher:
             ConfigError: if there is no such version.
         """
         there = self.versions()
+        chains = Chains.of(self._store.entries(self._root))
         if iteration not in there:
             raise ConfigError(
                 f"rollback({iteration}): {self.path} has the versions {', '.join(map(str, there)) or 'none'}"
             )
         last = self.current()
-        self._point(Current(iteration, last.batches if last is not None else 0, time.time()))
-        for newer in (n for n in there if delete and n > iteration):
-            self._delete(name_of(newer))
+        changes = tuple(
+            Change(since, until, self._store.digest(join(self._root, changes_name(since, until))))
+            for since, until in chains.leading_to(iteration)
+        )
+        self._point(Current(iteration, last.batches if last is not None else 0, time.time(), changes))
+        self._last = None
+        if delete:
+            for name in chains.newer(iteration):
+                self._delete(name)
         return there[iteration]
+
+    def _write_changes(self, module: nn.Module, iteration: int) -> tuple[Change, ...]:
+        """Write what has changed since the version before; return the changes that lead to this one.
+
+        Returns:
+            Nothing if this version must be complete.
+        """
+        last, current = self._last, self.current()
+        if (
+            last is None
+            or current is None
+            or (current.iteration, current.changes) != (last.iteration, last.changes)
+            or not last.iteration < iteration
+            or len(last.changes) + 1 >= self._full_every
+            or not embedding_variables(module)
+            or _shapes(module) != last.shapes
+        ):
+            return ()
+        data = write_changes(module, last.iteration, iteration)
+        if data is None:
+            return ()
+        self._delete_drafts()
+        change = Change(last.iteration, iteration, hashlib.sha256(data).hexdigest())
+        self._replace(change.name, data)
+        return (*last.changes, change)
 
     def _point(self, current: Current) -> None:
         """Replace ``current.json`` at once."""
-        pointer = join(self._root, POINTER)
+        self._replace(POINTER, current.to_json())
+
+    def _replace(self, name: str, data: bytes) -> None:
+        """Write a file of the folder, and put it in the place of what was called so."""
+        target = join(self._root, name)
         if not self._store.local:
-            self._store.write(pointer, current.to_json())
+            self._store.write(target, data)
             return
-        draft = join(self._root, f".{POINTER}.{uuid.uuid4().hex}")
-        self._store.write(draft, current.to_json())
-        os.replace(draft, pointer)
+        draft = join(self._root, f".{name}.{uuid.uuid4().hex}")
+        self._store.write(draft, data)
+        os.replace(draft, target)
         self._store.sync(self._root)
 
     def _save(self, model: Any, target: str) -> None:
         """Write a version where nobody looks for it yet."""
         if self._store.local:
-            for left in filter(_DRAFT.fullmatch, self._store.entries(self._root)):  # by a crash
-                self._delete(left)
+            self._delete_drafts()
             draft = join(self._root, f".{os.path.basename(target)}.{uuid.uuid4().hex}")
             save_local(model, draft)
             os.rename(draft, target)
@@ -202,15 +253,23 @@ class Publisher:
                 self._store.make(os.path.dirname(where))
                 self._store.write(where, file.read_bytes())
 
+    def _delete_drafts(self) -> None:
+        """Delete what a crash has left."""
+        for left in filter(_DRAFT.fullmatch, self._store.entries(self._root) if self._store.local else ()):
+            self._delete(left)
+
     def _prune(self) -> None:
-        last = self.current()
-        for old in [*self.versions()][: -self._keep]:
-            if last is None or old != last.iteration:
-                self._delete(name_of(old))
+        last, chains = self.current(), Chains.of(self._store.entries(self._root))
+        kept = {*chains.iterations[-self._keep :], *([last.iteration] if last is not None else [])}
+        for name in chains.needless(kept):
+            self._delete(name)
 
     def _delete(self, name: str) -> None:
-        """Delete the files of a version, which lie in folders of its folder, and no others."""
+        """Delete a file of changes, or the files in the folders of a version's folder, and no others."""
         folder = join(self._root, name)
+        if name.removeprefix(".").startswith("changes-"):
+            self._store.delete(folder)
+            return
         for name, is_file in self._store.entries(folder).items():
             if not is_file and not self._store.is_link(join(folder, name)):
                 inner = self._store.entries(join(folder, name))
@@ -219,6 +278,20 @@ class Publisher:
 
     def _full(self, iteration: int) -> str:
         return join(self._root, name_of(iteration))
+
+
+@dataclass(frozen=True, slots=True)
+class _Published:
+    """A version that this program has published."""
+
+    iteration: int
+    changes: tuple[Change, ...]
+    shapes: dict[str, tuple[int, ...]]
+
+
+def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all that a file of changes has in full."""
+    return {name: tuple(value.shape) for name, value in (*module.named_parameters(), *module.named_buffers())}
 
 
 def _files(folder: LocalPath) -> Iterator[LocalPath]:

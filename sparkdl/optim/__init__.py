@@ -10,6 +10,7 @@ from sparkdl.optim.lbfgs import LBFGS
 from sparkdl.optim.shard_optimizer import ShardOptimizer
 from sparkdl.optim.shardable import check_shardable
 from sparkdl.optim.spec import OptimizerSpec, optimizer_spec
+from sparkdl.optim.staleness import Staleness
 
 __all__ = [  # noqa: RUF022 (plainly sorted, as everywhere)
     "AdagradDecay",
@@ -22,6 +23,7 @@ __all__ = [  # noqa: RUF022 (plainly sorted, as everywhere)
     "OptimizerSpec",
     "ParamGroup",
     "ShardOptimizer",
+    "Staleness",
     "bias_and_norm",
     "check_shardable",
     "optimizer_spec",

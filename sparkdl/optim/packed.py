@@ -52,7 +52,11 @@ def _spoilt(options: Mapping[str, Any]) -> bool:
 
 
 def lazy_tables(
-    optimizer: ShardOptimizer, tables: Sequence[int], hyper: Sequence[Mapping[str, Any]]
+    optimizer: ShardOptimizer,
+    tables: Sequence[int],
+    hyper: Sequence[Mapping[str, Any]],
+    *,
+    late: bool = False,
 ) -> list[int]:
     """Return the tables of which the next step may be given some rows alone.
 
@@ -62,13 +66,14 @@ def lazy_tables(
         optimizer: of all weights.
         tables: tables with a lazy optimizer, as indices of the layout.
         hyper: see :meth:`ShardOptimizer.update`.
+        late: whether late gradients are kept beside the state of any optimizer.
     """
     found = []
     for index in tables:
         spec = optimizer.layout.params[index]
         run = next(run for run in optimizer.runs if run.start <= spec.offset < run.stop)
         spoilt = bool(hyper) and _spoilt(hyper[run.group])
-        stateless = optimizer.division.class_of(run) in _STATELESS
+        stateless = optimizer.division.class_of(run) in _STATELESS and not late
         if not spoilt and (run.state or stateless):
             found.append(index)
     return found

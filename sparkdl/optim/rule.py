@@ -15,6 +15,7 @@ from sparkdl.optim.reduction import Reduction
 from sparkdl.optim.regularize import regularize
 from sparkdl.optim.shard_optimizer import ShardOptimizer, Touched
 from sparkdl.optim.spec import OptimizerSpec
+from sparkdl.optim.staleness import LATE, Staleness, elements_with_gradient, joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +25,12 @@ class UpdateRule:
     Attributes:
         optimizer: how to build the optimizer; knows the penalties of its groups.
         clip: how the gradient is clipped, if at all.
+        staleness: which gradients come late, if any.
     """
 
     optimizer: OptimizerSpec
     clip: Clip | None = None
+    staleness: Staleness | None = None
 
     @property
     def reductions(self) -> int:
@@ -42,6 +45,7 @@ class UpdateRule:
         used: NDArray[np.bool_],
         hyper: Sequence[Mapping[str, Any]] = (),
         touched: Touched | None = None,
+        late: torch.Tensor | None = None,
     ) -> Reduction:
         """Update a shard in place: its weights, its gradient and the optimizer's state.
 
@@ -52,13 +56,20 @@ class UpdateRule:
             used: per parameter of the layout, whether it has a gradient.
             hyper: see :meth:`ShardOptimizer.update`.
             touched: see :meth:`ShardOptimizer.update`.
+            late: the part of the gradient that waits for the next update, same shape; ``None`` if no
+                gradient ever does.
 
         Yields:
             ``reductions`` times partial sums, and is sent their totals over all shards.
         """
         layout, start, stop = shard_optimizer.layout, shard_optimizer.start, shard_optimizer.stop
+        if late is not None and self.staleness is not None:
+            now = elements_with_gradient(layout, start, stop, used, touched or {})
+            late = joined(gradient, late, shard_optimizer.take(LATE, gradient), now, self.staleness.decay)
         penalties = self.optimizer.group_penalties
         regularize(gradient, weights, penalties, layout, start, stop, used)
         if self.clip is not None:
             yield from self.clip.clip(gradient, layout, start, stop, used)
         yield from shard_optimizer.update(weights, gradient, used, hyper, touched)
+        if late is not None:
+            shard_optimizer.put(LATE, late)

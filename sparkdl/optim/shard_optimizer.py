@@ -217,6 +217,26 @@ class ShardOptimizer:
                 mask[segment.start - run.start : segment.stop - run.start] = torch.from_numpy(of_segment)
         return mask
 
+    def take(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        """Take a state away that is not the optimizer's own; return it for the whole shard, zeros without.
+
+        Args:
+            name: its name.
+            like: a tensor of the shard's shape.
+        """
+        found = torch.zeros_like(like)
+        for run in self.runs:
+            value = run.state.pop(name, None)
+            if value is not None:
+                found[run.start - self.start : run.stop - self.start] = value
+        return found
+
+    def put(self, name: str, values: torch.Tensor) -> None:
+        """Keep a state that is not the optimizer's own beside it, until :meth:`take` takes it away."""
+        for run in self.runs:
+            if run.start < run.stop:
+                run.state[name] = values[run.start - self.start : run.stop - self.start].clone()
+
     @property
     def state_bytes(self) -> int:
         """Bytes of the tensors of its state."""

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 from sparkdl.exceptions import SparkdlError
 from sparkdl.ml.served import ServedModel
-from sparkdl.nn.saved.metadata import version_of
+from sparkdl.nn.saved.reading import read_version
 from sparkdl.nn.saved.trust import Entry
-from sparkdl.serve import read_metadata
 
 logger = logging.getLogger("sparkdl")
 _TRIES = 3
@@ -63,7 +62,14 @@ class Versions:
         self.current = self._load()
 
     def _load(self) -> Version:
-        model = ServedModel.load(self._path, trust=self._trust, quantize=self._quantize)
+        return self._version(ServedModel.load(self._path, trust=self._trust, quantize=self._quantize))
+
+    def _next(self) -> Version:
+        """Make the changes that were published since, or read the model as a whole."""
+        changed = self.current.model.after_changes(self._path)
+        return self._load() if changed is None else self._version(changed)
+
+    def _version(self, model: ServedModel) -> Version:
         copies = tuple(model.copy() for _ in range(self._count))
         for copy in copies:
             copy.warm_up()
@@ -83,7 +89,7 @@ class Versions:
             try:
                 if not force and await asyncio.to_thread(self._found) == before:
                     return False
-                self.current = await self._attempt()
+                self.current = await self._attempt(self._load if force else self._next)
             except Exception as error:
                 logger.error("%s cannot be read again, version %s stays: %s", self._path, before, error)
                 self._note("failed", before)
@@ -92,11 +98,11 @@ class Versions:
             self._note("done", self.current.model.version)
             return True
 
-    async def _attempt(self) -> Version:
+    async def _attempt(self, read: Callable[[], Version]) -> Version:
         """Read the model; again if a save has replaced it in the meantime."""
         for left in reversed(range(_TRIES)):
             try:
-                return await asyncio.to_thread(self._load)
+                return await asyncio.to_thread(read)
             except SparkdlError:
                 if not left:
                     raise
@@ -110,4 +116,4 @@ class Versions:
             await self.reload(force=False)
 
     def _found(self) -> str:
-        return version_of(read_metadata(self._path))
+        return read_version(self._path).name

@@ -14,6 +14,7 @@ from sparkdl.exceptions import ConfigError
 from sparkdl.nn.numerics import Numerics
 from sparkdl.optim.clip import ClipByNorm, ClipByValue
 from sparkdl.optim.groups import ParamGroup
+from sparkdl.optim.staleness import Staleness
 from sparkdl.train.averaging import Averaging
 from sparkdl.train.elastic import Elastic
 from sparkdl.train.local_steps import LocalSteps
@@ -66,6 +67,7 @@ class TrainConfig:
     failure_window: float = 600.0
     elastic: Elastic | Literal["plan"] | None = None
     drop_stragglers: DropStragglers | None = None
+    staleness: Staleness | None = None
     progress: bool = True
     name: str | None = None
 
@@ -95,6 +97,8 @@ class TrainConfig:
             raise ConfigError(
                 f"drop_stragglers={self.drop_stragglers!r}: expected DropStragglers(...) or None"
             )
+        if self.staleness is not None:
+            self._check_staleness(self.staleness)
         Elastic.of(self.elastic)
         if self.validation_batch_size is not None:
             _check_int("validation_batch_size", self.validation_batch_size, 1, "rows per forward pass")
@@ -157,6 +161,18 @@ class TrainConfig:
             )
         if self.drop_stragglers is not None:
             raise ConfigError("drop_stragglers cannot be combined with local_steps: leave out one of them")
+
+    def _check_staleness(self, staleness: object) -> None:
+        if not isinstance(staleness, Staleness):
+            raise ConfigError(f"staleness={staleness!r}: expected Staleness(...) or None")
+        taken = {
+            "combine='adasum'": self.combine != "mean",
+            "clip=ClipByNorm(...)": isinstance(self.clip, ClipByNorm),
+            "local_steps": self.local_steps is not None,
+            "drop_stragglers": self.drop_stragglers is not None,
+        }
+        for option in (option for option, found in taken.items() if found):
+            raise ConfigError(f"staleness cannot be combined with {option}: leave out one of them")
 
     @property
     def local(self) -> LocalSteps | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import zip_longest
@@ -22,7 +22,7 @@ from sparkdl.compute.local_steps import InnerRule
 from sparkdl.compute.spec import FitSpec
 from sparkdl.data.columns import Structure
 from sparkdl.data.dataset import Dataset
-from sparkdl.exceptions import ModelError
+from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.layout import ParamLayout, TensorSpec
 from sparkdl.nn import serialize
 from sparkdl.nn.flat import write_back
@@ -33,6 +33,7 @@ from sparkdl.optim.describe import describe_optimizer
 from sparkdl.optim.packed import lazy_groups, sparse_groups
 from sparkdl.optim.rule import UpdateRule
 from sparkdl.optim.spec import Optimizers
+from sparkdl.optim.staleness import Staleness
 from sparkdl.train.checkpoint.setting import setting_of
 from sparkdl.train.config import TrainConfig
 from sparkdl.train.keyed import check_keyed, rules_of
@@ -96,7 +97,9 @@ class Recipe:
             layout = layout_of(module, group_of)
             keyed = check_keyed(module, layout, spec, config)
             sparse, dense = sparse_tables(module), dense_tables(module)
-        rule, stateful, inner = UpdateRule(spec, config.clip), check_shardable(spec), None
+        staleness = _staleness_of(config, spec, keyed)
+        rule, inner = UpdateRule(spec, config.clip, staleness), None
+        stateful = check_shardable(spec) or staleness is not None
         if config.local is not None:  # the optimizer is that of the partitions, and the shards' an outer one
             inner = InnerRule(rule, layout, stateful)
             outer, _ = optimizer_spec(config.local.outer, module)
@@ -213,7 +216,9 @@ class Recipe:
             optimizer=describe_optimizer(self.rule.optimizer),
             inner_optimizer=describe_optimizer(self.optimizer) if config.local is not None else None,
         )
-        return setting if tables is None else {**setting, "tables": tables}
+        stale = asdict(self.rule.staleness) if self.rule.staleness is not None else None
+        added = {"tables": tables, "staleness": stale}
+        return setting | {name: value for name, value in added.items() if value is not None}
 
     def write_back(self, snapshot: Snapshot) -> nn.Module:
         """Return a copy of the module with the given weights."""
@@ -224,6 +229,28 @@ class Recipe:
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(named[name].requires_grad)
         return module
+
+
+def _staleness_of(config: TrainConfig, optimizer: OptimizerSpec, keyed: Sequence[str]) -> Staleness | None:
+    """Return which gradients come late, ``None`` if none do.
+
+    Raises:
+        ConfigError: if that cannot be combined with the optimizer, or there are no rows to be late.
+    """
+    staleness = config.staleness
+    if staleness is None or not staleness.share:
+        return None
+    if optimizer.reductions:
+        raise ConfigError(
+            f"staleness: {optimizer.name} needs sums over all weights, and cannot wait for late gradients; "
+            "leave out one of them"
+        )
+    if staleness.rows_only and not keyed:
+        raise ConfigError(
+            "staleness=Staleness(rows_only=True): the module has no embedding variables, so no gradient "
+            "would be late"
+        )
+    return staleness
 
 
 def is_frozen(module: nn.Module, unfreezes: Sequence[str]) -> bool:

@@ -107,7 +107,9 @@ class Trainer:
             - ``weights_codec``: how weights travel with ``exchange="sharded"``: ``"fp32"``, ``"bf16"`` or
               ``"fp16"``; the owners of shards keep them in full;
             - ``local_steps``: how many steps each partition takes by itself between two exchanges, or
-              :class:`LocalSteps` (None: gradients are exchanged in each step).
+              :class:`LocalSteps` (None: gradients are exchanged in each step);
+            - ``staleness``: :class:`sparkdl.optim.Staleness`: gradients of some partitions come one update
+              late, as in asynchronous training, by a schedule that follows from a seed (None).
 
             Validation:
 

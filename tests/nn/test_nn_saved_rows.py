@@ -7,12 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.serving import save
 from torch import nn
 
 from sparkdl.exceptions import ConfigError
 from sparkdl.keyed.served import MARK
-from sparkdl.nn import EmbeddingBagVariable, EmbeddingVariable
-from sparkdl.nn.saved.rows import ServedRows, export_rows
+from sparkdl.ml import TorchModel
+from sparkdl.nn import DeepFM, EmbeddingBagVariable, EmbeddingVariable
+from sparkdl.nn.embedding import embedding_variables
+from sparkdl.nn.saved.rows import ServedRows, export_rows, without_rows
+from sparkdl.serve import Predictor
 
 GENERATOR = np.random.default_rng(0)
 IDS = np.unique(GENERATOR.integers(-(2**62), 2**62, 500))
@@ -59,3 +63,27 @@ def test_what_is_damaged_or_taken_is_named(module: nn.Module, tmp_path: Path) ->
     (tmp_path / MARK).write_text('{"format": 1, "tables": {"x": {"files": [{"name": "../secret"}]}}}')
     with pytest.raises(ConfigError, match="secret"):
         ServedRows(tmp_path)
+
+
+def test_a_predictor_looks_rows_up_in_files(tmp_path: Path) -> None:
+    module = DeepFM((None, None), embedding=4, variables={"seed": 1}).eval()
+    for variable in embedding_variables(module).values():
+        variable.store.count(IDS[:400], np.ones(400, np.int64), 0, lambda rows: {})
+        nn.init.ones_(variable.weight)
+    asked = GENERATOR.choice(IDS, (50, 2))  # some have no row
+    with torch.no_grad():
+        expected = module(torch.from_numpy(asked)).numpy()
+    small = without_rows(module)
+    assert all(not len(own.store) for own in embedding_variables(small).values())
+    assert all(len(own.store) == 400 for own in embedding_variables(module).values())
+    save(TorchModel.from_module(small, example=asked[:2], featuresCol="x"), tmp_path / "model")
+    export_rows(module, tmp_path / "rows", per_file=64)
+    predictor = Predictor.load(str(tmp_path / "model"), rows=tmp_path / "rows")
+    assert predictor.predict(asked).tobytes() == expected.tobytes()
+    assert Predictor.load(str(tmp_path / "model")).predict(asked).tobytes() != expected.tobytes()
+    with pytest.raises(ConfigError, match="without rows="):
+        predictor.refresh()
+
+    export_rows(nn.ModuleDict({"other": EmbeddingVariable(4)}), tmp_path / "others")
+    with pytest.raises(ConfigError, match="is not there, expected rows of"):
+        Predictor.load(str(tmp_path / "model"), rows=tmp_path / "others")

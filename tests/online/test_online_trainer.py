@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from support.data import digits
+from support.ratings import keyed, pairs
 from support.reference import assert_bit_equal
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
@@ -20,7 +21,6 @@ from sparkdl import Dataset, Trainer
 from sparkdl.data import sampler
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml import TorchModel
-from sparkdl.nn import EmbeddingVariable
 from sparkdl.online import OnlineTrainer, Publisher
 from sparkdl.online.ledger import Ledger
 from sparkdl.serve import Predictor
@@ -40,31 +40,6 @@ def net() -> nn.Module:
 def plain(**options: Any) -> Trainer:
     given = {"batch_size": 50, "shuffle": False, "progress": False, "schedule": HALVE} | options
     return Trainer(net(), loss=nn.CrossEntropyLoss(), optimizer=ADAM, **given)
-
-
-class Scores(nn.Module):
-    """Products of rows of users and items."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.users = EmbeddingVariable(4, seed=1)
-        self.items = EmbeddingVariable(4, seed=2)
-
-    def forward(self, pair: torch.Tensor) -> torch.Tensor:
-        return (self.users(pair[:, 0]) * self.items(pair[:, 1])).sum(1)
-
-
-def keyed(**options: Any) -> Trainer:
-    lazy = partial(torch.optim.Adagrad, lr=0.1)
-    given = {"batch_size": 40, "progress": False} | options
-    return Trainer(Scores(), loss=nn.MSELoss(), optimizer=lazy, **given)
-
-
-def pairs(part: int) -> tuple[Any, Any]:
-    """Return ratings of users of whom later parts have more."""
-    random = np.random.default_rng(part)
-    users, items = random.integers(0, 20 * (part + 1), 90) << 40, random.integers(0, 30, 90)
-    return np.stack([users, items], 1), random.normal(size=90).astype(np.float32)
 
 
 def rows(part: int, kind: str, spark: Any, partitions: int = 2) -> Dataset:
@@ -147,7 +122,7 @@ def test_it_dies_anywhere_and_ends_with_the_same_bits(kind: str, spark: Any, tmp
     def online(folder: str, *hooks: Hook) -> OnlineTrainer:
         example = rows(0, kind, spark).peek()["features"]
         make = partial(TorchModel.from_module, example=example, featuresCol="x")
-        publisher = Publisher(tmp_path / folder / "models", make, seconds=None)
+        publisher = Publisher(tmp_path / folder / "models", make, seconds=None, full_every=1)
         return OnlineTrainer(TRAINERS[kind](hooks=hooks), tmp_path / folder, publisher=publisher, keep=2)
 
     straight = online("straight")

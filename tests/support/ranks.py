@@ -40,6 +40,7 @@ from sparkdl.nn.parameters import dense_tables, layout_of, sparse_tables
 from sparkdl.optim import OptimizerSpec, check_shardable, optimizer_spec
 from sparkdl.optim.packed import lazy_groups, sparse_groups
 from sparkdl.optim.rule import UpdateRule
+from sparkdl.optim.staleness import Staleness
 from support.reference import Partition
 
 PLANS = (ColumnPlan("features", "x"), ColumnPlan("label", "y"))
@@ -59,6 +60,7 @@ class Case:
     group: int = 3
     seed: int = 3
     clip: Any = None
+    staleness: Staleness | None = None
     combine: Combine = "mean"
     codec: Codec | str = "fp32"
     weights_codec: Cast = "fp32"
@@ -120,8 +122,8 @@ def train(
     """
     optimizer, _ = optimizer_spec(case.optimizer, case.module, ())
     layout = layout_of(case.module, optimizer_spec(case.optimizer, case.module, ())[1])
-    rule, inner = UpdateRule(optimizer, case.clip), None
-    stateful = check_shardable(optimizer)
+    rule, inner = UpdateRule(optimizer, case.clip, case.staleness), None
+    stateful = check_shardable(optimizer) or case.staleness is not None
     if case.local_steps:
         inner = InnerRule(rule, layout, stateful)
         rule = UpdateRule(OptimizerSpec(partial(torch.optim.SGD, lr=1.0)))

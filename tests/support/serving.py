@@ -7,7 +7,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -100,11 +100,12 @@ class Running:
 
     Args:
         path: of the model.
+        trust: what the model may name.
         options: of the server; any free port unless they say.
     """
 
-    def __init__(self, path: Path | str, **options: Any) -> None:
-        self.server = Server(str(path), ServerOptions(**{"port": 0, **options}))
+    def __init__(self, path: Path | str, *, trust: Sequence[str] = (), **options: Any) -> None:
+        self.server = Server(str(path), ServerOptions(**{"port": 0, **options}), trust=trust)
         self._thread = threading.Thread(target=lambda: asyncio.run(self.server.serve()))
 
     def __enter__(self) -> Self:

@@ -264,7 +264,9 @@ def _lazy(spec: FitSpec, live: LiveModel, directives: Directives) -> list[int]:
     """
     if directives.gradient or spec.averaging or spec.combine != "mean" or spec.inner is not None:
         return []
-    return lazy_tables(live.optimizer, spec.tables, directives.hyper)
+    staleness = spec.rule.staleness
+    late = staleness is not None and not staleness.rows_only
+    return lazy_tables(live.optimizer, spec.tables, directives.hyper, late=late)
 
 
 def _covered(spec: FitSpec, arrived: Sequence[Shard], tables: Sequence[int]) -> Rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,10 @@ from sparkdl.allreduce.update.mean import (
 )
 from sparkdl.compute.problems import NonFiniteGradient
 from sparkdl.compute.spec import Combine
+from sparkdl.frame import Array
 from sparkdl.held import Owned
 from sparkdl.layout import ParamLayout
+from sparkdl.optim.staleness import Staleness
 from sparkdl.rows import Rows
 
 
@@ -35,6 +37,7 @@ class Gradients:
         parts: gradients in source order.
         used: per parameter, whether any source has a gradient.
         touched: rows with a gradient, by parameter, of row-sparse gradients.
+        late: the part of the mean that waits for the next update; ``None`` if no gradient ever does.
     """
 
     layout: ParamLayout
@@ -43,6 +46,7 @@ class Gradients:
     parts: list[Part]
     used: NDArray[np.bool_]
     touched: dict[int, NDArray[np.bool_]]
+    late: Array | None = field(default=None)
 
     @classmethod
     def of(cls, shards: Sequence[Shard], layout: ParamLayout, start: int, stop: int) -> Gradients:
@@ -62,15 +66,26 @@ class Gradients:
                 touched[index][rows.tables.get(index, [])] = True
         return cls(layout, start, stop, parts, used, touched)
 
-    def prepare(self, combine: Combine, iteration: int) -> NonFiniteGradient | None:
+    def prepare(
+        self, combine: Combine, iteration: int, staleness: Staleness | None = None
+    ) -> NonFiniteGradient | None:
         """Look for NaN and take the mean, if that is how they are combined.
+
+        Args:
+            combine: how they are combined.
+            iteration: completed iterations.
+            staleness: which of them come late, if any do.
 
         Returns:
             The problem, if there is one.
         """
         if combine == "mean":
             try:
-                mean = weighted_mean(self.parts)
+                if staleness is None:
+                    mean = weighted_mean(self.parts)
+                else:
+                    late = [staleness.is_late(part.source, iteration) for part in self.parts]
+                    mean, self.late = (self._share_of(late, which) for which in (False, True))
             except NonFiniteMeanError as error:
                 return self._non_finite(iteration, error.index, error.sources)
             self.parts = [Part(self.parts[0].source, sum(p.weight for p in self.parts), Owned(mean))]
@@ -80,6 +95,13 @@ class Gradients:
             if bad is not None:
                 return self._non_finite(iteration, bad, non_finite_sources(self.parts, bad))
         return None
+
+    def _share_of(self, late: Sequence[bool], which: bool) -> Array:
+        """Return the part of the mean that the late gradients have, or those that are on time."""
+        chosen = [part for part, own in zip(self.parts, late, strict=True) if own == which]
+        if not chosen:
+            return np.zeros_like(self.parts[0].array)
+        return weighted_mean(chosen, sum(part.weight for part in self.parts))
 
     def shards(self) -> Iterator[Shard]:
         """Return them as messages, for the next phase."""

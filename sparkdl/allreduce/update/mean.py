@@ -53,13 +53,14 @@ class NonFiniteMeanError(Exception):
         self.sources = sources
 
 
-def weighted_mean(parts: Sequence[Part]) -> Array:
+def weighted_mean(parts: Sequence[Part], total: float | None = None) -> Array:
     """Return the mean of the parts by weight, summed in source order; the caller may overwrite it.
 
     A single part is returned as it is, bit for bit.
 
     Args:
         parts: at least one; the mean takes the memory of the first one that is owned.
+        total: the sum of all weights, if these are not all parts: their share of the mean is returned then.
 
     Raises:
         NonFiniteMeanError: if an element is NaN or infinite.
@@ -69,14 +70,14 @@ def weighted_mean(parts: Sequence[Part]) -> Array:
     mean = next((part.array for part in ordered if isinstance(part.values, Owned)), None)
     if mean is None:
         mean = buffers.empty_like(values[0])
-    total = sum(part.weight for part in ordered)
+    total = sum(part.weight for part in ordered) if total is None else total
     scale = mean.dtype.type
     shares = [scale(part.weight / total) for part in ordered]
     summed, scaled = np.empty((2, min(len(mean), _BLOCK)), mean.dtype)
     for start in range(0, len(mean), _BLOCK):
         blocks = [own[start : start + _BLOCK] for own in values]
         found = blocks[0]
-        if len(blocks) > 1:
+        if len(blocks) > 1 or shares[0] != 1:
             found = np.multiply(blocks[0], shares[0], out=summed[: len(found)])
             for block, share in zip(blocks[1:], shares[1:], strict=True):
                 found += np.multiply(block, share, out=scaled[: len(found)])

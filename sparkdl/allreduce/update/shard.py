@@ -36,6 +36,7 @@ from sparkdl.held import Held, Owned, own
 from sparkdl.layout import ParamLayout
 from sparkdl.optim.rule import UpdateRule
 from sparkdl.optim.shard_optimizer import ShardOptimizer
+from sparkdl.optim.staleness import Staleness
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,7 @@ class ShardUpdate:
         averaging: whether an average of the weights is kept.
         directives: instructions for this step.
         totals: sums over all shards that are known; their number is the phase.
+        rows: whether these are rows of an embedding variable.
     """
 
     layout: ParamLayout
@@ -65,6 +67,13 @@ class ShardUpdate:
     averaging: bool = False
     directives: Directives = field(default_factory=Directives)
     totals: Sequence[Array] = ()
+    rows: bool = False
+
+    @property
+    def staleness(self) -> Staleness | None:
+        """Which gradients of these weights come late, if any do."""
+        found = self.rule.staleness
+        return found if found is not None and (self.rows or not found.rows_only) else None
 
     @property
     def whole(self) -> bool:
@@ -151,7 +160,7 @@ def update_shard(
     if shards:  # none if every sample of the iteration has weight zero: nothing to learn
         gradients = Gradients.of(shards, update.layout, update.start, update.stop)
         if not update.totals:
-            problem = gradients.prepare(update.combine, update.iteration)
+            problem = gradients.prepare(update.combine, update.iteration, update.staleness)
             if problem is not None:
                 raise ProblemError(problem)
         partials, gradient = _replay(update, _steps(update, gradients, optimizer, weights))
@@ -212,6 +221,7 @@ def _steps(
         gradients.used,
         hyper=update.directives.hyper,
         touched=gradients.touched,
+        late=torch.from_numpy(gradients.late) if gradients.late is not None else None,
     )
     return combined
 

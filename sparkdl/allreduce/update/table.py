@@ -23,6 +23,7 @@ from sparkdl.layout import ParamLayout, TensorSpec
 from sparkdl.optim.lazy_rows import fresh_state
 from sparkdl.optim.rule import UpdateRule
 from sparkdl.optim.shard_run import Run
+from sparkdl.optim.staleness import LATE
 from sparkdl.rows import Rows
 
 
@@ -32,7 +33,8 @@ def beginning(rule: UpdateRule, group: int, table: KeyedTable) -> FreshState:
 
 
 def _fresh(rule: UpdateRule, group: int, table: KeyedTable, rows: Array) -> Mapping[str, Array]:
-    return fresh_state(rule.optimizer, group, rows, _restored(table.scalars))
+    state = fresh_state(rule.optimizer, group, rows, _restored(table.scalars))
+    return state if rule.staleness is None else {**state, LATE: np.zeros_like(rows)}
 
 
 def update_table(
@@ -81,6 +83,7 @@ def update_table(
         weights=Owned(weights.reshape(-1)),
         iteration=iteration,
         directives=replace(directives, gradient=False, average=0.0),
+        rows=True,
     )
     optimizer = update.optimizer(None)
     if columns or table.scalars:

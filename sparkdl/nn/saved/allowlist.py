@@ -353,6 +353,7 @@ _SPARKDL = {
     "sparkdl.optim.lars": "LARS",
     "sparkdl.optim.lbfgs": "LBFGS",
     "sparkdl.optim.regularize": "Penalty",
+    "sparkdl.optim.staleness": "Staleness",
     "sparkdl.train.averaging": "EMA SWA",
     "sparkdl.train.elastic": "Elastic",
     "sparkdl.train.local_steps": "LocalSteps",

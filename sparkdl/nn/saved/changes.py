@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.keyed.entries import ROW, Entries
+from sparkdl.keyed.table import KeyedTable
 from sparkdl.nn.embedding import EmbeddingVariable, embedding_variables, row_names
 from sparkdl.nn.saved.weights import place, unique_tensors
 
@@ -124,7 +125,10 @@ def apply_tensors(module: nn.Module, tensors: Mapping[str, Tensor], *, since: in
     """
     variables = embedding_variables(module)
     kept = row_names(module)
-    own = {name: value for name, value in module.state_dict(keep_vars=True).items() if name not in kept}
+    with ExitStack() as held:
+        for variable in variables.values():  # all rows would be put in order
+            held.enter_context(variable.holding(KeyedTable(variable.store.rule).entries()))
+        own = {name: value for name, value in module.state_dict(keep_vars=True).items() if name not in kept}
     parts: dict[str, Entries] = {}
     problems = [
         f"{name} has shape {tuple(tensors[name].shape)} there and {tuple(value.shape)} in the module"

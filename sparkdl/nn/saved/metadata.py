@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparkdl._version import __version__
@@ -64,25 +64,31 @@ def parse(text: str | bytes, path: str) -> dict[str, Any]:
     return value
 
 
-def check_inside(folder: str, path: str) -> None:
+def check_inside(folder: str, path: str, beside: Sequence[str] = ()) -> None:
     """Check that a local model's files lie in its folder: a link may lead anywhere, a pipe may never end.
 
     Args:
         folder: the model's.
         path: for the error.
+        beside: files of the folder above it.
 
     Raises:
         ConfigError: naming what does not.
     """
     root = os.path.realpath(folder)
     parts = [os.path.join(root, name) for name in (METADATA, WEIGHTS, CODE)]
-    parts = [part for part in parts if os.path.lexists(part)]
+    above = os.path.dirname(root)
+    others = [os.path.join(above, name) for name in beside]
+    parts = [part for part in (*parts, *others) if os.path.lexists(part)]
     try:
         inside = [entry.path for part in parts if os.path.isdir(part) for entry in os.scandir(part)]
         for found in (*parts, *inside):
             mode = os.stat(found).st_mode
             real = os.path.realpath(found)
-            if not real.startswith(root.rstrip("/") + "/") or not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            inside_of = above if found in others else root
+            if not real.startswith(inside_of.rstrip("/") + "/") or not (
+                stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+            ):
                 raise ConfigError(
                     f"path={path!r}: {os.path.relpath(found, root)} leads to {real}, out of the model's "
                     "folder, or is no file. If you trust it, copy the model with what it links to: cp -rL",
