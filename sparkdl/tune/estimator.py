@@ -11,8 +11,9 @@ from pyspark.sql import DataFrame
 
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.base import FitsTorch
+from sparkdl.ml.params import value_of
 from sparkdl.train.trainer import Trainer
-from sparkdl.tune.result import SearchResult
+from sparkdl.tune.result import BestTrial, SearchResult
 from sparkdl.tune.tuner import Tuner
 
 
@@ -41,7 +42,7 @@ class TorchTuner(Estimator[Any]):
         numFolds: folds of the cross-validation; unless the estimator has a ``validationFraction`` or
             ``validationIndicatorCol``, whose rows validate then.
         resume: whether to go on with the search in ``folder``, if there is one.
-        **options: of :class:`Tuner`.
+        **options: of :class:`Tuner`. A ``timeout`` bounds the time of search and fit together, about.
 
     Raises:
         ConfigError: if an option cannot work.
@@ -75,16 +76,38 @@ class TorchTuner(Estimator[Any]):
         self._tuner(lambda _: None)  # an option that cannot work is told now
 
     def _tuner(self, train: Any) -> Tuner:
-        options = {"seed": self.estimator.getSeed() % (1 << 32), **self.options}
+        # Of n folds a trial trains n models on all rows but one n-th each.
+        share = self.estimator.getValidationFraction()
+        refit = 1 / (1 - share) if share else 1.0 if self._has_validation() else 1 / (self.numFolds - 1)
+        options = {"seed": self.estimator.getSeed() % (1 << 32), "refit": refit, **self.options}
         return Tuner(train, self.space, metric=self.metric, **options)
 
+    def _has_validation(self) -> bool:
+        estimator = self.estimator
+        return bool(
+            estimator.getValidationFraction() or value_of(estimator, estimator.validationIndicatorCol)
+        )
+
     def _fit(self, dataset: DataFrame) -> TorchTunerModel:
+        result = self.search(dataset)
+        return TorchTunerModel(self.refit(dataset, result.get_best()), result)
+
+    def search(self, dataset: DataFrame) -> SearchResult:
+        """Search, without the fit at the end.
+
+        Args:
+            dataset: as of ``fit``.
+
+        Raises:
+            SparkdlError: as :meth:`Tuner.fit`.
+        """
         estimator = self.estimator
         rows = estimator._look_at(dataset)
         label = estimator._settle(rows).label
 
         def trainer(params: Mapping[str, Any]) -> Trainer:
-            own = _with_params(estimator, params)
+            own: Any = _with_params(estimator, params)
+            own.setMaxEpochs(epochs)  # a schedule goes by it
             own._check()
             plan = own._settle(rows)
             if plan.label != label:
@@ -92,14 +115,29 @@ class TorchTuner(Estimator[Any]):
                     f"space: with {dict(params)!r:.200} the module needs labels {plan.label!r:.100}, and "
                     f"{label!r:.100} without; search such modules one by one"
                 )
-            return own._trainer(rows, plan)
+            made: Trainer = own._trainer(rows, plan)
+            return made
 
+        tuner = self._tuner(trainer)
+        epochs = tuner.max_epochs
         with estimator._datasets(rows, label) as (train, validation):
             folds = None if validation is not None else self.numFolds
-            result = self._tuner(trainer).fit(train, validation, folds=folds, resume=self.resume)
-        best = result.get_best()
+            return tuner.fit(train, validation, folds=folds, resume=self.resume)
+
+    def refit(self, dataset: DataFrame, best: BestTrial) -> Any:
+        """Fit the estimator to all rows, also those that have validated, with what a search has found.
+
+        Args:
+            dataset: as of ``fit``.
+            best: what the search has found.
+
+        Returns:
+            The estimator's model.
+        """
         chosen: Any = _with_params(self.estimator, best.params).setMaxEpochs(best.epoch)
-        return TorchTunerModel(chosen.fit(dataset), result)
+        for param in (chosen.validationFraction, chosen.validationIndicatorCol, chosen.earlyStoppingPatience):
+            chosen.clear(param)
+        return chosen.fit(dataset)
 
     def copy(self, extra: Mapping[Param[Any], Any] | None = None) -> TorchTuner:
         """Return a copy; further Params are the estimator's."""

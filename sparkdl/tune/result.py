@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
@@ -59,7 +59,7 @@ class SearchResult:
     best: BestTrial | None
     trials: Sequence[Trial]
     metric: str
-    mode: str
+    mode: Literal["max", "min"]
     stopped_by: str
     epochs: int
     rungs: int

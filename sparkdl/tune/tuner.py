@@ -64,10 +64,13 @@ class Tuner:
         scheduler: how far trials go: :class:`ASHA`, :class:`SuccessiveHalving`, :class:`Hyperband`,
             :class:`MedianStopping`, :class:`PBT`, a pruner of Optuna, or :class:`FIFO`, the default: each
             trial gets all epochs.
+        first: params of the first trials; what a dict leaves out is drawn.
         trials: how many; what the scheduler or the grid asks for by default, or 32.
         max_epochs: most epochs of a trial.
         budget: most epochs of all trials together.
         timeout: seconds after which no further rung begins; the winner depends on the machine then.
+        refit: if a fit with the best params follows which is to be over by then, too: how long it takes, in
+            multiples of the seconds that the best trial has trained.
         concurrent: how many rungs run at a time. The order of decisions depends on it, so it is no property
             of the cluster: more than there are cores is fine, they wait.
         per_trial: ``"task"`` for one task of one core each: many small models at once, on rows of which each
@@ -95,10 +98,12 @@ class Tuner:
         mode: Literal["max", "min"] | None = None,
         search: Any = "tpe",
         scheduler: Scheduler | BasePruner | None = None,
+        first: Sequence[Mapping[str, Any]] = (),
         trials: int | None = None,
         max_epochs: int = 10,
         budget: int | None = None,
         timeout: float | None = None,
+        refit: float = 0.0,
         concurrent: int = 4,
         per_trial: Literal["task", "cluster"] = "task",
         seed: int = 0,
@@ -127,11 +132,14 @@ class Tuner:
                 integer_option("Tuner", option, value, 1)
         if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
             raise ConfigError(f"timeout={timeout!r:.100}: expected a positive number of seconds, or None")
+        if isinstance(refit, bool) or not isinstance(refit, int | float) or not refit >= 0:
+            raise ConfigError(f"refit={refit!r:.100}: expected a number from 0")
         self.metric, self.mode = metric, mode
         self.max_epochs = integer_option("Tuner", "max_epochs", max_epochs, 1)
         self.concurrent = integer_option("Tuner", "concurrent", concurrent, 1)
         self.seed = integer_option("Tuner", "seed", seed, 0)
-        self.budget, self.timeout = budget, timeout
+        self.budget, self.timeout, self.refit = budget, timeout, refit
+        self.first = [self.space.named(params) for params in first]
         self.per_trial = per_trial
         self.folder, self.storage, self.name = folder, storage, name
         self.loggers, self.progress = list(loggers), progress
@@ -246,7 +254,7 @@ class Tuner:
 
     def _run(self, data: Dataset, sets: Mapping[str, Dataset], divided: Folds, resume: bool) -> SearchResult:
         sampler = sampler_of(self._search, self.space, self.seed)
-        asker = Asker(self.space, sampler, self.storage, self.name, resume=resume)
+        asker = Asker(self.space, sampler, self.storage, self.name, resume=resume, first=self.first)
         count = self._trials or asker.count or self.scheduler.trials(self.max_epochs) or _TRIALS
         count = min(count, asker.count or count)
         self.scheduler.begin(Outline(count, self.max_epochs, self.space, self.seed))
@@ -258,6 +266,7 @@ class Tuner:
             watch = Watch(
                 interrupted=interrupted,
                 timeout=self.timeout,
+                refit=self.refit,
                 loggers=self.loggers,
                 progress=Progress(self.metric, self.mode, self.name) if self.progress else None,
             )
@@ -322,6 +331,7 @@ class Tuner:
         """Return what must be the same for a search to go on."""
         search = self._search if isinstance(self._search, str) else type(self._search).__name__
         return {
+            **({"first": self.first} if self.first else {}),
             "space": self.space.describe(),
             "metric": self.metric,
             "mode": self.mode,
