@@ -7,17 +7,19 @@ from typing import Any
 
 from pyspark.ml import Estimator, Model
 from pyspark.ml.param import Param
+from pyspark.ml.util import MLReadable, MLReader, MLWritable
 from pyspark.sql import DataFrame
 
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.base import FitsTorch
 from sparkdl.ml.params import value_of
 from sparkdl.train.trainer import Trainer
+from sparkdl.tune import saving
 from sparkdl.tune.result import BestTrial, SearchResult
 from sparkdl.tune.tuner import Tuner
 
 
-class TorchTuner(Estimator[Any]):
+class TorchTuner(Estimator[Any], MLWritable, MLReadable[Any]):
     """Searches the Params of a torch estimator, and fits it with the best ones.
 
     ::
@@ -151,17 +153,42 @@ class TorchTuner(Estimator[Any]):
         )
         return made._resetUid(self.uid)
 
+    def write(self) -> saving.SearchWriter:
+        """Return a writer. The estimator lies in a folder of its own, beside space and options.
 
-class TorchTunerModel(Model):
+        Raises:
+            ConfigError: if an option cannot be saved: loggers, samplers, storages and schedulers of others.
+        """
+        return saving.SearchWriter(self, saving.tuner_to_json(self), "estimator", self.estimator)
+
+    @classmethod
+    def read(cls) -> MLReader[TorchTuner]:
+        """Return a reader. What may be imported, :func:`sparkdl.ml.trust` says."""
+        return _TunerReader()
+
+
+class _TunerReader(MLReader["TorchTuner"]):
+    def load(self, path: str) -> TorchTuner:
+        """Load from a path of any file system that Spark reads.
+
+        Raises:
+            ConfigError: if there is nothing that this version can read, or it is of another class.
+        """
+        metadata, found, estimator = saving.read(self, TorchTuner, str(path), "estimator")
+        made = TorchTuner(estimator=estimator, **saving.tuner_from_json(found, str(path)))
+        return made._resetUid(metadata["uid"])
+
+
+class TorchTunerModel(Model, MLWritable, MLReadable[Any]):
     """The best model of a search.
 
     Args:
-        bestModel: fitted with the best Params to all rows; save this one.
+        bestModel: fitted with the best Params to all rows.
         result: of the search.
 
     Attributes:
         bestModel: as given.
-        result: as given.
+        result: as given; of a model that was loaded without the search's own module.
     """
 
     def __init__(self, bestModel: Any, result: SearchResult) -> None:  # noqa: N803 - as CrossValidatorModel has it
@@ -172,6 +199,32 @@ class TorchTunerModel(Model):
     def _transform(self, dataset: DataFrame) -> DataFrame:
         found: DataFrame = self.bestModel.transform(dataset)
         return found
+
+    def copy(self, extra: Mapping[Param[Any], Any] | None = None) -> TorchTunerModel:
+        """Return a copy; further Params are the best model's."""
+        made = TorchTunerModel(self.bestModel.copy(dict(extra or {})), self.result)
+        return made._resetUid(self.uid)
+
+    def write(self) -> saving.SearchWriter:
+        """Return a writer. The best model lies in a folder of its own, beside all trials."""
+        return saving.SearchWriter(self, saving.result_to_json(self.result), "bestModel", self.bestModel)
+
+    @classmethod
+    def read(cls) -> MLReader[TorchTunerModel]:
+        """Return a reader. What may be imported, :func:`sparkdl.ml.trust` says."""
+        return _ModelReader()
+
+
+class _ModelReader(MLReader["TorchTunerModel"]):
+    def load(self, path: str) -> TorchTunerModel:
+        """Load from a path of any file system that Spark reads.
+
+        Raises:
+            ConfigError: if there is nothing that this version can read, or it is of another class.
+        """
+        metadata, found, model = saving.read(self, TorchTunerModel, str(path), "bestModel")
+        made = TorchTunerModel(model, saving.result_from_json(found, str(path)))
+        return made._resetUid(metadata["uid"])
 
 
 def _with_params(estimator: FitsTorch, params: Mapping[str, Any]) -> FitsTorch:

@@ -84,8 +84,8 @@ class SearchResult:
             ConfigError: if there is none, or it has several, one for each fold.
         """
         best = self.get_best()
-        assert self._state is not None
-        assert self._module is not None
+        if self._state is None or self._module is None:
+            raise ConfigError("a search that was loaded has no module of its own; take the model's bestModel")
         if frame.unpack(self._state).meta["kind"] == "folds":
             raise ConfigError(
                 "the search has trained a module for each fold; train one on all rows with best.params"
