@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sparkdl.tune.loggers import TrialLogger
+from sparkdl.tune.retried import Retried
 from sparkdl.tune.search import Search
 from sparkdl.tune.shown import Progress
 from sparkdl.tune.trial import Trial
@@ -20,6 +21,7 @@ class Watch:
         interrupted: whether Ctrl-C was pressed.
         timeout: seconds that the search may take, with a fit that follows it.
         refit: how long that takes, in multiples of the seconds that the best trial has trained; 0 for none.
+        retried: notes how far the search has come.
         loggers: hear of each rung.
         progress: the table of trials; ``None`` to show none.
         began: when the search did, by the monotonic clock.
@@ -28,6 +30,7 @@ class Watch:
     interrupted: Callable[[], bool]
     timeout: float | None
     refit: float = 0.0
+    retried: Retried
     loggers: Sequence[TrialLogger]
     progress: Progress | None
     began: float = field(default_factory=time.monotonic)
@@ -45,6 +48,7 @@ class Watch:
         if (best := search.best) is not None:
             found = search.trials[best.trial]
             self._kept = self.refit * found.seconds * best.epoch / max(1, found.epochs)
+        self.retried.reached(search.rungs)
         for logger in self.loggers:
             logger.rung(trial, ended)
         if self.progress is not None:
