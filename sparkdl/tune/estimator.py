@@ -80,7 +80,7 @@ class TorchTuner(Estimator[Any], MLWritable, MLReadable[Any]):
     def _tuner(self, train: Any) -> Tuner:
         # Of n folds a trial trains n models on all rows but one n-th each.
         share = self.estimator.getValidationFraction()
-        refit = 1 / (1 - share) if share else 1.0 if self._has_validation() else 1 / (self.numFolds - 1)
+        refit = 1 / (1 - share) if share else 1.0 if self._has_validation() else 1 / max(1, self.numFolds - 1)
         options = {"seed": self.estimator.getSeed() % (1 << 32), "refit": refit, **self.options}
         return Tuner(train, self.space, metric=self.metric, **options)
 

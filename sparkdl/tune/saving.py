@@ -28,10 +28,10 @@ from sparkdl.tune.trial import Trial
 SEARCH = "search"
 """Our entry in the metadata."""
 
-_SCHEDULERS = {
+_SCHEDULERS: dict[str, Any] = {
     kind.__name__: kind for kind in (ASHA, FIFO, Hyperband, MedianStopping, PBT, SuccessiveHalving)
 }
-_STAGES = {
+_STAGES: dict[str, Any] = {
     f"{kind.__module__}.{kind.__qualname__}": kind
     for kind in (
         estimators.TorchClassifier,
@@ -209,7 +209,7 @@ def result_from_json(found: Mapping[str, Any], path: str) -> SearchResult:
             trials.append(Trial(**{**each, "values": values}))
         best = found["best"]
         return SearchResult(
-            best=None if best is None else BestTrial(**best),
+            best=None if best is None else BestTrial(**{**best, "copies": tuple(best["copies"])}),
             trials=trials,
             **{name: found[name] for name in _PLAIN},
         )

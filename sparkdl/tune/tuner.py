@@ -316,9 +316,9 @@ class Tuner:
         """Bring rows where trials need them, and return what runs rungs."""
         if self.per_trial == "cluster":
             with ExitStack() as stack:
+                folds = stack.enter_context(divided_datasets(data, divided))
                 several = self.concurrent > 1
                 threads = stack.enter_context(pool(self.concurrent)) if several else None
-                folds = stack.enter_context(divided_datasets(data, divided))
                 over = threading.Event()
                 stack.callback(over.set)
                 yield ClusterRunner(
