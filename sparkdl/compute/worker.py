@@ -123,7 +123,7 @@ class FitRef:
         """Return this process's state of the fit, made at first use."""
         worker = _workers.get(self.fit_id)
         if worker is None:
-            while len(_workers) >= _MAX_FITS:
+            while len(_workers) >= MOST_FITS:
                 _workers.popitem(last=False)
                 gc.unfreeze()
             buffers.release()
@@ -178,4 +178,4 @@ ROWS = "rows"
 _MAX_STORES = 16
 _TASKS_UNTIL_SETTLED = 6
 _TASKS_UNTIL_TRIMMED = 64
-_MAX_FITS = 4  # fits that run side by side, as in a CrossValidator with parallelism 4
+MOST_FITS = 4  # fits that run side by side, as in a CrossValidator with parallelism 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import Self, Unpack
 
@@ -171,7 +172,11 @@ class TorchClassifier(FitsTorch, HasClassOutputs, HasScaling, ProbabilisticClass
         known = fitting.classes_by_metadata(rows.all, name)
         if self.module is None:
             told = known or self.getHyper("module").get("outputs")  # which goes before all others
-            classes = max(2, known or 0) if told else fitting.infer_classes(rows.all, name)
+            classes = (
+                max(2, known or 0)
+                if told
+                else rows.once("classes", partial(fitting.infer_classes, rows.all, name))
+            )
             module, source = self._build_default(rows, classes)
         else:
             module, source = self._build_for(rows, **({"outputs": known} if known else {}))
@@ -179,7 +184,7 @@ class TorchClassifier(FitsTorch, HasClassOutputs, HasScaling, ProbabilisticClass
         shape = self._one_output(signature)
         logits = prod(shape)
         if logits == 1:  # a float that is no class would be taken for a share
-            known = known or fitting.classes_by_labels(rows.all, name)
+            known = known or rows.once("labels", partial(fitting.classes_by_labels, rows.all, name))
         if known is not None and known > classes_of(shape):
             raise ConfigError(
                 f"module: it gives {logits} logit{'s' if logits > 1 else ''}, for {classes_of(shape)} "
@@ -206,7 +211,7 @@ class TorchClassifier(FitsTorch, HasClassOutputs, HasScaling, ProbabilisticClass
             return self._build(Tabular, **tables.layout(rows.encoding, Tabular, outputs=classes))
         module, source = _perceptron(self, rows, classes)
         if self.getStandardization() and isinstance(module, MLP):
-            found = fitting.moments(rows.train, rows.inputs)
+            found = rows.once("moments", partial(fitting.moments, rows.train, rows.inputs))
             module.scale_inputs(*fitting.joined(list(found.values())))
         return module, source
 
@@ -279,13 +284,15 @@ class TorchRegressor(FitsTorch, HasPrediction, HasScaling, Regressor[TorchRegres
             )
             if self.getStandardization() and isinstance(module, Tabular):
                 label = self.getLabelCol()
-                module.scale_outputs(*fitting.joined([fitting.moments(rows.train, {label: targets})[label]]))
+                found = rows.once("moments", partial(fitting.moments, rows.train, {label: targets}))
+                module.scale_outputs(*fitting.joined([found[label]]))
             return module, source
         module, source = _perceptron(self, rows, prod(targets))
         if self.getStandardization():
             label = self.getLabelCol()
             inputs = rows.inputs if isinstance(module, MLP) else {}
-            found = fitting.moments(rows.train, {**inputs, label: targets})
+            shapes = {**inputs, label: targets}
+            found = rows.once("moments", partial(fitting.moments, rows.train, shapes))
             if isinstance(module, MLP):
                 module.scale_inputs(*fitting.joined([found[column] for column in inputs]))
             if isinstance(module, MLP | SparseMLP):

@@ -39,6 +39,8 @@ _OWN = frozenset(
         "sparkdl.ml.tabular.TabularEncoderModel",
         "sparkdl.ml.text.TextIndexer",
         "sparkdl.ml.text.TextIndexerModel",
+        "sparkdl.tune.estimator.TorchTuner",
+        "sparkdl.tune.estimator.TorchTunerModel",
     }
 )
 

@@ -100,7 +100,7 @@ class Trainer:
             - ``transport``: how messages travel within a job: ``"direct"`` between its tasks (``"auto"``),
               with shuffles where that cannot be, or by ``"shuffle"``; the result does not depend on it;
             - ``iterations_per_job``: how many iterations are one Spark job, unless through the driver (as
-              many as take some seconds, up to a minute where starting a job takes long); no result depends on it;
+              many as take some seconds, or a minute where starting a job is slow); no result depends on it;
             - ``num_shards``: parameter-sync tasks, with ``exchange="driver"`` (one per partition);
             - ``gradient_codec``: how gradients travel: ``"fp32"``, ``"bf16"``, ``"fp16"``, ``"int8"`` or
               :class:`Int8`, or :class:`TopK`; they are summed in full;

@@ -65,7 +65,7 @@ def advance(
     with tempfile.TemporaryDirectory(dir=_scratch(), prefix="sparkdl-trial-") as name:
         folder = Path(name)
         # At the end alone: the trigger of checkpoints in between never fires before.
-        checkpoint = Checkpoint(folder / "to", MaxEpoch(until + 1), keep=1, background=False, shared=False)
+        checkpoint = _Handed(folder / "to", MaxEpoch(until + 1), keep=1, background=False, shared=False)
         trainer.config = replace(
             own,
             hooks=[*own.hooks, checkpoint],
@@ -89,6 +89,13 @@ def advance(
         left = _pack(Path(written))
     ending: Ending = "finished" if result.stopped_by == "hook" else ""
     return Advanced(reports_of(result.history, done), ending, left, _seconds(result.history, done))
+
+
+class _Handed(Checkpoint):
+    """A checkpoint that is gone at once: no next driver is to look for it."""
+
+    def _attempt(self) -> None:
+        return None
 
 
 def _scratch() -> Path:

@@ -7,17 +7,20 @@ from typing import Any
 
 from pyspark.ml import Estimator, Model
 from pyspark.ml.param import Param
+from pyspark.ml.util import MLReadable, MLReader, MLWritable
 from pyspark.sql import DataFrame
 
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.base import FitsTorch
+from sparkdl.ml.params import value_of
 from sparkdl.ml.sparsity import settled
 from sparkdl.train.trainer import Trainer
-from sparkdl.tune.result import SearchResult
+from sparkdl.tune import saving
+from sparkdl.tune.result import BestTrial, SearchResult
 from sparkdl.tune.tuner import Tuner
 
 
-class TorchTuner(Estimator[Any]):
+class TorchTuner(Estimator[Any], MLWritable, MLReadable[Any]):
     """Searches the Params of a torch estimator, and fits it with the best ones.
 
     ::
@@ -42,7 +45,7 @@ class TorchTuner(Estimator[Any]):
         numFolds: folds of the cross-validation; unless the estimator has a ``validationFraction`` or
             ``validationIndicatorCol``, whose rows validate then.
         resume: whether to go on with the search in ``folder``, if there is one.
-        **options: of :class:`Tuner`.
+        **options: of :class:`Tuner`. A ``timeout`` bounds the time of search and fit together, about.
 
     Raises:
         ConfigError: if an option cannot work.
@@ -76,16 +79,38 @@ class TorchTuner(Estimator[Any]):
         self._tuner(lambda _: None)  # an option that cannot work is told now
 
     def _tuner(self, train: Any) -> Tuner:
-        options = {"seed": self.estimator.getSeed() % (1 << 32), **self.options}
+        # Of n folds a trial trains n models on all rows but one n-th each.
+        share = self.estimator.getValidationFraction()
+        refit = 1 / (1 - share) if share else 1.0 if self._has_validation() else 1 / max(1, self.numFolds - 1)
+        options = {"seed": self.estimator.getSeed() % (1 << 32), "refit": refit, **self.options}
         return Tuner(train, self.space, metric=self.metric, **options)
 
+    def _has_validation(self) -> bool:
+        estimator = self.estimator
+        return bool(
+            estimator.getValidationFraction() or value_of(estimator, estimator.validationIndicatorCol)
+        )
+
     def _fit(self, dataset: DataFrame) -> TorchTunerModel:
+        result = self.search(dataset)
+        return TorchTunerModel(self.refit(dataset, result.get_best()), result)
+
+    def search(self, dataset: DataFrame) -> SearchResult:
+        """Search, without the fit at the end.
+
+        Args:
+            dataset: as of ``fit``.
+
+        Raises:
+            SparkdlError: as :meth:`Tuner.fit`.
+        """
         estimator = settled(self.estimator, dataset)
         rows = estimator._look_at(dataset)
         label = estimator._settle(rows).label
 
         def trainer(params: Mapping[str, Any]) -> Trainer:
-            own = _with_params(estimator, params)
+            own: Any = _with_params(estimator, params)
+            own.setMaxEpochs(epochs)  # a schedule goes by it
             own._check()
             plan = own._settle(rows)
             if plan.label != label:
@@ -93,14 +118,29 @@ class TorchTuner(Estimator[Any]):
                     f"space: with {dict(params)!r:.200} the module needs labels {plan.label!r:.100}, and "
                     f"{label!r:.100} without; search such modules one by one"
                 )
-            return own._trainer(rows, plan)
+            made: Trainer = own._trainer(rows, plan)
+            return made
 
+        tuner = self._tuner(trainer)
+        epochs = tuner.max_epochs
         with estimator._datasets(rows, label) as (train, validation):
             folds = None if validation is not None else self.numFolds
-            result = self._tuner(trainer).fit(train, validation, folds=folds, resume=self.resume)
-        best = result.get_best()
+            return tuner.fit(train, validation, folds=folds, resume=self.resume)
+
+    def refit(self, dataset: DataFrame, best: BestTrial) -> Any:
+        """Fit the estimator to all rows, also those that have validated, with what a search has found.
+
+        Args:
+            dataset: as of ``fit``.
+            best: what the search has found.
+
+        Returns:
+            The estimator's model.
+        """
         chosen: Any = _with_params(self.estimator, best.params).setMaxEpochs(best.epoch)
-        return TorchTunerModel(chosen.fit(dataset), result)
+        for param in (chosen.validationFraction, chosen.validationIndicatorCol, chosen.earlyStoppingPatience):
+            chosen.clear(param)
+        return chosen.fit(dataset)
 
     def copy(self, extra: Mapping[Param[Any], Any] | None = None) -> TorchTuner:
         """Return a copy; further Params are the estimator's."""
@@ -114,17 +154,42 @@ class TorchTuner(Estimator[Any]):
         )
         return made._resetUid(self.uid)
 
+    def write(self) -> saving.SearchWriter:
+        """Return a writer. The estimator lies in a folder of its own, beside space and options.
 
-class TorchTunerModel(Model):
+        Raises:
+            ConfigError: if an option cannot be saved: loggers, samplers, storages and schedulers of others.
+        """
+        return saving.SearchWriter(self, saving.tuner_to_json(self), "estimator", self.estimator)
+
+    @classmethod
+    def read(cls) -> MLReader[TorchTuner]:
+        """Return a reader. What may be imported, :func:`sparkdl.ml.trust` says."""
+        return _TunerReader()
+
+
+class _TunerReader(MLReader["TorchTuner"]):
+    def load(self, path: str) -> TorchTuner:
+        """Load from a path of any file system that Spark reads.
+
+        Raises:
+            ConfigError: if there is nothing that this version can read, or it is of another class.
+        """
+        metadata, found, estimator = saving.read(self, TorchTuner, str(path), "estimator")
+        made = TorchTuner(estimator=estimator, **saving.tuner_from_json(found, str(path)))
+        return made._resetUid(metadata["uid"])
+
+
+class TorchTunerModel(Model, MLWritable, MLReadable[Any]):
     """The best model of a search.
 
     Args:
-        bestModel: fitted with the best Params to all rows; save this one.
+        bestModel: fitted with the best Params to all rows.
         result: of the search.
 
     Attributes:
         bestModel: as given.
-        result: as given.
+        result: as given; of a model that was loaded without the search's own module.
     """
 
     def __init__(self, bestModel: Any, result: SearchResult) -> None:  # noqa: N803 - as CrossValidatorModel has it
@@ -135,6 +200,32 @@ class TorchTunerModel(Model):
     def _transform(self, dataset: DataFrame) -> DataFrame:
         found: DataFrame = self.bestModel.transform(dataset)
         return found
+
+    def copy(self, extra: Mapping[Param[Any], Any] | None = None) -> TorchTunerModel:
+        """Return a copy; further Params are the best model's."""
+        made = TorchTunerModel(self.bestModel.copy(dict(extra or {})), self.result)
+        return made._resetUid(self.uid)
+
+    def write(self) -> saving.SearchWriter:
+        """Return a writer. The best model lies in a folder of its own, beside all trials."""
+        return saving.SearchWriter(self, saving.result_to_json(self.result), "bestModel", self.bestModel)
+
+    @classmethod
+    def read(cls) -> MLReader[TorchTunerModel]:
+        """Return a reader. What may be imported, :func:`sparkdl.ml.trust` says."""
+        return _ModelReader()
+
+
+class _ModelReader(MLReader["TorchTunerModel"]):
+    def load(self, path: str) -> TorchTunerModel:
+        """Load from a path of any file system that Spark reads.
+
+        Raises:
+            ConfigError: if there is nothing that this version can read, or it is of another class.
+        """
+        metadata, found, model = saving.read(self, TorchTunerModel, str(path), "bestModel")
+        made = TorchTunerModel(model, saving.result_from_json(found, str(path)))
+        return made._resetUid(metadata["uid"])
 
 
 def _with_params(estimator: FitsTorch, params: Mapping[str, Any]) -> FitsTorch:

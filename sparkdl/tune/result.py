@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
@@ -59,7 +59,7 @@ class SearchResult:
     best: BestTrial | None
     trials: Sequence[Trial]
     metric: str
-    mode: str
+    mode: Literal["max", "min"]
     stopped_by: str
     epochs: int
     rungs: int
@@ -84,8 +84,8 @@ class SearchResult:
             ConfigError: if there is none, or it has several, one for each fold.
         """
         best = self.get_best()
-        assert self._state is not None
-        assert self._module is not None
+        if self._state is None or self._module is None:
+            raise ConfigError("a search that was loaded has no module of its own; take the model's bestModel")
         if frame.unpack(self._state).meta["kind"] == "folds":
             raise ConfigError(
                 "the search has trained a module for each fold; train one on all rows with best.params"

@@ -1,4 +1,4 @@
-"""Where rungs run: in one task each, or over the whole cluster."""
+"""Rungs as Spark jobs of one task each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from pyspark import inheritable_thread_target
 from sparkdl import frame
 from sparkdl._spark.errors import is_job_failure, task_error
 from sparkdl.access.base import Access, BytesRef, Frames
-from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import TaskError
 from sparkdl.frame import Packed, Parts
 from sparkdl.nn import serialize
@@ -123,6 +122,13 @@ def pool(threads: int) -> Executor:
     return ThreadPoolExecutor(threads, thread_name_prefix="sparkdl-tune")
 
 
+def inherited(run: Any) -> Any:
+    """Return a function that runs in another thread with the confs of this one's jobs, such as its pool."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it would say that tags are not among them
+        return inheritable_thread_target(run)
+
+
 @dataclass(slots=True, kw_only=True)
 class TaskRunner:
     """Runs each rung as a Spark job of one task.
@@ -155,10 +161,8 @@ class TaskRunner:
         trainer.result = None
         pickled = serialize.dumps(trainer, f"the Trainer of trial {rung.trial}")
         run: Any = self._run
-        if self.access.jobs is not None:  # jobs of all threads get the confs of this one, such as its pool
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # it would say that tags are not among them
-                run = inheritable_thread_target(run)
+        if self.access.jobs is not None:
+            run = inherited(run)
         future: Future[Advanced] = self.threads.submit(run, rung, pickled, state)
         return future.result
 
@@ -217,26 +221,3 @@ def _read(data: Any) -> Advanced:
         None if state is None else state.tobytes(),
         found.meta["seconds"],
     )
-
-
-@dataclass(slots=True, kw_only=True)
-class ClusterRunner:
-    """Runs each rung as a distributed fit, one after the other.
-
-    Attributes:
-        trainer: makes the Trainer of params.
-        data: rows to train on.
-        validation: rows to validate on, by name.
-    """
-
-    trainer: Callable[[Mapping[str, Any]], Trainer]
-    data: Dataset
-    validation: Mapping[str, Dataset]
-
-    def start(self, rung: Rung, state: Callable[[], bytes] | None) -> Callable[[], Advanced]:
-        """See :class:`sparkdl.tune.search.Runner`."""
-        trainer = self.trainer(rung.params)
-        result = advance(
-            trainer, self.data, self.validation, rung.until, rung.done, state() if state is not None else None
-        )
-        return lambda: result

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import optuna
@@ -67,6 +67,7 @@ class Asker:
         storage: an Optuna storage or its URL, for dashboards; ``None`` for none.
         name: the study's name there.
         resume: whether it may have trials.
+        first: params of the first trials, as the space has them; the sampler draws what is not among them.
 
     Raises:
         ConfigError: if it has some, and may not.
@@ -76,9 +77,17 @@ class Asker:
     """
 
     def __init__(
-        self, space: Space, sampler: BaseSampler, storage: Any, name: str, *, resume: bool = False
+        self,
+        space: Space,
+        sampler: BaseSampler,
+        storage: Any,
+        name: str,
+        *,
+        resume: bool = False,
+        first: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         self._space = space
+        self._first = first
         self._sampler = sampler
         self._name = name
         self.count = _size(space, sampler)
@@ -111,6 +120,8 @@ class Asker:
             for name, value in self._attributes.items():
                 storage.set_study_system_attr(study._study_id, name, value)
             study.add_trials([_as_known(*pair) for pair in zip(self._asked, trials, strict=True)])
+            if len(self._asked) < len(self._first):
+                study.enqueue_trial(dict(self._first[len(self._asked)]))
             asked = study.ask(self._space.distributions)
             self._asked.append(storage.get_trial(asked._trial_id))
             self._attributes = dict(storage.get_study_system_attrs(study._study_id))

@@ -109,6 +109,24 @@ class Space:
             for name, value in params.items()
         }
 
+    def named(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return given params as samplers have them.
+
+        Raises:
+            ConfigError: if a name has no values to choose from, or not this one.
+        """
+        found = {}
+        for name, value in params.items():
+            if name not in self.distributions:
+                raise ConfigError(
+                    f"first: {name!r:.100} is not to be chosen; the space has {', '.join(self.distributions)}"
+                )
+            chosen = repr(value) if name in self._objects else value
+            if not _holds(self.distributions[name], chosen):
+                raise ConfigError(f"first: {name}={value!r:.100} is not in {self.distributions[name]!r:.300}")
+            found[name] = chosen
+        return found
+
     def grid(self) -> dict[str, list[Any]]:
         """Return all values of each name.
 
@@ -137,3 +155,10 @@ class Space:
             **{n: optuna.distributions.distribution_to_json(d) for n, d in self.distributions.items()},
             **{name: repr(value)[:200] for name, value in self.constants.items()},
         }
+
+
+def _holds(distribution: BaseDistribution, value: Any) -> bool:
+    try:
+        return bool(distribution._contains(distribution.to_internal_repr(value)))
+    except (TypeError, ValueError):
+        return False

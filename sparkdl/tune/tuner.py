@@ -12,6 +12,7 @@ import torch
 from optuna.pruners import BasePruner
 from torch import nn
 
+from sparkdl.compute.worker import MOST_FITS
 from sparkdl.data.columns import ColumnLike, Columns
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
@@ -23,23 +24,26 @@ from sparkdl.train.tables import Chosen, datasets_of
 from sparkdl.train.trainer import Trainer
 from sparkdl.tune import parts
 from sparkdl.tune.alone import check_alone
+from sparkdl.tune.distributed import ClusterRunner
 from sparkdl.tune.journal import Journal
 from sparkdl.tune.loggers import TrialLogger
 from sparkdl.tune.moves import Outline, Scheduler
 from sparkdl.tune.result import BestTrial, SearchResult
+from sparkdl.tune.retried import Retried
 from sparkdl.tune.rows import shared
-from sparkdl.tune.runners import ClusterRunner, Folds, TaskRunner, pool
+from sparkdl.tune.runners import Folds, TaskRunner, pool
 from sparkdl.tune.sampling import Asker, sampler_of
 from sparkdl.tune.search import Runner, Search
 from sparkdl.tune.shown import Progress
 from sparkdl.tune.space import Space
 from sparkdl.tune.stopping import FIFO, Pruned
+from sparkdl.tune.views import divided_datasets
 from sparkdl.tune.watch import Watch
 
 Train = Callable[[dict[str, Any]], Trainer]
 """From params to a Trainer; called on the driver."""
 
-_TRIALS = 32
+_TRIALS, _CONCURRENT = 32, 4
 _building = threading.Lock()  # torch's generator belongs to all threads
 
 
@@ -64,16 +68,22 @@ class Tuner:
         scheduler: how far trials go: :class:`ASHA`, :class:`SuccessiveHalving`, :class:`Hyperband`,
             :class:`MedianStopping`, :class:`PBT`, a pruner of Optuna, or :class:`FIFO`, the default: each
             trial gets all epochs.
+        first: params of the first trials; what a dict leaves out is drawn.
         trials: how many; what the scheduler or the grid asks for by default, or 32.
         max_epochs: most epochs of a trial.
         budget: most epochs of all trials together.
         timeout: seconds after which no further rung begins; the winner depends on the machine then.
-        concurrent: how many rungs run at a time. The order of decisions depends on it, so it is no property
-            of the cluster: more than there are cores is fine, they wait.
+        refit: if a fit with the best params follows which is to be over by then, too: how long it takes, in
+            multiples of the seconds that the best trial has trained.
+        concurrent: how many rungs run at a time; 4 by default, with ``per_trial="cluster"`` 1. The order of
+            decisions depends on it, so it is no property of the cluster: more than there are cores is fine,
+            they wait.
         per_trial: ``"task"`` for one task of one core each: many small models at once, on rows of which each
-            executor has one copy; ``"cluster"`` for distributed fits, one after the other.
+            executor has one copy; ``"cluster"`` for distributed fits. Of these, several at a time have a pool
+            each, and share the cores if Spark's scheduler is fair (``spark.scheduler.mode``).
         seed: of sampler, scheduler, folds and modules.
-        folder: where the search is kept on the driver's machine, to be resumed; by default it is not.
+        folder: where the search is kept on the driver's machine, to be resumed; by default it is not. The
+            next driver of ``sparkdl submit --retries`` goes on with it by itself.
         storage: an Optuna storage or its URL, which gets all trials, for dashboards.
         name: of the search.
         loggers: such as :class:`TensorBoardHParams` and :class:`MLflowTrials`.
@@ -95,11 +105,13 @@ class Tuner:
         mode: Literal["max", "min"] | None = None,
         search: Any = "tpe",
         scheduler: Scheduler | BasePruner | None = None,
+        first: Sequence[Mapping[str, Any]] = (),
         trials: int | None = None,
         max_epochs: int = 10,
         budget: int | None = None,
         timeout: float | None = None,
-        concurrent: int = 4,
+        refit: float = 0.0,
+        concurrent: int | None = None,
         per_trial: Literal["task", "cluster"] = "task",
         seed: int = 0,
         folder: str | os.PathLike[str] | None = None,
@@ -127,11 +139,20 @@ class Tuner:
                 integer_option("Tuner", option, value, 1)
         if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
             raise ConfigError(f"timeout={timeout!r:.100}: expected a positive number of seconds, or None")
+        if isinstance(refit, bool) or not isinstance(refit, int | float) or not refit >= 0:
+            raise ConfigError(f"refit={refit!r:.100}: expected a number from 0")
         self.metric, self.mode = metric, mode
         self.max_epochs = integer_option("Tuner", "max_epochs", max_epochs, 1)
+        if concurrent is None:
+            concurrent = 1 if per_trial == "cluster" else _CONCURRENT
         self.concurrent = integer_option("Tuner", "concurrent", concurrent, 1)
+        if per_trial == "cluster" and self.concurrent > MOST_FITS:
+            raise ConfigError(
+                f"concurrent={self.concurrent}: expected at most {MOST_FITS} distributed fits at a time"
+            )
         self.seed = integer_option("Tuner", "seed", seed, 0)
-        self.budget, self.timeout = budget, timeout
+        self.budget, self.timeout, self.refit = budget, timeout, refit
+        self.first = [self.space.named(params) for params in first]
         self.per_trial = per_trial
         self.folder, self.storage, self.name = folder, storage, name
         self.loggers, self.progress = list(loggers), progress
@@ -168,8 +189,7 @@ class Tuner:
             label: likewise.
             weight: likewise.
             folds: cross-validation: each trial trains so many models, on all rows but those of a fold, which
-                validate it; its values are their means. Only with ``per_trial="task"``, without
-                ``validation``.
+                validate it; its values are their means. Without ``validation``.
             resume: whether to go on with the search in ``folder``, if there is one. Rungs that have run are
                 not run again, and the search ends as if it had never stopped.
 
@@ -183,6 +203,8 @@ class Tuner:
 
         Every exception that leaves a search has a ``result``: what was found until then.
         """
+        retried = Retried(self.folder)
+        resume = resume or retried.resumes()
         if resume and self.folder is None:
             raise ConfigError("resume=True: folder= must say where the search is kept", code="config-resume")
         share = validation if isinstance(validation, float) and isinstance(data, Dataset) else None
@@ -198,7 +220,7 @@ class Tuner:
                 divided = parts.folds(folds, self.seed)
             elif share is not None:
                 divided = [parts.share(share, self.seed)]
-            return self._run(dataset, sets, divided, resume)
+            return self._run(dataset, sets, divided, resume, retried)
 
     def _check_rows(self, validation: Any, folds: int | None, share: float | None) -> None:
         if folds is not None:
@@ -207,11 +229,6 @@ class Tuner:
                 raise ConfigError("folds and validation are both given; the folds validate each other")
         if share is not None and not 0 < share < 1:
             raise ConfigError(f"validation={share!r}: expected a share above 0 and below 1")
-        if self.per_trial == "cluster" and (folds is not None or share is not None):
-            raise ConfigError(
-                "per_trial='cluster' needs validation rows as a Dataset or DataFrame of their own; folds and "
-                "shares of a Dataset are for per_trial='task'"
-            )
 
     def _check_metric(self, sets: Sequence[str]) -> None:
         name, slash, _ = self.metric.partition("/")
@@ -235,22 +252,23 @@ class Tuner:
         Raises:
             ConfigError: if ``train`` returns something else, or the Trainer cannot work in one task.
         """
-        with _building, torch.random.fork_rng(devices=[]):
-            torch.manual_seed(self.seed)
-            found = self._train(self.space.chosen(params))
+        found = self._made(self.space.chosen(params))
         if not isinstance(found, Trainer):
             raise ConfigError(f"train returned a {type(found).__name__}; expected a sparkdl.Trainer")
         if self.per_trial == "task":
             check_alone(found)
         return found
 
-    def _run(self, data: Dataset, sets: Mapping[str, Dataset], divided: Folds, resume: bool) -> SearchResult:
+    def _run(
+        self, data: Dataset, sets: Mapping[str, Dataset], divided: Folds, resume: bool, retried: Retried
+    ) -> SearchResult:
         sampler = sampler_of(self._search, self.space, self.seed)
-        asker = Asker(self.space, sampler, self.storage, self.name, resume=resume)
+        asker = Asker(self.space, sampler, self.storage, self.name, resume=resume, first=self.first)
         count = self._trials or asker.count or self.scheduler.trials(self.max_epochs) or _TRIALS
         count = min(count, asker.count or count)
         self.scheduler.begin(Outline(count, self.max_epochs, self.space, self.seed))
         setting = self._setting(count, data, divided)
+        retried.begun()
         with ExitStack() as stack:
             journal = stack.enter_context(Journal(self.folder, setting, resume))
             runner = stack.enter_context(self._runner(data, sets, divided))
@@ -258,6 +276,8 @@ class Tuner:
             watch = Watch(
                 interrupted=interrupted,
                 timeout=self.timeout,
+                refit=self.refit,
+                retried=retried,
                 loggers=self.loggers,
                 progress=Progress(self.metric, self.mode, self.name) if self.progress else None,
             )
@@ -271,7 +291,7 @@ class Tuner:
                 count=count,
                 max_epochs=self.max_epochs,
                 budget=self.budget,
-                concurrent=self.concurrent if self.per_trial == "task" else 1,
+                concurrent=self.concurrent,
                 stop=watch.stop,
                 on_rung=lambda trial, ended: watch.rung(search, trial, ended),
             )
@@ -280,6 +300,7 @@ class Tuner:
             stopped_by = "error"
             try:
                 stopped_by = search.run()
+                retried.finished()
             except BaseException as error:
                 stopped_by = "interrupt" if isinstance(error, KeyboardInterrupt) else "error"
                 self.result = self._result(search, journal, stopped_by)
@@ -294,7 +315,15 @@ class Tuner:
     def _runner(self, data: Dataset, sets: Mapping[str, Dataset], divided: Folds) -> Iterator[Runner]:
         """Bring rows where trials need them, and return what runs rungs."""
         if self.per_trial == "cluster":
-            yield ClusterRunner(trainer=self.trainer, data=data, validation=sets)
+            with ExitStack() as stack:
+                folds = stack.enter_context(divided_datasets(data, divided))
+                several = self.concurrent > 1
+                threads = stack.enter_context(pool(self.concurrent)) if several else None
+                over = threading.Event()
+                stack.callback(over.set)
+                yield ClusterRunner(
+                    trainer=self.trainer, folds=folds, validation=sets, threads=threads, over=over
+                )
             return
         with ExitStack() as stack:
             rows, broadcasts = stack.enter_context(shared(data))
@@ -322,6 +351,7 @@ class Tuner:
         """Return what must be the same for a search to go on."""
         search = self._search if isinstance(self._search, str) else type(self._search).__name__
         return {
+            **({"first": self.first} if self.first else {}),
             "space": self.space.describe(),
             "metric": self.metric,
             "mode": self.mode,
@@ -361,6 +391,9 @@ class Tuner:
         )
 
     def _module(self, params: Mapping[str, Any]) -> nn.Module:
+        return self._made(params).module
+
+    def _made(self, params: Mapping[str, Any]) -> Trainer:
         with _building, torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            return self._train(dict(params)).module
+            return self._train(dict(params))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sparkdl.tune.loggers import TrialLogger
+from sparkdl.tune.retried import Retried
 from sparkdl.tune.search import Search
 from sparkdl.tune.shown import Progress
 from sparkdl.tune.trial import Trial
@@ -18,7 +19,9 @@ class Watch:
 
     Attributes:
         interrupted: whether Ctrl-C was pressed.
-        timeout: seconds that the search may take.
+        timeout: seconds that the search may take, with a fit that follows it.
+        refit: how long that takes, in multiples of the seconds that the best trial has trained; 0 for none.
+        retried: notes how far the search has come.
         loggers: hear of each rung.
         progress: the table of trials; ``None`` to show none.
         began: when the search did, by the monotonic clock.
@@ -26,19 +29,26 @@ class Watch:
 
     interrupted: Callable[[], bool]
     timeout: float | None
+    refit: float = 0.0
+    retried: Retried
     loggers: Sequence[TrialLogger]
     progress: Progress | None
     began: float = field(default_factory=time.monotonic)
+    _kept: float = 0.0
 
     def stop(self) -> str:
         """Return why no further rung is to begin; empty if one may."""
         if self.interrupted():
             return "interrupt"
-        late = self.timeout is not None and time.monotonic() - self.began > self.timeout
+        late = self.timeout is not None and time.monotonic() - self.began + self._kept > self.timeout
         return "timeout" if late else ""
 
     def rung(self, search: Search, trial: Trial, ended: bool) -> None:
         """Tell of a rung."""
+        if (best := search.best) is not None:
+            found = search.trials[best.trial]
+            self._kept = self.refit * found.seconds * best.epoch / max(1, found.epochs)
+        self.retried.reached(search.rungs)
         for logger in self.loggers:
             logger.rung(trial, ended)
         if self.progress is not None:

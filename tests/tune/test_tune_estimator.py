@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,12 @@ import pytest
 
 from sparkdl import TorchClassifier, tune
 from sparkdl.exceptions import ConfigError
+from sparkdl.ml import load
+from sparkdl.tune import saving
 
 
 @pytest.mark.jvm
-def test_the_best_params_of_folds_fit_all_rows(spark: Any) -> None:
+def test_the_best_params_of_folds_fit_all_rows(spark: Any, tmp_path: Path) -> None:
     """On real tasks, several at a time; folds of all trials read one copy of the rows."""
     random = np.random.default_rng(0)
     x, z = random.normal(size=(2, 120))
@@ -37,6 +41,40 @@ def test_the_best_params_of_folds_fit_all_rows(spark: Any) -> None:
     assert sorted(trial.epochs for trial in model.result.trials) == [1, 1, 2, 2]
     predicted = model.transform(spark.createDataFrame(frame.head(10))).toPandas()
     assert set(predicted["prediction"]) <= {0.0, 1.0}
+    _check_saved(tuner, model, tmp_path)
+
+
+def _check_saved(tuner: tune.TorchTuner, model: tune.TorchTunerModel, folder: Path) -> None:
+    """Both come back as they were, and by the loader that looks at all names first."""
+    tuner.write().save(str(folder / "tuner"))
+    again = tune.TorchTuner.load(str(folder / "tuner"))
+    assert (again.uid, again.space, again.metric, again.numFolds) == (tuner.uid, tuner.space, "val/loss", 2)
+    assert again.options["scheduler"].describe() == tuner.options["scheduler"].describe()
+    assert again.estimator.getFeaturesCols() == ["x", "z"]
+    model.write().save(str(folder / "model"))
+    for found in (tune.TorchTunerModel.load(str(folder / "model")), load(str(folder / "model"))):
+        assert found.result.best == model.result.best
+        assert found.result.trials[0].values == model.result.trials[0].values
+        pd.testing.assert_frame_equal(found.result.dataframe(), model.result.dataframe())
+        assert found.bestModel.encoding == model.bestModel.encoding
+        with pytest.raises(ConfigError, match="take the model's bestModel"):
+            found.result.module()
+    with pytest.raises(ConfigError, match="holds a TorchTunerModel, expected a TorchTuner"):
+        tune.TorchTuner.load(str(folder / "model"))
+
+
+def test_what_json_cannot_say_is_not_saved() -> None:
+    space = {"learningRate": tune.loguniform(1e-4, 1e-1), "batchSize": (1, 2), "module.hidden": [[4]]}
+    tuner = tune.TorchTuner(
+        estimator=TorchClassifier(), space=space, scheduler=tune.PBT(factors=(0.5, 2.0)), first=[{}]
+    )
+    again = saving.tuner_from_json(json.loads(json.dumps(saving.tuner_to_json(tuner))), "there")
+    assert again["space"] == space
+    assert again["scheduler"].factors == (0.5, 2.0)
+    assert again["first"] == [{}]
+    tuner.options["loggers"] = [tune.MLflowTrials]
+    with pytest.raises(ConfigError, match="option loggers=<class .*MLflowTrials'> cannot be saved"):
+        tuner.write()
 
 
 def test_what_is_no_param_is_an_error() -> None:

@@ -14,12 +14,13 @@ from support.no_jvm import JobError
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
-from sparkdl import Dataset, Trainer, tune
+from sparkdl import Dataset, Trainer, attempts, tune
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.train.triggers import MaxEpoch
-from sparkdl.tune import runners
+from sparkdl.tune import parts, runners
 from sparkdl.tune.advance import Advanced
 from sparkdl.tune.rows import shared
+from sparkdl.tune.views import divided_datasets
 
 RANDOM = np.random.default_rng(0)
 FEATURES = RANDOM.normal(size=(96, 6)).astype(np.float32)
@@ -175,6 +176,10 @@ def test_errors_come_before_any_rung(spark: Any) -> None:
         ({"metric": ""}, "metric=''"),
         ({"trials": 0}, r"Tuner\(trials=0\): expected an integer"),
         ({"timeout": -1}, "timeout=-1"),
+        ({"refit": -1}, "refit=-1"),
+        ({"first": [{"rate": 1}]}, "first: 'rate' is not to be chosen; the space has lr, width"),
+        ({"first": [{"width": 5}]}, "first: width=5 is not in"),
+        ({"per_trial": "cluster", "concurrent": 5}, "concurrent=5: expected at most 4 distributed fits"),
         ({"per_trial": "executor"}, "per_trial='executor': expected 'task' or 'cluster'"),
         ({"scheduler": "asha"}, r"scheduler='asha'.*ASHA\(\)"),
         ({"search": "tp"}, "search='tp'"),
@@ -190,8 +195,6 @@ def test_errors_come_before_any_rung(spark: Any) -> None:
             tuner().fit(data, 0.2, resume=True)
         with pytest.raises(ConfigError, match="folds and validation are both given"):
             tuner().fit(data, 0.2, folds=3)
-        with pytest.raises(ConfigError, match="per_trial='cluster' needs validation rows"):
-            tuner(per_trial="cluster").fit(data, folds=3)
         assert not jobs
         with pytest.raises(ConfigError, match="train returned a Linear"):
             tuner(lambda _: nn.Linear(2, 2)).fit(data, 0.2)
@@ -226,6 +229,76 @@ def test_distributed_trials_are_fits_over_all_partitions(spark: Any, tmp_path: P
         alone = _with(search.trainer(best.params), end_when=MaxEpoch(best.epoch)).fit(data, validation)
     assert best.value == alone.scores["val/loss"]
     assert [trial.epochs for trial in found.trials] != [2, 2, 2]
+
+
+def test_folds_of_distributed_trials_share_the_files_of_the_rows(spark: Any) -> None:
+    """Each fold takes its share of each partition; side by side they have the same bits."""
+    options: dict[str, Any] = {"metric": "val/loss", "mode": None, "per_trial": "cluster", "trials": 2}
+    options |= {"max_epochs": 2, "scheduler": tune.FIFO(rung=1)}
+    with rows(spark, 2) as data:
+        with divided_datasets(data, parts.folds(3, 3)) as made:
+            counts = [(len(train), len(held)) for train, held in made if held is not None]
+            folders = {token.store for train, _ in made for token in train.store().partitions}
+        assert counts == [(64, 32)] * 3
+        assert folders == {data.id}
+        found = [tuner(**options, concurrent=count).fit(data, folds=3) for count in (1, 2)]
+        one = tuner(**options).fit(data, 0.25)
+        assert len(data) == 96  # the files are still there
+    assert found[0].best == found[1].best
+    assert [t.values for t in found[0].trials] == [t.values for t in found[1].trials]
+    assert one.module() is not None
+
+
+def test_the_first_trials_have_the_params_that_are_given(spark: Any) -> None:
+    space = {**SPACE, "width": [[4], [8]]}
+    first = [{"lr": 0.05, "width": [8]}, {"width": [4]}]
+    train = lambda p: make({**p, "width": p["width"][0]})  # noqa: E731
+    with rows(spark) as data:
+        found = tuner(train, space, first=first, max_epochs=1, trials=3).fit(data, 0.2)
+    assert found.trials[0].params == {"lr": 0.05, "width": "[8]", "rows": 16}
+    assert found.trials[1].params["width"] == "[4]"
+
+
+def test_time_is_kept_for_a_fit_that_follows(spark: Any) -> None:
+    with rows(spark) as data:
+        found = tuner(timeout=1000.0, refit=1e9, max_epochs=1, concurrent=1).fit(data, 0.2)
+    assert found.stopped_by == "timeout"
+    assert len(found) == 1  # after one, what it took would take too long
+
+
+def test_the_next_driver_of_a_job_goes_on_by_itself(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under ``sparkdl submit --retries``: the script is the same, the folder is found."""
+    notes = attempts.Notes(str(tmp_path / "notes"))
+    notes.create()
+    run = runners.TaskRunner._run
+
+    def dying(self: Any, rung: Any, *arguments: Any) -> Advanced:
+        if rung.number == 2:
+            raise RuntimeError("the driver died")
+        return run(self, rung, *arguments)
+
+    def drive(number: int) -> tune.SearchResult:
+        notes.write(number, attempts.Note())
+        attempt = attempts.Attempt(notes, number)
+        monkeypatch.setattr(attempts, "current", lambda: attempt)
+        return tuner(folder=tmp_path / "kept", concurrent=1).fit(data, 0.25)
+
+    with rows(spark) as data:
+        whole = tuner(concurrent=1).fit(data, 0.25)
+        with monkeypatch.context() as patch:
+            patch.setattr(runners.TaskRunner, "_run", dying)
+            with pytest.raises(RuntimeError, match="the driver died"):
+                drive(1)
+        found = drive(2)
+    assert found.replayed == 2
+    assert found.best == whole.best
+    ((folder, place),) = notes.read(2).places
+    assert folder == str(tmp_path / "kept")
+    assert place.ended
+    assert place.newest == found.rungs + 1
+    assert notes.read(1).places[0][1].newest == 3
 
 
 def test_loggers_are_told_of_each_trial(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,191 @@
+"""A model for a table: a search over the library's modules within a time budget, and a fit to all rows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from pyspark.ml import Estimator
+from pyspark.sql import DataFrame
+from pyspark.sql.types import BooleanType, DecimalType, FractionalType, StringType
+
+from sparkdl.auto.leaderboard import Entry, Leaderboard, entries_of
+from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.ml.base import FitsTorch
+from sparkdl.ml.estimator import TorchClassifier, TorchRegressor
+from sparkdl.ml.fitting import check_rows
+from sparkdl.tune import ASHA, SearchResult, TorchTuner, loguniform, uniform
+
+Task = Literal["classification", "regression"]
+
+SPACE: Mapping[str, Any] = {
+    "module.hidden": [[], [64], [128, 128], [256, 256], [512, 512], [256, 256, 256]],
+    "module.dropout": uniform(0.0, 0.5),
+    "learningRate": loguniform(3e-4, 1e-2),
+    "optimizer.weight_decay": loguniform(1e-4, 1e0),
+}
+"""The default space: of :class:`sparkdl.nn.Tabular`, from a linear model on."""
+
+FIRST: Mapping[str, Any] = {
+    "module.hidden": [128, 128],
+    "module.dropout": 0.1,
+    "learningRate": 1e-3,
+    "optimizer.weight_decay": 1e-2,
+}
+"""The first trial: about what an estimator does without a search."""
+
+_MANY_ROWS = 100_000
+_EPOCHS, _EPOCHS_OF_MANY = 27, 9
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A kind of model that is tried.
+
+    Args:
+        estimator: :class:`TorchClassifier` or :class:`TorchRegressor`; columns, validation rows and seed are
+            set by :class:`AutoTabular`.
+        space: as of :class:`sparkdl.tune.TorchTuner`.
+        first: params of the first trials.
+    """
+
+    estimator: FitsTorch
+    space: Mapping[str, Any]
+    first: Sequence[Mapping[str, Any]] = field(default_factory=list)
+
+
+class AutoTabular(Estimator[Any]):
+    """Finds a model for a table of numbers, strings, dates and nulls, within a time budget.
+
+    ::
+
+        auto = AutoTabular(labelCol="income", timeout=600)
+        model = auto.fit(train)         # a TorchClassificationModel
+        auto.leaderboard.dataframe()    # all that was tried
+        model.transform(test)
+
+    A share of the rows validates. The best trial's params and number of epochs then train a model on all
+    rows. What comes back is an ordinary fitted model, to save, load, and serve.
+
+    Args:
+        labelCol: the column to predict.
+        featuresCols: the columns to predict it from; all others by default.
+        weightCol: weights of rows.
+        task: ``"classification"`` or ``"regression"``. Labels of strings and booleans are classes and
+            fractions are not; for integers it has to be said.
+        timeout: seconds for all together, about: what has begun is not broken off. The winner depends on the
+            machine.
+        validation: share of the rows that compare the models.
+        candidates: kinds of models by name; each gets an equal part of the time. By default ``"Tabular"``,
+            with the space :data:`SPACE`.
+        seed: of all that is drawn.
+        **options: of :class:`sparkdl.tune.Tuner`, such as ``metric``, ``scheduler`` and ``trials``. By
+            default ASHA compares validation losses, over 27 epochs, or 9 if there are 100,000 rows.
+
+    Attributes:
+        leaderboard: all trials of the last fit; ``None`` before.
+        results: of the searches of the last fit, by the candidates' names.
+
+    Raises:
+        ConfigError: if an option cannot work.
+    """
+
+    def __init__(
+        self,
+        *,
+        labelCol: str,  # noqa: N803 - as estimators have it
+        featuresCols: Sequence[str] | None = None,  # noqa: N803
+        weightCol: str | None = None,  # noqa: N803
+        task: Task | None = None,
+        timeout: float = 600.0,
+        validation: float = 0.2,
+        candidates: Mapping[str, Candidate] | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        if task not in (None, "classification", "regression"):
+            raise ConfigError(f"task={task!r:.100}: expected 'classification' or 'regression'")
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+            raise ConfigError(f"timeout={timeout!r:.100}: expected a positive number of seconds")
+        if not isinstance(validation, float) or not 0 < validation < 1:
+            raise ConfigError(f"validation={validation!r:.100}: expected a share above 0 and below 1")
+        if candidates is not None and not candidates:
+            raise ConfigError("candidates={}: expected at least one kind of model")
+        self.labelCol, self.featuresCols, self.weightCol = labelCol, featuresCols, weightCol
+        self.task, self.timeout, self.validation = task, timeout, validation
+        self.candidates, self.seed, self.options = candidates, seed, options
+        self.leaderboard: Leaderboard | None = None
+        self.results: dict[str, SearchResult] = {}
+        for candidate in (candidates or default_candidates(task or "classification")).values():
+            self._tuner(candidate, [labelCol], 1)  # an option that cannot work is told now
+
+    def _fit(self, dataset: DataFrame) -> Any:
+        began = time.monotonic()
+        check_rows("AutoTabular", dataset)
+        features = self._features(dataset)
+        candidates = self.candidates or default_candidates(self._task_of(dataset))
+        rows = dataset.count()
+        if not rows:
+            raise DataError("the DataFrame has no rows: there is nothing to train on", code="data-empty")
+        self.results, self.leaderboard = {}, None
+        tuners: dict[str, TorchTuner] = {}
+        entries: list[Entry] = []
+        for name, candidate in candidates.items():
+            tuner = tuners[name] = self._tuner(candidate, features, rows)
+            left = self.timeout - (time.monotonic() - began)
+            tuner.options["timeout"] = max(left / (len(candidates) - len(self.results)), 1e-3)
+            result = self.results[name] = tuner.search(dataset)
+            entries += entries_of(result, name)
+            board = self.leaderboard = Leaderboard(entries, result.metric, result.mode)
+        best = board.best.model
+        return tuners[best].refit(dataset, self.results[best].get_best())
+
+    def _tuner(self, candidate: Candidate, features: Sequence[str], rows: int) -> TorchTuner:
+        estimator = candidate.estimator.copy()
+        estimator._set(labelCol=self.labelCol, featuresCols=list(features), seed=self.seed)
+        estimator._set(validationFraction=self.validation)
+        if self.weightCol is not None:
+            estimator._set(weightCol=self.weightCol)
+        options: dict[str, Any] = {
+            "scheduler": ASHA(),
+            "max_epochs": _EPOCHS if rows < _MANY_ROWS else _EPOCHS_OF_MANY,
+            "trials": 1000,  # the time ends it
+            "first": candidate.first,
+            **self.options,
+        }
+        return TorchTuner(estimator=estimator, space=candidate.space, timeout=self.timeout, **options)
+
+    def _features(self, df: DataFrame) -> list[str]:
+        if self.featuresCols is not None:
+            return list(self.featuresCols)
+        return [name for name in df.columns if name not in (self.labelCol, self.weightCol)]
+
+    def _task_of(self, df: DataFrame) -> Task:
+        if self.task is not None:
+            return self.task
+        kinds = {found.name: found.dataType for found in df.schema.fields}
+        if self.labelCol not in kinds:
+            raise DataError(
+                f"label column {self.labelCol!r} is not in the DataFrame; it has {', '.join(sorted(kinds))}",
+                code="data-column",
+            )
+        kind = kinds[self.labelCol]
+        if isinstance(kind, StringType | BooleanType):
+            return "classification"
+        if isinstance(kind, FractionalType | DecimalType):
+            return "regression"
+        raise ConfigError(
+            f"label column {self.labelCol!r} has type {kind.simpleString()}, which may be classes or "
+            "amounts: give task='classification' or task='regression'"
+        )
+
+
+def default_candidates(task: Task) -> dict[str, Candidate]:
+    """Return what is tried by default for a task."""
+    kind = TorchClassifier if task == "classification" else TorchRegressor
+    estimator = kind(optimizer=torch.optim.AdamW, verbose=False)
+    return {"Tabular": Candidate(estimator, SPACE, [FIRST])}
