@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +22,9 @@ from sparkdl.nn.batch import call
 from sparkdl.series.grid import Series, scaled
 from sparkdl.series.layout import STATIC, Layout
 from sparkdl.series.panel import ID, as_times, check_columns, grouped, series_of
+
+Local = Callable[[Array], Array]
+"""From the values of one series, float64, to those of the horizon."""
 
 CUTOFF, STEP, SCALE = "cutoff", "step", "scale"
 
@@ -51,7 +53,7 @@ class ForecastTask:
     """From a panel's rows to rows of forecasts; a ``mapInArrow`` function.
 
     Attributes:
-        shipped: the module.
+        forecaster: the module, or a function that forecasts the values of one series by itself.
         layout: the panel's columns.
         outputs: names of the columns of a forecast; the first is its value.
         median: which of the module's quantiles is the value; ``None`` for a module that gives no quantiles.
@@ -60,7 +62,7 @@ class ForecastTask:
         origins: how many steps before the end of a series forecasts begin; empty for the future.
     """
 
-    shipped: Shipped
+    forecaster: Shipped | Local
     layout: Layout
     outputs: tuple[str, ...]
     median: int | None
@@ -74,7 +76,7 @@ class ForecastTask:
         Raises:
             DataError: naming the series that cannot be used, unless such are left out.
         """
-        loaded = load_shipped(self.shipped, None)
+        forecast = self._forecaster()
         kinds: list[pa.DataType] = []
 
         def seen() -> Iterator[pa.RecordBatch]:
@@ -90,10 +92,10 @@ class ForecastTask:
                 if not self.layout.skip:
                     raise
             while len(waiting) >= self.batch_size:
-                yield self._rows(loaded, waiting[: self.batch_size], kinds[0])
+                yield self._rows(forecast, waiting[: self.batch_size], kinds[0])
                 del waiting[: self.batch_size]
         if waiting:
-            yield self._rows(loaded, waiting, kinds[0])
+            yield self._rows(forecast, waiting, kinds[0])
 
     def _windows(self, series: Series) -> list[Window]:
         layout, horizon = self.layout, self.layout.horizon
@@ -119,20 +121,35 @@ class ForecastTask:
             found.append(_window(series.until(end), layout, values))
         return found
 
-    def _rows(self, loaded: Any, windows: Sequence[Window], kind: pa.DataType) -> pa.RecordBatch:
+    def _forecaster(self) -> Callable[[Sequence[Window]], Array]:
+        """Return what forecasts windows: shape (windows, horizon, outputs)."""
+        if callable(self.forecaster):
+            local = self.forecaster
+            return lambda windows: np.stack([local(window.series.target) for window in windows])[:, :, None]
+        loaded = load_shipped(self.forecaster, None)
+
+        def forecast(windows: Sequence[Window]) -> Array:
+            inputs = {
+                name: torch.from_numpy(np.stack([window.inputs[name] for window in windows])).to(loaded.device)
+                for name in self.layout.inputs
+            }
+            with torch.inference_mode():
+                output = call(loaded.module, inputs).double().cpu().numpy()
+            if self.median is None:
+                output = output[:, :, None]
+            else:
+                output = np.concatenate([output[:, :, [self.median]], output], 2)
+            sizes = np.array([window.size for window in windows])[:, None, None]
+            found: Array = output * sizes + np.array([window.centre for window in windows])[:, None, None]
+            return found
+
+        return forecast
+
+    def _rows(
+        self, forecast: Callable[[Sequence[Window]], Array], windows: Sequence[Window], kind: pa.DataType
+    ) -> pa.RecordBatch:
         """Return the forecasts of some windows."""
-        inputs = {
-            name: torch.from_numpy(np.stack([window.inputs[name] for window in windows])).to(loaded.device)
-            for name in self.layout.inputs
-        }
-        with torch.inference_mode():
-            output = call(loaded.module, inputs).double().cpu().numpy()
-        if self.median is None:
-            output = output[:, :, None]
-        else:
-            output = np.concatenate([output[:, :, [self.median]], output], 2)
-        sizes = np.array([window.size for window in windows])[:, None, None]
-        output = output * sizes + np.array([window.centre for window in windows])[:, None, None]
+        output = forecast(windows)
         horizon = self.layout.horizon
         ahead = np.arange(1, horizon + 1)
         after = self.layout.frequency.after
@@ -185,19 +202,19 @@ def _naive_error(series: Series, season: int) -> float:
 
 def forecast_rows(
     df: DataFrame,
-    module: nn.Module,
+    forecaster: nn.Module | Local,
     layout: Layout,
     outputs: Sequence[str],
-    levels: Sequence[float],
-    season: int,
-    batch_size: int,
+    levels: Sequence[float] = (),
+    season: int = 1,
+    batch_size: int = 1024,
     origins: Sequence[int] = (),
 ) -> DataFrame:
     """Return the forecasts of a panel's series as rows; nothing is computed until they are asked for.
 
     Args:
         df: the panel.
-        module: the trained module.
+        forecaster: the trained module, or a function that forecasts the values of one series by itself.
         layout: the panel's columns.
         outputs: names of the columns of a forecast.
         levels: of the module's quantiles; none if it gives none.
@@ -219,7 +236,7 @@ def forecast_rows(
     if clash is not None:
         raise DataError(f"predictionCol: {clash!r} names another column; choose another", code="data-column")
     task = ForecastTask(
-        ship(df.sparkSession, module),
+        ship(df.sparkSession, forecaster) if isinstance(forecaster, nn.Module) else forecaster,
         layout,
         tuple(outputs),
         list(levels).index(0.5) if levels else None,

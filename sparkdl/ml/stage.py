@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from pyspark.sql import DataFrame
@@ -38,6 +38,8 @@ from sparkdl.train.hooks.checkpoint import Checkpoint
 from sparkdl.train.leaving import ErrorsCarryResult
 from sparkdl.train.trainer import Trainer
 from sparkdl.train.triggers import MaxEpoch, MaxIteration, Trigger
+
+T = TypeVar("T")
 
 building = threading.Lock()  # torch's generator belongs to all threads
 
@@ -88,6 +90,19 @@ class Rows:
     tensors: list[Tensor] = field(default_factory=list)
     encoding: TableEncoding | None = None
     labels: tuple[str, ...] = ()
+    _found: dict[str, Any] = field(default_factory=dict)
+
+    def once(self, what: str, find: Callable[[], T]) -> T:
+        """Return what a Spark job finds out about the rows; it runs once, however many trials ask.
+
+        Args:
+            what: names it.
+            find: runs the job.
+        """
+        if what not in self._found:
+            self._found[what] = find()
+        found: T = self._found[what]
+        return found
 
     @property
     def names(self) -> list[str]:

@@ -10,7 +10,7 @@ from pyspark.ml.param import Param
 from pyspark.sql import DataFrame
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.ml.stage import FitsModule
+from sparkdl.ml.base import FitsTorch
 from sparkdl.train.trainer import Trainer
 from sparkdl.tune.result import SearchResult
 from sparkdl.tune.tuner import Tuner
@@ -50,7 +50,7 @@ class TorchTuner(Estimator[Any]):
     def __init__(
         self,
         *,
-        estimator: FitsModule,
+        estimator: FitsTorch,
         space: Mapping[str, Any],
         metric: str = "val/loss",
         numFolds: int = 3,  # noqa: N803 - as CrossValidator has it
@@ -58,7 +58,7 @@ class TorchTuner(Estimator[Any]):
         **options: Any,
     ) -> None:
         super().__init__()
-        if not isinstance(estimator, FitsModule):
+        if not isinstance(estimator, FitsTorch):
             raise ConfigError(
                 f"estimator={type(estimator).__name__}: expected a torch estimator of sparkdl such as "
                 "TorchClassifier()"
@@ -136,7 +136,7 @@ class TorchTunerModel(Model):
         return found
 
 
-def _with_params(estimator: FitsModule, params: Mapping[str, Any]) -> FitsModule:
+def _with_params(estimator: FitsTorch, params: Mapping[str, Any]) -> FitsTorch:
     """Return a copy of an estimator with Params by name, which writes no checkpoints of its own."""
     own = estimator.copy()
     for name, value in params.items():
