@@ -19,7 +19,20 @@ ROOT = Path(__file__).parents[1]
 EXTERNAL = re.compile(
     r"""<(?:script|img|iframe|link rel="stylesheet")[^>]+(?:src|href)=["']?(?:https?:)?//"""
 )
-PACKAGES = ("data", "train", "optim", "metrics", "nn", "ml", "recsys", "online", "summary", "tune", "distill")
+PACKAGES = (
+    "data",
+    "train",
+    "optim",
+    "metrics",
+    "nn",
+    "ml",
+    "recsys",
+    "online",
+    "summary",
+    "tune",
+    "distill",
+    "auto",
+)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Models found for a table or for series: a stated space, a time budget, a leaderboard, and a fit to all rows.
+"""Models found for a table or series: a stated space, a time budget, a leaderboard, a fit to all rows.
 
 Needs Optuna: ``pip install sparkdl[tune]``.
 """
@@ -9,15 +9,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sparkdl.auto.forecast import AutoForecast as AutoForecast
+    from sparkdl.auto.forecast import AutoForecastModel as AutoForecastModel
     from sparkdl.auto.leaderboard import Entry as Entry
     from sparkdl.auto.leaderboard import Leaderboard as Leaderboard
 
 _HOME = {
+    "AutoForecast": "sparkdl.auto.forecast",
+    "AutoForecastModel": "sparkdl.auto.forecast",
     "Entry": "sparkdl.auto.leaderboard",
     "Leaderboard": "sparkdl.auto.leaderboard",
 }
 
-__all__ = ["Entry", "Leaderboard"]
+__all__ = ["AutoForecast", "AutoForecastModel", "Entry", "Leaderboard"]
 
 
 def __getattr__(name: str) -> Any:

@@ -60,18 +60,19 @@ class AutoForecast(Estimator[Any]):
 
     1. The last ``windows`` horizons of each series are kept away for the leaderboard.
     2. A :class:`sparkdl.tune.Tuner` searches the space by the loss on the horizon before them.
-    3. The best trial of each architecture is fitted again, without these steps, for as many epochs as the trial
-       had; its forecasts of them, and those of the baselines, are scored. Baselines are the value of a season
-       ago and, where statsmodels is installed, Holt-Winters of each series.
-    4. The best one is fitted to all rows. Holt-Winters only compares: if it wins, the leaderboard says so, and
-       the model is the best of the others.
+    3. The best trial of each architecture is fitted again, without these steps, for as many epochs as the
+       trial had; its forecasts of them, and those of the baselines, are scored. Baselines are the value of a
+       season ago and, where statsmodels is installed, Holt-Winters of each series.
+    4. The best one is fitted to all rows. Holt-Winters only compares: if it wins, the leaderboard says so,
+       and the model is the best of the others.
 
     Args:
         estimator: columns, horizon, frequency and all that the space does not choose.
         timeBudget: seconds for everything but the last fit, about; a fit that has begun ends.
         space: by the name of a Param, such as ``"learningRate"``, ``"inferenceBatchSize"`` or
             ``"module.width"``, what :class:`sparkdl.tune.Tuner` takes; ``"candidate"`` chooses among
-            :data:`CANDIDATES`. Columns, lengths and scales cannot be searched: all trials read the same windows.
+            :data:`CANDIDATES`. Columns, lengths and scales cannot be searched: all trials read the same
+            windows.
         metric: of the leaderboard: ``mae``, ``rmse``, ``smape``, ``mase``, or ``pinball`` with quantiles.
         windows: horizons of each series that the leaderboard forecasts.
         trials: most trials.
@@ -109,7 +110,9 @@ class AutoForecast(Estimator[Any]):
         fixed = {"horizon", "inputLength", "scaler", "missing", "frequency", "idCol", "timeCol", "labelCol"}
         for name in self.space:
             if name in fixed or (name != "candidate" and "." not in name and not estimator.hasParam(name)):
-                raise ConfigError(f"space: {name!r} is no Param that trials on the same windows can differ in")
+                raise ConfigError(
+                    f"space: {name!r} is no Param that trials on the same windows can differ in"
+                )
         self._tuner(lambda _: None, 1.0)  # an option that cannot work is told now
 
     def copy(self, extra: Mapping[Param[Any], Any] | None = None) -> AutoForecast:
@@ -151,7 +154,7 @@ class AutoForecast(Estimator[Any]):
         for number, (name, trial) in enumerate(_best_of_each(result).items()):
             if number and time.monotonic() + trial.seconds > end:
                 break
-            chosen[name] = with_params(self.estimator, trial.params).setMaxEpochs(trial.epochs)
+            chosen[name] = with_params(self.estimator, trial.params).setMaxEpochs(best_epoch(trial))
             entries.append(self._scored(dataset, begins, name, chosen[name], trial))
         board = Leaderboard(entries, self.metric, "min")
         best = next(entry for entry in board.entries if entry.model in chosen)
@@ -191,7 +194,7 @@ class AutoForecast(Estimator[Any]):
             model=name,
             value=value,
             seconds=time.monotonic() - begun,
-            epochs=trial.epochs if trial else 0,
+            epochs=best_epoch(trial) if trial else 0,
             params=dict(trial.params) if trial else {},
         )
 
@@ -254,14 +257,20 @@ def with_params(estimator: TimeSeriesEstimator, params: Mapping[str, Any]) -> Ti
     return own
 
 
+def best_epoch(trial: Trial) -> int:
+    """Return the epoch after which a trial was best; of equal ones the first."""
+    return max(trial.values, key=lambda epoch: trial.values[epoch])
+
+
 def _best_of_each(result: SearchResult) -> dict[str, Trial]:
     """Return the best trial of each architecture by the name of its candidate, the best one first."""
     found: dict[str, Trial] = {}
     seen = set()
-    for trial in result.ranked():
+    ended = [trial for trial in result.trials if trial.values and trial.status != "diverged"]
+    for trial in sorted(ended, key=lambda trial: -trial.values[best_epoch(trial)]):
         name = str(trial.params.get("candidate", trial.params.get("architecture", "model")))
         kind = CANDIDATES.get(name, {}).get("architecture", name)
-        if kind not in seen and trial.epochs and math.isfinite(result.value_of(trial)):
+        if kind not in seen and math.isfinite(trial.values[best_epoch(trial)]):
             seen.add(kind)
             found[name] = trial
     return found

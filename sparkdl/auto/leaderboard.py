@@ -13,6 +13,8 @@ from sparkdl.exceptions import ConfigError
 if TYPE_CHECKING:
     import pandas as pd
 
+    from sparkdl.tune.result import SearchResult
+
 _SHOWN = 20
 
 
@@ -76,8 +78,8 @@ class Leaderboard:
         found = next(iter(self.entries), None)
         if found is None or not math.isfinite(found.value):
             raise ConfigError(
-                f"no model has a finite {self.metric}, of {len(self)} that were tried; give more time, or look "
-                "at the leaderboard's dataframe()"
+                f"no model has a finite {self.metric}, of {len(self)} that were tried; give more time, or "
+                "look at the leaderboard's dataframe()"
             )
         return found
 
@@ -128,6 +130,31 @@ class Leaderboard:
             for rank, entry in enumerate(shown, 1)
         ]
         return html.block("Leaderboard", {"models": len(self), "shown": len(shown)}, html.table(head, rows))
+
+
+def entries_of(result: SearchResult, model: str) -> list[Entry]:
+    """Return the trials of a search as entries.
+
+    The best trial has the score and the epochs of its best state, which may be an earlier one than its last.
+
+    Args:
+        result: of the search.
+        model: what its trials are called.
+    """
+    states = {trial.number: (result.value_of(trial), trial.epochs) for trial in result.trials}
+    if result.best is not None:
+        states[result.best.number] = result.best.value, result.best.epoch
+    return [
+        Entry(
+            model=model,
+            value=states[trial.number][0],
+            seconds=trial.seconds,
+            epochs=states[trial.number][1],
+            status=trial.status,
+            params=dict(trial.params),
+        )
+        for trial in result.trials
+    ]
 
 
 def _short(value: Any) -> str:

@@ -64,7 +64,7 @@ class Token:
         view: name of the file that says which of the rows in the files these are, and in which order; empty
             if they are all of them.
         stored: rows in the files, if there is a view.
-        slices: (key, stored column, offset, length) of each column of a view whose rows are windows, see
+        stretches: (key, stored column, offset, length) of each column of a view whose rows are windows, see
             :mod:`sparkdl.data.windows`.
         seconds: that it took to compute columns which were added to those of the source.
     """
@@ -81,7 +81,7 @@ class Token:
     ragged: int = 0
     view: str = ""
     stored: int = 0
-    slices: tuple[tuple[str, str, int, int], ...] = ()
+    stretches: tuple[tuple[str, str, int, int], ...] = ()
     seconds: float = 0.0
 
     def to_frame(self) -> bytes:
@@ -93,20 +93,20 @@ class Token:
         """Deserialize."""
         meta: dict[str, Any] = dict(message.meta)
         meta["columns"] = tuple((key, dtype, tuple(shape)) for key, dtype, shape in meta["columns"])
-        meta["slices"] = tuple(tuple(item) for item in meta["slices"])
+        meta["stretches"] = tuple(tuple(item) for item in meta["stretches"])
         return cls(**meta)
 
     @property
     def stored_columns(self) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
-        """The columns in the files, where those of the token are slices of them."""
-        pairs = zip(self.columns, self.slices, strict=False)
+        """The columns in the files, where those of the token are stretches of them."""
+        pairs = zip(self.columns, self.stretches, strict=False)
         found = {key: (key, d, s[1:] if length else s) for (_, d, s), (_, key, _, length) in pairs}
         return tuple(found.values())
 
     @property
     def nbytes(self) -> int:
         """Bytes of the partition's files, with the positions of its rows."""
-        if self.slices:
+        if self.stretches:
             per_row = sum(np.dtype(d).itemsize * math.prod(s) for _, d, s in self.stored_columns)
             return self.stored * (per_row + 8) + self.rows * 8
         fixed = [(d, s) for _, d, s in self.columns if not is_ragged(s)]
@@ -228,9 +228,9 @@ def read_rows(token: Token, rows: Array, keys: Collection[str] | None = None) ->
     folder = _locate(token)
     count, rows = _in_files(folder, token, rows)
     wanted = [column for column in token.columns if keys is None or column[0] in keys]
-    if token.slices:
-        slices = {key: place for key, *place in token.slices}
-        return {k: _gather_slices(folder, d, shape, count, rows, *slices[k]) for k, d, shape in wanted}
+    if token.stretches:
+        stretches = {key: place for key, *place in token.stretches}
+        return {k: _gather_stretches(folder, d, shape, count, rows, *stretches[k]) for k, d, shape in wanted}
     return {
         key: _gather_ragged(folder, key, dtype, shape, count, rows)
         if is_ragged(shape)
@@ -347,7 +347,7 @@ def _gather_ragged(
     return split(values, np.cumsum(lengths))
 
 
-def _gather_slices(
+def _gather_stretches(
     folder: Path,
     dtype: str,
     shape: tuple[int, ...],

@@ -1,7 +1,7 @@
 """Views of a partition whose rows are windows: stretches of stored rows, which may overlap.
 
-The steps of series lie in the files once. A row of the view is the number of its first stored row; each of its
-columns is a stretch of stored rows at an offset from there.
+The steps of series lie in the files once. A row of the view is the number of its first stored row; each of
+its columns is a stretch of stored rows at an offset from there.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from sparkdl.frame import Array
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class Stretch:
     """A column of a window.
 
     Attributes:
@@ -30,31 +30,31 @@ class Slice:
     length: int = 0
 
 
-def windows_of(token: Token, name: str, starts: Array, slices: Sequence[Slice]) -> Token:
+def windows_of(token: Token, name: str, starts: Array, stretches: Sequence[Stretch]) -> Token:
     """Return the token of windows over the rows of a partition, which shares its files.
 
     Args:
         token: the partition, all of its rows.
         name: names the view among those of the partition.
         starts: number of the first stored row of each window.
-        slices: the columns of a window.
+        stretches: the columns of a window.
 
     Raises:
         PartitionMissingError: if the partition's files are not on this executor.
     """
     stored = {key: (dtype, shape) for key, dtype, shape in token.columns}
     columns = []
-    for part in slices if stored and len(starts) else ():
+    for part in stretches if stored and len(starts) else ():
         dtype, shape = stored[part.stored]
         columns.append((part.key, dtype, (part.length, *shape) if part.length else shape))
     view = view_of(token, name, starts)
     return replace(
         view,
         columns=tuple(columns),
-        slices=tuple((part.key, part.stored, part.offset, part.length) for part in slices),
+        stretches=tuple((part.key, part.stored, part.offset, part.length) for part in stretches),
     )
 
 
 def stored_of(token: Token) -> Token:
     """Return the token of the stored rows below a view of windows."""
-    return replace(token, rows=token.stored, columns=token.stored_columns, slices=(), view="", stored=0)
+    return replace(token, rows=token.stored, columns=token.stored_columns, stretches=(), view="", stored=0)

@@ -37,7 +37,8 @@ class TimeSeriesModel(HasSeries, Fitted, Model):
 
     ``transform`` takes the past of each series, of the fit or others, and returns its forecasts as rows: id,
     time, ``forecast`` and the columns of quantiles, such as ``forecast_q10``, one row for each step of the
-    horizon. The steps that are forecast follow the last value; rows after it hold the future of ``knownCols``.
+    horizon. The steps that are forecast follow the last value; rows after it hold the future of
+    ``knownCols``.
     """
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
@@ -53,7 +54,8 @@ class TimeSeriesModel(HasSeries, Fitted, Model):
 
         Returns:
             Rows of id, ``cutoff`` (the last time before the forecast), ``step`` (from 1), time, value,
-            ``scale`` (the mean error of a seasonal naive forecast before the cutoff), and those of a forecast.
+            ``scale`` (the mean error of a seasonal naive forecast before the cutoff), and those of a
+            forecast.
 
         Raises:
             ConfigError: if a number cannot work.
@@ -116,14 +118,15 @@ class TimeSeriesEstimator(HasSeriesTraining, FitsModule, Estimator[TimeSeriesMod
         model.transform(df).show()
         est.backtest(df, windows=3).show()
 
-    The tasks put each series on its grid of steps, scale it by its own past, and keep it in the partition store
-    once; windows of past and future are slices of it. Without a module it is a :class:`sparkdl.nn.Forecaster`
-    of the chosen ``architecture``, whose further arguments are Params that :meth:`hyper` returns.
+    The tasks put each series on its grid of steps, scale it by its own past, and keep it in the partition
+    store once; windows of past and future are stretches of it. Without a module it is a
+    :class:`sparkdl.nn.Forecaster` of the chosen ``architecture``, whose further arguments are Params that
+    :meth:`hyper` returns.
 
     Args:
         module: a ``torch.nn.Module``, or a class or function that makes one. It is called with ``target``
-            and, where there are such columns, ``past``, ``known`` and ``static``, and returns (rows, horizon), or
-            (rows, horizon, quantiles), see :class:`sparkdl.nn.Forecaster`.
+            and, where there are such columns, ``past``, ``known`` and ``static``, and returns (rows,
+            horizon), or (rows, horizon, quantiles), see :class:`sparkdl.nn.Forecaster`.
         loss: ``loss(output, label)``, on the scale of the series; the absolute error by default, and the
             pinball loss with ``quantiles``.
         optimizer: as of :class:`TorchEstimator`, as are the other attributes; Adam by default.
@@ -164,8 +167,9 @@ class TimeSeriesEstimator(HasSeriesTraining, FitsModule, Estimator[TimeSeriesMod
     ) -> DataFrame:
         """Fit to the past, forecast what came after, and return the errors.
 
-        Origins roll: the first forecast begins ``horizon + (windows - 1) * step`` steps before the end of each
-        series, the last one ``horizon`` steps before it. A forecast uses the values before its own beginning.
+        Origins roll: the first forecast begins ``horizon + (windows - 1) * step`` steps before the end of
+        each series, the last one ``horizon`` steps before it. A forecast uses the values before its own
+        beginning.
 
         Args:
             dataset: the panel.

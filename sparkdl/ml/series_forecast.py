@@ -109,8 +109,8 @@ class ForecastTask:
             return [_window(series, layout, None)]
         if len(series) <= max(self.origins):
             raise DataError(
-                f"series {series.id!r} has {len(series)} steps; expected more than {max(self.origins)}, which "
-                "the forecasts of the past take. handleInvalid='skip' leaves short series out",
+                f"series {series.id!r} has {len(series)} steps; expected more than {max(self.origins)}, "
+                "which the forecasts of the past take. handleInvalid='skip' leaves short series out",
                 code="data-value",
             )
         found = []
@@ -130,7 +130,9 @@ class ForecastTask:
 
         def forecast(windows: Sequence[Window]) -> Array:
             inputs = {
-                name: torch.from_numpy(np.stack([window.inputs[name] for window in windows])).to(loaded.device)
+                name: torch.from_numpy(np.stack([window.inputs[name] for window in windows])).to(
+                    loaded.device
+                )
                 for name in self.layout.inputs
             }
             with torch.inference_mode():
@@ -175,7 +177,7 @@ class ForecastTask:
 
 
 def _window(series: Series, layout: Layout, values: Array | None) -> Window:
-    """Return what the module gets of the last steps of a series; its first values go before it if it is short."""
+    """Return what the module gets of the last steps of a series; a short one is continued at its front."""
     found, centre, size = scaled(series, layout.scaling)
     end = len(series)
     start = end - layout.steps

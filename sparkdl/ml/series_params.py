@@ -67,8 +67,8 @@ class HasSeries(HasPrediction, HasHandleInvalid):
     )
     seasonality = Entry(
         "seasonality",
-        "steps of a season, for naive forecasts and scaled errors; by frequency if not set: a day of hours, a "
-        "week of days, a year of weeks, months or quarters.",
+        "steps of a season, for naive forecasts and scaled errors; by frequency if not set: a day of hours, "
+        "a week of days, a year of weeks, months or quarters.",
         converters.whole("seasonality", 1, "steps of a season"),
     )
     inputLength = Entry(
@@ -79,8 +79,8 @@ class HasSeries(HasPrediction, HasHandleInvalid):
     horizon = Entry("horizon", "steps to forecast.", converters.whole("horizon", 1, "steps to forecast"), 1)
     scaler = Entry(
         "scaler",
-        "how each series is scaled, by its past alone: standard (mean 0, deviation 1), mean (mean of absolute "
-        "values 1), none. Forecasts are scaled back. Covariates of pastCols and knownCols likewise.",
+        "how each series is scaled, by its past alone: standard (mean 0, deviation 1), mean (mean of "
+        "absolute values 1), none. Forecasts are scaled back. Covariates of pastCols and knownCols likewise.",
         converters.one_of("scaler", *SCALINGS),
         "standard",
     )
@@ -209,8 +209,8 @@ class HasSeriesTraining(HasSeries):
     )
     validationSteps = Entry(
         "validationSteps",
-        "steps at the end of each series that are not trained on: windows whose horizon lies in them validate. "
-        "At least the horizon; 0 for none.",
+        "steps at the end of each series that are not trained on: windows whose horizon lies in them "
+        "validate. At least the horizon; 0 for none.",
         converters.whole("validationSteps", 0, "steps that validate"),
         0,
     )

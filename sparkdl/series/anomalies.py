@@ -70,8 +70,5 @@ def anomalies(
                 "quantiles=[0.01, 0.5, 0.99]"
             )
         return forecasts.withColumn(ANOMALY, (came < F.col(quantiles[0])) | (came > F.col(quantiles[-1])))
-    if not keys:
-        joined = forecasts.crossJoin(limits)
-    else:
-        joined = forecasts.join(limits, list(keys), "left")
+    joined = forecasts.join(limits, list(keys), "left") if keys else forecasts.crossJoin(limits)
     return joined.withColumn(ANOMALY, F.abs(came - F.col(forecast)) > F.col(THRESHOLD)).drop(THRESHOLD)

@@ -76,8 +76,9 @@ METRICS: Mapping[str, Callable[[Scored], Column]] = {
     "mase": _mase,
     "pinball": _pinball,
 }
-"""By name: the mean absolute error, the root of the mean squared error, the symmetric mean absolute percentage
-error as a share (0 to 2), the mean absolute scaled error (Hyndman and Koehler, 2006), the pinball loss."""
+"""By name: the mean absolute error, the root of the mean squared error, the symmetric mean absolute
+percentage error as a share (0 to 2), the mean absolute scaled error (Hyndman and Koehler, 2006), the pinball
+loss."""
 
 
 def aggregates(metrics: Sequence[str], of: Scored) -> list[Column]:

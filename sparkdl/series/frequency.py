@@ -48,8 +48,8 @@ class Frequency:
         found = _PATTERN.fullmatch(text) if isinstance(text, str) and text else None
         if found is None:
             raise ConfigError(
-                f"frequency={text!r}: expected a number of s, min, h, D, W, M, Q or Y, such as 'D' or '15min'; "
-                "for times that are integers their distance, such as '1'"
+                f"frequency={text!r}: expected a number of s, min, h, D, W, M, Q or Y, such as 'D' or "
+                "'15min'; for times that are integers their distance, such as '1'"
             )
         return cls(int(found[1] or 1), found[2] or "")
 

@@ -57,13 +57,15 @@ class Series:
 def on_grid(id: Any, rows: Mapping[str, Array], layout: Layout) -> Series:
     """Put the rows of one series on its grid.
 
-    Steps before the first value of the target are left out. Steps after the last one are the future: only their
-    known covariates are used. Steps in between without a row, or with null, are filled as ``layout.missing``
-    says; covariates keep their value of the step before, or have the next one if there is none.
+    Steps before the first value of the target are left out. Steps after the last one are the future: only
+    their known covariates are used. Steps in between without a row, or with null, are filled as
+    ``layout.missing`` says; covariates keep their value of the step before, or have the next one if there is
+    none.
 
     Args:
         id: for the result, and for errors.
-        rows: ``time``, int64, ascending; ``target``, ``past``, ``known``, ``static``, float64 with NaN for null.
+        rows: ``time``, int64, ascending; ``target``, ``past``, ``known``, ``static``, float64 with NaN for
+            null.
         layout: of the panel.
 
     Raises:

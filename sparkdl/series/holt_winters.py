@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import numpy as np
 
@@ -32,7 +31,7 @@ class HoltWinters:
 
         if len(values) < 5 or np.ptp(values) == 0:
             return np.full(self.horizon, values[-1])
-        seasonal = 1 < self.season and 2 * self.season <= len(values)
+        seasonal = self.season > 1 and 2 * self.season <= len(values)
         size = float(np.std(values))  # the fit's tolerances are absolute
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of fits that have not converged: their forecast counts as it is
@@ -49,8 +48,12 @@ class HoltWinters:
 
 
 def is_installed() -> bool:
-    """Return whether statsmodels is there."""
-    return find_spec("statsmodels") is not None
+    """Return whether statsmodels is there, and can be imported."""
+    try:
+        import statsmodels.tsa.holtwinters  # noqa: F401
+    except ImportError:  # its data may be there without what its code needs
+        return False
+    return True
 
 
 def check_installed() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparkdl.data.windows import Slice
+from sparkdl.data.windows import Stretch
 from sparkdl.series.frequency import Frequency
 
 TARGET, PAST, KNOWN, STATIC = "target", "past", "known", "static"
@@ -62,8 +62,8 @@ class Layout:
         return {name: every[name] for name in self.inputs}
 
     @property
-    def slices(self) -> list[Slice]:
+    def stretches(self) -> list[Stretch]:
         """The columns of a window, in terms of the stored columns: inputs, then the label."""
         lengths = {TARGET: self.steps, PAST: self.steps, KNOWN: self.steps + self.horizon, STATIC: 0}
-        inputs = [Slice(f"features_{name}", name, 0, lengths[name]) for name in self.inputs]
-        return [*inputs, Slice("label", TARGET, self.steps, self.horizon)]
+        inputs = [Stretch(f"features_{name}", name, 0, lengths[name]) for name in self.inputs]
+        return [*inputs, Stretch("label", TARGET, self.steps, self.horizon)]

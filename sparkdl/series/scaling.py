@@ -17,7 +17,8 @@ def scale_of(values: Array, scaling: str) -> tuple[Array, Array]:
 
     Args:
         values: shape (steps,) or (steps, columns); NaN is left out.
-        scaling: ``standard`` for mean 0 and deviation 1, ``mean`` for a mean of absolute values of 1, ``none``.
+        scaling: ``standard`` for mean 0 and deviation 1, ``mean`` for a mean of absolute values of 1,
+            ``none``.
 
     Returns:
         Arrays of shape () or (columns,). A size that would be 0 is 1.

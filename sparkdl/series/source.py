@@ -69,10 +69,10 @@ def windows_dataset(
 ) -> Dataset:
     """Return the windows of a panel as a Dataset.
 
-    The rows of a window are those of its series: a window is a number in the store, and its tensors are slices.
-    Inputs are ``target`` of shape (steps,), and ``past`` (steps, columns), ``known`` (steps + horizon, columns)
-    and ``static`` (columns,) where there are such columns; the label is the target of the horizon. All but
-    ``static`` are on the series' own scale, which the steps before ``cut.held`` decide on.
+    The rows of a window are those of its series: a window is a number in the store, and its tensors are
+    stretches. Inputs are ``target`` of shape (steps,), and ``past`` (steps, columns), ``known`` (steps +
+    horizon, columns) and ``static`` (columns,) where there are such columns; the label is the target of the
+    horizon. All but ``static`` are on the series' own scale, which the steps before ``cut.held`` decide on.
 
     A series that is shorter than a window is continued at its front with its first values.
 
@@ -137,7 +137,7 @@ class SeriesSource(Source):
             if len(series) >= self._cut.needed(self._layout):
                 stored, starts = _stored(series, self._layout, self._cut)
                 chosen = starts[np.arange(rows) % len(starts)]
-                for part in self._layout.slices:
+                for part in self._layout.stretches:
                     at = chosen + part.offset
                     places = at[:, None] + np.arange(part.length) if part.length else at
                     windows[part.key] = stored[part.stored][places]
@@ -163,7 +163,7 @@ def _arrow_type(name: str) -> Any:
 def windows_writer(
     store: str, layout: Layout, cut: Cut
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the ``mapInArrow`` function that writes a partition's series and yields the token of their windows."""
+    """Return the ``mapInArrow`` function that writes a partition's series and yields their windows' token."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -182,7 +182,7 @@ def windows_writer(
 def write_windows(
     store: str, partition: int, layout: Layout, cut: Cut, batches: Iterable[pa.RecordBatch]
 ) -> Token:
-    """Write the series of a partition, and return the token of their windows; one with an error if need be."""
+    """Write the series of a partition; return the token of their windows, one with an error if need be."""
     executor = str(local_folders()[0])
     starts: list[Array] = []
 
@@ -194,8 +194,8 @@ def write_windows(
                 if layout.skip:
                     continue
                 raise DataError(
-                    f"series {series.id!r} has {len(series)} steps; expected at least {needed}, for a horizon of "
-                    f"{layout.horizon}. handleInvalid='skip' leaves short series out",
+                    f"series {series.id!r} has {len(series)} steps; expected at least {needed}, for a "
+                    f"horizon of {layout.horizon}. handleInvalid='skip' leaves short series out",
                     code="data-value",
                 )
             columns, begins = _stored(series, layout, cut)
@@ -211,7 +211,7 @@ def write_windows(
     except DataError as error:
         return Token(store, partition, 0, "", executor, error=str(error))
     name = f"windows-{cut.stride}-{int(cut.validation)}"
-    return windows_of(token, name, np.concatenate([np.empty(0, np.int64), *starts]), layout.slices)
+    return windows_of(token, name, np.concatenate([np.empty(0, np.int64), *starts]), layout.stretches)
 
 
 def _stored(series: Series, layout: Layout, cut: Cut) -> tuple[dict[str, Array], Array]:

@@ -20,7 +20,9 @@ def test_files_that_are_named_are_there() -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("package", ["_spark", "access", "allreduce", "compute", "distill", "train", "tune"])
+@pytest.mark.parametrize(
+    "package", ["_spark", "access", "allreduce", "auto", "compute", "distill", "series", "train", "tune"]
+)
 def test_each_module_is_named(package: str) -> None:
     """Whoever reads it finds every module, with a few words on it, in the table of files."""
     table = TEXT[TEXT.index("## Files") : TEXT.index("## Layers")]

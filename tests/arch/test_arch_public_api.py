@@ -8,7 +8,7 @@ import pytest
 import sparkdl
 from sparkdl.nn.saved.allowlist import NAMES
 
-LAZY = ["sparkdl", "sparkdl.hf", "sparkdl.ml", "sparkdl.nn"]
+LAZY = ["sparkdl", "sparkdl.auto", "sparkdl.hf", "sparkdl.ml", "sparkdl.nn"]
 EAGER = ["sparkdl.data", "sparkdl.optim", "sparkdl.recsys", "sparkdl.train"]
 
 

@@ -36,14 +36,24 @@ def test_the_times_after_are_those_of_pandas(text: str) -> None:
     aliases = {"M": "MS", "Q": "QS", "Y": "YS", "W": "W-WED"}
     unit = text.lstrip("0123456789")
     alias = text.replace(unit, aliases.get(unit, unit))
-    times = pd.date_range("2023-11-01", periods=30, freq=alias).to_numpy().astype("datetime64[us]").astype(np.int64)
+    times = (
+        pd.date_range("2023-11-01", periods=30, freq=alias)
+        .to_numpy()
+        .astype("datetime64[us]")
+        .astype(np.int64)
+    )
     frequency = Frequency.of(text)
     assert (frequency.steps(times) == np.arange(30)).all()
     assert (frequency.after(int(times[4]), np.arange(1, 26)) == times[5:]).all()
 
 
 def test_the_last_day_of_a_month_stays_the_last_one() -> None:
-    ends = pd.date_range("2023-10-31", periods=14, freq="ME").to_numpy().astype("datetime64[us]").astype(np.int64)
+    ends = (
+        pd.date_range("2023-10-31", periods=14, freq="ME")
+        .to_numpy()
+        .astype("datetime64[us]")
+        .astype(np.int64)
+    )
     frequency = Frequency.of("M")
     assert (frequency.steps(ends) == np.arange(14)).all()
     assert (frequency.after(int(ends[0]), np.arange(1, 14)) == ends[1:]).all()
@@ -64,7 +74,16 @@ def test_what_is_no_frequency_is_an_error(text: Any) -> None:
 
 
 def test_seasons() -> None:
-    assert [Frequency.of(t).season for t in ("h", "D", "W", "M", "Q", "Y", "3M", "1")] == [24, 7, 52, 12, 4, 1, 4, 1]
+    assert [Frequency.of(t).season for t in ("h", "D", "W", "M", "Q", "Y", "3M", "1")] == [
+        24,
+        7,
+        52,
+        12,
+        4,
+        1,
+        4,
+        1,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,12 @@ def test_windows_are_those_of_numpy_and_their_steps_lie_in_the_store_once() -> N
         assert found["label"][row].tolist() == value[4:].tolist()
     stored = stored_of(token)
     assert stored.rows == sum(lengths)
-    assert {key: shape for key, _, shape in stored.columns} == {"target": (), "past": (1,), "known": (1,), "static": (1,)}
+    assert {key: shape for key, _, shape in stored.columns} == {
+        "target": (),
+        "past": (1,),
+        "known": (1,),
+        "static": (1,),
+    }
     assert token.nbytes == sum(lengths) * (4 * 4 + 8) + token.rows * 8
     some = view_of(token, "some", np.array([3, 1]))
     assert read_rows(some, np.array([1]))["label"].tolist() == [found["label"][1].tolist()]
@@ -105,7 +110,10 @@ def test_a_series_that_is_too_short_is_an_error_or_left_out() -> None:
 
 
 def test_null_ids_and_times_are_errors() -> None:
-    for column, message in (("__id", "column 'id': null"), ("__time", "series 0: null in time column 'time'")):
+    for column, message in (
+        ("__id", "column 'id': null"),
+        ("__time", "series 0: null in time column 'time'"),
+    ):
         (batch,) = batches([9], 100)
         place = batch.schema.get_field_index(column)
         empty = pa.array([None] * 9, pa.int64())

@@ -23,9 +23,9 @@ _FUTURE_WIDTH = 64
 class Forecaster(nn.Module):
     """Forecasts a series with its covariates, by N-BEATS, a TCN or a patch transformer.
 
-    The core sees the past of target and covariates: N-BEATS all values of a row one after the other, the others
-    as values of each step. What is known of the future, and static values, pass a small perceptron whose output
-    is added to the core's. Quantiles are sorted, so they never cross.
+    The core sees the past of target and covariates: N-BEATS all values of a row one after the other, the
+    others as values of each step. What is known of the future, and static values, pass a small perceptron
+    whose output is added to the core's. Quantiles are sorted, so they never cross.
 
     Args:
         steps: steps of the past.

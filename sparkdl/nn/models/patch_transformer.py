@@ -15,8 +15,8 @@ class PatchTransformer(nn.Module):
     Nie et al., "A Time Series is Worth 64 Words: Long-term Forecasting with Transformers", ICLR 2023,
     section 3.1: patches that overlap by half, a linear layer and learned positions, an encoder with batch
     normalisation, and a linear head over all tokens. The last value is repeated once more for the last patch.
-    With one feature this is PatchTST without its instance normalisation; more features, such as covariates, are
-    values of the same patch, where the paper forecasts each channel by itself.
+    With one feature this is PatchTST without its instance normalisation; more features, such as covariates,
+    are values of the same patch, where the paper forecasts each channel by itself.
 
     Args:
         steps: steps of the past.
