@@ -119,18 +119,15 @@ def compare(spark: SparkSession, args: argparse.Namespace) -> None:
 
         begun = time.perf_counter()
         naive = est.copy().setArchitecture("naive")
-        told(
-            name,
-            "seasonal naive",
-            time.perf_counter() - begun,
-            means(naive.backtest(df, windows=WINDOWS, metrics=METRICS)),
-        )
+        scores = means(naive.backtest(df, windows=WINDOWS, metrics=METRICS))
+        told(name, "seasonal naive", time.perf_counter() - begun, scores)
         begun = time.perf_counter()
         local = HoltWinters(est.getSeasonality(), est.getHorizon())
         rows_of = forecast_rows(
             df, local, est._layout(), ["forecast"], season=est.getSeasonality(), origins=begins
         )
-        told(name, "Holt-Winters", time.perf_counter() - begun, means(backtest.errors(est, rows_of, METRICS)))
+        scores = means(backtest.errors(est, rows_of, METRICS))
+        told(name, "Holt-Winters", time.perf_counter() - begun, scores)
         for architecture in args.architectures:
             begun, found = time.perf_counter(), []
             for seed in range(args.seeds):

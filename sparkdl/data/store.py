@@ -18,7 +18,7 @@ import os
 import shutil
 import uuid
 import zlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -229,8 +229,8 @@ def read_rows(token: Token, rows: Array, keys: Collection[str] | None = None) ->
     count, rows = _in_files(folder, token, rows)
     wanted = [column for column in token.columns if keys is None or column[0] in keys]
     if token.stretches:
-        stretches = {key: place for key, *place in token.stretches}
-        return {k: _gather_stretches(folder, d, shape, count, rows, *stretches[k]) for k, d, shape in wanted}
+        places = {key: place for key, *place in token.stretches}
+        return {k: _gather_stretch(folder, places[k], d, shape, count, rows) for k, d, shape in wanted}
     return {
         key: _gather_ragged(folder, key, dtype, shape, count, rows)
         if is_ragged(shape)
@@ -347,21 +347,13 @@ def _gather_ragged(
     return split(values, np.cumsum(lengths))
 
 
-def _gather_stretches(
-    folder: Path,
-    dtype: str,
-    shape: tuple[int, ...],
-    count: int,
-    rows: Array,
-    key: str,
-    offset: int,
-    length: int,
+def _gather_stretch(
+    folder: Path, place: Sequence[Any], dtype: str, shape: tuple[int, ...], count: int, rows: Array
 ) -> Array:
-    """Gather so many stored rows from an offset after each row on; with length 0 the row there itself."""
-    starts = rows + offset
-    if not length:
-        return _gather(folder, key, dtype, (count, *shape), starts)
-    return _gather(folder, key, dtype, (count, *shape[1:]), starts[:, None] + np.arange(length))
+    """Gather, for each row, the stretch of stored rows at ``place``: stored column, offset and length."""
+    key, offset, length = place
+    at = (rows + offset)[:, None] + np.arange(length) if length else rows + offset
+    return _gather(folder, key, dtype, (count, *(shape[1:] if length else shape)), at)
 
 
 def _gather(folder: Path, key: str, dtype: str, shape: tuple[int, ...], rows: Array) -> Array:

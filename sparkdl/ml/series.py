@@ -203,6 +203,8 @@ class TimeSeriesEstimator(HasSeriesTraining, FitsModule, Estimator[TimeSeriesMod
         held, horizon = self.getValidationSteps(), self.getHorizon()
         if 0 < held < horizon:
             raise ConfigError(f"validationSteps={held}: expected 0, or at least horizon={horizon}")
+        if value_of(self, self.earlyStoppingPatience) is not None:
+            self._check_validates()
 
     def _check_validates(self) -> None:
         if not self.getValidationSteps():
