@@ -1,8 +1,8 @@
 """How well series are forecast, beside baselines and another library, and how fast.
 
-    python benchmarks/forecasts.py compare --data co2 elnino employment temperature
-    python benchmarks/forecasts.py auto --data employment --seconds 300
-    python benchmarks/forecasts.py many --series 100000
+    python benchmarks/series.py compare --data co2 elnino employment temperature
+    python benchmarks/series.py auto --data employment --seconds 300
+    python benchmarks/series.py many --series 100000
 
 Each prints JSON lines::
 
