@@ -21,7 +21,7 @@ from sparkdl.ml.entries import constructed_by
 from sparkdl.ml.keywords import SeriesKeywords
 from sparkdl.ml.model import Fitted
 from sparkdl.ml.params import value_of
-from sparkdl.ml.series_forecast import forecast_rows
+from sparkdl.ml.series_forecast import BATCH_SIZE, forecast_rows
 from sparkdl.ml.series_params import HasSeries, HasSeriesTraining
 from sparkdl.ml.stage import FitsModule, Plan, Rows
 from sparkdl.nn.models.forecaster import Forecaster, Pinball, absolute_error
@@ -102,7 +102,7 @@ class TimeSeriesModel(HasSeries, Fitted, Model):
             self.outputNames(),
             value_of(self, self.quantiles) or [],
             self.getSeasonality(),
-            self.getInferenceBatchSize(),
+            value_of(self, self.inferenceBatchSize) or BATCH_SIZE,
             origins,
         )
 

@@ -26,6 +26,9 @@ from sparkdl.series.panel import ID, as_times, check_columns, grouped, series_of
 Local = Callable[[Array], Array]
 """From the values of one series, float64, to those of the horizon."""
 
+BATCH_SIZE = 1024
+"""Windows per forward pass, where nobody chooses."""
+
 CUTOFF, STEP, SCALE = "cutoff", "step", "scale"
 
 
@@ -209,7 +212,7 @@ def forecast_rows(
     outputs: Sequence[str],
     levels: Sequence[float] = (),
     season: int = 1,
-    batch_size: int = 1024,
+    batch_size: int = BATCH_SIZE,
     origins: Sequence[int] = (),
 ) -> DataFrame:
     """Return the forecasts of a panel's series as rows; nothing is computed until they are asked for.

@@ -119,9 +119,8 @@ class HasSeries(HasPrediction, HasHandleInvalid):
     )
     inferenceBatchSize = Entry(
         "inferenceBatchSize",
-        "series per forward pass in transform.",
+        "series per forward pass in transform; 1,024 if not set.",
         converters.whole("inferenceBatchSize", 1, "series per forward pass"),
-        1024,
     )
 
     getIdCol = getter(idCol)
