@@ -7,7 +7,9 @@ their mode when they are made: a ``chmod`` afterwards would leave a moment in wh
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
+import uuid
 from functools import lru_cache
 from pathlib import Path
 
@@ -43,3 +45,25 @@ def local_folders() -> list[Path]:
 @lru_cache(maxsize=1)
 def _folders_named(dirs: str) -> tuple[Path, ...]:
     return tuple(Path(d) for d in dirs.split(",") if d) or (Path(tempfile.gettempdir()),)
+
+
+def put_in_place(draft: Path, final: Path) -> None:
+    """Give a partition its final name, in place of what an earlier attempt has left there.
+
+    That one may be too short: when an executor is lost, the input of a task that reads from it ends as
+    if there were no more rows, and the task fails only after it has written them. Readers that have
+    mapped the old files keep them.
+    """
+    while True:
+        try:
+            draft.rename(final)
+            return
+        except OSError:
+            if not final.is_dir():
+                raise
+        old = final.with_name(f"{final.name}.{uuid.uuid4().hex}")
+        try:
+            final.rename(old)
+        except FileNotFoundError:
+            continue  # yet another attempt did the same
+        shutil.rmtree(old, ignore_errors=True)

@@ -71,6 +71,14 @@ def test_planning_guide(namespace: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+def test_series_guide(namespace: dict[str, Any]) -> None:
+    pytest.importorskip("optuna")
+    run_page("docs/series.md", namespace)
+    assert namespace["told"].count() == 28
+    assert {"id", "cutoff", "mae", "mase", "pinball"} == set(namespace["errors"].columns)
+
+
+@pytest.mark.slow
 def test_distillation_guide(namespace: dict[str, Any]) -> None:
     run_page("docs/distillation.md", namespace)
     assert namespace["distiller"].cost.rows == 400

@@ -18,7 +18,7 @@ import os
 import shutil
 import uuid
 import zlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +31,7 @@ from sparkdl.data.columns import ColumnPlan
 from sparkdl.data.ragged import is_ragged, joined, kind_of, split
 from sparkdl.exceptions import DataError
 from sparkdl.frame import Array, Frame, Parts
-from sparkdl.private import local_folders, make_folder, opener
+from sparkdl.private import local_folders, make_folder, opener, put_in_place
 
 _FOLDER = "sparkdl"
 _POSITIONS = "_row"
@@ -64,6 +64,8 @@ class Token:
         view: name of the file that says which of the rows in the files these are, and in which order; empty
             if they are all of them.
         stored: rows in the files, if there is a view.
+        stretches: (key, stored column, offset, length) of each column of a view whose rows are windows, see
+            :mod:`sparkdl.data.windows`.
         seconds: that it took to compute columns which were added to those of the source.
     """
 
@@ -79,6 +81,7 @@ class Token:
     ragged: int = 0
     view: str = ""
     stored: int = 0
+    stretches: tuple[tuple[str, str, int, int], ...] = ()
     seconds: float = 0.0
 
     def to_frame(self) -> bytes:
@@ -90,11 +93,22 @@ class Token:
         """Deserialize."""
         meta: dict[str, Any] = dict(message.meta)
         meta["columns"] = tuple((key, dtype, tuple(shape)) for key, dtype, shape in meta["columns"])
+        meta["stretches"] = tuple(tuple(item) for item in meta["stretches"])
         return cls(**meta)
+
+    @property
+    def stored_columns(self) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
+        """The columns in the files, where those of the token are stretches of them."""
+        pairs = zip(self.columns, self.stretches, strict=False)
+        found = {key: (key, d, s[1:] if length else s) for (_, d, s), (_, key, _, length) in pairs}
+        return tuple(found.values())
 
     @property
     def nbytes(self) -> int:
         """Bytes of the partition's files, with the positions of its rows."""
+        if self.stretches:
+            per_row = sum(np.dtype(d).itemsize * math.prod(s) for _, d, s in self.stored_columns)
+            return self.stored * (per_row + 8) + self.rows * 8
         fixed = [(d, s) for _, d, s in self.columns if not is_ragged(s)]
         per_row = sum(np.dtype(d).itemsize * int(np.prod(s, dtype=np.int64)) for d, s in fixed)
         ends = len(self.columns) - len(fixed)
@@ -159,7 +173,7 @@ def write_partition(
                     files[key].write(values.data)
                     content[key] = zlib.crc32(values.data, content[key])  # 4 GB/s: a tenth of the conversion
                 rows += count
-        _put_in_place(draft, final)
+        put_in_place(draft, final)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
@@ -185,28 +199,6 @@ def _checksum(positions: Array) -> int:
 
 def _create(folder: Path, key: str) -> BinaryIO:
     return open(folder / f"{key}.bin", "xb", opener=opener)
-
-
-def _put_in_place(draft: Path, final: Path) -> None:
-    """Give a partition its final name, in place of what an earlier attempt has left there.
-
-    That one may be too short: when an executor is lost, the input of a task that reads from it ends as
-    if there were no more rows, and the task fails only after it has written them. Readers that have
-    mapped the old files keep them.
-    """
-    while True:
-        try:
-            draft.rename(final)
-            return
-        except OSError:
-            if not final.is_dir():
-                raise
-        old = final.with_name(f"{final.name}.{uuid.uuid4().hex}")
-        try:
-            final.rename(old)
-        except FileNotFoundError:
-            continue  # yet another attempt did the same
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def _agree(plan: ColumnPlan, values: Array) -> ColumnPlan:
@@ -236,6 +228,9 @@ def read_rows(token: Token, rows: Array, keys: Collection[str] | None = None) ->
     folder = _locate(token)
     count, rows = _in_files(folder, token, rows)
     wanted = [column for column in token.columns if keys is None or column[0] in keys]
+    if token.stretches:
+        places = {key: place for key, *place in token.stretches}
+        return {k: _gather_stretch(folder, places[k], d, shape, count, rows) for k, d, shape in wanted}
     return {
         key: _gather_ragged(folder, key, dtype, shape, count, rows)
         if is_ragged(shape)
@@ -352,6 +347,15 @@ def _gather_ragged(
     return split(values, np.cumsum(lengths))
 
 
+def _gather_stretch(
+    folder: Path, place: Sequence[Any], dtype: str, shape: tuple[int, ...], count: int, rows: Array
+) -> Array:
+    """Gather, for each row, the stretch of stored rows at ``place``: stored column, offset and length."""
+    key, offset, length = place
+    at = (rows + offset)[:, None] + np.arange(length) if length else rows + offset
+    return _gather(folder, key, dtype, (count, *(shape[1:] if length else shape)), at)
+
+
 def _gather(folder: Path, key: str, dtype: str, shape: tuple[int, ...], rows: Array) -> Array:
     if 0 in shape:  # an empty file cannot be mapped
         return np.empty((len(rows), *shape[1:]), dtype)
@@ -359,7 +363,7 @@ def _gather(folder: Path, key: str, dtype: str, shape: tuple[int, ...], rows: Ar
         with (folder / f"{key}.bin").open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size != math.prod(shape) * np.dtype(dtype).itemsize:
-                raise PartitionMissingError(f"{folder}: {key}.bin has {size} bytes")  # see _put_in_place
+                raise PartitionMissingError(f"{folder}: {key}.bin has {size} bytes")  # see put_in_place
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except FileNotFoundError:
         raise PartitionMissingError(str(folder)) from None

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from sparkdl.ml.model import TorchRegressionModel as TorchRegressionModel
     from sparkdl.ml.persistence import allow_pickle as allow_pickle
     from sparkdl.ml.persistence import save as save
+    from sparkdl.ml.series import TimeSeriesEstimator as TimeSeriesEstimator
+    from sparkdl.ml.series import TimeSeriesModel as TimeSeriesModel
     from sparkdl.ml.summary import TrainingSummary as TrainingSummary
     from sparkdl.ml.tabular import TabularEncoder as TabularEncoder
     from sparkdl.ml.tabular import TabularEncoderModel as TabularEncoderModel
@@ -39,6 +41,8 @@ _HOME = {
     "TabularEncoderModel": "sparkdl.ml.tabular",
     "TextIndexer": "sparkdl.ml.text",
     "TextIndexerModel": "sparkdl.ml.text",
+    "TimeSeriesEstimator": "sparkdl.ml.series",
+    "TimeSeriesModel": "sparkdl.ml.series",
     "TorchClassificationModel": "sparkdl.ml.model",
     "TorchClassifier": "sparkdl.ml.estimator",
     "TorchEstimator": "sparkdl.ml.estimator",
@@ -61,6 +65,8 @@ __all__ = [
     "TabularEncoderModel",
     "TextIndexer",
     "TextIndexerModel",
+    "TimeSeriesEstimator",
+    "TimeSeriesModel",
     "TorchClassificationModel",
     "TorchClassifier",
     "TorchEstimator",

@@ -17,12 +17,13 @@ from sparkdl.data.columns import Column, Columns
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml import converters, fitting, sparsity, tables
 from sparkdl.ml.attributes import ATTRIBUTES
-from sparkdl.ml.base import FitsTorch, Plan, Rows
+from sparkdl.ml.base import FitsTorch
 from sparkdl.ml.entries import Entry, constructed_by, getter, setter
 from sparkdl.ml.keywords import ClassifierKeywords, EstimatorKeywords, RegressorKeywords
 from sparkdl.ml.model import TorchClassificationModel, TorchModel, TorchRegressionModel, classes_of
 from sparkdl.ml.outputs import check_thresholds
 from sparkdl.ml.params import HasClassOutputs, HasOutputs, HasPrediction, value_of
+from sparkdl.ml.stage import Plan, Rows
 from sparkdl.ml.training_params import HasScaling
 from sparkdl.nn.losses import binary_cross_entropy, cross_entropy, squared_error
 from sparkdl.nn.models.mlp import MLP

@@ -20,8 +20,8 @@ from sparkdl.train.hooks.base import Hook
 from sparkdl.train.schedule import Schedule
 
 
-class _Common(TypedDict, total=False):
-    """What all estimators take: attributes, columns, and how the module is trained."""
+class _Trained(TypedDict, total=False):
+    """What all estimators take: attributes, and how the module is trained."""
 
     module: nn.Module | Factory | None
     loss: Loss | None
@@ -32,17 +32,8 @@ class _Common(TypedDict, total=False):
     groups: Sequence[ParamGroup]
     clip: ClipByValue | ClipByNorm | None
     options: Mapping[str, Any] | None
-    featuresCol: str
-    featuresCols: list[str] | None
-    inputNames: list[str] | str | None
-    inputShapes: list[list[int] | None] | list[int] | None
-    inputTypes: list[str | None] | str | None
     handleInvalid: str
-    encode: str
-    maxCategories: int
-    minFrequency: int | None
     labelCol: str
-    weightCol: str | None
     predictionCol: str
     learningRate: float
     batchSize: int
@@ -56,16 +47,30 @@ class _Common(TypedDict, total=False):
     codec: str
     transport: str
     gradientClipNorm: float | None
-    validationFraction: float
-    validationIndicatorCol: str | None
     monitor: str | None
     earlyStoppingPatience: int | None
     checkpointPath: str | None
     resume: bool
     warmStartFrom: str | None
     inferenceBatchSize: int | None
-    quantize: bool
     verbose: bool
+
+
+class _Common(_Trained, total=False):
+    """What the estimators of a table's rows take."""
+
+    featuresCol: str
+    featuresCols: list[str] | None
+    inputNames: list[str] | str | None
+    inputShapes: list[list[int] | None] | list[int] | None
+    inputTypes: list[str | None] | str | None
+    encode: str
+    maxCategories: int
+    minFrequency: int | None
+    weightCol: str | None
+    validationFraction: float
+    validationIndicatorCol: str | None
+    quantize: bool
 
 
 class EstimatorKeywords(_Common, total=False):
@@ -89,3 +94,24 @@ class RegressorKeywords(_Common, total=False):
     """Of :class:`~sparkdl.ml.TorchRegressor`."""
 
     standardization: bool
+
+
+class SeriesKeywords(_Trained, total=False):
+    """Of :class:`~sparkdl.ml.TimeSeriesEstimator`."""
+
+    idCol: str
+    timeCol: str
+    pastCols: list[str] | None
+    knownCols: list[str] | None
+    staticCols: list[str] | None
+    frequency: str
+    seasonality: int | None
+    horizon: int
+    inputLength: int | None
+    scaler: str
+    missing: str
+    quantiles: list[float] | None
+    architecture: str
+    level: str
+    windowStep: int
+    validationSteps: int

@@ -35,6 +35,8 @@ _OWN = frozenset(
         "sparkdl.ml.model.TorchClassificationModel",
         "sparkdl.ml.model.TorchModel",
         "sparkdl.ml.model.TorchRegressionModel",
+        "sparkdl.ml.series.TimeSeriesEstimator",
+        "sparkdl.ml.series.TimeSeriesModel",
         "sparkdl.ml.tabular.TabularEncoder",
         "sparkdl.ml.tabular.TabularEncoderModel",
         "sparkdl.ml.text.TextIndexer",

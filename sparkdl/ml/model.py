@@ -25,15 +25,15 @@ from sparkdl.ml.params import HasClassOutputs, HasInputs, HasOutputs, HasPredict
 from sparkdl.ml.persistence import TorchReadable, TorchWritable
 from sparkdl.ml.summary import TrainingSummary
 from sparkdl.ml.tabular_frame import inputs_of
-from sparkdl.ml.training_params import HasTraining
+from sparkdl.ml.training_params import HasRun, HasTraining
 from sparkdl.nn.batch import call, group
 from sparkdl.nn.saved.source import ModuleSource
 from sparkdl.nn.signature import Signature, TensorSpec
 from sparkdl.table.encoding import TableEncoding, arrow
 
 
-class _Trained(HasTraining, HasInputs, TorchWritable, TorchReadable):
-    """What all models hold.
+class Fitted(HasRun, TorchWritable, TorchReadable):
+    """What all models hold, whatever their columns are.
 
     Attributes:
         module: the trained module, on the CPU and in evaluation mode.
@@ -69,6 +69,26 @@ class _Trained(HasTraining, HasInputs, TorchWritable, TorchReadable):
         self.encoding = encoding
         self.labels = tuple(labels)
         self._summary = summary
+
+    @property
+    def hasSummary(self) -> bool:
+        """Whether the model has a summary: it has if it comes from a fit, not from disk."""
+        return self._summary is not None
+
+    @property
+    def summary(self) -> TrainingSummary:
+        """How the model was trained.
+
+        Raises:
+            RuntimeError: if it comes from disk or from a module that was trained elsewhere.
+        """
+        if self._summary is None:
+            raise RuntimeError(f"No training summary available for this {type(self).__name__}")
+        return self._summary
+
+
+class _Trained(Fitted, HasTraining, HasInputs):
+    """What the models of a table's rows share."""
 
     @classmethod
     def from_module(
@@ -118,22 +138,6 @@ class _Trained(HasTraining, HasInputs, TorchWritable, TorchReadable):
             if all(spec.shape is not None for spec in inputs):
                 model.signature = Signature.probe(module, inputs)
         return model
-
-    @property
-    def hasSummary(self) -> bool:
-        """Whether the model has a summary: it has if it comes from a fit, not from disk."""
-        return self._summary is not None
-
-    @property
-    def summary(self) -> TrainingSummary:
-        """How the model was trained.
-
-        Raises:
-            RuntimeError: if it comes from disk or from a module that was trained elsewhere.
-        """
-        if self._summary is None:
-            raise RuntimeError(f"No training summary available for this {type(self).__name__}")
-        return self._summary
 
     @property
     def numFeatures(self) -> int:

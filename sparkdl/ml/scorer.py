@@ -99,7 +99,7 @@ class Scorer:
         if self.encoding is not None:
             columns = EncodedColumns(self.plans, self.encoding, self.columns)
         waiting, results = _Rows(), _Results(self)
-        model: _Model | None = None
+        model: Loaded | None = None
         for batch in batches:
             arrays = batch if isinstance(batch, tuple) else (batch,)
             if not len(arrays[0]):
@@ -107,7 +107,7 @@ class Scorer:
             valid, converted = columns.convert(arrays)
             results.expect(valid)
             if converted is not None:
-                model = model or _load(self.shipped, self.threads)
+                model = model or load_shipped(self.shipped, self.threads)
                 waiting.put(converted)
                 size = self.batch_size or rows_per_batch(columns.plans)
                 while waiting.count >= size:
@@ -120,7 +120,7 @@ class Scorer:
         if model is not None:
             model.end_task()
 
-    def _forward(self, model: _Model, columns: dict[str, Array]) -> dict[int | str | None, Array]:
+    def _forward(self, model: Loaded, columns: dict[str, Array]) -> dict[int | str | None, Array]:
         """Return the outputs of a batch by key."""
         rows = len(next(iter(columns.values())))
         with warnings.catch_warnings():
@@ -149,7 +149,7 @@ def rows_per_batch(plans: Sequence[ColumnPlan]) -> int:
 
 
 @dataclass(slots=True)
-class _Model:
+class Loaded:
     """A module in this Python worker."""
 
     module: nn.Module
@@ -169,10 +169,10 @@ class _Model:
             gc.freeze()
 
 
-_models: OrderedDict[tuple[str, str], _Model] = OrderedDict()
+_models: OrderedDict[tuple[str, str], Loaded] = OrderedDict()
 
 
-def _load(shipped: Shipped, threads: int | None) -> _Model:
+def load_shipped(shipped: Shipped, threads: int | None) -> Loaded:
     """Return this process's copy of a module, made at first use: Spark gives any task to any worker."""
     from pyspark import TaskContext
 
@@ -189,7 +189,7 @@ def _load(shipped: Shipped, threads: int | None) -> _Model:
             gc.unfreeze()
         loaded: nn.Module = serialize.loads(data)
         module = prepack(loaded.eval().to(device))
-        model = _models[shipped.digest, device] = _Model(module, device, len(data))
+        model = _models[shipped.digest, device] = Loaded(module, device, len(data))
     _models.move_to_end((shipped.digest, device))
     return model
 

@@ -23,21 +23,10 @@ from sparkdl.ml.entries import Entry, HasEntries, getter, setter
 _DEVIATIONS = 5.0
 
 
-class HasTraining(
-    HasEntries,
-    HasLabelCol,
-    HasWeightCol,
-    HasBatchSize,
-    HasMaxIter,
-    HasLearningRate,
-    HasSeed,
-    HasValidationIndicatorCol,
-):
-    """Mixin for how a module is trained; models have these Params as well, to tell how they were."""
+class HasRun(HasEntries, HasLabelCol, HasBatchSize, HasMaxIter, HasLearningRate, HasSeed):
+    """Mixin for how a module is trained, whatever its rows are; models have these Params as well."""
 
     labelCol = Entry.of(HasLabelCol.labelCol, "label")
-    weightCol = Entry.of(HasWeightCol.weightCol)
-    validationIndicatorCol = Entry.of(HasValidationIndicatorCol.validationIndicatorCol)
     seed = Entry.of(HasSeed.seed, 0)
     batchSize = Entry(
         "batchSize",
@@ -101,13 +90,6 @@ class HasTraining(
         "largest L2 norm of the gradient (> 0); larger ones are scaled down; not limited if not set.",
         converters.number("gradientClipNorm", lambda x: x > 0, "a number above 0"),
     )
-    validationFraction = Entry(
-        "validationFraction",
-        "share of the rows, chosen at random by seed, that is kept for validation after each epoch (>= 0, < "
-        "1); not used with validationIndicatorCol.",
-        converters.number("validationFraction", lambda x: 0 <= x < 1, "a number from 0 to below 1"),
-        0.0,
-    )
     monitor = Entry(
         "monitor",
         "validation score that early stopping looks at; if not set the first metric, or the loss.",
@@ -151,7 +133,6 @@ class HasTraining(
     getTransport = getter(transport)
     getShuffle = getter(shuffle)
     getGradientClipNorm = getter(gradientClipNorm)
-    getValidationFraction = getter(validationFraction)
     getMonitor = getter(monitor)
     getEarlyStoppingPatience = getter(earlyStoppingPatience)
     getCheckpointPath = getter(checkpointPath)
@@ -164,35 +145,56 @@ class HasTraining(
         return self.getLearningRate()
 
 
-class HasTrainingSetters(HasTraining):
+class HasRunSetters(HasRun):
     """Mixin for the setters that estimators have and models lack."""
 
-    setLabelCol = setter(HasTraining.labelCol)
-    setWeightCol = setter(HasTraining.weightCol)
-    setBatchSize = setter(HasTraining.batchSize)
-    setMaxEpochs = setter(HasTraining.maxEpochs)
-    setMaxIter = setter(HasTraining.maxIter)
-    setLearningRate = setter(HasTraining.learningRate)
-    setSeed = setter(HasTraining.seed)
-    setNumPartitions = setter(HasTraining.numPartitions)
-    setMicroBatchSize = setter(HasTraining.microBatchSize)
-    setPrecision = setter(HasTraining.precision)
-    setCodec = setter(HasTraining.codec)
-    setTransport = setter(HasTraining.transport)
-    setShuffle = setter(HasTraining.shuffle)
-    setGradientClipNorm = setter(HasTraining.gradientClipNorm)
-    setValidationFraction = setter(HasTraining.validationFraction)
-    setValidationIndicatorCol = setter(HasTraining.validationIndicatorCol)
-    setMonitor = setter(HasTraining.monitor)
-    setEarlyStoppingPatience = setter(HasTraining.earlyStoppingPatience)
-    setCheckpointPath = setter(HasTraining.checkpointPath)
-    setResume = setter(HasTraining.resume)
-    setVerbose = setter(HasTraining.verbose)
-    setWarmStartFrom = setter(HasTraining.warmStartFrom)
+    setLabelCol = setter(HasRun.labelCol)
+    setBatchSize = setter(HasRun.batchSize)
+    setMaxEpochs = setter(HasRun.maxEpochs)
+    setMaxIter = setter(HasRun.maxIter)
+    setLearningRate = setter(HasRun.learningRate)
+    setSeed = setter(HasRun.seed)
+    setNumPartitions = setter(HasRun.numPartitions)
+    setMicroBatchSize = setter(HasRun.microBatchSize)
+    setPrecision = setter(HasRun.precision)
+    setCodec = setter(HasRun.codec)
+    setTransport = setter(HasRun.transport)
+    setShuffle = setter(HasRun.shuffle)
+    setGradientClipNorm = setter(HasRun.gradientClipNorm)
+    setMonitor = setter(HasRun.monitor)
+    setEarlyStoppingPatience = setter(HasRun.earlyStoppingPatience)
+    setCheckpointPath = setter(HasRun.checkpointPath)
+    setResume = setter(HasRun.resume)
+    setVerbose = setter(HasRun.verbose)
+    setWarmStartFrom = setter(HasRun.warmStartFrom)
 
     def setStepSize(self, value: float) -> Self:
         """Sets the value of :py:attr:`learningRate`, by Spark's other name for it."""
         return self.setLearningRate(value)
+
+
+class HasTraining(HasRun, HasWeightCol, HasValidationIndicatorCol):
+    """Mixin for how a module is trained on the rows of a table."""
+
+    weightCol = Entry.of(HasWeightCol.weightCol)
+    validationIndicatorCol = Entry.of(HasValidationIndicatorCol.validationIndicatorCol)
+    validationFraction = Entry(
+        "validationFraction",
+        "share of the rows, chosen at random by seed, that is kept for validation after each epoch (>= 0, < "
+        "1); not used with validationIndicatorCol.",
+        converters.number("validationFraction", lambda x: 0 <= x < 1, "a number from 0 to below 1"),
+        0.0,
+    )
+
+    getValidationFraction = getter(validationFraction)
+
+
+class HasTrainingSetters(HasTraining, HasRunSetters):
+    """Mixin for the setters that estimators of tables have and models lack."""
+
+    setWeightCol = setter(HasTraining.weightCol)
+    setValidationFraction = setter(HasTraining.validationFraction)
+    setValidationIndicatorCol = setter(HasTraining.validationIndicatorCol)
 
 
 class HasScaling(HasTrainingSetters, HasStandardization):

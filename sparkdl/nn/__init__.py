@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from sparkdl.nn.models.deepfm import DeepFM as DeepFM
     from sparkdl.nn.models.din import DIN as DIN
     from sparkdl.nn.models.dlrm import DLRM as DLRM
+    from sparkdl.nn.models.forecaster import Forecaster as Forecaster
+    from sparkdl.nn.models.forecaster import Pinball as Pinball
     from sparkdl.nn.models.gru4rec import GRU4Rec as GRU4Rec
     from sparkdl.nn.models.inception import GoogLeNet as GoogLeNet
     from sparkdl.nn.models.knrm import KNRM as KNRM
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from sparkdl.nn.models.nbeats import InterpretableNBeats as InterpretableNBeats
     from sparkdl.nn.models.nbeats import NBeats as NBeats
     from sparkdl.nn.models.neuralcf import NeuralCF as NeuralCF
+    from sparkdl.nn.models.patch_transformer import PatchTransformer as PatchTransformer
     from sparkdl.nn.models.recurrent import RecurrentClassifier as RecurrentClassifier
     from sparkdl.nn.models.resnet import ResNet as ResNet
     from sparkdl.nn.models.resnet import ResNet20 as ResNet20
@@ -61,6 +64,7 @@ _HOME = {
     "DynamicDimensionVariable": "sparkdl.nn.models.variables",
     "EmbeddingBagVariable": "sparkdl.nn.embedding",
     "EmbeddingVariable": "sparkdl.nn.embedding",
+    "Forecaster": "sparkdl.nn.models.forecaster",
     "GRU4Rec": "sparkdl.nn.models.gru4rec",
     "GoogLeNet": "sparkdl.nn.models.inception",
     "InterpretableNBeats": "sparkdl.nn.models.nbeats",
@@ -70,6 +74,8 @@ _HOME = {
     "MultiHashVariable": "sparkdl.nn.models.variables",
     "NBeats": "sparkdl.nn.models.nbeats",
     "NeuralCF": "sparkdl.nn.models.neuralcf",
+    "PatchTransformer": "sparkdl.nn.models.patch_transformer",
+    "Pinball": "sparkdl.nn.models.forecaster",
     "Recommender": "sparkdl.nn.models.top_k",
     "RecurrentClassifier": "sparkdl.nn.models.recurrent",
     "ResNet": "sparkdl.nn.models.resnet",
@@ -106,6 +112,7 @@ __all__ = [
     "DynamicDimensionVariable",
     "EmbeddingBagVariable",
     "EmbeddingVariable",
+    "Forecaster",
     "GRU4Rec",
     "GoogLeNet",
     "InterpretableNBeats",
@@ -113,6 +120,8 @@ __all__ = [
     "MultiHashVariable",
     "NBeats",
     "NeuralCF",
+    "PatchTransformer",
+    "Pinball",
     "Recommender",
     "RecurrentClassifier",
     "ResNet",

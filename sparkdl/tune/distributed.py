@@ -59,7 +59,7 @@ class ClusterRunner:
             try:
                 return run()
             finally:
-                sc.setLocalProperty(_POOL, None)
+                sc.setLocalProperty(_POOL, None)  # type: ignore[arg-type]  # which unsets it
 
         return self.threads.submit(inherited(run_in_pool)).result
 

@@ -87,9 +87,8 @@ class TorchTuner(Estimator[Any], MLWritable, MLReadable[Any]):
 
     def _has_validation(self) -> bool:
         estimator = self.estimator
-        return bool(
-            estimator.getValidationFraction() or value_of(estimator, estimator.validationIndicatorCol)
-        )
+        indicator: str | None = value_of(estimator, estimator.validationIndicatorCol)
+        return bool(estimator.getValidationFraction() or indicator)
 
     def _fit(self, dataset: DataFrame) -> TorchTunerModel:
         result = self.search(dataset)

@@ -129,7 +129,7 @@ def test_modules_are_kept_as_far_as_memory_allows(monkeypatch):
     size = len(cloudpickle.dumps(nn.Linear(1, 1)))
     monkeypatch.setattr(scorer, "_KEPT_BYTES", 2 * size + size // 2)
     for digest in "abacab":
-        assert not scorer._load(Shipped(digest), None).module.training
+        assert not scorer.load_shipped(Shipped(digest), None).module.training
     assert loads == ["a", "b", "c", "b"]
 
 

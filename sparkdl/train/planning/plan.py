@@ -10,7 +10,7 @@ from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
 from sparkdl.train.config import TrainConfig
 from sparkdl.train.costs import Kind
-from sparkdl.train.given import check_dataset, named
+from sparkdl.train.given import check_dataset, inputs_of
 from sparkdl.train.options import integer_option
 from sparkdl.train.planning.cluster_plan import ClusterPlan, make_plan
 from sparkdl.train.planning.model import Model
@@ -78,7 +78,7 @@ def plan(
             f"plan(price={price!r}, gigabits={gigabits!r}, seconds={seconds!r}): expected a price of at "
             "least 0, and positive gigabits and seconds"
         )
-    chosen = Chosen(named(trainer.module, features), label, weight)
+    chosen = Chosen(inputs_of(trainer.module, features, data), label, weight)
     with datasets_of(data, None, chosen, trainer.config.seed) as (dataset, _):
         check_dataset(dataset)
         return plan_of(

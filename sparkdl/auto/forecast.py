@@ -1,0 +1,276 @@
+"""A search over the forecasters of this library, beside baselines, within a time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyspark.ml import Estimator, Model
+from pyspark.ml.param import Param
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from sparkdl.auto.leaderboard import Entry, Leaderboard
+from sparkdl.exceptions import ConfigError
+from sparkdl.ml import backtest
+from sparkdl.ml.series import TimeSeriesEstimator, TimeSeriesModel
+from sparkdl.ml.series_forecast import forecast_rows
+from sparkdl.series import holt_winters
+from sparkdl.train.trainer import Trainer
+from sparkdl.tune.result import SearchResult
+from sparkdl.tune.space import loguniform
+from sparkdl.tune.stopping import MedianStopping
+from sparkdl.tune.trial import Trial
+from sparkdl.tune.tuner import Tuner
+
+CANDIDATES: Mapping[str, Mapping[str, Any]] = {
+    "nbeats": {"architecture": "nbeats"},
+    "nbeats-wide": {"architecture": "nbeats", "module.blocks": 8, "module.width": 256},
+    "tcn": {"architecture": "tcn"},
+    "tcn-wide": {"architecture": "tcn", "module.channels": [64] * 4, "module.kernel": 5},
+    "patch": {"architecture": "patch"},
+    "patch-wide": {"architecture": "patch", "module.width": 128, "module.feed_forward": 256},
+}
+"""The modules of the default space, by the Params that make them."""
+
+SPACE: Mapping[str, Any] = {
+    "candidate": list(CANDIDATES),
+    "learningRate": loguniform(3e-4, 1e-2),
+    "level": ["last", "mean"],
+}
+"""The default space."""
+
+SEARCH_SHARE = 0.6
+"""Share of the time that the search may take; the rest is for fits of what it has found, and baselines."""
+
+NAIVE, HOLT_WINTERS = "seasonal-naive", "holt-winters"
+
+
+class AutoForecast(Estimator[Any]):
+    """Searches forecasters for a panel, compares them with baselines, and fits the best one to all rows.
+
+    ::
+
+        auto = AutoForecast(TimeSeriesEstimator(horizon=12, frequency="M"), timeBudget=600)
+        model = auto.fit(df)
+        model.leaderboard.dataframe()
+        model.transform(df)
+
+    1. The last ``windows`` horizons of each series are kept away for the leaderboard.
+    2. A :class:`sparkdl.tune.Tuner` searches the space by the loss on the horizon before them.
+    3. The best trial of each architecture is fitted again, without these steps, for as many epochs as the
+       trial had; its forecasts of them, and those of the baselines, are scored. Baselines are the value of a
+       season ago and, where statsmodels is installed, Holt-Winters of each series.
+    4. The best one is fitted to all rows. Holt-Winters only compares: if it wins, the leaderboard says so,
+       and the model is the best of the others.
+
+    Args:
+        estimator: columns, horizon, frequency and all that the space does not choose.
+        timeBudget: seconds for everything but the last fit, about; a fit that has begun ends.
+        space: by the name of a Param, such as ``"learningRate"``, ``"inferenceBatchSize"`` or
+            ``"module.width"``, what :class:`sparkdl.tune.Tuner` takes; ``"candidate"`` chooses among
+            :data:`CANDIDATES`. Columns, lengths and scales cannot be searched: all trials read the same
+            windows.
+        metric: of the leaderboard: ``mae``, ``rmse``, ``smape``, ``mase``, or ``pinball`` with quantiles.
+        windows: horizons of each series that the leaderboard forecasts.
+        trials: most trials.
+        holtWinters: whether to compare with it; by default where statsmodels is installed.
+        **options: of :class:`sparkdl.tune.Tuner`, such as ``max_epochs``, ``seed``, ``concurrent``.
+
+    Raises:
+        ConfigError: if an argument cannot work.
+    """
+
+    def __init__(
+        self,
+        estimator: TimeSeriesEstimator,
+        *,
+        timeBudget: float = 600.0,  # noqa: N803 - as Params are named
+        space: Mapping[str, Any] | None = None,
+        metric: str = "mase",
+        windows: int = 1,
+        trials: int = 12,
+        holtWinters: bool | None = None,  # noqa: N803
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        if not isinstance(estimator, TimeSeriesEstimator):
+            raise ConfigError(f"estimator={estimator!r:.100}: expected a TimeSeriesEstimator")
+        if not isinstance(timeBudget, int | float) or not timeBudget > 0:
+            raise ConfigError(f"timeBudget={timeBudget!r:.100}: expected a positive number of seconds")
+        backtest.origins(windows, None, estimator.getHorizon())
+        if holtWinters:
+            holt_winters.check_installed()
+        self.estimator, self.timeBudget, self.metric = estimator, timeBudget, metric
+        self.space = dict(SPACE if space is None else space)
+        self.windows, self.trials, self.holtWinters = windows, trials, holtWinters
+        self.options = dict(options)
+        fixed = {"horizon", "inputLength", "scaler", "missing", "frequency", "idCol", "timeCol", "labelCol"}
+        for name in self.space:
+            if name in fixed or (name != "candidate" and "." not in name and not estimator.hasParam(name)):
+                raise ConfigError(
+                    f"space: {name!r} is no Param that trials on the same windows can differ in"
+                )
+        self._tuner(lambda _: None, 1.0)  # an option that cannot work is told now
+
+    def copy(self, extra: Mapping[Param[Any], Any] | None = None) -> AutoForecast:
+        """Return a copy; further Params are the estimator's."""
+        made = AutoForecast(
+            self.estimator.copy(dict(extra or {})),
+            timeBudget=self.timeBudget,
+            space=self.space,
+            metric=self.metric,
+            windows=self.windows,
+            trials=self.trials,
+            holtWinters=self.holtWinters,
+            **self.options,
+        )
+        return made._resetUid(self.uid)
+
+    def _tuner(self, train: Any, timeout: float) -> Tuner:
+        options = {
+            "seed": self.estimator.getSeed() % (1 << 32),
+            "trials": self.trials,
+            "max_epochs": max(1, self.estimator.getMaxEpochs()),
+            "scheduler": MedianStopping(),
+            "timeout": timeout,
+            "progress": self.estimator.getVerbose(),
+            **self.options,
+        }
+        return Tuner(train, self.space, metric="val/loss", **options)
+
+    def _fit(self, dataset: DataFrame) -> AutoForecastModel:
+        end = time.monotonic() + self.timeBudget
+        begins = backtest.origins(self.windows, None, self.estimator.getHorizon())
+        backtest.scored(self.estimator, [self.metric])  # one that is none is told now
+        chosen = {NAIVE: with_params(self.estimator, {"architecture": "naive"})}
+        entries = [self._scored(dataset, begins, NAIVE, chosen[NAIVE])]
+        compares = self.holtWinters
+        if holt_winters.is_installed() if compares is None else compares:
+            entries.append(self._holt_winters(dataset, begins))
+        result = self._search(dataset, begins[0], max(1.0, SEARCH_SHARE * (end - time.monotonic())))
+        for number, (name, trial) in enumerate(_best_of_each(result).items()):
+            if number and time.monotonic() + trial.seconds > end:
+                break
+            chosen[name] = with_params(self.estimator, trial.params).setMaxEpochs(best_epoch(trial))
+            entries.append(self._scored(dataset, begins, name, chosen[name], trial))
+        board = Leaderboard(entries, self.metric, "min")
+        best = next(entry for entry in board.entries if entry.model in chosen)
+        return AutoForecastModel(chosen[best.model].fit(dataset), board, result)
+
+    def _search(self, dataset: DataFrame, withheld: int, timeout: float) -> SearchResult:
+        """Search on what comes before the leaderboard's steps."""
+        estimator = with_params(self.estimator, {})
+        estimator._withheld = withheld
+        if not estimator.getValidationSteps():
+            estimator.setValidationSteps(estimator.getHorizon())
+        rows = estimator._look_at(dataset)
+
+        def trainer(params: Mapping[str, Any]) -> Trainer:
+            own = with_params(estimator, params)
+            own._check()
+            return own._trainer(rows, own._settle(rows))
+
+        with estimator._datasets(rows, None) as (train, validation):
+            return self._tuner(trainer, timeout).fit(train, validation)
+
+    def _scored(
+        self,
+        dataset: DataFrame,
+        begins: Sequence[int],
+        name: str,
+        estimator: TimeSeriesEstimator,
+        trial: Trial | None = None,
+    ) -> Entry:
+        """Fit without the leaderboard's steps, and score the forecasts of them."""
+        begun = time.monotonic()
+        own = estimator.copy().setValidationSteps(0)
+        own.clear(own.earlyStoppingPatience)
+        forecasts = own.fitBefore(dataset, begins[0])._rows(dataset, begins)
+        value = self._value(forecasts)
+        return Entry(
+            model=name,
+            value=value,
+            seconds=time.monotonic() - begun,
+            epochs=best_epoch(trial) if trial else 0,
+            params=dict(trial.params) if trial else {},
+        )
+
+    def _holt_winters(self, dataset: DataFrame, begins: Sequence[int]) -> Entry:
+        begun = time.monotonic()
+        estimator = self.estimator
+        layout, outputs = estimator._layout(), [estimator.getPredictionCol()]
+        season = estimator.getSeasonality()
+        baseline = holt_winters.HoltWinters(season, layout.horizon)
+        if self.metric == "pinball":  # it gives no quantiles: all are its forecast
+            raise ConfigError("metric='pinball': Holt-Winters gives no quantiles; say holtWinters=False")
+        forecasts = forecast_rows(dataset, baseline, layout, outputs, season=season, origins=begins)
+        value = self._value(forecasts)
+        return Entry(model=HOLT_WINTERS, value=value, seconds=time.monotonic() - begun)
+
+    def _value(self, forecasts: DataFrame) -> float:
+        """Return the mean of the metric over series and windows."""
+        stage = self.estimator
+        if self.metric != "pinball":  # whose columns baselines lack
+            stage = stage.copy()
+            stage.clear(stage.quantiles)
+        each = backtest.errors(stage, forecasts, [self.metric])
+        (row,) = each.agg(F.avg(self.metric)).collect()
+        return float("nan") if row[0] is None else float(row[0])
+
+
+class AutoForecastModel(Model):
+    """The best forecaster of a search.
+
+    Args:
+        bestModel: fitted to all rows; save this one.
+        leaderboard: what was tried, on steps that no fit had seen.
+        result: of the search; its trials are compared by the loss on the steps before.
+
+    Attributes:
+        bestModel: as given.
+        leaderboard: as given.
+        result: as given.
+    """
+
+    def __init__(self, bestModel: TimeSeriesModel, leaderboard: Leaderboard, result: SearchResult) -> None:  # noqa: N803
+        super().__init__()
+        self.bestModel = bestModel
+        self.leaderboard = leaderboard
+        self.result = result
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        found: DataFrame = self.bestModel.transform(dataset)
+        return found
+
+
+def with_params(estimator: TimeSeriesEstimator, params: Mapping[str, Any]) -> TimeSeriesEstimator:
+    """Return a copy of an estimator with Params by name, which writes no checkpoints of its own."""
+    own = estimator.copy()
+    values = dict(params)
+    values = {**CANDIDATES.get(values.pop("candidate", ""), {}), **values}
+    for name, value in values.items():
+        own._set(**{own.getParam(name).name: value})
+    own.clear(own.checkpointPath)
+    return own
+
+
+def best_epoch(trial: Trial) -> int:
+    """Return the epoch after which a trial was best; of equal ones the first."""
+    return max(trial.values, key=lambda epoch: trial.values[epoch])
+
+
+def _best_of_each(result: SearchResult) -> dict[str, Trial]:
+    """Return the best trial of each architecture by the name of its candidate, the best one first."""
+    found: dict[str, Trial] = {}
+    seen = set()
+    ended = [trial for trial in result.trials if trial.values and trial.status != "diverged"]
+    for trial in sorted(ended, key=lambda trial: -trial.values[best_epoch(trial)]):
+        name = str(trial.params.get("candidate", trial.params.get("architecture", "model")))
+        kind = CANDIDATES.get(name, {}).get("architecture", name)
+        if kind not in seen and math.isfinite(trial.values[best_epoch(trial)]):
+            seen.add(kind)
+            found[name] = trial
+    return found

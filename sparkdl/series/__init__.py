@@ -1,0 +1,1 @@
+"""Panels of series: their grid, scales and windows, forecasts, backtests and anomalies."""

@@ -1,0 +1,74 @@
+"""Which values are far from their forecasts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sparkdl.exceptions import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+THRESHOLD, ANOMALY = "threshold", "anomaly"
+
+
+def thresholds(
+    forecasts: DataFrame, keys: Sequence[str], value: str, forecast: str, share: float
+) -> DataFrame:
+    """Return by series the largest error that is no anomaly, as a column ``threshold``.
+
+    Args:
+        forecasts: of the past, with the values that came.
+        keys: columns that tell series apart.
+        value: column of what came.
+        forecast: column of what was forecast.
+        share: of the values of each series that are anomalies: the ones farthest from their forecasts.
+
+    Raises:
+        ConfigError: if the share is not from 0 to below 1.
+    """
+    from pyspark.sql import functions as F
+
+    if not isinstance(share, int | float) or not 0 <= share < 1:
+        raise ConfigError(f"share={share!r}: expected a number from 0 to below 1")
+    errors = F.sort_array(F.collect_list(F.abs(F.col(value) - F.col(forecast))))  # without null
+    place = F.size(errors) - F.floor(F.size(errors) * F.lit(float(share))).cast("int")
+    largest = F.when(place > 0, F.element_at(errors, F.greatest(place, F.lit(1))))
+    return forecasts.groupBy(*keys).agg(largest.alias(THRESHOLD))
+
+
+def anomalies(
+    forecasts: DataFrame,
+    keys: Sequence[str],
+    value: str,
+    forecast: str,
+    quantiles: Sequence[str],
+    limits: DataFrame | None,
+) -> DataFrame:
+    """Add a column ``anomaly``: whether a value is too far from its forecast; null where there is no value.
+
+    Args:
+        forecasts: as of :func:`thresholds`.
+        keys: likewise.
+        value: likewise.
+        forecast: likewise.
+        quantiles: columns of quantiles, ascending.
+        limits: of :func:`thresholds`; without them, values outside of the lowest and the highest quantile are
+            anomalies.
+
+    Raises:
+        ConfigError: if there are neither limits nor two quantiles.
+    """
+    from pyspark.sql import functions as F
+
+    came = F.col(value)
+    if limits is None:
+        if len(quantiles) < 2:
+            raise ConfigError(
+                "anomalies: found neither thresholds nor two quantiles; give thresholds(...), or fit with "
+                "quantiles=[0.01, 0.5, 0.99]"
+            )
+        return forecasts.withColumn(ANOMALY, (came < F.col(quantiles[0])) | (came > F.col(quantiles[-1])))
+    joined = forecasts.join(limits, list(keys), "left") if keys else forecasts.crossJoin(limits)
+    return joined.withColumn(ANOMALY, F.abs(came - F.col(forecast)) > F.col(THRESHOLD)).drop(THRESHOLD)

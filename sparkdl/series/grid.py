@@ -1,0 +1,213 @@
+"""The rows of one series on its grid of steps: gaps filled, times checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+
+from sparkdl.exceptions import DataError
+from sparkdl.frame import Array
+from sparkdl.series.layout import Layout
+from sparkdl.series.scaling import scale_of
+
+_MOST_EMPTY = 1000  # steps of a gap for each row of the series: a frequency that is too fine makes more
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One series on its grid.
+
+    Attributes:
+        id: what its id column holds.
+        times: time of each step of the target, int64.
+        target: value of each step, without gaps, float64.
+        observed: which of them were there.
+        past: covariates of these steps, shape (steps, columns).
+        known: covariates whose future is known; it may have more steps.
+        static: shape (columns,).
+    """
+
+    id: Any
+    times: Array
+    target: Array
+    observed: Array
+    past: Array
+    known: Array
+    static: Array
+
+    def __len__(self) -> int:
+        return len(self.target)
+
+    def until(self, steps: int) -> Series:
+        """Return the series with so many steps of the target; the known covariates keep theirs."""
+        return Series(
+            self.id,
+            self.times[:steps],
+            self.target[:steps],
+            self.observed[:steps],
+            self.past[:steps],
+            self.known,
+            self.static,
+        )
+
+
+def on_grid(id: Any, rows: Mapping[str, Array], layout: Layout) -> Series:
+    """Put the rows of one series on its grid.
+
+    Steps before the first value of the target are left out. Steps after the last one are the future: only
+    their known covariates are used. Steps in between without a row, or with null, are filled as
+    ``layout.missing`` says; covariates keep their value of the step before, or have the next one if there is
+    none.
+
+    Args:
+        id: for the result, and for errors.
+        rows: ``time``, int64, ascending; ``target``, ``past``, ``known``, ``static``, float64 with NaN for
+            null.
+        layout: of the panel.
+
+    Raises:
+        DataError: naming the series and the time.
+    """
+    times, target = rows["time"], rows["target"]
+    filled = np.flatnonzero(np.isfinite(target))
+    if not len(filled):
+        _fail(layout, id, f"column {layout.target!r} has no value", "drop the series")
+    first = int(filled[0])
+    times, target = times[first:], target[first:]
+    steps = layout.frequency.steps(times)
+    repeated = np.flatnonzero(np.diff(steps) <= 0)
+    if len(repeated):
+        at = int(repeated[0])
+        _fail(
+            layout,
+            id,
+            f"two rows in one step, at {name_time(times[at], layout)} and {name_time(times[at + 1], layout)}",
+            f"aggregate them, or choose another frequency than {_name(layout)!r}",
+        )
+    count = int(steps[-1]) + 1
+    if count > _MOST_EMPTY * len(times):
+        _fail(
+            layout,
+            id,
+            f"{len(times)} rows span {count:,} steps",
+            f"choose a coarser frequency than {_name(layout)!r}",
+        )
+    length = int(steps[filled[-1] - first]) + 1  # of the past
+    values = np.full(count, np.nan)
+    values[steps] = target
+    every = np.zeros(count, np.int64)
+    every[steps] = times
+    missing = np.ones(count, np.bool_)
+    missing[steps] = False
+    if missing.any():  # from the row before, so that a clock that shifts leaves no drift
+        before = np.maximum.accumulate(np.where(missing, 0, np.arange(count)))
+        for at in np.unique(before[missing]):
+            gap = np.flatnonzero(missing & (before == at))
+            every[gap] = layout.frequency.after(int(every[at]), gap - at)
+    observed = np.isfinite(values[:length])
+    past = _carried(_spread(rows["past"][first:], steps, count)[:length], id, layout.past, layout)
+    known = _carried(_spread(rows["known"][first:], steps, count), id, layout.known, layout)
+    return Series(
+        id,
+        every[:length],
+        _filled(values[:length], observed, every, id, layout),
+        observed,
+        past,
+        known,
+        _static(rows["static"], id, layout),
+    )
+
+
+def _spread(values: Array, steps: Array, count: int) -> Array:
+    found = np.full((count, values.shape[1]), np.nan)
+    found[steps] = values
+    return found
+
+
+def _filled(values: Array, observed: Array, times: Array, id: Any, layout: Layout) -> Array:
+    gaps = np.flatnonzero(~observed)
+    if not len(gaps):
+        return values
+    if layout.missing == "error":
+        _fail(
+            layout,
+            id,
+            f"column {layout.target!r} has no value at {name_time(times[gaps[0]], layout)}",
+            "fill it, or say missing='linear', 'previous' or 'zero'",
+        )
+    if layout.missing == "zero":
+        return np.where(observed, values, 0.0)
+    if layout.missing == "linear":
+        places = np.arange(len(values))
+        found: Array = np.interp(places, places[observed], values[observed])
+        return found
+    return values[_last(observed)]
+
+
+def _carried(values: Array, id: Any, names: Any, layout: Layout) -> Array:
+    """Return covariates with the step before's value where there is none."""
+    values = values.copy()
+    for column, name in enumerate(names):
+        known = np.isfinite(values[:, column])
+        if not known.any():
+            _fail(layout, id, f"column {name!r} has no value", "fill it, or leave the column out")
+        if not known.all():
+            values[:, column] = values[_last(known), column]
+    return values
+
+
+def _last(known: Array) -> Array:
+    """Return the place of the last known value up to each place, or of the first one before any."""
+    first = int(np.argmax(known))
+    found: Array = np.maximum.accumulate(np.where(known, np.arange(len(known)), first))
+    return found
+
+
+def _static(values: Array, id: Any, layout: Layout) -> Array:
+    found = np.empty(values.shape[1])
+    for column, name in enumerate(layout.static):
+        given = np.unique(values[np.isfinite(values[:, column]), column])
+        if len(given) != 1:
+            _fail(
+                layout,
+                id,
+                f"column {name!r} has {len(given)} different values",
+                "staticCols hold one number for each series",
+            )
+        found[column] = given[0]
+    return found
+
+
+def scaled(series: Series, scaling: str, until: int | None = None) -> tuple[dict[str, Array], float, float]:
+    """Return target and covariates on the common scale, and centre and size of the target.
+
+    Args:
+        series: on its grid.
+        scaling: see :func:`sparkdl.series.scaling.scale_of`; static values stay as they are.
+        until: steps that decide on the scale; all of the target by default.
+    """
+    until = len(series) if until is None else until
+    centre, size = scale_of(np.where(series.observed, series.target, np.nan)[:until], scaling)
+    found = {"target": (series.target - centre) / size}
+    for name, values in (("past", series.past), ("known", series.known)):
+        if values.shape[1]:
+            middle, spread = scale_of(values[:until], scaling)
+            found[name] = (values - middle) / spread
+    return found, float(centre), float(size)
+
+
+def name_time(time: Any, layout: Layout) -> str:
+    """Return a time as people write it."""
+    return str(np.datetime64(int(time), "us")) if layout.frequency.unit else str(int(time))
+
+
+def _name(layout: Layout) -> str:
+    return f"{layout.frequency.every}{layout.frequency.unit}"
+
+
+def _fail(layout: Layout, id: Any, found: str, remedy: str) -> NoReturn:
+    who = f"series {id!r}" if layout.id else "the series"
+    raise DataError(f"{who}: {found}; {remedy}", code="data-value")

@@ -1,0 +1,66 @@
+"""Exponential smoothing of one series, by statsmodels: a baseline."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparkdl.exceptions import ConfigError
+from sparkdl.frame import Array
+
+
+@dataclass(frozen=True, slots=True)
+class HoltWinters:
+    """Forecasts a series by additive trend, damped, and additive season (Winters, 1960), fitted to it alone.
+
+    A series shorter than two seasons has no season, one of less than five values continues its last one.
+
+    Attributes:
+        season: steps of a season.
+        horizon: steps to forecast.
+    """
+
+    season: int
+    horizon: int
+
+    def __call__(self, values: Array) -> Array:
+        """Return the forecast; called in tasks."""
+        from statsmodels.tsa.holtwinters import ExponentialSmoothing
+
+        if len(values) < 5 or np.ptp(values) == 0:
+            return np.full(self.horizon, values[-1])
+        seasonal = self.season > 1 and 2 * self.season <= len(values)
+        size = float(np.std(values))  # the fit's tolerances are absolute
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of fits that have not converged: their forecast counts as it is
+            fitted = ExponentialSmoothing(
+                values / size,
+                trend="add",
+                damped_trend=True,
+                seasonal="add" if seasonal else None,
+                seasonal_periods=self.season if seasonal else None,
+                initialization_method="estimated",
+            ).fit()
+            found: Array = np.asarray(fitted.forecast(self.horizon)) * size
+        return found if np.isfinite(found).all() else np.full(self.horizon, values[-1])
+
+
+def is_installed() -> bool:
+    """Return whether statsmodels is there, and can be imported."""
+    try:
+        import statsmodels.tsa.holtwinters  # noqa: F401
+    except ImportError:  # its data may be there without what its code needs
+        return False
+    return True
+
+
+def check_installed() -> None:
+    """Check that statsmodels is there.
+
+    Raises:
+        ConfigError: if it is not.
+    """
+    if not is_installed():
+        raise ConfigError("Holt-Winters needs statsmodels: pip install 'sparkdl[series]'")

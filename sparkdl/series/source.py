@@ -1,0 +1,230 @@
+"""The windows of a panel as a Dataset: each series lies in the partition store once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from sparkdl.access.base import Access, Frames
+from sparkdl.data.columns import ColumnPlan, Structure, TablePlan
+from sparkdl.data.dataset import Dataset
+from sparkdl.data.sources import Partitions, Source
+from sparkdl.data.store import StoreBatch, Token, write_partition
+from sparkdl.data.windows import windows_of
+from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.frame import Array
+from sparkdl.private import local_folders
+from sparkdl.series.grid import Series, scaled
+from sparkdl.series.layout import STATIC, TARGET, Layout
+from sparkdl.series.panel import ID, check_columns, grouped, series_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_BATCH_ROWS = 10_000
+_PEEK_ROWS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Which windows of a series are meant.
+
+    Attributes:
+        stride: steps from the start of a window to that of the next; the last window ends with the series.
+        withheld: steps at the end of each series that are not used at all.
+        held: steps before these that only validation forecasts.
+        validation: whether the windows whose horizon lies in them are meant; otherwise those before.
+    """
+
+    stride: int = 1
+    withheld: int = 0
+    held: int = 0
+    validation: bool = False
+
+    def length(self, series: Series) -> int:
+        """Return how many steps of a series are used."""
+        return len(series) - self.withheld - (0 if self.validation else self.held)
+
+    def needed(self, layout: Layout) -> int:
+        """Return how many steps a series must have at least."""
+        return layout.horizon + 1 + self.withheld + self.held
+
+    def starts(self, length: int, layout: Layout) -> Array:
+        """Return where the windows of so many steps begin, ascending.
+
+        A series that is shorter than a window begins before its first step.
+        """
+        last = length - layout.steps - layout.horizon
+        first = length - self.held - layout.steps if self.validation else min(0, last)
+        found: Array = np.arange(last, first - 1, -self.stride)[::-1]
+        return found
+
+
+def windows_dataset(
+    df: DataFrame, layout: Layout, cut: Cut | None = None, num_partitions: int | None = None
+) -> Dataset:
+    """Return the windows of a panel as a Dataset.
+
+    The rows of a window are those of its series: a window is a number in the store, and its tensors are
+    stretches. Inputs are ``target`` of shape (steps,), and ``past`` (steps, columns), ``known`` (steps +
+    horizon, columns) and ``static`` (columns,) where there are such columns; the label is the target of the
+    horizon. All but ``static`` are on the series' own scale, which the steps before ``cut.held`` decide on.
+
+    A series that is shorter than a window is continued at its front with its first values.
+
+    Args:
+        df: the panel.
+        layout: its columns, and how windows are made.
+        cut: which windows; all by default.
+        num_partitions: one per executor by default. A series is in one partition.
+
+    Raises:
+        ConfigError, DataError: if a column cannot be what it should.
+    """
+    check_columns(df, layout)
+    return Dataset(
+        df.sparkSession, _plan(layout), SeriesSource(df, layout, cut or Cut()), num_partitions, None
+    )
+
+
+def _plan(layout: Layout) -> TablePlan:
+    columns = [
+        ColumnPlan(f"features_{name}", name, dtype="float32", shape=shape)
+        for name, shape in layout.shapes.items()
+    ]
+    label = ColumnPlan("label", layout.target, dtype="float32", shape=(layout.horizon,))
+    keys = tuple(column.key for column in columns)
+    features = Structure("dict", keys, layout.inputs)
+    return TablePlan((*columns, label), features, Structure("single", ("label",)), weighted=False)
+
+
+class SeriesSource(Source):
+    """The windows of a panel.
+
+    Args:
+        df: the panel.
+        layout: its columns, and how windows are made.
+        cut: which windows.
+    """
+
+    def __init__(self, df: DataFrame, layout: Layout, cut: Cut) -> None:
+        self._df, self._layout, self._cut = df, layout, cut
+
+    def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
+        """See :class:`sparkdl.data.sources.Source`; zeros where the first series has no window."""
+        from pyspark.sql import functions as F
+
+        first = self._df.select(F.lit(0) if not self._layout.id else self._df[f"`{self._layout.id}`"]).first()
+        if first is None:
+            return {}
+        df = (
+            self._df
+            if not self._layout.id
+            else self._df.where(self._df[f"`{self._layout.id}`"].eqNullSafe(first[0]))
+        )
+        found = grouped(df, self._layout, 1)
+        values = found.collect()
+        batch = pa.RecordBatch.from_arrays(
+            [pa.array([row[n] for row in values], _arrow_type(name)) for n, name in enumerate(found.columns)],
+            names=found.columns,
+        )
+        windows: dict[str, Array] = {}
+        for _, series in series_of([batch], self._layout):
+            if len(series) >= self._cut.needed(self._layout):
+                stored, starts = _stored(series, self._layout, self._cut)
+                chosen = starts[np.arange(rows) % len(starts)]
+                for part in self._layout.stretches:
+                    at = chosen + part.offset
+                    places = at[:, None] + np.arange(part.length) if part.length else at
+                    windows[part.key] = stored[part.stored][places]
+        shapes = {column.key: column.shape or () for column in plan.columns}
+        return windows or {key: np.zeros((rows, *shape), np.float32) for key, shape in shapes.items()}
+
+    def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
+        """See :class:`sparkdl.data.sources.Source`."""
+        if not isinstance(partitions, int):
+            raise ConfigError(
+                "num_partitions='input': a panel's series are spread by their ids; give a number"
+            )
+        df = grouped(self._df, self._layout, partitions)
+        return access.written(df, windows_writer(store, self._layout, self._cut), _BATCH_ROWS)
+
+
+def _arrow_type(name: str) -> Any:
+    if name == ID:
+        return None
+    return pa.int64() if name.startswith("__") else pa.float64()
+
+
+def windows_writer(
+    store: str, layout: Layout, cut: Cut
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the ``mapInArrow`` function that writes a partition's series and yields their windows' token."""
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        assert context is not None
+        stream = iter(batches)
+        token = write_windows(store, context.partitionId(), layout, cut, stream)
+        for _ in stream:
+            pass  # after an error: a task that leaves input unread loses its Python worker
+        yield pa.RecordBatch.from_pydict({"token": [token.to_frame()]})
+
+    return write
+
+
+def write_windows(
+    store: str, partition: int, layout: Layout, cut: Cut, batches: Iterable[pa.RecordBatch]
+) -> Token:
+    """Write the series of a partition; return the token of their windows, one with an error if need be."""
+    executor = str(local_folders()[0])
+    starts: list[Array] = []
+
+    def stored() -> Iterator[StoreBatch]:
+        written = 0
+        for key, series in series_of(batches, layout):
+            needed = cut.needed(layout)
+            if len(series) < needed:
+                if layout.skip:
+                    continue
+                raise DataError(
+                    f"series {series.id!r} has {len(series)} steps; expected at least {needed}, for a "
+                    f"horizon of {layout.horizon}. handleInvalid='skip' leaves short series out",
+                    code="data-value",
+                )
+            columns, begins = _stored(series, layout, cut)
+            starts.append(begins + written)
+            steps = len(columns[TARGET])
+            written += steps
+            yield (key >> 1) + np.arange(steps), columns
+
+    widths = {TARGET: (), **{name: (shape[-1],) for name, shape in layout.shapes.items() if name != TARGET}}
+    plans = [ColumnPlan(name, name, dtype="float32", shape=shape) for name, shape in widths.items()]
+    try:
+        token = write_partition(store, partition, executor, plans, stored())
+    except DataError as error:
+        return Token(store, partition, 0, "", executor, error=str(error))
+    name = f"windows-{cut.stride}-{int(cut.validation)}"
+    return windows_of(token, name, np.concatenate([np.empty(0, np.int64), *starts]), layout.stretches)
+
+
+def _stored(series: Series, layout: Layout, cut: Cut) -> tuple[dict[str, Array], Array]:
+    """Return the stored columns of a series, float32, and where its windows begin in them."""
+    length = cut.length(series)
+    found, _, _ = scaled(series, layout.scaling, len(series) - cut.withheld - cut.held)
+    starts = cut.starts(length, layout)
+    front = max(0, -int(starts[0]))  # steps before the first one
+    skipped = max(0, int(starts[0]))  # that no window needs
+    columns = {
+        name: np.pad(values[skipped:length], ((front, 0), *((0, 0),) * (values.ndim - 1)), mode="edge")
+        for name, values in found.items()
+    }
+    if STATIC in layout.inputs:
+        columns[STATIC] = np.repeat(series.static[None], len(columns[TARGET]), 0)
+    return {name: values.astype(np.float32) for name, values in columns.items()}, starts + front - skipped

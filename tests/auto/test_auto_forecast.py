@@ -1,0 +1,101 @@
+"""AutoForecast: a small search on real Spark; errors before any work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sparkdl.auto import AutoForecast, forecast
+from sparkdl.exceptions import ConfigError
+from sparkdl.ml import TimeSeriesEstimator, TimeSeriesModel
+from sparkdl.series import holt_winters
+from sparkdl.tune.tuner import Tuner
+
+
+def estimator(**more: Any) -> TimeSeriesEstimator:
+    given = {
+        "horizon": 2,
+        "inputLength": 6,
+        "frequency": "1",
+        "seasonality": 4,
+        "verbose": False,
+        "maxEpochs": 2,
+    }
+    return TimeSeriesEstimator(**{**given, **more})
+
+
+@pytest.mark.jvm
+def test_the_best_of_a_search_beside_baselines_is_fitted_to_all_rows(real: Any, monkeypatch: Any) -> None:
+    """A space of one Param; the leaderboard has models, and baselines, by errors on steps kept away."""
+    monkeypatch.setattr(holt_winters, "is_installed", lambda: False)
+    time = np.tile(np.arange(32), 3)
+    table = pd.DataFrame({"id": np.repeat(["a", "b", "c"], 32), "time": time})
+    table["value"] = 3.0 * time + np.random.default_rng(0).normal(
+        size=96
+    )  # of which a naive forecast knows nothing
+    auto = AutoForecast(
+        estimator(level="last", batchSize=32),
+        timeBudget=60,
+        space={"architecture": ["nbeats", "tcn"], "learningRate": 1e-2},
+        search="grid",
+        metric="mae",
+        max_epochs=2,
+    )
+    found = auto.fit(real.createDataFrame(table))
+    board = found.leaderboard.dataframe()
+    assert sorted(board.model) == ["nbeats", "seasonal-naive", "tcn"]
+    assert board.mae.is_monotonic_increasing
+    assert float(board.mae[board.model == "seasonal-naive"].iloc[0]) == pytest.approx(12, abs=2)
+    assert isinstance(found.bestModel, TimeSeriesModel)
+    assert found.bestModel.getArchitecture() == board.model[0]
+    assert found.transform(real.createDataFrame(table)).count() == 6
+    assert len(found.result) == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: AutoForecast(3), "estimator=3: expected a TimeSeriesEstimator"),
+        (lambda: AutoForecast(estimator(), timeBudget=0), "timeBudget=0: expected a positive number"),
+        (lambda: AutoForecast(estimator(), windows=0), "windows=0: expected an integer"),
+        (lambda: AutoForecast(estimator(), space={"horizon": [1, 2]}), "space: 'horizon' is no Param that"),
+        (
+            lambda: AutoForecast(estimator(), space={"leaningRate": [1, 2]}),
+            "space: 'leaningRate' is no Param",
+        ),
+        (lambda: AutoForecast(estimator(), trials=0), "trials"),
+    ],
+)
+def test_what_cannot_work_is_told_at_once(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_each_candidate_of_the_default_space_makes_a_module() -> None:
+    auto = AutoForecast(estimator())
+    tuner = auto._tuner(lambda _: None, 1.0)
+    assert isinstance(tuner, Tuner)
+    assert set(auto.space) == {"candidate", "learningRate", "level"}
+    for name, params in forecast.CANDIDATES.items():
+        own = forecast.with_params(auto.estimator, {"candidate": name, "level": "mean"})
+        module, source = own._build(forecast_module(), **own._arguments())
+        assert module.architecture == params["architecture"]
+        assert source is not None
+
+
+def forecast_module() -> Any:
+    from sparkdl.nn import Forecaster
+
+    return Forecaster
+
+
+def test_holt_winters_forecasts_trend_and_season() -> None:
+    pytest.importorskip("statsmodels.tsa.holtwinters")
+    time = np.arange(48.0)
+    values = 0.5 * time + 10 * (np.arange(48) % 4)
+    found = holt_winters.HoltWinters(4, 6)(values)
+    np.testing.assert_allclose(found, 0.5 * np.arange(48, 54) + 10 * (np.arange(48, 54) % 4), atol=2)
+    assert holt_winters.HoltWinters(4, 2)(np.array([1.0, 2.0])).tolist() == [2, 2]

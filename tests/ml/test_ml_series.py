@@ -1,0 +1,213 @@
+"""TimeSeriesEstimator on real Spark: fits, forecasts, backtests, anomalies, files."""
+
+from __future__ import annotations
+
+from datetime import date
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from pyspark.sql import functions as F
+from support.reference import Partition, assert_bit_equal, plain, threads
+from torchmetrics import MeanAbsoluteError, MeanSquaredError, SymmetricMeanAbsolutePercentageError
+
+from sparkdl.data import sampler
+from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.ml import TimeSeriesEstimator, TimeSeriesModel
+from sparkdl.nn import Forecaster
+from sparkdl.nn.models.forecaster import absolute_error
+from sparkdl.series.source import windows_dataset
+
+pytestmark = pytest.mark.jvm
+
+STEPS, HORIZON = 12, 3
+
+
+def frame(series: int = 4, length: int = 40) -> pd.DataFrame:
+    """Return waves of several levels, with covariates."""
+    parts = []
+    for number in range(series):
+        time = np.arange(length)
+        value = 10 * number + np.sin(time / 2) + 0.02 * time
+        parts.append(
+            pd.DataFrame(
+                {
+                    "id": f"s{number}",
+                    "time": pd.date_range("2024-01-01", periods=length).date,
+                    "value": value,
+                    "promotion": (time % 5 == 0).astype(float),
+                    "size": float(number),
+                }
+            )
+        )
+    return pd.concat(parts, ignore_index=True)
+
+
+def absolute_error_mean(output: Any, label: Any) -> Any:
+    return absolute_error(output, label).mean()
+
+
+def estimator(**more: Any) -> TimeSeriesEstimator:
+    given = {"horizon": HORIZON, "inputLength": STEPS, "maxEpochs": 1, "batchSize": 16, "verbose": False}
+    return TimeSeriesEstimator(**{**given, **more})
+
+
+def test_training_on_one_partition_has_the_bits_of_plain_torch(real: Any) -> None:
+    """Windows that numpy copies, in the order of the sampler, train the same module to the same bits."""
+    table = frame()
+    fitted = estimator(numPartitions=1, maxEpochs=2, architecture="nbeats", seed=3).fit(
+        real.createDataFrame(table)
+    )
+    past, future = [], []
+    order = [
+        row.id
+        for row in real.createDataFrame(table).select("id").distinct().orderBy(F.xxhash64("id")).collect()
+    ]
+    for name in order:
+        value = table.value[table.id == name].to_numpy()
+        value = ((value - value.mean()) / value.std()).astype(np.float32)
+        starts = range(len(value) - STEPS - HORIZON + 1)
+        past += [value[start : start + STEPS] for start in starts]
+        future += [value[start + STEPS : start + STEPS + HORIZON] for start in starts]
+    torch.manual_seed(3)
+    module = Forecaster(STEPS, HORIZON, "nbeats")
+    rows = [Partition(np.stack(past), np.stack(future))]
+    iterations = 2 * sampler.iterations_per_epoch(len(past), 16)
+    with threads(2):  # the cores of the only executor
+        expected = plain(
+            module, absolute_error_mean, partial(torch.optim.Adam, lr=1e-3), rows, 16, iterations, 3
+        )
+    assert_bit_equal(fitted.module, expected)
+
+
+@pytest.mark.parametrize("architecture", ["tcn", "patch"])
+def test_covariates_quantiles_and_files(real: Any, tmp_path: Any, architecture: str) -> None:
+    df = real.createDataFrame(frame())
+    past = df.withColumn("value", F.when(F.col("time") <= date(2024, 2, 6), F.col("value")))
+    est = estimator(
+        architecture=architecture,
+        quantiles=[0.025, 0.5, 0.9],
+        pastCols=["value2"],
+        knownCols=["promotion"],
+        staticCols=["size"],
+        validationSteps=HORIZON,
+    )
+    given = past.withColumn("value2", F.col("value") / 2)
+    model = est.fit(given)
+    assert "val/loss" in model.summary.scores
+    found = model.transform(given).orderBy("id", "time").toPandas()
+    assert list(found.columns) == ["id", "time", "forecast", "forecast_q2_5", "forecast_q50", "forecast_q90"]
+    assert len(found) == 4 * HORIZON
+    assert found.time[:HORIZON].tolist() == [date(2024, 2, 7), date(2024, 2, 8), date(2024, 2, 9)]
+    assert (found.forecast == found.forecast_q50).all()
+    assert (found.forecast_q2_5 <= found.forecast_q50).all()
+    assert (found.forecast_q50 <= found.forecast_q90).all()
+    assert found.groupby("id").forecast.mean().diff().dropna().between(7, 13).all()  # scaled back
+    model.save(str(tmp_path / "model"))
+    loaded = TimeSeriesModel.load(str(tmp_path / "model"))
+    again = loaded.transform(given).orderBy("id", "time").toPandas()
+    pd.testing.assert_frame_equal(again, found)
+    est.save(str(tmp_path / "estimator"))
+    assert TimeSeriesEstimator.load(str(tmp_path / "estimator")).getQuantiles() == [0.025, 0.5, 0.9]
+    with pytest.raises(Exception, match="0 rows after its last value have promotion; expected the 3"):
+        model.transform(given.where(F.col("value").isNotNull())).collect()
+
+
+def test_a_backtest_has_the_errors_of_torchmetrics_and_uses_the_past_alone(real: Any) -> None:
+    table = frame(2)
+    table.loc[39, "value"] = 1e6  # of the first series: no forecast but that of its step may know of it
+    df = real.createDataFrame(table)
+    est = estimator(architecture="naive", seasonality=7, quantiles=[0.1, 0.5])
+    errors = est.backtest(df, windows=2, step=2, metrics=["mae", "rmse", "smape", "mase", "pinball"])
+    found = errors.orderBy("id", "cutoff").toPandas()
+    assert found.cutoff.tolist() == 2 * [date(2024, 2, 4), date(2024, 2, 6)]
+    for row in found.itertuples():
+        value = table.value[table.id == row.id].to_numpy()
+        end = 35 if row.cutoff == date(2024, 2, 4) else 37
+        came, forecast = value[end : end + 3], value[end - 7 : end - 4]
+        target, told = torch.from_numpy(came), torch.from_numpy(forecast)
+        assert row.mae == pytest.approx(float(MeanAbsoluteError()(told, target)), rel=1e-5)
+        assert row.rmse == pytest.approx(float(MeanSquaredError(squared=False)(told, target)), rel=1e-5)
+        assert row.smape == pytest.approx(
+            float(SymmetricMeanAbsolutePercentageError()(told, target)), rel=1e-5
+        )
+        scale = np.abs(value[7:end] - value[: end - 7]).mean()
+        assert row.mase == pytest.approx(row.mae / scale)
+        over = came - forecast
+        losses = [np.maximum(q * over, (q - 1) * over) for q in (0.1, 0.5)]
+        assert row.pinball == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_refitting_before_each_origin_and_a_fit_that_withholds(real: Any) -> None:
+    df = real.createDataFrame(frame(2))
+    est = estimator(seed=1)
+    once = est.backtest(df, windows=2, metrics=["mae"]).orderBy("id", "cutoff").collect()
+    again = est.backtest(df, windows=2, metrics=["mae"], refit=True).orderBy("id", "cutoff").collect()
+    assert [row.cutoff for row in once] == [row.cutoff for row in again]
+    assert once[0].mae == again[0].mae  # the same fit
+    assert once[1].mae != again[1].mae
+    cut = real.createDataFrame(frame(2, 34))
+    withheld, short = est.fitBefore(df, 6), est.fit(cut)
+    for found, expected in zip(withheld.module.parameters(), short.module.parameters(), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_anomalies_by_thresholds_and_by_quantiles(real: Any) -> None:
+    table = frame(2, 60)
+    model = estimator(architecture="naive", seasonality=1, quantiles=[0.1, 0.5, 0.9]).fit(
+        real.createDataFrame(table)
+    )
+    usual = model.forecasts(real.createDataFrame(table[table.index % 60 < 45]), windows=8)
+    limits = model.thresholds(usual, share=0.0)
+    table.loc[59, "value"] += 5
+    judged = model.anomalies(model.forecasts(real.createDataFrame(table), windows=4), limits)
+    assert [(row.id, row.time) for row in judged.where("anomaly").collect()] == [("s0", date(2024, 2, 29))]
+    outside = model.anomalies(model.forecasts(real.createDataFrame(table))).where("anomaly").count()
+    assert outside == 6  # quantiles of the naive forecast are the forecast
+
+
+def test_one_series_without_id_and_times_that_are_integers(real: Any) -> None:
+    table = pd.DataFrame({"time": np.arange(30), "value": np.arange(30) ** 1.5})
+    est = estimator(idCol="", frequency="1", scaler="mean", level="mean")
+    found = est.fit(real.createDataFrame(table)).transform(real.createDataFrame(table)).toPandas()
+    assert found.columns.tolist() == ["time", "forecast"]
+    assert found.time.tolist() == [30, 31, 32]
+
+
+def test_the_store_keeps_each_step_once_and_spreads_series(real: Any) -> None:
+    est = estimator()
+    with windows_dataset(real.createDataFrame(frame(8)), est._layout(), num_partitions=2) as data:
+        assert len(data) == 8 * (40 - STEPS - HORIZON + 1)
+        tokens = data.store().partitions
+        assert sum(token.stored for token in tokens) == 8 * 40
+        assert all(token.rows for token in tokens)
+        with data.repartitioned(3) as moved:
+            assert sum(token.rows for token in moved.partitions) == len(data)
+
+
+def test_errors_come_before_any_job(real: Any) -> None:
+    df = real.createDataFrame(frame(1, 5))
+    for more, error, message in [
+        ({"labelCol": "sales"}, DataError, "column 'sales' is not in the DataFrame; it has id, promotion"),
+        ({"labelCol": "id", "idCol": ""}, DataError, "column 'id' is string; expected numbers"),
+        ({"timeCol": "size"}, DataError, "time column 'size' is double; expected dates"),
+        (
+            {"frequency": "2"},
+            ConfigError,
+            "frequency='2' with time column 'time' of type date: expected a unit",
+        ),
+        ({"knownCols": ["size"], "staticCols": ["size"]}, ConfigError, "'size' is knownCols and staticCols"),
+        ({"validationSteps": 2}, ConfigError, "validationSteps=2: expected 0, or at least horizon=3"),
+        ({"earlyStoppingPatience": 2}, ConfigError, "set validationSteps"),
+        ({"quantiles": [0.1, 0.9]}, ConfigError, "expected 0.5 among them"),
+        ({"module": partial(torch.nn.Linear, 12, 4)}, Exception, "target|outputs of shape"),
+    ]:
+        with pytest.raises(error, match=message):
+            estimator(**more).fit(df)
+    with pytest.raises(ConfigError, match="metrics: found 'mape', expected some of mae, rmse"):
+        estimator().backtest(df, metrics=["mape"])
+    with pytest.raises(ConfigError, match="windows=0: expected an integer of at least 1"):
+        estimator().backtest(df, windows=0)

@@ -1,0 +1,158 @@
+"""Steps, grids and scales, against plain numpy; without Spark."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.series.frequency import Frequency
+from sparkdl.series.grid import on_grid, scaled
+from sparkdl.series.layout import Layout
+from sparkdl.series.scaling import scale_of
+
+
+def micros(*times: str) -> Any:
+    return np.array(times, "datetime64[us]").astype(np.int64)
+
+
+def layout(**more: Any) -> Layout:
+    given = {"frequency": Frequency.of("1"), "steps": 3, "horizon": 2, **more}
+    return Layout(id="id", time="time", target="y", **given)
+
+
+def rows(time: Any, target: Any, **groups: Any) -> dict[str, Any]:
+    count = len(target)
+    empty = {name: np.empty((count, 0)) for name in ("past", "known", "static")}
+    return {"time": np.asarray(time, np.int64), "target": np.asarray(target, float), **empty, **groups}
+
+
+@pytest.mark.parametrize("text", ["s", "15min", "h", "D", "2W", "M", "Q", "Y", "3M"])
+def test_the_times_after_are_those_of_pandas(text: str) -> None:
+    aliases = {"M": "MS", "Q": "QS", "Y": "YS", "W": "W-WED"}
+    unit = text.lstrip("0123456789")
+    alias = text.replace(unit, aliases.get(unit, unit))
+    times = (
+        pd.date_range("2023-11-01", periods=30, freq=alias)
+        .to_numpy()
+        .astype("datetime64[us]")
+        .astype(np.int64)
+    )
+    frequency = Frequency.of(text)
+    assert (frequency.steps(times) == np.arange(30)).all()
+    assert (frequency.after(int(times[4]), np.arange(1, 26)) == times[5:]).all()
+
+
+def test_the_last_day_of_a_month_stays_the_last_one() -> None:
+    ends = (
+        pd.date_range("2023-10-31", periods=14, freq="ME")
+        .to_numpy()
+        .astype("datetime64[us]")
+        .astype(np.int64)
+    )
+    frequency = Frequency.of("M")
+    assert (frequency.steps(ends) == np.arange(14)).all()
+    assert (frequency.after(int(ends[0]), np.arange(1, 14)) == ends[1:]).all()
+    (kept,) = frequency.after(int(micros("2024-01-30T06:00")[0]), np.array([1]))
+    assert np.datetime64(int(kept), "us").item() == datetime(2024, 2, 29, 6)
+
+
+def test_a_time_belongs_to_the_nearest_step() -> None:
+    """Midnights of a clock that shifts by an hour are a day apart all the same, before 1970 too."""
+    times = micros("1958-03-28T23:00", "1958-03-29T22:00", "1958-03-30T22:00", "1958-04-01T22:30")
+    assert Frequency.of("D").steps(times).tolist() == [0, 1, 2, 4]
+
+
+@pytest.mark.parametrize("text", ["", "x", "0D", "D15", "1.5h", None])
+def test_what_is_no_frequency_is_an_error(text: Any) -> None:
+    with pytest.raises(ConfigError, match="frequency="):
+        Frequency.of(text)
+
+
+def test_seasons() -> None:
+    assert [Frequency.of(t).season for t in ("h", "D", "W", "M", "Q", "Y", "3M", "1")] == [
+        24,
+        7,
+        52,
+        12,
+        4,
+        1,
+        4,
+        1,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("missing", "expected"),
+    [("linear", [1, 2, 3, 4, 7]), ("previous", [1, 1, 1, 4, 7]), ("zero", [1, 0, 0, 4, 7])],
+)
+def test_gaps_are_filled_as_the_rule_says(missing: str, expected: list[float]) -> None:
+    """Null, missing rows, what comes before the first value, and the future after the last one."""
+    nan = np.nan
+    found = on_grid("a", rows([5, 6, 7, 9, 10, 11], [nan, 1, nan, 4, 7, nan]), layout(missing=missing))
+    assert found.target.tolist() == expected
+    assert found.observed.tolist() == [True, False, False, True, True]
+    assert found.times.tolist() == [6, 7, 8, 9, 10]
+
+
+def test_covariates_keep_the_value_of_the_step_before() -> None:
+    nan = np.nan
+    given = rows(
+        [0, 1, 3, 4],
+        [1, 2, 3, nan],
+        past=np.array([[nan], [5], [nan], [9]]),
+        known=np.array([[1.0], [2], [nan], [4]]),
+        static=np.array([[7.0], [7], [nan], [7]]),
+    )
+    found = on_grid("a", given, layout(past=["p"], known=["k"], static=["s"]))
+    assert found.past[:, 0].tolist() == [5, 5, 5, 5]
+    assert found.known[:, 0].tolist() == [1, 2, 2, 2, 4]  # one more step than the target
+    assert found.static.tolist() == [7]
+
+
+@pytest.mark.parametrize(
+    ("given", "more", "message"),
+    [
+        (rows([1, 2], [np.nan, np.nan]), {}, "series 'a': column 'y' has no value; drop the series"),
+        (rows([1, 2, 2], [1, 2, 3]), {}, "series 'a': two rows in one step, at 2 and 2"),
+        (rows([1, 3], [1, 2]), {"missing": "error"}, "series 'a': column 'y' has no value at 2"),
+        (rows([0, 10_000], [1, 2]), {}, "2 rows span 10,001 steps; choose a coarser frequency than '1'"),
+        (
+            rows([0, 1], [1, 2], static=np.array([[1.0], [2.0]])),
+            {"static": ["s"]},
+            "column 's' has 2 different values",
+        ),
+        (
+            rows(micros("2024-01-01", "2024-01-05"), [1, 2]),
+            {"frequency": Frequency.of("M")},
+            r"two rows in one step, at 2024-01-01T00:00:00\.000000 and 2024-01-05",
+        ),
+    ],
+)
+def test_errors_name_series_and_time(given: Any, more: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        on_grid("a", given, layout(**more))
+
+
+def test_scales_are_those_of_numpy() -> None:
+    values = np.random.default_rng(0).normal(5, 3, (50, 2))
+    known = np.where(np.random.default_rng(1).random((50, 2)) < 0.2, np.nan, values)
+    centre, size = scale_of(known, "standard")
+    np.testing.assert_allclose(centre, np.nanmean(known, 0))
+    np.testing.assert_allclose(size, np.nanstd(known, 0))
+    centre, size = scale_of(known, "mean")
+    np.testing.assert_allclose(size, np.nanmean(np.abs(known), 0))
+    assert not centre.any()
+    assert [x.tolist() for x in scale_of(known, "none")] == [[0, 0], [1, 1]]
+    assert scale_of(np.full(5, 0.1), "standard")[1] == 1  # nothing is divided by rounding errors
+
+
+def test_the_scale_depends_on_observed_steps_up_to_the_cut_alone() -> None:
+    found = on_grid("a", rows([0, 1, 3, 4, 5], [1, 3, 5, 100, 100]), layout())
+    values, centre, size = scaled(found, "standard", until=4)
+    assert (centre, size) == (3, pytest.approx(np.std([1, 3, 5])))
+    np.testing.assert_allclose(values["target"] * size + centre, found.target)

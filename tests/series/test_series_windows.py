@@ -1,0 +1,121 @@
+"""Windows in the store, against windows that plain numpy copies; without Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkdl.data.store import Token, read_rows, view_of
+from sparkdl.data.windows import stored_of
+from sparkdl.frame import unpack
+from sparkdl.series.frequency import Frequency
+from sparkdl.series.layout import Layout
+from sparkdl.series.source import Cut, write_windows
+
+
+def layout(**more: Any) -> Layout:
+    given = {"frequency": Frequency(), "steps": 4, "horizon": 2, "scaling": "none", **more}
+    return Layout(id="id", time="time", target="y", **given)
+
+
+def batches(lengths: list[int], size: int, covariates: bool = False) -> list[pa.RecordBatch]:
+    """Return the rows of series as a task gets them, in batches that series do not mind."""
+    ids = np.repeat(np.arange(len(lengths)), lengths)
+    time = np.concatenate([np.arange(length) for length in lengths])
+    value = 100.0 * ids + time
+    columns = {"__hash": 7 * ids, "__id": ids, "__time": time, "target": value}
+    if covariates:
+        columns |= {"past_0": -value, "known_0": 2 * value, "static_0": ids.astype(float)}
+    table = pa.table(columns)
+    return table.to_batches(max_chunksize=size)
+
+
+def read(token: Token) -> dict[str, Any]:
+    assert not token.error
+    return read_rows(token, np.arange(token.rows))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+
+
+def test_windows_are_those_of_numpy_and_their_steps_lie_in_the_store_once() -> None:
+    lengths, columns = [9, 6, 12], layout(past=["p"], known=["k"], static=["s"])
+    token = write_windows("store", 0, columns, Cut(), batches(lengths, 5, covariates=True))
+    expected = [(series, start) for series, n in enumerate(lengths) for start in range(n - 6 + 1)]
+    assert token.rows == len(expected) == 4 + 1 + 7
+    found = read(Token.from_frame(unpack(token.to_frame())))
+    for row, (series, start) in enumerate(expected):
+        value = 100.0 * series + start + np.arange(6)
+        assert found["features_target"][row].tolist() == value[:4].tolist()
+        assert found["features_past"][row, :, 0].tolist() == (-value[:4]).tolist()
+        assert found["features_known"][row, :, 0].tolist() == (2 * value).tolist()
+        assert found["features_static"][row].tolist() == [series]
+        assert found["label"][row].tolist() == value[4:].tolist()
+    stored = stored_of(token)
+    assert stored.rows == sum(lengths)
+    assert {key: shape for key, _, shape in stored.columns} == {
+        "target": (),
+        "past": (1,),
+        "known": (1,),
+        "static": (1,),
+    }
+    assert token.nbytes == sum(lengths) * (4 * 4 + 8) + token.rows * 8
+    some = view_of(token, "some", np.array([3, 1]))
+    assert read_rows(some, np.array([1]))["label"].tolist() == [found["label"][1].tolist()]
+
+
+@given(
+    st.integers(3, 30),
+    st.integers(1, 5),
+    st.integers(0, 6),
+    st.sampled_from([0, 2, 3, 7]),
+)
+def test_no_window_looks_into_steps_that_are_held_or_withheld(
+    length: int, stride: int, withheld: int, held: int
+) -> None:
+    columns = layout()
+    cut = Cut(stride, withheld, held)
+    if length < cut.needed(columns):
+        return
+    train = cut.starts(length - withheld - held, columns)
+    assert len(train)
+    assert train[-1] + 6 == length - withheld - held
+    assert (np.diff(train) == stride).all()
+    if held:
+        other = Cut(stride, withheld, held, validation=True).starts(length - withheld, columns)
+        assert other[-1] + 6 == length - withheld
+        assert other[0] + 4 >= length - withheld - held
+        assert other[0] - stride + 4 < length - withheld - held  # all there are
+
+
+def test_a_short_series_is_continued_at_its_front() -> None:
+    token = write_windows("store", 0, layout(), Cut(), batches([3], 5))
+    assert read(token)["features_target"].tolist() == [[0, 0, 0, 0]]
+    assert read(token)["label"].tolist() == [[1, 2]]
+
+
+def test_a_series_that_is_too_short_is_an_error_or_left_out() -> None:
+    token = write_windows("store", 0, layout(), Cut(), batches([9, 2], 5))
+    assert "series 1 has 2 steps; expected at least 3, for a horizon of 2" in token.error
+    assert write_windows("store", 1, layout(skip=True), Cut(), batches([9, 2], 5)).rows == 4
+    assert write_windows("store", 2, layout(skip=True), Cut(), batches([2, 2], 5)).rows == 0
+
+
+def test_null_ids_and_times_are_errors() -> None:
+    for column, message in (
+        ("__id", "column 'id': null"),
+        ("__time", "series 0: null in time column 'time'"),
+    ):
+        (batch,) = batches([9], 100)
+        place = batch.schema.get_field_index(column)
+        empty = pa.array([None] * 9, pa.int64())
+        token = write_windows("store", 0, layout(), Cut(), [batch.set_column(place, column, empty)])
+        assert message in token.error
