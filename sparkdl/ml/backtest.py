@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import TYPE_CHECKING
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -13,11 +12,8 @@ from sparkdl.exceptions import ConfigError
 from sparkdl.ml.params import value_of
 from sparkdl.ml.rowwise import quoted
 from sparkdl.ml.series_forecast import CUTOFF, SCALE
+from sparkdl.ml.series_params import HasSeries
 from sparkdl.series.errors import Scored, aggregates
-
-if TYPE_CHECKING:
-    from sparkdl.ml.series import TimeSeriesEstimator
-    from sparkdl.ml.series_params import HasSeries
 
 
 def origins(windows: int, step: int | None, horizon: int) -> list[int]:
@@ -33,21 +29,30 @@ def origins(windows: int, step: int | None, horizon: int) -> list[int]:
 
 
 def backtest(
-    estimator: TimeSeriesEstimator,
-    df: DataFrame,
+    estimator: HasSeries,
+    forecast: Callable[[int, Sequence[int]], DataFrame],
     windows: int,
     step: int | None,
     metrics: Sequence[str],
     refit: bool,
 ) -> DataFrame:
-    """Return the errors of an estimator, see :meth:`TimeSeriesEstimator.backtest`."""
+    """Return the errors of an estimator, see :meth:`TimeSeriesEstimator.backtest`.
+
+    Args:
+        estimator: its Params.
+        forecast: fits to all but so many last steps, and returns forecasts that begin so many steps before
+            the end.
+        windows: how many forecasts of each series.
+        step: steps between them; the horizon by default.
+        metrics: their names.
+        refit: whether to fit for each window.
+    """
     begins = origins(windows, step, estimator.getHorizon())
     scored(estimator, metrics)  # a metric that is none is told before the fit
     if not refit:
-        forecasts = estimator.fitBefore(df, begins[0])._rows(df, begins)
+        forecasts = forecast(begins[0], begins)
     else:
-        parts = [estimator.fitBefore(df, begin)._rows(df, [begin]) for begin in begins]
-        forecasts = reduce(DataFrame.unionAll, parts)
+        forecasts = reduce(DataFrame.unionAll, [forecast(begin, [begin]) for begin in begins])
     return errors(estimator, forecasts, metrics)
 
 

@@ -184,7 +184,11 @@ class TimeSeriesEstimator(HasSeriesTraining, FitsModule, Estimator[TimeSeriesMod
         Raises:
             ConfigError: if an argument cannot work.
         """
-        return backtest.backtest(self, dataset, windows, step, metrics, refit)
+
+        def forecast(begin: int, origins: Sequence[int]) -> DataFrame:
+            return self.fitBefore(dataset, begin)._rows(dataset, origins)
+
+        return backtest.backtest(self, forecast, windows, step, metrics, refit)
 
     def fitBefore(self, dataset: DataFrame, steps: int) -> TimeSeriesModel:
         """Fit without the last steps of each series, which a backtest then forecasts.

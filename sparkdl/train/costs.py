@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from sparkdl.allreduce.plans.base import seconds_of_group
 from sparkdl.allreduce.plans.sharded import group_seconds
 
 Kind = Literal["replicated", "sharded", "driver"]
@@ -147,9 +148,15 @@ def stages_of(transport: str, steps: int, exchanges: int = 2) -> int:
     return 1 if transport == "direct" else exchanges * steps + 1
 
 
-def steps_of_group(seconds: float, each: float) -> int:
-    """Return how many steps of so many seconds a group has that is to take so long."""
-    return max(1, int(seconds / each))
+def steps_of_group(wanted: float, each: float, fixed: float = 0.0) -> int:
+    """Return how many steps of so many seconds a group has.
+
+    Args:
+        wanted: seconds that its plan wants.
+        each: seconds of a step.
+        fixed: seconds that any group costs.
+    """
+    return max(1, int(seconds_of_group(wanted, fixed) / each))
 
 
 def sync_seconds(
@@ -170,9 +177,11 @@ def sync_seconds(
     exchange = exchange_seconds(does, transport, carrier, around)
     each = around.compute + own + exchange
     # A group's fixed cost is shared by its steps; those of shuffles cost a stage each, and one more.
-    steps = steps_of_group(around.group or group_seconds(nbytes), each)
+    persist = around.persist * _KEPT * nbytes / ranks
+    fixed = 0.0 if around.group else persist + driver.seconds(ranks, 0, 1)
+    steps = steps_of_group(around.group or group_seconds(nbytes), each, fixed)
     scheduling = driver.seconds(ranks, steps, stages_of(transport, steps)) / steps
-    own += around.persist * _KEPT * nbytes / ranks / steps
+    own += persist / steps
     return own + exchange + scheduling, scheduling
 
 

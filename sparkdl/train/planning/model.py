@@ -117,8 +117,9 @@ class Model:
             sync += exchange
             if not found.one_host and found.executors == 1:
                 error = _NETWORK * exchange / max(work + sync, 1e-9)
-        group = found.iterations_per_job or steps_of_group(like.group_seconds, max(work + sync, 1e-9))
         job = found.job * self.driver.seconds(executors, 1, 1) / self.driver.seconds(like.ranks, 1, 1)
+        each = max(work + sync, 1e-9)
+        group = found.iterations_per_job or steps_of_group(like.group_seconds, each, job)
         far = _PER_DOUBLING * abs(math.log2(executors / like.ranks))
         noise = max(like.noise, self._alone_noise)
         error = math.sqrt(error**2 + noise**2 + _SURE**2 + far**2)
