@@ -11,6 +11,7 @@ from torch import nn
 
 from sparkdl.data import sparse
 from sparkdl.data.columns import SPARSE, Column
+from sparkdl.data.schema import check_unambiguous
 from sparkdl.data.split import column
 from sparkdl.data.tables import vector_columns
 from sparkdl.exceptions import ConfigError
@@ -33,7 +34,7 @@ def settled(estimator: E, df: DataFrame) -> E:
     values. Without a module it is the only column, if its first row is wide and nearly all zeros.
 
     Raises:
-        DataError: if these are no rows of Spark that have an end.
+        DataError: if these are no rows of Spark that have an end, or a name means two columns.
     """
     check_rows(type(estimator).__name__, df)
     types = _input_types(estimator, df)
@@ -47,6 +48,8 @@ def _input_types(estimator: Any, df: DataFrame) -> list[str | None] | None:
     vectors = [name for name in vector_columns(df) if name in names]
     if not vectors:
         return None
+    for name in vectors:
+        check_unambiguous(df, name, "features")
     if estimator.module is None:
         wide = len(names) == 1 and not estimator.isSet(estimator.inputNames) and _is_wide(df, names[0])
         return [SPARSE] if wide else None

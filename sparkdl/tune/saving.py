@@ -82,10 +82,12 @@ def read(
         ConfigError: if there is nothing that this version can read, or it is of another class.
     """
     spark, inner = reader.sparkSession, posixpath.join(path, name)
-    metadata, stage = read_metadata(spark, path), read_metadata(spark, inner)
+    metadata = read_metadata(spark, path)
+    if metadata is not None:
+        check_class(metadata, path, cls)
+    stage = read_metadata(spark, inner)
     if metadata is None or stage is None:
         raise ConfigError(f"path={path!r}: nothing complete was saved there", code="config-saved")
-    check_class(metadata, path, cls)
     check_seal(metadata, path)
     kind = _STAGES.get(str(stage.get("class")))
     if kind is None:

@@ -25,6 +25,7 @@ from sparkdl.tune.views import divided_datasets
 RANDOM = np.random.default_rng(0)
 FEATURES = RANDOM.normal(size=(96, 6)).astype(np.float32)
 LABELS = (FEATURES[:, 0] * FEATURES[:, 1] > 0).astype(np.int64)
+ACCURACY = "val/multiclass_accuracy"
 SPACE = {"lr": tune.loguniform(1e-3, 1e-1), "width": [4, 16], "rows": 16}
 
 
@@ -50,7 +51,7 @@ def rows(spark: Any, partitions: int = 3, first: int = 0, last: int = 96) -> Dat
 
 
 def tuner(train: Any = make, space: Any = SPACE, **options: Any) -> tune.Tuner:
-    defaults: dict[str, Any] = {"metric": "val/accuracy", "mode": "max", "progress": False, "seed": 3}
+    defaults: dict[str, Any] = {"metric": ACCURACY, "mode": "max", "progress": False, "seed": 3}
     defaults |= {"trials": 4, "max_epochs": 3, "scheduler": tune.ASHA(), "search": "random"}
     return tune.Tuner(train, space, **defaults | options)
 
@@ -172,7 +173,7 @@ def test_shared_rows_are_those_of_the_dataset_in_the_order_of_their_source(spark
 
 def test_errors_come_before_any_rung(spark: Any) -> None:
     for options, message in (
-        ({"mode": None}, r"mode=None: say whether larger values of 'val/accuracy'"),
+        ({"mode": None}, r"mode=None: say whether larger values of 'val/multiclass_accuracy'"),
         ({"metric": ""}, "metric=''"),
         ({"trials": 0}, r"Tuner\(trials=0\): expected an integer"),
         ({"timeout": -1}, "timeout=-1"),
@@ -189,7 +190,7 @@ def test_errors_come_before_any_rung(spark: Any) -> None:
             tuner(**options)
     jobs = spark.sparkContext.jobs
     with rows(spark) as data:
-        with pytest.raises(ConfigError, match=r"metric='val/accuracy'.*there are no validation rows"):
+        with pytest.raises(ConfigError, match=r"metric='val/multiclass_accuracy'.*there are no validation rows"):
             tuner().fit(data)
         with pytest.raises(ConfigError, match="resume=True: folder="):
             tuner().fit(data, 0.2, resume=True)
@@ -203,7 +204,7 @@ def test_errors_come_before_any_rung(spark: Any) -> None:
         with pytest.raises(
             ConfigError, match=r"metric='val/accuracy': trials report loss, val/loss, val/multi"
         ):
-            tuner().fit(data, 0.2)
+            tuner(metric="val/accuracy").fit(data, 0.2)
         with pytest.raises(ModelError, match="mat1 and mat2"):
             tuner(lambda p: _wrong(make(p)), metric="loss", mode=None).fit(data)
 
