@@ -68,8 +68,8 @@ class Cluster(Protocol):
         """Return whether the same Python process runs all tasks of an executor of so many slots."""
         ...
 
-    def count_executors(self) -> int:
-        """Return how many executors there are now."""
+    def count_executors(self, *, look: bool = False) -> int:
+        """Return how many executors there are; ``look`` where that may cost a job."""
         ...
 
     def crowded(self, store: Store) -> list[int]:
@@ -114,9 +114,9 @@ class SparkCluster:
         # Of two attempts of a task at a time one is killed, and its process with it.
         return slots == 1 and reused and conf("spark.speculation", "false") == "false"
 
-    def count_executors(self) -> int:
-        """Return how many executors there are now."""
-        return self.access.count_executors(look=True)
+    def count_executors(self, *, look: bool = False) -> int:
+        """Return how many executors there are; ``look`` where that may cost a job."""
+        return self.access.count_executors(look=look)
 
     def crowded(self, store: Store) -> list[int]:
         """Return the partitions that executors hold beyond an even share now."""

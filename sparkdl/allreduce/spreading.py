@@ -26,6 +26,7 @@ class Spreading:
         self._forget = forget
         self._moves_left = _MOST_MOVES if store.is_crowded else 0
         self._looked_at: int | None = None
+        self._counted = store.executors.count
 
     def lost(self) -> None:
         """Note that an executor was lost, or that tasks went elsewhere."""
@@ -33,9 +34,13 @@ class Spreading:
 
     def move(self) -> bool:
         """Let partitions move, if executors have come since the last look; return whether any do."""
+        # Between two groups a loss goes unnoticed: those that are left have the model and build the rows.
+        before, self._counted = self._counted, self._cluster.count_executors()
+        if self._counted < before:
+            self.lost()
         if not self._moves_left:
             return False
-        count = self._cluster.count_executors()
+        count = self._cluster.count_executors(look=True)
         if count == self._looked_at:
             return False
         self._looked_at = count

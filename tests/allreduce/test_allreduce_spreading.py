@@ -48,7 +48,7 @@ class Cluster:
         self.places, self.executors, self.stuck = list(places), executors, stuck
         self.looks = 0
 
-    def count_executors(self) -> int:
+    def count_executors(self, *, look: bool = False) -> int:
         return len(self.executors)
 
     def crowded(self, _: Any) -> list[int]:
@@ -67,11 +67,11 @@ def spreading(cluster: Cluster, built_on: str) -> Spreading:
 
 
 def test_partitions_move_once_an_executor_is_back() -> None:
-    cluster = Cluster("aa", "a")
+    cluster = Cluster("ab", "ab")
     found = spreading(cluster, "ab")
     assert not found.move()
     assert cluster.looks == 0  # nothing was lost
-    found.lost()
+    cluster.places, cluster.executors = ["a", "a"], "a"
     assert not found.move()  # one executor is left
     assert not found.move()
     assert cluster.looks == 1
@@ -82,6 +82,15 @@ def test_partitions_move_once_an_executor_is_back() -> None:
     looks = cluster.looks
     assert not found.move()
     assert cluster.looks == looks  # all is well again: no more jobs
+
+
+def test_a_loss_that_a_group_has_noticed_is_one_though_all_executors_are_back() -> None:
+    cluster = Cluster("aa", "ac")
+    found = spreading(cluster, "ab")
+    assert not found.move()
+    found.lost()
+    assert found.move()
+    assert cluster.places == ["a", "c"]
 
 
 def test_partitions_spread_over_the_executors_that_are_left() -> None:
@@ -134,8 +143,9 @@ class Stand:
         access: Any = SimpleNamespace(
             count_executors=lambda: self.executors,
             describe=lambda _: None,
-            run_everywhere=lambda *_, **__: [frame.join(frame.parts(peer.pack())) for peer in peers],
+            run_everywhere=lambda *_, **__: self.assemble(peers),
         )
+        self.assembled = 0
         store: Any = SimpleNamespace(partitions=(0, 1), executors=SimpleNamespace(cores=1))
         fit: Any = SimpleNamespace(in_memory=False, fit_id="fit")
         chain: Any = self.chain
@@ -144,6 +154,10 @@ class Stand:
         self.transport = DirectTransport(
             access, store, fit, None, chain, circle, shuffles, clock=lambda: self.now
         )
+
+    def assemble(self, peers: Sequence[Peer]) -> list[bytes]:
+        self.assembled += 1
+        return [frame.join(frame.parts(peer.pack())) for peer in peers]
 
     def run(self, most: int = 1000) -> bool:
         """Run a group as long as may be; return whether it exchanged directly."""
@@ -174,8 +188,24 @@ def test_groups_by_shuffles_are_short_while_an_executor_is_away() -> None:
     stand.executors, stand.chain.loses = 2, False
     assert stand.transport.longest_group == LONGEST_GROUP
     assert stand.run()
+
+
+def test_groups_by_shuffles_grow_while_an_executor_stays_away() -> None:
+    stand = Stand()
     stand.executors = 1
     assert stand.transport.longest_group == 50  # nothing was lost: there are too few slots
+    stand.executors = 2
+    assert stand.run()
+    assembled = stand.assembled
+    stand.executors = 1  # between two groups: no task has noticed
+    for _ in range(6):
+        assert not stand.run()
+    assert stand.shuffles.lengths == [10, 5, 10, 20, 40, 50]
+    stand.executors = 2
+    assert stand.run()
+    assert stand.assembled == assembled + 1  # the new executor's process is a member
+    stand.executors = 1
+    assert stand.transport.longest_group == 5
 
 
 def test_the_pause_doubles_with_each_loss_in_a_row_and_ends_with_a_group() -> None:

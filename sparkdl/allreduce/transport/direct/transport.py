@@ -34,7 +34,8 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 """Seconds by shuffles after somebody was lost again; twice as many each time, fewer when all goes well."""
 
 _UNTIL_AGAIN_SECONDS = 1.0
-"""After a loss, groups by shuffles take about so long, or as long as the pause: the loss may soon be over."""
+"""After a loss, groups by shuffles take about so long, or as long as the pause: the loss may soon be over.
+While executors are away, each takes twice as long as the one before it."""
 
 _MOST_MEMBERS = 4
 """So many processes for each rank are remembered."""
@@ -111,6 +112,7 @@ class DirectTransport:
         self._shuffled_step = 0.1  # seconds; a guess until there is one
         self._told = False
         self._failures = 0
+        self._away = 0.0  # seconds of the next group by shuffles, once executors have gone
 
     @property
     def longest_group(self) -> int:
@@ -118,9 +120,10 @@ class DirectTransport:
         if self._is_possible():
             return LONGEST_GROUP
         longest = self._shuffles.longest_group
-        if not self._failures:
+        if not self._may_be_back():
             return longest
-        return max(1, min(longest, int(max(_UNTIL_AGAIN_SECONDS, self._pause) / self._shuffled_step)))
+        seconds = max(_UNTIL_AGAIN_SECONDS, self._pause, self._away)
+        return max(1, min(longest, int(seconds / self._shuffled_step)))
 
     def run(self, group: Group) -> GroupResult:
         """Run a group directly, or by shuffles after a loss."""
@@ -128,6 +131,7 @@ class DirectTransport:
             result = self._run(group)
         else:
             self._say_if_crowded(group)
+            self._wait_for_executors()
             result = self._shuffles.run(group)
         each = sum(result.seconds.values()) / len(group.steps)
         if not result.direct:
@@ -149,6 +153,16 @@ class DirectTransport:
     def _is_possible(self) -> bool:
         """Return whether all ranks can run at the same time, and nobody was lost a moment ago."""
         return self._clock() >= self._again and self._slots() >= self._ranks
+
+    def _may_be_back(self) -> bool:
+        """Return whether what keeps tasks from exchanging directly may be over soon."""
+        return self._failures > 0 or self._away > 0 or self._membership is not None
+
+    def _wait_for_executors(self) -> None:
+        """Let the next group by shuffles be longer, if executors have gone since the last direct one."""
+        if self._slots() < self._ranks and self._may_be_back():
+            self._away = min(max(2 * self._away, _UNTIL_AGAIN_SECONDS), _LONGEST_PAUSE)
+            self._membership = None  # processes of executors that come will not be among them
 
     def _say_if_crowded(self, group: Group) -> None:
         """Say once that not all ranks can run at the same time."""
@@ -210,6 +224,7 @@ class DirectTransport:
             return self._lost(group, started, begin, lost, arrived)
         membership.saw(peers, self._clock())
         self._pause, self._failures = self._pause / 2 if self._pause > _FIRST_PAUSE else 0.0, 0
+        self._away = 0.0
         if self._told:
             _log.info("%s: tasks exchange directly again", group.name)
             self._told = False
