@@ -4,9 +4,10 @@
     python benchmarks/forecasts.py --works mlp lenet --seconds 6
 
 Each work is rehearsed once, on a sample, with two executors of one core. Forecasts from that are for each
-number of ``--executors``. Then sessions with so many executors train on all rows. A row says
+number of ``--executors``. Then a session of its own, with so many executors, trains on all rows, in one fit.
+It takes about as long as the rehearsal, so that processes and JVMs are as warm. A row says
 
-    epoch_s, forecast_s    seconds of an epoch's steps: mean of the later half, times their number
+    epoch_s, forecast_s    seconds of an epoch's steps: mean of the fit's later half, times their number
     time_ratio             forecast over measured
     memory_MB, forecast_MB memory of the largest executor: JVM and Python processes
     memory_ratio           forecast over measured
@@ -51,7 +52,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--rehearsed", type=int, default=2, help="executors of the rehearsal (2)")
     parser.add_argument("--memory", type=int, default=1024, help="MiB of an executor's heap")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each fit of a rehearsal")
-    parser.add_argument("--measure", type=float, default=8.0, help="seconds of each measured fit, about")
+    parser.add_argument("--measure", type=float, default=24.0, help="seconds of each measured fit, about")
     parser.add_argument("--json", help="where to write the rows, after every figure")
     args = parser.parse_args()
     if min(*args.executors, args.rehearsed) < 1 or min(args.seconds, args.measure) <= 0:
@@ -88,26 +89,25 @@ def trainer_of(work: Workload, batch: int, **options) -> Trainer:
     )
 
 
-def forecast(args: argparse.Namespace) -> dict[str, ClusterPlan]:
-    """Rehearse each work once."""
-    found = {}
-    with cluster(args.rehearsed, args.memory) as spark:
-        for name in args.works:
-            model, batch = WORKS[name]
-            work = make(model, batch, None)
-            begin = time.perf_counter()
-            with Dataset.from_numpy(work.features, work.label, spark=spark) as data:
-                found[name] = plan(
-                    trainer_of(work, batch),
-                    data,
-                    rows=len(work.label),
-                    executors=args.executors,
-                    seconds=args.seconds,
-                    compare=False,
-                )
-            print(
-                f"{name}: {time.perf_counter() - begin:.0f} s\n{found[name]}\n", file=sys.stderr, flush=True
-            )
+def forecast(name: str, args: argparse.Namespace) -> ClusterPlan:
+    """Rehearse a work."""
+    model, batch = WORKS[name]
+    work = make(model, batch, None)
+    begin = time.perf_counter()
+    with (
+        cluster(args.rehearsed, args.memory) as spark,
+        Dataset.from_numpy(work.features, work.label, spark=spark) as data,
+    ):
+        found = plan(
+            trainer_of(work, batch),
+            data,
+            rows=len(work.label),
+            executors=args.executors,
+            seconds=args.seconds,
+            compare=False,
+        )
+    print(f"{name}: {time.perf_counter() - begin:.0f} s\n{found}", file=sys.stderr, flush=True)
+    print(json.dumps(found.to_json()["rehearsal"]), file=sys.stderr, flush=True)
     return found
 
 
@@ -132,10 +132,10 @@ def measure(spark: SparkSession, name: str, step: float, seconds: float) -> tupl
 
 def run(args: argparse.Namespace, rows: list[keeping.Row]) -> None:
     """Leave a row per number of executors and work in ``rows``."""
-    plans = forecast(args)
-    for executors in args.executors:
-        with cluster(executors, args.memory) as spark:
-            for name, found in plans.items():
+    for name in args.works:
+        found = forecast(name, args)
+        for executors in args.executors:
+            with cluster(executors, args.memory) as spark:
                 (said,) = (each for each in found.estimates if each.executors == executors)
                 epoch, nbytes = measure(spark, name, said.step_seconds, args.measure)
                 rows.append(
