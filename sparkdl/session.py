@@ -321,7 +321,7 @@ def executors(spark: SparkSession, wait_seconds: float = 30.0) -> Executors:
         raise ConfigError(
             f"no executor of {master} registered within {wait_seconds:.0f} s: "
             "check in the Spark UI that the cluster has free cores and memory",
-            code="config-cluster",
+            code="config-executors",
         )
     tasks = [each.tasks for each in slots]
     _wait_until_ready(sc, len(slots), sum(tasks), deadline)

@@ -26,6 +26,26 @@ script. The trace opens at https://ui.perfetto.dev: driver, tasks of each host, 
 _FOLDER = Path(__file__).parent
 _BAR = (320, 12)
 _LAYERS = 30
+_MEANS = {
+    "rows": "rows of the step, from the partition store to tensors",
+    "forward and backward": "the module and the loss, mean of all ranks",
+    "weights and gradient": "weights into the module, its gradient into a message",
+    "update": "the optimizer",
+    "waiting for the slowest rank": "how much longer than the mean the slowest one works",
+    "exchange": "messages between the ranks",
+    "scheduling": "the step's share of a Spark job",
+}
+"""What the parts of a step are, for readers of the page."""
+_FACTS = {
+    "batch_size": "batch_size",
+    "ranks": "ranks",
+    "threads": "torch threads of a rank",
+    "exchange": "exchange",
+    "transport": "transport",
+    "steps_per_job": "steps of a Spark job",
+    "python_bytes": "memory of an executor's Python processes",
+    "jvm_bytes": "memory of an executor's JVM",
+}
 
 _PAGE = Template("""\
 <!DOCTYPE html>
@@ -104,7 +124,11 @@ def shown(found: Mapping[str, Any]) -> str:
 def page(found: Mapping[str, Any]) -> str:
     """Return a profile as a page, which loads nothing and runs nothing."""
     step = found["facts"]["step"] or 1.0
-    parts = [(name, f"{1e3 * s:.4g}", f"{s / step:.1%}", _bar(s / step)) for name, s in _parts(found)]
+    parts = [
+        (name, f"{1e3 * s:.4g}", f"{s / step:.1%}", _bar(s / step), _MEANS.get(name, ""))
+        for name, s in _parts(found)
+    ]
+    share = found["parts"][found["bottleneck"]] / step
     whole = sum(layer["forward"] + layer["backward"] for layer in found["layers"]) or 1.0
     layers = [
         (
@@ -120,17 +144,24 @@ def page(found: Mapping[str, Any]) -> str:
     return _PAGE.substitute(
         policy="default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'",
         title=html.text(f"A step of {found['name']}"),
-        remark=html.text(f"{1e3 * step:.4g} ms, most of it {found['bottleneck']}; sparkdl {__version__}"),
+        remark=html.text(
+            f"{1e3 * step:.4g} ms. The largest part is {found['bottleneck']}, {share:.0%}. sparkdl {__version__}"
+        ),
         style=(_FOLDER / "page.css").read_text(encoding="utf-8"),
-        parts=html.table(["part", "ms", "share", ""], parts),
+        parts=html.table(["part", "ms", "share", "", "what it is"], parts),
         advice=html.table(["", "change"], enumerate(found["advice"], 1)),
         layers=html.table(["layer", "kind", "parameters", "forward ms", "backward ms", ""], layers),
-        facts=html.table(["", "value"], sorted(found["facts"].items())),
+        facts=html.table(["", "value"], [(told, _fact(found, name)) for name, told in _FACTS.items()]),
     )
 
 
 def _parts(found: Mapping[str, Any]) -> list[tuple[str, float]]:
     return sorted(found["parts"].items(), key=lambda part: -part[1])
+
+
+def _fact(found: Mapping[str, Any], name: str) -> str:
+    value = found["facts"][name]
+    return html.amount(value) if name.endswith("_bytes") else str(value)
 
 
 def _bar(share: float) -> html.Raw:
