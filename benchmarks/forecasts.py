@@ -7,7 +7,7 @@ Each work is rehearsed once, on a sample, with two executors of one core. Foreca
 number of ``--executors``. Then a session of its own, with so many executors, trains on all rows, in one fit.
 It takes about as long as the rehearsal, so that processes and JVMs are as warm. A row says
 
-    epoch_s, forecast_s    seconds of an epoch's steps: mean of the fit's later half, times their number
+    epoch_s, forecast_s    seconds of an epoch's steps: median of the fit's later half, times their number
     time_ratio             forecast over measured
     memory_MB, forecast_MB memory of the largest executor: JVM and Python processes
     memory_ratio           forecast over measured
@@ -159,7 +159,7 @@ def measure(spark: SparkSession, name: str, step: float, seconds: float) -> tupl
     with Dataset.from_numpy(work.features, work.label, spark=spark) as data:
         result = trainer_of(work, batch, end_when=MaxIteration(count), hooks=[watch]).fit(data)
     later = result.history.column("seconds")[count // 2 :]
-    return steps * statistics.fmean(later), max(each.nbytes for each in watch.executors)
+    return steps * statistics.median(later), max(each.nbytes for each in watch.executors)
 
 
 def run(args: argparse.Namespace, rows: list[keeping.Row]) -> None:

@@ -128,7 +128,7 @@ def page(found: Mapping[str, Any]) -> str:
         (name, f"{1e3 * s:.4g}", f"{s / step:.1%}", _bar(s / step), _MEANS.get(name, ""))
         for name, s in _parts(found)
     ]
-    share = found["parts"][found["bottleneck"]] / step
+    share = f"{found['parts'][found['bottleneck']] / step:.0%}"
     whole = sum(layer["forward"] + layer["backward"] for layer in found["layers"]) or 1.0
     layers = [
         (
@@ -145,7 +145,7 @@ def page(found: Mapping[str, Any]) -> str:
         policy="default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'",
         title=html.text(f"A step of {found['name']}"),
         remark=html.text(
-            f"{1e3 * step:.4g} ms. The largest part is {found['bottleneck']}, {share:.0%}. sparkdl {__version__}"
+            f"{1e3 * step:.4g} ms; the largest part is {found['bottleneck']}, {share}; sparkdl {__version__}"
         ),
         style=(_FOLDER / "page.css").read_text(encoding="utf-8"),
         parts=html.table(["part", "ms", "share", "", "what it is"], parts),
