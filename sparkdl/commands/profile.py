@@ -24,7 +24,7 @@ Runs the script as far as its first fit, which trains for some seconds on a samp
 script. The trace opens at https://ui.perfetto.dev: driver, tasks of each host, and the layers of one step.
 """
 _FOLDER = Path(__file__).parent
-_BAR = (320, 12)
+_BAR = (200, 12)
 _LAYERS = 30
 _MEANS = {
     "rows": "rows of the step, from the partition store to tensors",
@@ -57,12 +57,13 @@ _PAGE = Template("""\
 <meta name="referrer" content="no-referrer">
 <title>$title</title>
 <style>
-$style</style>
+$style.parts td, .parts th { overflow-wrap: normal; }
+</style>
 </head>
 <body>
 <h1>$title</h1>
 <p>$remark</p>
-<h2>A step</h2><div class="wide">$parts</div>
+<h2>A step</h2><div class="wide parts">$parts</div>
 <h2>What to change</h2><div class="wide">$advice</div>
 <h2>Layers</h2><div class="wide">$layers</div>
 <h2>Measured with</h2><div class="wide">$facts</div>
