@@ -15,8 +15,8 @@ It takes about as long as the rehearsal, so that processes and JVMs are as warm.
     error                  the relative error that the forecast itself announces
     others                 cores that other processes took meanwhile, during the rehearsal and the fit
 
-A rehearsal or fit beside which other processes took more than a tenth of a core is repeated once, and the least
-disturbed one counts. ``--again`` measures those rows of a file again that were disturbed all the same.
+A rehearsal or fit beside which other processes took more than a tenth of a core is repeated once, and the
+less disturbed one counts. ``--again`` measures those rows of a file again that were disturbed all the same.
 
 All executors share this machine, and the plan knows its cores: where there are more executors than cores they
 take turns. So this is no measurement of machines with a network between them.
