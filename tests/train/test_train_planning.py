@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from sparkdl import Dataset, Trainer, rehearsals
+from sparkdl.commands import resources
 from sparkdl.exceptions import ConfigError
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.numerics import Numerics, make_replica
@@ -167,6 +169,27 @@ def test_the_best_number_is_the_last_that_pays() -> None:
     json.dumps(found.to_json())
     assert found.resources()["executors"] == best
     assert "task.cores = 1" in found.job_table()
+
+
+def test_a_plan_is_a_resource_profile_with_shares_of_gpus() -> None:
+    found = planned(rehearsal(cores=4, halved=fit(4, 50, 0.0, threads=2)))
+    assert found.cores_per_task == 2
+    profile = found.resource_profile(gpus=0.5)
+    task = {name: each.amount for name, each in profile.taskResources.items()}
+    executor = {name: each.amount for name, each in profile.executorResources.items()}
+    assert task == {"cpus": 2, "gpu": 0.5}
+    assert (executor["cores"], executor["gpu"]) == (4, 1)
+    asked = found.resources()
+    assert (f"{executor['memory']}m", f"{executor['memoryOverhead']}m") == (
+        asked["memory"],
+        asked["overhead"],
+    )
+    assert "gpu" not in found.resource_profile().taskResources
+    for wrong in (0.7, 1.5, -1):
+        with pytest.raises(ConfigError, match="expected a whole number, or a share of at most 0.5"):
+            found.resource_profile(gpus=wrong)
+    table = tomllib.loads(found.job_table())
+    assert resources.read(table["resources"], "job.toml")["task.cores"] == 2
 
 
 def test_a_faster_exchange_is_recommended() -> None:
