@@ -18,6 +18,7 @@ import psutil
 import pyspark
 
 HOME = Path(pyspark.__path__[0])
+_ROLE = "org.apache.spark.deploy"
 ENVIRONMENT = {"SPARK_HOME": str(HOME), "SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
 
 
@@ -27,10 +28,12 @@ class Cluster:
 
     Attributes:
         url: the master's.
+        master: process id of the master's JVM.
         workers: process ids of the workers' JVMs.
     """
 
     url: str
+    master: int
     workers: tuple[int, ...]
 
     def executors(self) -> list[psutil.Process]:
@@ -57,6 +60,12 @@ class Cluster:
         return sent
 
 
+def master_of(url: str) -> tuple[str, ...]:
+    """Return the arguments of ``spark-class`` for a master."""
+    host, _, port = url.removeprefix("spark://").partition(":")
+    return (f"{_ROLE}.master.Master", "--host", host, "--port", port, "--webui-port", "0")
+
+
 @contextmanager
 def cluster(workers: int = 2, cores: int = 1, memory: str = "1500m") -> Iterator[Cluster]:
     """Start a master and workers, which start executors anew as often as they die; stop all at the end."""
@@ -64,7 +73,6 @@ def cluster(workers: int = 2, cores: int = 1, memory: str = "1500m") -> Iterator
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     url = f"spark://127.0.0.1:{port}"
-    role = "org.apache.spark.deploy"
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sparkdl-cluster-")))
 
@@ -81,12 +89,10 @@ def cluster(workers: int = 2, cores: int = 1, memory: str = "1500m") -> Iterator
             stack.callback(process.terminate)
             return process.pid
 
-        start(
-            "master", f"{role}.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"
-        )
+        master = start("master", *master_of(url))
         options = ["-c", str(cores), "-m", memory, "--webui-port", "0"]
         pids = tuple(
-            start(f"worker{n}", f"{role}.worker.Worker", *options, "-d", str(folder / f"work{n}"), url)
+            start(f"worker{n}", f"{_ROLE}.worker.Worker", *options, "-d", str(folder / f"work{n}"), url)
             for n in range(workers)
         )
         deadline = time.monotonic() + 120
@@ -94,4 +100,4 @@ def cluster(workers: int = 2, cores: int = 1, memory: str = "1500m") -> Iterator
             if time.monotonic() > deadline:
                 raise TimeoutError((folder / "master.log").read_text())
             time.sleep(0.2)
-        yield Cluster(url, pids)
+        yield Cluster(url, master, pids)

@@ -53,7 +53,7 @@ class Note:
         pid: its process; 0 if no driver came so far as to import sparkdl.
         places: folders of checkpoints.
         ended: whether its interpreter ended in order.
-        lost: why its SparkContext was gone when an exception ended it; empty otherwise.
+        lost: what ended it, if its SparkContext was gone or no executor had come; empty otherwise.
         failed: the exception that ended it; empty without one.
     """
 
@@ -206,7 +206,7 @@ class Attempt:
         told = redaction.text(f"{type(error).__name__}: {error}".split("\n")[0])[:500]
         with self._lock:
             self._note["failed"] = told
-            if self._lost is not None and any(found is self._lost for found in _chain(error)):
+            if any(found is self._lost or _is_no_executor(found) for found in _chain(error)):
                 self._note["lost"] = told
             self._write()
 
@@ -262,6 +262,11 @@ def number() -> int | None:
     """Return the number of this attempt, from 1; ``None`` without ``--retries``."""
     attempt = current()
     return attempt.number if attempt is not None else None
+
+
+def _is_no_executor(error: BaseException) -> bool:
+    """Return whether a session found no executor: Spark gives a master that does not answer a minute."""
+    return isinstance(error, ConfigError) and error.code == "config-executors"
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

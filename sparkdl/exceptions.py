@@ -82,6 +82,7 @@ class ConfigError(SparkdlError, ValueError):
         "config-damaged",
         "config-encryption",
         "config-environment",
+        "config-executors",
         "config-package",
         "config-resume",
         "config-saved",

@@ -270,11 +270,18 @@ class Executors:
 
     Attributes:
         count: number of executors; 1 in local mode.
-        cores: task slots of the smallest one.
+        cores: cores of the smallest one.
+        tasks: that run on an executor at a time; fewer than its cores where ``spark.task.cpus`` or GPUs
+            limit them. By default one for each core.
     """
 
     count: int
     cores: int
+    tasks: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.tasks:
+            object.__setattr__(self, "tasks", self.cores)
 
 
 _LOCAL = re.compile(r"local(?:\[(\*|\d+)(?:,\s*\d+)?\])?")
@@ -295,28 +302,30 @@ def executors(spark: SparkSession, wait_seconds: float = 30.0) -> Executors:
     master = str(sc.master)
     local = _LOCAL.fullmatch(master)
     if local:
-        cores = local.group(1) or "1"
-        return Executors(1, (os.cpu_count() or 1) if cores == "*" else int(cores))
+        given = local.group(1) or "1"
+        cores = (os.cpu_count() or 1) if given == "*" else int(given)
+        return Executors(1, cores, max(1, cores // int(sc.getConf().get("spark.task.cpus", "1"))))
     promised = _promised(master, sc.getConf())
     deadline = time.monotonic() + wait_seconds
     seen, since = -1, time.monotonic()
     while True:
-        cores_of = task_slots(sc)
+        slots = task_slots(sc)
         now = time.monotonic()
-        if len(cores_of) != seen:
-            seen, since = len(cores_of), now
+        if len(slots) != seen:
+            seen, since = len(slots), now
         settled = seen >= promised if promised else seen > 0 and now - since >= 1.0
         if settled or now >= deadline:
             break
         time.sleep(0.05)
-    if not cores_of:
+    if not slots:
         raise ConfigError(
             f"no executor of {master} registered within {wait_seconds:.0f} s: "
             "check in the Spark UI that the cluster has free cores and memory",
-            code="config-cluster",
+            code="config-executors",
         )
-    _wait_until_ready(sc, len(cores_of), sum(cores_of), deadline)
-    return Executors(len(cores_of), min(cores_of))
+    tasks = [each.tasks for each in slots]
+    _wait_until_ready(sc, len(slots), sum(tasks), deadline)
+    return Executors(len(slots), min(each.cores for each in slots), min(tasks))
 
 
 def executor_count(spark: SparkSession) -> int:

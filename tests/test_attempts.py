@@ -74,7 +74,7 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
         (143, BEGUN, True, "SIGTERM"),
         (134, BEGUN, True, "SIGABRT"),
         (130, BEGUN, False, "interrupted"),
-        (1, LOST, True, "lost its SparkContext: Py4JError: gone"),
+        (1, LOST, True, "lost its cluster: Py4JError: gone"),
         (1, ENDED, False, "the script ended with ValueError: no"),
         (3, Note(pid=7, ended=True), False, "exit status 3"),
         (137, Note(pid=7, ended=True), False, "exit status 137"),  # sys.exit(137)
@@ -203,6 +203,13 @@ from sparkdl import attempts
             "import subprocess; subprocess.run([sys.executable, '-c', 'import sparkdl; 1 / 0'])",
             0,
             Note(ended=True),
+        ),
+        (
+            "from sparkdl.exceptions import ConfigError\n"
+            "try:\n    raise ConfigError('none came', code='config-executors')\n"
+            "except ConfigError as error:\n    raise RuntimeError('x') from error",
+            1,
+            Note(ended=True, failed="RuntimeError: x", lost="RuntimeError: x"),
         ),
         (
             # A SparkContext whose JVM is gone, and a script that closes its session in any case.

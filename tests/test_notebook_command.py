@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from argparse import Namespace
@@ -49,6 +50,7 @@ def test_the_token_is_in_a_private_file_and_the_server_on_localhost_only(folder:
     assert len(token) >= 40
     assert found["ServerApp"]["ip"] == "127.0.0.1"
     assert (found["ServerApp"]["port"], found["ServerApp"]["port_retries"]) == (8899, 0)
+    assert found["ServerApp"]["allow_root"] == (os.geteuid() == 0)
     assert Path(config).stat().st_mode & 0o777 == 0o600
     seen = " ".join(begun.command) + " ".join(begun.environment.values())
     assert token not in seen
@@ -104,11 +106,22 @@ def test_what_is_missing_or_wrong_is_told(monkeypatch: pytest.MonkeyPatch, capsy
     assert "--port 0: expected 1 to 65535" in capsys.readouterr().err
 
 
+def test_root_has_to_be_allowed(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    (folder / "jupyterlab.py").write_text("import sys; sys.exit(3)")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    monkeypatch.setattr(notebook, "find_spec", lambda name: name)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert main(["notebook", "--master", "local[2]"]) == 1
+    assert "this is root" in capsys.readouterr().err
+    assert main(["notebook", "--master", "local[2]", "--allow-root"]) == 3
+
+
 def test_the_files_go_when_the_server_ends(folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     (folder / "jupyterlab.py").write_text(
         "import sys, pathlib; print(sys.argv[1].partition('=')[2]); sys.exit(3)"
     )
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.setattr(notebook, "find_spec", lambda name: name)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert main(["notebook", "--master", "local[2]"]) == 3
     assert not Path(capfd.readouterr().out.splitlines()[-1]).parent.exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,11 +43,28 @@ def lost_context() -> bool:
     return sc is not None and not is_alive(sc)
 
 
-def task_slots(sc: Any) -> list[int]:
-    """Return the task slots of each live executor besides the driver."""
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """What an executor offers.
+
+    Attributes:
+        cores: how many it has.
+        tasks: that run there at a time, with the cores and other resources that the confs give a task.
+    """
+
+    cores: int
+    tasks: int
+
+
+def task_slots(sc: Any) -> list[Slots]:
+    """Return what each live executor besides the driver offers."""
     listed = sc._jsc.sc().statusStore().executorList(True)
     infos = [listed.apply(i) for i in range(listed.size())]
-    return [info.maxTasks() for info in infos if info.id() != "driver" and info.totalCores() > 0]
+    return [
+        Slots(info.totalCores(), max(1, info.maxTasks()))
+        for info in infos
+        if info.id() != "driver" and info.totalCores() > 0
+    ]
 
 
 def live_executors(sc: Any) -> list[str]:

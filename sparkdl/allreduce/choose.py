@@ -275,7 +275,7 @@ class Wanted:
         """
         ranks = len(store.partitions)
         rows = bool(self.tables)
-        changes = 0 if fit.in_memory else changes_to_keep(store.executors.cores, rows=rows)
+        changes = 0 if fit.in_memory else changes_to_keep(store.executors.tasks, rows=rows)
         directly = self.exchanges_directly(access, exchange)
         plan = self.plan(exchange, ranks, changes, directly=directly)
         transport: Transport

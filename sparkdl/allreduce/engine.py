@@ -86,7 +86,7 @@ class Engine:
 
     def _take(self, store: Store) -> None:
         self.store = store
-        self._fit = replace(self._fit, in_memory=self._cluster.one_process(store.executors.cores))
+        self._fit = replace(self._fit, in_memory=self._cluster.one_process(store.executors.tasks))
         route = self._choose(store, self._fit)
         self._plan, self._transport = route.plan, route.transport
         self._spreading = Spreading(self._cluster, store, route.transport.forget)

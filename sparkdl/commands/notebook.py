@@ -58,6 +58,7 @@ def register(subparsers: Any) -> None:
     )
     parser.add_argument("--folder", type=Path, default=Path(), help="folder of the notebooks (here)")
     parser.add_argument("--port", type=int, default=PORT, help=f"port on localhost ({PORT}, or a free one)")
+    parser.add_argument("--allow-root", action="store_true", help="run as root, such as in a container")
     parser.set_defaults(run=run)
 
 
@@ -76,6 +77,12 @@ def run(args: argparse.Namespace) -> int:
         )
     if not 1 <= args.port <= 65535:
         raise ConfigError(f"--port {args.port}: expected 1 to 65535", code="config-command")
+    if os.geteuid() == 0 and not args.allow_root:
+        raise ConfigError(
+            "sparkdl notebook: this is root, and whoever has the token runs code as its user: expected "
+            "another user, or --allow-root, such as in a container that has no other",
+            code="config-command",
+        )
     master, confs = confs_of(args)
     with tempfile.TemporaryDirectory(prefix="sparkdl-notebook-") as name, forwarding() as child:
         begun = prepare(Path(name), server, master, confs, args.folder, free_port(args.port))
@@ -146,7 +153,7 @@ def prepare(
         "port": port,
         "port_retries": 0,
         "open_browser": False,
-        "allow_root": True,
+        "allow_root": os.geteuid() == 0,  # run() has asked
     }
     content = {
         "ServerApp": listening | {"root_dir": str(notebooks.resolve()), "allow_remote_access": False},

@@ -24,8 +24,28 @@ Runs the script as far as its first fit, which trains for some seconds on a samp
 script. The trace opens at https://ui.perfetto.dev: driver, tasks of each host, and the layers of one step.
 """
 _FOLDER = Path(__file__).parent
-_BAR = (320, 12)
+_BAR = (200, 12)
 _LAYERS = 30
+_MEANS = {
+    "rows": "rows of the step, from the partition store to tensors",
+    "forward and backward": "the module and the loss, mean of all ranks",
+    "weights and gradient": "weights into the module, its gradient into a message",
+    "update": "the optimizer",
+    "waiting for the slowest rank": "how much longer than the mean the slowest one works",
+    "exchange": "messages between the ranks",
+    "scheduling": "the step's share of a Spark job",
+}
+"""What the parts of a step are, for readers of the page."""
+_FACTS = {
+    "batch_size": "batch_size",
+    "ranks": "ranks",
+    "threads": "torch threads of a rank",
+    "exchange": "exchange",
+    "transport": "transport",
+    "steps_per_job": "steps of a Spark job",
+    "python_bytes": "memory of an executor's Python processes",
+    "jvm_bytes": "memory of an executor's JVM",
+}
 
 _PAGE = Template("""\
 <!DOCTYPE html>
@@ -37,12 +57,13 @@ _PAGE = Template("""\
 <meta name="referrer" content="no-referrer">
 <title>$title</title>
 <style>
-$style</style>
+$style.parts td, .parts th { overflow-wrap: normal; }
+</style>
 </head>
 <body>
 <h1>$title</h1>
 <p>$remark</p>
-<h2>A step</h2><div class="wide">$parts</div>
+<h2>A step</h2><div class="wide parts">$parts</div>
 <h2>What to change</h2><div class="wide">$advice</div>
 <h2>Layers</h2><div class="wide">$layers</div>
 <h2>Measured with</h2><div class="wide">$facts</div>
@@ -104,7 +125,11 @@ def shown(found: Mapping[str, Any]) -> str:
 def page(found: Mapping[str, Any]) -> str:
     """Return a profile as a page, which loads nothing and runs nothing."""
     step = found["facts"]["step"] or 1.0
-    parts = [(name, f"{1e3 * s:.4g}", f"{s / step:.1%}", _bar(s / step)) for name, s in _parts(found)]
+    parts = [
+        (name, f"{1e3 * s:.4g}", f"{s / step:.1%}", _bar(s / step), _MEANS.get(name, ""))
+        for name, s in _parts(found)
+    ]
+    share = f"{found['parts'][found['bottleneck']] / step:.0%}"
     whole = sum(layer["forward"] + layer["backward"] for layer in found["layers"]) or 1.0
     layers = [
         (
@@ -120,17 +145,24 @@ def page(found: Mapping[str, Any]) -> str:
     return _PAGE.substitute(
         policy="default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'",
         title=html.text(f"A step of {found['name']}"),
-        remark=html.text(f"{1e3 * step:.4g} ms, most of it {found['bottleneck']}; sparkdl {__version__}"),
+        remark=html.text(
+            f"{1e3 * step:.4g} ms; the largest part is {found['bottleneck']}, {share}; sparkdl {__version__}"
+        ),
         style=(_FOLDER / "page.css").read_text(encoding="utf-8"),
-        parts=html.table(["part", "ms", "share", ""], parts),
+        parts=html.table(["part", "ms", "share", "", "what it is"], parts),
         advice=html.table(["", "change"], enumerate(found["advice"], 1)),
         layers=html.table(["layer", "kind", "parameters", "forward ms", "backward ms", ""], layers),
-        facts=html.table(["", "value"], sorted(found["facts"].items())),
+        facts=html.table(["", "value"], [(told, _fact(found, name)) for name, told in _FACTS.items()]),
     )
 
 
 def _parts(found: Mapping[str, Any]) -> list[tuple[str, float]]:
     return sorted(found["parts"].items(), key=lambda part: -part[1])
+
+
+def _fact(found: Mapping[str, Any], name: str) -> str:
+    value = found["facts"][name]
+    return html.amount(value) if name.endswith("_bytes") else str(value)
 
 
 def _bar(share: float) -> html.Raw:

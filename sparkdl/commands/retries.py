@@ -6,6 +6,7 @@ So the driver leaves a note (:mod:`sparkdl.attempts`), which counts for more tha
 ===================================================================  ============
 status 0                                                             done
 the driver's SparkContext had ended when an exception ended it       another one
+an exception ended it, for no executor came                          another one
 its interpreter ended in order: exceptions, ``sys.exit``             the end
 a signal other than Ctrl-C killed it or its JVM (128 + n)            another one
 it ended without a word: ``os._exit``, an exit of its JVM            another one
@@ -70,7 +71,7 @@ def judge(status: int, note: Note, *, remote: bool = False) -> Verdict:
     if status == 0 and (note.ended or not note.pid or not remote):
         return Verdict(False, "done")
     if note.lost:
-        return Verdict(True, f"the driver lost its SparkContext: {note.lost}")
+        return Verdict(True, f"the driver lost its cluster: {note.lost}")
     if note.ended:
         return Verdict(False, f"the script ended with {note.failed or f'exit status {status}'}")
     if number is not None and remote:

@@ -118,10 +118,10 @@ def _check_executors(report: Report, spark: SparkSession) -> None:
         waiting_failed = error
         executors = session.Executors(1, int(spark.sparkContext.defaultParallelism))
     else:
-        report.spark |= {"executors": executors.count, "slots": executors.cores}
+        report.spark |= {"executors": executors.count, "slots": executors.tasks}
     report.spark["threads_per_task"] = threads_per_task(executors, executors.count)
     try:
-        report.tasks = _probe_executors(spark, executors.count * executors.cores)
+        report.tasks = _probe_executors(spark, executors.count * executors.tasks)
     except Exception as error:
         report.problems.append(_task_failure(error))
         return

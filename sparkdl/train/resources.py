@@ -11,9 +11,10 @@ from sparkdl.session import Executors
 def threads_per_task(executors: Executors, partitions: int) -> int:
     """Divide an executor's cores among the tasks that run on it at a time.
 
-    One partition per executor gives one task with all cores; more partitions share them.
+    One partition per executor gives one task with all cores; more partitions share them. Where
+    ``spark.task.cpus`` gives a task several cores, it has at least those.
     """
-    tasks = min(-(-partitions // executors.count), executors.cores)
+    tasks = min(-(-partitions // executors.count), executors.tasks)
     return max(1, executors.cores // tasks)
 
 

@@ -8,6 +8,7 @@ import signal
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -344,6 +345,20 @@ def test_threads_per_task() -> None:
     assert threads_per_task(session.Executors(2, 8), 3) == 4
     assert threads_per_task(session.Executors(2, 8), 64) == 1
     assert threads_per_task(session.Executors(4, 1), 2) == 1
+
+
+def test_tasks_of_several_cores_have_as_many_threads() -> None:
+    assert session.Executors(2, 8).tasks == 8
+    assert threads_per_task(session.Executors(2, 8, 4), 2) == 8
+    assert threads_per_task(session.Executors(2, 8, 4), 64) == 2
+    assert threads_per_task(session.Executors(2, 8, 1), 64) == 8
+
+
+def test_the_confs_of_a_local_session_limit_its_tasks() -> None:
+    for conf, tasks in (({}, 4), ({"spark.task.cpus": "2"}, 2), ({"spark.task.cpus": "3"}, 1)):
+        context = SimpleNamespace(master="local[4]", getConf=partial(dict, conf))
+        spark: Any = SimpleNamespace(sparkContext=context)
+        assert session.executors(spark) == session.Executors(1, 4, tasks)
 
 
 def test_no_profile_for_one_thread_or_local_mode(spark: Any) -> None:

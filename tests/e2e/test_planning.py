@@ -9,10 +9,11 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
+import standalone
 import torch
 from torch import nn
 
@@ -108,36 +109,57 @@ class Moves(Hook):
             run.stop("there")
 
 
+def moves_of(
+    spark: Any, seconds_per_row: float, until: int, elastic: Elastic | Literal["plan"]
+) -> list[tuple[int, int]]:
+    def step(module: nn.Module, batch: Any) -> torch.Tensor:
+        time.sleep(seconds_per_row * batch.rows)  # work that needs no core: there are only two
+        return nn.functional.mse_loss(module(batch.inputs), batch.label)
+
+    x = np.random.default_rng(0).normal(size=(640, 8)).astype(np.float32)
+    hook = Moves(until)
+    with Dataset.from_numpy(x, x.sum(1, keepdims=True), spark=spark) as data:
+        Trainer(
+            nn.Linear(8, 1),
+            step=step,
+            optimizer=partial(torch.optim.SGD, lr=0.01),
+            batch_size=64,
+            elastic=elastic,
+            end_when=MaxSeconds(180),
+            hooks=[hook],
+            progress=False,
+        ).fit(data)
+    return hook.moves
+
+
 @pytest.mark.slow
 def test_a_run_asks_a_real_cluster_for_executors_and_gives_them_back(cluster: Any) -> None:
-    jobs = FrameJobs(cluster.sparkContext)
-
-    def fit(seconds_per_row: float, until: int) -> list[tuple[int, int]]:
-        def step(module: nn.Module, batch: Any) -> torch.Tensor:
-            time.sleep(seconds_per_row * batch.rows)  # work that needs no core: there are only two
-            return nn.functional.mse_loss(module(batch.inputs), batch.label)
-
-        x = np.random.default_rng(0).normal(size=(640, 8)).astype(np.float32)
-        hook = Moves(until)
-        with Dataset.from_numpy(x, x.sum(1, keepdims=True), spark=cluster) as data:
-            Trainer(
-                nn.Linear(8, 1),
-                step=step,
-                optimizer=partial(torch.optim.SGD, lr=0.01),
-                batch_size=64,
-                elastic=Elastic(asks=True, settle=1.0, patience=1.0),
-                end_when=MaxSeconds(180),
-                hooks=[hook],
-                progress=False,
-            ).fit(data)
-        return hook.moves
-
+    jobs, elastic = FrameJobs(cluster.sparkContext), Elastic(asks=True, settle=1.0, patience=1.0)
     try:
-        assert fit(0.0, until=1) == [(2, 1)]
+        assert moves_of(cluster, 0.0, 1, elastic) == [(2, 1)]
         assert jobs.count_executors() == 1
-        assert fit(0.005, until=2) == [(1, 2)]
+        assert moves_of(cluster, 0.005, 2, elastic) == [(1, 2)]
         assert jobs.count_executors() == 2
     finally:
         jobs.ask_for_executors(2)
         while jobs.count_executors() < 2:
             time.sleep(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.cluster
+def test_a_standalone_master_gives_executors_and_takes_them_back(
+    sessions: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in standalone.ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    with standalone.cluster(workers=3) as running:
+        spark = sessions.get(running.url, **{"spark.executor.memory": "512m"})
+        try:
+            assert len(running.executors()) == 3
+            assert moves_of(spark, 0.0, 1, "plan") == [(3, 2), (2, 1)]
+            assert len(running.executors()) == 1
+            assert moves_of(spark, 0.01, 3, "plan") == [(1, 2), (2, 3)]
+            assert len(running.executors()) == 3
+        finally:
+            sessions.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from sparkdl import Dataset, Trainer, rehearsals
+from sparkdl.commands import resources
 from sparkdl.exceptions import ConfigError
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.numerics import Numerics, make_replica
@@ -26,7 +28,7 @@ from sparkdl.train.planning.advice import advice
 from sparkdl.train.planning.cluster_plan import make_plan
 from sparkdl.train.planning.layers import profile_layers
 from sparkdl.train.planning.measured import Fit, Rehearsal
-from sparkdl.train.planning.model import Line, Model
+from sparkdl.train.planning.model import Curve, Line, Model
 from sparkdl.train.planning.probe import look
 from sparkdl.train.planning.profile import layer_events, parts_of
 
@@ -76,6 +78,27 @@ def test_a_line_has_no_negative_parts() -> None:
     assert Line.through([1, 2, 4], [4, 3, 2]).each == 0
     assert Line.through([1, 2, 4], [0.5, 2.5, 6.5]).fixed == 0
     assert Line.through([3], [6]).at(5) == pytest.approx(10)
+
+
+def test_between_points_it_is_as_measured_and_beyond_them_along_a_line() -> None:
+    curve = Curve.through([4, 1, 2], [6.5, 0.5, 2.5])
+    assert [curve.at(rows) for rows in (1, 2, 4)] == pytest.approx([0.5, 2.5, 6.5])
+    assert curve.at(3) == pytest.approx(4.5)
+    assert curve.at(8) == pytest.approx(13)
+    assert Curve.through([1, 2], [3, 5]).at(4) == pytest.approx(9)
+    assert Curve.through([1, 1, 3], [2, 4, 5]).at(1) == pytest.approx(3)
+
+
+def test_an_exchange_that_was_not_measured_is_derived_from_the_one_that_was() -> None:
+    model = Model(rehearsal(nbytes=20 * MB))
+    other = model.chosen("sharded")
+    assert other.exchange == "sharded"
+    assert model.chosen("replicated") is model.usual
+    # Half of the update goes, and half of the sum; two ranks move the same bytes.
+    assert UPDATE / 2 < model.usual.seconds - other.seconds < UPDATE / 2 + 3e-3
+    assert model.step(2, 200, other).sync < model.step(2, 200).sync
+    assert other.python_bytes < model.usual.python_bytes
+    assert model.memory(2, 200, 800, other)[1] == pytest.approx(other.python_bytes, rel=0.01)
 
 
 def test_what_was_measured_is_forecast_as_it_was() -> None:
@@ -146,6 +169,27 @@ def test_the_best_number_is_the_last_that_pays() -> None:
     json.dumps(found.to_json())
     assert found.resources()["executors"] == best
     assert "task.cores = 1" in found.job_table()
+
+
+def test_a_plan_is_a_resource_profile_with_shares_of_gpus() -> None:
+    found = planned(rehearsal(cores=4, halved=fit(4, 50, 0.0, threads=2)))
+    assert found.cores_per_task == 2
+    profile = found.resource_profile(gpus=0.5)
+    task = {name: each.amount for name, each in profile.taskResources.items()}
+    executor = {name: each.amount for name, each in profile.executorResources.items()}
+    assert task == {"cpus": 2, "gpu": 0.5}
+    assert (executor["cores"], executor["gpu"]) == (4, 1)
+    asked = found.resources()
+    assert (f"{executor['memory']}m", f"{executor['memoryOverhead']}m") == (
+        asked["memory"],
+        asked["overhead"],
+    )
+    assert "gpu" not in found.resource_profile().taskResources
+    for wrong in (0.7, 1.5, -1):
+        with pytest.raises(ConfigError, match="expected a whole number, or a share of at most 0.5"):
+            found.resource_profile(gpus=wrong)
+    table = tomllib.loads(found.job_table())
+    assert resources.read(table["resources"], "job.toml")["task.cores"] == 2
 
 
 def test_a_faster_exchange_is_recommended() -> None:

@@ -13,7 +13,7 @@ import torch
 from pyspark import TaskContext
 from torch import nn
 
-from sparkdl import Dataset, Trainer
+from sparkdl import Dataset, Trainer, session
 from sparkdl._spark.jobs import FrameJobs
 from sparkdl._spark.tasks import task_resources
 from sparkdl.access.classic import task_resource_amounts
@@ -50,17 +50,29 @@ def test_one_task_on_each_executor_has_all_its_cores_and_keeps_its_gpu(sessions:
         jobs = FrameJobs(spark.sparkContext)
         found = jobs.collect(jobs.stage(store.tokens, _resources, profile=profile))
         assert len({token.executor for token in store.partitions}) == 2
-        trainer = Trainer(
-            Concurrent(),
-            loss=lambda output, _: output.mean(),
-            optimizer=partial(torch.optim.SGD, lr=0.1),
-            batch_size=8,
-            end_when=MaxIteration(1),
-            progress=False,
-        )
-        loss = trainer.fit(data).history[0]["loss"]
+        loss = loss_of_one_step(data)
     assert found == [b"{'gpu': ['0']}"] * 2
     assert loss == 22
+
+
+@pytest.mark.cluster
+def test_tasks_of_several_cores_use_them_all(sessions: Any) -> None:
+    spark = sessions.get("local-cluster[2,2,1024]", **{"spark.task.cpus": "2"})
+    assert session.executors(spark) == session.Executors(2, 2, 1)
+    with Dataset.from_numpy(np.zeros((8, 2), np.float32), spark=spark) as data:
+        assert loss_of_one_step(data) == 22
+
+
+def loss_of_one_step(data: Dataset) -> float:
+    trainer = Trainer(
+        Concurrent(),
+        loss=lambda output, _: output.mean(),
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        batch_size=8,
+        end_when=MaxIteration(1),
+        progress=False,
+    )
+    return float(trainer.fit(data).history[0]["loss"])
 
 
 class Concurrent(nn.Module):

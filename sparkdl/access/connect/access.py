@@ -247,7 +247,7 @@ class ConnectAccess:
     ) -> list[bytes]:
         """Run a task in each slot, and on each executor so many times, if Spark spreads tasks evenly."""
         offered = self._offered or self.executors()
-        tasks = offered.count * max(times, offered.cores)
+        tasks = offered.count * max(times, offered.tasks)
         job = ArrowTask(Job(_Lingering(task), reads=False, unlink=self.outdated))
         df = self.spark.range(0, tasks, 1, tasks).mapInArrow(job, SCHEMA)
         return [whole(data) for data in joined(self._pieces(df))]

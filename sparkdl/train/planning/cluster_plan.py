@@ -19,6 +19,9 @@ _BETTER = 0.05
 _SPARE = 1.2
 _STEP = 256 << 20
 _LEAST_HEAP = 1 << 30
+_REMARKS = {
+    "overhead": "  # for YARN and Kubernetes: a standalone cluster does not limit it, so leave it out there"
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +101,10 @@ class ClusterPlan:
 
     def job_table(self) -> str:
         """Return :meth:`resources` as the table of a job file."""
-        return "\n".join(
-            ["[resources]", *(f"{k} = {json.dumps(v)}" for k, v in self.resources().items()), ""]
-        )
+        lines = [
+            f"{key} = {json.dumps(value)}{_REMARKS.get(key, '')}" for key, value in self.resources().items()
+        ]
+        return "\n".join(["[resources]", *lines, ""])
 
     def resource_profile(self, gpus: float = 0.0) -> Any:
         """Return :meth:`resources` as a ``pyspark.resource.ResourceProfile``, for ``rdd.withResources``.

@@ -58,6 +58,36 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
+class Curve:
+    """What was measured with some numbers of rows: as measured between them, along a line beyond them.
+
+    Attributes:
+        rows: the numbers, in order.
+        values: what was measured with each.
+        line: through all of them.
+    """
+
+    rows: tuple[float, ...]
+    values: tuple[float, ...]
+    line: Line
+
+    def at(self, rows: float) -> float:
+        """Return the value for so many rows."""
+        near = min(max(rows, self.rows[0]), self.rows[-1])
+        value = float(np.interp(near, self.rows, self.values))
+        return value if near == rows else value * self.line.at(rows) / self.line.at(near)
+
+    @classmethod
+    def through(cls, rows: Sequence[float], values: Sequence[float]) -> Curve:
+        """Return the curve through some points, with means where rows are equal."""
+        known: dict[float, list[float]] = {}
+        for x, y in zip(rows, values, strict=True):
+            known.setdefault(x, []).append(max(y, 1e-12))
+        means = {x: float(np.mean(known[x])) for x in sorted(known)}
+        return cls(tuple(means), tuple(means.values()), Line.through(rows, values))
+
+
+@dataclass(frozen=True, slots=True)
 class StepTime:
     """The seconds of a step, by what takes them.
 
@@ -135,14 +165,14 @@ class Model:
             like: as of :meth:`step`.
         """
         found, like = self.found, like or self.usual
-        line = Line.through([fit.rows for fit in found.alone], [fit.python_bytes for fit in found.alone])
-        python = line.at(batch / executors)
+        curve = Curve.through([fit.rows for fit in found.alone], [fit.python_bytes for fit in found.alone])
+        python, mapped = curve.at(batch / executors), float(found.sample_rows)
         if executors > 1 and like.ranks > 1:
-            level = like.python_bytes - line.at(like.rows)
-            grown = self._held(like.exchange, executors) - self._held(like.exchange, like.ranks)
-            python += max(0.0, level) + grown
+            python += like.python_bytes - curve.at(like.rows)
+            python += self._held(like.exchange, executors) - self._held(like.exchange, like.ranks)
+            mapped /= like.ranks
         # A task maps the files of its partition, and visits all rows in the course of an epoch.
-        stored = max(0.0, rows / executors - found.sample_rows) * found.row_bytes
+        stored = max(0.0, rows / executors - mapped) * found.row_bytes
         return max(like.jvm_bytes, *(fit.jvm_bytes for fit in found.alone)), int(python + stored)
 
     @property
@@ -154,12 +184,27 @@ class Model:
         """Return the fit that has measured an exchange with the usual transport, or the nearest to it."""
         known = [fit for fit in self.found.together if fit.exchange == kind]
         usual = [fit for fit in known if fit.transport == self.usual.transport]
-        return (usual or known or [replace(self.usual, exchange=kind)])[0]
+        return (usual or known or [self._with(kind)])[0]
+
+    def _with(self, kind: Kind) -> Fit:
+        """Return what the usual fit would have measured with another exchange."""
+        usual = self.usual
+        if usual.ranks == 1:
+            return replace(usual, exchange=kind)
+        exchange, update = self._exchanging(usual), self._updating(usual)
+        other = replace(usual, exchange=kind)
+        ratio = self._exchange(other, usual.ranks, here=True) / self._exchange(usual, usual.ranks, here=True)
+        held = self._held(kind, usual.ranks) - self._held(usual.exchange, usual.ranks)
+        return replace(
+            other,
+            seconds=usual.seconds + exchange * (ratio - 1) + self._updating(other) - update,
+            python_bytes=max(0, round(usual.python_bytes + held)),
+        )
 
     @property
-    def _work(self) -> Line:
+    def _work(self) -> Curve:
         alone = self.found.alone
-        return Line.through([fit.rows for fit in alone], [fit.work for fit in alone])
+        return Curve.through([fit.rows for fit in alone], [fit.work for fit in alone])
 
     @property
     def _alone_noise(self) -> float:
@@ -178,9 +223,12 @@ class Model:
 
     def _exchanging(self, like: Fit) -> float:
         """Return the seconds in which messages travelled, and ranks waited."""
+        return max(1e-6, like.seconds - like.work - self._job_share(like) - self._updating(like))
+
+    def _updating(self, like: Fit) -> float:
+        """Return the seconds of a rank's update, as slow beside the others as its work is."""
         update = self._update / like.ranks if like.exchange == "sharded" else self._update
-        slower = like.work / max(self._work.at(like.rows), 1e-12)
-        return max(1e-6, like.seconds - like.work - self._job_share(like) - update * max(1.0, slower))
+        return update * max(1.0, like.work / max(self._work.at(like.rows), 1e-12))
 
     def _exchange(self, like: Fit, ranks: int, *, here: bool = False) -> float:
         """Return the cost model's seconds; those of the rehearsal's own network if ``here``."""

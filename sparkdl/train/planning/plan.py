@@ -59,7 +59,7 @@ def plan(
         price: of a core hour, in any currency.
         gigabits: per second that a machine sends, and receives, where it was not measured.
         seconds: of each of some eight short fits, about.
-        compare: whether to measure other exchanges and transports, too.
+        compare: whether to measure all other exchanges and transports, too.
         features: columns of a DataFrame, as in :meth:`Trainer.fit`.
         label: likewise.
         weight: likewise.
@@ -100,7 +100,6 @@ def plan_of(
 ) -> ClusterPlan:
     """Return the plan of a fit of a Dataset; see :func:`plan`."""
     config, wanted = trainer.config, trainer._recipe.wanted()
-    found = rehearse(trainer, data, wanted, seconds=seconds, compare=compare, tell=tell)
     kinds: dict[int, Kind] = {}
     for count in executors:
         try:
@@ -108,6 +107,9 @@ def plan_of(
         except ConfigError:  # shards would be too large for so few
             continue
         kinds[count] = kind if kind != "auto" else "replicated"
+    found = rehearse(
+        trainer, data, wanted, kinds=set(kinds.values()), seconds=seconds, compare=compare, tell=tell
+    )
     if rows is None:
         tell("counting the rows")
         rows = len(data)

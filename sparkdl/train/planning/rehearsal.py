@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -19,6 +19,7 @@ from sparkdl.data.dataset import Dataset
 from sparkdl.data.sampled import first_rows
 from sparkdl.exceptions import ConfigError, TaskError
 from sparkdl.train.config import TrainConfig
+from sparkdl.train.costs import Kind
 from sparkdl.train.history import History
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.hooks.of_run import none_of_every_run
@@ -59,6 +60,7 @@ def rehearse(
     data: Dataset,
     wanted: Wanted,
     *,
+    kinds: Collection[Kind] = (),
     seconds: float = 4.0,
     compare: bool = True,
     tell: Callable[[str], None] = lambda doing: None,
@@ -71,8 +73,9 @@ def rehearse(
         trainer: what to train, and how.
         data: the rows; their store need not be built.
         wanted: what the choice of the exchange depends on.
+        kinds: exchanges that forecasts will ask for, so that each is measured.
         seconds: of a fit, about.
-        compare: whether to measure other exchanges and transports, too.
+        compare: whether to measure all other exchanges and transports, too.
         tell: is told what is being measured.
 
     Raises:
@@ -81,7 +84,7 @@ def rehearse(
     """
     stage = Stage(trainer, data, wanted, seconds, tell)
     with none_of_every_run():
-        return stage.rehearse(compare)
+        return stage.rehearse(compare, kinds)
 
 
 @dataclass(slots=True)
@@ -98,11 +101,11 @@ class Stage:
     _state_bytes: int = 0
     _host_cores: int = 0
 
-    def rehearse(self, compare: bool) -> Rehearsal:
-        """Return what the fits have taken; with other exchanges and transports if ``compare``."""
+    def rehearse(self, compare: bool, kinds: Collection[Kind] = ()) -> Rehearsal:
+        """Return what the fits have taken; see :func:`rehearse`."""
         access, batch = self.data.access, self.trainer.config.batch_size
         there = access.executors()
-        most = there.count if there.count > 1 else min(2, there.cores)
+        most = there.count if there.count > 1 else min(2, there.tasks)
         most = min(most, batch)
         rows = SAMPLE_STEPS * self.trainer.config.rows_per_iteration(batch, 0)
         shares = sorted({max(1, batch // (4 * most)), max(1, batch // most), min(batch, 2 * batch // most)})
@@ -115,11 +118,11 @@ class Stage:
         if most > 1:
             with self.sample(rows, most) as sample:
                 self.pilot(sample, batch)
-                for name, options in self._candidates(most, compare):
+                for name, options in self._candidates(most, compare, kinds):
                     together += self._tried(sample, batch, f"{most} ranks, {name}", options)
-                first = self._candidates(most, False)[0][1]
+                first = self._candidates(most, False, ())[0][1]
                 job = self.job(sample, together[0], batch, first)
-        if there.count > 1 and there.cores > 1 and batch >= 2 * there.count:
+        if there.count > 1 and there.tasks > 1 and batch >= 2 * there.count:
             with self.sample(rows, 2 * there.count) as sample:
                 halved = self.fit(sample, batch, f"{2 * there.count} ranks with half the cores")
         return Rehearsal(
@@ -138,16 +141,19 @@ class Stage:
             iterations_per_job=self.trainer.config.iterations_per_job,
         )
 
-    def _candidates(self, ranks: int, compare: bool) -> list[tuple[str, dict[str, Any]]]:
+    def _candidates(
+        self, ranks: int, compare: bool, kinds: Collection[Kind]
+    ) -> list[tuple[str, dict[str, Any]]]:
         """Return exchanges and transports to try; the first is that of the options."""
         own = self.wanted.choose(self.data.access, ranks)
         found: list[tuple[str, dict[str, Any]]] = [(own, {})]
-        if not compare or own == "driver":
+        if own == "driver":
             return found
-        if self.trainer.config.exchange == "auto" and not self.wanted.keyed:
-            other = "sharded" if own == "replicated" else "replicated"
+        other = "sharded" if own == "replicated" else "replicated"
+        free = self.trainer.config.exchange == "auto" and not self.wanted.keyed
+        if other in kinds or (compare and free):
             found.append((other, {"exchange": other}))
-        if self.wanted.exchanges_directly(self.data.access, own):
+        if compare and self.wanted.exchanges_directly(self.data.access, own):
             found.append((f"{own} by shuffles", {"transport": "shuffle"}))
         return found
 

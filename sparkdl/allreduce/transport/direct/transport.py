@@ -179,7 +179,7 @@ class DirectTransport:
 
     def _slots(self) -> int:
         executors = self._store.executors
-        return self._access.count_executors() * executors.cores
+        return self._access.count_executors() * executors.tasks
 
     def _run(self, group: Group) -> GroupResult:
         started, begin = time.time(), time.perf_counter()
@@ -282,7 +282,7 @@ class DirectTransport:
             else:
                 # Spark gives a task to the process that has been idle for longest: after a failure there are
                 # perhaps more processes than slots.
-                times = self._store.executors.cores * (1 + min(self._failures, _MOST_TURNS))
+                times = self._store.executors.tasks * (1 + min(self._failures, _MOST_TURNS))
                 task = Assemble(self._fit, self._circle, _LINGER_SECONDS)
                 found = access.run_everywhere(task, group.broadcasts, times=times, profile=profile)
         finally:
@@ -295,7 +295,7 @@ class DirectTransport:
         """Let all processes that take part close their sockets."""
         left, self._known, self._membership = self._known, set(), None
         access = self._access
-        slots, linger = (1, 0.0) if self._fit.in_memory else (self._store.executors.cores, _LINGER_SECONDS)
+        slots, linger = (1, 0.0) if self._fit.in_memory else (self._store.executors.tasks, _LINGER_SECONDS)
         for _ in range(_ROUNDS):
             if not left:
                 return
