@@ -21,6 +21,7 @@ class Missing(importlib.abc.MetaPathFinder):
 
 def main(url: str) -> None:
     import numpy as np
+    import pyspark
     import torch
     from pyspark.sql import SparkSession
     from support.connect import tell
@@ -58,6 +59,7 @@ def main(url: str) -> None:
         interrupted = fit(100_000, hooks=[Interrupts()])
         found["stopped by"] = interrupted.stopped_by
         found["epochs"] = interrupted.state.epoch
+    found["version"], found["server"] = pyspark.__version__, spark.version
     found["py4j"] = "py4j" in sys.modules
     tell(found)
 

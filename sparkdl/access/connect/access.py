@@ -23,7 +23,7 @@ from sparkdl.access.base import BytesRef, Published
 from sparkdl.access.connect.chain import ConnectChain, OnDriver, OnExecutors, numbered, whole
 from sparkdl.access.connect.files import new_files, send_files
 from sparkdl.access.connect.keeping import Keeping, is_lost
-from sparkdl.access.connect.rows import Rows
+from sparkdl.access.connect.rows import Rows, by_key
 from sparkdl.access.connect.tasks import ARROW_SCHEMA, SCHEMA, ArrowTask, Job, Written, in_batches
 from sparkdl.exceptions import ConfigError
 from sparkdl.frame import Parts
@@ -203,7 +203,7 @@ class ConnectAccess:
         table = pa.Table.from_batches(in_batches(rows), ARROW_SCHEMA)
 
         def make() -> DataFrame:
-            return self._keeping.sent(self.spark.createDataFrame(table).repartitionById(partitions, "key"))
+            return self._keeping.sent(by_key(self.spark.createDataFrame(table), partitions))
 
         return Rows(make)
 
