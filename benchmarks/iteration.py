@@ -13,8 +13,8 @@ measurement: the line then holds what there is, ``cut_off`` is true, and what wa
 
 ``--connect sc://host:15002`` measures on a Spark Connect server in place of ``--master``. Tasks exchange
 directly there by default; a client cannot count jobs, stages and tasks. ``first_step_seconds`` is how long a
-fit of one step takes, with the store built. With ``--local-steps`` an iteration is that many steps of a batch each
-and one exchange; ``ms_per_step`` divides by them.
+fit of one step takes, with the store built. With ``--local-steps`` an iteration is that many steps of a
+batch each and one exchange; ``ms_per_step`` divides by them.
 """
 
 from __future__ import annotations
