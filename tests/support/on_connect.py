@@ -47,8 +47,8 @@ NOT_HERE = "not on Spark Connect: "
 """What reasons begin with."""
 
 LEFT_OUT: Mapping[str, str] = {
-    "tests/train/test_train_lifecycle.py::test_a_foreign_session_warns_once_and_trains": "confs are the server's "
-    "matter, and a client warns of none",
+    "tests/train/test_train_lifecycle.py::test_a_foreign_session_warns_once_and_trains": "a client warns "
+    "of no confs, which are the server's matter",
 }
 """Why other tests do not run, by the beginning of their ids."""
 
