@@ -13,7 +13,8 @@ measurement: the line then holds what there is, ``cut_off`` is true, and what wa
 
 ``--connect sc://host:15002`` measures on a Spark Connect server in place of ``--master``. Tasks exchange
 directly there by default; a client cannot count jobs, stages and tasks. ``first_step_seconds`` is how long a
-fit of one step takes, with the store built.
+fit of one step takes, with the store built. With ``--local-steps`` an iteration is that many steps of a
+batch each and one exchange; ``ms_per_step`` divides by them.
 """
 
 from __future__ import annotations
@@ -76,14 +77,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--partitions", type=int, help="by default one per executor")
     parser.add_argument("--exchange", choices=("auto", "replicated", "sharded", "driver"), default="auto")
     parser.add_argument("--transport", choices=get_args(TransportName), default="auto")
+    parser.add_argument(
+        "--local-steps", type=int, help="steps of an iteration, without exchange between them"
+    )
     parser.add_argument("--optimizer", choices=tuple(OPTIMIZERS), help="by default the model's own")
     args = parser.parse_args()
     args.times = 1 if args.transport == "shuffle" else 10
     args.iterations = 200 * args.times if args.iterations is None else args.iterations
     args.warmup = 500 * args.times if args.warmup is None else args.warmup
-    for name in ("batch", "iterations"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name} must be at least 1")
+    for name in ("batch", "iterations", "local_steps"):
+        if (getattr(args, name) or 1) < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1")
     if args.warmup < 0:
         parser.error("--warmup must be at least 0")
     return args
@@ -128,6 +132,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "batch": args.batch,
         "partitions": len(store.partitions),
         "ms_per_iteration": round(1000 * median, 3),
+        "ms_per_step": round(1000 * median / (args.local_steps or 1), 3),
         "records_per_second": round(statistics.median(r["samples"] for r in rows) / median, 1),
         "torch_ms_per_iteration": None if cut_off else round(plain_torch(args, work.optimizer, cores), 3),
         "first_step_seconds": first_step,
@@ -140,6 +145,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         },
         "p90_ms_per_iteration": round(1000 * percentile(seconds, 0.9), 3),
         "transport": args.transport,
+        "local_steps": args.local_steps,
         "direct": round(statistics.fmean(row["direct"] for row in rows), 3),
         "cut_off": cut_off,
         "optimizer": work.optimizer,
@@ -165,6 +171,7 @@ def fit(work: Workload, data: Dataset, args: argparse.Namespace, end_when: Trigg
         progress=False,
         exchange=args.exchange,
         transport=args.transport,
+        local_steps=args.local_steps,
     )
     try:
         result = trainer.fit(data)

@@ -59,6 +59,14 @@ def pytest_runtest_makereport(
     return report
 
 
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """With ``--connect``, tell what ran, and what did not."""
+    if config.getoption("connect"):
+        terminalreporter.section("Spark Connect")
+        for line in on_connect.summary(terminalreporter.stats):
+            terminalreporter.write_line(line)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Group tests by the Spark they need: starting one takes seconds."""

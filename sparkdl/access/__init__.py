@@ -1,4 +1,4 @@
-"""Access to a cluster: one interface, and what implements it for each kind of session."""
+"""Access to a cluster: what training and models ask, and what implements it for each kind of session."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 
 from sparkdl._spark.session import is_connect
 from sparkdl.access.base import Access
+from sparkdl.access.models import ModelAccess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Access", "access_to"]
+__all__ = ["Access", "ModelAccess", "access_to", "models_in"]
 
 
 def access_to(spark: SparkSession) -> Access:
@@ -22,3 +23,14 @@ def access_to(spark: SparkSession) -> Access:
     from sparkdl.access.classic import ClassicAccess
 
     return ClassicAccess.of(spark)
+
+
+def models_in(spark: SparkSession) -> ModelAccess:
+    """Return what models may ask of a session."""
+    if is_connect(spark):
+        from sparkdl.access.connect.models import ConnectModels
+
+        return ConnectModels(spark)
+    from sparkdl.access.classic_models import ClassicModels
+
+    return ClassicModels(spark)

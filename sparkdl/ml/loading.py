@@ -12,8 +12,7 @@ import pyspark
 from pyspark.ml.util import DefaultParamsReader
 from pyspark.sql import SparkSession
 
-from sparkdl._spark.folders import Folders
-from sparkdl._spark.session import is_classic
+from sparkdl.access import models_in
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml import trusting
 from sparkdl.ml.stored import literal
@@ -70,14 +69,15 @@ def load(path: str, *, trust: Entry | Iterable[Entry] = ()) -> Any:
             code="config-saved",
         )
     spark = SparkSession.active()
-    if not is_classic(spark):
+    files = models_in(spark).folders(path)
+    if files is None:
         raise ConfigError(
             "load() needs a classic Spark session, for Spark Connect cannot list files: load single models "
             "with their own class",
             code="config-connect",
         )
     names = Trust.of(trust) | trusting.trusted()
-    folders = list(Folders(spark, path).holding(path, _METADATA))
+    folders = list(files.holding(path, _METADATA))
     if not folders:
         raise ConfigError(f"path={path!r}: nothing complete was saved there", code="config-saved")
     for folder in folders:

@@ -17,13 +17,13 @@ from pyspark.ml.util import (
     MLWritable,
     MLWriter,
 )
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from torch import nn
 
-from sparkdl._spark.session import is_classic
+from sparkdl.access import models_in
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.attributes import ATTRIBUTES
-from sparkdl.ml.replacing import exists_already, replacing, sibling
+from sparkdl.ml.replacing import cannot_replace, exists_already, replacing, sibling
 from sparkdl.ml.stored import check_class, explained, literal, read_metadata, set_params, write_metadata
 from sparkdl.ml.trusting import trusted
 from sparkdl.nn.saved import content as saved
@@ -114,16 +114,13 @@ class TorchWriter(MLWriter):
             SerializationError: if a value cannot be pickled.
         """
         spark, path = self.sparkSession, str(path)
-        if is_classic(spark):
-            with replacing(spark, path, self.shouldOverwrite) as draft:
+        folders = models_in(spark).folders(path)
+        if folders is not None:
+            with replacing(folders, path, self.shouldOverwrite) as draft:
                 self.saveImpl(draft)
             return
         if self.shouldOverwrite:
-            raise ConfigError(
-                "overwrite() needs a classic Spark session, for Spark Connect cannot rename folders: save "
-                f"under a new name, {path!r} was not touched",
-                code="config-connect",
-            )
+            raise cannot_replace(path)
         if read_metadata(spark, path) is not None:
             raise exists_already(path)
         self.saveImpl(path)
@@ -272,7 +269,8 @@ def save(instance: MLWritable, path: str, *, overwrite: bool = False) -> None:
     """Save any Spark ML instance; an instance that it replaces stays readable until the new one is complete.
 
     Estimators and models of sparkdl do so by themselves. Spark's own, such as pipelines, delete first and
-    write then; this writes them beside their place and renames.
+    write then; this writes them beside their place and renames. Spark Connect cannot rename: there they are
+    written to their place.
 
     Args:
         instance: a pipeline or any other estimator, transformer or model.
@@ -280,10 +278,15 @@ def save(instance: MLWritable, path: str, *, overwrite: bool = False) -> None:
         overwrite: whether it may replace an existing one.
 
     Raises:
-        ConfigError: if there is something already and ``overwrite`` is not set.
+        ConfigError: if there is something already and ``overwrite`` is not set; if it is, on Spark Connect.
     """
-    spark = SparkSession.active()
-    with replacing(spark, path, overwrite) as draft:
+    folders = models_in(SparkSession.active()).folders(path)
+    if folders is None:
+        if overwrite:
+            raise cannot_replace(path)
+        instance.write().save(path)
+        return
+    with replacing(folders, path, overwrite) as draft:
         instance.write().save(draft)
 
 
@@ -306,7 +309,7 @@ def _write(spark: SparkSession, path: str, pieces: Iterable[weights.Chunk]) -> N
 
     def flush() -> None:
         nonlocal mode
-        df = _in_small_tasks(spark, rows).repartition(1)
+        df = models_in(spark).in_small_tasks(rows, _COLUMNS).repartition(1)
         df.write.mode(mode).option("compression", "none").parquet(path)
         mode = "append"
         rows.clear()
@@ -317,13 +320,6 @@ def _write(spark: SparkSession, path: str, pieces: Iterable[weights.Chunk]) -> N
         rows.append((piece.offset, piece.data))
     if rows:
         flush()
-
-
-def _in_small_tasks(spark: SparkSession, rows: list[tuple[int, bytes]]) -> DataFrame:
-    """Return rows as a DataFrame, each in a task of its own, for tasks carry what the driver holds."""
-    if not is_classic(spark):  # Connect has its own way
-        return spark.createDataFrame(rows, _COLUMNS)
-    return spark.createDataFrame(spark.sparkContext.parallelize(rows, len(rows)), _COLUMNS)
 
 
 def _read(spark: SparkSession, path: str, folder: str) -> Iterator[weights.Chunk]:

@@ -13,8 +13,6 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pyspark.sql import SparkSession
-
 from sparkdl._spark.folders import Folders
 from sparkdl.exceptions import ConfigError
 
@@ -22,13 +20,13 @@ _DRAFT = re.compile("[0-9a-f]+")
 
 
 @contextmanager
-def replacing(spark: SparkSession, path: str, overwrite: bool) -> Iterator[str]:
+def replacing(folders: Folders, path: str, overwrite: bool) -> Iterator[str]:
     """Give a path to write to; it becomes ``path`` at the end of ``with``, and is deleted on an error.
 
     Raises:
         ConfigError: if there is something already and ``overwrite`` is not set.
     """
-    folders, previous = Folders(spark, sibling(path, "saving-")), sibling(path, "previous")
+    previous = sibling(path, "previous")
     if not overwrite and (folders.exists(path) or folders.exists(previous)):
         raise exists_already(path)
     _delete_drafts(folders, path)
@@ -71,4 +69,13 @@ def exists_already(path: str) -> ConfigError:
     """Return the error for a path that is taken."""
     return ConfigError(
         f"path={path!r} exists: choose another, or replace it with write().overwrite().save(path)"
+    )
+
+
+def cannot_replace(path: str) -> ConfigError:
+    """Return the error for a path to be overwritten in a session that cannot rename folders."""
+    return ConfigError(
+        "overwrite() needs a classic Spark session, for Spark Connect cannot rename folders: save "
+        f"under a new name, {path!r} was not touched",
+        code="config-connect",
     )

@@ -7,7 +7,7 @@ import warnings
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from sparkdl._spark.tasks import task_resources
+from sparkdl.access.models import Lasting
 from sparkdl.data.collate import tensor_of
 from sparkdl.data.columns import ColumnPlan, Structure
 from sparkdl.exceptions import ModelError
@@ -32,21 +33,6 @@ _BATCH_BYTES = 1 << 20
 _RESULT_BYTES = 64 << 20
 _KEPT_BYTES = 1 << 30
 _TASKS_UNTIL_SETTLED = 3
-
-
-class Shipped(Protocol):
-    """A pickled module on its way to the tasks.
-
-    Attributes:
-        digest: names its content; modules are kept in a Python worker under it.
-    """
-
-    @property
-    def digest(self) -> str:
-        """Return the name of its content."""
-
-    def read(self) -> bytes:
-        """Return the pickled module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +54,7 @@ class Scorer:
         places: for each of ``plans`` which of the columns that are passed is its own; as they are by default.
     """
 
-    shipped: Shipped
+    shipped: Lasting
     structure: Structure
     plans: tuple[ColumnPlan, ...]
     outputs: tuple[Output, ...]
@@ -172,7 +158,7 @@ class Loaded:
 _models: OrderedDict[tuple[str, str], Loaded] = OrderedDict()
 
 
-def load_shipped(shipped: Shipped, threads: int | None) -> Loaded:
+def load_shipped(shipped: Lasting, threads: int | None) -> Loaded:
     """Return this process's copy of a module, made at first use: Spark gives any task to any worker."""
     from pyspark import TaskContext
 

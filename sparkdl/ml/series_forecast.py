@@ -13,10 +13,11 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from torch import nn
 
+from sparkdl.access.models import Lasting
 from sparkdl.exceptions import DataError
 from sparkdl.frame import Array
 from sparkdl.ml.rowwise import quoted
-from sparkdl.ml.scorer import Shipped, load_shipped
+from sparkdl.ml.scorer import load_shipped
 from sparkdl.ml.udf import ship
 from sparkdl.nn.batch import call
 from sparkdl.series.grid import Series, scaled
@@ -65,7 +66,7 @@ class ForecastTask:
         origins: how many steps before the end of a series forecasts begin; empty for the future.
     """
 
-    forecaster: Shipped | Local
+    forecaster: Lasting | Local
     layout: Layout
     outputs: tuple[str, ...]
     median: int | None

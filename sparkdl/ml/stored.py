@@ -13,8 +13,7 @@ from pyspark.errors import AnalysisException
 from pyspark.ml.util import DefaultParamsReader, DefaultParamsWriter, MLReadable, MLReader, MLWritable
 from pyspark.sql import SparkSession
 
-from sparkdl._spark.folders import Folders
-from sparkdl._spark.session import is_classic
+from sparkdl.access import models_in
 from sparkdl.exceptions import ConfigError, SparkdlError
 from sparkdl.nn.saved.metadata import KEY, METADATA, check_inside, check_seal, parse, seal
 
@@ -160,9 +159,8 @@ def explained(path: str) -> Iterator[None]:
 
 def _check_inside(spark: SparkSession, path: str) -> None:
     """Check the links of a folder that is local, as far as the driver can tell."""
-    if not is_classic(spark):
-        return
     with explained(path):
-        place = Folders(spark, path).on_this_machine(path)
+        folders = models_in(spark).folders(path)
+        place = None if folders is None else folders.on_this_machine(path)
         if place is not None:
             check_inside(place, path)

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import threading
-from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pandas as pd
 import pyarrow as pa
 from torch import nn
 
-from sparkdl._spark.session import is_connect
-from sparkdl._spark.tasks import read_once
+from sparkdl.access import models_in
+from sparkdl.access.models import Lasting
 from sparkdl.ml.outputs import VECTOR
-from sparkdl.ml.scorer import Shipped
 from sparkdl.nn import serialize
-
-_MAX_BROADCASTS = 16
 
 
 class Task(Protocol):
@@ -143,56 +136,10 @@ def by_rows(df: Any, column: str) -> Any:
 # -- the module's way to the tasks -----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Inline:
-    """A pickled module inside the function itself, as Spark Connect needs it."""
-
-    digest: str
-    data: bytes
-
-    def read(self) -> bytes:
-        """Return the pickled module."""
-        return self.data
-
-
-@dataclass(frozen=True, slots=True)
-class Broadcasted:
-    """A pickled module in a broadcast, which each executor fetches once."""
-
-    digest: str
-    broadcast: Any
-
-    def read(self) -> bytes:
-        """Return the pickled module."""
-        # PySpark would keep the bytes for as long as the Python worker lives; the module is kept anyway.
-        data: bytes = read_once(self.broadcast)
-        return data
-
-
-_broadcasts: OrderedDict[tuple[str, str], Broadcasted] = OrderedDict()
-_lock = threading.Lock()
-
-
-def ship(spark: Any, module: nn.Module) -> Shipped:
+def ship(spark: Any, module: nn.Module) -> Lasting:
     """Pickle a module for the tasks of transforms.
-
-    On classic Spark it is broadcast, and the same module's broadcast used again; Spark removes it once
-    neither this process nor a DataFrame needs it.
 
     Raises:
         SerializationError: if the module cannot be pickled.
     """
-    data = serialize.dumps(module, "the module")
-    digest = hashlib.sha256(data).hexdigest()
-    if is_connect(spark):
-        return Inline(digest, data)
-    sc = spark.sparkContext
-    key = (sc.applicationId, digest)
-    with _lock:
-        if key not in _broadcasts:
-            _broadcasts[key] = Broadcasted(digest, sc.broadcast(data))
-        _broadcasts.move_to_end(key)
-        stale = [other for other in _broadcasts if other[0] != sc.applicationId]
-        while stale or len(_broadcasts) > _MAX_BROADCASTS:
-            _broadcasts.pop(stale.pop() if stale else next(iter(_broadcasts)))
-        return _broadcasts[key]
+    return models_in(spark).lasting(serialize.dumps(module, "the module"))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from sparkdl import redaction
-from sparkdl._spark.session import is_classic
+from sparkdl.access import models_in
 from sparkdl.data.columns import ColumnLike, Columns
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.schema import plan_dataframe
@@ -138,7 +138,7 @@ class OnlineTrainer:
             ConfigError: if the session is one of Spark Connect.
         """
         check_dataframe(stream, "OnlineTrainer.start")
-        if not is_classic(stream):
+        if not models_in(stream.sparkSession).runs_batches:
             raise ConfigError(
                 "OnlineTrainer.start: Spark Connect runs foreachBatch in the server, without this program; "
                 "use a classic session",

@@ -15,12 +15,12 @@ import pyarrow as pa
 import pytest
 import torch
 from support.no_jvm import no_jvm
-from support.no_server import Session, files_in, no_server
+from support.no_server import Frame, Session, files_in, no_server
 from support.reference import threads
 from torch import nn
 
 from sparkdl import Dataset, Trainer
-from sparkdl.access import access_to
+from sparkdl.access import access_to, models_in
 from sparkdl.access.connect.rows import Rows
 from sparkdl.exceptions import ConfigError, TaskError
 from sparkdl.nn import EmbeddingVariable
@@ -169,6 +169,10 @@ def test_files_that_were_sent_before_one_failed_are_deleted(
     sent.release()
     access.run_on_executors(lambda: None)
     assert not files_in(tmp_path)
+    for _ in range(200):  # a job tells of the last ones, and does not grow
+        access.send(data).release()
+    assert len(access.outdated) == 500  # type: ignore[attr-defined]
+    access.run_on_executors(lambda: None)
 
 
 @pytest.mark.parametrize("refused", [[], ["persist", "localCheckpoint"]], ids=str)
@@ -225,6 +229,24 @@ def test_what_needs_rdds_is_refused(options: dict[str, Any], session: Session) -
         pytest.raises(ConfigError, match="needs RDDs, which Spark Connect has not"),
     ):
         trainer(**options).fit(data)
+
+
+def test_a_client_that_is_too_old_is_told_so(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Frame, "repartitionById")
+    with (
+        rows(session, 2) as data,
+        pytest.raises(ConfigError, match=r"arrays of the client.* need 4\.1 or later"),
+    ):
+        trainer().fit(data)
+
+
+def test_models_ask_for_nothing_that_only_the_server_has(session: Session) -> None:
+    models = models_in(session)  # type: ignore[arg-type]
+    assert models.folders("file:/tmp/model") is None
+    assert not models.runs_batches
+    sent = models.lasting(b"module")
+    assert sent.read() == b"module"
+    assert sent.digest == models.lasting(b"module").digest != models.lasting(b"other").digest
 
 
 def test_access_is_remembered(session: Session) -> None:

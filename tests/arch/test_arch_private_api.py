@@ -53,6 +53,36 @@ def test_private_api_is_used_in_its_room_alone() -> None:
     assert found <= ALLOWED
 
 
+KINDS = re.compile(r"is_(classic|connect)|pyspark\.sql\.connect(\..*)?")
+"""By which the kinds of sessions are told apart, which is for ``sparkdl/access`` alone."""
+
+
+def told_apart(source: str) -> Iterator[str]:
+    """Iterate over what a module tells kinds of sessions apart by."""
+    for node in ast.walk(ast.parse(source)):
+        names: list[str] = []
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names]
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names = [node.value]
+        elif isinstance(node, ast.Attribute):
+            names = [node.attr]
+        yield from (name for name in names if KINDS.fullmatch(name))
+
+
+def test_only_access_tells_kinds_of_sessions_apart() -> None:
+    rooms = (ROOM, PACKAGE / "access")
+    found = {
+        (str(path.relative_to(PACKAGE)), name)
+        for path in PACKAGE.rglob("*.py")
+        if not any(room in path.parents for room in rooms)
+        for name in told_apart(path.read_text())
+    }
+    assert not found
+    assert "is_connect" in told_apart((PACKAGE / "access/__init__.py").read_text())
+
+
 def test_the_room_needs_what_it_is_for() -> None:
     found = {name for path in ROOM.glob("*.py") for name in used(path.read_text())}
     assert {"_jvm", "_jsc", "_jdf", "py4j.protocol", "pyspark.serializers"} <= found

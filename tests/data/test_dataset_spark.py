@@ -154,15 +154,18 @@ def test_positions_give_the_order_of_the_source(spark: Any, kind: str, num_parti
     if kind == "numpy" and num_partitions == "input":
         pytest.skip("arrays have no partitions")
     df = spark.range(0, 200, numPartitions=7).filter("id % 3 = 0").orderBy((F.col("id") * 37) % 101, "id")
-    rdd = spark.sparkContext.parallelize(range(50, 0, -1), 6)
+
+    def rdd() -> Any:
+        return spark.sparkContext.parallelize(range(50, 0, -1), 6)
+
     expected, data = {
         "dataframe": lambda: (
             [row.id for row in df.collect()],
             Dataset.from_dataframe(df, features="id", num_partitions=num_partitions),
         ),
         "rdd": lambda: (
-            rdd.collect(),
-            Dataset.from_rdd(rdd, has_label=False, num_partitions=num_partitions),
+            list(range(50, 0, -1)),
+            Dataset.from_rdd(rdd(), has_label=False, num_partitions=num_partitions),
         ),
         "numpy": lambda: (
             list(range(50, 0, -1)),

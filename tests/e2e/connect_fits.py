@@ -280,7 +280,7 @@ def lost(spark: SparkSession, processes: Path) -> dict[str, Any]:
     return found
 
 
-def hundred_million(spark: SparkSession, folder: Path) -> dict[str, Any]:
+def hundred_million(spark: SparkSession, optimizer: Path) -> dict[str, Any]:
     """Return the bits of a fit of 100 million parameters, in groups of two steps, and its scores."""
     width = 10_000
 
@@ -289,18 +289,21 @@ def hundred_million(spark: SparkSession, folder: Path) -> dict[str, Any]:
         layers = [nn.Linear(FEATURES, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
         return nn.Sequential(*layers, nn.Linear(width, CLASSES))
 
+    made = {"sgd": partial(torch.optim.SGD, lr=1e-2), "adam": partial(torch.optim.Adam, lr=1e-4)}
     with arrays(spark) as data:
-        one = trainer(4, module=wide, iterations_per_job=2)
+        one = trainer(4, module=wide, iterations_per_job=2, optimizer=made[optimizer.name])
         begin = time.monotonic()
         result = one.fit(data)
-        seconds = time.monotonic() - begin
+        fitted = time.monotonic()
         assert sum(value.numel() for value in result.module.parameters()) > 100_000_000
+        scores = one.evaluate(data, module=result.module)
+        name = optimizer.name
         return {
-            "fit": digest(result.module),
-            "loss": result.history.column("loss"),
-            "fit direct": sum(result.history.column("direct")),
-            "fit seconds": [seconds, *result.history.column("seconds")],
-            "evaluate": one.evaluate(data, module=result.module),
+            name: digest(result.module),
+            f"{name} loss": result.history.column("loss"),
+            f"{name} direct": sum(result.history.column("direct")),
+            f"{name} scores": scores,
+            f"{name} seconds": [fitted - begin, time.monotonic() - fitted, *result.history.column("seconds")],
         }
 
 

@@ -15,6 +15,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from torch import nn
 
+from sparkdl.access import classic_models
+from sparkdl.access.models import Inline
 from sparkdl.data.columns import Column, ColumnPlan, structure_of
 from sparkdl.exceptions import ConfigError, DataError, ModelError, SerializationError
 from sparkdl.ml import TorchClassificationModel, TorchModel, TorchRegressionModel, inference, scorer, sql, udf
@@ -75,7 +77,7 @@ def score(module, *batches, outputs=PREDICTION, inputs=None, bare=False, **optio
     structure = structure_of(inputs if len(inputs) > 1 else inputs[0], "features")
     plans = tuple(ColumnPlan(k, f"c{n}") for n, k in enumerate(structure.keys))
     names = () if bare else tuple(f"o{n}" for n in range(len(outputs)))
-    run = Scorer(udf.Inline(str(hash(data)), data), structure, plans, outputs, names=names, **options)
+    run = Scorer(Inline(str(hash(data)), data), structure, plans, outputs, names=names, **options)
     threads = torch.get_num_threads()
     found = list(run(iter([b if len(b) > 1 else b[0] for b in batches])))
     assert torch.get_num_threads() == threads
@@ -108,7 +110,7 @@ def test_each_batch_has_its_result():
     """What Spark needs where it hands Arrow columns over as they are."""
     data = cloudpickle.dumps(Twice())
     plans = (ColumnPlan("features", "x"),)
-    run = Scorer(udf.Inline("aligned", data), structure_of("x", "features"), plans, PREDICTION, batch_size=4)
+    run = Scorer(Inline("aligned", data), structure_of("x", "features"), plans, PREDICTION, batch_size=4)
     rows = [[[1.0]] * 3, [[2.0]] * 6, [None, None], [[3.0], None]]
     run = replace(run, keep=True)
     assert [len(array) for array in run(pa.array(part, FLOATS) for part in rows)] == [3, 6, 2, 2]
@@ -486,10 +488,10 @@ def test_building_a_transform_runs_no_job_and_reuses_the_broadcast(spark, linear
     before = set(tracker.getJobIdsForGroup())
     wanted = Inference(module=linear, inputs="vector", outputs=PREDICTION, handle_invalid="skip")
     apply(df, wanted)
-    shipped = list(udf._broadcasts)
+    shipped = list(classic_models._broadcasts)
     apply(df, wanted).select("prediction").schema  # noqa: B018
     assert set(tracker.getJobIdsForGroup()) == before
-    assert list(udf._broadcasts) == shipped
+    assert list(classic_models._broadcasts) == shipped
 
 
 def test_a_changed_module_is_sent_again(spark):

@@ -39,8 +39,9 @@ def missing() -> list[str]:
     return found if any(jars) else [*found, "the server's jar, which pip's pyspark has from 4.0 on,"]
 
 
-def _environment() -> dict[str, str]:
-    path = os.pathsep.join([_ROOT, str(Path(_ROOT, "tests")), os.environ.get("PYTHONPATH", "")])
+def _environment(packages: Path | None = None) -> dict[str, str]:
+    first = [] if packages is None else [str(packages)]
+    path = os.pathsep.join([*first, _ROOT, str(Path(_ROOT, "tests")), os.environ.get("PYTHONPATH", "")])
     env = os.environ | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": path}
     for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "PYSPARK_GATEWAY_PORT", "SPARK_LOCAL_DIRS"):
         env.pop(name, None)
@@ -61,13 +62,19 @@ class Server:
 
 
 @contextmanager
-def server(folder: Path, master: str = "local[2]", conf: Mapping[str, str] | None = None) -> Iterator[Server]:
+def server(
+    folder: Path,
+    master: str = "local[2]",
+    conf: Mapping[str, str] | None = None,
+    packages: Path | None = None,
+) -> Iterator[Server]:
     """Start a server.
 
     Args:
         folder: for its files.
         master: as Spark's.
         conf: more confs.
+        packages: folder with another version of PySpark.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -92,12 +99,13 @@ def server(folder: Path, master: str = "local[2]", conf: Mapping[str, str] | Non
     if master.startswith("local["):  # executors of a cluster have one worker each
         confs["spark.python.daemon.module"] = forking.NAME
     confs |= conf or {}
-    command = [str(_HOME / "bin/spark-submit"), "--master", master]
+    home = _HOME if packages is None else packages / "pyspark"
+    command = [str(home / "bin/spark-submit"), "--master", master]
     command += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
     for name, value in confs.items():
         command += ["--conf", f"{name}={value}"]
     log = folder / "server.log"
-    env = _environment() | {"SPARK_HOME": str(_HOME)}
+    env = _environment(packages) | {"SPARK_HOME": str(home)}
     with log.open("wb") as out:
         process = subprocess.Popen(
             [*command, "spark-internal"], env=env, cwd=folder, stdout=out, stderr=subprocess.STDOUT
@@ -119,11 +127,21 @@ def server(folder: Path, master: str = "local[2]", conf: Mapping[str, str] | Non
             process.kill()
 
 
-def run_client(folder: Path, script: Path, *arguments: str, timeout: float = 1200) -> dict[str, Any]:
-    """Run a script, and return what it has found: JSON after a word of its own."""
+def run_client(
+    folder: Path, script: Path, *arguments: str, timeout: float = 1200, packages: Path | None = None
+) -> dict[str, Any]:
+    """Run a script, and return what it has found: JSON after a word of its own.
+
+    Args:
+        folder: where it runs.
+        script: the script.
+        arguments: of the script.
+        timeout: seconds.
+        packages: folder with another version of PySpark.
+    """
     run = subprocess.run(
         [sys.executable, str(script), *arguments],
-        env=_environment(),
+        env=_environment(packages),
         cwd=folder,
         capture_output=True,
         text=True,

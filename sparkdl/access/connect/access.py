@@ -23,7 +23,7 @@ from sparkdl.access.base import BytesRef, Published
 from sparkdl.access.connect.chain import ConnectChain, OnDriver, OnExecutors, numbered, whole
 from sparkdl.access.connect.files import new_files, send_files
 from sparkdl.access.connect.keeping import Keeping, is_lost
-from sparkdl.access.connect.rows import Rows
+from sparkdl.access.connect.rows import Rows, by_key
 from sparkdl.access.connect.tasks import ARROW_SCHEMA, SCHEMA, ArrowTask, Job, Written, in_batches
 from sparkdl.exceptions import ConfigError
 from sparkdl.frame import Parts
@@ -51,6 +51,9 @@ _WAIT_SECONDS = 30.0
 _LOOKS = 30
 """Looking for executors is a job. After one nobody looks again for so many times as long as it has taken."""
 
+_TOLD = 500
+"""So many released files jobs are told of, the last ones: they have been told of others often enough."""
+
 _BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 _known: dict[str, ConnectAccess] = {}
@@ -60,6 +63,8 @@ def connect_access(spark: SparkSession) -> ConnectAccess:
     """Return the access to a session's cluster, which remembers what it has found out."""
     key = str(getattr(spark, "session_id", id(spark)))
     if key not in _known:
+        for other in [name for name, access in _known.items() if not access.is_alive()]:
+            del _known[other]
         _known[key] = ConnectAccess(spark)
     return _known[key]
 
@@ -83,7 +88,7 @@ class ConnectAccess:
     _next_look: float = -float("inf")
     _keeping: Keeping = field(default_factory=Keeping)
     _refused: bool = False
-    _released: list[str] = field(default_factory=list)
+    _released: deque[str] = field(default_factory=partial(deque, maxlen=_TOLD))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -167,7 +172,7 @@ class ConnectAccess:
 
     @property
     def outdated(self) -> Sequence[str]:
-        """Files that executors may delete; the next job tells them."""
+        """Files that executors may delete; the next jobs tell them."""
         return tuple(self._released)
 
     def send(self, data: bytes | bytearray, *, inline: bool = False) -> Published:
@@ -203,7 +208,7 @@ class ConnectAccess:
         table = pa.Table.from_batches(in_batches(rows), ARROW_SCHEMA)
 
         def make() -> DataFrame:
-            return self._keeping.sent(self.spark.createDataFrame(table).repartitionById(partitions, "key"))
+            return self._keeping.sent(by_key(self.spark.createDataFrame(table), partitions))
 
         return Rows(make)
 

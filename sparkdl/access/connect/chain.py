@@ -14,7 +14,7 @@ from sparkdl._spark.errors import is_job_failure
 from sparkdl._spark.frames import Task
 from sparkdl.access.base import RESULT
 from sparkdl.access.connect.files import KeptFile
-from sparkdl.access.connect.rows import Rows
+from sparkdl.access.connect.rows import Rows, by_key
 from sparkdl.access.connect.tasks import LOST, SCHEMA, ArrowTask, Job, Leaving, OverKept, Round
 from sparkdl.access.in_pieces import ChainTask, per_round
 from sparkdl.exceptions import TaskError
@@ -180,7 +180,7 @@ class ConnectChain:
             df = self.tokens.df
             for number, function in enumerate(functions):
                 if number:
-                    df = df.repartitionById(self.ranks, "key")
+                    df = by_key(df, self.ranks)
                 df = df.mapInArrow(function, SCHEMA, profile=self.profile)
             return df
 

@@ -6,8 +6,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sparkdl.exceptions import ConfigError
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+def by_key(df: DataFrame, partitions: int) -> DataFrame:
+    """Return rows in the partitions that their keys name.
+
+    Raises:
+        ConfigError: if this client is too old for that.
+    """
+    if not hasattr(type(df), "repartitionById"):  # of a DataFrame any name might be a column's
+        import pyspark
+
+        raise ConfigError(
+            f"the client has PySpark {pyspark.__version__}; on Spark Connect arrays of the client, and tasks "
+            "that cannot exchange directly, need 4.1 or later, on the server as well",
+            code="config-connect",
+        )
+    return df.repartitionById(partitions, "key")
 
 
 @dataclass(eq=False, slots=True)
