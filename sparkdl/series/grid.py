@@ -41,13 +41,22 @@ class Series:
     def __len__(self) -> int:
         return len(self.target)
 
-    def until(self, steps: int) -> Series:
-        """Return the series with so many steps of the target; the known covariates keep theirs."""
+    def until(self, steps: int, missing: str) -> Series:
+        """Return the series as it was after so many steps of the target; the known covariates keep theirs.
+
+        Args:
+            steps: how many.
+            missing: how gaps were filled, see :class:`Layout`.
+        """
+        target, observed = self.target[:steps], self.observed[:steps]
+        if missing == "linear" and not observed[-1]:  # the line leads to a value that came later
+            last = int(np.flatnonzero(observed)[-1])
+            target = np.concatenate([target[:last], np.full(steps - last, target[last])])
         return Series(
             self.id,
             self.times[:steps],
-            self.target[:steps],
-            self.observed[:steps],
+            target,
+            observed,
             self.past[:steps],
             self.known,
             self.static,
