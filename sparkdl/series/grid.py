@@ -113,8 +113,9 @@ def on_grid(id: Any, rows: Mapping[str, Array], layout: Layout) -> Series:
     missing[steps] = False
     if missing.any():  # from the row before, so that a clock that shifts leaves no drift
         before = np.maximum.accumulate(np.where(missing, 0, np.arange(count)))
-        for at in np.unique(before[missing]):
-            gap = np.flatnonzero(missing & (before == at))
+        empty = np.flatnonzero(missing)
+        for gap in np.split(empty, np.flatnonzero(np.diff(before[empty])) + 1):
+            at = int(before[gap[0]])
             every[gap] = layout.frequency.after(int(every[at]), gap - at)
     observed = np.isfinite(values[:length])
     past = _carried(_spread(rows["past"][first:], steps, count)[:length], id, layout.past, layout)
