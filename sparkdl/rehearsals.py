@@ -54,8 +54,8 @@ def take() -> Request | None:
     del os.environ[VARIABLE]
     try:
         found = Request(**json.loads(told))
-    except (ValueError, TypeError) as error:
+        return replace(found, executors=tuple(found.executors))
+    except (ValueError, TypeError, RecursionError) as error:
         raise ConfigError(
             f"{VARIABLE}={told!r:.200}: expected what `sparkdl plan` sets: {error}", code="config-command"
         ) from None
-    return replace(found, executors=tuple(found.executors))

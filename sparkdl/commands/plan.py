@@ -84,7 +84,11 @@ def numbers(text: str) -> tuple[int, ...]:
     """Return the numbers that ``2..64`` or ``1,2,4`` says; for argparse."""
     first, dots, last = text.partition("..")
     try:
-        found = range(int(first), int(last) + 1) if dots else sorted({int(part) for part in text.split(",")})
+        found = (
+            range(int(first), min(int(last), int(first) + _MOST) + 1)
+            if dots
+            else sorted({int(part) for part in text.split(",")})
+        )
     except ValueError:
         found = range(0)
     if not found or found[0] < 1 or len(found) > _MOST:

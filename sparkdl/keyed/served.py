@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import re
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -32,6 +33,7 @@ MARK = "tables.json"
 ROWS_PER_FILE = 1 << 20
 _FORMAT = 1
 _NAME = re.compile(r"table-[0-9]{5}-part-[0-9]{5,}\.safetensors", re.ASCII)
+_UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 _DTYPES = {"I64": np.int64, "F32": np.float32, "F64": np.float64}
 
 
@@ -98,7 +100,7 @@ class ServedRows:
         self._where = Path(folder)
         self._tables: dict[str, _Table] = {}
         try:
-            told = json.loads((self._where / MARK).read_bytes())
+            told = json.loads(_regular(self._where / MARK).read_bytes())
             if told["format"] != _FORMAT:
                 raise ConfigError(
                     f"{self._where / MARK} has format {told['format']!r:.40}; this sparkdl reads {_FORMAT}",
@@ -109,9 +111,15 @@ class ServedRows:
                 other = np.array(
                     table["other"], _DTYPES[{"float32": "F32", "float64": "F64"}[table["dtype"]]]
                 )
-                first = np.array([file["first"] for file in table["files"]], np.int64)
+                widths = {other.shape, *(rows.shape[1:] for _, rows in parts)}
+                if other.ndim != 1 or len(widths) > 1:
+                    raise ValueError(f"table {name!r:.60} has rows of several shapes: {sorted(widths)}")
+                first = np.array([ids[0] for ids, _ in parts], np.int64)
+                last = np.array([ids[-1] for ids, _ in parts], np.int64)
+                if (first[1:] <= last[:-1]).any():
+                    raise ValueError(f"table {name!r:.60}: its files are not in the order of ids")
                 self._tables[name] = _Table(first, parts, other)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        except _UNREADABLE as error:
             raise ConfigError(
                 f"{self._where} has no rows that can be looked up: {error!s:.300}; expected what export_rows "
                 "has written",
@@ -149,15 +157,21 @@ class ServedRows:
         name = file["name"]
         if not _NAME.fullmatch(name):
             raise ValueError(f"a file called {name!r:.60}")
-        path = self._where / name
+        path = _regular(self._where / name)
         if verify:
             with path.open("rb") as data:
                 if hashlib.file_digest(data, "sha256").hexdigest() != file["sha256"]:
                     raise ValueError(f"{path} is damaged: it is not what was written")
         found = dict(_mapped(path))
         ids, rows = found["ids"], found["rows"]
-        if ids.ndim != 1 or rows.ndim != 2 or len(rows) != len(ids):
-            raise ValueError(f"{path} has ids of shape {ids.shape} and rows of shape {rows.shape}")
+        fits = ids.ndim == 1 and len(ids) and rows.ndim == 2 and len(rows) == len(ids)
+        if not fits or ids.dtype != np.int64 or rows.dtype.kind != "f":
+            raise ValueError(
+                f"{path} has ids of shape {ids.shape}, {ids.dtype}, and rows of shape {rows.shape}, "
+                f"{rows.dtype}; expected int64, and as many rows of floats"
+            )
+        if ids[0] != file["first"] or (verify and (ids[1:] <= ids[:-1]).any()):
+            raise ValueError(f"{path}: its ids are not in order")
         return ids, rows
 
 
@@ -179,6 +193,13 @@ class _Table:
         return has, found
 
 
+def _regular(path: Path) -> Path:
+    """Return the path of a file; a pipe may never end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise ValueError(f"{path} is not a regular file")
+    return path
+
+
 def _mapped(path: Path) -> Iterator[tuple[str, Array]]:
     """Yield the arrays of a safetensors file without reading them."""
     with path.open("rb") as file:
@@ -190,6 +211,6 @@ def _mapped(path: Path) -> Iterator[tuple[str, Array]]:
         if name != "__metadata__":
             begin, end = entry["data_offsets"]
             shape, dtype = tuple(entry["shape"]), np.dtype(_DTYPES[entry["dtype"]])
-            if end - begin != prod(shape) * dtype.itemsize:
+            if begin < 0 or end - begin != prod(shape) * dtype.itemsize:
                 raise ValueError(f"{path}: {name} has {end - begin} bytes for shape {shape}")
             yield name, np.memmap(path, dtype, "r", 8 + length + begin, shape)

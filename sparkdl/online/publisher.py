@@ -22,10 +22,12 @@ from sparkdl.ml.model import TorchModel
 from sparkdl.ml.persistence import described
 from sparkdl.nn.embedding import embedding_variables
 from sparkdl.nn.saved.changes import write_changes
-from sparkdl.nn.saved.published import POINTER, Chains, Change, Current, changes_name, name_of
+from sparkdl.nn.saved.published import LONGEST, POINTER, Chains, Change, Current, changes_name, name_of
 from sparkdl.train.checkpoint.store import Path, Store, join
 
-_DRAFT = re.compile(r"\.(version-[0-9]{8,}|changes-[0-9]{8,}-[0-9]{8,}\.safetensors)\.[0-9a-f]{32}", re.ASCII)
+_DRAFT = re.compile(
+    r"\.(version-[0-9]{8,}|changes-[0-9]{8,}-[0-9]{8,}\.safetensors|current\.json)\.[0-9a-f]{32}", re.ASCII
+)
 
 MakeModel = Callable[[nn.Module], Any]
 """From a trained module to what is saved: a model of :mod:`sparkdl.ml`."""
@@ -220,8 +222,11 @@ class Publisher:
             return ()
         self._delete_drafts()
         change = Change(last.iteration, iteration, hashlib.sha256(data).hexdigest())
+        chain = (*last.changes, change)
+        if 2 * len(Current(iteration, changes=chain).to_json()) > LONGEST:  # nobody reads a longer one
+            return ()
         self._replace(change.name, data)
-        return (*last.changes, change)
+        return chain
 
     def _point(self, current: Current) -> None:
         """Replace ``current.json`` at once."""
@@ -265,9 +270,9 @@ class Publisher:
             self._delete(name)
 
     def _delete(self, name: str) -> None:
-        """Delete a file of changes, or the files in the folders of a version's folder, and no others."""
+        """Delete a file, or the files in the folders of a version's folder, and no others."""
         folder = join(self._root, name)
-        if name.removeprefix(".").startswith("changes-"):
+        if name.removeprefix(".").startswith(("changes-", POINTER)):
             self._store.delete(folder)
             return
         for name, is_file in self._store.entries(folder).items():

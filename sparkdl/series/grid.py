@@ -41,13 +41,22 @@ class Series:
     def __len__(self) -> int:
         return len(self.target)
 
-    def until(self, steps: int) -> Series:
-        """Return the series with so many steps of the target; the known covariates keep theirs."""
+    def until(self, steps: int, missing: str) -> Series:
+        """Return the series as it was after so many steps of the target; the known covariates keep theirs.
+
+        Args:
+            steps: how many.
+            missing: how gaps were filled, see :class:`Layout`.
+        """
+        target, observed = self.target[:steps], self.observed[:steps]
+        if missing == "linear" and not observed[-1]:  # the line leads to a value that came later
+            last = int(np.flatnonzero(observed)[-1])
+            target = np.concatenate([target[:last], np.full(steps - last, target[last])])
         return Series(
             self.id,
             self.times[:steps],
-            self.target[:steps],
-            self.observed[:steps],
+            target,
+            observed,
             self.past[:steps],
             self.known,
             self.static,
@@ -104,8 +113,9 @@ def on_grid(id: Any, rows: Mapping[str, Array], layout: Layout) -> Series:
     missing[steps] = False
     if missing.any():  # from the row before, so that a clock that shifts leaves no drift
         before = np.maximum.accumulate(np.where(missing, 0, np.arange(count)))
-        for at in np.unique(before[missing]):
-            gap = np.flatnonzero(missing & (before == at))
+        empty = np.flatnonzero(missing)
+        for gap in np.split(empty, np.flatnonzero(np.diff(before[empty])) + 1):
+            at = int(before[gap[0]])
             every[gap] = layout.frequency.after(int(every[at]), gap - at)
     observed = np.isfinite(values[:length])
     past = _carried(_spread(rows["past"][first:], steps, count)[:length], id, layout.past, layout)

@@ -217,7 +217,8 @@ def write_windows(
 def _stored(series: Series, layout: Layout, cut: Cut) -> tuple[dict[str, Array], Array]:
     """Return the stored columns of a series, float32, and where its windows begin in them."""
     length = cut.length(series)
-    found, _, _ = scaled(series, layout.scaling, len(series) - cut.withheld - cut.held)
+    decides = len(series) - cut.withheld - cut.held
+    found, _, _ = scaled(series.until(length, layout.missing), layout.scaling, decides)
     starts = cut.starts(length, layout)
     front = max(0, -int(starts[0]))  # steps before the first one
     skipped = max(0, int(starts[0]))  # that no window needs

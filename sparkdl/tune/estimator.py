@@ -14,6 +14,7 @@ from sparkdl.exceptions import ConfigError
 from sparkdl.ml.base import FitsTorch
 from sparkdl.ml.params import value_of
 from sparkdl.ml.sparsity import settled
+from sparkdl.ml.stored import explained
 from sparkdl.train.trainer import Trainer
 from sparkdl.tune import saving
 from sparkdl.tune.result import BestTrial, SearchResult
@@ -175,8 +176,9 @@ class _TunerReader(MLReader["TorchTuner"]):
             ConfigError: if there is nothing that this version can read, or it is of another class.
         """
         metadata, found, estimator = saving.read(self, TorchTuner, str(path), "estimator")
-        made = TorchTuner(estimator=estimator, **saving.tuner_from_json(found, str(path)))
-        return made._resetUid(metadata["uid"])
+        with explained(str(path)):
+            made = TorchTuner(estimator=estimator, **saving.tuner_from_json(found, str(path)))
+            return made._resetUid(metadata["uid"])
 
 
 class TorchTunerModel(Model, MLWritable, MLReadable[Any]):
@@ -224,7 +226,8 @@ class _ModelReader(MLReader["TorchTunerModel"]):
         """
         metadata, found, model = saving.read(self, TorchTunerModel, str(path), "bestModel")
         made = TorchTunerModel(model, saving.result_from_json(found, str(path)))
-        return made._resetUid(metadata["uid"])
+        with explained(str(path)):
+            return made._resetUid(metadata["uid"])
 
 
 def _with_params(estimator: FitsTorch, params: Mapping[str, Any]) -> FitsTorch:

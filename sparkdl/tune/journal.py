@@ -6,6 +6,7 @@ alone; rungs of which there is a line are not run again.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -13,12 +14,12 @@ import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 from sparkdl import frame
 from sparkdl.exceptions import ConfigError
 from sparkdl.private import make_folder, opener
-from sparkdl.tune.advance import Advanced
+from sparkdl.tune.advance import Advanced, Ending
 
 _LINES = "search.jsonl"
 _FORMAT = 1
@@ -76,6 +77,7 @@ class Journal:
         make_folder(self.folder)
         self._path = self.folder / _LINES
         self._known: dict[int, dict[str, Any]] = {}
+        self._digests: dict[int, str] = {}
         self._ahead: set[int] = set()
         header = {"sparkdl-tune": _FORMAT, "setting": json.loads(json.dumps(setting))}
         if self._path.exists() and self._path.stat().st_size:
@@ -97,8 +99,14 @@ class Journal:
             )
         text = self._path.read_bytes()
         whole = text[: text.rfind(b"\n") + 1]  # a line may have been cut off
+        if not whole:  # not even the header came to its end
+            os.truncate(self._path, 0)
+            self._append(header)
+            return
         try:
             found = [json.loads(line) for line in whole.splitlines()]
+            if found[0]["sparkdl-tune"] != _FORMAT:
+                raise ValueError(f"format {found[0]['sparkdl-tune']!r:.40}, expected {_FORMAT}")
             for name, value in header["setting"].items():
                 before = found[0]["setting"].get(name)
                 if before != value:
@@ -107,9 +115,13 @@ class Journal:
                         "resume with the same, or choose another folder",
                         code="config-resume",
                     )
-            self._known = {line["rung"]: line for line in found[1:]}
+            for line in found[1:]:
+                _result(line)
+                self._known[line["rung"]] = line
+                if line.get("state") is not None:
+                    self._digests[line["rung"]] = str(line["state"])
             self._ahead = set(self._known)
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(
@@ -135,39 +147,53 @@ class Journal:
                 "the same versions of optuna and sparkdl, or choose another folder",
                 code="config-resume",
             )
-        reports = [
-            {k: math.nan if v is None else float(v) for k, v in row.items()} for row in line["reports"]
-        ]
-        return Advanced(reports, line["ending"], None, float(line["seconds"]))
+        return _result(line)
 
     def add(self, rung: Rung, result: Advanced) -> None:
         """Keep the result of a rung, if it is not kept: first its state, then its line."""
         if rung.number in self._known:
             self._ahead.discard(rung.number)
             return
-        if result.state is not None:
-            path = self._state(rung.number)
-            draft = path.with_suffix(".draft")
-            with open(draft, "wb", opener=opener) as file:
-                for part in frame.parts(result.state):
-                    file.write(part)
-            draft.rename(path)
+        digest = self._keep(rung.number, frame.parts(result.state)) if result.state is not None else None
         reports = [{k: _plain(v) for k, v in row.items()} for row in result.reports]
-        self._append({**rung.key(), "reports": reports, "ending": result.ending, "seconds": result.seconds})
+        told = {"reports": reports, "ending": result.ending, "seconds": result.seconds, "state": digest}
+        self._append({**rung.key(), **told})
+
+    def _keep(self, number: int, parts: frame.Parts) -> str:
+        """Write the state of a rung, and see it to the disk; return its checksum."""
+        path, checksum = self._state(number), hashlib.sha256()
+        draft = path.with_suffix(".draft")
+        with open(draft, "wb", opener=opener) as file:
+            for part in parts:
+                checksum.update(part)
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.rename(path)
+        self._digests[number] = checksum.hexdigest()
+        return self._digests[number]
 
     def state(self, number: int) -> bytes:
         """Return the state that a rung has left.
 
         Raises:
-            ConfigError: if it is gone.
+            ConfigError: if it is gone, or damaged.
         """
         try:
-            return self._state(number).read_bytes()
+            data = self._state(number).read_bytes()
         except FileNotFoundError:
             raise ConfigError(
                 f"{self._state(number)} is gone, which a trial goes on from; begin again in another folder",
                 code="config-resume",
             ) from None
+        known = self._digests.get(number)  # earlier releases wrote none
+        if known is not None and hashlib.sha256(data).hexdigest() != known:
+            raise ConfigError(
+                f"{self._state(number)} is damaged: it is not what was written; begin again in another "
+                "folder",
+                code="config-resume",
+            )
+        return data
 
     def prune(self, needed: Collection[int]) -> None:
         """Delete all states but those of some rungs, and of those that an earlier run had completed later."""
@@ -194,6 +220,15 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         if self._own is not None:
             self._own.cleanup()
+
+
+def _result(line: Mapping[str, Any]) -> Advanced:
+    """Return the result that a line tells, without its state."""
+    reports = [{k: math.nan if v is None else float(v) for k, v in row.items()} for row in line["reports"]]
+    ending: Ending = line["ending"]
+    if type(line["rung"]) is not int or ending not in get_args(Ending):
+        raise TypeError(f"rung {line['rung']!r:.40} with ending {ending!r:.40}")
+    return Advanced(reports, ending, None, float(line["seconds"]))
 
 
 def _plain(value: Any) -> Any:

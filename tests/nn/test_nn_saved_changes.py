@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load, save
 from torch import nn
 
 from sparkdl.exceptions import ConfigError, ModelError
@@ -91,4 +93,31 @@ def test_changes_of_something_else_are_refused(
     before = state(other)
     with pytest.raises(error, match=message):
         apply_changes(other, data or write_changes(module, 2, 3) or b"", at)
+    assert state(other) == before
+
+
+@pytest.mark.parametrize(
+    ("dtype", "until", "error", "message"),
+    [
+        (torch.bfloat16, 3, ModelError, r"table.rows has shape \(\d+, 4\) of torch.bfloat16"),
+        (torch.int32, 3, ModelError, "of torch.int32"),
+        (torch.float32, 10**30, ConfigError, "is no count"),
+    ],
+)
+def test_changes_that_nobody_writes_are_refused(
+    dtype: torch.dtype, until: int, error: Any, message: str
+) -> None:
+    """With an error of ours, before anything has changed."""
+    module = Module()
+    for iteration in range(3):
+        train(module, iteration)
+    data = write_changes(module, 2, 3)
+    assert data is not None
+    tensors = load(data)
+    tensors["table.rows"] = tensors["table.rows"].to(dtype)
+    about = json.dumps({"since": 2, "until": until, "aliases": {}})
+    other = Module()
+    before = state(other)
+    with pytest.raises(error, match=message):
+        apply_changes(other, save(tensors, {"sparkdl": about}), 2)
     assert state(other) == before

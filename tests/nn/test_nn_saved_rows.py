@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load as load_arrays
+from safetensors.numpy import save as save_arrays
 from support.serving import save
 from torch import nn
 
@@ -87,3 +92,66 @@ def test_a_predictor_looks_rows_up_in_files(tmp_path: Path) -> None:
     export_rows(nn.ModuleDict({"other": EmbeddingVariable(4)}), tmp_path / "others")
     with pytest.raises(ConfigError, match="is not there, expected rows of"):
         Predictor.load(str(tmp_path / "model"), rows=tmp_path / "others")
+
+
+def rewritten(folder: Path, **arrays: np.ndarray) -> None:
+    """Write other arrays to a file of rows, with its checksum."""
+    file, mark = folder / "table-00000-part-00000.safetensors", folder / MARK
+    file.write_bytes(save_arrays({**load_arrays(file.read_bytes()), **arrays}))
+    told = json.loads(mark.read_text())
+    told["tables"]["users"]["files"][0]["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    mark.write_text(json.dumps(told))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        (
+            {"rows": np.ones((500, 1), np.float32)},
+            r"table 'users' has rows of several shapes: \[\(1,\), \(4,\)\]",
+        ),
+        ({"rows": np.ones((500, 4), np.int64)}, "int64; expected int64, and as many rows of floats"),
+        ({"ids": IDS.astype(np.float64)}, "float64, and rows of shape"),
+        ({"ids": IDS[:0], "rows": np.ones((0, 4), np.float32)}, r"ids of shape \(0,\)"),
+        ({"ids": IDS[::-1].copy()}, "part-00000.safetensors: its ids are not in order"),
+        ({"ids": np.append(IDS[:-1], IDS[-2])}, "its ids are not in order"),
+    ],
+)
+def test_rows_that_export_rows_would_not_write_are_refused(
+    module: nn.Module, tmp_path: Path, arrays: dict[str, np.ndarray], message: str
+) -> None:
+    export_rows(module, tmp_path)
+    rewritten(tmp_path, **arrays)
+    with pytest.raises(ConfigError, match=message):
+        ServedRows(tmp_path)
+
+
+@pytest.mark.parametrize("first", [10**30, 0, "x"])
+def test_a_first_id_that_is_not_that_of_the_file_is_refused(
+    module: nn.Module, tmp_path: Path, first: object
+) -> None:
+    export_rows(module, tmp_path)
+    told = json.loads((tmp_path / MARK).read_text())
+    told["tables"]["users"]["files"][0]["first"] = first
+    (tmp_path / MARK).write_text(json.dumps(told))
+    with pytest.raises(ConfigError, match="its ids are not in order"):
+        ServedRows(tmp_path)
+
+
+def test_no_array_begins_before_the_data_of_its_file(module: nn.Module, tmp_path: Path) -> None:
+    export_rows(module, tmp_path)
+    header = json.dumps({"ids": {"dtype": "I64", "shape": [2], "data_offsets": [-16, 0]}}).encode()
+    (tmp_path / "table-00000-part-00000.safetensors").write_bytes(
+        len(header).to_bytes(8, "little") + header + bytes(64)
+    )
+    with pytest.raises(ConfigError, match="ids has 16 bytes"):
+        ServedRows(tmp_path, verify=False)
+
+
+@pytest.mark.parametrize("name", [MARK, "table-00000-part-00000.safetensors"])
+def test_nobody_waits_for_a_pipe(module: nn.Module, tmp_path: Path, name: str) -> None:
+    export_rows(module, tmp_path)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ConfigError, match=f"{name} is not a regular file"):
+        ServedRows(tmp_path)

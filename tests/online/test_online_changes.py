@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from functools import partial
@@ -199,3 +200,52 @@ def test_pointers_that_lead_nowhere(changes: Any) -> None:
         Current.parse(
             json.dumps({"iteration": 5, "batches": 1, "seconds": 2, "changes": changes}).encode(), ""
         )
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"seconds": 10**400},
+        {"seconds": float("nan")},
+        {"seconds": float("inf")},
+        {"iteration": 10**30},
+        {"batches": 1 << 63},
+        {"changes": [{"since": 1, "until": 10**30, "sha256": "0" * 64}], "iteration": 10**30},
+    ],
+)
+def test_pointers_with_numbers_that_are_none(values: Any) -> None:
+    with pytest.raises(ConfigError, match="does not name a version"):
+        Current.parse(json.dumps({"iteration": 5, "batches": 1, "seconds": 2, **values}).encode(), "")
+
+
+def test_a_chain_ends_before_readers_stop_reading_its_names(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of changes has its name and checksum in current.json, whose length readers limit."""
+    monkeypatch.setattr("sparkdl.online.publisher.LONGEST", 800)
+    published = publisher(tmp_path / "models", full_every=1000, keep=100)
+    online = OnlineTrainer(keyed(), tmp_path / "run", publisher=published)
+    for number in range(5):
+        learn(online, number, spark)
+        assert (tmp_path / "models" / "current.json").stat().st_size < 800
+    assert len(list((tmp_path / "models").glob("version-*"))) == 2
+
+
+def test_drafts_that_a_crash_has_left_are_deleted(spark: Any, tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    online = OnlineTrainer(keyed(), tmp_path / "run", publisher=publisher(models))
+    left = [
+        models / f".{name}.{32 * 'a'}" for name in ("current.json", "changes-00000001-00000002.safetensors")
+    ]
+    learn(online, 0, spark)
+    for draft in left:
+        draft.write_bytes(b"half")
+    (models / ".current.json.mine").write_bytes(b"kept")
+    learn(online, 1, spark)
+    assert sorted(path.name for path in models.glob(".*")) == [".current.json.mine"]
+
+
+def test_nobody_waits_for_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "current.json")
+    with pytest.raises(ConfigError, match="current.json is not a regular file"):
+        Predictor.load(str(tmp_path))

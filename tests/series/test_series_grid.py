@@ -99,6 +99,30 @@ def test_gaps_are_filled_as_the_rule_says(missing: str, expected: list[float]) -
     assert found.times.tolist() == [6, 7, 8, 9, 10]
 
 
+def test_each_gap_is_looked_at_once() -> None:
+    """All steps for each of the gaps would take a minute here."""
+    steps = np.arange(400_000)[np.arange(400_000) % 4 != 2]
+    found = on_grid("a", rows(60_000_000 * steps, steps), layout(frequency=Frequency.of("min")))
+    assert (found.times == 60_000_000 * np.arange(400_000)).all()
+    assert (found.target == np.arange(400_000)).all()
+
+
+@pytest.mark.parametrize(
+    ("missing", "steps", "expected"),
+    [
+        ("linear", 5, [1, 2, 3, 3, 3]),  # not on the way to 9, which is not known yet
+        ("linear", 6, [1, 2, 3, 5, 7, 9]),
+        ("previous", 5, [1, 1, 3, 3, 3]),
+        ("zero", 5, [1, 0, 3, 0, 0]),
+    ],
+)
+def test_a_series_that_is_cut_in_a_gap_knows_nothing_of_what_came_after(
+    missing: str, steps: int, expected: list[float]
+) -> None:
+    found = on_grid("a", rows([0, 2, 5], [1, 3, 9]), layout(missing=missing)).until(steps, missing)
+    assert found.target.tolist() == expected
+
+
 def test_covariates_keep_the_value_of_the_step_before() -> None:
     nan = np.nan
     given = rows(

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from sparkdl.data.store import Token, read_rows, view_of
 from sparkdl.data.windows import stored_of
 from sparkdl.frame import unpack
+from sparkdl.ml.series_forecast import ForecastTask
 from sparkdl.series.frequency import Frequency
 from sparkdl.series.layout import Layout
 from sparkdl.series.source import Cut, write_windows
@@ -94,6 +95,24 @@ def test_no_window_looks_into_steps_that_are_held_or_withheld(
         assert other[-1] + 6 == length - withheld
         assert other[0] + 4 >= length - withheld - held
         assert other[0] - stride + 4 < length - withheld - held  # all there are
+
+
+def test_steps_that_are_held_or_withheld_do_not_fill_gaps_before_them() -> None:
+    """Time 6 has no value; that of time 7 is withheld."""
+    (batch,) = batches([10], 100)
+    batch = batch.take(pa.array([0, 1, 2, 3, 4, 5, 7, 8, 9]))
+    for cut in (Cut(withheld=3), Cut(held=3)):
+        token = write_windows("store", 0, layout(), cut, [batch])
+        assert read(token)["label"][-1].tolist() == [5, 5]
+
+
+def test_a_forecast_of_the_past_sees_no_gap_filled_with_what_came_after() -> None:
+    (batch,) = batches([10], 100)
+    batch = batch.take(pa.array([0, 1, 2, 3, 4, 5, 7, 8, 9]))
+    task = ForecastTask(lambda values: np.repeat(values[-1], 2), layout(), ("f",), None, 1, 10, (3, 2))
+    (found,) = task(iter([batch]))
+    assert found["output_0"].to_pylist() == [5, 5, 7, 7]
+    assert found["value"].to_pylist() == [7, 8, 8, 9]
 
 
 def test_a_short_series_is_continued_at_its_front() -> None:

@@ -291,8 +291,9 @@ def test_the_first_fit_of_a_script_answers(
     assert {"forward-backward", "0", "process_name"} <= names
 
 
-def test_a_request_that_is_none_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(rehearsals.VARIABLE, "yes")
+@pytest.mark.parametrize("told", ["yes", "[" * 100_000, '{"kind": "plan", "answer": "a", "executors": 5}'])
+def test_a_request_that_is_none_says_so(monkeypatch: pytest.MonkeyPatch, told: str) -> None:
+    monkeypatch.setenv(rehearsals.VARIABLE, told)
     with pytest.raises(ConfigError, match="sparkdl plan"):
         rehearsals.take()
 

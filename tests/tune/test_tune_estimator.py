@@ -77,6 +77,25 @@ def test_what_json_cannot_say_is_not_saved() -> None:
         tuner.write()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"options": {"bogus": 1}},
+        {"options": {"values": {"estimator": 1}}},
+        {"space": {"learningRate": {"distribution": '{"name": "Popen", "attributes": {}}'}}},
+        {"space": {"learningRate": {"scheduler": "Popen", "options": {"values": {}}}}},
+        {"space": 5},
+    ],
+)
+def test_a_saved_tuner_that_nobody_has_written_is_an_error_that_names_it(
+    monkeypatch: pytest.MonkeyPatch, change: dict[str, Any]
+) -> None:
+    found = saving.tuner_to_json(tune.TorchTuner(estimator=TorchClassifier(), space={"learningRate": [1.0]}))
+    monkeypatch.setattr(saving, "read", lambda *_: ({"uid": "u"}, {**found, **change}, TorchClassifier()))
+    with pytest.raises(ConfigError, match="path='there' cannot be read"):
+        tune.TorchTuner.load("there")
+
+
 def test_what_is_no_param_is_an_error() -> None:
     with pytest.raises(ConfigError, match="TorchClassifier has no Param 'learningrate'"):
         tune.TorchTuner(estimator=TorchClassifier(), space={"learningrate": [1, 2]})

@@ -245,6 +245,48 @@ def test_a_folder_is_refused_that_has_another_search(tmp_path: Path) -> None:
         search(FIFO(), tmp_path, trials=2, resume=True)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"rung": 0}',
+        '{"rung": 0, "reports": 5, "ending": "", "seconds": 1}',
+        '{"rung": 0, "reports": [{"score": "x"}], "ending": "", "seconds": 1}',
+        '{"rung": 0, "reports": [{"score": 1' + 400 * "0" + '}], "ending": "", "seconds": 1}',
+        '{"rung": 0, "reports": [], "ending": "perhaps", "seconds": 1}',
+        '{"rung": 0, "reports": [], "ending": "", "seconds": null}',
+        '{"rung": "0", "reports": [], "ending": "", "seconds": 1}',
+        200_000 * "[",
+    ],
+)
+def test_a_line_that_is_damaged_is_an_error_that_names_the_file(tmp_path: Path, line: str) -> None:
+    search(FIFO(), tmp_path, trials=2)
+    file = tmp_path / "search.jsonl"
+    header, *others = file.read_text().splitlines()
+    file.write_text("\n".join([header, line, *others[1:], ""]))
+    with pytest.raises(ConfigError, match=f"{tmp_path.name}.*search.jsonl cannot be read"):
+        search(FIFO(), tmp_path, trials=2, resume=True)
+    file.write_text(header.replace('"sparkdl-tune": 1', '"sparkdl-tune": 2') + "\n")
+    with pytest.raises(ConfigError, match="search.jsonl cannot be read.*format 2, expected 1"):
+        search(FIFO(), tmp_path, trials=2, resume=True)
+
+
+def test_a_state_that_is_damaged_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="the driver died"):
+        search(ASHA(), tmp_path, trials=12, runner=Curves(fail_at=11))
+    for path in tmp_path.glob("state-*.bin"):
+        path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ConfigError, match=r"state-\d+\.bin is damaged: it is not what was written"):
+        search(ASHA(), tmp_path, trials=12, resume=True)
+
+
+def test_a_search_whose_first_line_was_cut_off_begins_anew(tmp_path: Path) -> None:
+    (tmp_path / "search.jsonl").write_text('{"sparkdl-tune": 1, "sett')
+    with pytest.raises(ConfigError, match=r"a search has been kept there"):
+        search(FIFO(), tmp_path, trials=2)
+    assert search(FIFO(), tmp_path, trials=2, resume=True).rungs == 2
+    assert search(FIFO(), tmp_path, trials=2, resume=True).rungs == 2
+
+
 def test_budget_and_stop_end_a_search_with_what_it_has() -> None:
     made = search(FIFO(), budget=20, trials=9, concurrent=2)
     assert (made.ended, made.spent, len(made.trials)) == ("budget", 18, 2)

@@ -33,6 +33,8 @@ from sparkdl.nn.saved.weights import place, unique_tensors
 GONE = "gone"
 """Name, beside ``ids`` and ``rows``, of the ids that were evicted."""
 _ABOUT = "sparkdl"
+_ROW_DTYPES = (torch.float16, torch.float32, torch.float64)
+_LARGEST = np.iinfo(np.int64).max
 
 
 def changed_tensors(module: nn.Module, since: int) -> tuple[dict[str, Tensor], dict[str, str]] | None:
@@ -166,7 +168,7 @@ def _entries(
     for own, found in zip(names[::2], (ids, gone), strict=True):
         if found.dtype != torch.int64 or found.dim() != 1 or len(torch.unique(found)) != len(found):
             return f"{own} has shape {tuple(found.shape)} of {found.dtype}, expected distinct integers"
-    if rows.shape != (len(ids), width) or not rows.is_floating_point():
+    if rows.shape != (len(ids), width) or rows.dtype not in _ROW_DTYPES:
         return f"{names[1]} has shape {tuple(rows.shape)} of {rows.dtype}, expected {(len(ids), width)}"
     counts, at = np.full(len(ids), variable.store.rule.min_count), np.full(len(ids), until)
     values = {ROW: np.array(rows.numpy().astype(dtype))}
@@ -181,6 +183,6 @@ def _of(name: str, own: str) -> str:
 
 
 def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
         raise TypeError(f"{value!r:.40} is no count")
     return value

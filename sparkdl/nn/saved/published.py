@@ -13,6 +13,7 @@ version or the new one.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,6 +23,7 @@ from sparkdl.exceptions import ConfigError
 
 POINTER = "current.json"
 LONGEST = 1 << 16
+_LARGEST = (1 << 63) - 1
 _NAME = re.compile(r"version-([0-9]{8,})", re.ASCII)
 _CHANGES = re.compile(r"changes-([0-9]{8,})-([0-9]{8,})\.safetensors", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
@@ -90,8 +92,11 @@ class Current:
             # Earlier releases published complete versions only.
             changes = tuple(_change(**change) for change in values.get("changes", ()))
             _check_chain(changes, iteration)
-            return cls(iteration, batches, float(values["seconds"]), changes)
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+            seconds = float(values["seconds"])
+            if not math.isfinite(seconds):
+                raise ValueError(f"seconds are {seconds}")
+            return cls(iteration, batches, seconds, changes)
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
             raise ConfigError(
                 f"path={path!r}: its {POINTER} does not name a version: {error!r:.200}", code="config-saved"
             ) from error
@@ -191,6 +196,6 @@ def _change(since: Any, until: Any, sha256: Any) -> Change:
 
 
 def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
         raise TypeError(f"{value!r:.40} is no count")
     return value

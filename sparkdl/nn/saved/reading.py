@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import os
 import posixpath
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -158,6 +159,8 @@ class _Folder:
     def _published(self, root: str) -> str:
         """Return the current version of a folder of versions; other folders as they are."""
         pointer = posixpath.join(root, POINTER)
+        if isinstance(self._fs, LocalFileSystem) and os.path.exists(pointer) and not os.path.isfile(pointer):
+            raise OSError(f"{pointer} is not a regular file")  # a pipe may never end
         try:
             text = self._fs.cat_file(pointer, end=LONGEST)
         except (FileNotFoundError, NotADirectoryError):
@@ -188,7 +191,8 @@ class _Folder:
 
     def metadata(self) -> dict[str, Any]:
         """Read the metadata."""
-        files = self._files(METADATA)
+        with self._explained():
+            files = self._files(METADATA)
         if not files:
             raise ConfigError(f"path={self._path!r}: nothing complete was saved there", code="config-saved")
         with self._explained():
