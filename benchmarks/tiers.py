@@ -8,13 +8,14 @@ One owner does what it does in a training: it counts the ids of a batch, sends t
 with ``SparseAdam``, as in ``sparkdl/allreduce/plans/owned_rows.py``. Ids have Zipf's distribution.
 
 ``cost``: the table is some times as large as the bound for memory, each case in a process of its own.
-``memory`` is what the process has come to have since the table was empty, over the bound. ``hot`` is the
-share of the rows of a batch that are in memory.
+``memory`` is the most that the process has had after a step, over the bound, since the table was empty;
+``file`` is the part of it that are pages of files; ``peak`` is the most at any time. ``hot`` is the share of
+the rows of a batch that are in memory. ``index`` are bytes for each id.
 
 ``torch``: rows looked up and updated in a second, compared with ``EmbeddingBag(sparse=True)`` and
 ``SparseAdam``, both with one thread, on a table that fits in memory. The two take turns.
 
-``disk``: reading records of the file that are on the disk alone, one at a time and many at once.
+``disk``: reading records of the file that are on the disk alone, one at a time, and asking for many at once.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from sparkdl.allreduce.directives import Directives
 from sparkdl.allreduce.messages import RowGradients
 from sparkdl.allreduce.update.table import beginning, update_table
 from sparkdl.compute.lookup import RowGradient
+from sparkdl.keyed import arrays
 from sparkdl.keyed.memory import RowMemory
 from sparkdl.keyed.mix import mix
 from sparkdl.keyed.table import KeyedTable, TableRule
@@ -47,6 +48,7 @@ from sparkdl.optim.rule import UpdateRule
 from sparkdl.optim.spec import optimizer_spec
 
 WIDTH, RECORD = 16, 3 * 16 * 4
+"""Elements of a row; bytes of a row with the state of Adam."""
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -97,10 +99,11 @@ class Owner:
             self.step(ids_of(part))
 
 
-def resident() -> int:
-    """Return the bytes of this process's memory."""
-    with open("/proc/self/statm") as told:
-        return int(told.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def memory_of(*names: str) -> int:
+    """Return bytes of this process's memory, as the system calls them."""
+    with open("/proc/self/status") as told:
+        lines = [line.split() for line in told]
+    return sum(int(line[1]) << 10 for line in lines if line[0].rstrip(":") in names)
 
 
 def case(times: float, skew: float, bound: int, batch: int, steps: int) -> dict[str, Any]:
@@ -112,10 +115,10 @@ def case(times: float, skew: float, bound: int, batch: int, steps: int) -> dict[
         for _ in range(3):
             warm.step(np.arange(batch))
         del warm
-        before, most = resident(), 0
+        before, files, most = memory_of("VmRSS"), memory_of("RssFile"), (0, 0)
         shared = RowMemory(bound, [folder]) if times else None
         owner = Owner(shared)
-        owner.fill(rows or int(bound / RECORD / 2), batch)
+        owner.fill(rows or int(bound / RECORD / 2), batch // 4)  # a batch meets some ids often
         rows = len(owner.table)
         took: list[float] = []
         found: list[int] = []
@@ -123,15 +126,16 @@ def case(times: float, skew: float, bound: int, batch: int, steps: int) -> dict[
         for step in range(steps):
             ids = ids_of(zipf(random, rows, skew, batch))
             if shared is not None:
-                columns: Any = owner.table._rows
-                where = columns._where.values[owner.table._places_of(np.unique(ids))]
-                hot.append(float((where >= 0).mean()))
+                store: Any = owner.table._store
+                hot.append(float(store.is_held(store.find(np.unique(ids))).mean()))
             begin = time.perf_counter()
             count = owner.step(ids)
             if step >= steps // 3:
                 took.append(time.perf_counter() - begin)
                 found.append(count)
-            most = max(most, resident() - before)
+            most = max(most, (memory_of("VmRSS") - before, memory_of("RssFile") - files))
+        peak = memory_of("VmHWM") - before
+        index = 5 * len(store._index._numbers) + 8 * len(store._where.values) if shared is not None else 0
     seconds, unique = statistics.median(took), statistics.median(found)
     return {
         "times": times,
@@ -141,7 +145,10 @@ def case(times: float, skew: float, bound: int, batch: int, steps: int) -> dict[
         "ms_per_step": round(1000 * seconds, 2),
         "us_per_row": round(1e6 * seconds / unique, 3),
         "hot": round(statistics.mean(hot[-5:]), 3) if hot else None,
-        "memory": round(most / bound, 2),
+        "memory": round(most[0] / bound, 2),
+        "file": round(most[1] / bound, 2),
+        "peak": round(peak / bound, 2),
+        "index": round(index / rows, 1),
     }
 
 
@@ -208,26 +215,24 @@ def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def disk(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Read records that are on the disk alone, with some threads."""
+    """Read records that are on the disk alone."""
     found = []
-    for threads in (1, 4, 16, 64):
+    for name, slow, part in (("one at a time", 1e9, 16), ("many at once", 0.0, 1)):
+        arrays._SLOW_SECONDS = slow
         with tempfile.TemporaryDirectory(prefix="sparkdl-tiers-", dir=args.folder) as folder:
-            shared = RowMemory(args.bound, [folder])
-            file = shared.array(np.float32, 3 * WIDTH)
-            count = args.bound * 4 // RECORD
+            file = RowMemory(args.bound, [folder]).records(RECORD + 16)
+            count = args.bound * 4 // file.nbytes
             file.grow(count)
             for begin in range(0, count, 1 << 17):
-                file.values[begin : begin + (1 << 17)] = 1.0
+                own = np.arange(begin, min(count, begin + (1 << 17)))
+                file.write(own, np.ones((len(own), file.nbytes), np.uint8))
             os.fsync(file._file)
-            file.trim()
             os.posix_fadvise(file._file, 0, 0, os.POSIX_FADV_DONTNEED)
-            wanted = np.random.default_rng(0).permutation(count)[: args.batch // 8 * min(threads, 8)]
+            wanted = np.random.default_rng(0).permutation(count)[: args.batch // part]
             begin_at = time.perf_counter()
-            with ThreadPoolExecutor(threads) as pool:
-                for part in np.array_split(wanted, threads):
-                    pool.submit(file.values.take, part, 0)
+            file.read(wanted)
             seconds = time.perf_counter() - begin_at
-            found.append({"threads": threads, "records_per_second": round(len(wanted) / seconds)})
+            found.append({"reads": name, "records_per_second": round(len(wanted) / seconds)})
     return found
 
 

@@ -27,7 +27,7 @@ _TRIED, _ASKED = 128, 1024
 _SLOW_SECONDS = 6e-6
 """What lies in the system's memory takes less, asked for before or not; what comes from a disk takes more."""
 
-Numbers = NDArray[np.int64]
+Numbers = NDArray[np.signedinteger[Any]]
 
 
 class InMemory:
@@ -109,6 +109,7 @@ class Records:
     def __init__(self, folder: str, nbytes: int) -> None:
         self._folder, self.nbytes = folder, nbytes
         self._file = _nameless(folder)
+        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_RANDOM)  # one is wanted, not those around it
         weakref.finalize(self, os.close, self._file)
         self._room = 0
         self._slow = False
@@ -138,7 +139,8 @@ class Records:
         if not len(numbers):
             return
         order, runs = self._runs(numbers, begin, values.shape[1])
-        flat = memoryview(values[order].reshape(-1))
+        ordered: Any = values[order].reshape(-1)
+        flat = memoryview(ordered)
         at, file = 0, self._file
         for offset, length in runs:
             os.pwrite(file, flat[at : at + length], offset)

@@ -78,7 +78,7 @@ class CompactIndex:
     def renew(self, size: int, all_ids: Iterable[Ids]) -> None:
         """Have the ids of so many entries, in the order of their numbers."""
         self._size = size
-        self._numbers = self._marks = np.empty(0, np.uint8)  # the old ones go before the new ones come
+        self._clear(0)  # the old ones go before the new ones come
         self._clear(max(_LEAST, int(size / _RENEWED)))
         first = 0
         for ids in all_ids:

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from sparkdl.frame import Array
 from sparkdl.keyed.arrays import InMemory
-from sparkdl.keyed.columns import FreshState, Held, Places, blocks
-from sparkdl.keyed.entries import ROW
+from sparkdl.keyed.columns import BLOCK, FreshState, Held, Places, blocks
 from sparkdl.keyed.mix import Ids
 from sparkdl.keyed.slots import Slots, compact
 
@@ -45,6 +44,11 @@ class Store(Protocol):
     @property
     def rows(self) -> int:
         """How many entries have a row."""
+        ...
+
+    @property
+    def at_once(self) -> int:
+        """Entries that may be copied at a time."""
         ...
 
     def __len__(self) -> int:
@@ -124,6 +128,11 @@ class MemoryStore:
     def rows(self) -> int:
         """How many entries have a row."""
         return len(self._columns)
+
+    @property
+    def at_once(self) -> int:
+        """Entries that may be copied at a time."""
+        return BLOCK
 
     def __len__(self) -> int:
         """Return how many entries there are."""
@@ -207,4 +216,3 @@ class MemoryStore:
         for array in (self._counts, self._last, self._places):
             compact(array.values, chosen)
         self._slots.keep(chosen)
-

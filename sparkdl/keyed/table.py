@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkdl.frame import Array
-from sparkdl.keyed.columns import BLOCK, FreshState, Places, blocks
+from sparkdl.keyed.columns import FreshState, Places, blocks
 from sparkdl.keyed.entries import ROW, Entries
 from sparkdl.keyed.memory import RowMemory
 from sparkdl.keyed.mix import Ids, initial_rows
@@ -229,7 +229,7 @@ class KeyedTable:
         """Return the entries with these numbers."""
         log: dict[str, Any] = {"gone": self._gone, "gone_at": self._gone_at, "logged": self._logged}
         store, memory = self._store, self._memory
-        if memory is None or len(numbers) <= self._at_once:
+        if memory is None or len(numbers) <= store.at_once:
             told = store.told(numbers)
             return Entries(*told, store.read(numbers[told.admitted]), dict(self.scalars), **log)
         own = [memory.array(dtype) for dtype in (np.int64, np.int64, np.int64, np.bool_)]
@@ -237,8 +237,8 @@ class KeyedTable:
         for array in own:
             array.grow(len(numbers))
         at = 0
-        for begin in range(0, len(numbers), self._at_once):
-            some = numbers[begin : begin + self._at_once]
+        for begin in range(0, len(numbers), store.at_once):
+            some = numbers[begin : begin + store.at_once]
             told = store.told(some)
             for array, values in zip(own, told, strict=True):
                 array.values[begin : begin + len(some)] = values
@@ -252,14 +252,9 @@ class KeyedTable:
         kept = {name: array.values[:at] for name, array in columns.items()}
         return Entries(ids, counts, last, admitted, kept, dict(self.scalars), **log)
 
-    @property
-    def _at_once(self) -> int:
-        """How many entries may be in memory as copies."""
-        return BLOCK if isinstance(self._store, MemoryStore) else self._store.at_once
-
     def _blocks(self) -> Iterator[Places]:
         """Yield the numbers of all entries, some at a time."""
-        return blocks(len(self._store), self._at_once)
+        return blocks(len(self._store), self._store.at_once)
 
     def put(self, entries: Entries) -> None:
         """Have other entries, or make a change: remove those that are gone, and write the others."""
@@ -271,7 +266,7 @@ class KeyedTable:
 
     def _write(self, entries: Entries) -> None:
         """Have entries, beside others; so many at a time that bounded memory is enough."""
-        at, store, size = 0, self._store, self._at_once
+        at, store, size = 0, self._store, self._store.at_once
         for begin in range(0, max(1, len(entries.ids)), size):
             part = slice(begin, begin + size)
             numbers = store.number(entries.ids[part])

@@ -251,11 +251,12 @@ class TieredStore:
 
     def _get(self, numbers: Places, dtype: Any, begin: int, stop: int) -> Array:
         """Return copies of some elements of records, in memory or in the file."""
-        values = self._hot.values.view(dtype)[:, begin:stop]
+        values: Array = self._hot.values.view(dtype)[:, begin:stop]
         where = self._where.values[numbers]
         held = where >= 0
         if held.all():
-            return values[where]
+            found: Array = values[where]
+            return found
         made = np.empty((len(numbers), stop - begin), dtype)
         made[held] = values[where[held]]
         cold, size = np.flatnonzero(~held), made.itemsize

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from test_keyed_table import arrays_of, rule
 
 from sparkdl.frame import Array
-from sparkdl.keyed import arrays, columns, memory, table
+from sparkdl.keyed import arrays, columns, memory, store
 from sparkdl.keyed.arrays import Grown, Mapped, Records
 from sparkdl.keyed.entries import ROW
 from sparkdl.keyed.index import CompactIndex
@@ -54,7 +54,7 @@ def test_which_rows_are_in_memory_changes_no_bit(tmp_path_factory: Any, data: st
     random = np.random.default_rng(data.draw(st.integers(0, 99)))
     with pytest.MonkeyPatch.context() as patch:
         block = data.draw(st.sampled_from([7, 1 << 17]))  # tables of many blocks
-        for module, name in ((columns, "BLOCK"), (table, "BLOCK"), (memory, "_LEAST_AT_ONCE")):
+        for module, name in ((columns, "BLOCK"), (store, "BLOCK"), (memory, "_LEAST_AT_ONCE")):
             patch.setattr(module, name, block)
         for iteration in range(data.draw(st.integers(1, 14))):
             ids = np.unique(random.choice(IDS, data.draw(st.integers(1, 200))))
