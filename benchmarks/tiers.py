@@ -3,6 +3,7 @@
     python benchmarks/tiers.py cost --json cost.json --picture cost.png
     python benchmarks/tiers.py torch
     python benchmarks/tiers.py disk
+    python benchmarks/tiers.py checkpoint --rows 1000000 10000000
 
 One owner does what it does in a training: it counts the ids of a batch, sends their rows, and updates them
 with ``SparseAdam``, as in ``sparkdl/allreduce/plans/owned_rows.py``. Ids have Zipf's distribution.
@@ -16,6 +17,8 @@ the rows of a batch that are in memory. ``index`` are bytes for each id.
 ``SparseAdam``, both with one thread, on a table that fits in memory. The two take turns.
 
 ``disk``: reading records of the file that are on the disk alone, one at a time, and asking for many at once.
+``checkpoint``: a task that writes the file of a shard with ``Checkpoint(shared=True)``, in a process of its
+own; ``memory_mb`` is the most that the process has had at any time since it began, ``file_mb`` what it wrote.
 """
 
 from __future__ import annotations
@@ -36,16 +39,22 @@ import numpy as np
 import torch
 from torch import nn
 
+from sparkdl import frame
+from sparkdl.access.in_pieces import InPieces
+from sparkdl.allreduce import messages
 from sparkdl.allreduce.directives import Directives
-from sparkdl.allreduce.messages import RowGradients
+from sparkdl.allreduce.messages import OwnedRows, RowGradients
 from sparkdl.allreduce.update.table import beginning, update_table
 from sparkdl.compute.lookup import RowGradient
 from sparkdl.keyed import arrays
+from sparkdl.keyed.entries import ROW, Entries
 from sparkdl.keyed.memory import RowMemory
 from sparkdl.keyed.mix import mix
 from sparkdl.keyed.table import KeyedTable, TableRule
 from sparkdl.optim.rule import UpdateRule
 from sparkdl.optim.spec import optimizer_spec
+from sparkdl.pieces import cut
+from sparkdl.train.checkpoint.shard_files import WriteShard, name_of
 
 WIDTH, RECORD = 16, 3 * 16 * 4
 """Elements of a row; bytes of a row with the state of Adam."""
@@ -236,9 +245,48 @@ def disk(args: argparse.Namespace) -> list[dict[str, Any]]:
     return found
 
 
+def write_shard(rows: int, folder: str) -> dict[str, Any]:
+    """Write a shard's file as a task does, from pieces that come one after the other."""
+    shared = RowMemory(64 << 20, [folder])
+    columns = {name: shared.array(np.float32, WIDTH) for name in (ROW, "exp_avg", "exp_avg_sq")}
+    ids, numbers = shared.array(np.int64), shared.array(np.int64)
+    for array in (ids, numbers, *columns.values()):
+        array.grow(rows)
+        for begin in range(0, rows, 1 << 17):
+            array.values[begin : begin + (1 << 17)] = 1
+            shared.settle()
+    kept = {name: array.values[:rows] for name, array in columns.items()}
+    own = [array.values[:rows] for array in (ids, numbers, numbers)]
+    entries = Entries(*own, np.ones(rows, np.bool_), kept)
+    pieces = map(frame.join, cut(0, [messages.encode(OwnedRows({"table": entries}))]))
+    with open("/proc/self/clear_refs", "w") as peak:
+        peak.write("5")
+    before, begin_at = memory_of("VmRSS"), time.perf_counter()
+    list(InPieces(WriteShard(folder, 1), token=False, keyed=False, in_files=True)(0, pieces))
+    seconds = time.perf_counter() - begin_at
+    written = os.path.getsize(Path(folder, name_of(0, 1)))
+    return {
+        "rows": rows,
+        "file_mb": written >> 20,
+        "memory_mb": (memory_of("VmHWM") - before) >> 20,
+        "seconds": round(seconds, 1),
+    }
+
+
+def checkpoint(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Write the files of shards, each in a process of its own."""
+    found = []
+    for rows in args.rows:
+        with tempfile.TemporaryDirectory(prefix="sparkdl-tiers-", dir=args.folder) as folder:
+            command = [sys.executable, __file__, "checkpoint", "--shard", str(rows), "--folder", folder]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            found.append(json.loads(done.stdout))
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=("cost", "torch", "disk"))
+    parser.add_argument("part", choices=("cost", "torch", "disk", "checkpoint"))
     parser.add_argument("--bound", type=int, default=128 << 20, help="bytes of memory")
     parser.add_argument("--batch", type=int, default=65_536, help="ids of a batch of an owner")
     parser.add_argument("--steps", type=int, default=30)
@@ -250,6 +298,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[200_000, 2_000_000], help="likewise")
     parser.add_argument("--folder", help="for files; the system's if not given")
     parser.add_argument("--case", type=float, nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--shard", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--json", help="where to write the rows")
     parser.add_argument("--picture", help="where to draw the cost")
     args = parser.parse_args()
@@ -257,7 +306,11 @@ def main() -> None:
         torch.set_num_threads(1)
         print(json.dumps(case(*args.case, args.bound, args.batch, args.steps)))
         return
-    rows = {"cost": cost, "torch": compare, "disk": disk}[args.part](args)
+    if args.shard:
+        print(json.dumps(write_shard(args.shard, args.folder)))
+        return
+    parts = {"cost": cost, "torch": compare, "disk": disk, "checkpoint": checkpoint}
+    rows = parts[args.part](args)
     for row in rows:
         print(json.dumps(row))
     if args.json:

@@ -27,6 +27,11 @@ _TRIED, _ASKED = 128, 1024
 _SLOW_SECONDS = 6e-6
 """What lies in the system's memory takes less, asked for before or not; what comes from a disk takes more."""
 
+_maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+
+LARGE = 16 << 20
+"""Who has read or written so many bytes of mapped files lets their pages go: :func:`trim_all`."""
+
 Numbers = NDArray[np.signedinteger[Any]]
 
 
@@ -86,6 +91,7 @@ class Mapped:
         _allocate(self._file, nbytes, self._folder)
         self._map = mmap.mmap(self._file, nbytes)
         self._map.madvise(mmap.MADV_RANDOM)  # one row is wanted, not those around it
+        _maps.add(self._map)
         count = nbytes // self._row
         flat = np.frombuffer(self._map, before.dtype, count * (self._row // before.dtype.itemsize))
         self.values = flat.reshape(count, *before.shape[1:])
@@ -227,6 +233,12 @@ class Reserved:
         begin += -begin % mmap.PAGESIZE
         if begin < len(self._map):
             self._map.madvise(mmap.MADV_DONTNEED, begin, len(self._map) - begin)
+
+
+def trim_all() -> None:
+    """Take the pages of all mapped arrays out of this process's memory, also of those that others view."""
+    for one in list(_maps):
+        one.madvise(mmap.MADV_DONTNEED)
 
 
 def _nameless(folder: str) -> int:

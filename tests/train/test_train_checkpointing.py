@@ -100,6 +100,8 @@ def test_two_executors_write_their_shards(cluster: Any, tmp_path: Path) -> None:
 
 
 def test_a_shards_file_comes_back() -> None:
+    import safetensors.numpy
+
     from sparkdl import frame
 
     frames = [
@@ -107,6 +109,9 @@ def test_a_shards_file_comes_back() -> None:
         frame.join(frame.pack({"kind": "average"})),
     ]
     assert decode(encode(frames)) == frames
+    arrays = {f"{i}.{n}": a for i, f in enumerate(frames) for n, a in frame.unpack(f).arrays.items()}
+    table = [{"meta": m.meta, "arrays": list(m.arrays)} for m in map(frame.unpack, frames)]
+    assert safetensors.numpy.save(arrays, {"sparkdl": json.dumps(table)}) == encode(frames)
     for wrong in (b"", b"\0" * 100, encode(frames)[:-4]):
         with pytest.raises(Exception, match=r"."):
             decode(wrong)
