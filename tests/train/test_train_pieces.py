@@ -94,9 +94,8 @@ def test_pieces_are_dealt_out_to_blocks(first: int, second: int, expected: int, 
 def test_large_frames_are_joined_in_files(monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     monkeypatch.setattr("sparkdl.pieces.LARGE", 2 * PIECE_BYTES)
-    whole = [
-        random.Random(n).randbytes(n) for n in (10, 2 * PIECE_BYTES, 2 * PIECE_BYTES + 1, 7 * PIECE_BYTES)
-    ]
+    sizes = (10, 2 * PIECE_BYTES, 2 * PIECE_BYTES + 1, 7 * PIECE_BYTES)
+    whole = [random.Random(size).randbytes(size) for size in sizes]
     before = len(arrays._maps)
     arrived = [frame.join(piece) for piece in cut(0, whole)]
     found = list(joined(arrived, in_files=True))
