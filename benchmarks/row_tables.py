@@ -1,16 +1,19 @@
 """How the time of an iteration grows with the rows of an embedding variable, and with a bound for memory.
 
-    python benchmarks/row_tables.py --rows 200000 20000000 --memory 512 --json growth.json
-    python benchmarks/row_tables.py --rows 2000000 --memory 0 128 --json bound.json
+    python benchmarks/row_tables.py --cases 200000:0 20000000:1024 --json growth.json
+    python benchmarks/row_tables.py --cases 20000:0 5600000:0 5600000:128 --json bound.json
     python benchmarks/row_tables.py --rows 200000 --memory 0 --torch --json torch.json
 
 A model with eight columns of ids that share a table of width 16, and a small network. Iterations that meet
 each id once come first and are not measured. The ids of the others have Zipf's distribution, in no order.
 Each case is a process with a session of its own, which it leaves without fetching the rows. ``--memory`` is
-the option ``row_memory`` in MiB, 0 for none. ``resident_mb`` is the largest memory of a Python process on an
-executor, ``ratio`` the time compared with the first case. ``--torch`` measures the same model with
-``EmbeddingBag(sparse=True)`` in one process with one thread, too; ``ids_ms`` is what the forward pass takes
-that tells the ids of an iteration, and that torch does not need.
+the option ``row_memory`` in MiB, 0 for none; ``--cases`` has pairs of rows and this option. ``resident_mb``
+is the largest memory of a Python process on an executor: all of it (``VmRSS``), its own (``RssAnon``), pages
+of files (``RssFile``), the most ever (``VmHWM``). ``ratio`` is the time compared with the first case.
+``--checkpoint`` writes all rows from the executors at the end, as ``Checkpoint(shared=True)`` does: its size,
+the seconds that it takes, and the memory of the largest Python process and, more than before, of the driver.
+``--torch`` measures the same model with ``EmbeddingBag(sparse=True)`` in one process with one thread, too;
+``ids_ms`` is what the forward pass takes that tells the ids of an iteration, and that torch does not need.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -69,17 +73,38 @@ def batches(rows: int, skew: float, batch: int, steps: int) -> tuple[Any, int]:
     return numbers.reshape(-1, COLUMNS), first
 
 
-def python_memory() -> int:
-    """Return the bytes of the largest Python process that an executor has."""
-    found = [0]
+def python_memory() -> dict[str, int]:
+    """Return the MiB of the largest Python process that an executor has, as the system calls them."""
+    found = [{"VmRSS": 0}]
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if b"pyspark.daemon" in (process / "cmdline").read_bytes():
                 lines = (process / "status").read_text().splitlines()
-                found += [int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS:")]
+                told = [
+                    line.split()
+                    for line in lines
+                    if line.startswith(("VmRSS", "RssAnon", "RssFile", "VmHWM"))
+                ]
+                found.append({line[0].rstrip(":"): int(line[1]) >> 10 for line in told})
         except OSError:
             continue
-    return max(found)
+    return max(found, key=lambda own: own.get("VmRSS", 0))
+
+
+def checkpointed(run: Any) -> dict[str, Any]:
+    """Let the executors write their shards, and return what that takes."""
+    driver = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with tempfile.TemporaryDirectory(prefix="sparkdl-rows-") as folder:
+        begin = time.perf_counter()
+        run.write_shards(folder)
+        seconds = time.perf_counter() - begin
+        written = sum(file.stat().st_size for file in Path(folder).iterdir())
+    return {
+        "checkpoint_mb": written >> 20,
+        "checkpoint_seconds": round(seconds, 1),
+        "checkpoint_resident_mb": python_memory(),
+        "checkpoint_driver_mb": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - driver) >> 10,
+    }
 
 
 def case(rows: int, memory: int, args: argparse.Namespace) -> None:
@@ -108,8 +133,10 @@ def case(rows: int, memory: int, args: argparse.Namespace) -> None:
                 "ms_per_iteration": round(1000 * statistics.mean(later), 1),
                 "ms_median": round(1000 * statistics.median(later), 1),
                 "table_rows": int(run.history[-1]["extras"]["table/rows"]),
-                "resident_mb": python_memory() >> 20,
+                "resident_mb": python_memory(),
             }
+            if args.checkpoint:
+                told |= checkpointed(run)
             Path(args.result).write_text(json.dumps(told))
             spark.stop()
             os._exit(0)
@@ -186,11 +213,15 @@ def main() -> None:
     parser.add_argument("--master", default="local-cluster[2,1,2048]")
     parser.add_argument("--rows", type=int, nargs="+", default=[200_000])
     parser.add_argument("--memory", type=int, nargs="+", default=[0], help="MiB; 0 for no bound")
+    parser.add_argument("--cases", nargs="*", default=[], metavar="ROWS:MIB", help="instead of the two")
     parser.add_argument("--skew", type=float, default=1.05, help="of Zipf's distribution; 0: all alike")
     parser.add_argument("--batch", type=int, default=16_384)
     parser.add_argument("--steps", type=int, default=40, help="measured iterations")
     parser.add_argument("--group", type=int, default=10, help="iterations of a job")
     parser.add_argument("--torch", action="store_true", help="measure torch in one process, too")
+    parser.add_argument(
+        "--checkpoint", action="store_true", help="let the executors write all rows at the end"
+    )
     parser.add_argument("--result", help=argparse.SUPPRESS)
     parser.add_argument("--json", help="where to write the rows")
     args = parser.parse_args()
@@ -198,8 +229,9 @@ def main() -> None:
         case(args.rows[0], args.memory[0], args)
         return
     found: list[dict[str, Any]] = []
-    for rows in args.rows:
-        for memory in args.memory:
+    pairs = [tuple(map(int, pair.split(":"))) for pair in args.cases]
+    for rows in args.rows if not pairs else dict(pairs):
+        for memory in args.memory if not pairs else [own for first, own in pairs if first == rows]:
             with tempfile.TemporaryDirectory(prefix="sparkdl-rows-") as folder:
                 command = [sys.executable, __file__, *sys.argv[1:], "--result", f"{folder}/result"]
                 command += ["--rows", str(rows), "--memory", str(memory)]

@@ -3,18 +3,22 @@
     python benchmarks/tiers.py cost --json cost.json --picture cost.png
     python benchmarks/tiers.py torch
     python benchmarks/tiers.py disk
+    python benchmarks/tiers.py checkpoint --rows 1000000 10000000
 
 One owner does what it does in a training: it counts the ids of a batch, sends their rows, and updates them
 with ``SparseAdam``, as in ``sparkdl/allreduce/plans/owned_rows.py``. Ids have Zipf's distribution.
 
 ``cost``: the table is some times as large as the bound for memory, each case in a process of its own.
-``memory`` is what the process has come to have since the table was empty, over the bound. ``hot`` is the
-share of the rows of a batch that are in memory.
+``memory`` is the most that the process has had after a step, over the bound, since the table was empty;
+``file`` is the part of it that are pages of files; ``peak`` is the most at any time. ``hot`` is the share of
+the rows of a batch that are in memory. ``index`` are bytes for each id.
 
 ``torch``: rows looked up and updated in a second, compared with ``EmbeddingBag(sparse=True)`` and
 ``SparseAdam``, both with one thread, on a table that fits in memory. The two take turns.
 
-``disk``: reading records of the file that are on the disk alone, one at a time and many at once.
+``disk``: reading records of the file that are on the disk alone, one at a time, and asking for many at once.
+``checkpoint``: a task that writes the file of a shard with ``Checkpoint(shared=True)``, in a process of its
+own; ``memory_mb`` is the most that the process has had at any time since it began, ``file_mb`` what it wrote.
 """
 
 from __future__ import annotations
@@ -27,7 +31,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,17 +39,25 @@ import numpy as np
 import torch
 from torch import nn
 
+from sparkdl import frame
+from sparkdl.access.in_pieces import InPieces
+from sparkdl.allreduce import messages
 from sparkdl.allreduce.directives import Directives
-from sparkdl.allreduce.messages import RowGradients
+from sparkdl.allreduce.messages import OwnedRows, RowGradients
 from sparkdl.allreduce.update.table import beginning, update_table
 from sparkdl.compute.lookup import RowGradient
+from sparkdl.keyed import arrays
+from sparkdl.keyed.entries import ROW, Entries
 from sparkdl.keyed.memory import RowMemory
 from sparkdl.keyed.mix import mix
 from sparkdl.keyed.table import KeyedTable, TableRule
 from sparkdl.optim.rule import UpdateRule
 from sparkdl.optim.spec import optimizer_spec
+from sparkdl.pieces import cut
+from sparkdl.train.checkpoint.shard_files import WriteShard, name_of
 
 WIDTH, RECORD = 16, 3 * 16 * 4
+"""Elements of a row; bytes of a row with the state of Adam."""
 Ids = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -97,10 +108,11 @@ class Owner:
             self.step(ids_of(part))
 
 
-def resident() -> int:
-    """Return the bytes of this process's memory."""
-    with open("/proc/self/statm") as told:
-        return int(told.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def memory_of(*names: str) -> int:
+    """Return bytes of this process's memory, as the system calls them."""
+    with open("/proc/self/status") as told:
+        lines = [line.split() for line in told]
+    return sum(int(line[1]) << 10 for line in lines if line[0].rstrip(":") in names)
 
 
 def case(times: float, skew: float, bound: int, batch: int, steps: int) -> dict[str, Any]:
@@ -112,10 +124,10 @@ def case(times: float, skew: float, bound: int, batch: int, steps: int) -> dict[
         for _ in range(3):
             warm.step(np.arange(batch))
         del warm
-        before, most = resident(), 0
+        before, files, most = memory_of("VmRSS"), memory_of("RssFile"), (0, 0)
         shared = RowMemory(bound, [folder]) if times else None
         owner = Owner(shared)
-        owner.fill(rows or int(bound / RECORD / 2), batch)
+        owner.fill(rows or int(bound / RECORD / 2), batch // 4)  # a batch meets some ids often
         rows = len(owner.table)
         took: list[float] = []
         found: list[int] = []
@@ -123,15 +135,16 @@ def case(times: float, skew: float, bound: int, batch: int, steps: int) -> dict[
         for step in range(steps):
             ids = ids_of(zipf(random, rows, skew, batch))
             if shared is not None:
-                columns: Any = owner.table._rows
-                where = columns._where.values[owner.table._places_of(np.unique(ids))]
-                hot.append(float((where >= 0).mean()))
+                store: Any = owner.table._store
+                hot.append(float(store.is_held(store.find(np.unique(ids))).mean()))
             begin = time.perf_counter()
             count = owner.step(ids)
             if step >= steps // 3:
                 took.append(time.perf_counter() - begin)
                 found.append(count)
-            most = max(most, resident() - before)
+            most = max(most, (memory_of("VmRSS") - before, memory_of("RssFile") - files))
+        peak = memory_of("VmHWM") - before
+        index = 5 * len(store._index._numbers) + 8 * len(store._where.values) if shared is not None else 0
     seconds, unique = statistics.median(took), statistics.median(found)
     return {
         "times": times,
@@ -141,7 +154,10 @@ def case(times: float, skew: float, bound: int, batch: int, steps: int) -> dict[
         "ms_per_step": round(1000 * seconds, 2),
         "us_per_row": round(1e6 * seconds / unique, 3),
         "hot": round(statistics.mean(hot[-5:]), 3) if hot else None,
-        "memory": round(most / bound, 2),
+        "memory": round(most[0] / bound, 2),
+        "file": round(most[1] / bound, 2),
+        "peak": round(peak / bound, 2),
+        "index": round(index / rows, 1),
     }
 
 
@@ -208,32 +224,69 @@ def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def disk(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Read records that are on the disk alone, with some threads."""
+    """Read records that are on the disk alone."""
     found = []
-    for threads in (1, 4, 16, 64):
+    for name, slow, part in (("one at a time", 1e9, 16), ("many at once", 0.0, 1)):
+        arrays._SLOW_SECONDS = slow
         with tempfile.TemporaryDirectory(prefix="sparkdl-tiers-", dir=args.folder) as folder:
-            shared = RowMemory(args.bound, [folder])
-            file = shared.array(np.float32, 3 * WIDTH)
-            count = args.bound * 4 // RECORD
+            file = RowMemory(args.bound, [folder]).records(RECORD + 16)
+            count = args.bound * 4 // file.nbytes
             file.grow(count)
             for begin in range(0, count, 1 << 17):
-                file.values[begin : begin + (1 << 17)] = 1.0
+                own = np.arange(begin, min(count, begin + (1 << 17)))
+                file.write(own, np.ones((len(own), file.nbytes), np.uint8))
             os.fsync(file._file)
-            file.trim()
             os.posix_fadvise(file._file, 0, 0, os.POSIX_FADV_DONTNEED)
-            wanted = np.random.default_rng(0).permutation(count)[: args.batch // 8 * min(threads, 8)]
+            wanted = np.random.default_rng(0).permutation(count)[: args.batch // part]
             begin_at = time.perf_counter()
-            with ThreadPoolExecutor(threads) as pool:
-                for part in np.array_split(wanted, threads):
-                    pool.submit(file.values.take, part, 0)
+            file.read(wanted)
             seconds = time.perf_counter() - begin_at
-            found.append({"threads": threads, "records_per_second": round(len(wanted) / seconds)})
+            found.append({"reads": name, "records_per_second": round(len(wanted) / seconds)})
+    return found
+
+
+def write_shard(rows: int, folder: str) -> dict[str, Any]:
+    """Write a shard's file as a task does, from pieces that come one after the other."""
+    shared = RowMemory(64 << 20, [folder])
+    columns = {name: shared.array(np.float32, WIDTH) for name in (ROW, "exp_avg", "exp_avg_sq")}
+    ids, numbers = shared.array(np.int64), shared.array(np.int64)
+    for array in (ids, numbers, *columns.values()):
+        array.grow(rows)
+        for begin in range(0, rows, 1 << 17):
+            array.values[begin : begin + (1 << 17)] = 1
+            shared.settle()
+    kept = {name: array.values[:rows] for name, array in columns.items()}
+    own = [array.values[:rows] for array in (ids, numbers, numbers)]
+    entries = Entries(*own, np.ones(rows, np.bool_), kept)
+    pieces = map(frame.join, cut(0, [messages.encode(OwnedRows({"table": entries}))]))
+    with open("/proc/self/clear_refs", "w") as peak:
+        peak.write("5")
+    before, begin_at = memory_of("VmRSS"), time.perf_counter()
+    list(InPieces(WriteShard(folder, 1), token=False, keyed=False, in_files=True)(0, pieces))
+    seconds = time.perf_counter() - begin_at
+    written = os.path.getsize(Path(folder, name_of(0, 1)))
+    return {
+        "rows": rows,
+        "file_mb": written >> 20,
+        "memory_mb": (memory_of("VmHWM") - before) >> 20,
+        "seconds": round(seconds, 1),
+    }
+
+
+def checkpoint(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Write the files of shards, each in a process of its own."""
+    found = []
+    for rows in args.rows:
+        with tempfile.TemporaryDirectory(prefix="sparkdl-tiers-", dir=args.folder) as folder:
+            command = [sys.executable, __file__, "checkpoint", "--shard", str(rows), "--folder", folder]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            found.append(json.loads(done.stdout))
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=("cost", "torch", "disk"))
+    parser.add_argument("part", choices=("cost", "torch", "disk", "checkpoint"))
     parser.add_argument("--bound", type=int, default=128 << 20, help="bytes of memory")
     parser.add_argument("--batch", type=int, default=65_536, help="ids of a batch of an owner")
     parser.add_argument("--steps", type=int, default=30)
@@ -245,6 +298,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[200_000, 2_000_000], help="likewise")
     parser.add_argument("--folder", help="for files; the system's if not given")
     parser.add_argument("--case", type=float, nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--shard", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--json", help="where to write the rows")
     parser.add_argument("--picture", help="where to draw the cost")
     args = parser.parse_args()
@@ -252,7 +306,11 @@ def main() -> None:
         torch.set_num_threads(1)
         print(json.dumps(case(*args.case, args.bound, args.batch, args.steps)))
         return
-    rows = {"cost": cost, "torch": compare, "disk": disk}[args.part](args)
+    if args.shard:
+        print(json.dumps(write_shard(args.shard, args.folder)))
+        return
+    parts = {"cost": cost, "torch": compare, "disk": disk, "checkpoint": checkpoint}
+    rows = parts[args.part](args)
     for row in rows:
         print(json.dumps(row))
     if args.json:

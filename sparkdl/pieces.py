@@ -8,8 +8,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+
 from sparkdl import buffers, frame
 from sparkdl.frame import Array, Buffer, Parts
+from sparkdl.keyed.arrays import LARGE, Mapped, trim_all
+from sparkdl.private import local_folders
 
 PIECE_BYTES = 256 << 10
 
@@ -43,17 +47,25 @@ def pieces_of(source: int, number: int, data: bytes | Parts, largest: int) -> It
             if not room:
                 yield [HEAD.pack(source, number, offset, size), *piece]
                 offset, piece, room = offset + largest, [], largest
+                if offset // LARGE > (offset - largest) // LARGE:
+                    trim_all()
     if piece:
         yield [HEAD.pack(source, number, offset, size), *piece]
 
 
-def joined(frames: Iterable[bytes]) -> Iterator[Buffer]:
-    """Yield frames that have arrived in pieces, each when its last piece has come."""
-    return (data for _, data in joined_by_source(frames))
+def joined(frames: Iterable[bytes], *, in_files: bool = False) -> Iterator[Buffer]:
+    """Yield frames that have arrived in pieces, each when its last piece has come.
+
+    Args:
+        frames: the pieces.
+        in_files: whether large frames are in files, mapped to memory, and not in memory.
+    """
+    return (data for _, data in joined_by_source(frames, in_files=in_files))
 
 
-def joined_by_source(frames: Iterable[bytes]) -> Iterator[tuple[int, Buffer]]:
+def joined_by_source(frames: Iterable[bytes], *, in_files: bool = False) -> Iterator[tuple[int, Buffer]]:
     """Yield who sent a frame, and the frame, when its last piece has come."""
+    place = _in_file if in_files else buffers.empty
     begun: dict[tuple[int, int], tuple[Array, int]] = {}
     for data in frames:
         if not data:  # zipped with a piece that nobody needs
@@ -63,9 +75,21 @@ def joined_by_source(frames: Iterable[bytes]) -> Iterator[tuple[int, Buffer]]:
         if len(piece) == size:
             yield source, piece
             continue
-        whole, missing = begun.pop((source, which), None) or (buffers.empty(size), size)
+        whole, missing = begun.pop((source, which), None) or (place(size), size)
         whole[offset : offset + len(piece)] = piece
+        if in_files and (offset + len(piece)) // LARGE > offset // LARGE:
+            trim_all()
         if missing > len(piece):
             begun[source, which] = whole, missing - len(piece)
         else:
             yield source, whole.data
+
+
+def _in_file(nbytes: int) -> Array:
+    """Return so many bytes: in memory if they are few, or in a local file that is mapped to memory."""
+    if nbytes <= LARGE:
+        return buffers.empty(nbytes)
+    made = Mapped(str(local_folders()[0]), np.uint8)
+    made.grow(nbytes)
+    whole: Array = made.values[:nbytes]
+    return whole

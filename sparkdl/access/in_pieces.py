@@ -62,6 +62,7 @@ class InPieces:
             long that is: as many frames arrive as are expected. The second one is sent as it is. Otherwise 0:
             each frame is sent in as many pieces as it has.
         blocks: in a chain, number of a shuffle's blocks in which the pieces for a partition lie.
+        in_files: whether large frames that arrive are in files, mapped to memory, and not in memory.
     """
 
     task: ChainTask
@@ -69,11 +70,12 @@ class InPieces:
     keyed: bool = True
     pieces: int = 0
     blocks: int = 1
+    in_files: bool = False
 
     def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterable[bytes | Parts]:
         """Run the task."""
         first = [next(frames)] if self.token else []
-        leaving = self.task(partition, chain(first, joined(frames)))
+        leaving = self.task(partition, chain(first, joined(frames, in_files=self.in_files)))
         if not self.keyed:
             return cut(partition, leaving)
         return cut_keyed(partition, leaving, self.pieces, self.blocks)

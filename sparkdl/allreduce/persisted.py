@@ -93,7 +93,7 @@ class PersistedShards:
             TaskError: if it fails.
         """
         with self._reading(doing):
-            found = self.access.run_on_kept(kept, InPieces(task, token=False, keyed=False))
+            found = self.access.run_on_kept(kept, InPieces(task, token=False, keyed=False, in_files=True))
             return [frame.unpack(data) for data in joined(found)]
 
     def restore(self, kept: Kept) -> base.Kept:

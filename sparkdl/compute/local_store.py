@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from sparkdl import buffers, frame, private
 from sparkdl.frame import Buffer, Packed, Parts
+from sparkdl.keyed.arrays import LARGE, trim_all
 from sparkdl.private import local_folders
 
 _ROOT = "sparkdl-fits"
@@ -191,9 +192,13 @@ def write_file(path: str, parts: Parts) -> None:
 
 
 def _write(file: int, parts: Parts) -> None:
-    views = [memoryview(part).cast("B") for part in parts]
+    whole = [memoryview(part).cast("B") for part in parts]
+    views = [view[at : at + LARGE] for view in whole for at in range(0, len(view), LARGE)]
     while views:
-        written = os.writev(file, views[:_MOST_BUFFERS])
+        large = len(views[0]) == LARGE
+        written = os.writev(file, views[: 1 if large else _MOST_BUFFERS])
+        if large:
+            trim_all()
         while views and written >= len(views[0]):
             written -= len(views.pop(0))
         if written:

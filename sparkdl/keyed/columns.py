@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,47 +19,6 @@ Places = NDArray[np.int64]
 
 FreshState = Callable[[Array], Mapping[str, Array]]
 """From new rows to the optimizer's state of each."""
-
-
-class Columns(Protocol):
-    """Rows and state, by place."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Names of the columns; one is that of the rows themselves."""
-        ...
-
-    def __len__(self) -> int:
-        """Return how many places there are."""
-        ...
-
-    def read(
-        self, places: Places, names: Sequence[str] | None = None, *, used: bool = True
-    ) -> dict[str, Array]:
-        """Return copies of columns, all by default.
-
-        Args:
-            places: where, each once.
-            names: of the columns.
-            used: whether training uses them; ``False`` for who reads everything.
-        """
-        ...
-
-    def write(self, places: Places, columns: Mapping[str, Array]) -> None:
-        """Write columns at places, each given once."""
-        ...
-
-    def add(self, columns: Mapping[str, Array]) -> None:
-        """Write columns at new places behind the others; other columns are zero there."""
-        ...
-
-    def extended(self, fresh: FreshState) -> Columns:
-        """Return the same with further columns, of which a function tells the values from the rows."""
-        ...
-
-    def shorten(self, size: int) -> None:
-        """Have no more places than these."""
-        ...
 
 
 class Held:
@@ -84,10 +43,8 @@ class Held:
         """Return how many places there are."""
         return self._size
 
-    def read(
-        self, places: Places, names: Sequence[str] | None = None, *, used: bool = True
-    ) -> dict[str, Array]:
-        """Return copies of columns."""
+    def read(self, places: Places, names: Sequence[str] | None = None) -> dict[str, Array]:
+        """Return copies of columns, all by default."""
         return {name: self._columns[name].values[places] for name in names or self._columns}
 
     def write(self, places: Places, columns: Mapping[str, Array]) -> None:
@@ -96,7 +53,7 @@ class Held:
             self._columns[name].values[places] = values
 
     def add(self, columns: Mapping[str, Array]) -> None:
-        """Write columns at new places."""
+        """Write columns at new places behind the others; other columns are zero there."""
         begin, self._size = self._size, self._size + len(columns[ROW])
         for name, values in columns.items():
             own = self._columns.setdefault(name, InMemory(values.dtype, self._width))
@@ -105,14 +62,13 @@ class Held:
         for own in self._columns.values():
             own.grow(self._size)
 
-    def extended(self, fresh: FreshState) -> Columns:
-        """Return the same with further columns."""
+    def extend(self, fresh: FreshState) -> None:
+        """Have further columns, of which a function tells the values from the rows."""
         for places in blocks(self._size) if self._size else [np.arange(0)]:
             for name, values in fresh(self._columns[ROW].values[places]).items():
                 own = self._columns.setdefault(name, InMemory(values.dtype, self._width))
                 own.grow(self._size)
                 own.values[places] = values
-        return self
 
     def shorten(self, size: int) -> None:
         """Have no more places than these; memory that is mostly unused is given back."""
@@ -122,7 +78,8 @@ class Held:
                 own.values = own.values[: 2 * size].copy()
 
 
-def blocks(size: int) -> Iterator[Places]:
-    """Yield all places, some at a time."""
-    for begin in range(0, size, BLOCK):
-        yield np.arange(begin, min(size, begin + BLOCK))
+def blocks(size: int, at_once: int = 0) -> Iterator[Places]:
+    """Yield all places, so many at a time."""
+    step = at_once or BLOCK
+    for begin in range(0, size, step):
+        yield np.arange(begin, min(size, begin + step))

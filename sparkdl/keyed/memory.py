@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from sparkdl.keyed.arrays import Mapped
+from sparkdl.keyed.arrays import Mapped, Records
 
-_MAPPED_SHARE = 4
-"""One part in so many of the memory is for pages of files that are mapped; the others are for hot rows."""
-
-
+_MAPPED_SHARE = 16
+"""One part in so many of the memory is for pages of files that are mapped."""
+_LEAST_SHARE = 8
+"""One part in so many is for hot entries in any case."""
+_AT_ONCE_SHARE = 64
+"""One part in so many is for entries that are read, written or copied at a time."""
 _LEAST_AT_ONCE = 1024
+
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -29,10 +32,9 @@ class Holder(Protocol):
 class RowMemory:
     """A bound for the memory of all tables of a process.
 
-    Three quarters are for rows that are used often, *hot* ones. All others are in mapped files. The system
-    keeps what it can of these files in memory, which is its own, and which it takes back for others. The
-    process lets their pages go when they have taken the last quarter. The index, that is ids and where their
-    rows are, is in memory, beside the bound.
+    It has what tables need for each id, the index, and what they need while they work on a batch. The rest
+    is for entries that are used often, *hot* ones. All others are in files, which are not mapped. What is
+    read out as a whole is in mapped files; the process lets their pages go when they have taken their share.
 
     Args:
         nbytes: the bound.
@@ -44,35 +46,52 @@ class RowMemory:
         self._folders = folders
         self._made = 0
         self._files: weakref.WeakSet[Mapped] = weakref.WeakSet()
-        self._wanted: weakref.WeakKeyDictionary[Holder, int] = weakref.WeakKeyDictionary()
+        self._wanted: weakref.WeakKeyDictionary[Holder, tuple[int, int]] = weakref.WeakKeyDictionary()
         self._before = _mapped_bytes()
 
     @property
     def hot_bytes(self) -> int:
-        """Bytes for rows that are used often."""
-        return self.nbytes - self.nbytes // _MAPPED_SHARE
+        """Bytes for entries that are used often."""
+        beside = sum(beside for _, beside in self._wanted.values())
+        return max(self.nbytes // _LEAST_SHARE, self.nbytes - self.nbytes // _MAPPED_SHARE - beside)
 
     def array(self, dtype: Any, *shape: int) -> Mapped:
-        """Return an empty array in a file."""
-        folder = self._folders[self._made % len(self._folders)]
-        self._made += 1
-        os.makedirs(folder, exist_ok=True)
-        made = Mapped(folder, dtype, *shape)
+        """Return an empty array in a mapped file."""
+        made = Mapped(self._folder(), dtype, *shape)
         self._files.add(made)
         return made
 
-    def ask(self, holder: Holder, nbytes: int) -> int:
+    def records(self, nbytes: int) -> Records:
+        """Return an empty file for records of so many bytes."""
+        return Records(self._folder(), nbytes)
+
+    def _folder(self) -> str:
+        folder = self._folders[self._made % len(self._folders)]
+        self._made += 1
+        os.makedirs(folder, exist_ok=True)
+        return folder
+
+    def ask(self, holder: Holder, nbytes: int, beside: int = 0) -> int:
         """Return how many of so many wanted bytes a holder gets.
 
         Nobody gets more than is wanted, and those that get less get as much as each other. Others may have
         to hold less than before.
+
+        Args:
+            holder: who asks.
+            nbytes: for hot entries.
+            beside: what the holder takes in any case.
         """
-        self._wanted[holder] = nbytes
-        most = _level(self._wanted.values(), self.hot_bytes)
-        for other, wanted in list(self._wanted.items()):
+        self._wanted[holder] = nbytes, beside
+        most = _level([wanted for wanted, _ in self._wanted.values()], self.hot_bytes)
+        for other, (wanted, _) in list(self._wanted.items()):
             if other is not holder:
                 other.hold(min(wanted, most))
         return min(nbytes, most)
+
+    def beside(self, holder: Holder) -> int:
+        """Return what a holder has said that it takes in any case."""
+        return self._wanted.get(holder, (0, 0))[1]
 
     def forget(self, holder: Holder) -> None:
         """Give a holder's share to the others, when they ask next."""
@@ -89,17 +108,9 @@ class RowMemory:
                 return
         self._before = min(self._before, _mapped_bytes())
 
-    @property
-    def at_once(self) -> int:
-        """Elements of files, anywhere in them, that may be used before :meth:`settle`."""
-        return max(_LEAST_AT_ONCE, self.nbytes // _MAPPED_SHARE // 2 // _PAGE)
-
-
-def parts(memory: RowMemory, count: int) -> Iterator[slice]:
-    """Yield parts of so many accesses to files, and settle after each."""
-    for begin in range(0, count, memory.at_once):
-        yield slice(begin, min(count, begin + memory.at_once))
-        memory.settle()
+    def at_once(self, nbytes: int) -> int:
+        """Return how many entries of so many bytes may be worked on at once."""
+        return max(_LEAST_AT_ONCE, self.nbytes // _AT_ONCE_SHARE // nbytes)
 
 
 def _level(wanted: Iterable[int], total: int) -> int:

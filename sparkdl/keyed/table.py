@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,15 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkdl.frame import Array
-from sparkdl.keyed.arrays import InMemory
-from sparkdl.keyed.columns import BLOCK, Columns, FreshState, Held, blocks
+from sparkdl.keyed.columns import FreshState, Places, blocks
 from sparkdl.keyed.entries import ROW, Entries
 from sparkdl.keyed.memory import RowMemory
 from sparkdl.keyed.mix import Ids, initial_rows
-from sparkdl.keyed.slots import Slots, compact
-from sparkdl.keyed.tiers import Tiered
+from sparkdl.keyed.store import MemoryStore, Store
+from sparkdl.keyed.tiers import TieredStore
 
-_NONE = -1
 _LEAST_LOG = 4096
 """So many evictions are remembered in any case; see :meth:`Entries.changed`."""
 
@@ -72,15 +70,13 @@ class KeyedTable:
         self._clear()
 
     def _clear(self) -> None:
-        self._slots = Slots()
-        self._counts, self._last, self._places = (InMemory(np.int64) for _ in range(3))
         self._gone: Ids = np.empty(0, np.int64)
         self._gone_at = np.empty(0, np.int64)
         self._logged = 0
-        self._recent: tuple[Ids, NDArray[np.int64]] = np.empty(0, np.int64), np.empty(0, np.int64)
+        self._recent: tuple[Ids, Places] = np.empty(0, np.int64), np.empty(0, np.int64)
         width, dtype = self.rule.width, np.dtype(self.rule.dtype)
-        self._rows: Columns = (
-            Held(width, dtype) if self._memory is None else Tiered(width, dtype, self._memory, [ROW])
+        self._store: Store = (
+            MemoryStore(width, dtype) if self._memory is None else TieredStore(width, dtype, self._memory)
         )
 
     def __eq__(self, other: object) -> bool:
@@ -93,30 +89,30 @@ class KeyedTable:
 
     def __len__(self) -> int:
         """Return how many ids have a row."""
-        return len(self._rows)
+        return self._store.rows
 
     @property
     def known(self) -> int:
         """How many ids there are, with and without a row."""
-        return len(self._slots)
+        return len(self._store)
 
     @property
     def state_names(self) -> list[str]:
         """Names of the optimizer's state of each row."""
-        return [name for name in self._rows.names if name != ROW]
+        return [name for name in self._store.names if name != ROW]
 
     @property
     def admitted(self) -> Ids:
         """The ids that have a row, in no order."""
-        size = len(self._slots)
-        found: Ids = self._slots.ids[self._places.values[:size] != _NONE]
-        return found
+        told = [self._store.told(numbers) for numbers in self._blocks()]
+        return np.concatenate([np.empty(0, np.int64), *(own.ids[own.admitted] for own in told)])
 
     def look_up(self, ids: Ids) -> tuple[NDArray[np.bool_], Array]:
         """Return which ids have a row, and these rows; nothing is counted."""
-        places = self._places_of(ids)
-        there = places != _NONE
-        return there, self._rows.read(places[there], [ROW])[ROW]
+        numbers = self._find(ids)
+        there = numbers >= 0
+        there[there] = self._store.admitted(numbers[there])
+        return there, self._store.read(numbers[there], [ROW])[ROW]
 
     def count(self, ids: Ids, counts: NDArray[np.int64], iteration: int, fresh: FreshState) -> int:
         """Count look-ups, and give ids that are admitted by this their first row.
@@ -130,23 +126,21 @@ class KeyedTable:
         Returns:
             How many ids got a row.
         """
-        slots = self._slots_of(ids)
+        numbers = self._store.number(ids)
         if (ids[1:] > ids[:-1]).all():
-            self._recent = ids, slots
-        self._counts.values[slots] += counts
-        self._last.values[slots] = iteration
-        without = self._places.values[slots] == _NONE
-        new = slots[without & (self._counts.values[slots] >= self.rule.min_count)]
-        if len(new):
-            rule = self.rule
-            rows = initial_rows(rule.seed, self._slots.ids[new], rule.width, rule.std, np.dtype(rule.dtype))
-            state = fresh(rows) if self.state_names else {}
-            self._put_rows(new, {ROW: rows, **state})
-        return len(new)
+            self._recent = ids, numbers
+        total, admitted = self._store.count(numbers, counts, iteration)
+        new = ~admitted & (total >= self.rule.min_count)
+        if not new.any():
+            return 0
+        rule = self.rule
+        rows = initial_rows(rule.seed, ids[new], rule.width, rule.std, np.dtype(rule.dtype))
+        self._store.admit(numbers[new], {ROW: rows, **(fresh(rows) if self.state_names else {})})
+        return len(rows)
 
     def columns_of(self, ids: Ids) -> dict[str, Array]:
         """Return copies of the rows, and of their state, of ids that all have one."""
-        return self._rows.read(self._places_of(ids))
+        return self._store.read(self._find(ids))
 
     def update(self, ids: Ids, columns: Mapping[str, Array], fresh: FreshState, iteration: int) -> None:
         """Write rows, and their state, of ids that all have one.
@@ -157,57 +151,46 @@ class KeyedTable:
             fresh: returns the optimizer's state of rows, for columns that are not there yet.
             iteration: completed iterations after this update.
         """
-        if columns.keys() - set(self._rows.names):
+        if columns.keys() - set(self._store.names):
             self._logged = iteration  # all rows change
-            self._rows = self._rows.extended(fresh)
-        self._rows.write(self._places_of(ids), columns)
+            self._store.extend(fresh)
+        self._store.write(self._find(ids), columns)
 
     def evict(self, iteration: int) -> Ids:
         """Remove entries that the rule evicts before an iteration; return their ids."""
-        rule, size = self.rule, len(self._slots)
+        rule, store = self.rule, self._store
         if not rule.evicts(iteration):
             return np.empty(0, np.int64)
-        out = np.zeros(size, np.bool_)
+        out = np.zeros(len(store), np.bool_)
         if rule.max_age is not None:
-            out |= self._last.values[:size] < iteration - rule.max_age
+            out[:] = True
+            out[store.late(iteration - rule.max_age)] = False
         if rule.min_norm > 0:
-            for slots in blocks(size):
-                places = self._places.values[slots]
-                there = places != _NONE
-                rows = self._rows.read(places[there], [ROW], used=False)[ROW].astype(np.float64)
-                out[slots[there]] |= np.sqrt((rows * rows).sum(1)) < rule.min_norm
-        gone = np.sort(self._slots.ids[out])
-        self._drop(gone)
+            for block in self._blocks():
+                numbers = block[store.admitted(block)]
+                rows = store.read(numbers, [ROW])[ROW].astype(np.float64)
+                out[numbers] |= np.sqrt((rows * rows).sum(1)) < rule.min_norm
+        gone = np.sort(store.told(np.flatnonzero(out)).ids)
+        self._keep(~out)
         self._log(gone, np.full(len(gone), iteration))
-        most = max(_LEAST_LOG, len(self._slots))
+        most = max(_LEAST_LOG, len(store))
         if len(self._gone) > most:
             self._logged = max(self._logged, int(self._gone_at[-most - 1]) + 1)
             self._log(gone[:0], gone[:0])
         return gone
 
     def _drop(self, ids: Ids) -> None:
-        """Remove entries; the last rows take the places of those that go."""
-        slots = self._slots.find(ids)
-        slots = slots[slots >= 0]
-        if not len(slots):
-            return
-        size = len(self._slots)
-        chosen = np.ones(size, np.bool_)
-        chosen[slots] = False
-        freed = self._places.values[slots]
-        freed = np.sort(freed[freed != _NONE])
-        left = len(self._rows) - len(freed)
-        moved = np.flatnonzero((self._places.values[:size] >= left) & chosen)
-        to = freed[: len(moved)]
-        for block in blocks(len(moved)):
-            own = moved[block]
-            self._rows.write(to[block], self._rows.read(self._places.values[own], used=False))
-            self._places.values[own] = to[block]
-        self._rows.shorten(left)
-        for array in (self._counts, self._last, self._places):
-            compact(array.values, chosen)
-        self._slots.keep(chosen)
-        self._recent = ids[:0], slots[:0]
+        """Remove entries."""
+        numbers = self._store.find(ids)
+        chosen = np.ones(len(self._store), np.bool_)
+        chosen[numbers[numbers >= 0]] = False
+        self._keep(chosen)
+
+    def _keep(self, chosen: NDArray[np.bool_]) -> None:
+        """Have some entries alone."""
+        if not chosen.all():
+            self._store.keep(chosen)
+            self._recent = np.empty(0, np.int64), np.empty(0, np.int64)
 
     def _log(self, gone: Ids, at: NDArray[np.int64]) -> None:
         """Note evictions, and forget those that are not asked for any more."""
@@ -217,7 +200,7 @@ class KeyedTable:
 
     def entries(self) -> Entries:
         """Return all entries; in a file if memory is bounded and they are many."""
-        return self._entries(np.arange(len(self._slots)))
+        return self._entries(np.arange(len(self._store)))
 
     def changes(self, ids: Ids, gone: Ids, iteration: int) -> Entries:
         """Return the change that an iteration has made.
@@ -240,46 +223,38 @@ class KeyedTable:
         """Return what has changed since so many completed iterations; see :meth:`Entries.changed`."""
         if not since or since < self._logged:
             return self.entries()
-        size = len(self._slots)
-        return self._entries(np.flatnonzero(self._last.values[:size] >= since)).changed(since)
+        return self._entries(self._store.late(since)).changed(since)
 
-    def _entries(self, slots: NDArray[np.int64]) -> Entries:
+    def _entries(self, numbers: Places) -> Entries:
         """Return the entries with these numbers."""
         log: dict[str, Any] = {"gone": self._gone, "gone_at": self._gone_at, "logged": self._logged}
-        if self._memory is None or len(slots) <= BLOCK:
-            return Entries(*self._own(slots), self._columns_at(slots), dict(self.scalars), **log)
-        own = [self._memory.array(dtype) for dtype in (np.int64, np.int64, np.int64, np.bool_)]
+        store, memory = self._store, self._memory
+        if memory is None or len(numbers) <= store.at_once:
+            told = store.told(numbers)
+            return Entries(*told, store.read(numbers[told.admitted]), dict(self.scalars), **log)
+        own = [memory.array(dtype) for dtype in (np.int64, np.int64, np.int64, np.bool_)]
+        columns = {name: memory.array(self.rule.dtype, self.rule.width) for name in store.names}
         for array in own:
-            array.grow(len(slots))
-        rows = int((self._places.values[slots] != _NONE).sum())
-        columns = {name: self._memory.array(self.rule.dtype, self.rule.width) for name in self._rows.names}
-        for array in columns.values():
-            array.grow(rows)
+            array.grow(len(numbers))
         at = 0
-        for block in blocks(len(slots)):
-            for array, values in zip(own, self._own(slots[block]), strict=True):
-                array.values[block[0] : block[-1] + 1] = values
-            found = self._columns_at(slots[block])
+        for begin in range(0, len(numbers), store.at_once):
+            some = numbers[begin : begin + store.at_once]
+            told = store.told(some)
+            for array, values in zip(own, told, strict=True):
+                array.values[begin : begin + len(some)] = values
+            found = store.read(some[told.admitted])
             for name, values in found.items():
+                columns[name].grow(at + len(values))
                 columns[name].values[at : at + len(values)] = values
             at += len(found[ROW])
-            self._memory.settle()
-        ids, counts, last, admitted = (array.values[: len(slots)] for array in own)
-        kept = {name: array.values[:rows] for name, array in columns.items()}
+            memory.settle()
+        ids, counts, last, admitted = (array.values[: len(numbers)] for array in own)
+        kept = {name: array.values[:at] for name, array in columns.items()}
         return Entries(ids, counts, last, admitted, kept, dict(self.scalars), **log)
 
-    def _own(self, slots: NDArray[np.int64]) -> tuple[Ids, Array, Array, NDArray[np.bool_]]:
-        """Return ids, counts, last look-ups, and whether there are rows."""
-        return (
-            self._slots.ids[slots],
-            self._counts.values[slots],
-            self._last.values[slots],
-            self._places.values[slots] != _NONE,
-        )
-
-    def _columns_at(self, slots: NDArray[np.int64]) -> dict[str, Array]:
-        places = self._places.values[slots]
-        return self._rows.read(places[places != _NONE], used=False)
+    def _blocks(self) -> Iterator[Places]:
+        """Yield the numbers of all entries, some at a time."""
+        return blocks(len(self._store), self._store.at_once)
 
     def put(self, entries: Entries) -> None:
         """Have other entries, or make a change: remove those that are gone, and write the others."""
@@ -291,13 +266,12 @@ class KeyedTable:
 
     def _write(self, entries: Entries) -> None:
         """Have entries, beside others; so many at a time that bounded memory is enough."""
-        at = 0
-        for begin in range(0, max(1, len(entries.ids)), BLOCK):
-            part = slice(begin, begin + BLOCK)
-            slots = self._slots_of(entries.ids[part])
-            self._counts.values[slots] = entries.counts[part]
-            self._last.values[slots] = entries.last[part]
-            with_row = slots[entries.admitted[part]]
+        at, store, size = 0, self._store, self._store.at_once
+        for begin in range(0, max(1, len(entries.ids)), size):
+            part = slice(begin, begin + size)
+            numbers = store.number(entries.ids[part])
+            store.note(numbers, entries.counts[part], entries.last[part])
+            with_row = numbers[entries.admitted[part]]
             rows = slice(at, at + len(with_row))
             self._put_rows(with_row, {name: values[rows] for name, values in entries.columns.items()})
             at += len(with_row)
@@ -305,43 +279,20 @@ class KeyedTable:
         self._log(entries.gone, entries.gone_at)
         self.scalars = dict(entries.scalars)
 
-    def _slots_of(self, ids: Ids) -> NDArray[np.int64]:
-        """Return the numbers of ids; new ones get one."""
-        slots = self._slots.find(ids)
-        new = slots < 0
-        if new.any():
-            size = len(self._slots)
-            slots[new] = self._slots.add(ids[new])
-            total = len(self._slots)
-            for array, value in ((self._counts, 0), (self._last, 0), (self._places, _NONE)):
-                array.grow(total)
-                array.values[size:total] = value
-        return slots
-
-    def _find(self, ids: Ids) -> NDArray[np.int64]:
+    def _find(self, ids: Ids) -> Places:
         """Return the numbers of ids; those of the last count need no search in the whole table."""
-        recent, slots = self._recent
+        recent, numbers = self._recent
         if not len(recent):
-            return self._slots.find(ids)
+            return self._store.find(ids)
         at = np.minimum(np.searchsorted(recent, ids), len(recent) - 1)
-        found, other = slots[at], recent[at] != ids
+        found, other = numbers[at], recent[at] != ids
         if other.any():
-            found[other] = self._slots.find(ids[other])
+            found[other] = self._store.find(ids[other])
         return found
 
-    def _places_of(self, ids: Ids) -> NDArray[np.int64]:
-        slots = self._find(ids)
-        places = np.full(len(ids), _NONE, np.int64)
-        there = slots >= 0
-        places[there] = self._places.values[slots[there]]
-        return places
-
-    def _put_rows(self, slots: NDArray[np.int64], columns: Mapping[str, Array]) -> None:
-        """Write the columns of some slots, which get a place if they have none."""
-        new = self._places.values[slots] == _NONE
-        first = len(self._rows)
-        self._rows.add({name: values[new] for name, values in columns.items()})
-        self._places.values[slots[new]] = np.arange(first, len(self._rows))
-        if not new.all():
-            old = {name: values[~new] for name, values in columns.items()}
-            self._rows.write(self._places.values[slots[~new]], old)
+    def _put_rows(self, numbers: Places, columns: Mapping[str, Array]) -> None:
+        """Write the columns of some entries, which get a row if they have none."""
+        old = self._store.admitted(numbers)
+        self._store.admit(numbers[~old], {name: values[~old] for name, values in columns.items()})
+        if old.any():
+            self._store.write(numbers[old], {name: values[old] for name, values in columns.items()})

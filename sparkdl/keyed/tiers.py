@@ -1,35 +1,45 @@
-"""Columns in two tiers: rows that are used often in memory, the others in a mapped file.
+"""Entries in two tiers: those that are used often in memory, the others in a file.
 
-A *record* is a row with its state, so that a row costs one page of the file. It is in one tier at a time.
-When a record is used that is in the file, it changes places with one that was not used lately: one page of
-the file is read and written, not two. A clock that counts uses up to three tells which record to give up
-(GCLOCK: Smith, 1978). All of this is about where values are, and changes none.
+A *record* is an entry: its id, its count, its row with the optimizer's state; so an entry costs one page of
+the file. It is in one tier at a time. When a record is used that is in the file, it changes places with one
+that was not used lately: one page of the file is read and written, not two. A clock that counts uses up to
+three tells which record to give up (GCLOCK: Smith, 1978). Beside the records, memory has some 20 bytes for
+each entry: :class:`~sparkdl.keyed.index.CompactIndex`, where the record is, and when it was last looked up.
+All of this is about where values are, and changes none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparkdl.frame import Array
-from sparkdl.keyed.arrays import InMemory, Reserved
-from sparkdl.keyed.columns import Columns, FreshState, Places, blocks
+from sparkdl.keyed.arrays import Grown, Numbers, Reserved
+from sparkdl.keyed.columns import FreshState, Places, blocks
 from sparkdl.keyed.entries import ROW
-from sparkdl.keyed.memory import RowMemory, parts
+from sparkdl.keyed.index import CompactIndex
+from sparkdl.keyed.memory import RowMemory
+from sparkdl.keyed.mix import Ids
+from sparkdl.keyed.slots import compact
+from sparkdl.keyed.store import Told
 
 _HOTTEST = 3
 _NONE = -1
 _LEAST_SCANNED = 4096
-_BESIDE = 10
-"""Bytes of a record in memory beside it: its place, its uses, whether it must stay."""
+_HEAD = 16
+"""Bytes of a record before its row: the id; twice the count, and 1 if there is a row."""
+_BESIDE = 6
+"""Bytes of a record in memory beside it: whose it is, its uses, whether it must stay."""
+_SCRATCH = 4
+"""A batch is in memory so many times while it is worked on, about."""
+_MOST = np.iinfo(np.int32).max
 
-Numbers = NDArray[np.int64]
 
-
-class Tiered:
-    """Columns of which memory holds a part.
+class TieredStore:
+    """Entries of which memory holds a part; see :class:`~sparkdl.keyed.store.Store`.
 
     Args:
         width: elements of a row.
@@ -39,196 +49,331 @@ class Tiered:
     """
 
     def __init__(
-        self, width: int, dtype: np.dtype[np.generic], memory: RowMemory, names: Sequence[str]
+        self, width: int, dtype: np.dtype[np.generic], memory: RowMemory, names: Sequence[str] = (ROW,)
     ) -> None:
         self._width, self._dtype, self._memory = width, np.dtype(dtype), memory
         self.names: Sequence[str] = list(names)
-        self._size = 0
-        elements = width * len(names)
-        self._bytes = elements * self._dtype.itemsize + _BESIDE
-        most = memory.hot_bytes // self._bytes
-        self._where = InMemory(np.int64)  # by place: number in memory, or ~number in the file
-        self._file = memory.array(dtype, elements + 1)  # and one that is nothing
+        self._content = _HEAD + width * len(names) * self._dtype.itemsize
+        self._record = self._content + -self._content % 8
+        self._file, self._ids = memory.records(self._record), memory.records(8)
+        self._index = CompactIndex()
+        self._where = Grown(np.int32)  # by number: place in memory, or ~place in the file
+        self._last = Grown(np.uint32)
+        self._size = self._rows = 0
         self._used = 0  # of the file
-        self._unused: Numbers = np.empty(0, np.int64)  # among these
-        self._hot = Reserved(most, dtype, elements)
-        self._places = Reserved(most, np.int64)  # by number in memory
+        self._unused: NDArray[np.int32] = np.empty(0, np.int32)  # among these
+        most = memory.nbytes // self._record + 1
+        self._hot = Reserved(most, np.uint8, self._record)
+        self._whose = Reserved(most, np.int32)  # by place in memory
         self._uses = Reserved(most, np.uint8)
         self._stays = Reserved(most, np.bool_)
-        self._wanted = self._room = self._held = self._hand = 0
+        self._batch = self._planned = self._room = self._held = self._hand = 0
 
     def __len__(self) -> int:
-        """Return how many places there are."""
+        """Return how many entries there are."""
         return self._size
+
+    @property
+    def rows(self) -> int:
+        """How many entries have a row."""
+        return self._rows
 
     @property
     def held(self) -> int:
         """How many records are in memory."""
         return self._held
 
-    def read(
-        self, places: Places, names: Sequence[str] | None = None, *, used: bool = True
-    ) -> dict[str, Array]:
-        """Return copies of columns; what is used gets into memory."""
-        if used:
-            self._use(places)
-        where = self._where.values[places]
-        hot = where >= 0
-        if hot.all():
-            return {name: self._of(self._hot.values, name)[where] for name in names or self.names}
-        records = np.empty((len(places), self._hot.values.shape[1]), self._dtype)
-        records[hot] = self._hot.values[where[hot]]
-        cold, left = np.flatnonzero(~hot), ~where[~hot]
-        for part in parts(self._memory, len(left)):
-            records[cold[part]] = self._records[left[part]]
-        return {name: np.ascontiguousarray(self._of(records, name)) for name in names or self.names}
+    @property
+    def batch(self) -> int:
+        """Entries of the largest batch: so many may be in memory beside those that are held."""
+        return self._batch
 
-    def write(self, places: Places, columns: Mapping[str, Array]) -> None:
-        """Write columns, wherever they are."""
-        where = self._where.values[places]
-        hot = where >= 0
-        numbers = where[hot]
+    def is_held(self, numbers: Places) -> NDArray[np.bool_]:
+        """Return which entries are in memory."""
+        held: NDArray[np.bool_] = self._where.values[numbers] >= 0
+        return held
+
+    def find(self, ids: Ids) -> Places:
+        """Return the number of each id, or -1."""
+        return self._index.find(ids, self._ids_at)
+
+    def number(self, ids: Ids) -> Places:
+        """Return the number of each id; new ones get one. All get into memory, as far as there is room."""
+        if len(ids) > self._batch:
+            self._batch = len(ids) * 5 // 4
+            self._ask()
+        numbers = self._index.find(ids, self._fetched_ids)
+        new = np.flatnonzero(numbers < 0)
+        if len(new):
+            held = self._where.values[np.delete(numbers, new)]
+            numbers[new] = np.arange(self._size, self._size + len(new))
+            made = ids[new]
+            self._ids.grow(self._size + len(new))
+            self._ids.write(numbers[new], made[:, None].view(np.uint8))
+            records = np.zeros((len(new), self._record), np.uint8)
+            records.view(np.int64)[:, 0] = made
+            self._append(records, held[held >= 0])
+            self._last.grow(self._size)
+            self._last.values[numbers[new]] = 0
+            self._index.add(numbers[new], made, self._all_ids)
+        return numbers
+
+    def told(self, numbers: Places) -> Told:
+        """Return copies of entries, but for their rows."""
+        heads = self._get(numbers, np.int64, 0, 2)
+        last = self._last.values[numbers].astype(np.int64)
+        return Told(heads[:, 0].copy(), heads[:, 1] >> 1, last, (heads[:, 1] & 1).astype(np.bool_))
+
+    def late(self, since: int) -> Places:
+        """Return the numbers of entries that were looked up since so many completed iterations."""
+        return np.flatnonzero(self._last.values[: self._size] >= max(0, since))
+
+    def note(self, numbers: Places, counts: NDArray[np.int64], last: NDArray[np.int64] | int) -> None:
+        """Write how often entries were looked up, and when."""
+        before = self._get(numbers, np.int64, 1, 2)
+        self._set(numbers, counts[:, None] << 1 | before & 1, 1)
+        self._last.values[numbers] = last
+
+    def count(
+        self, numbers: Places, counts: NDArray[np.int64], iteration: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Count look-ups."""
+        now = self._get(numbers, np.int64, 1, 2) + (counts[:, None] << 1)
+        self._set(numbers, now, 1)
+        self._last.values[numbers] = iteration
+        return now[:, 0] >> 1, (now[:, 0] & 1).astype(np.bool_)
+
+    def admitted(self, numbers: Places) -> NDArray[np.bool_]:
+        """Return which entries have a row."""
+        return (self._get(numbers, np.int64, 1, 2)[:, 0] & 1).astype(np.bool_)
+
+    def read(self, numbers: Places, names: Sequence[str] | None = None) -> dict[str, Array]:
+        """Return copies of columns."""
+        names = names or self.names
+        first = [self._first(name) for name in names]
+        if len(names) == 1 or self.is_held(numbers).all():
+            own = [self._get(numbers, self._dtype, begin, begin + self._width) for begin in first]
+            return dict(zip(names, own, strict=True))
+        begin = min(first)
+        records = self._get(numbers, self._dtype, begin, max(first) + self._width)
+        return {
+            name: np.ascontiguousarray(records[:, at - begin : at - begin + self._width])
+            for name, at in zip(names, first, strict=True)
+        }
+
+    def write(self, numbers: Places, columns: Mapping[str, Array]) -> None:
+        """Write columns."""
         for name, values in columns.items():
-            self._of(self._hot.values, name)[numbers] = values[hot]
-        cold, left = np.flatnonzero(~hot), ~where[~hot]
-        for part in parts(self._memory, len(left)):
-            for name, values in columns.items():
-                self._of(self._records, name)[left[part]] = values[cold[part]]
+            if values.dtype != self._dtype:
+                raise TypeError(f"column {name!r} is {values.dtype}, the rows are {self._dtype}")
+            self._set(numbers, values, self._first(name))
 
-    def add(self, columns: Mapping[str, Array]) -> None:
-        """Write columns at new places, in memory as far as there is room."""
-        if set(columns) - set(self.names):
+    def admit(self, numbers: Places, columns: Mapping[str, Array]) -> None:
+        """Give entries their row; other columns are zero since the entry was made."""
+        if columns.keys() - set(self.names):
             self._widen([*self.names, *(name for name in columns if name not in self.names)])
-        count = len(columns[ROW])
-        places = np.arange(self._size, self._size + count)
-        records = np.zeros((count, self._width * len(self.names)), self._dtype)
-        for name, values in columns.items():
-            self._of(records, name)[:] = self._checked(name, values)
-        self._size += count
-        self._where.grow(self._size)
-        self._ask()
-        numbers = self._free(count, places[:0])
-        self._to_file(numbers[self._places.values[numbers] != _NONE])
-        kept = len(numbers)
-        self._put(numbers, places[:kept], records[:kept])
-        more = self._numbers_in_file(count - kept)
-        self._where.values[places[kept:]] = ~more
-        for part in parts(self._memory, len(more)):
-            self._records[more[part]] = records[kept:][part]
+        self._set(numbers, self._get(numbers, np.int64, 1, 2) | 1, 1)
+        self._rows += len(numbers)
+        self.write(numbers, columns)
 
-    def extended(self, fresh: FreshState) -> Columns:
-        """Return the same with further columns."""
+    def extend(self, fresh: FreshState) -> None:
+        """Have further columns."""
         begun = fresh(np.zeros((0, self._width), self._dtype))
         self._widen([*self.names, *(name for name in begun if name not in self.names)])
-        for places in blocks(self._size):
-            rows = self.read(places, [ROW], used=False)[ROW]
-            self.write(places, {name: self._checked(name, own) for name, own in fresh(rows).items()})
-        return self
+        for block in self._blocks():
+            numbers = block[self.admitted(block)]
+            self.write(numbers, fresh(self.read(numbers, [ROW])[ROW]))
 
-    def shorten(self, size: int) -> None:
-        """Have no more places than these."""
-        where = self._where.values[size : self._size]
-        gone = where[where >= 0]
-        self._places.values[gone] = _NONE
-        self._uses.values[gone] = 0
-        self._unused = np.concatenate([self._unused, ~where[where < 0]])
-        self._size = size
+    def keep(self, chosen: NDArray[np.bool_]) -> None:
+        """Have some entries alone; their numbers become smaller, in the same order."""
+        unused = [self._unused]
+        for block in self._blocks():
+            gone = block[~chosen[block]]
+            self._rows -= int(self.admitted(gone).sum())
+            where = self._where.values[gone]
+            self._whose.values[where[where >= 0]] = _NONE
+            self._uses.values[where[where >= 0]] = 0
+            unused.append(~where[where < 0])
+        self._unused = np.concatenate(unused)
+        compact(self._last.values, chosen)
+        size = compact(self._where.values, chosen)
+        before, self._size = self._size, 0
+        for block in self._blocks(before):
+            kept = self._ids.read(block)[chosen[block]]
+            numbers = np.arange(self._size, self._size + len(kept))
+            self._ids.write(numbers, kept)
+            self._size += len(kept)
+            where = self._where.values[numbers]
+            self._whose.values[where[where >= 0]] = numbers[where >= 0]
+        assert self._size == size
+        self._index.renew(size, self._all_ids())
 
     def hold(self, nbytes: int) -> None:
         """Have at most so many bytes in memory."""
-        self._room = nbytes // self._bytes
+        self._room = min(nbytes // (self._record + _BESIDE), len(self._hot.values))
         if self._held <= self._room:
             return
-        out = np.arange(self._room, self._held)
-        self._to_file(out[self._places.values[out] != _NONE])
+        for begin in range(self._room, self._held, self.at_once):
+            out = np.arange(begin, min(self._held, begin + self.at_once))
+            self._to_file(out[self._whose.values[out] != _NONE])
         self._held = self._room
         self._hand = 0
-        for own in (self._hot, self._places, self._uses, self._stays):
+        for own in (self._hot, self._whose, self._uses, self._stays):
             own.free(self._held)
 
+    @property
+    def at_once(self) -> int:
+        """Entries that are read, written or copied at a time."""
+        return self._memory.at_once(self._record)
+
+    def _blocks(self, size: int | None = None) -> Iterator[Places]:
+        """Yield the numbers of all entries, some at a time."""
+        return blocks(self._size if size is None else size, self.at_once)
+
+    def _all_ids(self) -> Iterator[Ids]:
+        """Yield the ids of all entries, in the blocks of their numbers."""
+        for block in self._blocks(self._size):
+            yield self._ids.read(block).view(np.int64)[:, 0]
+
+    def _ids_at(self, numbers: Places) -> Ids:
+        """Return the ids of entries."""
+        ids: Ids = self._get(numbers, np.int64, 0, 1)[:, 0]
+        return ids
+
+    def _fetched_ids(self, numbers: Places) -> Ids:
+        """Return the ids of entries, which get into memory: most of them are those that are looked for."""
+        self._use(np.unique(numbers))
+        return self._ids_at(numbers)
+
+    def _first(self, name: str) -> int:
+        """Return the number of a column's first element in a record."""
+        return _HEAD // self._dtype.itemsize + self._width * self.names.index(name)
+
+    def _get(self, numbers: Places, dtype: Any, begin: int, stop: int) -> Array:
+        """Return copies of some elements of records, in memory or in the file."""
+        values: Array = self._hot.values.view(dtype)[:, begin:stop]
+        where = self._where.values[numbers]
+        held = where >= 0
+        if held.all():
+            found: Array = values[where]
+            return found
+        made = np.empty((len(numbers), stop - begin), dtype)
+        made[held] = values[where[held]]
+        cold, size = np.flatnonzero(~held), made.itemsize
+        for at in range(0, len(cold), self.at_once):
+            part = cold[at : at + self.at_once]
+            made[part] = self._file.read(~where[part], begin * size, stop * size).view(dtype)
+        return made
+
+    def _set(self, numbers: Places, values: Array, begin: int) -> None:
+        """Write some elements of records, wherever they are."""
+        where = self._where.values[numbers]
+        held = where >= 0
+        to = self._hot.values.view(values.dtype)[:, begin : begin + values.shape[1]]
+        if held.all():
+            to[where] = values
+            return
+        to[where[held]] = values[held]
+        cold = np.flatnonzero(~held)
+        for at in range(0, len(cold), self.at_once):
+            part = cold[at : at + self.at_once]
+            self._file.write(~where[part], values[part].view(np.uint8), begin * values.itemsize)
+
+    def _append(self, records: Array, stay: Numbers) -> None:
+        """Have further entries, in memory as far as there is room."""
+        numbers = np.arange(self._size, self._size + len(records))
+        self._size += len(records)
+        if self._size > _MOST:
+            raise ValueError(f"{self._size} ids in one process, at most {_MOST}: use more partitions")
+        self._where.grow(self._size)
+        self._ask()
+        places = self._free(len(records), stay)
+        self._to_file(places[self._whose.values[places] != _NONE])
+        kept = len(places)
+        self._put(places, numbers[:kept], records[:kept])
+        more = self._places_in_file(len(records) - kept)
+        self._where.values[numbers[kept:]] = ~more
+        self._file.write(more, records[kept:])
+
     def _widen(self, names: Sequence[str]) -> None:
-        """Have other columns, which are zero where they are new."""
-        wider = Tiered(self._width, self._dtype, self._memory, names)
-        for places in blocks(self._size):
-            wider.add(self.read(places, used=False))
+        """Have other columns behind the old ones, which are zero where they are new."""
+        if list(names) == list(self.names):
+            return
+        wider = TieredStore(self._width, self._dtype, self._memory, names)
+        wider._batch = self._batch
+        for block in self._blocks():
+            records = np.zeros((len(block), wider._record), np.uint8)
+            records[:, : self._content] = self._get(block, np.uint8, 0, self._content)
+            wider._append(records, block[:0])
         self._memory.forget(self)
         self._memory.forget(wider)
+        for name in ("_index", "_ids", "_last", "_rows"):
+            setattr(wider, name, getattr(self, name))
         vars(self).update(vars(wider))
-        self._wanted = 0
+        self._planned = 0
         self._ask()
 
-    def _checked(self, name: str, values: Array) -> Array:
-        if values.dtype != self._dtype:
-            raise TypeError(f"column {name!r} is {values.dtype}, the rows are {self._dtype}")
-        return values
-
-    @property
-    def _records(self) -> Array:
-        """The records in the file."""
-        return self._file.values[:, :-1]
-
-    def _of(self, records: Array, name: str) -> Array:
-        begin = self._width * self.names.index(name)
-        return records[:, begin : begin + self._width]
-
     def _ask(self) -> None:
-        """Ask for memory for all records, if it is not enough."""
-        if self._size * self._bytes > self._wanted:
-            self._wanted = self._size * self._bytes * 5 // 4
-            self.hold(self._memory.ask(self, self._wanted))
+        """Ask for memory for all records, and for what is beside them, if it is not enough."""
+        scratch = _SCRATCH * self._batch * self._record
+        beside = self._planned * 8 + CompactIndex.bytes_for(self._planned) + scratch
+        if self._size > self._planned or self._memory.beside(self) < beside:
+            self._planned = max(self._planned, self._size * 5 // 4)
+            beside = self._planned * 8 + CompactIndex.bytes_for(self._planned) + scratch
+            self.hold(self._memory.ask(self, self._planned * (self._record + _BESIDE), beside))
 
-    def _use(self, places: Places) -> None:
+    def _use(self, numbers: Places) -> None:
         """Get records into memory, as far as there is room."""
-        where = self._where.values[places]
-        hot = where[where >= 0]
+        where = self._where.values[numbers]
+        held = where >= 0
+        hot = where[held]
         self._uses.values[hot] = np.minimum(self._uses.values[hot] + 1, _HOTTEST)
         if len(hot) == len(where):
             return
-        numbers = self._free(len(where) - len(hot), hot)
-        places = places[where < 0][: len(numbers)]
-        left = ~where[where < 0][: len(numbers)]
-        for part in parts(self._memory, len(numbers)):
-            self._exchange(numbers[part], places[part], left[part])
+        places = self._free(len(where) - len(hot), hot)
+        numbers, left = numbers[~held][: len(places)], ~where[~held][: len(places)]
+        for at in range(0, len(places), self.at_once):
+            part = slice(at, at + self.at_once)
+            self._exchange(places[part], numbers[part], left[part])
 
-    def _exchange(self, numbers: Numbers, places: Places, left: Numbers) -> None:
+    def _exchange(self, places: Numbers, numbers: Places, left: NDArray[np.int32]) -> None:
         """Let records of the file change places with those in memory."""
-        # To read a page that is not there brings fifteen others with it, to write brings that page alone.
-        self._file.values[left, -1] = 0
-        records = self._records[left]
-        before = self._places.values[numbers]
+        records = self._file.read(left)
+        before = self._whose.values[places]
         taken = before != _NONE
-        self._records[left[taken]] = self._hot.values[numbers[taken]]
+        self._file.write(left[taken], self._hot.values[places[taken]])
         self._where.values[before[taken]] = ~left[taken]
         self._unused = np.concatenate([self._unused, left[~taken]])
-        self._put(numbers, places, records)
+        self._put(places, numbers, records)
 
-    def _put(self, numbers: Numbers, places: Places, records: Array) -> None:
+    def _put(self, places: Numbers, numbers: Places, records: Array) -> None:
         """Write records to memory."""
-        self._hot.values[numbers] = records
-        self._places.values[numbers] = places
-        self._uses.values[numbers] = 0
-        self._where.values[places] = numbers
+        self._hot.values[places] = records
+        self._whose.values[places] = numbers
+        self._uses.values[places] = 0
+        self._where.values[numbers] = places
 
-    def _to_file(self, numbers: Numbers) -> None:
+    def _to_file(self, places: Numbers) -> None:
         """Copy records from memory to the file."""
-        to = self._numbers_in_file(len(numbers))
-        self._where.values[self._places.values[numbers]] = ~to
-        for part in parts(self._memory, len(to)):
-            self._records[to[part]] = self._hot.values[numbers[part]]
+        to = self._places_in_file(len(places))
+        self._where.values[self._whose.values[places]] = ~to
+        for at in range(0, len(to), self.at_once):
+            part = slice(at, at + self.at_once)
+            self._file.write(to[part], self._hot.values[places[part]])
 
-    def _numbers_in_file(self, count: int) -> Numbers:
-        """Return numbers of the file that are free."""
+    def _places_in_file(self, count: int) -> NDArray[np.int32]:
+        """Return places of the file that are free."""
         old = min(count, len(self._unused))
         found, self._unused = self._unused[len(self._unused) - old :], self._unused[: len(self._unused) - old]
         first, self._used = self._used, self._used + count - old
         self._file.grow(self._used)
-        return np.concatenate([found, np.arange(first, self._used)])
+        return np.concatenate([found, np.arange(first, self._used, dtype=np.int32)])
 
     def _free(self, count: int, stay: Numbers) -> Numbers:
-        """Return at most so many numbers in memory, whose records can go; not those that have to stay."""
+        """Return at most so many places in memory, whose records can go; not those that have to stay."""
         before, self._held = self._held, min(self._room, self._held + count)
         new = np.arange(before, self._held)
-        self._places.values[new] = _NONE
+        self._whose.values[new] = _NONE
         self._stays.values[stay] = True
         found, missing, left = [new], count - len(new), (_HOTTEST + 2) * before
         while missing and left > 0:
@@ -243,6 +388,6 @@ class Tiered:
             missing, left = missing - len(chosen), left - passed
             self._hand = (self._hand + passed) % before
         self._stays.values[stay] = False
-        for numbers in found[1:]:
-            self._stays.values[numbers] = False
+        for places in found[1:]:
+            self._stays.values[places] = False
         return np.concatenate(found)

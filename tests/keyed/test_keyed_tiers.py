@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from test_keyed_table import arrays_of, rule
 
 from sparkdl.frame import Array
-from sparkdl.keyed import arrays, columns, memory, table
-from sparkdl.keyed.arrays import Mapped
+from sparkdl.keyed import arrays, columns, memory, store
+from sparkdl.keyed.arrays import Grown, Mapped, Records
 from sparkdl.keyed.entries import ROW
+from sparkdl.keyed.index import CompactIndex
 from sparkdl.keyed.memory import RowMemory
+from sparkdl.keyed.mix import mix
 from sparkdl.keyed.table import KeyedTable
-from sparkdl.keyed.tiers import Tiered
+from sparkdl.keyed.tiers import TieredStore
 
 IDS = np.unique(np.random.default_rng(0).integers(-(2**62), 2**62, 400))
 
@@ -51,8 +53,9 @@ def test_which_rows_are_in_memory_changes_no_bit(tmp_path_factory: Any, data: st
     beside = KeyedTable(rule(seed=8), shared)
     random = np.random.default_rng(data.draw(st.integers(0, 99)))
     with pytest.MonkeyPatch.context() as patch:
-        for module in (columns, table):  # tables of many blocks
-            patch.setattr(module, "BLOCK", data.draw(st.sampled_from([7, 1 << 17])))
+        block = data.draw(st.sampled_from([7, 1 << 17]))  # tables of many blocks
+        for module, name in ((columns, "BLOCK"), (store, "BLOCK"), (memory, "_LEAST_AT_ONCE")):
+            patch.setattr(module, name, block)
         for iteration in range(data.draw(st.integers(1, 14))):
             ids = np.unique(random.choice(IDS, data.draw(st.integers(1, 200))))
             by = float(random.normal())
@@ -66,53 +69,94 @@ def test_which_rows_are_in_memory_changes_no_bit(tmp_path_factory: Any, data: st
         assert arrays_of(one.changed(2).sorted()) == arrays_of(other.changed(2).sorted())
 
 
-def tiered(folder: Path, nbytes: int = 20_000, count: int = 2000) -> Tiered:
-    made = Tiered(4, np.dtype(np.float32), RowMemory(nbytes, [str(folder)]), [ROW])
-    made.add({ROW: np.arange(4 * count, dtype=np.float32).reshape(-1, 4)})
+def numbered(first: int, count: int) -> Any:
+    """Return ids, and the rows of some numbers."""
+    numbers = np.arange(first, first + count)
+    rows = np.arange(4 * first, 4 * (first + count), dtype=np.float32).reshape(-1, 4)
+    return mix(numbers.view(np.uint64)).view(np.int64), rows
+
+
+def add(own: TieredStore, first: int, count: int) -> Any:
+    ids, rows = numbered(first, count)
+    numbers = own.number(ids)
+    own.admit(numbers, {ROW: rows})
+    return numbers
+
+
+def tiered(folder: Path, nbytes: int = 100_000, count: int = 2000) -> TieredStore:
+    made = TieredStore(4, np.dtype(np.float32), RowMemory(nbytes, [str(folder)]))
+    for first in range(0, count, 100):
+        add(made, first, 100)
     return made
 
 
 def test_what_is_used_often_stays_in_memory(tmp_path: Path) -> None:
     own = tiered(tmp_path)
-    often = np.arange(700, 900)
+    ids, rows = numbered(0, 2000)
     random = np.random.default_rng(0)
+    often = np.arange(700, 900)
     for _ in range(50):
-        own.read(often)
-        own.read(np.unique(random.integers(900, 2000, 60)))
-    where = own._where.values
-    assert own.held * own._bytes <= 15_000
-    assert (where[often] >= 0).mean() > 0.95
-    assert (own.read(np.arange(2000), used=False)[ROW][:, 0] == np.arange(2000) * 4).all()
+        own.number(ids[often])
+        own.number(ids[np.unique(random.integers(900, 2000, 60))])
+    assert 300 < own.held < 1000
+    assert own.is_held(often).mean() > 0.95
+    assert own.read(np.arange(2000))[ROW].tobytes() == rows.tobytes()
+
+
+def test_the_bound_has_index_and_batch_in_it(tmp_path: Path) -> None:
+    shared = RowMemory(400_000, [str(tmp_path)])
+    own = TieredStore(16, np.dtype(np.float32), shared)
+    for first in range(0, 8000, 100):
+        own.number(numbered(first, 100)[0])
+    index = 5 * len(own._index._numbers) + 4 * len(own._where.values) + 4 * len(own._last.values)
+    assert index < 22 * 8000
+    held = own.held * (own._record + 6)
+    assert 0.6 * 400_000 < held + index + 4 * own.batch * own._record < 400_000
+    before = own.held
+    own.number(numbered(0, 500)[0])  # a larger batch leaves less for what is held
+    assert own.held < before
+    small = shared.ask(tiered(tmp_path), 100, 10**9)  # the index of another table is larger than the bound
+    assert small == 100
+    assert shared.hot_bytes == 50_000
 
 
 def test_tables_share_memory_by_what_they_need(tmp_path: Path) -> None:
-    shared = RowMemory(40_000, [str(tmp_path)])
-    large, small, late = (Tiered(4, np.dtype(np.float32), shared, [ROW]) for _ in range(3))
-    large.add({ROW: np.ones((5000, 4), np.float32)})
-    assert large.held * large._bytes > 29_000
-    small.add({ROW: np.ones((10, 4), np.float32)})
-    late.add({ROW: np.ones((5000, 4), np.float32)})
+    shared = RowMemory(1_000_000, [str(tmp_path)])
+    large, small, late = (TieredStore(100, np.dtype(np.float32), shared) for _ in range(3))
+    large.number(numbered(0, 1000)[0])
+    for first in range(0, 5000, 100):
+        large.number(numbered(first, 100)[0])
+    before = large.held
+    small.number(numbered(0, 10)[0])
+    for first in range(0, 5000, 1000):
+        late.number(numbered(first, 1000)[0])
     assert small.held == 10
+    assert large.held < before
     assert abs(large.held - late.held) < 100
-    assert (large.held + small.held + late.held) * large._bytes <= shared.hot_bytes
+    assert (large.held + small.held + late.held) * large._record <= shared.hot_bytes
 
 
 def test_places_that_are_free_are_used_again(tmp_path: Path) -> None:
     own = tiered(tmp_path)
+    add(own, 2000, 1500)  # so large a batch leaves less for what is held
     most = own._used
-    for _ in range(5):
-        own.shorten(500)
-        own.add({ROW: np.full((1500, 4), 7, np.float32)})
-    assert own._used <= most + 100
-    found = own.read(np.arange(2000), used=False)[ROW]
-    assert (found[:500, 0] == np.arange(500) * 4).all()
-    assert (found[500:] == 7).all()
+    for turn in range(2, 7):
+        own.keep(np.arange(len(own)) < 500)
+        assert own.rows == 500
+        add(own, 2000 * turn, 1500)
+    assert own._used <= most
+    found = own.read(np.arange(2000))[ROW]
+    assert found[:500].tobytes() == numbered(0, 500)[1].tobytes()
+    assert found[500:].tobytes() == numbered(12_000, 1500)[1].tobytes()
+    assert (own.find(numbered(12_000, 1500)[0]) == np.arange(500, 2000)).all()
+    assert (own.find(numbered(500, 1500)[0]) == -1).all()
 
 
 def test_files_have_no_names_and_end_with_their_arrays(tmp_path: Path) -> None:
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     own = tiered(tmp_path)
-    own.extended(fresh)
+    own.extend(fresh)
     assert os.listdir(tmp_path) == []
     assert len(os.listdir("/proc/self/fd")) > before
     del own
@@ -120,12 +164,57 @@ def test_files_have_no_names_and_end_with_their_arrays(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+def test_ids_whose_hashes_are_alike_are_told_apart() -> None:
+    index = CompactIndex()
+    ids = np.unique(np.random.default_rng(1).integers(-(2**62), 2**62, 5000))
+    asked = []
+
+    def ids_at(numbers: Any) -> Any:
+        asked.append(len(numbers))
+        return ids[numbers]
+
+    for part in np.array_split(np.arange(4000), 11):
+        index.add(part, ids[part], lambda to=part[-1] + 1: np.array_split(ids[:to], 3))  # type: ignore[misc]
+        assert (index.find(ids[: part[-1] + 1], ids_at) == np.arange(part[-1] + 1)).all()
+    asked.clear()
+    assert (index.find(ids[4000:], ids_at) == -1).all()
+    assert sum(asked) < 100  # one of 256 ids is compared with another one
+
+
+@pytest.mark.parametrize("slow", [0.0, 1.0])
+def test_records_are_read_and_written_by_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: float
+) -> None:
+    monkeypatch.setattr(arrays, "_SLOW_SECONDS", slow)  # whether they are asked for before
+    own = Records(str(tmp_path), 24)
+    own.grow(5000)
+    random = np.random.default_rng(0)
+    values = random.integers(0, 255, (5000, 24)).astype(np.uint8)
+    order = random.permutation(5000).astype(np.int32)
+    own.write(order, values[order])
+    own.write(order[:2000], values[order[:2000], 8:16] + 1, 8)
+    values[order[:2000], 8:16] += 1
+    assert (own.read(order) == values[order]).all()
+    assert (own.read(order[:3000], 4, 12) == values[order[:3000], 4:12]).all()
+    assert own.read(order[:0]).shape == (0, 24)
+
+
+def test_an_array_that_grows_is_in_memory_once() -> None:
+    own = Grown(np.int32)
+    for size in (10, 100, 5_000_000):
+        own.grow(size)
+        own.values[size - 10 : size] = np.arange(size - 10, size)
+    assert own.values[4_999_999] == 4_999_999
+    assert (own.values[90:100] == np.arange(90, 100)).all()
+    assert own.values[100:4_999_990].max() == 0
+
+
 def test_pages_of_files_are_let_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trimmed: list[Mapped] = []
     trim = Mapped.trim
     monkeypatch.setattr(Mapped, "trim", lambda self: (trimmed.append(self), trim(self))[1])
     shared = RowMemory(40_000, [str(tmp_path)])
-    monkeypatch.setattr(memory, "_mapped_bytes", lambda: shared._before + 10_001)
+    monkeypatch.setattr(memory, "_mapped_bytes", lambda: shared._before + 2_501)
     values = shared.array(np.int64)
     values.grow(10_000)
     values.values[:] = 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import resource
@@ -28,7 +29,7 @@ from sparkdl._spark.hadoop import HadoopFileSystem
 from sparkdl.exceptions import CheckpointError, ConfigError
 from sparkdl.train import EMA, EarlyStopping, EveryIterations, Hook, MaxEpoch, MaxIteration, Run
 from sparkdl.train import Checkpoint as AnyCheckpoint
-from sparkdl.train.checkpoint import CheckpointFolder, export_weights, load_weights
+from sparkdl.train.checkpoint import CheckpointFolder, export_weights, load_weights, shard_files
 from sparkdl.train.checkpoint.shard_files import decode, encode
 from sparkdl.train.state import TrainState
 
@@ -99,7 +100,39 @@ def test_two_executors_write_their_shards(cluster: Any, tmp_path: Path) -> None:
     assert_bit_equal(result.module, straight.module)
 
 
+@pytest.mark.parametrize("large", [64, 1 << 20])
+def test_a_task_writes_a_shards_file_by_parts(tmp_path: Path, monkeypatch: Any, large: int) -> None:
+    from sparkdl import frame
+    from sparkdl.allreduce import messages
+    from sparkdl.keyed.entries import ROW, Entries
+
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "local"))
+    (tmp_path / "local").mkdir()
+    monkeypatch.setattr(shard_files, "LARGE", large)
+    ids = np.arange(100)
+    columns = {ROW: np.ones((50, 3), np.float32), "sum": np.zeros((50, 3), np.float32)}
+    entries = Entries(ids, ids + 1, ids // 10, ids % 2 == 0, columns)
+    frames = [
+        frame.join(frame.pack({"kind": "state", "n": 1}, {"m": np.arange(5.0)})),
+        frame.join(messages.encode(messages.OwnedRows({"table": entries}))),
+    ]
+    url = f"memory://{uuid.uuid4().hex}"
+    for folder in (str(tmp_path), url):
+        (told,) = shard_files.WriteShard(folder, 2)(1, iter(frames))
+        meta = frame.unpack(told).meta
+        assert meta["name"] == "shard-00001-of-00002.safetensors"
+        with fsspec.open(f"{folder}/{meta['name']}", "rb") as file:
+            data = file.read()
+        assert data == encode(frames)
+        assert decode(data) == frames
+        assert meta["sha256"] == hashlib.sha256(data).hexdigest()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["local", "shard-00001-of-00002.safetensors"]
+    assert list((tmp_path / "local").iterdir()) == []
+
+
 def test_a_shards_file_comes_back() -> None:
+    import safetensors.numpy
+
     from sparkdl import frame
 
     frames = [
@@ -107,6 +140,9 @@ def test_a_shards_file_comes_back() -> None:
         frame.join(frame.pack({"kind": "average"})),
     ]
     assert decode(encode(frames)) == frames
+    arrays = {f"{i}.{n}": a for i, f in enumerate(frames) for n, a in frame.unpack(f).arrays.items()}
+    table = [{"meta": m.meta, "arrays": list(m.arrays)} for m in map(frame.unpack, frames)]
+    assert safetensors.numpy.save(arrays, {"sparkdl": json.dumps(table)}) == encode(frames)
     for wrong in (b"", b"\0" * 100, encode(frames)[:-4]):
         with pytest.raises(Exception, match=r"."):
             decode(wrong)

@@ -24,6 +24,7 @@ from sparkdl._spark.frames import key
 from sparkdl.access import in_pieces as pieces
 from sparkdl.access.in_pieces import InPieces, InRounds
 from sparkdl.frame import Buffer, Parts
+from sparkdl.keyed import arrays
 from sparkdl.pieces import PIECE_BYTES, cut, joined, joined_by_source
 from sparkdl.train import MaxIteration
 
@@ -88,6 +89,20 @@ def test_pieces_are_dealt_out_to_blocks(first: int, second: int, expected: int, 
         assert max(in_block) - min(in_block) <= 1
         arrived = [data for frames in of_blocks for data in frames]
         assert sorted(map(bytes, joined(arrived))) == sorted(data for data in whole if data)
+
+
+def test_large_frames_are_joined_in_files(monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
+    monkeypatch.setattr("sparkdl.pieces.LARGE", 2 * PIECE_BYTES)
+    sizes = (10, 2 * PIECE_BYTES, 2 * PIECE_BYTES + 1, 7 * PIECE_BYTES)
+    whole = [random.Random(size).randbytes(size) for size in sizes]
+    before = len(arrays._maps)
+    arrived = [frame.join(piece) for piece in cut(0, whole)]
+    found = list(joined(arrived, in_files=True))
+    assert [bytes(data) for data in found] == whole
+    assert len(arrays._maps) == before + 2
+    assert list(tmp_path.iterdir()) == []
+    assert b"".join(frame.join(piece)[64:] for piece in cut(0, [found[3].tobytes()])) == whole[3]
 
 
 @pytest.mark.parametrize("size", [0, 1, PIECE_BYTES, PIECE_BYTES + 1, 10 * PIECE_BYTES])

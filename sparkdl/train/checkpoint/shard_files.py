@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import posixpath
+import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,13 +20,23 @@ import numpy as np
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import load
 
 from sparkdl import frame
 from sparkdl.allreduce.kept import is_of_rows
 from sparkdl.allreduce.messages import Master
 from sparkdl.allreduce.row_layers import changed_rows
-from sparkdl.frame import Array, Buffer, Parts
+from sparkdl.frame import Array, Buffer, Packed, Parts
+from sparkdl.keyed.arrays import LARGE, trim_all
+from sparkdl.private import local_folders
+
+_KINDS = {
+    **{f"f{size}": f"F{8 * size}" for size in (2, 4, 8)},
+    **{f"i{size}": f"I{8 * size}" for size in (1, 2, 4, 8)},
+    **{f"u{size}": f"U{8 * size}" for size in (1, 2, 4, 8)},
+    "b1": "BOOL",
+}
+"""What safetensors calls the dtypes of numpy."""
 
 
 def name_of(index: int, count: int, kind: str = "shard") -> str:
@@ -38,15 +49,30 @@ def layer_kind(layer: int) -> str:
     return f"below{layer}" if layer else "shard"
 
 
-def encode(frames: Sequence[Buffer]) -> bytes:
+def encode(frames: Sequence[Packed]) -> bytes:
     """Return the file of one shard's frames."""
+    return frame.join(laid_out(frames))
+
+
+def laid_out(frames: Sequence[Packed]) -> Parts:
+    """Return the parts of the file of one shard's frames; their arrays are not copied."""
     arrays: dict[str, Array] = {}
     table: list[dict[str, Any]] = []
     for i, data in enumerate(frames):
         message = frame.unpack(data)
         table.append({"meta": message.meta, "arrays": list(message.arrays)})
         arrays |= {f"{i}.{name}": in_order(a) for name, a in message.arrays.items()}
-    return save(arrays, metadata={"sparkdl": json.dumps(table)})
+    header: dict[str, Any] = {"__metadata__": {"sparkdl": json.dumps(table)}}
+    ordered = sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0]))
+    position = 0
+    for name, array in ordered:
+        place = [position, position + array.nbytes]
+        header[name] = {"dtype": _KINDS[array.dtype.str[1:]], "shape": array.shape, "data_offsets": place}
+        position = place[1]
+    told = json.dumps(header, separators=(",", ":")).encode()
+    told += b" " * (-len(told) % 8)
+    whole: list[Any] = [array.reshape(-1) for _, array in ordered]
+    return [len(told).to_bytes(8, "little"), told, *(memoryview(flat).cast("B") for flat in whole)]
 
 
 def in_order(array: Array) -> Array:
@@ -97,16 +123,15 @@ class WriteShard:
 
     def __call__(self, index: int, frames: Iterator[Buffer]) -> Iterator[Parts]:
         """Yield the file's name and checksum."""
-        kept: list[Buffer] = []
+        kept: list[Packed] = []
         for own in frames:
             if is_of_rows(own):
-                kept.append(frame.join(changed_rows(own, self.since)))
+                kept.append(changed_rows(own, self.since))
             elif not self.layer and frame.kind_of(own) != Master.kind:
                 kept.append(own)
-        data = encode(kept)
         name = name_of(index, self.count, layer_kind(self.layer))
-        write_whole(posixpath.join(self.folder, name), data)
-        yield frame.pack({"name": name, "sha256": hashlib.sha256(data).hexdigest()})
+        digest = write_whole(posixpath.join(self.folder, name), laid_out(kept))
+        yield frame.pack({"name": name, "sha256": digest})
 
 
 def digest_of(path: str) -> str:
@@ -117,23 +142,48 @@ def digest_of(path: str) -> str:
 
 def write_synced(path: str, data: bytes) -> None:
     """Write a local file and see it to the disk."""
+    _write_parts(path, [data])
+
+
+def write_whole(path: str, parts: Parts) -> str:
+    """Write a file that appears at once, and return its sha256.
+
+    Stores let it appear at once by themselves, folders by a rename. The parts are not copied as a whole: what
+    lies in mapped files may be larger than memory.
+    """
+    fs, inside = url_to_fs(path)
+    if isinstance(fs, LocalFileSystem):
+        draft = f"{inside}.{uuid.uuid4().hex}"
+        try:
+            digest = _write_parts(draft, parts)
+            os.replace(draft, inside)
+        except BaseException:
+            if os.path.exists(draft):
+                os.remove(draft)
+            raise
+        return digest
+    if frame.size(parts) <= LARGE:
+        data = frame.join(parts)
+        fs.pipe_file(inside, data)
+        return hashlib.sha256(data).hexdigest()
+    with tempfile.TemporaryDirectory(dir=local_folders()[0]) as folder:  # for its owner alone
+        draft = os.path.join(folder, "shard")
+        digest = _write_parts(draft, parts)
+        fs.put_file(draft, inside)
+    return digest
+
+
+def _write_parts(path: str, parts: Parts) -> str:
+    """Write a local file, see it to the disk, and return its sha256."""
+    digest = hashlib.sha256()
     with open(path, "wb") as file:
-        file.write(data)
+        for part in parts:
+            for begin in range(0, len(part), LARGE):
+                some = memoryview(part)[begin : begin + LARGE]
+                file.write(some)
+                digest.update(some)
+                if len(some) == LARGE:
+                    trim_all()
         file.flush()
         os.fsync(file.fileno())
-
-
-def write_whole(path: str, data: bytes) -> None:
-    """Write a file that appears at once: stores do so by themselves, folders by a rename."""
-    fs, inside = url_to_fs(path)
-    if not isinstance(fs, LocalFileSystem):
-        fs.pipe_file(inside, data)
-        return
-    draft = f"{inside}.{uuid.uuid4().hex}"
-    try:
-        write_synced(draft, data)
-        os.replace(draft, inside)
-    except BaseException:
-        if os.path.exists(draft):
-            os.remove(draft)
-        raise
+    return digest.hexdigest()

@@ -1,0 +1,218 @@
+"""What a keyed table has its entries in: numbers for ids, and by number counts, rows, optimizer state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sparkdl.frame import Array
+from sparkdl.keyed.arrays import InMemory
+from sparkdl.keyed.columns import BLOCK, FreshState, Held, Places, blocks
+from sparkdl.keyed.mix import Ids
+from sparkdl.keyed.slots import Slots, compact
+
+_NONE = -1
+
+
+class Told(NamedTuple):
+    """Entries without their rows.
+
+    Attributes:
+        ids: the ids.
+        counts: how often each was looked up.
+        last: completed iterations when it was looked up last.
+        admitted: whether it has a row.
+    """
+
+    ids: Ids
+    counts: NDArray[np.int64]
+    last: NDArray[np.int64]
+    admitted: NDArray[np.bool_]
+
+
+class Store(Protocol):
+    """Entries by number: 0 for the first id that was added, 1 for the next, and so on."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the columns; one is that of the rows themselves."""
+        ...
+
+    @property
+    def rows(self) -> int:
+        """How many entries have a row."""
+        ...
+
+    @property
+    def at_once(self) -> int:
+        """Entries that may be copied at a time."""
+        ...
+
+    def __len__(self) -> int:
+        """Return how many entries there are."""
+        ...
+
+    def find(self, ids: Ids) -> Places:
+        """Return the number of each id; -1 for those that are not there."""
+        ...
+
+    def number(self, ids: Ids) -> Places:
+        """Return the number of each id, each given once; those that are not there get one."""
+        ...
+
+    def told(self, numbers: Places) -> Told:
+        """Return copies of entries, but for their rows."""
+        ...
+
+    def late(self, since: int) -> Places:
+        """Return the numbers of entries that were looked up since so many completed iterations."""
+        ...
+
+    def note(self, numbers: Places, counts: NDArray[np.int64], last: NDArray[np.int64] | int) -> None:
+        """Write how often entries were looked up, and when."""
+        ...
+
+    def count(
+        self, numbers: Places, counts: NDArray[np.int64], iteration: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Count look-ups; return how many there are now, and which entries have a row."""
+        ...
+
+    def admitted(self, numbers: Places) -> NDArray[np.bool_]:
+        """Return which entries have a row."""
+        ...
+
+    def read(self, numbers: Places, names: Sequence[str] | None = None) -> dict[str, Array]:
+        """Return copies of columns, all by default, of entries that have a row, each given once."""
+        ...
+
+    def write(self, numbers: Places, columns: Mapping[str, Array]) -> None:
+        """Write columns of entries that have a row, each given once."""
+        ...
+
+    def admit(self, numbers: Places, columns: Mapping[str, Array]) -> None:
+        """Give entries their row; other columns are zero."""
+        ...
+
+    def extend(self, fresh: FreshState) -> None:
+        """Have further columns, of which a function tells the values from the rows."""
+        ...
+
+    def keep(self, chosen: NDArray[np.bool_]) -> None:
+        """Have some entries alone; their numbers become smaller, in the same order."""
+        ...
+
+
+class MemoryStore:
+    """Entries in memory; a row has a place, which entries without a row have not.
+
+    Args:
+        width: elements of a row.
+        dtype: of the rows.
+    """
+
+    def __init__(self, width: int, dtype: np.dtype[np.generic]) -> None:
+        self._slots = Slots()
+        self._counts, self._last, self._places = (InMemory(np.int64) for _ in range(3))
+        self._columns = Held(width, dtype)
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Names of the columns."""
+        return self._columns.names
+
+    @property
+    def rows(self) -> int:
+        """How many entries have a row."""
+        return len(self._columns)
+
+    @property
+    def at_once(self) -> int:
+        """Entries that may be copied at a time."""
+        return BLOCK
+
+    def __len__(self) -> int:
+        """Return how many entries there are."""
+        return len(self._slots)
+
+    def find(self, ids: Ids) -> Places:
+        """Return the number of each id, or -1."""
+        return self._slots.find(ids)
+
+    def number(self, ids: Ids) -> Places:
+        """Return the number of each id; new ones get one."""
+        numbers = self._slots.find(ids)
+        new = numbers < 0
+        if new.any():
+            size = len(self._slots)
+            numbers[new] = self._slots.add(ids[new])
+            total = len(self._slots)
+            for array, value in ((self._counts, 0), (self._last, 0), (self._places, _NONE)):
+                array.grow(total)
+                array.values[size:total] = value
+        return numbers
+
+    def told(self, numbers: Places) -> Told:
+        """Return copies of entries, but for their rows."""
+        last: NDArray[np.int64] = self._last.values[numbers]
+        return Told(self._slots.ids[numbers], self._counts.values[numbers], last, self.admitted(numbers))
+
+    def late(self, since: int) -> Places:
+        """Return the numbers of entries that were looked up since so many completed iterations."""
+        return np.flatnonzero(self._last.values[: len(self)] >= since)
+
+    def note(self, numbers: Places, counts: NDArray[np.int64], last: NDArray[np.int64] | int) -> None:
+        """Write how often entries were looked up, and when."""
+        self._counts.values[numbers] = counts
+        self._last.values[numbers] = last
+
+    def count(
+        self, numbers: Places, counts: NDArray[np.int64], iteration: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Count look-ups."""
+        total = self._counts.values[numbers] + counts
+        self.note(numbers, total, iteration)
+        return total, self.admitted(numbers)
+
+    def admitted(self, numbers: Places) -> NDArray[np.bool_]:
+        """Return which entries have a row."""
+        there: NDArray[np.bool_] = self._places.values[numbers] != _NONE
+        return there
+
+    def read(self, numbers: Places, names: Sequence[str] | None = None) -> dict[str, Array]:
+        """Return copies of columns."""
+        return self._columns.read(self._places.values[numbers], names)
+
+    def write(self, numbers: Places, columns: Mapping[str, Array]) -> None:
+        """Write columns."""
+        self._columns.write(self._places.values[numbers], columns)
+
+    def admit(self, numbers: Places, columns: Mapping[str, Array]) -> None:
+        """Give entries their row."""
+        first = len(self._columns)
+        self._columns.add(columns)
+        self._places.values[numbers] = np.arange(first, len(self._columns))
+
+    def extend(self, fresh: FreshState) -> None:
+        """Have further columns."""
+        self._columns.extend(fresh)
+
+    def keep(self, chosen: NDArray[np.bool_]) -> None:
+        """Have some entries alone; the last rows take the places of those that go."""
+        size = len(self)
+        freed = self._places.values[:size][~chosen]
+        freed = np.sort(freed[freed != _NONE])
+        left = len(self._columns) - len(freed)
+        moved = np.flatnonzero((self._places.values[:size] >= left) & chosen)
+        to = freed[: len(moved)]
+        for block in blocks(len(moved)):
+            own = moved[block]
+            self._columns.write(to[block], self._columns.read(self._places.values[own]))
+            self._places.values[own] = to[block]
+        self._columns.shorten(left)
+        for array in (self._counts, self._last, self._places):
+            compact(array.values, chosen)
+        self._slots.keep(chosen)
