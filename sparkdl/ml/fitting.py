@@ -55,7 +55,7 @@ def index_strings(df: DataFrame, name: str, known: tuple[str, ...] = ()) -> tupl
     Args:
         df: the rows.
         name: the column.
-        known: the strings in the order that earlier rows gave them; it holds for these rows, too.
+        known: the strings that a model has classes for, in their order.
 
     Returns:
         The rows, with doubles in the column and the strings in its metadata, and the strings; the
@@ -72,8 +72,8 @@ def index_strings(df: DataFrame, name: str, known: tuple[str, ...] = ()) -> tupl
     if known:
         for row in df.where(~column(name).isin(*known)).select(column(name)).limit(1).collect():
             raise DataError(
-                f"label column {name!r} holds {row[0]!r:.100}, which the run before did not know; it knew "
-                f"{', '.join(known)!s:.300}. The module has no class for it: fit anew, without warmStartFrom",
+                f"label column {name!r} holds {row[0]!r:.100}, for which the model has no class; it has "
+                f"some for {', '.join(known)!s:.300}. Leave such rows out, or fit anew, without warmStartFrom",
                 code="data-value",
             )
     if not labels:

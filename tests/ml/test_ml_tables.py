@@ -19,6 +19,7 @@ from pyspark.ml.linalg import Vectors
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 from pyspark.sql import functions as F
 from torch import nn
+from torchmetrics.classification import MulticlassAccuracy
 
 from sparkdl.exceptions import ConfigError, DataError, ModelError
 from sparkdl.ml import (
@@ -359,6 +360,16 @@ def test_an_estimator_without_a_module_of_its_own_says_so(table: Any) -> None:
         TorchEstimator(featuresCols=["n", "s"], labelCol="z").fit(table)
 
 
+def test_loss_and_metrics_of_a_table(fitted: Any, table: Any) -> None:
+    found = fitted.transform(table).select("y", "predictedLabel", "probability").collect()
+    scores = fitted.evaluate(table, MulticlassAccuracy(2, average="micro"))
+    assert scores["multiclass_accuracy"] == pytest.approx(np.mean([r.y == r.predictedLabel for r in found]))
+    right = [r.probability[fitted.labels.index(r.y)] for r in found]
+    assert scores["loss"] == pytest.approx(-np.mean(np.log(right)), rel=1e-4)
+    with pytest.raises(DataError, match=r"holds 'perhaps', for which the model has no class"):
+        fitted.evaluate(table.withColumn("y", F.lit("perhaps")))
+
+
 # -- with other rows -----------------------------------------------------------------------------------
 
 
@@ -392,7 +403,7 @@ def test_a_fit_on_other_rows_keeps_what_numbers_mean(spark: Any, tmp_path: Path)
     assert again.summary.history.column("lr")[-1] == pytest.approx(0.02 / 30)
 
     with pytest.raises(
-        DataError, match=r"holds 'perhaps', which the run before did not know; it knew yes, no"
+        DataError, match=r"holds 'perhaps', for which the model has no class; .* for yes, no\."
     ):
         est.copy().setWarmStartFrom(path).fit(second.withColumn("y", F.lit("perhaps")))
     wider = est.copy().setFeaturesCols(["job", "age", "city"]).setWarmStartFrom(path)
