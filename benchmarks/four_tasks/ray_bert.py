@@ -61,7 +61,7 @@ def train(config):
     trainer.train()
     scores = trainer.evaluate()
     trainer.save_model(f"{config['folder']}/model")
-    ray.train.report({"accuracy": scores["eval_accuracy"]})
+    return scores["eval_accuracy"]
 
 
 if __name__ == "__main__":
@@ -72,4 +72,4 @@ if __name__ == "__main__":
         scaling_config=ScalingConfig(num_workers=2, use_gpu=False),
         run_config=RunConfig(storage_path=sys.argv[3]),
     )
-    print(f"accuracy={trainer.fit().metrics['accuracy']:.4f}")
+    print(f"accuracy={trainer.fit().return_value:.4f}")

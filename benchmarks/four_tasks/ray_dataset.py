@@ -35,7 +35,7 @@ def train(config):
     torch.distributed.all_reduce(right)
     if rank == 0:
         save_file(net.state_dict(), f"{config['folder']}/words.safetensors")
-    ray.train.report({"accuracy": right.item() / len(held)})
+    return right.item() / len(held)
 
 
 if __name__ == "__main__":
@@ -46,4 +46,4 @@ if __name__ == "__main__":
         scaling_config=ScalingConfig(num_workers=2, use_gpu=False),
         run_config=RunConfig(storage_path=os.getcwd()),
     )
-    print(f"accuracy={trainer.fit().metrics['accuracy']:.4f}")
+    print(f"accuracy={trainer.fit().return_value:.4f}")

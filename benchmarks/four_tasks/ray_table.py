@@ -55,7 +55,7 @@ def train(config):
         torch.distributed.all_reduce(total)
     if ray.train.get_context().get_world_rank() == 0:
         save_file(net.state_dict(), f"{config['folder']}/model.safetensors")
-    ray.train.report({"accuracy": float(right / count)})
+    return float(right / count)
 
 
 if __name__ == "__main__":
@@ -85,6 +85,6 @@ if __name__ == "__main__":
         datasets=parts,
     )
     result = trainer.fit()
-    with open(encoding_file, "w") as file:
+    with open(encoding_file, "wb") as file:
         file.write(encoding.serialize())
-    print(f"accuracy={result.metrics['accuracy']:.4f}")
+    print(f"accuracy={result.return_value:.4f}")

@@ -14,8 +14,9 @@ from sparkdl.data.columns import Column, Columns
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.split import column, split_by_fraction
 from sparkdl.exceptions import ConfigError, ModelError
-from sparkdl.ml import fitting, sparsity, tables
+from sparkdl.ml import continued, fitting, sparsity, tables
 from sparkdl.ml.attributes import Factory
+from sparkdl.ml.continued import Earlier
 from sparkdl.ml.params import HasInputs, value_of
 from sparkdl.ml.stage import FitsModule, Plan, Rows, building
 from sparkdl.ml.training_params import HasTrainingSetters
@@ -43,9 +44,12 @@ class FitsTorch(FitsModule, HasTrainingSetters, HasInputs):
     def _look_at(self, dataset: DataFrame) -> Rows:
         """Check Params and columns, and read the first rows."""
         self._check()
-        indexed, labels = self._index_labels(dataset)
-        rows = self._rows(indexed)
-        rows.labels = labels
+        before = continued.earlier(self)
+        indexed, labels = self._index_labels(dataset, before.labels if before else ())
+        rows = self._rows(indexed, before)
+        if labels:
+            continued.check_told(self, before, "which label is which")
+        rows.labels, rows.before = labels, before
         return rows
 
     @contextmanager
@@ -65,7 +69,7 @@ class FitsTorch(FitsModule, HasTrainingSetters, HasInputs):
 
     def _trainer(self, rows: Rows, plan: Plan, **more: Any) -> Trainer:
         if rows.encoding is not None:
-            more = {**tables.training(self, rows.encoding, plan.module), **more}
+            more = {**tables.training(self, rows.encoding, plan.module, rows.before), **more}
         return super()._trainer(rows, plan, **more)
 
     def _check_validates(self) -> None:
@@ -75,11 +79,11 @@ class FitsTorch(FitsModule, HasTrainingSetters, HasInputs):
                 "validationIndicatorCol"
             )
 
-    def _index_labels(self, df: DataFrame) -> tuple[DataFrame, tuple[str, ...]]:
-        """Number labels that are strings; return the rows, and the strings."""
+    def _index_labels(self, df: DataFrame, known: tuple[str, ...]) -> tuple[DataFrame, tuple[str, ...]]:
+        """Number labels that are strings, as earlier rows did; return the rows, and the strings."""
         return df, ()
 
-    def _rows(self, df: DataFrame) -> Rows:
+    def _rows(self, df: DataFrame, before: Earlier | None) -> Rows:
         table = tables.encodes(self, df)
         features: Columns = fitting.NOTHING if table else self.inputColumns()
         label = self._label_to_look_at()
@@ -106,7 +110,7 @@ class FitsTorch(FitsModule, HasTrainingSetters, HasInputs):
             train = df
         encoding: TableEncoding | None = None
         if table:
-            encoding = tables.fitted(self, train)
+            encoding = tables.fitted(self, train, before)
             features = tables.inputs_of(encoding, self.module)
             kept = list(dict.fromkeys(names))
             df, train = (tables.arrays(part, encoding, kept) for part in (df, train))

@@ -160,8 +160,8 @@ class TorchClassifier(FitsTorch, HasClassOutputs, HasScaling, ProbabilisticClass
     def _label_to_look_at(self) -> Columns | None:
         return self.getLabelCol()
 
-    def _index_labels(self, df: DataFrame) -> tuple[DataFrame, tuple[str, ...]]:
-        return fitting.index_strings(df, self.getLabelCol())
+    def _index_labels(self, df: DataFrame, known: tuple[str, ...]) -> tuple[DataFrame, tuple[str, ...]]:
+        return fitting.index_strings(df, self.getLabelCol(), known)
 
     def _settle(self, rows: Rows) -> Plan:
         name = self.getLabelCol()

@@ -17,7 +17,7 @@ from sparkdl.data.columns import Column, Columns
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
 from sparkdl.metrics.spec import LOSS
-from sparkdl.ml import fitting
+from sparkdl.ml import fitting, tables
 from sparkdl.ml.params import value_of
 from sparkdl.nn.losses import binary_cross_entropy, cross_entropy, squared_error
 from sparkdl.train.given import knows_loss
@@ -43,8 +43,14 @@ def evaluate(model: Any, df: DataFrame, metrics: Any, loss: Loss | None) -> dict
             "model does not know the loss that it was fitted with"
         )
     weight = value_of(model, model.weightCol) or None
+    if model.labels:
+        df, _ = fitting.index_strings(df, label.name, model.labels)
+    kept = [label.name, *([weight] if weight else [])]
+    features: Columns = model.inputColumns()
+    if model.encoding is not None:
+        features = tables.inputs_of(model.encoding, model.module)
     if model.getHandleInvalid() != "error":
-        names = [*model.featuresNames(), label.name, *([weight] if weight else [])]
+        names = kept if model.encoding is not None else [*model.featuresNames(), *kept]
         df = fitting.with_values(df, [name for name in names if name in df.columns])
     trainer = Trainer(
         model.module,
@@ -53,7 +59,8 @@ def evaluate(model: Any, df: DataFrame, metrics: Any, loss: Loss | None) -> dict
         progress=False,
         name=type(model).__name__,
     )
-    features: Columns = model.inputColumns()
+    if model.encoding is not None:
+        df = tables.arrays(df, model.encoding, list(dict.fromkeys(kept)))
     with Dataset.from_dataframe(df, features=features, label=label, weight=weight) as data:
         found = trainer.evaluate(data, metrics)
     if not measured:

@@ -49,25 +49,33 @@ def with_nothing(df: DataFrame) -> DataFrame:
     return df.withColumn(NOTHING, F.lit(0.0))
 
 
-def index_strings(df: DataFrame, name: str) -> tuple[DataFrame, tuple[str, ...]]:
+def index_strings(df: DataFrame, name: str, known: tuple[str, ...] = ()) -> tuple[DataFrame, tuple[str, ...]]:
     """Number a label column's strings, the most frequent first, as StringIndexer does.
+
+    Args:
+        df: the rows.
+        name: the column.
+        known: the strings that a model has classes for, in their order.
 
     Returns:
         The rows, with doubles in the column and the strings in its metadata, and the strings; the
         rows as they are if the column holds something else.
 
     Raises:
-        DataError: naming the column, if it has too few or too many strings.
+        DataError: naming the column, if it has too few or too many strings, or one that is not known.
     """
     kind = next((field.dataType for field in df.schema.fields if field.name == name), None)
     if not isinstance(kind, StringType):
         return df, ()
     check_unambiguous(df, name, "label")
-    counts = (
-        df.where(column(name).isNotNull()).groupBy(column(name).alias("label")).agg(F.count("*").alias("n"))
-    )
-    found = counts.orderBy(F.col("n").desc(), "label").limit(_MAX_CLASSES + 1).collect()
-    labels = tuple(str(row["label"]) for row in found)
+    labels = known or _strings(df, name)
+    if known:
+        for row in df.where(~column(name).isin(*known)).select(column(name)).limit(1).collect():
+            raise DataError(
+                f"label column {name!r} holds {row[0]!r:.100}, for which the model has no class; it has "
+                f"some for {', '.join(known)!s:.300}. Leave such rows out, or fit anew, without warmStartFrom",
+                code="data-value",
+            )
     if not labels:
         raise DataError(
             f"label column {name!r} holds no labels: there is nothing to train on", code="data-empty"
@@ -82,6 +90,15 @@ def index_strings(df: DataFrame, name: str) -> tuple[DataFrame, tuple[str, ...]]
     index = F.call_function("array_position", F.array(*map(F.lit, labels)), column(name)).cast("double") - 1
     metadata = {"ml_attr": {"type": "nominal", "name": name, "vals": list(labels)}}
     return df.withColumn(name, index.alias(name, metadata=metadata)), labels
+
+
+def _strings(df: DataFrame, name: str) -> tuple[str, ...]:
+    """Return a column's strings, the most frequent first; one more than there may be at most."""
+    counts = (
+        df.where(column(name).isNotNull()).groupBy(column(name).alias("label")).agg(F.count("*").alias("n"))
+    )
+    found = counts.orderBy(F.col("n").desc(), "label").limit(_MAX_CLASSES + 1).collect()
+    return tuple(str(row["label"]) for row in found)
 
 
 def with_values(df: DataFrame, names: Sequence[str]) -> DataFrame:

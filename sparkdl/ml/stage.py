@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from sparkdl.data.columns import Columns
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError, DataError, SparkdlError
-from sparkdl.ml import fitting, sparsity
+from sparkdl.ml import continued, fitting, sparsity
 from sparkdl.ml.attributes import Factory, HasAttributes
+from sparkdl.ml.continued import Earlier
 from sparkdl.ml.hyper import HasHyper
 from sparkdl.ml.model import Fitted
 from sparkdl.ml.observers import observed
@@ -79,6 +80,7 @@ class Rows:
         tensors: the first rows, one tensor by features column.
         encoding: what became of a table's columns, if they were encoded.
         labels: the names of the classes, if labels were strings.
+        before: what the checkpoint tells that the fit goes on from, if it does.
     """
 
     all: DataFrame
@@ -90,6 +92,7 @@ class Rows:
     tensors: list[Tensor] = field(default_factory=list)
     encoding: TableEncoding | None = None
     labels: tuple[str, ...] = ()
+    before: Earlier | None = None
     _found: dict[str, Any] = field(default_factory=dict)
 
     def once(self, what: str, find: Callable[[], T]) -> T:
@@ -174,11 +177,13 @@ class FitsModule(HasAttributes, HasRunSetters, HasHyper, TorchWritable, TorchRea
     def _trainer(self, rows: Rows, plan: Plan, **more: Any) -> Trainer:
         """Return what trains the module of a plan."""
         options = self._options() | more
+        if value_of(self, self.checkpointPath):
+            options["hooks"] = [*options["hooks"], *continued.learned(rows)]
         return Trainer(plan.module, loss=plan.loss, optimizer=self._optimizer_factory(plan.module), **options)
 
     def _going_on(self) -> dict[str, Any]:
         """Return how the Trainer goes on from another run, if it does."""
-        if path := value_of(self, self.warmStartFrom):
+        if path := continued.warm_start(self):
             return {"resume": path, "rows": "new"}
         return {"resume": True} if self.getResume() else {}
 

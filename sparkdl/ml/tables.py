@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
+from torch.optim.lr_scheduler import ConstantLR
 
 from sparkdl.data.columns import Column, Columns
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml import tabular_frame
+from sparkdl.ml.continued import Earlier, check_told
 from sparkdl.ml.params import value_of
 from sparkdl.ml.tabular_fit import fit_encoding, kind_of
 from sparkdl.nn.lightning import is_lightning
 from sparkdl.table.encoding import TableEncoding
-from sparkdl.train.schedule import polynomial
+from sparkdl.train.schedule import polynomial, sequence
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 _HIDDEN = "__sparkdl_"  # before the names of the arrays, which may be those of a label
 _LEAST_BATCH, _LARGEST_BATCH = 32, 1024
 _ITERATIONS = 50
+_LEVEL = partial(ConstantLR, factor=1.0, total_iters=1)  # for iterations that are over
 
 
 def encodes(estimator: Any, df: DataFrame) -> bool:
@@ -55,13 +60,24 @@ def encodes(estimator: Any, df: DataFrame) -> bool:
     return all(name in types and kind_of(types[name]) is not None for name in names)
 
 
-def fitted(estimator: Any, df: DataFrame) -> TableEncoding:
-    """Fit the encoding of an estimator's columns.
+def fitted(estimator: Any, df: DataFrame, before: Earlier | None) -> TableEncoding:
+    """Fit the encoding of an estimator's columns, or take that of the run before.
 
     Raises:
+        ConfigError: if the fit goes on from a checkpoint that has no encoding, or one of other columns.
         DataError: if a column is missing, cannot be encoded or holds infinite values; or if there are no
             rows, or no column tells them apart.
     """
+    check_told(estimator, before, "what became of the table's columns")
+    if before is not None and before.encoding is not None:
+        known = {*before.encoding.columns, *before.encoding.left_out}
+        if new := [name for name in estimator.featuresNames() if name not in known]:
+            raise ConfigError(
+                f"featuresCols: {new[0]!r} was not among the columns of the run before, which had "
+                f"{', '.join(sorted(known))}; name the same columns, or fit anew",
+                code="config-resume",
+            )
+        return replace(before.encoding, rows=df.count())
     return fit_encoding(
         df,
         estimator.featuresNames(),
@@ -109,19 +125,27 @@ def batch_size(rows: int) -> int:
     return int(min(_LARGEST_BATCH, max(_LEAST_BATCH, 1 << (wanted.bit_length() - 1))))
 
 
-def training(estimator: Any, encoding: TableEncoding, module: nn.Module) -> dict[str, Any]:
+def training(
+    estimator: Any, encoding: TableEncoding, module: nn.Module, before: Earlier | None = None
+) -> dict[str, Any]:
     """Return the options of a fit that follow from a table's rows, as far as they are left open.
 
-    These are the batch, and a learning rate that falls in a straight line to 0 at the last iteration.
+    These are the batch, and a learning rate that falls in a straight line to 0 at the last iteration. A run
+    that goes on with other rows keeps its batch, and its rate falls anew.
     """
-    size = estimator.getBatchSize() if estimator.isSet(estimator.batchSize) else batch_size(encoding.rows)
+    if estimator.isSet(estimator.batchSize):
+        size = estimator.getBatchSize()
+    else:
+        size = before.batch_size if before else batch_size(encoding.rows)
     found: dict[str, Any] = {"batch_size": size}
     iterations = -(-encoding.rows // size) * estimator.getMaxEpochs()
     limit = value_of(estimator, estimator.maxIter)
     iterations = iterations if limit is None else min(limit, iterations)
     free = estimator.schedule is None and estimator.optimizer is None and not is_lightning(module)
     if free and iterations:
-        found["schedule"] = polynomial(iterations)
+        falling = polynomial(iterations)
+        start = before.start if before else 0
+        found["schedule"] = sequence([(_LEVEL, start), (falling, None)]) if start else falling
     return found
 
 

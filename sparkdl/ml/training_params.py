@@ -115,7 +115,9 @@ class HasRun(HasEntries, HasLabelCol, HasBatchSize, HasMaxIter, HasLearningRate,
     warmStartFrom = Entry(
         "warmStartFrom",
         "checkpoint, or folder of checkpoints, from which to go on with these rows in place of the earlier "
-        "ones: weights, the optimizer's state, schedule, counters; maxEpochs and maxIter count from there.",
+        "ones: weights, the optimizer's state, schedule, counters, and what became of a table's columns and "
+        "string labels; maxEpochs and maxIter count from there. The fit begins if this is checkpointPath and "
+        "there is no checkpoint yet.",
         TypeConverters.toString,
     )
     verbose = Entry(

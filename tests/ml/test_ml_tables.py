@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from pyspark.ml.linalg import Vectors
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 from pyspark.sql import functions as F
 from torch import nn
+from torchmetrics.classification import MulticlassAccuracy
 
 from sparkdl.exceptions import ConfigError, DataError, ModelError
 from sparkdl.ml import (
@@ -356,3 +358,70 @@ def test_factories_are_told_what_they_ask_for() -> None:
 def test_an_estimator_without_a_module_of_its_own_says_so(table: Any) -> None:
     with pytest.raises(ConfigError, match=r"module|loss"):
         TorchEstimator(featuresCols=["n", "s"], labelCol="z").fit(table)
+
+
+def test_loss_and_metrics_of_a_table(fitted: Any, table: Any) -> None:
+    found = fitted.transform(table).select("y", "predictedLabel", "probability").collect()
+    scores = fitted.evaluate(table, MulticlassAccuracy(2, average="micro"))
+    assert scores["multiclass_accuracy"] == pytest.approx(np.mean([r.y == r.predictedLabel for r in found]))
+    right = [r.probability[fitted.labels.index(r.y)] for r in found]
+    assert scores["loss"] == pytest.approx(-np.mean(np.log(right)), rel=1e-4)
+    with pytest.raises(DataError, match=r"holds 'perhaps', for which the model has no class"):
+        fitted.evaluate(table.withColumn("y", F.lit("perhaps")))
+
+
+# -- with other rows -----------------------------------------------------------------------------------
+
+
+def test_a_fit_on_other_rows_keeps_what_numbers_mean(spark: Any, tmp_path: Path) -> None:
+    """The other rows have other frequencies, so their own encoding would give other numbers."""
+
+    def day(cooks: int, nurses: int) -> Any:
+        rows = [("cook", 30.0 + i % 9, "yes") for i in range(cooks)]
+        rows += [("nurse", 40.0 + i % 7 if i % 5 else None, "no") for i in range(nurses)]
+        return spark.createDataFrame(rows, "job string, age double, y string").coalesce(1)
+
+    first, second = day(90, 60), day(50, 250)
+    path = str(tmp_path / "run")
+    est = TorchClassifier(featuresCols=["job", "age"], labelCol="y", learningRate=0.02, checkpointPath=path)
+    before = est.copy().setMaxEpochs(6).setWarmStartFrom(path).fit(first)  # nothing is there yet
+    after = est.copy().setMaxEpochs(2).setWarmStartFrom(path).fit(second)
+
+    assert before.labels == after.labels == ("yes", "no")
+    assert after.encoding == replace(before.encoding, rows=300)
+    assert after.encoding.categories[0].values == ("cook", "nurse")
+    lr = after.summary.history.column("lr")
+    done, more = 6 * 5, 2 * 10  # iterations of 32 rows
+    assert len(lr) == done + more
+    np.testing.assert_allclose(lr[done:], 0.02 * (1 - np.arange(more) / more), rtol=1e-9)  # falls anew
+    for rows in (first, second):
+        assert rows.count() == after.transform(rows).where("y = predictedLabel").count()
+
+    # what was interrupted goes on with the same rows, and the rate goes on to fall
+    again = est.copy().setMaxEpochs(3).setResume(True).fit(second)
+    assert again.encoding == after.encoding
+    assert again.summary.history.column("lr")[-1] == pytest.approx(0.02 / 30)
+
+    with pytest.raises(
+        DataError, match=r"holds 'perhaps', for which the model has no class; .* for yes, no\."
+    ):
+        est.copy().setWarmStartFrom(path).fit(second.withColumn("y", F.lit("perhaps")))
+    wider = est.copy().setFeaturesCols(["job", "age", "city"]).setWarmStartFrom(path)
+    with pytest.raises(ConfigError, match=r"'city' was not among the columns of the run before"):
+        wider.fit(second.withColumn("city", F.lit("x")))
+
+
+def test_a_checkpoint_that_does_not_tell_what_numbers_mean(spark: Any, tmp_path: Path) -> None:
+    rows = spark.createDataFrame(
+        [(float(i), float(i % 2), "ab"[i % 2]) for i in range(8)], "x double, y double, s string"
+    )
+    path = str(tmp_path / "run")
+    plain = TorchClassifier(featuresCols=["x"], encode="off", labelCol="y", checkpointPath=path, maxIter=1)
+    plain.fit(rows)
+    for labelled, what in (
+        (plain.copy().setEncode("auto"), "what became of the table's columns"),
+        (plain.copy().setLabelCol("s"), "which label is which"),
+    ):
+        with pytest.raises(ConfigError, match=f"the checkpoint does not tell {what}"):
+            labelled.setWarmStartFrom(path).fit(rows)
+    plain.copy().setWarmStartFrom(path).fit(rows)

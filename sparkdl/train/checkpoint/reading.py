@@ -96,6 +96,21 @@ def read_point(path: Path) -> ResumePoint:
         return replace(point, source=Base(point.state.iteration, checkpoint.mark.seal))
 
 
+def read_told(path: Path) -> Mapping[str, Any]:
+    """Read what a checkpoint tells beside tensors: the run's state, states of hooks and the like.
+
+    Args:
+        path: one checkpoint.
+
+    Raises:
+        ConfigError: as :func:`read_point`.
+    """
+    with _reading(path) as checkpoint, checkpoint.verified(TRAINING) as file:
+        with safe_open(file, "numpy") as opened:
+            told: Mapping[str, Any] = json.loads(opened.metadata()["sparkdl"])
+        return told
+
+
 def export_weights(path: Path, file: str) -> None:
     """Write a checkpoint's state_dict to a local safetensors file, with all rows of embedding variables.
 
