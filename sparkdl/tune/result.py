@@ -120,9 +120,9 @@ class SearchResult:
         """Return one row per trial and epoch, with all values."""
         import pandas as pd
 
-        return pd.DataFrame(
-            [{"trial": trial.number, **report} for trial in self.trials for report in trial.reports]
-        ).astype({"epoch": int})
+        rows = [{"trial": trial.number, **report} for trial in self.trials for report in trial.reports]
+        # Without any report there would be no columns.
+        return pd.DataFrame(rows, columns=None if rows else ["trial", "epoch"]).astype({"epoch": int})
 
     def ranked(self) -> list[Trial]:
         """Return the trials, the best first by their last value."""

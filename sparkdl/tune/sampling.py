@@ -68,6 +68,7 @@ class Asker:
         name: the study's name there.
         resume: whether it may have trials.
         first: params of the first trials, as the space has them; the sampler draws what is not among them.
+        sign: 1 if larger values of the metric are better, else -1; the storage has them as the metric does.
 
     Raises:
         ConfigError: if it has some, and may not.
@@ -85,9 +86,11 @@ class Asker:
         *,
         resume: bool = False,
         first: Sequence[Mapping[str, Any]] = (),
+        sign: int = 1,
     ) -> None:
         self._space = space
         self._first = first
+        self._sign = sign
         self._sampler = sampler
         self._name = name
         self.count = _size(space, sampler)
@@ -98,7 +101,10 @@ class Asker:
         if storage is not None:
             with Quiet():
                 self._shown = optuna.create_study(
-                    storage=storage, study_name=name, direction="maximize", load_if_exists=True
+                    storage=storage,
+                    study_name=name,
+                    direction="maximize" if sign > 0 else "minimize",
+                    load_if_exists=True,
                 )
                 found = len(self._shown.get_trials(deepcopy=False))
             if found and not resume:
@@ -140,10 +146,11 @@ class Asker:
             steps = set(shown.storage.get_trial(shown._trial_id).intermediate_values)
             for epoch, value in trial.values.items():
                 if epoch not in steps and math.isfinite(value):
-                    shown.report(value, epoch)
+                    shown.report(self._sign * value, epoch)
             if ended:
-                state = TrialState.COMPLETE if math.isfinite(trial.last) else TrialState.FAIL
-                self._shown.tell(shown, trial.last if state is TrialState.COMPLETE else None, state=state)
+                known = math.isfinite(trial.last)
+                state = TrialState.COMPLETE if known else TrialState.FAIL
+                self._shown.tell(shown, self._sign * trial.last if known else None, state=state)
 
     def _shown_trial(self, trial: Trial) -> Any:
         """Return the copy of a trial in the storage, made if a run before this one has not made it."""

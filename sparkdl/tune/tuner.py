@@ -262,8 +262,9 @@ class Tuner:
     def _run(
         self, data: Dataset, sets: Mapping[str, Dataset], divided: Folds, resume: bool, retried: Retried
     ) -> SearchResult:
-        sampler = sampler_of(self._search, self.space, self.seed)
-        asker = Asker(self.space, sampler, self.storage, self.name, resume=resume, first=self.first)
+        sampler, sign = sampler_of(self._search, self.space, self.seed), 1 if self.mode == "max" else -1
+        shown = {"storage": self.storage, "name": self.name, "sign": sign}
+        asker = Asker(self.space, sampler, **shown, resume=resume, first=self.first)
         count = self._trials or asker.count or self.scheduler.trials(self.max_epochs) or _TRIALS
         count = min(count, asker.count or count)
         self.scheduler.begin(Outline(count, self.max_epochs, self.space, self.seed))
@@ -287,7 +288,7 @@ class Tuner:
                 runner=runner,
                 journal=journal,
                 metric=self.metric,
-                sign=1 if self.mode == "max" else -1,
+                sign=sign,
                 count=count,
                 max_epochs=self.max_epochs,
                 budget=self.budget,

@@ -195,8 +195,13 @@ def test_a_trial_that_diverges_is_the_worst() -> None:
     assert hopeless.best is None
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "random", "grid", "qmc", optuna.samplers.NSGAIISampler(seed=1)])
+SAMPLERS = ["tpe", "random", "grid", "qmc", "cmaes", "gp", optuna.samplers.NSGAIISampler(seed=1)]
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
 def test_samplers_choose_the_same_trials_again(sampler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    if sampler == "cmaes":
+        pytest.importorskip("cmaes")
     if sampler == "grid":
         space = Space({"x": [0.1, 0.5, 0.9], "kind": choice(["a", "b"])})
         monkeypatch.setitem(globals(), "SPACE", space)
@@ -317,6 +322,19 @@ def test_trials_are_shown_in_a_storage(tmp_path: Path) -> None:
         assert by_number[trial.number].intermediate_values == pytest.approx(trial.values)
     with pytest.raises(ConfigError, match=r"the study 'made up' has 9 trials already"):
         search(ASHA(), storage=storage)
+
+
+def test_a_storage_has_a_loss_as_the_metric_has_it() -> None:
+    """Not turned round, as schedulers and samplers see it."""
+    storage = optuna.storages.InMemoryStorage()
+    asker = Asker(SPACE, sampler_of("random", SPACE, 0), storage, "losses", sign=-1)
+    trial = Trial(number=0, params=(params := asker.ask([])), first_params=params)
+    trial.values = {1: -0.5, 2: -0.25}
+    asker.show(trial, "loss", ended=True)
+    study = optuna.load_study(study_name="losses", storage=storage)
+    assert study.direction.name == "MINIMIZE"
+    assert study.trials[0].intermediate_values == {1: 0.5, 2: 0.25}
+    assert study.best_value == 0.25
 
 
 def test_the_space_is_checked() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from sparkdl import Dataset, Trainer, attempts, tune
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.train.triggers import MaxEpoch
-from sparkdl.tune import parts, runners
+from sparkdl.tune import distributed, parts, runners, shown
 from sparkdl.tune.advance import Advanced
 from sparkdl.tune.rows import shared
 from sparkdl.tune.views import divided_datasets
@@ -132,6 +133,112 @@ def test_the_same_winner_whatever_is_lost(
     assert [t.values for t in again.trials] == [t.values for t in whole.trials]
 
 
+def test_a_copy_goes_on_with_the_weights_and_momenta_of_the_best_and_its_own_rate(spark: Any) -> None:
+    """Beside plain torch: an epoch is one batch of all rows, so their order does not matter."""
+
+    def train(params: dict[str, Any]) -> Trainer:
+        sgd = partial(torch.optim.SGD, lr=params["lr"], momentum=0.9)
+        return Trainer(nn.Linear(6, 2), loss=nn.CrossEntropyLoss(), optimizer=sgd, batch_size=96)
+
+    space = {"lr": tune.loguniform(1e-3, 1.0)}
+    options: dict[str, Any] = {"metric": "loss", "mode": None, "max_epochs": 6}
+    search = tuner(train, space, scheduler=tune.PBT(interval=2), **options)
+    with rows(spark) as data:
+        found = search.fit(data)
+
+    def losses(steps: list[float]) -> list[float]:
+        torch.manual_seed(3)
+        net, loss = nn.Linear(6, 2), nn.CrossEntropyLoss()
+        sgd = torch.optim.SGD(net.parameters(), lr=0.0, momentum=0.9)
+        values = []
+        for rate in steps:
+            sgd.param_groups[0]["lr"] = rate
+            sgd.zero_grad()
+            values.append(loss(net(torch.from_numpy(FEATURES)), torch.from_numpy(LABELS)))
+            values[-1].backward()
+            sgd.step()
+        return [value.item() for value in values]
+
+    rates = [[trial.first_params["lr"]] * 6 for trial in found.trials]
+    begun = [0] * 4
+    for at in (2, 4):
+        for trial in found.trials:
+            for copy in trial.copies:
+                if copy["epoch"] == at:
+                    rates[trial.number] = rates[copy["trial"]][:at] + [copy["params"]["lr"]] * (6 - at)
+                    begun[trial.number] = at
+    assert {0, 2, 4} >= set(begun) > {0}
+    for trial in found.trials:
+        got = {int(report["epoch"]): report["loss"] for report in trial.reports}
+        own = range(begun[trial.number], 6)  # before, it was another
+        expected = losses(rates[trial.number])
+        np.testing.assert_allclose([got[n + 1] for n in own], [expected[n] for n in own], rtol=1e-5)
+
+
+def test_ctrl_c_keeps_what_was_found_and_the_search_goes_on(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = runners.TaskRunner._run
+
+    def pressed(self: Any, rung: Any, *arguments: Any) -> Advanced:
+        if rung.number == 2:
+            signal.raise_signal(signal.SIGINT)
+        return run(self, rung, *arguments)
+
+    with rows(spark) as data:
+        whole = tuner(concurrent=1).fit(data, 0.25)
+        search = tuner(concurrent=1, folder=tmp_path / "kept")
+        with monkeypatch.context() as patch:
+            patch.setattr(runners.TaskRunner, "_run", pressed)
+            found = search.fit(data, 0.25)
+        again = search.fit(data, 0.25, resume=True)
+    assert "stopping after the rungs that run; press Ctrl-C again" in capsys.readouterr().err
+    assert (found.stopped_by, found.rungs) == ("interrupt", 3)
+    assert found.best is not None
+    assert found.module() is not None
+    assert (again.replayed, again.best) == (3, whole.best)
+
+
+@pytest.mark.jvm
+def test_trials_side_by_side_have_a_pool_each(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pools: dict[int, str] = {}
+    run = distributed.ClusterRunner._run
+
+    def seen(self: Any, rung: Any, *arguments: Any) -> Advanced:
+        pools[rung.trial] = spark.sparkContext.getLocalProperty("spark.scheduler.pool")
+        return run(self, rung, *arguments)
+
+    monkeypatch.setattr(distributed.ClusterRunner, "_run", seen)
+    with rows(spark, 2) as data:
+        options: dict[str, Any] = {"per_trial": "cluster", "concurrent": 2, "trials": 2, "max_epochs": 1}
+        tuner(metric="loss", mode=None, **options).fit(data)
+    assert pools == {0: "sparkdl-trial-0", 1: "sparkdl-trial-1"}
+    assert spark.sparkContext.getLocalProperty("spark.scheduler.pool") is None
+
+
+def test_a_search_is_shown_while_it_runs(
+    spark: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bar and a last table in a terminal, one output that changes in a notebook."""
+    options: dict[str, Any] = {"metric": "loss", "mode": None, "trials": 2, "max_epochs": 1, "name": "shown"}
+    with rows(spark) as data:
+        found = tuner(**options, progress=True).fit(data)
+        told = capsys.readouterr().err
+        pages: list[str] = []
+        monkeypatch.setattr(shown, "in_notebook", lambda: True)
+        monkeypatch.setattr(shown.Output, "show", lambda self, page: pages.append(page))
+        tuner(**options, progress=True).fit(data)
+    assert "2 trials, 2 ended, 2 epochs, best loss=" in told
+    header, first, second = told.splitlines()[-3:]
+    assert header.split() == ["trial", "status", "epochs", "loss", "lr", "width", "rows"]
+    best = found.get_best()
+    assert first.split()[:4] == [str(best.number), "finished", "1", f"{best.value:.5g}"]
+    assert second.split()[1] == "finished"
+    assert len(pages) == 2
+    assert pages[-1].count("<tr>") == 3
+    assert not capsys.readouterr().err
+
+
 def test_folds_validate_each_other(spark: Any) -> None:
     space = {"lr": 1e-2, "sound": [True, False], "width": [[4], [8]], "rows": 16}
 
@@ -190,7 +297,9 @@ def test_errors_come_before_any_rung(spark: Any) -> None:
             tuner(**options)
     jobs = spark.sparkContext.jobs
     with rows(spark) as data:
-        with pytest.raises(ConfigError, match=r"metric='val/multiclass_accuracy'.*there are no validation rows"):
+        with pytest.raises(
+            ConfigError, match=r"metric='val/multiclass_accuracy'.*there are no validation rows"
+        ):
             tuner().fit(data)
         with pytest.raises(ConfigError, match="resume=True: folder="):
             tuner().fit(data, 0.2, resume=True)
