@@ -19,6 +19,8 @@ from sparkdl.keyed.slots import Slots, compact
 from sparkdl.keyed.tiers import Tiered
 
 _NONE = -1
+HOT = 100
+"""Iterations: an id that was looked up within the last ones is hot."""
 _LEAST_LOG = 4096
 """So many evictions are remembered in any case; see :meth:`Entries.changed`."""
 
@@ -63,11 +65,13 @@ class KeyedTable:
     Attributes:
         rule: as given.
         scalars: the optimizer's state of the table as a whole.
+        hot: of the look-ups that were counted last, how many were of hot ids.
     """
 
     def __init__(self, rule: TableRule, memory: RowMemory | None = None) -> None:
         self.rule = rule
         self.scalars: dict[str, Any] = {}
+        self.hot = 0
         self._memory = memory
         self._clear()
 
@@ -133,6 +137,8 @@ class KeyedTable:
         slots = self._slots_of(ids)
         if (ids[1:] > ids[:-1]).all():
             self._recent = ids, slots
+        known = self._counts.values[slots] > 0
+        self.hot = int(counts[known & (self._last.values[slots] >= iteration - HOT)].sum())
         self._counts.values[slots] += counts
         self._last.values[slots] = iteration
         without = self._places.values[slots] == _NONE
