@@ -239,20 +239,22 @@ class Server:
             port = free.getsockname()[1]
         command = [sys.executable, "-m", "sparkdl", "serve", folder, "--port", str(port), "--watch", "0.5"]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        self._names = names
+        self._names, self._version = names, ""
         self._request = urllib.request.Request(
             f"http://127.0.0.1:{port}/predict",
             json.dumps({"rows": [user]}).encode(),
             headers={"Content-Type": "application/json"},
         )
 
-    def best(self, version: int) -> list[str]:
-        """Wait until a version is served; return the ten best films."""
+    def best(self) -> list[str]:
+        """Wait until another version is served than before; return the ten best films."""
         for _ in range(600):
             try:
                 with urllib.request.urlopen(self._request, timeout=30) as answer:
                     row = json.load(answer)["rows"][0]
-                    if answer.headers["X-Model-Version"] == str(version):
+                    version = answer.headers["X-Model-Version"]
+                    if version != self._version:
+                        self._version = version
                         return [self._names[item] for item in row["items"]]
             except (ConnectionError, urllib.error.URLError) as error:
                 if isinstance(error, urllib.error.HTTPError):
@@ -260,7 +262,7 @@ class Server:
                 if self._process.poll() is not None:
                     raise SystemExit("the server has ended") from None
             time.sleep(0.2)
-        raise SystemExit(f"the server does not answer with version {version}")
+        raise SystemExit("the server does not take up a new version")
 
     def close(self) -> None:
         """End the server."""
@@ -268,8 +270,8 @@ class Server:
         self._process.wait()
 
 
-def learn(online: OnlineTrainer, rows: DataFrame, folder: Path, numbers: range) -> int:
-    """Let events arrive as files; learn them, publish, and return the version."""
+def learn(online: OnlineTrainer, rows: DataFrame, folder: Path, numbers: range) -> None:
+    """Let events arrive as files; learn them and publish."""
     folder.mkdir(exist_ok=True)
     table = rows.orderBy("time", "user_id").toPandas()
     for number in numbers:
@@ -289,7 +291,6 @@ def learn(online: OnlineTrainer, rows: DataFrame, folder: Path, numbers: range) 
     if error is not None:
         raise error
     online.publish()
-    return int(online.history[-1]["iteration"])
 
 
 def main() -> None:
@@ -339,15 +340,15 @@ def main() -> None:
             towers_trainer(args),
             folder / "stream",
             begin=folder / "warm",
-            publisher=Publisher(folder / "models", published, seconds=None),
+            publisher=Publisher(folder / "models", published, seconds=3600),  # and when we say so
         )
         assert online.publisher is not None
-        version = learn(online, later, folder / "events", range(1))
+        learn(online, later, folder / "events", range(1))
         server = Server(online.publisher.path, user, names)
         try:
-            print("served: " + "; ".join(server.best(version)))
-            version = learn(online, later, folder / "events", range(1, FILES))
-            print("served after the stream: " + "; ".join(server.best(version)))
+            print("served: " + "; ".join(server.best()))
+            learn(online, later, folder / "events", range(1, FILES))
+            print("served after the stream: " + "; ".join(server.best()))
         finally:
             server.close()
         learned = sum(batch["rows"] for batch in online.history)
