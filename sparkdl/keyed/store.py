@@ -33,6 +33,20 @@ class Told(NamedTuple):
     admitted: NDArray[np.bool_]
 
 
+class Counted(NamedTuple):
+    """Entries whose look-ups have been counted.
+
+    Attributes:
+        total: how often each was looked up.
+        admitted: whether it has a row.
+        before: completed iterations when it was looked up the last time before; 0 for a new one.
+    """
+
+    total: NDArray[np.int64]
+    admitted: NDArray[np.bool_]
+    before: NDArray[np.int64]
+
+
 class Store(Protocol):
     """Entries by number: 0 for the first id that was added, 1 for the next, and so on."""
 
@@ -75,10 +89,8 @@ class Store(Protocol):
         """Write how often entries were looked up, and when."""
         ...
 
-    def count(
-        self, numbers: Places, counts: NDArray[np.int64], iteration: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Count look-ups; return how many there are now, and which entries have a row."""
+    def count(self, numbers: Places, counts: NDArray[np.int64], iteration: int) -> Counted:
+        """Count look-ups; return what is known of the entries now."""
         ...
 
     def admitted(self, numbers: Places) -> NDArray[np.bool_]:
@@ -169,13 +181,12 @@ class MemoryStore:
         self._counts.values[numbers] = counts
         self._last.values[numbers] = last
 
-    def count(
-        self, numbers: Places, counts: NDArray[np.int64], iteration: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    def count(self, numbers: Places, counts: NDArray[np.int64], iteration: int) -> Counted:
         """Count look-ups."""
         total = self._counts.values[numbers] + counts
+        before = self._last.values[numbers]
         self.note(numbers, total, iteration)
-        return total, self.admitted(numbers)
+        return Counted(total, self.admitted(numbers), before)
 
     def admitted(self, numbers: Places) -> NDArray[np.bool_]:
         """Return which entries have a row."""

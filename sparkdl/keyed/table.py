@@ -17,6 +17,8 @@ from sparkdl.keyed.mix import Ids, initial_rows
 from sparkdl.keyed.store import MemoryStore, Store
 from sparkdl.keyed.tiers import TieredStore
 
+HOT = 100
+"""Iterations: an id that was looked up within the last ones is hot."""
 _LEAST_LOG = 4096
 """So many evictions are remembered in any case; see :meth:`Entries.changed`."""
 
@@ -61,11 +63,13 @@ class KeyedTable:
     Attributes:
         rule: as given.
         scalars: the optimizer's state of the table as a whole.
+        hot: of the look-ups that were counted last, how many were of hot ids.
     """
 
     def __init__(self, rule: TableRule, memory: RowMemory | None = None) -> None:
         self.rule = rule
         self.scalars: dict[str, Any] = {}
+        self.hot = 0
         self._memory = memory
         self._clear()
 
@@ -129,7 +133,8 @@ class KeyedTable:
         numbers = self._store.number(ids)
         if (ids[1:] > ids[:-1]).all():
             self._recent = ids, numbers
-        total, admitted = self._store.count(numbers, counts, iteration)
+        total, admitted, before = self._store.count(numbers, counts, iteration)
+        self.hot = int(counts[(total > counts) & (before >= iteration - HOT)].sum())
         new = ~admitted & (total >= self.rule.min_count)
         if not new.any():
             return 0

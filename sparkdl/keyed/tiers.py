@@ -24,7 +24,7 @@ from sparkdl.keyed.index import CompactIndex
 from sparkdl.keyed.memory import RowMemory
 from sparkdl.keyed.mix import Ids
 from sparkdl.keyed.slots import compact
-from sparkdl.keyed.store import Told
+from sparkdl.keyed.store import Counted, Told
 
 _HOTTEST = 3
 _NONE = -1
@@ -134,14 +134,13 @@ class TieredStore:
         self._set(numbers, counts[:, None] << 1 | before & 1, 1)
         self._last.values[numbers] = last
 
-    def count(
-        self, numbers: Places, counts: NDArray[np.int64], iteration: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    def count(self, numbers: Places, counts: NDArray[np.int64], iteration: int) -> Counted:
         """Count look-ups."""
         now = self._get(numbers, np.int64, 1, 2) + (counts[:, None] << 1)
         self._set(numbers, now, 1)
+        before = self._last.values[numbers].astype(np.int64)
         self._last.values[numbers] = iteration
-        return now[:, 0] >> 1, (now[:, 0] & 1).astype(np.bool_)
+        return Counted(now[:, 0] >> 1, (now[:, 0] & 1).astype(np.bool_), before)
 
     def admitted(self, numbers: Places) -> NDArray[np.bool_]:
         """Return which entries have a row."""

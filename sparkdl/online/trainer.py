@@ -7,7 +7,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path as LocalPath
 from typing import TYPE_CHECKING, Any
@@ -41,6 +41,9 @@ _log = logging.getLogger("sparkdl")
 Score = Callable[[nn.Module, Any], Mapping[str, float]]
 """From a module and the rows of a batch, which it has not seen, to scores by name."""
 
+Mix = Callable[[Any, int], Any]
+"""From the rows of a batch, and its number, to the rows to train on."""
+
 
 class OnlineTrainer:
     """Learns from the batches of a stream, each exactly once.
@@ -62,6 +65,9 @@ class OnlineTrainer:
             optimizer's state, schedule and counters, which weights alone have not.
         score: ``score(module, rows)`` returns scores of the rows of a batch by name, in place of loss and
             metrics; rows are what :meth:`learn` was given.
+        mix: ``mix(rows, number)`` returns the rows to train on in place of a batch's own: with a sample of
+            earlier ones, say, so that a model does not forget them. Rows are what :meth:`learn` was given.
+            A batch that comes again must get the same rows: draw them by the batch's number.
         keep: checkpoints to keep, the newest; those of versions that the publisher keeps stay as well.
         history: of how many of the last batches, and of how many of the last iterations, checkpoints keep
             the history.
@@ -79,6 +85,7 @@ class OnlineTrainer:
         publisher: Publisher | None = None,
         begin: Path | None = None,
         score: Score | None = None,
+        mix: Mix | None = None,
         keep: int = 3,
         history: int = 1000,
     ) -> None:
@@ -88,13 +95,15 @@ class OnlineTrainer:
             raise ConfigError(f"OnlineTrainer(publisher={publisher!r:.100}): expected a Publisher(path)")
         if score is not None and not callable(score):
             raise ConfigError(f"OnlineTrainer(score={score!r:.100}): expected a callable score(module, rows)")
+        if mix is not None and not callable(mix):
+            raise ConfigError(f"OnlineTrainer(mix={mix!r:.100}): expected a callable mix(rows, number)")
         self.publisher = publisher
         self._keep = integer_option("OnlineTrainer", "keep", keep, 1)
         self._history = integer_option("OnlineTrainer", "history", history, 1)
         self._store = Store(folder)
         self._commits = self._store.outside(join(self._store.root, "commits"))
         self._commit = Commit(self._commits)
-        self._begin, self._given_score = begin, score
+        self._begin, self._given_score, self._mix = begin, score, mix
         fitted = trainer.result.module if trainer.result is not None else None
         self._trainer = trainer.with_options(
             module=fitted,
@@ -284,7 +293,10 @@ class OnlineTrainer:
                 with dataset(given) as rows:
                     learned = _has_rows(rows)
                     if learned:
-                        ledger = self._train(given, rows, self._module(newest), point, ledger, batch, stream)
+                        mixed = nullcontext(rows) if self._mix is None else dataset(self._mix(given, batch))
+                        ledger = self._train(
+                            given, rows, mixed, self._module(newest), point, ledger, batch, stream
+                        )
             if ledger.batches:
                 self._publish_if_due(ledger)
             return learned
@@ -293,6 +305,7 @@ class OnlineTrainer:
         self,
         given: Any,
         rows: Dataset,
+        mixed: AbstractContextManager[Dataset],
         module: nn.Module,
         point: ResumePoint | None,
         before: Ledger,
@@ -309,9 +322,9 @@ class OnlineTrainer:
             scores = self._trainer.evaluate(rows, module=module)
         count = len(rows)
         self._commit.entry = lambda n: before.added(stream, batch, count, n, scores, self._history)
-        result = self._trainer.fit(
-            rows, resume=point if point is not None else False, rows="new" if point is not None else "same"
-        )
+        with mixed as lesson:
+            resume: Any = {"resume": point, "rows": "new"} if point is not None else {}
+            result = self._trainer.fit(lesson, **resume)
         if result.stopped_by == "interrupt":
             raise KeyboardInterrupt(f"batch {batch} was not learned to its end; it is to come again")
         self._loaded = (latest(self._commits), result.module)

@@ -59,7 +59,6 @@ def _check_options(config: TrainConfig) -> None:
         "weights_codec": config.weights_codec != "fp32",
         "num_shards": config.num_shards is not None,
         "drop_stragglers": config.drop_stragglers is not None,
-        "elastic": config.elastic is not None,
         "compile": bool(config.compile),
         "ClipByNorm": isinstance(config.clip, ClipByNorm),
         "EarlyStopping(restore_best=True)": any(

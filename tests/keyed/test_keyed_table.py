@@ -10,7 +10,7 @@ import pytest
 from sparkdl.keyed.entries import ROW, Entries, joined, merged
 from sparkdl.keyed.mix import initial_rows, owners
 from sparkdl.keyed.slots import Slots
-from sparkdl.keyed.table import KeyedTable, TableRule
+from sparkdl.keyed.table import HOT, KeyedTable, TableRule
 
 GENERATOR = np.random.default_rng(0)
 IDS = np.unique(GENERATOR.integers(-(2**62), 2**62, 5000))
@@ -60,6 +60,15 @@ def test_an_id_gets_its_row_when_it_was_looked_up_often_enough() -> None:
     assert there.tolist() == [False, True, False, False]
     assert (rows == initial_rows(7, np.array([2]), 4, 1.0, np.dtype(np.float32))).all()
     assert (len(table), table.known) == (1, 3)
+
+
+def test_look_ups_of_ids_that_were_met_lately_are_hot() -> None:
+    table = KeyedTable(rule(min_count=10))
+    found = []
+    for ids, iteration in (([1, 2], 0), ([2, 3], HOT), ([2, 3, 4], HOT + 1), ([1, 2], 2 * HOT + 2)):
+        look_up(table, ids, iteration, times=5)
+        found.append(table.hot)
+    assert found == [0, 5, 10, 0]
 
 
 def test_old_and_small_entries_are_evicted() -> None:

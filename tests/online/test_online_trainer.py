@@ -290,6 +290,28 @@ def test_scores_of_your_own_and_rows_without(spark: Any, tmp_path: Path) -> None
     assert math.isnan(online.history[0]["hit"])
 
 
+def test_other_rows_beside_a_batch(spark: Any, tmp_path: Path) -> None:
+    """It trains on what is mixed in, and scores and counts the batch alone."""
+
+    def mix(batch: Dataset, number: int) -> Dataset:
+        assert len(batch) == len(Y[PARTS[number]])
+        old = slice(0, PARTS[number].stop)
+        return Dataset.from_numpy(X[old], Y[old], spark=spark, num_partitions=2)
+
+    mixed = OnlineTrainer(plain(), tmp_path / "mixed", mix=mix)
+    stream(mixed, "plain", spark)
+    straight, scores = OnlineTrainer(plain(), tmp_path / "straight"), []
+    for number, part in enumerate(PARTS):
+        with rows(number, "plain", spark) as data:
+            scores.append(plain().evaluate(data, module=straight.module)["loss"])
+        old = slice(0, part.stop)
+        with Dataset.from_numpy(X[old], Y[old], spark=spark, num_partitions=2) as data:
+            straight.learn(data, number)
+    assert_bit_equal(mixed.module, straight.module)
+    assert [row["rows"] for row in mixed.history] == [120, 30, 1, 179]
+    assert [row["loss"] for row in mixed.history] == scores
+
+
 def test_the_ledger_is_checked() -> None:
     good = Ledger().added("q", 3, 10, 4, {"loss": 0.5}, 5).state_dict()
     assert Ledger.read(good).rows() == [{"batch": 3, "rows": 10, "iteration": 4, "loss": 0.5}]
@@ -306,6 +328,8 @@ def test_the_ledger_is_checked() -> None:
 def test_mistakes(spark: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected a sparkdl.Trainer"):
         OnlineTrainer(net(), tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"mix=3\): expected a callable"):
+        OnlineTrainer(plain(), tmp_path, mix=3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"Publisher\(seconds=-1\)"):
         Publisher(tmp_path, seconds=-1)
     online = OnlineTrainer(plain(), tmp_path / "a")

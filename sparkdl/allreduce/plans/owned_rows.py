@@ -140,7 +140,7 @@ def changed(
             updated = update_table(table, name, group, spec.rule, gradients, directives, iteration - 1)
         gone = table.evict(iteration) if point.counted else updated[:0]
         asked = [message.tables[name] for message in wanted]
-        new = 0
+        new = looked_up = hot = 0
         seen: Ids = np.unique(np.concatenate([updated[:0], *(part.ids for part in asked)]))
         if len(seen):
             counts = np.zeros(len(seen), np.int64)
@@ -148,11 +148,18 @@ def changed(
                 counts[np.searchsorted(seen, part.ids)] += part.counts
             fresh = beginning(spec.rule, group, table) if group is not None else dict
             new = table.count(seen, counts, iteration, fresh)
+            looked_up, hot = int(counts.sum()), table.hot
         touched = np.union1d(np.setdiff1d(updated, gone, assume_unique=True), seen)
         entries[name] = table.changes(touched, gone, iteration)
         figures[name] = {
-            "rows": len(table), "ids": table.known, "new": new, "evicted": len(gone), "changed": len(seen)
-        }  # fmt: skip
+            "rows": len(table),
+            "ids": table.known,
+            "new": new,
+            "evicted": len(gone),
+            "changed": len(seen),
+            "looked_up": looked_up,
+            "hot": hot,
+        }
     return OwnedRows(entries, figures)
 
 
