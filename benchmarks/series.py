@@ -115,7 +115,8 @@ def compare(spark: SparkSession, args: argparse.Namespace) -> None:
         begins = backtest.origins(WINDOWS, None, est.getHorizon())
         rows = int(df.groupBy("id").count().agg(F.max("count")).collect()[0][0]) - begins[0]
         windows = (rows - est.getInputLength() - est.getHorizon() + 1) * table.id.nunique()
-        epochs = max(1, round(args.steps * args.batch_size / max(windows, 1)))
+        per_epoch = max(1, -(-windows // args.batch_size))
+        epochs = max(1, round(args.steps / per_epoch))
 
         begun = time.perf_counter()
         naive = est.copy().setArchitecture("naive")
@@ -134,7 +135,7 @@ def compare(spark: SparkSession, args: argparse.Namespace) -> None:
                 own = est.copy().setArchitecture(architecture).setSeed(seed).setMaxEpochs(epochs)
                 found.append(means(own.backtest(df, windows=WINDOWS, metrics=METRICS)))
             scores = {key: round(float(np.mean([each[key] for each in found])), 4) for key in METRICS}
-            told(name, architecture, (time.perf_counter() - begun) / args.seeds, scores, epochs=epochs)
+            told(name, architecture, (time.perf_counter() - begun) / args.seeds, scores, steps=epochs * per_epoch)
         for method, seconds, scores in neuralforecast(table, est, begins, args):
             told(name, method, seconds, scores, steps=args.steps)
         df.unpersist()
@@ -185,6 +186,7 @@ def neuralforecast(
             for begin in begins:
                 known = past[ends > begin]
                 told = forecaster.predict(df=known).merge(panel, on=["unique_id", "ds"])
+                assert len(told) == horizon * panel.unique_id.nunique(), "steps that are not the panel's"
                 scale = known.groupby("unique_id").y.apply(lambda y: y.diff(season).abs().mean())
                 told["scale"] = told.unique_id.map(scale)
                 parts.append(told)

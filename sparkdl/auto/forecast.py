@@ -76,8 +76,8 @@ class AutoForecast(Estimator[Any]):
         metric: of the leaderboard: ``mae``, ``rmse``, ``smape``, ``mase``, or ``pinball`` with quantiles.
         windows: horizons of each series that the leaderboard forecasts.
         trials: most trials.
-        holtWinters: whether to compare with it; by default where statsmodels is installed, and the metric is
-            not ``pinball``.
+        holtWinters: whether to compare with it; by default where statsmodels is installed, unless the metric
+            is ``pinball``: it gives no quantiles.
         **options: of :class:`sparkdl.tune.Tuner`, such as ``max_epochs``, ``seed``, ``concurrent``.
 
     Raises:
@@ -103,8 +103,10 @@ class AutoForecast(Estimator[Any]):
             raise ConfigError(f"timeBudget={timeBudget!r:.100}: expected a positive number of seconds")
         backtest.origins(windows, None, estimator.getHorizon())
         if holtWinters:
-            if metric == "pinball":  # all quantiles would be its forecast
-                raise ConfigError("metric='pinball', holtWinters=True: Holt-Winters gives no quantiles")
+            if metric == "pinball":
+                raise ConfigError(
+                    "metric='pinball', holtWinters=True: Holt-Winters gives no quantiles; say holtWinters=False"
+                )
             holt_winters.check_installed()
         self.estimator, self.timeBudget, self.metric = estimator, timeBudget, metric
         self.space = dict(SPACE if space is None else space)
@@ -150,10 +152,7 @@ class AutoForecast(Estimator[Any]):
         backtest.scored(self.estimator, [self.metric])  # one that is none is told now
         chosen = {NAIVE: with_params(self.estimator, {"architecture": "naive"})}
         entries = [self._scored(dataset, begins, NAIVE, chosen[NAIVE])]
-        compares = self.holtWinters
-        if compares is None:
-            compares = self.metric != "pinball" and holt_winters.is_installed()
-        if compares:
+        if self._compares():
             entries.append(self._holt_winters(dataset, begins))
         result = self._search(dataset, begins[0], max(1.0, SEARCH_SHARE * (end - time.monotonic())))
         for number, (name, trial) in enumerate(_best_of_each(result).items()):
@@ -164,6 +163,12 @@ class AutoForecast(Estimator[Any]):
         board = Leaderboard(entries, self.metric, "min")
         best = next(entry for entry in board.entries if entry.model in chosen)
         return AutoForecastModel(on_all_rows(chosen[best.model]).fit(dataset), board, result)
+
+    def _compares(self) -> bool:
+        """Return whether Holt-Winters is a baseline."""
+        if self.holtWinters is None:
+            return self.metric != "pinball" and holt_winters.is_installed()
+        return self.holtWinters
 
     def _search(self, dataset: DataFrame, withheld: int, timeout: float) -> SearchResult:
         """Search on what comes before the leaderboard's steps."""

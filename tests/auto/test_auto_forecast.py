@@ -68,11 +68,25 @@ def test_the_best_of_a_search_beside_baselines_is_fitted_to_all_rows(real: Any, 
             "space: 'leaningRate' is no Param",
         ),
         (lambda: AutoForecast(estimator(), trials=0), "trials"),
+        (
+            lambda: AutoForecast(
+                estimator(quantiles=[0.1, 0.5, 0.9]), metric="pinball", holtWinters=True, trials=1
+            ),
+            "metric='pinball': Holt-Winters gives no quantiles; say holtWinters=False",
+        ),
     ],
 )
 def test_what_cannot_work_is_told_at_once(make: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
+
+
+def test_holt_winters_is_a_baseline_where_it_can_be_one(monkeypatch: Any) -> None:
+    monkeypatch.setattr(holt_winters, "is_installed", lambda: True)
+    levels = estimator(quantiles=[0.1, 0.5, 0.9])
+    assert AutoForecast(levels)._compares()
+    assert not AutoForecast(levels, metric="pinball")._compares()
+    assert not AutoForecast(levels, holtWinters=False)._compares()
 
 
 def test_each_candidate_of_the_default_space_makes_a_module() -> None:
