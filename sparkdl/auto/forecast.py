@@ -104,9 +104,7 @@ class AutoForecast(Estimator[Any]):
         backtest.origins(windows, None, estimator.getHorizon())
         if holtWinters:
             if metric == "pinball":
-                raise ConfigError(
-                    "metric='pinball', holtWinters=True: Holt-Winters gives no quantiles; say holtWinters=False"
-                )
+                raise ConfigError("metric='pinball': Holt-Winters gives no quantiles; say holtWinters=False")
             holt_winters.check_installed()
         self.estimator, self.timeBudget, self.metric = estimator, timeBudget, metric
         self.space = dict(SPACE if space is None else space)
