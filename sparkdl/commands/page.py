@@ -6,8 +6,6 @@ which puts them in as text. The page's policy (CSP) runs no other script and ope
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -15,30 +13,17 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from sparkdl import __version__, html
+from sparkdl import html
+from sparkdl.commands.document import document, script_of
 from sparkdl.commands.found import Course, RunSummary
 from sparkdl.exceptions import ConfigError
 
 _POINTS = 400
 _SMALL = (140, 30)
 _LARGE = (480, 96)
-_FOLDER = Path(__file__).parent
+_SCRIPT = "page.js"
 
-_PAGE = Template("""\
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="$policy">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="referrer" content="no-referrer">
-<title>$title</title>
-<style>
-$style</style>
-</head>
-<body>
-<h1>$title</h1>
-<p>$remark</p>
+_BODY = Template("""\
 <div id="runs" class="wide">$runs</div>
 <section id="compare" hidden>
 <h2>Compare</h2>
@@ -54,8 +39,6 @@ $style</style>
 $details
 <script type="application/json" id="data">$data</script>
 <script>$script</script>
-</body>
-</html>
 """)
 
 
@@ -80,21 +63,16 @@ def write(path: Path, found: Sequence[RunSummary], folder: str) -> None:
 
 def page(found: Sequence[RunSummary], folder: str) -> str:
     """Return the page of some runs, the last of which it shows first."""
-    script = (_FOLDER / "page.js").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     one = len(found) == 1
-    return _PAGE.substitute(
-        policy=f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
-        "base-uri 'none'; form-action 'none'",
-        title=html.text(f"Runs in {folder}"),
-        remark=html.text(f"{len(found)} run{'' if one else 's'}, {made}, sparkdl {__version__}"),
-        style=(_FOLDER / "page.css").read_text(encoding="utf-8"),
-        script=script,
+    body = _BODY.substitute(
+        script=script_of(_SCRIPT),
         runs=_list(found),
         details="\n".join(map(_details, found)),
         data=_json([_data(run) for run in found]),
     )
+    remark = f"{len(found)} run{'' if one else 's'}, {made}"
+    return document(f"Runs in {folder}", remark, body, _SCRIPT)
 
 
 def facts(run: RunSummary) -> dict[str, str]:

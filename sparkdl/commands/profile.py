@@ -10,8 +10,9 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from sparkdl import __version__, html
+from sparkdl import html
 from sparkdl.commands import rehearse
+from sparkdl.commands.document import document
 from sparkdl.exceptions import ConfigError
 
 _EXAMPLES = """\
@@ -23,7 +24,6 @@ examples:
 Runs the script as far as its first fit, which trains for some seconds on a sample instead, and then ends the
 script. The trace opens at https://ui.perfetto.dev: driver, tasks of each host, and the layers of one step.
 """
-_FOLDER = Path(__file__).parent
 _BAR = (200, 12)
 _LAYERS = 30
 _MEANS = {
@@ -47,28 +47,11 @@ _FACTS = {
     "jvm_bytes": "memory of an executor's JVM",
 }
 
-_PAGE = Template("""\
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="$policy">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="referrer" content="no-referrer">
-<title>$title</title>
-<style>
-$style.parts td, .parts th { overflow-wrap: normal; }
-</style>
-</head>
-<body>
-<h1>$title</h1>
-<p>$remark</p>
+_BODY = Template("""\
 <h2>A step</h2><div class="wide parts">$parts</div>
 <h2>What to change</h2><div class="wide">$advice</div>
 <h2>Layers</h2><div class="wide">$layers</div>
 <h2>Measured with</h2><div class="wide">$facts</div>
-</body>
-</html>
 """)
 
 
@@ -142,18 +125,14 @@ def page(found: Mapping[str, Any]) -> str:
         )
         for layer in found["layers"][:_LAYERS]
     ]
-    return _PAGE.substitute(
-        policy="default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'",
-        title=html.text(f"A step of {found['name']}"),
-        remark=html.text(
-            f"{1e3 * step:.4g} ms; the largest part is {found['bottleneck']}, {share}; sparkdl {__version__}"
-        ),
-        style=(_FOLDER / "page.css").read_text(encoding="utf-8"),
+    body = _BODY.substitute(
         parts=html.table(["part", "ms", "share", "", "what it is"], parts),
         advice=html.table(["", "change"], enumerate(found["advice"], 1)),
         layers=html.table(["layer", "kind", "parameters", "forward ms", "backward ms", ""], layers),
         facts=html.table(["", "value"], [(told, _fact(found, name)) for name, told in _FACTS.items()]),
     )
+    remark = f"{1e3 * step:.4g} ms; the largest part is {found['bottleneck']}, {share}"
+    return document(f"A step of {found['name']}", remark, body)
 
 
 def _parts(found: Mapping[str, Any]) -> list[tuple[str, float]]:

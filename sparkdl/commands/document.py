@@ -1,0 +1,59 @@
+"""A page that loads nothing: its style and its only script are in it, and its policy (CSP) runs no other."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from pathlib import Path
+from string import Template
+
+from sparkdl import __version__, html
+
+_FOLDER = Path(__file__).parent
+
+_PAGE = Template("""\
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="$policy">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="referrer" content="no-referrer">
+<title>$title</title>
+<style>
+$style</style>
+</head>
+<body>
+<h1>$title</h1>
+<p>$remark</p>
+$body</body>
+</html>
+""")
+
+
+def document(title: str, remark: str, body: str, script: str | None = None) -> str:
+    """Return a page.
+
+    Args:
+        title: as text.
+        remark: as text; the version follows it.
+        body: HTML that ends with a line break.
+        script: name of the file with the script that the body has, if there is one.
+    """
+    source = f"script-src 'sha256-{_digest(script)}'; " if script else ""
+    return _PAGE.substitute(
+        policy=f"default-src 'none'; style-src 'unsafe-inline'; {source}base-uri 'none'; form-action 'none'",
+        title=html.text(title),
+        remark=html.text(f"{remark}, sparkdl {__version__}"),
+        style=(_FOLDER / "page.css").read_text(encoding="utf-8"),
+        body=body,
+    )
+
+
+def script_of(name: str) -> str:
+    """Return the text of a script."""
+    return (_FOLDER / name).read_text(encoding="utf-8")
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script_of(script).encode()).digest()).decode()
