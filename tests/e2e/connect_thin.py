@@ -115,7 +115,7 @@ def main(url: str) -> None:
         found["second"] = "raised"
     asleep.unlink()
     # Tasks that were still asleep would have all slots.
-    found["rows"] = spark.range(0, 4, 1, 4).mapInArrow(iter, "id long").count()
+    found["rows"] = spark.range(0, 4, 1, 4).mapInArrow(lambda batches: batches, "id long").count()
     found["seconds"] = time.monotonic() - begin
     found["py4j"] = "py4j" in sys.modules
     made["data"].release()
