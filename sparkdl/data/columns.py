@@ -76,7 +76,7 @@ def tensor_metadata(shape: tuple[int, ...], dtype: str) -> dict[str, Any]:
     """Return a DataFrame column's metadata with the shape and dtype of a :class:`Column`.
 
     Spark keeps metadata through selections, filters and Parquet files, so readers of such a
-    column know its shape: ``df.withColumn("x", expression.alias("x", metadata=...))``.
+    column know its shape: ``df.select("*", expression.alias("x", metadata=...))``.
 
     Args:
         shape: shape of one row's tensor.

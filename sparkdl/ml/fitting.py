@@ -31,6 +31,9 @@ NOTHING = "__sparkdl_nothing"
 _MAX_CLASSES = 1000
 """So many classes at most are inferred from labels: a stray one would make a module of any size."""
 
+_INDEX = "__sparkdl_index"
+"""A column of classes, until it takes the place of the label."""
+
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -89,7 +92,9 @@ def index_strings(df: DataFrame, name: str, known: tuple[str, ...] = ()) -> tupl
         )
     index = F.call_function("array_position", F.array(*map(F.lit, labels)), column(name)).cast("double") - 1
     metadata = {"ml_attr": {"type": "nominal", "name": name, "vals": list(labels)}}
-    return df.withColumn(name, index.alias(name, metadata=metadata)), labels
+    # By a select, for on Spark Connect withColumn drops metadata.
+    indexed = df.select("*", index.alias(_INDEX, metadata=metadata))
+    return indexed.drop(name).withColumnRenamed(_INDEX, name), labels
 
 
 def _strings(df: DataFrame, name: str) -> tuple[str, ...]:

@@ -128,5 +128,5 @@ def add_column(
         call = call.asNondeterministic()
     name = F.lit(None).cast("string") if row_name is None else row_name
     result = call(name, *values).alias(output, metadata=tensor_metadata(shape, dtype))
-    df = df.withColumn(output, result)
+    df = df.select("*", result)  # on Spark Connect withColumn drops metadata
     return df.filter(quoted(output).isNotNull()) if handle_invalid == "skip" else df

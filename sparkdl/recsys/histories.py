@@ -13,6 +13,8 @@ from sparkdl.recsys.splits import time_order
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+_ITEMS = "__sparkdl_items"
+
 
 def with_history(
     df: DataFrame,
@@ -63,6 +65,8 @@ def with_history(
     ordered = Window.partitionBy(quoted(user)).orderBy(*time_order(user, item, time, seed))
     before = F.collect_list(quoted(item).cast("bigint")).over(ordered.rowsBetween(-size, -1))
     padding = F.array_repeat(F.lit(0).cast("bigint"), size)
-    with_items = df.withColumn(output, before).withColumn(length, F.size(quoted(output)))
-    filled = F.slice(F.concat(quoted(output), padding), 1, size)
-    return with_items.withColumn(output, filled.alias(output, metadata=tensor_metadata((size,), "int64")))
+    filled = F.slice(F.concat(F.col(_ITEMS), padding), 1, size)
+    described = filled.alias(output, metadata=tensor_metadata((size,), "int64"))
+    # On Spark Connect withColumn drops metadata.
+    with_items = df.withColumn(_ITEMS, before)
+    return with_items.select("*", described, F.size(_ITEMS).alias(length)).drop(_ITEMS)

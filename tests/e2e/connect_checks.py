@@ -1,14 +1,14 @@
-"""What ``connect_thin.py`` is to find."""
+"""What ``connect_whole.py`` is to find."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from connect_thin import SLEEP
+from connect_whole import SLEEP
 
 
-def check_thin(found: dict[str, Any]) -> None:
+def check_whole(found: dict[str, Any]) -> None:
     """Check the README's program, its progress bar and history, resume, and one and two Ctrl-C."""
     assert found["line"] == pytest.approx([3, 1], abs=0.01)
     assert "epoch 10" in found["bar"]

@@ -13,7 +13,7 @@ import cloudpickle
 import connect_fits
 import psutil
 import pytest
-from connect_checks import check_thin
+from connect_checks import check_whole
 from standalone import cluster as standalone
 from support.connect import Server, missing, run_client, server
 from support.no_jvm import no_jvm
@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=f"not installed: {', '.join(missing())}"),
 ]
 
-SCRIPT, THIN = (Path(__file__).with_name(name) for name in ("connect_fits.py", "connect_thin.py"))
+SCRIPT, THIN, WHOLE = (Path(__file__).with_name(f"connect_{name}.py") for name in ("fits", "thin", "whole"))
 
 
 @pytest.fixture(scope="module")
@@ -129,8 +129,17 @@ def test_a_hundred_million_parameters_end_with_the_same_bits(
     check(found, expected)
 
 
+def test_a_client_without_java_trains_and_is_interrupted(connect: Server, tmp_path: Path) -> None:
+    found = run_client(tmp_path, THIN, connect.url)
+    assert found["line"] == pytest.approx([3, 1], abs=0.01)
+    assert found["stopped by"] == "interrupt"
+    assert 2 <= found["epochs"] < 100_000
+    assert not found["py4j"]
+
+
+@pytest.mark.slow
 def test_a_client_without_java_has_all_of_a_fit(connect: Server, tmp_path: Path) -> None:
-    check_thin(run_client(tmp_path, THIN, connect.url))
+    check_whole(run_client(tmp_path, WHOLE, connect.url))
 
 
 LOSES = {"spark.locality.wait": "300ms", "spark.executor.memory": "1g", "spark.executor.cores": "1"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyspark
 import pytest
-from connect_checks import check_thin
+from connect_checks import check_whole
 from support.connect import missing, run_client, server
 
 pytestmark = [
@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=f"not installed: {', '.join(missing())}"),
 ]
 
-THIN = Path(__file__).with_name("connect_thin.py")
+WHOLE = Path(__file__).with_name("connect_whole.py")
 OTHERS = ("4.1", "4.2")
 HERE = pyspark.__version__
 
@@ -44,10 +44,10 @@ def fetch(folder: Path, wanted: str) -> Path:
 
 def check(folder: Path, url: str, packages: Path | None, client: str, spark: str) -> None:
     """Check that a client has all of a fit."""
-    found = run_client(folder, THIN, url, packages=packages)
+    found = run_client(folder, WHOLE, url, packages=packages)
     assert found["version"].startswith(client)
     assert found["server"].startswith(spark)
-    check_thin(found)
+    check_whole(found)
 
 
 @pytest.mark.parametrize("other", OTHERS)

@@ -97,6 +97,7 @@ found["looked"] = error(looked, "prediction", expected)
 
 log = [(f"u{n % 3}", n % 11, n) for n in range(30)]
 events = with_history(spark.createDataFrame(log, "user string, item long, time long"), 2)
+found["history"] = events.schema["history"].metadata
 before, last = leave_last_out(events)
 hashed = with_hash(last, "id", "user", "item")
 rows = with_category(hashed, "item", count_categories(before, "item"), index="n")
@@ -120,7 +121,7 @@ print("FOUND", json.dumps(found))
 spark.stop()
 '''
 
-OTHERS = ("connect", "error", "same", "refused", "recsys")
+OTHERS = ("connect", "error", "same", "refused", "recsys", "history")
 NEEDED = ("grpc", "grpc_status", "google.rpc", "zstandard")
 
 
@@ -195,6 +196,7 @@ def test_models_are_saved_and_loaded_on_spark_connect(found, copy):
 
 def test_features_of_recommenders_on_spark_connect(found):
     # Each user has had all items but one.
+    assert found["history"] == {"sparkdl": {"shape": [2], "dtype": "int64"}}
     assert found["recsys"] == [
         ["u0", 5, [10, 2], [8], 2, True, True],
         ["u1", 6, [0, 3], [9], 2, True, True],

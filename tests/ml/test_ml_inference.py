@@ -442,7 +442,9 @@ def test_equals_plain_torch(spark, linear, size, partitions):
 
 
 def test_other_columns_stay_and_their_order_does_not_matter(spark, linear):
-    df = frame(spark).withColumn("id", F.col("id").alias("id", metadata={"note": "kept"}))
+    df = frame(spark)
+    described = F.col("id").alias("id", metadata={"note": "kept"})
+    df = df.select(*(described if name == "id" else name for name in df.columns))
     df = df.withColumn("a.b", F.lit("dots")).withColumn("extra", F.struct("id", "a"))
     wanted = Inference(module=linear, inputs="array", outputs=PREDICTION)
     expected = plain(linear)

@@ -228,7 +228,7 @@ def test_models_and_estimators_copy_as_in_spark(df):
         assert model.numFeatures == 2
         assert model.hasSummary
         with pytest.raises(Exception, match="x"):
-            model.setFeaturesCol("x").transform(df)
+            _ = model.setFeaturesCol("x").transform(df).columns
 
 
 def test_an_output_column_that_is_there_already_is_named(df):

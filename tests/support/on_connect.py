@@ -124,11 +124,16 @@ def refused(item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestR
     if reason is None:
         return
     item.user_properties.append((INCOMPLETE, "true"))
-    if LISTED and name_of(item.nodeid) not in LISTED:
+    if not is_listed(item.nodeid):
         report.sections.append((NOT_HERE + reason, f"If that is right, list {name_of(item.nodeid)}."))
         return
     path, line, _ = item.location
     report.outcome, report.longrepr = "skipped", (path, line or 0, NOT_HERE + reason)
+
+
+def is_listed(nodeid: str) -> bool:
+    """Return whether a test may be refused something."""
+    return not LISTED.isdisjoint([name_of(nodeid), f"{nodeid.partition('::')[0]}::*"])
 
 
 def name_of(nodeid: str) -> str:
