@@ -76,7 +76,8 @@ class AutoForecast(Estimator[Any]):
         metric: of the leaderboard: ``mae``, ``rmse``, ``smape``, ``mase``, or ``pinball`` with quantiles.
         windows: horizons of each series that the leaderboard forecasts.
         trials: most trials.
-        holtWinters: whether to compare with it; by default where statsmodels is installed.
+        holtWinters: whether to compare with it; by default where statsmodels is installed, and the metric is
+            not ``pinball``.
         **options: of :class:`sparkdl.tune.Tuner`, such as ``max_epochs``, ``seed``, ``concurrent``.
 
     Raises:
@@ -102,6 +103,8 @@ class AutoForecast(Estimator[Any]):
             raise ConfigError(f"timeBudget={timeBudget!r:.100}: expected a positive number of seconds")
         backtest.origins(windows, None, estimator.getHorizon())
         if holtWinters:
+            if metric == "pinball":  # all quantiles would be its forecast
+                raise ConfigError("metric='pinball', holtWinters=True: Holt-Winters gives no quantiles")
             holt_winters.check_installed()
         self.estimator, self.timeBudget, self.metric = estimator, timeBudget, metric
         self.space = dict(SPACE if space is None else space)
@@ -148,19 +151,19 @@ class AutoForecast(Estimator[Any]):
         chosen = {NAIVE: with_params(self.estimator, {"architecture": "naive"})}
         entries = [self._scored(dataset, begins, NAIVE, chosen[NAIVE])]
         compares = self.holtWinters
-        if holt_winters.is_installed() if compares is None else compares:
+        if compares is None:
+            compares = self.metric != "pinball" and holt_winters.is_installed()
+        if compares:
             entries.append(self._holt_winters(dataset, begins))
         result = self._search(dataset, begins[0], max(1.0, SEARCH_SHARE * (end - time.monotonic())))
         for number, (name, trial) in enumerate(_best_of_each(result).items()):
             if number and time.monotonic() + trial.seconds > end:
                 break
-            found = with_params(self.estimator, trial.params).setMaxEpochs(best_epoch(trial))
-            chosen[name] = found.setValidationSteps(0)  # it trains on the steps that have validated, too
-            found.clear(found.earlyStoppingPatience)
+            chosen[name] = with_params(self.estimator, trial.params).setMaxEpochs(best_epoch(trial))
             entries.append(self._scored(dataset, begins, name, chosen[name], trial))
         board = Leaderboard(entries, self.metric, "min")
         best = next(entry for entry in board.entries if entry.model in chosen)
-        return AutoForecastModel(chosen[best.model].fit(dataset), board, result)
+        return AutoForecastModel(on_all_rows(chosen[best.model]).fit(dataset), board, result)
 
     def _search(self, dataset: DataFrame, withheld: int, timeout: float) -> SearchResult:
         """Search on what comes before the leaderboard's steps."""
@@ -188,7 +191,7 @@ class AutoForecast(Estimator[Any]):
     ) -> Entry:
         """Fit without the leaderboard's steps, and score the forecasts of them."""
         begun = time.monotonic()
-        forecasts = estimator.fitBefore(dataset, begins[0])._rows(dataset, begins)
+        forecasts = on_all_rows(estimator).fitBefore(dataset, begins[0])._rows(dataset, begins)
         value = self._value(forecasts)
         return Entry(
             model=name,
@@ -204,8 +207,6 @@ class AutoForecast(Estimator[Any]):
         layout, outputs = estimator._layout(), [estimator.getPredictionCol()]
         season = estimator.getSeasonality()
         baseline = holt_winters.HoltWinters(season, layout.horizon)
-        if self.metric == "pinball":  # it gives no quantiles: all are its forecast
-            raise ConfigError("metric='pinball': Holt-Winters gives no quantiles; say holtWinters=False")
         forecasts = forecast_rows(dataset, baseline, layout, outputs, season=season, origins=begins)
         value = self._value(forecasts)
         return Entry(model=HOLT_WINTERS, value=value, seconds=time.monotonic() - begun)
@@ -254,6 +255,13 @@ def with_params(estimator: TimeSeriesEstimator, params: Mapping[str, Any]) -> Ti
     for name, value in values.items():
         own._set(**{own.getParam(name).name: value})
     own.clear(own.checkpointPath)
+    return own
+
+
+def on_all_rows(estimator: TimeSeriesEstimator) -> TimeSeriesEstimator:
+    """Return a copy of an estimator that also trains on the steps which have validated in the search."""
+    own = estimator.copy().setValidationSteps(0)
+    own.clear(own.earlyStoppingPatience)
     return own
 
 

@@ -13,7 +13,6 @@ from sparkdl.auto import AutoForecast, Entry, forecast
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml import TimeSeriesEstimator, TimeSeriesModel, backtest
 from sparkdl.series import holt_winters
-from sparkdl.tune.trial import Trial
 from sparkdl.tune.tuner import Tuner
 
 
@@ -88,27 +87,37 @@ def test_each_candidate_of_the_default_space_makes_a_module() -> None:
         assert source is not None
 
 
-def test_the_best_one_is_fitted_to_the_steps_that_have_validated_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    scored: list[TimeSeriesEstimator] = []
+@pytest.fixture
+def without_work(monkeypatch: pytest.MonkeyPatch) -> list[TimeSeriesEstimator]:
+    """Let AutoForecast find a naive forecaster at once; return what it fits at the end."""
     fitted: list[TimeSeriesEstimator] = []
-
-    def score(self: Any, df: Any, begins: Any, name: str, own: TimeSeriesEstimator, *_: Any) -> Entry:
-        scored.append(own)
-        return Entry(model=name, value=-len(scored), seconds=0)
-
-    trial = Trial(number=0, params={"architecture": "tcn"}, first_params={}, values={1: -2.0, 3: -1.0})
+    naive = Entry(model=forecast.NAIVE, value=1, seconds=0)
     monkeypatch.setattr(backtest, "scored", lambda *_: [])
-    monkeypatch.setattr(AutoForecast, "_scored", score)
-    monkeypatch.setattr(AutoForecast, "_search", lambda *_: SimpleNamespace(trials=[trial]))
+    monkeypatch.setattr(AutoForecast, "_scored", lambda *_: naive)
+    monkeypatch.setattr(AutoForecast, "_search", lambda *_: SimpleNamespace(trials=[]))
     monkeypatch.setattr(TimeSeriesEstimator, "fit", lambda self, rows: fitted.append(self))
+    return fitted
+
+
+def test_the_best_one_is_fitted_to_the_steps_that_have_validated_too(
+    without_work: list[TimeSeriesEstimator],
+) -> None:
     auto = AutoForecast(estimator(validationSteps=4, earlyStoppingPatience=2), holtWinters=False)
     auto._fit(None)
-    assert fitted == scored[1:]
-    assert [(own.getArchitecture(), own.getMaxEpochs(), own.getValidationSteps()) for own in fitted] == [
-        ("tcn", 3, 0)
-    ]
-    assert not fitted[0].isSet("earlyStoppingPatience")
+    assert [own.getValidationSteps() for own in without_work] == [0]
+    assert not without_work[0].isSet("earlyStoppingPatience")
     assert auto.estimator.getValidationSteps() == 4
+
+
+def test_holt_winters_is_left_out_where_quantiles_are_compared(
+    without_work: list[TimeSeriesEstimator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holt_winters, "is_installed", lambda: True)
+    monkeypatch.setattr(AutoForecast, "_holt_winters", lambda *_: pytest.fail("it was fitted"))
+    AutoForecast(estimator(quantiles=[0.1, 0.5]), metric="pinball")._fit(None)
+    assert len(without_work) == 1
+    with pytest.raises(ConfigError, match="Holt-Winters gives no quantiles"):
+        AutoForecast(estimator(quantiles=[0.1, 0.5]), metric="pinball", holtWinters=True)
 
 
 def forecast_module() -> Any:
