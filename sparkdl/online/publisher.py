@@ -270,9 +270,9 @@ class Publisher:
             self._delete(name)
 
     def _delete(self, name: str) -> None:
-        """Delete a file, or the files in the folders of a version's folder, and no others."""
+        """Delete a file, a link, or the files in the folders of a version's folder, and no others."""
         folder = join(self._root, name)
-        if name.removeprefix(".").startswith(("changes-", POINTER)):
+        if name.removeprefix(".").startswith(("changes-", POINTER)) or self._store.is_link(folder):
             self._store.delete(folder)
             return
         for name, is_file in self._store.entries(folder).items():

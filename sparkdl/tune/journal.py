@@ -160,15 +160,16 @@ class Journal:
         self._append({**rung.key(), **told})
 
     def _keep(self, number: int, parts: frame.Parts) -> str:
-        """Write the state of a rung, and see it to the disk; return its checksum."""
+        """Write the state of a rung, to the disk if it is to outlast this process; return its checksum."""
         path, checksum = self._state(number), hashlib.sha256()
         draft = path.with_suffix(".draft")
         with open(draft, "wb", opener=opener) as file:
             for part in parts:
                 checksum.update(part)
                 file.write(part)
-            file.flush()
-            os.fsync(file.fileno())
+            if self._own is None:
+                file.flush()
+                os.fsync(file.fileno())
         draft.rename(path)
         self._digests[number] = checksum.hexdigest()
         return self._digests[number]

@@ -245,6 +245,18 @@ def test_drafts_that_a_crash_has_left_are_deleted(spark: Any, tmp_path: Path) ->
     assert sorted(path.name for path in models.glob(".*")) == [".current.json.mine"]
 
 
+def test_files_that_a_link_leads_to_are_not_deleted(spark: Any, tmp_path: Path) -> None:
+    models, other = tmp_path / "models", tmp_path / "other" / "metadata"
+    other.mkdir(parents=True)
+    (other / "part-00000").write_text("{}")
+    models.mkdir()
+    (models / "version-00000000").symlink_to(other.parent)
+    online = OnlineTrainer(keyed(), tmp_path / "run", publisher=publisher(models, keep=1))
+    learn(online, 0, spark)
+    assert not (models / "version-00000000").is_symlink()
+    assert (other / "part-00000").exists()
+
+
 def test_nobody_waits_for_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "current.json")
     with pytest.raises(ConfigError, match="current.json is not a regular file"):
