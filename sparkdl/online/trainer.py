@@ -65,12 +65,10 @@ class OnlineTrainer:
             optimizer's state, schedule and counters, which weights alone have not.
         score: ``score(module, rows)`` returns scores of the rows of a batch by name, in place of loss and
             metrics; rows are what :meth:`learn` was given.
-        mix: ``mix(rows, number)`` returns the rows to train on in place of a batch's own: with a sample of
-            earlier ones, say, so that a model does not forget them. Rows are what :meth:`learn` was given.
-            A batch that comes again must get the same rows: draw them by the batch's number.
+        mix: ``mix(rows, number)`` returns what to train on in place of a batch's rows: with a sample of
+            earlier ones, say. Draw by the batch's number: if it comes again it must get the same rows.
         keep: checkpoints to keep, the newest; those of versions that the publisher keeps stay as well.
-        history: of how many of the last batches, and of how many of the last iterations, checkpoints keep
-            the history.
+        history: of how many of the last batches and iterations checkpoints keep the history.
 
     Raises:
         ConfigError: if an argument cannot work.
@@ -293,7 +291,10 @@ class OnlineTrainer:
                 with dataset(given) as rows:
                     learned = _has_rows(rows)
                     if learned:
-                        mixed = nullcontext(rows) if self._mix is None else dataset(self._mix(given, batch))
+                        found = given if self._mix is None else self._mix(given, batch)
+                        mixed: Any = nullcontext(rows)
+                        if found is not given:
+                            mixed = found if isinstance(found, Dataset) else dataset(found)
                         ledger = self._train(
                             given, rows, mixed, self._module(newest), point, ledger, batch, stream
                         )

@@ -12,6 +12,7 @@ from test_train_elastic import Executors
 from test_train_keyed import FAR, PAIRS, SCORES, keyed, rows_of, trainer
 
 from sparkdl import Dataset
+from sparkdl.optim import Staleness
 from sparkdl.train import Checkpoint, Elastic, EveryIterations, MaxIteration, load_weights
 from sparkdl.train.checkpoint import CheckpointFolder
 
@@ -46,10 +47,12 @@ def stopped(spark: Any, path: Path, counts: dict[int, int], **options: Any) -> A
     return found
 
 
-@pytest.mark.parametrize("exchange", ["replicated", "sharded"])
-@pytest.mark.parametrize("counts", [{1: 3}, {7: 2, 9: 4}, {12: 2, 13: 3, 15: 1}])
+@pytest.mark.parametrize(
+    ("exchange", "counts"),
+    [("replicated", {1: 3}), ("replicated", {12: 2, 13: 3, 15: 1}), ("sharded", {7: 2, 12: 4})],
+)
 def test_a_move_has_the_bits_of_a_stop(
-    spark: Any, monkeypatch: Any, tmp_path: Path, counts: dict[int, int], exchange: Any
+    spark: Any, monkeypatch: Any, tmp_path: Path, exchange: Any, counts: dict[int, int]
 ) -> None:
     """Within epochs of 12 iterations, between two of them, and one move after the other."""
     with threads(1):
@@ -61,8 +64,6 @@ def test_a_move_has_the_bits_of_a_stop(
 
 
 def test_bounded_memory_and_late_gradients_move_too(spark: Any, monkeypatch: Any, tmp_path: Path) -> None:
-    from sparkdl.optim import Staleness
-
     counts, late = {5: 3, 10: 2}, Staleness(share=0.5)
     with threads(1):
         found = moved(spark, monkeypatch, counts, row_memory=1500, staleness=late)
