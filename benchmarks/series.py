@@ -14,8 +14,11 @@ Each prints JSON lines::
     many     seconds to forecast so many series as a DataFrame, and rows per second
 
 Neural forecasts are the mean error over the seeds. Data: carbon dioxide at Mauna Loa by month (from
-statsmodels), sea surface temperatures by month (likewise), employment in 23 industries by month (from
-vega_datasets), normal temperatures of Seattle by hour (likewise).
+statsmodels), sea surface temperatures by month (likewise), employment by month (from vega_datasets: 22
+industries and sums of them, without the season), normal temperatures of Seattle by hour (likewise).
+
+All fits of ``compare`` end before the first forecast; Holt-Winters, which learns from each series alone, is
+fitted again before each.
 """
 
 from __future__ import annotations
