@@ -259,7 +259,7 @@ def main() -> None:
     parser.add_argument("bench", choices=["compare", "auto", "many"])
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--data", nargs="+", choices=list(DATA), default=list(DATA))
-    parser.add_argument("--architectures", nargs="+", default=["nbeats", "tcn", "patch"])
+    parser.add_argument("--architectures", nargs="*", default=["nbeats", "tcn", "patch"])
     parser.add_argument("--steps", type=int, default=600, help="of the optimizer")
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--lr", type=float, default=1e-3)
