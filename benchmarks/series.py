@@ -14,8 +14,11 @@ Each prints JSON lines::
     many     seconds to forecast so many series as a DataFrame, and rows per second
 
 Neural forecasts are the mean error over the seeds. Data: carbon dioxide at Mauna Loa by month (from
-statsmodels), sea surface temperatures by month (likewise), employment in 23 industries by month (from
-vega_datasets), normal temperatures of Seattle by hour (likewise).
+statsmodels), sea surface temperatures by month (likewise), employment by month (from vega_datasets: 22
+industries and sums of them, without the season), normal temperatures of Seattle by hour (likewise).
+
+All fits of ``compare`` end before the first forecast; Holt-Winters, which learns from each series alone, is
+fitted again before each.
 """
 
 from __future__ import annotations
@@ -90,6 +93,8 @@ DATA: dict[str, tuple[Callable[[], pd.DataFrame], dict[str, Any]]] = {
 def spark_frame(spark: SparkSession, table: pd.DataFrame) -> DataFrame:
     table = table.astype({"value": object}).where(table.notna(), None)  # null, not NaN
     kind = "timestamp" if str(table.time.dtype).startswith("datetime") else "date"
+    if kind == "timestamp":
+        table["time"] = pd.Series(table.time.dt.to_pydatetime(), dtype=object)
     rows = [(row.id, row.time, row.value) for row in table.itertuples()]
     return spark.createDataFrame(rows, f"id string, time {kind}, value double")
 
@@ -110,7 +115,11 @@ def compare(spark: SparkSession, args: argparse.Namespace) -> None:
         table = load()
         df = spark_frame(spark, table).cache()
         est = TimeSeriesEstimator(
-            **params, learningRate=args.lr, batchSize=args.batch_size, handleInvalid="error"
+            **params,
+            level=args.level,
+            learningRate=args.lr,
+            batchSize=args.batch_size,
+            handleInvalid="error",
         )
         begins = backtest.origins(WINDOWS, None, est.getHorizon())
         rows = int(df.groupBy("id").count().agg(F.max("count")).collect()[0][0]) - begins[0]
@@ -256,7 +265,8 @@ def main() -> None:
     parser.add_argument("bench", choices=["compare", "auto", "many"])
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--data", nargs="+", choices=list(DATA), default=list(DATA))
-    parser.add_argument("--architectures", nargs="+", default=["nbeats", "tcn", "patch"])
+    parser.add_argument("--architectures", nargs="*", default=["nbeats", "tcn", "patch"])
+    parser.add_argument("--level", default="last", help="see TimeSeriesEstimator")
     parser.add_argument("--steps", type=int, default=600, help="of the optimizer")
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--lr", type=float, default=1e-3)

@@ -38,7 +38,7 @@ CANDIDATES: Mapping[str, Mapping[str, Any]] = {
 SPACE: Mapping[str, Any] = {
     "candidate": list(CANDIDATES),
     "learningRate": loguniform(3e-4, 1e-2),
-    "level": ["last", "mean"],
+    "level": ["last", "mean", "standard"],
 }
 """The default space."""
 

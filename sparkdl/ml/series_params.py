@@ -114,7 +114,8 @@ class HasSeries(HasRun, HasPrediction, HasHandleInvalid):
     )
     level = Entry(
         "level",
-        "what is subtracted from a window and added to its forecast: the last value, the mean, or none.",
+        "what is subtracted from a window and added to its forecast: the last value, the mean, or none; "
+        "standard: the mean, and the window is divided by its deviation.",
         converters.one_of("level", *LEVELS),
         "last",
     )

@@ -74,6 +74,18 @@ def test_a_level_that_is_taken_off_is_added_again(level):
     torch.testing.assert_close(model(target + 100) - 100, model(target), rtol=0, atol=1e-4)
 
 
+def test_a_standard_level_takes_the_scale_of_a_window_off_and_a_constant_one_stays_finite():
+    model = Forecaster(STEPS, HORIZON, level="standard", **SMALL["nbeats"]).eval()
+    target = torch.randn(4, STEPS)
+    found, expected = model(3 * target + 50), 3 * model(target) + 50
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    naive = Forecaster(STEPS, HORIZON, "naive", level="standard", season=2)
+    torch.testing.assert_close(naive(target)[:, :2], target[:, -2:])
+    constant = torch.full((1, STEPS), 5.0, requires_grad=True)
+    model(constant).sum().backward()
+    assert torch.isfinite(constant.grad).all()
+
+
 def test_the_naive_forecast_is_the_value_of_a_season_ago():
     model = Forecaster(6, 5, "naive", season=3)
     assert model(torch.tensor([[0.0, 1, 2, 3, 4, 5]])).tolist() == [[3, 4, 5, 3, 4]]

@@ -16,8 +16,9 @@ from sparkdl.nn.models.patch_transformer import PatchTransformer
 from sparkdl.nn.models.tcn import TCN
 
 ARCHITECTURES = ("nbeats", "tcn", "patch", "naive")
-LEVELS = ("last", "mean", "none")
+LEVELS = ("last", "mean", "none", "standard")
 _FUTURE_WIDTH = 64
+_LEAST = 1e-5  # deviation of a window, on the scale of its series, below which it counts as constant
 
 
 class Forecaster(nn.Module):
@@ -37,7 +38,8 @@ class Forecaster(nn.Module):
         known: covariates whose future is known.
         static: numbers of a series.
         level: what is subtracted from the target's past and added to the forecast: the ``"last"`` value, the
-            ``"mean"`` of the past, or ``"none"``.
+            ``"mean"`` of the past, or ``"none"``. ``"standard"`` also divides by the deviation of the past, and
+            multiplies the forecast by it, as in reversible instance normalisation (Kim et al., 2022).
         **core: arguments of the core, such as ``width`` or ``channels``; ``season`` of ``"naive"``.
 
     Shapes:
@@ -115,8 +117,8 @@ class Forecaster(nn.Module):
         self._check("past", past, rows, (self.steps, self.past) if self.past else None)
         self._check("known", known, rows, (self.steps + self.horizon, self.known) if self.known else None)
         self._check("static", static, rows, (self.static,) if self.static else None)
-        level = self._level(target)
-        x = (target - level).unsqueeze(2)
+        level, size = self._level(target), self._size(target)
+        x = ((target - level) / size).unsqueeze(2)
         future = []
         if past is not None:
             x = torch.cat([x, past], 2)
@@ -129,7 +131,7 @@ class Forecaster(nn.Module):
         forecast = forecast.reshape(rows, self.horizon, -1)
         if self.future is not None:
             forecast = forecast + self.future(torch.cat(future, 1)).view_as(forecast)
-        forecast = forecast + level.unsqueeze(2)
+        forecast = forecast * size.unsqueeze(2) + level.unsqueeze(2)
         if not self.quantiles:
             return forecast.squeeze(2)
         if self.architecture == "naive":
@@ -139,7 +141,15 @@ class Forecaster(nn.Module):
     def _level(self, target: Tensor) -> Tensor:
         if self.level == "last":
             return target[:, -1:]
-        return target.mean(1, keepdim=True) if self.level == "mean" else torch.zeros_like(target[:, -1:])
+        if self.level == "none":
+            return torch.zeros_like(target[:, -1:])
+        return target.mean(1, keepdim=True)
+
+    def _size(self, target: Tensor) -> Tensor:
+        if self.level != "standard":
+            return torch.ones_like(target[:, -1:])
+        square = target.var(1, correction=0, keepdim=True)
+        return torch.where(square > _LEAST**2, square, 1.0).sqrt()
 
     def _check(self, name: str, values: Tensor | None, rows: int, shape: tuple[int, ...] | None) -> None:
         expected = None if shape is None else (rows, *shape)
