@@ -5,6 +5,7 @@ Pieces pass through buffers that stay small, and through the processor's cache; 
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterable, Iterator
 
@@ -89,7 +90,9 @@ def _in_file(nbytes: int) -> Array:
     """Return so many bytes: in memory if they are few, or in a local file that is mapped to memory."""
     if nbytes <= LARGE:
         return buffers.empty(nbytes)
-    made = Mapped(str(local_folders()[0]), np.uint8)
+    folder = str(local_folders()[0])
+    os.makedirs(folder, exist_ok=True)
+    made = Mapped(folder, np.uint8)
     made.grow(nbytes)
     whole: Array = made.values[:nbytes]
     return whole

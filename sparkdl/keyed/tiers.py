@@ -2,10 +2,9 @@
 
 A *record* is an entry: its id, its count, its row with the optimizer's state; so an entry costs one page of
 the file. It is in one tier at a time. When a record is used that is in the file, it changes places with one
-that was not used lately: one page of the file is read and written, not two. A clock that counts uses up to
-three tells which record to give up (GCLOCK: Smith, 1978). Beside the records, memory has some 20 bytes for
-each entry: :class:`~sparkdl.keyed.index.CompactIndex`, where the record is, and when it was last looked up.
-All of this is about where values are, and changes none.
+that was not used lately: one page of the file is read and written, not two. Beside the records, memory has
+some 20 bytes for each entry: :class:`~sparkdl.keyed.index.CompactIndex`, where the record is, and when it was
+last looked up. All of this is about where values are, and changes none.
 """
 
 from __future__ import annotations
@@ -17,22 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkdl.frame import Array
-from sparkdl.keyed.arrays import Grown, Numbers, Reserved
+from sparkdl.keyed.arrays import Grown, Numbers
 from sparkdl.keyed.columns import FreshState, Places, blocks
 from sparkdl.keyed.entries import ROW
+from sparkdl.keyed.hot import HotRecords
 from sparkdl.keyed.index import CompactIndex
 from sparkdl.keyed.memory import RowMemory
 from sparkdl.keyed.mix import Ids
 from sparkdl.keyed.slots import compact
 from sparkdl.keyed.store import Counted, Told
 
-_HOTTEST = 3
-_NONE = -1
-_LEAST_SCANNED = 4096
 _HEAD = 16
 """Bytes of a record before its row: the id; twice the count, and 1 if there is a row."""
-_BESIDE = 6
-"""Bytes of a record in memory beside it: whose it is, its uses, whether it must stay."""
 _SCRATCH = 4
 """A batch is in memory so many times while it is worked on, about."""
 _MOST = np.iinfo(np.int32).max
@@ -62,12 +57,8 @@ class TieredStore:
         self._size = self._rows = 0
         self._used = 0  # of the file
         self._unused: NDArray[np.int32] = np.empty(0, np.int32)  # among these
-        most = memory.nbytes // self._record + 1
-        self._hot = Reserved(most, np.uint8, self._record)
-        self._whose = Reserved(most, np.int32)  # by place in memory
-        self._uses = Reserved(most, np.uint8)
-        self._stays = Reserved(most, np.bool_)
-        self._batch = self._planned = self._room = self._held = self._hand = 0
+        self._hot = HotRecords(memory.nbytes // self._record + 1, self._record)
+        self._batch = self._planned = 0
 
     def __len__(self) -> int:
         """Return how many entries there are."""
@@ -81,7 +72,7 @@ class TieredStore:
     @property
     def held(self) -> int:
         """How many records are in memory."""
-        return self._held
+        return self._hot.held
 
     @property
     def batch(self) -> int:
@@ -190,8 +181,7 @@ class TieredStore:
             gone = block[~chosen[block]]
             self._rows -= int(self.admitted(gone).sum())
             where = self._where.values[gone]
-            self._whose.values[where[where >= 0]] = _NONE
-            self._uses.values[where[where >= 0]] = 0
+            self._hot.vacate(where[where >= 0])
             unused.append(~where[where < 0])
         self._unused = np.concatenate(unused)
         compact(self._last.values, chosen)
@@ -203,22 +193,17 @@ class TieredStore:
             self._ids.write(numbers, kept)
             self._size += len(kept)
             where = self._where.values[numbers]
-            self._whose.values[where[where >= 0]] = numbers[where >= 0]
+            self._hot.whose[where[where >= 0]] = numbers[where >= 0]
         assert self._size == size
         self._index.renew(size, self._all_ids())
 
     def hold(self, nbytes: int) -> None:
         """Have at most so many bytes in memory."""
-        self._room = min(nbytes // (self._record + _BESIDE), len(self._hot.values))
-        if self._held <= self._room:
-            return
-        for begin in range(self._room, self._held, self.at_once):
-            out = np.arange(begin, min(self._held, begin + self.at_once))
-            self._to_file(out[self._whose.values[out] != _NONE])
-        self._held = self._room
-        self._hand = 0
-        for own in (self._hot, self._whose, self._uses, self._stays):
-            own.free(self._held)
+        beyond = self._hot.allow(nbytes)
+        for begin in range(beyond.start, beyond.stop, self.at_once):
+            out = np.arange(begin, min(beyond.stop, begin + self.at_once))
+            self._to_file(out[self._hot.taken(out)])
+        self._hot.cut()
 
     @property
     def at_once(self) -> int:
@@ -286,8 +271,8 @@ class TieredStore:
             raise ValueError(f"{self._size} ids in one process, at most {_MOST}: use more partitions")
         self._where.grow(self._size)
         self._ask()
-        places = self._free(len(records), stay)
-        self._to_file(places[self._whose.values[places] != _NONE])
+        places = self._hot.find(len(records), stay)
+        self._to_file(places[self._hot.taken(places)])
         kept = len(places)
         self._put(places, numbers[:kept], records[:kept])
         more = self._places_in_file(len(records) - kept)
@@ -319,17 +304,17 @@ class TieredStore:
         if self._size > self._planned or self._memory.beside(self) < beside:
             self._planned = max(self._planned, self._size * 5 // 4)
             beside = self._planned * 8 + CompactIndex.bytes_for(self._planned) + scratch
-            self.hold(self._memory.ask(self, self._planned * (self._record + _BESIDE), beside))
+            self.hold(self._memory.ask(self, self._planned * self._hot.nbytes, beside))
 
     def _use(self, numbers: Places) -> None:
         """Get records into memory, as far as there is room."""
         where = self._where.values[numbers]
         held = where >= 0
         hot = where[held]
-        self._uses.values[hot] = np.minimum(self._uses.values[hot] + 1, _HOTTEST)
+        self._hot.use(hot)
         if len(hot) == len(where):
             return
-        places = self._free(len(where) - len(hot), hot)
+        places = self._hot.find(len(where) - len(hot), hot)
         numbers, left = numbers[~held][: len(places)], ~where[~held][: len(places)]
         for at in range(0, len(places), self.at_once):
             part = slice(at, at + self.at_once)
@@ -338,8 +323,7 @@ class TieredStore:
     def _exchange(self, places: Numbers, numbers: Places, left: NDArray[np.int32]) -> None:
         """Let records of the file change places with those in memory."""
         records = self._file.read(left)
-        before = self._whose.values[places]
-        taken = before != _NONE
+        before, taken = self._hot.whose[places], self._hot.taken(places)
         self._file.write(left[taken], self._hot.values[places[taken]])
         self._where.values[before[taken]] = ~left[taken]
         self._unused = np.concatenate([self._unused, left[~taken]])
@@ -347,15 +331,13 @@ class TieredStore:
 
     def _put(self, places: Numbers, numbers: Places, records: Array) -> None:
         """Write records to memory."""
-        self._hot.values[places] = records
-        self._whose.values[places] = numbers
-        self._uses.values[places] = 0
+        self._hot.put(places, numbers, records)
         self._where.values[numbers] = places
 
     def _to_file(self, places: Numbers) -> None:
         """Copy records from memory to the file."""
         to = self._places_in_file(len(places))
-        self._where.values[self._whose.values[places]] = ~to
+        self._where.values[self._hot.whose[places]] = ~to
         for at in range(0, len(to), self.at_once):
             part = slice(at, at + self.at_once)
             self._file.write(to[part], self._hot.values[places[part]])
@@ -367,26 +349,3 @@ class TieredStore:
         first, self._used = self._used, self._used + count - old
         self._file.grow(self._used)
         return np.concatenate([found, np.arange(first, self._used, dtype=np.int32)])
-
-    def _free(self, count: int, stay: Numbers) -> Numbers:
-        """Return at most so many places in memory, whose records can go; not those that have to stay."""
-        before, self._held = self._held, min(self._room, self._held + count)
-        new = np.arange(before, self._held)
-        self._whose.values[new] = _NONE
-        self._stays.values[stay] = True
-        found, missing, left = [new], count - len(new), (_HOTTEST + 2) * before
-        while missing and left > 0:
-            size = min(before - self._hand, max(_LEAST_SCANNED, 4 * missing))
-            uses = self._uses.values[self._hand : self._hand + size]
-            idle = (uses == 0) & ~self._stays.values[self._hand : self._hand + size]
-            chosen = np.flatnonzero(idle)[:missing]
-            passed = size if len(chosen) < missing else int(chosen[-1]) + 1
-            uses[:passed] -= uses[:passed] > 0
-            found.append(chosen + self._hand)
-            self._stays.values[found[-1]] = True
-            missing, left = missing - len(chosen), left - passed
-            self._hand = (self._hand + passed) % before
-        self._stays.values[stay] = False
-        for places in found[1:]:
-            self._stays.values[places] = False
-        return np.concatenate(found)
