@@ -60,7 +60,8 @@ def from_arrow(plan: ColumnPlan, column: pa.Array, row_name: RowName) -> Array:
             where = row_name(int(wrong[0]) // prod(shape))
             raise DataError(
                 f"column {plan.source!r}, {where}: array of {int(lengths[wrong[0]])} values where "
-                f"other rows have {length}; all rows must have one shape (pad or filter them)",
+                f"other rows have {length}; all rows must have one shape (pad or filter them; collate=Pad() "
+                "pads each batch)",
                 code="data-shape",
             )
         shape.append(length)
@@ -130,7 +131,11 @@ def from_rows(plan: ColumnPlan, values: Sequence[Any] | Array, row_name: RowName
             )
         expected = plan.shape if plan.shape is not None else arrays[0].shape
         if array.shape != expected:
-            wanted = f"where other rows have {expected}" if plan.shape != () else "where a number is expected"
+            wanted = "where a number is expected"
+            if plan.shape != ():
+                wanted = (
+                    f"where other rows have {expected}; pad or filter them; collate=Pad() pads each batch"
+                )
             raise DataError(
                 f"column {plan.source!r}, {row_name(index)}: shape {array.shape} {wanted}", code="data-shape"
             )

@@ -73,7 +73,7 @@ def index_strings(df: DataFrame, name: str, known: tuple[str, ...] = ()) -> tupl
         for row in df.where(~column(name).isin(*known)).select(column(name)).limit(1).collect():
             raise DataError(
                 f"label column {name!r} holds {row[0]!r:.100}, for which the model has no class; it has "
-                f"some for {', '.join(known)!s:.300}. Leave such rows out, or fit anew, without warmStartFrom",
+                f"those for {', '.join(known)!s:.300}. Leave such rows out, or fit anew from the start",
                 code="data-value",
             )
     if not labels:
