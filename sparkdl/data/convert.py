@@ -16,6 +16,8 @@ from sparkdl.data.columns import ColumnPlan, name_id
 from sparkdl.exceptions import DataError
 from sparkdl.frame import Array
 
+_ADVICE = "pad or filter them; collate=Pad() of a Dataset or of Trainer.fit pads each batch"
+
 RowName = Callable[[int], str]
 """Names a row of the current batch, for errors."""
 
@@ -58,10 +60,10 @@ def from_arrow(plan: ColumnPlan, column: pa.Array, row_name: RowName) -> Array:
         wrong = np.flatnonzero(lengths != length)
         if len(wrong):
             where = row_name(int(wrong[0]) // prod(shape))
+            advice = "pad or filter them" if planned else _ADVICE
             raise DataError(
                 f"column {plan.source!r}, {where}: array of {int(lengths[wrong[0]])} values where "
-                f"other rows have {length}; all rows must have one shape (pad or filter them; collate=Pad() "
-                "pads each batch)",
+                f"other rows have {length}; all rows must have one shape ({advice})",
                 code="data-shape",
             )
         shape.append(length)
@@ -133,9 +135,8 @@ def from_rows(plan: ColumnPlan, values: Sequence[Any] | Array, row_name: RowName
         if array.shape != expected:
             wanted = "where a number is expected"
             if plan.shape != ():
-                wanted = (
-                    f"where other rows have {expected}; pad or filter them; collate=Pad() pads each batch"
-                )
+                wanted = f"where other rows have {expected}"
+                wanted += f"; {_ADVICE}" if plan.shape is None else ""
             raise DataError(
                 f"column {plan.source!r}, {row_name(index)}: shape {array.shape} {wanted}", code="data-shape"
             )

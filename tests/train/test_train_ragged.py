@@ -78,7 +78,7 @@ def test_rows_without_a_label_are_predicted(spark: Any) -> None:
 
 
 def test_what_is_said_of_rows_of_different_lengths(spark: Any) -> None:
-    with pytest.raises(DataError, match=r"collate=Pad\(\) pads each batch"):
+    with pytest.raises(DataError, match=r"collate=Pad\(\) of a Dataset or of Trainer.fit pads each batch"):
         trainer().fit(frame(), features="words", label="label")
     with (
         Dataset.from_dataframe(frame(), features="words", label="label", collate=Pad()) as data,
