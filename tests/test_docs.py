@@ -195,6 +195,7 @@ def test_lines_of_the_four_tasks_are_counted() -> None:
         ("TorchDistributor", "distributor"),
         ("Lightning", "lightning"),
         ("Ray Train", "ray"),
+        ("BigDL Orca", "orca"),
     ):
         (row,) = [
             line for line in text.splitlines() if line.startswith(f"| {peer} | ") and " lines |" in line

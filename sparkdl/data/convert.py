@@ -16,6 +16,8 @@ from sparkdl.data.columns import ColumnPlan, name_id
 from sparkdl.exceptions import DataError
 from sparkdl.frame import Array
 
+_ADVICE = "pad or filter them; collate=Pad() of a Dataset or of Trainer.fit pads each batch"
+
 RowName = Callable[[int], str]
 """Names a row of the current batch, for errors."""
 
@@ -58,9 +60,10 @@ def from_arrow(plan: ColumnPlan, column: pa.Array, row_name: RowName) -> Array:
         wrong = np.flatnonzero(lengths != length)
         if len(wrong):
             where = row_name(int(wrong[0]) // prod(shape))
+            advice = "pad or filter them" if planned else _ADVICE
             raise DataError(
                 f"column {plan.source!r}, {where}: array of {int(lengths[wrong[0]])} values where "
-                f"other rows have {length}; all rows must have one shape (pad or filter them)",
+                f"other rows have {length}; all rows must have one shape ({advice})",
                 code="data-shape",
             )
         shape.append(length)
@@ -130,7 +133,10 @@ def from_rows(plan: ColumnPlan, values: Sequence[Any] | Array, row_name: RowName
             )
         expected = plan.shape if plan.shape is not None else arrays[0].shape
         if array.shape != expected:
-            wanted = f"where other rows have {expected}" if plan.shape != () else "where a number is expected"
+            wanted = "where a number is expected"
+            if plan.shape != ():
+                wanted = f"where other rows have {expected}"
+                wanted += f"; {_ADVICE}" if plan.shape is None else ""
             raise DataError(
                 f"column {plan.source!r}, {row_name(index)}: shape {array.shape} {wanted}", code="data-shape"
             )

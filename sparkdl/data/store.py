@@ -207,7 +207,8 @@ def _agree(plan: ColumnPlan, values: Array) -> ColumnPlan:
         if shape != plan.shape:
             raise DataError(
                 f"column {plan.source!r}: rows of shape {shape} after rows of shape {plan.shape}; "
-                "all rows must have one shape (pad or filter them)",
+                "all rows must have one shape (pad or filter them; collate=Pad() of a Dataset or of "
+                "Trainer.fit pads each batch)",
                 code="data-shape",
             )
         return plan

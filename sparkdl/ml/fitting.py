@@ -31,9 +31,6 @@ NOTHING = "__sparkdl_nothing"
 _MAX_CLASSES = 1000
 """So many classes at most are inferred from labels: a stray one would make a module of any size."""
 
-_INDEX = "__sparkdl_index"
-"""A column of classes, until it takes the place of the label."""
-
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -76,7 +73,7 @@ def index_strings(df: DataFrame, name: str, known: tuple[str, ...] = ()) -> tupl
         for row in df.where(~column(name).isin(*known)).select(column(name)).limit(1).collect():
             raise DataError(
                 f"label column {name!r} holds {row[0]!r:.100}, for which the model has no class; it has "
-                f"some for {', '.join(known)!s:.300}. Leave such rows out, or fit without warmStartFrom",
+                f"those for {', '.join(known)!s:.300}. Leave such rows out, or fit anew from the start",
                 code="data-value",
             )
     if not labels:
@@ -92,9 +89,7 @@ def index_strings(df: DataFrame, name: str, known: tuple[str, ...] = ()) -> tupl
         )
     index = F.call_function("array_position", F.array(*map(F.lit, labels)), column(name)).cast("double") - 1
     metadata = {"ml_attr": {"type": "nominal", "name": name, "vals": list(labels)}}
-    # By a select, for on Spark Connect withColumn drops metadata.
-    indexed = df.select("*", index.alias(_INDEX, metadata=metadata))
-    return indexed.drop(name).withColumnRenamed(_INDEX, name), labels
+    return df.withColumn(name, index.alias(name, metadata=metadata)), labels
 
 
 def _strings(df: DataFrame, name: str) -> tuple[str, ...]:

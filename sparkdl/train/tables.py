@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from sparkdl.data.collate import Collate, Pad
 from sparkdl.data.columns import Column, ColumnLike, Columns, structure_of
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.split import column, split_by_fraction, split_pandas
@@ -22,6 +23,7 @@ class Chosen:
     features: Columns | None = None
     label: Columns | None = None
     weight: ColumnLike | None = None
+    collate: Collate | None = None
 
     def given(self) -> list[str]:
         """Return the names of the arguments that were given."""
@@ -30,7 +32,7 @@ class Chosen:
     def names(self) -> list[str]:
         """Return the names of the columns, each once."""
         found: list[str] = []
-        for role in self.__slots__:
+        for role in ("features", "label", "weight"):
             value = getattr(self, role)
             for chosen in structure_of(value, role).disassemble(value).values():
                 found.append(chosen.name if isinstance(chosen, Column) else chosen)
@@ -39,7 +41,18 @@ class Chosen:
     def dataset(self, df: Any) -> Dataset:
         """Return these columns of a DataFrame."""
         assert self.features is not None
-        return Dataset.from_dataframe(df, features=self.features, label=self.label, weight=self.weight)
+        return Dataset.from_dataframe(
+            df, features=self.features, label=self.label, weight=self.weight, collate=self.collate
+        )
+
+    def unlabelled(self, df: Any) -> Chosen:
+        """Return the features alone; and the label, if ``collate`` may want it and the DataFrame has it."""
+        found = replace(self, features=None, weight=None).names()
+        if self.collate is not None and set(found) <= set(getattr(df, "columns", ())):
+            return replace(self, weight=None)
+        collate = self.collate
+        collate = replace(collate, has_label=False) if isinstance(collate, Pad) else collate
+        return replace(self, label=None, weight=None, collate=collate)
 
 
 @contextmanager

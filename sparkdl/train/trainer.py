@@ -8,6 +8,7 @@ from typing import Any, Literal, Self
 
 from torch import nn
 
+from sparkdl.data.collate import Collate
 from sparkdl.data.columns import ColumnLike, Columns, Structure
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
@@ -183,6 +184,7 @@ class Trainer:
         features: Columns | None = None,
         label: Columns | None = None,
         weight: ColumnLike | None = None,
+        collate: Collate | None = None,
         resume: Resume = False,
         rows: Literal["same", "new"] = "same",
     ) -> FitResult:
@@ -197,6 +199,7 @@ class Trainer:
             features: columns of a DataFrame, as in :meth:`Dataset.from_dataframe`; only for DataFrames.
             label: likewise, for the loss.
             weight: likewise, for sample weights.
+            collate: likewise, for rows of different lengths, such as ``sparkdl.data.Pad()``.
             resume: ``True`` to go on from the newest sound checkpoint of the :class:`Checkpoint` hook, or
                 from the beginning without one; or the path of a checkpoint, or what was read of one. The run
                 ends with the same bits as if it had never stopped. Under ``submit --retries`` a driver
@@ -218,7 +221,7 @@ class Trainer:
         Every exception that leaves a run, also one of a hook or a second Ctrl-C, has a ``result``: the
         :class:`FitResult` of the last completed iteration.
         """
-        chosen = Chosen(inputs_of(self.module, features, data), label, weight)
+        chosen = Chosen(inputs_of(self.module, features, data), label, weight, collate)
         with (
             ErrorsCarryResult() as kept,
             datasets_of(data, validation, chosen, self.config.seed) as (dataset, sets),
@@ -359,7 +362,7 @@ class Trainer:
         if batch_size is not None:
             size = integer_option("predict", "batch_size", batch_size, 1)
         module, recipe = self._to_use(module)
-        last = None if self._chosen is None else replace(self._chosen, label=None, weight=None)
+        last = None if self._chosen is None else self._chosen.unlabelled(data)
         with dataset_of(data, Chosen(inputs_of(module, features, data)), last, "predict") as rows:
             check_dataset(rows, "predict")
             with shipped(recipe, rows, module, self._label) as ship:
