@@ -231,7 +231,7 @@ def test_a_search_is_shown_while_it_runs(
         tuner(**options, progress=True).fit(data)
     assert "2 trials, 2 ended, 2 epochs, best loss=" in told
     header, first, second = told.splitlines()[-3:]
-    assert header.split() == ["trial", "status", "epochs", "loss", "lr", "width", "rows"]
+    assert header.split() == ["trial", "status", "epochs", "loss", "rows", "lr", "width"]
     best = found.get_best()
     assert first.split()[:4] == [str(best.number), "finished", "1", f"{best.value:.5g}"]
     assert second.split()[1] == "finished"
