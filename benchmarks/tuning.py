@@ -52,6 +52,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from sparkdl import Dataset, Trainer, session, tune
 from sparkdl.nn import MLP
+from sparkdl.tune.trial import schedule_of
 
 Arrays = tuple[list[np.ndarray], np.ndarray]
 
@@ -255,15 +256,15 @@ def pbt(spark: Any, args: argparse.Namespace) -> None:
                 **common,
             ).fit(train, validation)
             best = max(found.trials, key=lambda trial: trial.last)
+            steps = schedule_of(found.trials, best.number)
             print_json(
                 scenario="pbt",
                 search="pbt",
                 seed=seed,
                 epochs=found.epochs,
                 loss=round(-best.last, 4),
-                rates=[round(best.first_params["lr"], 4)]
-                + [round(copy["params"]["lr"], 4) for copy in best.copies],
-                copied_at=[copy["epoch"] for copy in best.copies],
+                rates=[round(step["params"]["lr"], 4) for step in steps],
+                after=[step["epoch"] for step in steps],
             )
 
 

@@ -168,6 +168,10 @@ def test_a_copy_goes_on_with_the_weights_and_momenta_of_the_best_and_its_own_rat
                     rates[trial.number] = rates[copy["trial"]][:at] + [copy["params"]["lr"]] * (3 - at)
                     begun[trial.number] = at
     assert 2 in begun
+    best = found.get_best()
+    told = [(step["epoch"], step["params"]["lr"]) for step in found.schedule()]
+    steps = rates[best.number][: best.epoch]
+    assert told == [(n, rate) for n, rate in enumerate(steps) if not n or rate != steps[n - 1]]
     for trial in found.trials:
         got = {int(report["epoch"]): report["loss"] for report in trial.reports}
         own = range(begun[trial.number], 3)  # before, it was another
