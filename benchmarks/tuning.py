@@ -52,6 +52,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from sparkdl import Dataset, Trainer, session, tune
 from sparkdl.nn import MLP
+from sparkdl.tune.trial import schedule_of
 
 Arrays = tuple[list[np.ndarray], np.ndarray]
 
@@ -130,7 +131,7 @@ def trainer(params: dict[str, Any], data: str, shape: tuple[int, int], batch: in
         net,
         loss=nn.CrossEntropyLoss(),
         optimizer=partial(torch.optim.AdamW, lr=params["lr"], weight_decay=params["decay"]),
-        batch_size=batch or (128 if data == "mnist" else 256),
+        batch_size=batch or (128 if data == "mnist" else 512),
         metrics={"accuracy": MulticlassAccuracy(num_classes=10 if data == "mnist" else 2, average="micro")},
         progress=False,
     )
@@ -163,12 +164,15 @@ def accuracy(module: nn.Module, test: Arrays) -> float:
 def asha(spark: Any, args: argparse.Namespace) -> None:
     grid = len(SPACE["lr"]) * len(SPACE["width"]) * len(SPACE["decay"])
     third = {"scheduler": tune.ASHA(), "budget": grid * args.epochs // 3}
-    seeds = range(args.seeds)
     searches: list[tuple[str, dict[str, Any], dict[str, Any], int]] = [
-        ("grid", SPACE, {"search": "grid"}, 0),
-        *(("asha, the same points", SPACE, {"search": "grid", **third}, seed) for seed in seeds),
-        # More trials than it will come to: the budget ends it.
-        *(("asha, tpe", RANGES, {"search": "tpe", "trials": 2 * grid, **third}, seed) for seed in seeds),
+        (kind, space, options, seed)
+        for seed in args.seeds
+        for kind, space, options in (
+            ("grid", SPACE, {"search": "grid"}),
+            ("asha, the same points", SPACE, {"search": "grid", **third}),
+            # More trials than it will come to: the budget ends it.
+            ("asha, tpe", RANGES, {"search": "tpe", "trials": 2 * grid, **third}),
+        )
     ]
     for name in args.data:
         train, held, test, shape = datasets(spark, name)
@@ -241,7 +245,7 @@ def pbt(spark: Any, args: argparse.Namespace) -> None:
                 any_epoch=round(float(found.curves()["val/loss"].min()), 4),
                 rates=[round(best.params["lr"], 4)],
             )
-        for seed in range(args.seeds):
+        for seed in args.seeds:
             found = tune.Tuner(
                 regression,
                 {"lr": tune.loguniform(1e-3, 1.0)},
@@ -252,15 +256,15 @@ def pbt(spark: Any, args: argparse.Namespace) -> None:
                 **common,
             ).fit(train, validation)
             best = max(found.trials, key=lambda trial: trial.last)
+            steps = schedule_of(found.trials, best.number)
             print_json(
                 scenario="pbt",
                 search="pbt",
                 seed=seed,
                 epochs=found.epochs,
                 loss=round(-best.last, 4),
-                rates=[round(best.first_params["lr"], 4)]
-                + [round(copy["params"]["lr"], 4) for copy in best.copies],
-                copied_at=[copy["epoch"] for copy in best.copies],
+                rates=[round(step["params"]["lr"], 4) for step in steps],
+                after=[step["epoch"] for step in steps],
             )
 
 
@@ -291,7 +295,7 @@ def _is_executor(process: psutil.Process) -> bool:
 
 def kills(spark: Any, args: argparse.Namespace) -> None:
     train, held, _, shape = datasets(spark, "mnist")
-    make = partial(trainer, data="mnist", shape=shape, batch=16)  # of many iterations: kills are to find them
+    make = partial(trainer, data="mnist", shape=shape, batch=24)  # of many iterations: kills are to find them
     options: dict[str, Any] = {"metric": "val/accuracy", "mode": "max", "scheduler": tune.ASHA()}
     options |= {"trials": args.trials, "max_epochs": args.epochs, "progress": False, "concurrent": 4}
     with train, held:
@@ -444,7 +448,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--trials", type=int)
     parser.add_argument("--population", type=int, default=12)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--pause", type=float, default=7.0, help="seconds between two kills, about")
     parser.add_argument("--rounds", type=int, default=3)

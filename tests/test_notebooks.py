@@ -22,6 +22,7 @@ NEEDS = {
     "pipeline_and_tuning": ("sklearn", "matplotlib"),
     "quickstart": ("sklearn", "matplotlib"),
     "recommendation": ("recbole", "matplotlib"),
+    "tuning": ("optuna", "sklearn", "matplotlib"),
     "surviving_preemption": ("sklearn", "matplotlib", "psutil"),
 }
 COLUMNS = 64  # of a line, at most: what a phone shows without scrolling, held sideways

@@ -15,7 +15,7 @@ from sparkdl.exceptions import ConfigError
 from sparkdl.train.checkpoint import load_weights
 from sparkdl.tune import shown
 from sparkdl.tune.advance import unpacked_in
-from sparkdl.tune.trial import Trial, best_first
+from sparkdl.tune.trial import Trial, best_first, schedule_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,7 +31,7 @@ class BestTrial:
         params: with which it was trained last.
         epoch: completed epochs.
         value: the metric then.
-        copies: how population-based training came to the params, see :class:`Trial`.
+        copies: when population-based training has replaced the trial, see :class:`Trial`.
     """
 
     number: int
@@ -76,6 +76,19 @@ class SearchResult:
         if self.best is None:
             raise ConfigError("the search has no best trial: none has ended a rung with a finite value")
         return self.best
+
+    def schedule(self) -> list[dict[str, Any]]:
+        """Return which params have trained the best state; population-based training changes them on the way.
+
+        Returns:
+            For each change the epoch after which the params held, as ``epoch``, and ``params``; the first
+            from epoch 0. It follows the weights through the trials that were copied.
+
+        Raises:
+            ConfigError: if there is no best state.
+        """
+        best = self.get_best()
+        return schedule_of(self.trials, best.number, best.epoch)
 
     def module(self) -> nn.Module:
         """Return the module of the best state.

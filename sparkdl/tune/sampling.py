@@ -30,7 +30,7 @@ def sampler_of(search: Any, space: Space, seed: int) -> BaseSampler:
     made: dict[str, Callable[[], BaseSampler]] = {
         "tpe": lambda: optuna.samplers.TPESampler(seed=seed, constant_liar=True),
         "random": lambda: optuna.samplers.RandomSampler(seed=seed),
-        "cmaes": lambda: optuna.samplers.CmaEsSampler(seed=seed),
+        "cmaes": lambda: optuna.samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False),
         "grid": lambda: optuna.samplers.GridSampler(space.grid(), seed=seed),
         "qmc": lambda: optuna.samplers.QMCSampler(seed=seed, warn_independent_sampling=False),
         "gp": lambda: optuna.samplers.GPSampler(seed=seed),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -50,6 +50,26 @@ class Trial:
     def at(self, epoch: int) -> float:
         """Return the value after an epoch; minus infinity if the trial did not get there."""
         return self.values.get(epoch, -math.inf)
+
+
+def schedule_of(trials: Sequence[Trial], number: int, until: float = math.inf) -> list[dict[str, Any]]:
+    """Return which params have trained the weights that a trial has after so many epochs.
+
+    Args:
+        trials: all trials.
+        number: of the trial.
+        until: completed epochs; all by default.
+
+    Returns:
+        For each change of params the epoch after which they held, and the params; the first from epoch 0.
+    """
+    trial = trials[number]
+    copies = [copy for copy in trial.copies if copy["epoch"] < until]
+    if not copies:
+        return [{"epoch": 0, "params": dict(trial.first_params)}]
+    last = copies[-1]  # what was before has gone with the weights that it replaced
+    before = schedule_of(trials, last["trial"], last["epoch"])
+    return [*before, {"epoch": last["epoch"], "params": dict(last["params"])}]
 
 
 def best_first(trials: Iterable[Trial]) -> list[Trial]:

@@ -199,7 +199,9 @@ SAMPLERS = ["tpe", "random", "grid", "qmc", "cmaes", "gp", optuna.samplers.NSGAI
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
-def test_samplers_choose_the_same_trials_again(sampler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samplers_choose_the_same_trials_again(
+    sampler: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     if sampler == "cmaes":
         pytest.importorskip("cmaes")
     if sampler == "grid":
@@ -209,6 +211,7 @@ def test_samplers_choose_the_same_trials_again(sampler: Any, monkeypatch: pytest
     runs = [[t.params for t in search(ASHA(), sampler=sampler, trials=6).trials] for _ in range(2)]
     assert runs[0] == runs[1]
     assert len({json.dumps(params) for params in runs[0]}) == 6
+    assert "sampled independently" not in capfd.readouterr().err
 
 
 def test_tpe_learns_from_trials_that_wait() -> None:
