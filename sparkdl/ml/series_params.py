@@ -38,7 +38,8 @@ class HasSeries(HasRun, HasPrediction, HasHandleInvalid):
     batchSize = Entry.of(HasRun.batchSize, 256)
     idCol = Entry(
         "idCol",
-        "column that tells series apart, of any type; an empty name if all rows are one series.",
+        "column that tells series apart, of strings, numbers or dates; an empty name if all rows are one "
+        "series.",
         TypeConverters.toString,
         "id",
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from sparkdl.exceptions import ConfigError
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 THRESHOLD, ANOMALY = "threshold", "anomaly"
 
@@ -32,10 +32,11 @@ def thresholds(
 
     if not isinstance(share, int | float) or not 0 <= share < 1:
         raise ConfigError(f"share={share!r}: expected a number from 0 to below 1")
-    errors = F.sort_array(F.collect_list(F.abs(F.col(value) - F.col(forecast))))  # without null
+    error = F.abs(_quoted(value) - _quoted(forecast))
+    errors = F.sort_array(F.collect_list(error))  # without null
     place = F.size(errors) - F.floor(F.size(errors) * F.lit(float(share))).cast("int")
     largest = F.when(place > 0, F.element_at(errors, F.greatest(place, F.lit(1))))
-    return forecasts.groupBy(*keys).agg(largest.alias(THRESHOLD))
+    return forecasts.groupBy(*map(_quoted, keys)).agg(largest.alias(THRESHOLD))
 
 
 def anomalies(
@@ -62,13 +63,20 @@ def anomalies(
     """
     from pyspark.sql import functions as F
 
-    came = F.col(value)
+    came = _quoted(value)
     if limits is None:
         if len(quantiles) < 2:
             raise ConfigError(
                 "anomalies: found neither thresholds nor two quantiles; give thresholds(...), or fit with "
                 "quantiles=[0.01, 0.5, 0.99]"
             )
-        return forecasts.withColumn(ANOMALY, (came < F.col(quantiles[0])) | (came > F.col(quantiles[-1])))
+        return forecasts.withColumn(ANOMALY, (came < _quoted(quantiles[0])) | (came > _quoted(quantiles[-1])))
     joined = forecasts.join(limits, list(keys), "left") if keys else forecasts.crossJoin(limits)
-    return joined.withColumn(ANOMALY, F.abs(came - F.col(forecast)) > F.col(THRESHOLD)).drop(THRESHOLD)
+    return joined.withColumn(ANOMALY, F.abs(came - _quoted(forecast)) > F.col(THRESHOLD)).drop(THRESHOLD)
+
+
+def _quoted(name: str) -> Column:
+    """Return a column whatever its name holds; elsewhere dots would mean fields."""
+    from pyspark.sql import functions as F
+
+    return F.col(f"`{name.replace('`', '``')}`")

@@ -41,6 +41,14 @@ def check_columns(df: DataFrame, layout: Layout) -> None:
                 f"column {name!r} is not in the DataFrame; it has {', '.join(sorted(fields))}",
                 code="data-column",
             )
+    if layout.id and isinstance(
+        fields[layout.id], T.ArrayType | T.MapType | T.StructType | T.UserDefinedType
+    ):
+        raise DataError(
+            f"id column {layout.id!r} is {fields[layout.id].simpleString()}; expected one value, such as a "
+            "string or a number",
+            code="data-type",
+        )
     for name in numbers:
         if not isinstance(fields[name], T.NumericType | T.BooleanType):
             raise DataError(
@@ -103,6 +111,11 @@ def _microseconds(df: DataFrame, name: str, column: Column) -> Column:
         return F.unix_date(column).cast("long") * F.lit(86_400_000_000)
     if isinstance(kind, T.IntegralType):
         return column.cast("long")
+    if isinstance(kind, T.TimestampNTZType):  # the clocks of the session's time zone may shift
+        days = F.unix_date(column.cast("date")).cast("long")
+        minutes = 1440 * days + 60 * F.hour(column) + F.minute(column)
+        seconds = 60 * minutes + F.extract(F.lit("SECOND"), column)
+        return (seconds * F.lit(1_000_000)).cast("long")
     return F.unix_micros(column.cast("timestamp"))
 
 
@@ -116,6 +129,9 @@ def as_times(df: DataFrame, name: str, column: Column) -> Column:
         return F.date_from_unix_date((column / F.lit(86_400_000_000)).cast("int"))
     if isinstance(kind, T.IntegralType):
         return column.cast(kind)
+    if isinstance(kind, T.TimestampNTZType):
+        seconds = column.cast("decimal(18,0)") / F.lit(1_000_000)
+        return F.lit("1970-01-01").cast(kind) + F.make_dt_interval(secs=seconds)
     return F.timestamp_micros(column).cast(kind)
 
 

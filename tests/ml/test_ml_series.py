@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date
+from datetime import date, datetime
 from functools import partial
 from typing import Any
 
@@ -211,3 +211,34 @@ def test_errors_come_before_any_job(real: Any) -> None:
         estimator().backtest(df, metrics=["mape"])
     with pytest.raises(ConfigError, match="windows=0: expected an integer of at least 1"):
         estimator().backtest(df, windows=0)
+
+
+def test_timestamps_without_a_time_zone_keep_their_clock(real: Any) -> None:
+    """Between the 30th and the 31st a day of the session's time zone has 23 hours. Names may have dots."""
+    zone = real.conf.get("spark.sql.session.timeZone")
+    real.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        days = real.range(11).selectExpr(
+            "'a' as `i.d`",
+            "timestamp_ntz'2024-03-20 02:30:00.25' + make_dt_interval(int(id)) as time",
+            "double(id) as `v.al`",
+        )
+        params = {"architecture": "naive", "seasonality": 1, "scaler": "none"}
+        model = estimator(idCol="i.d", labelCol="v.al", **params).fit(days)
+        assert [(row.time, row.forecast) for row in model.transform(days).collect()] == [
+            (datetime(2024, 3, 31, 2, 30, 0, 250_000), 10.0),
+            (datetime(2024, 4, 1, 2, 30, 0, 250_000), 10.0),
+            (datetime(2024, 4, 2, 2, 30, 0, 250_000), 10.0),
+        ]
+        past = model.forecasts(days, windows=2)
+        assert past.where("time between cutoff and cutoff + interval 3 days").count() == 6
+        found = model.anomalies(past, model.thresholds(past, share=0.4))
+        assert found.where("anomaly").count() == 2
+    finally:
+        real.conf.set("spark.sql.session.timeZone", zone)
+
+
+def test_an_id_of_several_values_is_an_error_before_any_work(real: Any) -> None:
+    df = real.range(9).selectExpr("array(id) as id", "int(id) as time", "double(id) as value")
+    with pytest.raises(DataError, match="id column 'id' is array<bigint>; expected one value"):
+        estimator(frequency="1").fit(df)
