@@ -124,8 +124,8 @@ class Trainer:
             The workers:
 
             - ``micro_batch_size``: rows per forward pass, to save memory (all at once);
-            - ``row_memory``: bytes of memory of each process for rows of embedding variables and their
-              optimizer state; what is not used often is in files then (all in memory);
+            - ``row_memory``: bytes of memory of each process for tables of embedding variables, with their
+              index and optimizer state; what is not used often is in files then (all in memory);
             - ``precision``: ``"fp32"`` or ``"bf16"`` autocast;
             - ``compile``: ``torch.compile`` the module (False), or a dict of its options;
             - ``channels_last``: memory format of images (False);
