@@ -190,7 +190,9 @@ def test_errors_come_before_any_rung(spark: Any) -> None:
             tuner(**options)
     jobs = spark.sparkContext.jobs
     with rows(spark) as data:
-        with pytest.raises(ConfigError, match=r"metric='val/multiclass_accuracy'.*there are no validation rows"):
+        with pytest.raises(
+            ConfigError, match=r"metric='val/multiclass_accuracy'.*there are no validation rows"
+        ):
             tuner().fit(data)
         with pytest.raises(ConfigError, match="resume=True: folder="):
             tuner().fit(data, 0.2, resume=True)
