@@ -144,7 +144,13 @@ def compare(spark: SparkSession, args: argparse.Namespace) -> None:
                 own = est.copy().setArchitecture(architecture).setSeed(seed).setMaxEpochs(epochs)
                 found.append(means(own.backtest(df, windows=WINDOWS, metrics=METRICS)))
             scores = {key: round(float(np.mean([each[key] for each in found])), 4) for key in METRICS}
-            told(name, architecture, (time.perf_counter() - begun) / args.seeds, scores, steps=epochs * per_epoch)
+            told(
+                name,
+                architecture,
+                (time.perf_counter() - begun) / args.seeds,
+                scores,
+                steps=epochs * per_epoch,
+            )
         for method, seconds, scores in neuralforecast(table, est, begins, args):
             told(name, method, seconds, scores, steps=args.steps)
         df.unpersist()
@@ -266,7 +272,7 @@ def main() -> None:
     parser.add_argument("--master", default="local[2]")
     parser.add_argument("--data", nargs="+", choices=list(DATA), default=list(DATA))
     parser.add_argument("--architectures", nargs="*", default=["nbeats", "tcn", "patch"])
-    parser.add_argument("--level", default="last", help="see TimeSeriesEstimator")
+    parser.add_argument("--level", default="standard", help="see TimeSeriesEstimator")
     parser.add_argument("--steps", type=int, default=600, help="of the optimizer")
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--lr", type=float, default=1e-3)

@@ -18,7 +18,6 @@ from execute_notebooks import FOLDER, run  # noqa: E402
 FILES = sorted(FOLDER.glob("*.ipynb"))
 NEEDS = {
     "distillation": ("sklearn", "matplotlib"),
-    "forecasting": ("vega_datasets", "optuna", "matplotlib"),
     "pipeline_and_tuning": ("sklearn", "matplotlib"),
     "quickstart": ("sklearn", "matplotlib"),
     "recommendation": ("recbole", "matplotlib"),

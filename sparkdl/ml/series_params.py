@@ -118,7 +118,7 @@ class HasSeries(HasRun, HasPrediction, HasHandleInvalid):
         "what is subtracted from a window and added to its forecast: the last value, the mean, or none; "
         "standard: the mean, and the window is divided by its deviation.",
         converters.one_of("level", *LEVELS),
-        "last",
+        "standard",
     )
     inferenceBatchSize = Entry(
         "inferenceBatchSize",

@@ -38,8 +38,9 @@ class Forecaster(nn.Module):
         known: covariates whose future is known.
         static: numbers of a series.
         level: what is subtracted from the target's past and added to the forecast: the ``"last"`` value, the
-            ``"mean"`` of the past, or ``"none"``. ``"standard"`` also divides by the deviation of the past, and
-            multiplies the forecast by it, as in reversible instance normalisation (Kim et al., 2022).
+            ``"mean"`` of the past, or ``"none"``. ``"standard"`` is the mean, and also divides by the past's
+            deviation and multiplies the forecast by it, as in reversible instance
+            normalisation (Kim et al., 2022).
         **core: arguments of the core, such as ``width`` or ``channels``; ``season`` of ``"naive"``.
 
     Shapes:
@@ -63,7 +64,7 @@ class Forecaster(nn.Module):
         past: int = 0,
         known: int = 0,
         static: int = 0,
-        level: str = "last",
+        level: str = "standard",
         **core: Any,
     ) -> None:
         super().__init__()
@@ -139,14 +140,12 @@ class Forecaster(nn.Module):
         return forecast.sort(2).values
 
     def _level(self, target: Tensor) -> Tensor:
-        if self.level == "last":
-            return target[:, -1:]
-        if self.level == "none":
+        if self.level == "none" or self.architecture == "naive":
             return torch.zeros_like(target[:, -1:])
-        return target.mean(1, keepdim=True)
+        return target[:, -1:] if self.level == "last" else target.mean(1, keepdim=True)
 
     def _size(self, target: Tensor) -> Tensor:
-        if self.level != "standard":
+        if self.level != "standard" or self.architecture == "naive":
             return torch.ones_like(target[:, -1:])
         square = target.var(1, correction=0, keepdim=True)
         return torch.where(square > _LEAST**2, square, 1.0).sqrt()
