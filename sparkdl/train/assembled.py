@@ -1,4 +1,4 @@
-"""Puts a run together: the loop, and what its hooks see of it."""
+"""Puts a run together: the loop, and what its hooks see of it; and runs it to its end, however it ends."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ from torch import nn
 
 from sparkdl.allreduce.state import ModelState
 from sparkdl.data.dataset import Dataset
+from sparkdl.train.checkpoint.resume import ResumePoint
 from sparkdl.train.config import TrainConfig
 from sparkdl.train.epochs import Epochs
 from sparkdl.train.history import History
 from sparkdl.train.hooks.base import Hook
+from sparkdl.train.interrupt import interruptible
+from sparkdl.train.leaving import ErrorsCarryResult, result_of, unless_under_way
 from sparkdl.train.loop import Loop
 from sparkdl.train.passes.validation import Monitor
 from sparkdl.train.passes.validator import Validator
 from sparkdl.train.recipe import Recipe
+from sparkdl.train.result import StoppedBy
 from sparkdl.train.run import Run
 from sparkdl.train.scheduled import ScheduledHyper
 from sparkdl.train.shipped import Shipped
@@ -86,3 +90,30 @@ def loop_of_run(
     )
     ship.release_model = loop.release
     return loop
+
+
+def train_to_the_end(loop: Loop, point: ResumePoint | None, kept: ErrorsCarryResult) -> None:
+    """Train, and keep what has come of it, whatever ends the run.
+
+    Args:
+        loop: of the run.
+        point: where to begin; ``None`` for the beginning.
+        kept: gets the result.
+    """
+    run = loop.run
+    stopped_by: StoppedBy = "error"
+    with interruptible() as interrupted:
+        try:
+            if point is not None:
+                loop.resume(point)
+            stopped_by = loop.train(interrupted)
+        except BaseException as error:
+            run.error = error
+            stopped_by = "interrupt" if isinstance(error, KeyboardInterrupt) else "error"
+            raise
+        finally:  # what was trained is not lost because a hook fails at the very end
+            try:
+                loop.end()
+            finally:
+                with unless_under_way(run.error, "The last weights cannot be fetched any more"):
+                    kept.result = result_of(run, stopped_by)

@@ -17,7 +17,7 @@ from sparkdl.nn import serialize, shown
 from sparkdl.nn.lightning import from_lightning
 from sparkdl.nn.objective import Loss, Objective, Step
 from sparkdl.optim.spec import Optimizers
-from sparkdl.train.assembled import loop_of_run
+from sparkdl.train.assembled import loop_of_run, train_to_the_end
 from sparkdl.train.config import TrainConfig
 from sparkdl.train.epochs import Epochs
 from sparkdl.train.given import (
@@ -32,8 +32,7 @@ from sparkdl.train.given import (
 )
 from sparkdl.train.hooks.checkpoint import Resume, find_resume_point, of_attempt
 from sparkdl.train.hooks.of_run import hooks_of
-from sparkdl.train.interrupt import interruptible
-from sparkdl.train.leaving import ErrorsCarryResult, result_of, unless_under_way
+from sparkdl.train.leaving import ErrorsCarryResult
 from sparkdl.train.options import integer_option
 from sparkdl.train.passes.dry_run import dry_run
 from sparkdl.train.passes.evaluate import check_metrics
@@ -43,7 +42,7 @@ from sparkdl.train.passes.validator import Validator
 from sparkdl.train.passes.weights import check_monitored, check_weights
 from sparkdl.train.planning.asked import answer_if_asked
 from sparkdl.train.recipe import Recipe, is_frozen
-from sparkdl.train.result import FitResult, StoppedBy
+from sparkdl.train.result import FitResult
 from sparkdl.train.scheduled import ScheduledHyper
 from sparkdl.train.shipped import shipped
 from sparkdl.train.shown import trainer as trainer_html
@@ -271,23 +270,11 @@ class Trainer:
                 validator=lambda run: Validator(run, evaluator, sets, monitor, schedule),
                 hooks=hooks,
             )
-            run = loop.run
-            stopped_by: StoppedBy = "error"
-            with interruptible() as interrupted:
-                try:
-                    if point is not None:
-                        loop.resume(point)
-                    stopped_by = loop.train(interrupted)
-                except BaseException as error:
-                    run.error = error
-                    stopped_by = "interrupt" if isinstance(error, KeyboardInterrupt) else "error"
-                    raise
-                finally:  # what was trained is not lost because a hook fails at the very end
-                    try:
-                        loop.end()
-                    finally:
-                        with unless_under_way(run.error, "The last weights cannot be fetched any more"):
-                            self.result = kept.result = result_of(run, stopped_by)
+            try:
+                train_to_the_end(loop, point, kept)
+            finally:
+                self.result = kept.result or self.result
+            assert self.result is not None  # it has ended, without an error
             return self.result
 
     def evaluate(
