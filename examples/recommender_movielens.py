@@ -36,6 +36,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from pyspark.sql import DataFrame, SparkSession
@@ -122,7 +123,7 @@ def search_of(towers: TwoTower, films: pd.DataFrame, candidates: int) -> TopK:
     """Return the search among all films; a film that was never trained on has the vector of what is known."""
     towers.eval()
     with torch.no_grad():
-        vectors = towers.item_tower(torch.tensor(films.film.tolist()))
+        vectors = towers.item_tower(torch.tensor(np.stack(films.film)))
     search = TopK(towers.user_tower, len(films), towers.width, min(candidates, len(films)))
     return search.fill(torch.tensor(films.item_id.tolist()), vectors)
 
@@ -351,9 +352,10 @@ def main() -> None:
             print("served after the stream: " + "; ".join(server.best()))
         finally:
             server.close()
-        learned = sum(batch["rows"] for batch in online.history)
+        history = online.history
     spark.stop()
-    print(f"learned from the stream: {learned} events in {len(online.history)} batches")
+    learned = sum(batch["rows"] for batch in history)
+    print(f"learned from the stream: {learned} events in {len(history)} batches")
     print(f"popular_hr_at_10={baseline:.4f}")
     print(f"retrieved_in_{args.candidates}={retrieved['found']:.4f}")
     print(f"retrieval_hr_at_10={retrieved['hr']:.4f}")
