@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -97,6 +98,7 @@ def test_the_examples_run(command: str, folder: Path, monkeypatch: pytest.Monkey
     answers = {"plan": PLAN, "profile": PROFILE}
     monkeypatch.setattr(rehearse, "answer_of", lambda args, kind, **_: (0, answers[kind]))
     monkeypatch.setattr(notebook, "find_spec", lambda name: name)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(
         notebook, "forwarding", lambda: nullcontext(SimpleNamespace(run=lambda *_: 0, stopped=False))
     )

@@ -129,7 +129,10 @@ def page(found: Mapping[str, Any]) -> str:
         parts=html.table(["part", "ms", "share", "", "what it is"], parts),
         advice=html.table(["", "change"], enumerate(found["advice"], 1)),
         layers=html.table(["layer", "kind", "parameters", "forward ms", "backward ms", ""], layers),
-        facts=html.table(["", "value"], [(told, _fact(found, name)) for name, told in _FACTS.items()]),
+        facts=html.table(
+            ["", "value"],
+            [(told, _fact(found, name)) for name, told in _FACTS.items() if name in found["facts"]],
+        ),
     )
     remark = f"{1e3 * step:.4g} ms; the largest part is {found['bottleneck']}, {share}"
     return document(f"A step of {found['name']}", remark, body)

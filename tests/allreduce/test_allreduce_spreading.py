@@ -19,6 +19,7 @@ from sparkdl.allreduce.transport.direct.transport import LONGEST_GROUP, DirectTr
 from sparkdl.compute.problems import LostPeer
 from sparkdl.compute.start import Start, Version
 from sparkdl.data.placement import in_excess
+from sparkdl.session import Executors
 
 
 @pytest.mark.parametrize(
@@ -146,7 +147,7 @@ class Stand:
             run_everywhere=lambda *_, **__: self.assemble(peers),
         )
         self.assembled = 0
-        store: Any = SimpleNamespace(partitions=(0, 1), executors=SimpleNamespace(cores=1))
+        store: Any = SimpleNamespace(partitions=(0, 1), executors=Executors(count=2, cores=1))
         fit: Any = SimpleNamespace(in_memory=False, fit_id="fit")
         chain: Any = self.chain
         shuffles: Any = self.shuffles

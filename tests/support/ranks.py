@@ -41,6 +41,7 @@ from sparkdl.optim import OptimizerSpec, check_shardable, optimizer_spec
 from sparkdl.optim.packed import lazy_groups, sparse_groups
 from sparkdl.optim.rule import UpdateRule
 from sparkdl.optim.staleness import Staleness
+from sparkdl.session import Executors
 from support.reference import Partition
 
 PLANS = (ColumnPlan("features", "x"), ColumnPlan("label", "y"))
@@ -192,7 +193,7 @@ def train(
     engine = Engine(
         cluster=cluster,
         store=SimpleNamespace(
-            executors=SimpleNamespace(cores=case.slots, count=1),
+            executors=Executors(count=1, cores=case.slots),
             is_crowded=False,
             manifest=Manifest.of(tokens),
             partitions=range(ranks),

@@ -30,7 +30,9 @@ class Executors(Hook):
     def __init__(self, monkeypatch: Any, counts: dict[int, int]) -> None:
         self.counts, self.now = counts, 1
         self.resizes: list[tuple[int, int, int, int]] = []
-        monkeypatch.setattr("sparkdl.access.classic.ClassicAccess.count_executors", lambda access: self.now)
+        monkeypatch.setattr(
+            "sparkdl.access.classic.ClassicAccess.count_executors", lambda access, look=False: self.now
+        )
         monkeypatch.setattr("sparkdl.train.elastic._POLL", 0.0)
 
     def on_iteration_end(self, run: Run) -> None:
