@@ -456,14 +456,16 @@ def test_inputs_by_name_from_fit_to_serving(spark, tmp_path):
     read = TorchRegressionModel.load(str(tmp_path / "model"), trust=[Subtract])
     rows = df.collect()
     expected = model.predictor()(b=[row.n for row in rows], a=[row.f.toArray() for row in rows])
+    # In float32: the last bits depend on the number of rows in a batch, on some processors.
+    close = partial(np.testing.assert_allclose, desired=expected, rtol=1e-6)
     for each in (model, read):
-        np.testing.assert_allclose([row.prediction for row in each.transform(df).collect()], expected)
+        close([row.prediction for row in each.transform(df).collect()])
     assert read.predict((rows[1].n, rows[1].f)) == pytest.approx(expected[1])
     spark.udf.register("predict_named", read.asUdf())
     found = [row.p for row in df.selectExpr("predict_named(n, f) as p").collect()]
-    np.testing.assert_allclose(found, expected)
+    close(found)
     served = Predictor.load(str(tmp_path / "model"), trust=[Subtract])
-    np.testing.assert_allclose(served(a=[r.f.toArray() for r in rows], b=[r.n for r in rows]), expected)
+    close(served(a=[r.f.toArray() for r in rows], b=[r.n for r in rows]))
 
 
 def test_arguments_that_the_module_does_not_have(spark):
