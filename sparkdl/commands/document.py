@@ -38,9 +38,12 @@ def document(title: str, remark: str, body: str, script: str | None = None) -> s
         title: as text.
         remark: as text; the version follows it.
         body: HTML that ends with a line break.
-        script: name of the file with the script that the body has, if there is one.
+        script: the only one that the body has and that may run, if there is one.
     """
-    source = f"script-src 'sha256-{_digest(script)}'; " if script else ""
+    source = ""
+    if script is not None:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        source = f"script-src 'sha256-{digest}'; "
     return _PAGE.substitute(
         policy=f"default-src 'none'; style-src 'unsafe-inline'; {source}base-uri 'none'; form-action 'none'",
         title=html.text(title),
@@ -48,12 +51,3 @@ def document(title: str, remark: str, body: str, script: str | None = None) -> s
         style=(_FOLDER / "page.css").read_text(encoding="utf-8"),
         body=body,
     )
-
-
-def script_of(name: str) -> str:
-    """Return the text of a script."""
-    return (_FOLDER / name).read_text(encoding="utf-8")
-
-
-def _digest(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script_of(script).encode()).digest()).decode()

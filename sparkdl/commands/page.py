@@ -14,14 +14,14 @@ from string import Template
 from typing import Any
 
 from sparkdl import html
-from sparkdl.commands.document import document, script_of
+from sparkdl.commands.document import document
 from sparkdl.commands.found import Course, RunSummary
 from sparkdl.exceptions import ConfigError
 
 _POINTS = 400
 _SMALL = (140, 30)
 _LARGE = (480, 96)
-_SCRIPT = "page.js"
+_SCRIPT = Path(__file__).with_name("page.js")
 
 _BODY = Template("""\
 <div id="runs" class="wide">$runs</div>
@@ -65,14 +65,15 @@ def page(found: Sequence[RunSummary], folder: str) -> str:
     """Return the page of some runs, the last of which it shows first."""
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     one = len(found) == 1
+    script = _SCRIPT.read_text(encoding="utf-8")
     body = _BODY.substitute(
-        script=script_of(_SCRIPT),
+        script=script,
         runs=_list(found),
         details="\n".join(map(_details, found)),
         data=_json([_data(run) for run in found]),
     )
     remark = f"{len(found)} run{'' if one else 's'}, {made}"
-    return document(f"Runs in {folder}", remark, body, _SCRIPT)
+    return document(f"Runs in {folder}", remark, body, script)
 
 
 def facts(run: RunSummary) -> dict[str, str]:
