@@ -71,4 +71,8 @@ def _check_options(config: TrainConfig) -> None:
 
 def rules_of(module: nn.Module) -> dict[str, Any] | None:
     """Return, JSON-compatible, what a resumed run must have in common about embedding variables."""
-    return {name: asdict(table.store.rule) for name, table in embedding_variables(module).items()} or None
+    rules = {name: asdict(table.store.rule) for name, table in embedding_variables(module).items()}
+    for rule in rules.values():
+        if rule["counters"] is None:  # as in checkpoints of earlier releases
+            del rule["counters"]
+    return rules or None
