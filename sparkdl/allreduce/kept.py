@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -81,7 +81,8 @@ def with_rows(snapshot: Snapshot, rows: Mapping[str, Entries]) -> Parts:
     """Return weights and rows as one frame, for tasks that evaluate them; see :func:`rows_in`."""
     arrays = {"params": snapshot.params, "buffers": snapshot.buffers, "counters": snapshot.counters}
     for number, entries in enumerate(rows.values()):
-        arrays |= entries.without_state().arrays(f"rows.{number}.")
+        rows_alone = replace(entries.without_state(), pages=None)
+        arrays |= rows_alone.arrays(f"rows.{number}.")
     return frame.pack({"kind": "weights", "tables": list(rows)}, arrays)
 
 

@@ -13,6 +13,7 @@ from sparkdl.frame import Array
 from sparkdl.keyed.mix import Ids, owners
 
 _OWN = ("ids", "counts", "last", "admitted", "gone", "gone_at")
+_PAGES = "pages."
 
 ROW = "row"
 """Name of the column that has the rows themselves; others are the optimizer's state."""
@@ -39,6 +40,9 @@ class Entries:
         gone_at: completed iterations when each was.
         since: these are the entries that have changed since so many completed iterations; 0 for all.
         logged: changes since fewer completed iterations cannot be told from those since 0.
+        pages: counters of ids that have no entry, by page; ``None`` if there are none. See
+            :class:`~sparkdl.keyed.bloom.CountingBloom`.
+        spread: how many pages have the counters of all ids; ids of a page have one owner. 0 without pages.
     """
 
     ids: Ids
@@ -51,6 +55,8 @@ class Entries:
     gone_at: NDArray[np.int64] = field(default_factory=_no_ids)
     since: int = 0
     logged: int = 0
+    pages: Entries | None = None
+    spread: int = 0
 
     def where(self, chosen: NDArray[np.bool_]) -> Entries:
         """Return the entries that are chosen, and all evictions."""
@@ -74,7 +80,8 @@ class Entries:
             return self
         late = self.gone_at >= since
         chosen = self.where(self.last >= since)
-        return replace(chosen, gone=self.gone[late], gone_at=self.gone_at[late], since=since)
+        pages = self.pages and self.pages.changed(since)
+        return replace(chosen, gone=self.gone[late], gone_at=self.gone_at[late], since=since, pages=pages)
 
     def rows_only(self) -> Entries:
         """Return the entries without the optimizer's state."""
@@ -84,13 +91,18 @@ class Entries:
     def without_state(self) -> Entries:
         """Return the entries without the optimizer's state, as if they had not been looked up lately."""
         rows = self.rows_only()
-        return Entries(rows.ids, rows.counts, np.zeros_like(rows.last), rows.admitted, rows.columns)
+        last = np.zeros_like(rows.last)
+        pages = self.pages and replace(self.pages, last=np.zeros_like(self.pages.last))
+        return Entries(
+            rows.ids, rows.counts, last, rows.admitted, rows.columns, pages=pages, spread=self.spread
+        )
 
     def of_owner(self, rank: int, ranks: int) -> Entries:
         """Return the entries that a rank owns."""
-        own = owners(self.gone, ranks) == rank
-        chosen = self.where(owners(self.ids, ranks) == rank)
-        return replace(chosen, gone=self.gone[own], gone_at=self.gone_at[own])
+        own = owners(self.gone, ranks, self.spread) == rank
+        chosen = self.where(owners(self.ids, ranks, self.spread) == rank)
+        pages = self.pages and self.pages.of_owner(rank, ranks)
+        return replace(chosen, gone=self.gone[own], gone_at=self.gone_at[own], pages=pages)
 
     def sorted(self) -> Entries:
         """Return the entries in the order of their ids."""
@@ -107,18 +119,23 @@ class Entries:
             columns={name: values[rows] for name, values in self.columns.items()},
             gone=self.gone[log],
             gone_at=self.gone_at[log],
+            pages=self.pages and self.pages.sorted(),
         )
 
     def arrays(self, prefix: str) -> dict[str, Array]:
         """Return the arrays by name, to travel in a frame."""
         named = {f"column.{name}": values for name, values in self.columns.items()}
         own = {name: getattr(self, name) for name in _OWN}
-        return {f"{prefix}{name}": values for name, values in (own | named).items()}
+        pages = {} if self.pages is None else self.pages.arrays(_PAGES)
+        return {f"{prefix}{name}": values for name, values in (own | named | pages).items()}
 
     @property
     def values(self) -> dict[str, Any]:
         """What else travels, as JSON has it."""
-        return {"scalars": dict(self.scalars), "since": self.since, "logged": self.logged}
+        told = {"scalars": dict(self.scalars), "since": self.since, "logged": self.logged}
+        if self.spread:
+            told["spread"] = self.spread
+        return told if self.pages is None else {**told, "pages": self.pages.values}
 
     @classmethod
     def read(cls, arrays: Mapping[str, Array], prefix: str, values: Mapping[str, Any]) -> Entries:
@@ -128,7 +145,11 @@ class Entries:
         found = {name: arrays.get(f"{prefix}{name}") for name in _OWN}
         # Frames of earlier releases have no evictions: what has changed since cannot be told from them.
         own: dict[str, Any] = {name: array for name, array in found.items() if array is not None}
-        return cls(**own, columns=columns, **values)
+        told = dict(values)
+        pages = told.pop("pages", None)
+        if pages is not None:
+            pages = cls.read(arrays, f"{prefix}{_PAGES}", pages)
+        return cls(**own, columns=columns, pages=pages, **told)
 
 
 def joined(parts: Sequence[Entries]) -> Entries:
@@ -139,7 +160,16 @@ def joined(parts: Sequence[Entries]) -> Entries:
         name: np.concatenate([part.columns[name] for part in parts if name in part.columns]) for name in names
     }
     logged, since = max(part.logged for part in parts), max(part.since for part in parts)
-    return Entries(**own, columns=columns, scalars=parts[0].scalars, since=since, logged=logged).sorted()
+    paged = [part.pages for part in parts if part.pages is not None]
+    return Entries(
+        **own,
+        columns=columns,
+        scalars=parts[0].scalars,
+        since=since,
+        logged=logged,
+        pages=joined(paged) if paged else None,
+        spread=max(part.spread for part in parts),
+    ).sorted()
 
 
 def merged(parts: Sequence[Entries]) -> Entries:
@@ -161,9 +191,16 @@ def merged(parts: Sequence[Entries]) -> Entries:
         if not part.since:
             break
     logged, since = parts[-1].logged, kept[-1].since
-    whole = joined([replace(part, gone=_no_ids(), gone_at=_no_ids()) for part in kept])
+    whole = joined([replace(part, gone=_no_ids(), gone_at=_no_ids(), pages=None) for part in kept])
+    paged = [part.pages for part in reversed(kept) if part.pages is not None]
     gone, gone_at = (np.concatenate([getattr(part, name) for part in reversed(log)]) for name in _OWN[-2:])
     known = gone_at >= logged
     return replace(
-        whole, scalars=parts[-1].scalars, gone=gone[known], gone_at=gone_at[known], since=since, logged=logged
+        whole,
+        scalars=parts[-1].scalars,
+        gone=gone[known],
+        gone_at=gone_at[known],
+        since=since,
+        logged=logged,
+        pages=merged(paged) if paged else None,
     )

@@ -20,10 +20,24 @@ def mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return mixed ^ (mixed >> np.uint64(31))
 
 
-def owners(ids: Ids, ranks: int) -> NDArray[np.int64]:
-    """Return the rank that owns the row of each id."""
+def owners(ids: Ids, ranks: int, pages: int = 0) -> NDArray[np.int64]:
+    """Return the rank that owns the row of each id.
+
+    Args:
+        ids: the ids.
+        ranks: how many ranks there are.
+        pages: ids of one of so many pages have one owner; 0: each id is by itself.
+    """
+    if pages:
+        ids = pages_of(ids, pages)
     # The low bits choose the place in a rank's own table: these are others.
     return (mix(ids.view(np.uint64)) >> np.uint64(33)).astype(np.int64) % ranks
+
+
+def pages_of(ids: Ids, pages: int) -> Ids:
+    """Return the page of each id; there are fewer than 2**32."""
+    high = mix(ids.view(np.uint64)) >> np.uint64(32)
+    return ((high * np.uint64(pages)) >> np.uint64(32)).astype(np.int64)
 
 
 def initial_rows(

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkdl.frame import Array
+from sparkdl.keyed import bloom
+from sparkdl.keyed.bloom import CELLS, CountingBloom
 from sparkdl.keyed.columns import FreshState, Places, blocks
 from sparkdl.keyed.entries import ROW, Entries
 from sparkdl.keyed.memory import RowMemory
@@ -36,6 +38,7 @@ class TableRule:
         max_age: iterations without a look-up after which an entry is evicted; ``None`` for no limit.
         min_norm: rows with a smaller Euclidean norm are evicted; 0 for none.
         evict_every: iterations from one eviction to the next.
+        counters: count look-ups of ids without a row; ``None``: such ids have entries.
     """
 
     width: int
@@ -46,6 +49,17 @@ class TableRule:
     max_age: int | None = None
     min_norm: float = 0.0
     evict_every: int = 1000
+    counters: CountingBloom | None = None
+
+    @property
+    def spread(self) -> int:
+        """How many pages have the counters of all ids; 0 without counters."""
+        return 0 if self.counters is None else self.counters.pages
+
+    @property
+    def of_pages(self) -> TableRule:
+        """The rule of the table that has the pages of counters."""
+        return TableRule(CELLS, bloom.dtype_for(self.min_count).name, 0, 0.0)
 
     def evicts(self, iteration: int) -> bool:
         """Return whether entries are evicted before an iteration."""
@@ -82,6 +96,9 @@ class KeyedTable:
         self._store: Store = (
             MemoryStore(width, dtype) if self._memory is None else TieredStore(width, dtype, self._memory)
         )
+        rule = self.rule
+        self._pages = KeyedTable(rule.of_pages, self._memory) if rule.counters is not None else None
+        self._waiting: int | None = 0
 
     def __eq__(self, other: object) -> bool:
         """Return whether both have the same rule; rows are values, and so is the seed, saved with them."""
@@ -97,8 +114,12 @@ class KeyedTable:
 
     @property
     def known(self) -> int:
-        """How many ids there are, with and without a row."""
-        return len(self._store)
+        """How many ids there are, with and without a row; with counters about so many."""
+        if self._waiting is None:
+            assert self._pages is not None
+            store = self._pages._store
+            self._waiting = sum(int(store.told(some).counts.sum()) for some in self._pages._blocks())
+        return len(self._store) + self._waiting
 
     @property
     def state_names(self) -> list[str]:
@@ -130,6 +151,8 @@ class KeyedTable:
         Returns:
             How many ids got a row.
         """
+        if self.rule.counters is not None:
+            ids, counts = self._let_in(ids, counts, iteration)
         numbers = self._store.number(ids)
         if (ids[1:] > ids[:-1]).all():
             self._recent = ids, numbers
@@ -142,6 +165,32 @@ class KeyedTable:
         rows = initial_rows(rule.seed, ids[new], rule.width, rule.std, np.dtype(rule.dtype))
         self._store.admit(numbers[new], {ROW: rows, **(fresh(rows) if self.state_names else {})})
         return len(rows)
+
+    def _let_in(self, ids: Ids, counts: NDArray[np.int64], iteration: int) -> tuple[Ids, NDArray[np.int64]]:
+        """Count ids without an entry; return those that have one, or get one, and look-ups of each.
+
+        For ids that get one these are all their look-ups, also those of iterations before.
+        """
+        rule, pages, waiting = self.rule, self._pages, self.known - len(self._store)
+        assert rule.counters is not None
+        assert pages is not None
+        new = np.flatnonzero(self._store.find(ids) < 0)
+        if not len(new):
+            return ids, counts
+        found = bloom.count(
+            rule.counters,
+            pages._store,
+            ids[new],
+            counts[new],
+            iteration,
+            least=rule.min_count,
+            max_age=rule.max_age,
+        )
+        self._waiting = waiting + found.more
+        counts = counts.copy()
+        counts[new] = found.total
+        out = new[found.total < rule.min_count]
+        return np.delete(ids, out), np.delete(counts, out)
 
     def columns_of(self, ids: Ids) -> dict[str, Array]:
         """Return copies of the rows, and of their state, of ids that all have one."""
@@ -205,13 +254,13 @@ class KeyedTable:
 
     def entries(self) -> Entries:
         """Return all entries; in a file if memory is bounded and they are many."""
-        return self._entries(np.arange(len(self._store)))
+        return self._with_pages(self._entries(np.arange(len(self._store))), 0)
 
     def changes(self, ids: Ids, gone: Ids, iteration: int) -> Entries:
         """Return the change that an iteration has made.
 
         Args:
-            ids: of the entries that it has written.
+            ids: of the entries that it has written; ids without an entry do not count.
             gone: ids of those that it has evicted before.
             iteration: completed iterations.
 
@@ -221,14 +270,21 @@ class KeyedTable:
         if self._logged >= iteration > 0:
             return self.entries()
         at = np.full(len(gone), iteration)
-        found = self._entries(self._find(ids))
+        numbers = self._find(ids)
+        found = self._with_pages(self._entries(numbers[numbers >= 0]), iteration)
         return replace(found, gone=gone, gone_at=at, since=max(1, iteration))
 
     def changed(self, since: int) -> Entries:
         """Return what has changed since so many completed iterations; see :meth:`Entries.changed`."""
         if not since or since < self._logged:
             return self.entries()
-        return self._entries(self._store.late(since)).changed(since)
+        return self._with_pages(self._entries(self._store.late(since)), since).changed(since)
+
+    def _with_pages(self, found: Entries, since: int) -> Entries:
+        """Return entries with the pages of counters that have changed since so many completed iterations."""
+        if self._pages is None:
+            return found
+        return replace(found, pages=self._pages.changed(since), spread=self.rule.spread)
 
     def _entries(self, numbers: Places) -> Entries:
         """Return the entries with these numbers."""
@@ -268,6 +324,9 @@ class KeyedTable:
         else:
             self._clear()
         self._write(entries)
+        if self._pages is not None and entries.pages is not None:
+            self._pages.put(entries.pages)
+            self._waiting = None
 
     def _write(self, entries: Entries) -> None:
         """Have entries, beside others; so many at a time that bounded memory is enough."""

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sparkdl.keyed.bloom import CountingBloom as CountingBloom
     from sparkdl.nn.embedding import EmbeddingBagVariable as EmbeddingBagVariable
     from sparkdl.nn.embedding import EmbeddingVariable as EmbeddingVariable
     from sparkdl.nn.models.anomaly import AnomalyDetector as AnomalyDetector
@@ -58,6 +59,7 @@ _HOME = {
     "Autoencoder": "sparkdl.nn.models.autoencoder",
     "ConvAutoencoder": "sparkdl.nn.models.autoencoder",
     "ConvLSTM": "sparkdl.nn.models.convlstm",
+    "CountingBloom": "sparkdl.keyed.bloom",
     "DIN": "sparkdl.nn.models.din",
     "DLRM": "sparkdl.nn.models.dlrm",
     "DeepFM": "sparkdl.nn.models.deepfm",
@@ -108,6 +110,7 @@ __all__ = [
     "Autoencoder",
     "ConvAutoencoder",
     "ConvLSTM",
+    "CountingBloom",
     "DeepFM",
     "DynamicDimensionVariable",
     "EmbeddingBagVariable",

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from sparkdl.exceptions import ConfigError, ModelError
+from sparkdl.keyed.bloom import CountingBloom
 from sparkdl.keyed.entries import ROW, Entries
 from sparkdl.keyed.mix import Ids
 from sparkdl.keyed.table import KeyedTable, TableRule
@@ -105,6 +106,7 @@ class EmbeddingVariable(nn.Module):
         max_age: iterations without a look-up after which an id is forgotten; ``None`` for no limit.
         min_norm: ids whose row has a smaller Euclidean norm are forgotten; 0 for none.
         evict_every: iterations from one look for such ids to the next.
+        counters: count look-ups of ids that have no row, in few bytes for each; ``None`` counts them exactly.
         dtype: ``torch.float32`` or ``torch.float64``.
 
     Attributes:
@@ -128,6 +130,7 @@ class EmbeddingVariable(nn.Module):
         max_age: int | None = None,
         min_norm: float = 0.0,
         evict_every: int = 1000,
+        counters: CountingBloom | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
@@ -144,16 +147,31 @@ class EmbeddingVariable(nn.Module):
             isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 1 << 63
         ):
             raise ConfigError(f"seed={seed!r}: expected an integer from 0 to 2**63 - 1, or None")
+        if counters is not None and not isinstance(counters, CountingBloom):
+            raise ConfigError(f"counters={counters!r:.80}: expected sparkdl.nn.CountingBloom(...) or None")
+        if counters is not None and min_count == 1:
+            raise ConfigError(
+                "counters=CountingBloom(...) with min_count=1: every id gets its row at once, and nothing is "
+                "left to count; expected a min_count of at least 2, or no counters"
+            )
         given = seed
         if seed is None:
             seed = int(torch.randint(0, 1 << 62, (), device="cpu"))
         rule = TableRule(
-            embedding_dim, _DTYPES[dtype], seed, float(std), min_count, max_age, float(min_norm), evict_every
+            embedding_dim,
+            _DTYPES[dtype],
+            seed,
+            float(std),
+            min_count,
+            max_age,
+            float(min_norm),
+            evict_every,
+            counters,
         )
         # Under these names a description of the module finds them.
         self.embedding_dim, self.seed, self.std, self.dtype = embedding_dim, given, std, dtype
         self.min_count, self.max_age = min_count, max_age
-        self.min_norm, self.evict_every = min_norm, evict_every
+        self.min_norm, self.evict_every, self.counters = min_norm, evict_every, counters
         self.weight = nn.Parameter(torch.zeros(1, embedding_dim, dtype=dtype))
         self.store = KeyedTable(rule)
         self._source: Source | None = None
@@ -279,6 +297,7 @@ class EmbeddingBagVariable(nn.Module):
         max_age: iterations without a look-up after which an id is forgotten.
         min_norm: ids whose row has a smaller Euclidean norm are forgotten.
         evict_every: iterations from one look for such ids to the next.
+        counters: count look-ups of ids that have no row, in few bytes for each; ``None`` counts them exactly.
         dtype: ``torch.float32`` or ``torch.float64``.
 
     Attributes:
@@ -300,6 +319,7 @@ class EmbeddingBagVariable(nn.Module):
         max_age: int | None = None,
         min_norm: float = 0.0,
         evict_every: int = 1000,
+        counters: CountingBloom | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> None:
         super().__init__()
@@ -313,13 +333,14 @@ class EmbeddingBagVariable(nn.Module):
             max_age=max_age,
             min_norm=min_norm,
             evict_every=evict_every,
+            counters=counters,
             dtype=dtype,
         )
         self.mode = mode
         # Under these names a description of the module finds them.
         self.embedding_dim, self.seed, self.std, self.dtype = embedding_dim, seed, std, dtype
         self.min_count, self.max_age = min_count, max_age
-        self.min_norm, self.evict_every = min_norm, evict_every
+        self.min_norm, self.evict_every, self.counters = min_norm, evict_every, counters
 
     def forward(self, ids: Tensor, offsets: Tensor | None = None) -> Tensor:
         """Return a row for each bag.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -71,4 +73,36 @@ def _check_options(config: TrainConfig) -> None:
 
 def rules_of(module: nn.Module) -> dict[str, Any] | None:
     """Return, JSON-compatible, what a resumed run must have in common about embedding variables."""
-    return {name: asdict(table.store.rule) for name, table in embedding_variables(module).items()} or None
+    rules = {name: asdict(table.store.rule) for name, table in embedding_variables(module).items()}
+    for rule in rules.values():
+        if rule["counters"] is None:  # as in checkpoints of earlier releases
+            del rule["counters"]
+    return rules or None
+
+
+class Counters:
+    """Tells once of each table whose counters are for fewer ids than there are.
+
+    Args:
+        module: has the tables.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        rules = {name: table.store.rule for name, table in embedding_variables(module).items()}
+        self._most = {
+            name: rule.counters.max_ids for name, rule in rules.items() if rule.counters is not None
+        }
+
+    def check(self, extras: Mapping[str, float]) -> None:
+        """Look at the figures of an iteration."""
+        for name, most in list(self._most.items()):
+            ids = extras.get(f"{name}/ids", 0)
+            if ids > most:
+                del self._most[name]
+                warnings.warn(
+                    f"the embedding variable {name!r} has met {ids:,.0f} ids, and its counters are for "
+                    f"max_ids={most:,}: from now on more ids than expected get their row too early. Give "
+                    "CountingBloom a larger max_ids; with max_age counters begin anew",
+                    UserWarning,
+                    stacklevel=2,
+                )

@@ -25,6 +25,7 @@ from sparkdl.train.epochs import Epochs
 from sparkdl.train.forecast import Forecast
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.hooks.calls import HookCalls
+from sparkdl.train.keyed import Counters
 from sparkdl.train.passes.validator import Validator
 from sparkdl.train.recovery import Commit, Recovery
 from sparkdl.train.result import StoppedBy
@@ -86,6 +87,7 @@ class Loop:
         self._forecast = Forecast(
             run, epochs, schedule, self._deadlines, self._hooks, validates=validator.has_sets
         )
+        self._counters = Counters(run.module)
         self._setting = setting
         self._averaged = 0
         self._begun = False
@@ -299,6 +301,7 @@ class Loop:
             if self._deadlines is not None:
                 self._deadlines.add(outcome.gradient_seconds)
             self._averaged += told.average > 0
+            self._counters.check(outcome.extras)
         # else: many tiny partitions: some iterations of an epoch get no row at all
         samples, loss = (outcome.samples, outcome.loss) if outcome else (0, before.loss)
         if isnan(loss):  # all samples have weight zero: nothing is known about the loss

@@ -16,6 +16,7 @@ from support.reference import Partition, threads
 from torch import Tensor, nn
 
 from sparkdl.allreduce.transport.in_process import Faults
+from sparkdl.keyed.bloom import CountingBloom
 from sparkdl.nn.embedding import EmbeddingBagVariable, EmbeddingVariable, embedding_variables
 from sparkdl.optim import AdagradDecay, Ftrl
 
@@ -190,6 +191,34 @@ def test_faults_change_no_bit(tmp_path: Path, exchange: Any, optimizer: Any) -> 
         assert state(found.module) == state(whole.module), seed
         failed += found.transport.failed
     assert failed
+
+
+@pytest.mark.parametrize("max_ids", [12, 5000])
+def test_faults_change_no_counter(tmp_path: Path, max_ids: int) -> None:
+    module = keyed(**CHANGING | {"min_count": 3}, counters=CountingBloom(max_ids, error=0.05))
+    of = case(module=module, sizes=(20, 25, 31), iterations=10, group=4)
+    whole = train(of, tmp_path / "whole")
+    faults = Faults(seed=1, lose=0.01, repeat=0.05, move=0.05, lose_rows=0.002, absent=0.1, vanish=0.01)
+    more: dict[str, Any] = {"in_memory": False, "sites": 3, "undo": True, "group": 2, "row_memory": 900}
+    found = train(replace(of, faults=faults, **more), tmp_path / "faults")
+    assert found.transport.failed
+    assert bits(found) == bits(whole)
+    assert state(found.module) == state(whole.module)
+    assert any(
+        "pages." in name for name in embedding_variables(found.module)["users"].store.entries().arrays("")
+    )
+
+
+def test_with_room_counters_admit_what_exact_counts_admit(tmp_path: Path) -> None:
+    exact = train(case(module=keyed(min_count=3), iterations=10), tmp_path / "exact")
+    counters = CountingBloom(5000, error=1e-6)
+    found = train(case(module=keyed(min_count=3, counters=counters), iterations=10), tmp_path / "found")
+    assert bits(found) == bits(exact)
+    for name, table in embedding_variables(found.module).items():
+        whole = embedding_variables(exact.module)[name].store.entries().sorted()
+        expected = whole.where(whole.admitted).arrays("")
+        own = table.store.entries().sorted().arrays("")
+        assert {key: own[key].tobytes() for key in expected} == {k: v.tobytes() for k, v in expected.items()}
 
 
 @pytest.mark.parametrize("exchange", ["replicated", "sharded"])

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from sparkdl.exceptions import ConfigError, ModelError
-from sparkdl.nn import EmbeddingBagVariable, EmbeddingVariable
+from sparkdl.nn import CountingBloom, EmbeddingBagVariable, EmbeddingVariable
+from sparkdl.nn.embedding import embedding_variables
 from sparkdl.nn.saved import content, weights
 from sparkdl.nn.saved.content import Content
 from sparkdl.nn.sharing import copy_sharing
@@ -87,13 +88,15 @@ def test_rows_that_cannot_be_are_an_error(name: str, value: Any) -> None:
 
 
 def test_a_module_is_saved_by_import_path_and_arguments() -> None:
-    module = nn.Sequential(trained(EmbeddingBagVariable(4, "sum", seed=1, min_count=1)), nn.Linear(4, 1))
+    bag = EmbeddingBagVariable(4, "sum", seed=1, min_count=2, counters=CountingBloom(100, 0.1))
+    module = nn.Sequential(trained(trained(bag)), nn.Linear(4, 1))  # two look-ups
     info, code = content.describe(Content(module), allow_pickle=False)
     assert code is None
     found = content.build({**info, "pickled": []}, "path", weights.write(module)).module
     assert found is not None
     ids = torch.tensor([[3, 5], [FAR, 8]])
     assert torch.equal(found(ids), module(ids))
+    assert embedding_variables(found)["0.table"].counters == CountingBloom(100, 0.1)
     broken = [*weights.write(nn.Sequential(EmbeddingBagVariable(5, "sum", seed=1), nn.Linear(4, 1)))]
     with pytest.raises(ModelError):
         content.build({**info, "pickled": []}, "path", broken)
@@ -105,6 +108,8 @@ def test_a_module_is_saved_by_import_path_and_arguments() -> None:
         {"embedding_dim": 0},
         {"std": -1.0},
         {"min_count": 0},
+        {"counters": 1000, "min_count": 2},
+        {"counters": CountingBloom(1000)},
         {"max_age": 0},
         {"seed": -1},
         {"dtype": torch.int8},

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import warnings
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +21,7 @@ from torch import Tensor, nn
 from sparkdl import Dataset, Trainer
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.keyed.mix import initial_rows
-from sparkdl.nn import EmbeddingVariable
+from sparkdl.nn import CountingBloom, EmbeddingVariable
 from sparkdl.optim import ClipByNorm
 from sparkdl.train import EMA, Checkpoint, EarlyStopping, EveryIterations, MaxIteration, load_weights
 
@@ -170,6 +172,29 @@ def test_a_run_resumes_with_the_same_bits(data: Dataset, tmp_path: Path) -> None
     assert rows_of(copy) == rows_of(whole.module)
     with pytest.raises(ConfigError, match="min_count"):
         trainer(keyed(), hooks=[Checkpoint(tmp_path)]).fit(data, resume=True)
+
+
+def test_counters_resume_with_the_same_bits(data: Dataset, tmp_path: Path) -> None:
+    counters = CountingBloom(15, error=0.2)  # too few: it counts which ids share a counter
+    options: dict[str, Any] = {"min_count": 4, "max_age": 6, "evict_every": 3, "counters": counters}
+    hooks = [Checkpoint(tmp_path, every=EveryIterations(1), full_every=4, keep=None)]
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        whole = trainer(keyed(**options)).fit(data)
+    found = [re.findall(r"'(\w+)' has met \d+ ids.* max_ids=15", str(one.message)) for one in told]
+    assert sorted(found) == [["items"], ["users"]]  # once for each table
+    ids, rows = (whole.history.column(f"extras.users/{name}") for name in ("ids", "rows"))
+    assert any(0 < some < own for some, own in zip(rows, ids, strict=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        trainer(keyed(**options), hooks=hooks, end_when=MaxIteration(5)).fit(data)  # 5: a change of 4
+        resumed = trainer(keyed(**options), hooks=hooks).fit(data, resume=True)
+    assert rows_of(resumed.module) == rows_of(whole.module)
+    own, other = (run.module.users.store.entries().sorted().arrays("") for run in (whole, resumed))
+    assert {k: v.tobytes() for k, v in own.items()} == {k: v.tobytes() for k, v in other.items()}
+    options["counters"] = CountingBloom(16, error=0.2)
+    with pytest.raises(ConfigError, match="max_ids"):
+        trainer(keyed(**options), hooks=hooks).fit(data, resume=True)
 
 
 def test_training_goes_on_with_the_rows_of_a_trained_module(data: Dataset) -> None:

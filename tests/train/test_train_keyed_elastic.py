@@ -12,6 +12,7 @@ from test_train_elastic import Executors
 from test_train_keyed import FAR, PAIRS, SCORES, keyed, rows_of, trainer
 
 from sparkdl import Dataset
+from sparkdl.nn import CountingBloom
 from sparkdl.optim import Staleness
 from sparkdl.train import Checkpoint, Elastic, EveryIterations, MaxIteration, load_weights
 from sparkdl.train.checkpoint import CheckpointFolder
@@ -24,9 +25,17 @@ def dataset(spark: Any, partitions: int | None = None) -> Dataset:
     return Dataset.from_numpy(PAIRS * FAR, SCORES, spark=spark, num_partitions=partitions)
 
 
-def fit(data: Dataset, end: int, *hooks: Any, resume: bool = False, **options: Any) -> Any:
+def fit(
+    data: Dataset,
+    end: int,
+    *hooks: Any,
+    resume: bool = False,
+    counters: CountingBloom | None = None,
+    **options: Any,
+) -> Any:
     settings: dict[str, Any] = {"iterations_per_job": 3, "batch_size": 20, "end_when": MaxIteration(end)}
-    return trainer(keyed(**CHANGING), hooks=hooks, **settings | options).fit(data, resume=resume)
+    module = keyed(**CHANGING, counters=counters)
+    return trainer(module, hooks=hooks, **settings | options).fit(data, resume=resume)
 
 
 def moved(spark: Any, monkeypatch: Any, counts: dict[int, int], *hooks: Any, **options: Any) -> Any:
@@ -69,6 +78,16 @@ def test_bounded_memory_and_late_gradients_move_too(spark: Any, monkeypatch: Any
         found = moved(spark, monkeypatch, counts, row_memory=1500, staleness=late)
         expected = stopped(spark, tmp_path, counts, staleness=late)
     assert rows_of(found.module) == rows_of(expected.module)
+
+
+def test_counters_move_too(spark: Any, monkeypatch: Any, tmp_path: Path) -> None:
+    counts, counters = {5: 3, 10: 2}, CountingBloom(200, error=0.3)
+    with threads(1):
+        found = moved(spark, monkeypatch, counts, row_memory=1500, counters=counters)
+        expected = stopped(spark, tmp_path, counts, counters=counters)
+    assert rows_of(found.module) == rows_of(expected.module)
+    own, other = (run.module.users.store.entries().sorted().arrays("") for run in (found, expected))
+    assert {k: v.tobytes() for k, v in own.items()} == {k: v.tobytes() for k, v in other.items()}
 
 
 def test_checkpoints_of_changes_go_on_over_a_move(spark: Any, monkeypatch: Any, tmp_path: Path) -> None:

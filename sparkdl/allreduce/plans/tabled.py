@@ -15,6 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from sparkdl.allreduce.directives import Directives, Step
 from sparkdl.allreduce.kept import Kept, is_of_rows
 from sparkdl.allreduce.messages import (
@@ -50,6 +53,7 @@ from sparkdl.compute.row_owner import RowOwner
 from sparkdl.compute.start import Start
 from sparkdl.frame import Array, Packed
 from sparkdl.keyed.mix import owners
+from sparkdl.nn.embedding import embedding_variables
 
 _ROWS_BYTES = 1 << 20
 """About what the rows of a batch take; nobody knows beforehand."""
@@ -287,7 +291,7 @@ def _wanted(me: Participant, forward: ForwardBackward) -> Iterator[WantedRows]:
     """Yield what an iteration asks each owner for."""
     assert me.token is not None
     asked = lookup.ask(forward, me.worker, me.token)
-    by = {name: owners(own.ids, me.ranks) for name, own in asked.items()}
+    by = _owners(me, asked)
     for rank in range(me.ranks):
         tables = {
             name: Asked(own.ids[by[name] == rank], own.counts[by[name] == rank])
@@ -300,13 +304,21 @@ def _gradients(
     me: Participant, weight: float, gradients: Mapping[str, RowGradient]
 ) -> Iterator[RowGradients]:
     """Yield the gradients of each owner's rows."""
-    by = {name: owners(own.ids, me.ranks) for name, own in gradients.items()}
+    by = _owners(me, gradients)
     for rank in range(me.ranks):
         tables = {
             name: RowGradient(own.ids[by[name] == rank], own.values[by[name] == rank])
             for name, own in gradients.items()
         }
         yield RowGradients(me.rank, weight, tables)
+
+
+def _owners(
+    me: Participant, parts: Mapping[str, Asked] | Mapping[str, RowGradient]
+) -> dict[str, NDArray[np.int64]]:
+    """Return by table the ranks that own the ids of its part."""
+    variables = embedding_variables(me.worker.spec.module)
+    return {name: owners(own.ids, me.ranks, variables[name].store.rule.spread) for name, own in parts.items()}
 
 
 def _beside(

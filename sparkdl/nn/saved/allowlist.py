@@ -309,6 +309,7 @@ _SPARKDL = {
     "sparkdl.data.columns": "Column",
     "sparkdl.data.images": "ImageFormat",
     "sparkdl.hf.heads": "Embedder Generator",
+    "sparkdl.keyed.bloom": "CountingBloom",
     "sparkdl.hf.rebuilt": "adapted pretrained",
     "sparkdl.metrics.loss": "Loss",
     "sparkdl.metrics.ranking": "HitRatio MAP MRR NDCG Recall",
