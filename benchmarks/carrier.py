@@ -102,7 +102,7 @@ class Meshed:
         self._rank, self._peers, self._number = rank, len(links) + 1, 0
         for link in links.values():
             link.limit = 1 << 40
-        self._mesh = Mesh(1, links, _PATIENCE)
+        self._mesh = Mesh(1, [rank], links, _PATIENCE)
 
     def gather(self, vector: np.ndarray[Any, Any]) -> list[Any]:
         """Return everybody's vector."""
@@ -115,11 +115,13 @@ class Meshed:
         own = add_up(found)
         return np.concatenate(self._exchange(dict.fromkeys(range(self._peers), own), own))
 
-    def _exchange(self, sends: Mapping[int, Any], own: Any) -> list[Any]:
-        others = [(rank, [data.view(np.uint8).data]) for rank, data in sends.items() if rank != self._rank]
-        arrived = [np.frombuffer(data, np.float32) for data in self._mesh.exchange(self._number, others)]
+    def _exchange(self, sends: Mapping[int, Any], mine: Any) -> list[Any]:
+        own = self._rank
+        others = [(own, to, [data.view(np.uint8).data]) for to, data in sends.items() if to != own]
+        found = self._mesh.exchange(self._number, others)[own]
+        arrived = [np.frombuffer(data, np.float32) for data in found]
         self._number += 1
-        arrived.insert(self._rank, own)
+        arrived.insert(own, mine)
         return arrived
 
 
@@ -177,7 +179,7 @@ def work(rank: int, peers: int, store: str, secret: bytes, pairs: Mapping[int, A
     endpoint = Endpoint(secret, "127.0.0.1")
     try:
         pipe.send(endpoint.peer)
-        links = endpoint.meet(1, rank, peers, pipe.recv(), _PATIENCE)
+        links = endpoint.meet(1, [rank], peers, pipe.recv(), _PATIENCE)
         local: dict[int, Connection] = {}
         for other, sock in pairs.items():
             sock = _Local(fileno=sock.detach())

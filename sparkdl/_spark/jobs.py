@@ -21,6 +21,25 @@ _LARGE_FRAME = 32 << 20
 """Frames from this size on are kept on disk only: a large model's state exceeds the heaps."""
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A job that has begun.
+
+    Attributes:
+        action: Spark's handle of it.
+    """
+
+    action: JavaObject
+
+    def is_done(self) -> bool:
+        """Return whether it has ended, well or not."""
+        return bool(self.action.isDone())
+
+    def cancel(self) -> None:
+        """End it, if it has not ended."""
+        self.action.cancel(True)
+
+
 class FrameJobs:
     """Builds and runs Spark jobs over RDDs of byte frames.
 
@@ -234,14 +253,32 @@ class FrameJobs:
             times: how often each executor runs it.
             profile: JVM resource profile of the stage.
         """
+        return self.collect(self._everywhere(task, broadcasts, times, profile))
+
+    def begin_everywhere(self, task: Task, *, profile: JavaObject | None = None) -> Begun:
+        """Begin to run a task on each executor that there is now; see :meth:`run_everywhere`."""
+        return Begun(self._everywhere(task, (), 1, profile).toJavaRDD().collectAsync())
+
+    def _everywhere(
+        self, task: Task, broadcasts: Sequence[Any], times: int, profile: JavaObject | None
+    ) -> JavaObject:
+        each = [found for found in self._executors().values() or [""] for _ in range(times)]
+        return self.stage(self._empty_at(each), task, broadcasts, profile=profile)
+
+    def located(self, executors: Sequence[str]) -> JavaObject:
+        """Return an RDD with a partition at each of some executors, or anywhere if one is gone."""
+        known = self._executors()
+        return self._empty_at([known.get(name, "") for name in executors])
+
+    def _empty_at(self, locations: Iterable[str]) -> JavaObject:
+        """Return an RDD of an empty frame at each place."""
         places = self._array_list()
-        for location in [found for found in self._executors() or [""] for _ in range(times)]:
+        for location in locations:
             preferred = self._array_list()
             if location:
                 preferred.add(location)
             places.add(self._jvm.scala.Tuple2(bytearray(), self._jvm.PythonUtils.toSeq(preferred)))
-        tokens = self._context.makeRDD(self._jvm.PythonUtils.toSeq(places), self._bytes_tag)
-        return self.collect(self.stage(tokens, task, broadcasts, profile=profile))
+        return self._context.makeRDD(self._jvm.PythonUtils.toSeq(places), self._bytes_tag)
 
     def ask_for_executors(self, total: int) -> bool:
         """Ask the cluster for so many executors; return whether it takes such wishes.
@@ -265,14 +302,15 @@ class FrameJobs:
         known: int = self._block_manager_master.getMemoryStatus().size()
         return max(1, known - 1)  # the driver is among them
 
-    def _executors(self) -> list[str]:
-        """Return the executors besides the driver, as an RDD names the places where it prefers to run."""
+    def _executors(self) -> dict[str, str]:
+        """Return the executors besides the driver, by id, as an RDD names the places where it is to run."""
         blocks = self._block_manager_master.getMemoryStatus().keysIterator()
-        found = []
+        found = {}
         while blocks.hasNext():
             block_manager = blocks.next()
             if not block_manager.isDriver():
-                found.append(f"executor_{block_manager.host()}_{block_manager.executorId()}")
+                name = block_manager.executorId()
+                found[name] = f"executor_{block_manager.host()}_{name}"
         return found
 
     # -- keeping and releasing ------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl import frame
 from sparkdl._spark.frames import Task, key
-from sparkdl.access.base import RESULT, BytesRef, Published
+from sparkdl.access.base import RESULT, BytesRef, Host, Published
 from sparkdl.access.in_pieces import ChainTask, InPieces
 from sparkdl.exceptions import ConfigError
 from sparkdl.frame import Buffer, Parts
@@ -57,10 +57,12 @@ class CalledChain:
     Attributes:
         tokens: the token of the only partition.
         stays: the rank does not move.
+        gathers: there is one rank.
     """
 
     tokens: LazyFrames
     stays: bool = True
+    gathers: bool = False
 
     def run(
         self,
@@ -83,6 +85,18 @@ class CalledChain:
         results = [piece for to, piece in found if to == key(RESULT)]
         kept = [piece for to, piece in found if to != key(RESULT)]
         return list(joined(results)), kept if kept_bytes is not None else None
+
+    def run_gathered(
+        self,
+        task: ChainTask,
+        hosts: Sequence[Host],
+        broadcasts: Sequence[Any],
+        name: str,
+        *,
+        kept_bytes: int | None = None,
+    ) -> tuple[list[Buffer], list[bytes] | None]:
+        """Run one stage: of one rank that is any stage."""
+        return self.run([task], broadcasts, name, 0, kept_bytes=kept_bytes)
 
     def forget(self, partition: int) -> None:
         """Forget where a partition's rows are, since its files are not there."""
@@ -196,6 +210,10 @@ class AloneAccess:
     ) -> list[bytes]:
         """Run a task that gets no frames."""
         return [_whole(data) for _ in range(times) for data in task(0, iter(()))]
+
+    def begin_everywhere(self, task: Task, *, profile: Any = None) -> None:
+        """Do nothing: nobody comes."""
+        return
 
     def chain(self, tokens: LazyFrames, ranks: int, profile: Any) -> CalledChain:
         """Return what runs the stages of one rank.

@@ -30,6 +30,9 @@ STATE = 1
 FRAMES_PER_RANK = 2
 """Each task sends each partition so many frames, some of them empty: of the first one the length is known."""
 
+DYNAMIC = "spark.dynamicAllocation.enabled"
+"""Conf of sessions in which Spark asks for executors when tasks wait."""
+
 Frames = Any
 """Frames on the executors, partition by partition: what :meth:`Access.stage` returns. Opaque to others."""
 
@@ -85,12 +88,45 @@ class Published:
             self.delete()
 
 
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A task that has several ranks.
+
+    Attributes:
+        executor: id of the executor where it is to run, if that is there.
+        tokens: the tokens of their partitions.
+    """
+
+    executor: str
+    tokens: Sequence[bytes]
+
+
+class Begun(Protocol):
+    """A job that has begun."""
+
+    def is_done(self) -> bool:
+        """Return whether it has ended, well or not."""
+        ...
+
+    def cancel(self) -> None:
+        """End it, if it has not ended."""
+        ...
+
+
 class Chain(Protocol):
     """Runs chains of stages over a partition store, with an exchange of all with all between them."""
 
     @property
     def stays(self) -> bool:
         """Whether each stage of a rank runs where its rows are."""
+        ...
+
+    @property
+    def gathers(self) -> bool:
+        """Whether :meth:`run_gathered` gives tasks several ranks.
+
+        Not with dynamic allocation, by which Spark asks for executors only while tasks wait.
+        """
         ...
 
     def run(
@@ -116,6 +152,30 @@ class Chain(Protocol):
 
         Returns:
             Frames for the driver, and what stays.
+        """
+        ...
+
+    def run_gathered(
+        self,
+        task: ChainTask,
+        hosts: Sequence[Host],
+        broadcasts: Sequence[Any],
+        name: str,
+        *,
+        kept_bytes: int | None = None,
+    ) -> tuple[list[Buffer], Kept | None]:
+        """Run one stage with fewer tasks than ranks.
+
+        Args:
+            task: gets the tokens of several partitions. The key of what stays is ``STATE`` and the number of
+                the rank for which it does.
+            hosts: for each task, where it is to run, and what it gets.
+            broadcasts: broadcasts that it reads.
+            name: names the job in the Spark UI.
+            kept_bytes: length of a frame that stays, about; ``None`` if none does.
+
+        Returns:
+            Frames for the driver, and what stays, as :meth:`run` does.
         """
         ...
 
@@ -269,6 +329,15 @@ class Access(Protocol):
             task: the task.
             broadcasts: PySpark broadcasts that the task reads.
             times: how often each executor runs it.
+            profile: resource profile of the stage.
+        """
+        ...
+
+    def begin_everywhere(self, task: Task, *, profile: Any = None) -> Begun | None:
+        """Begin to run a task, which gets no frames, on each executor; ``None`` where a job must end first.
+
+        Args:
+            task: the task.
             profile: resource profile of the stage.
         """
         ...

@@ -14,7 +14,8 @@ from typing import Any
 from sparkdl._spark.frames import JavaObject
 from sparkdl._spark.jobs import FrameJobs
 from sparkdl.access import in_pieces as pieces
-from sparkdl.access.base import FRAMES_PER_RANK, RESULT, STATE
+from sparkdl.access.base import FRAMES_PER_RANK, RESULT, STATE, Host
+from sparkdl.access.gathered import AtHome, Gathered
 from sparkdl.access.in_pieces import ChainTask, InPieces
 from sparkdl.frame import Buffer
 from sparkdl.pieces import joined
@@ -28,14 +29,25 @@ class StageChain:
         tokens: tokens of the partition store.
         ranks: how many there are.
         profile: resource profile of the tasks.
+        gathers: whether a task may have several ranks.
 
     Attributes:
         stays: tokens are zipped with what arrives, by which Spark runs tasks where the rows are.
+        gathers: as given.
     """
 
     stays = True
 
-    def __init__(self, jobs: FrameJobs, tokens: JavaObject, ranks: int, profile: JavaObject | None) -> None:
+    def __init__(
+        self,
+        jobs: FrameJobs,
+        tokens: JavaObject,
+        ranks: int,
+        profile: JavaObject | None,
+        *,
+        gathers: bool,
+    ) -> None:
+        self.gathers = gathers
         self._jobs = jobs
         self._rows = tokens
         self._ranks = ranks
@@ -67,7 +79,32 @@ class StageChain:
             last = number == len(tasks)
             run = InPieces(task) if last else InPieces(task, pieces=cut, blocks=blocks)
             stage = jobs.stage(arriving, run, broadcasts, profile=self._profile)
-        kept = None
+        return self._collect(stage, shuffled, name, kept_bytes)
+
+    def run_gathered(
+        self,
+        task: ChainTask,
+        hosts: Sequence[Host],
+        broadcasts: Sequence[Any],
+        name: str,
+        *,
+        kept_bytes: int | None = None,
+    ) -> tuple[list[Buffer], JavaObject | None]:
+        """Run one stage with fewer tasks than ranks; see :class:`sparkdl.access.base.Chain`."""
+        jobs, profile, homes = self._jobs, self._profile, kept_bytes is not None
+        shuffled = None
+        run = Gathered(task, [host.tokens for host in hosts], homes)
+        stage = jobs.stage(jobs.located([host.executor for host in hosts]), run, broadcasts, profile=profile)
+        if homes:  # a partition for each shard
+            shuffled = jobs.shuffle(jobs.keyed(stage), self._ranks)
+            stage = jobs.stage(jobs.values(shuffled), AtHome(), profile=profile)
+        return self._collect(stage, shuffled, name, kept_bytes)
+
+    def _collect(
+        self, stage: JavaObject, shuffled: JavaObject | None, name: str, kept_bytes: int | None
+    ) -> tuple[list[Buffer], JavaObject | None]:
+        """Run the job whose last stage this is."""
+        jobs, kept = self._jobs, None
         if kept_bytes is not None:
             kept = stage
             jobs.persist_replicated(kept, kept_bytes)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from sparkdl import session
 from sparkdl._spark import session as private
 from sparkdl._spark.frames import JavaObject, Task, frames_of, key
-from sparkdl._spark.jobs import FrameJobs
+from sparkdl._spark.jobs import Begun, FrameJobs
 from sparkdl._spark.tasks import broadcast_id
-from sparkdl.access.base import RESULT, STATE, BytesRef, Published
+from sparkdl.access.base import DYNAMIC, RESULT, STATE, BytesRef, Published
 from sparkdl.access.chain import StageChain, staying
 from sparkdl.frame import Parts
 from sparkdl.session import Executors
@@ -104,7 +104,7 @@ class ClassicAccess:
         conf = sc.getConf()
         master = str(sc.master)
         local = master.startswith("local") and not master.startswith("local-cluster")
-        if threads == 1 or local or conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+        if threads == 1 or local or conf.get(DYNAMIC, "false") == "true":
             return None
         # A profile does not inherit what the confs ask for.
         return private.task_profile(sc, threads, task_resource_amounts(dict(conf.getAll())))
@@ -163,9 +163,14 @@ class ClassicAccess:
         """Run a task on each executor, and return its frames."""
         return self.jobs.run_everywhere(task, broadcasts, times=times, profile=profile)
 
+    def begin_everywhere(self, task: Task, *, profile: Any = None) -> Begun:
+        """Begin to run a task on each executor."""
+        return self.jobs.begin_everywhere(task, profile=profile)
+
     def chain(self, tokens: JavaObject, ranks: int, profile: Any) -> StageChain:
         """Return what runs chains of stages over a partition store."""
-        return StageChain(self.jobs, tokens, ranks, profile)
+        gathers = self.conf(DYNAMIC, "false") != "true"
+        return StageChain(self.jobs, tokens, ranks, profile, gathers=gathers)
 
     # -- keeping --------------------------------------------------------------------------------
 

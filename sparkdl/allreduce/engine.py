@@ -89,7 +89,7 @@ class Engine:
         self._fit = replace(self._fit, in_memory=self._cluster.one_process(store.executors.tasks))
         route = self._choose(store, self._fit)
         self._plan, self._transport = route.plan, route.transport
-        self._spreading = Spreading(self._cluster, store, route.transport.forget)
+        self._spreading = Spreading(self._cluster, store, route.transport)
 
     @property
     def plan(self) -> Plan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 from sparkdl.allreduce.cluster import Cluster
 from sparkdl.data.built import Store
@@ -11,19 +11,32 @@ _MOST_MOVES = 3
 """So often partitions are moved after a loss: an executor may be there, and take no tasks."""
 
 
+class Placed(Protocol):
+    """What decides where partitions are; see :class:`sparkdl.allreduce.transport.base.Transport`."""
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether executors that have come are not ready yet."""
+        ...
+
+    def forget(self, partition: int) -> None:
+        """Let a partition be built again wherever a task slot is free."""
+        ...
+
+
 class Spreading:
     """Moves partitions to executors that have come back, so that ranks do not take turns for ever.
 
     Args:
         cluster: the cluster.
         store: the partition store.
-        forget: lets a partition be built again wherever a task slot is free.
+        transport: lets a partition be built again where there is room.
     """
 
-    def __init__(self, cluster: Cluster, store: Store, forget: Callable[[int], None]) -> None:
+    def __init__(self, cluster: Cluster, store: Store, transport: Placed) -> None:
         self._cluster = cluster
         self._store = store
-        self._forget = forget
+        self._transport = transport
         self._moves_left = _MOST_MOVES if store.is_crowded else 0
         self._looked_at: int | None = None
         self._counted = store.executors.count
@@ -38,7 +51,7 @@ class Spreading:
         before, self._counted = self._counted, self._cluster.count_executors()
         if self._counted < before:
             self.lost()
-        if not self._moves_left:
+        if not self._moves_left or self._transport.is_joining:
             return False
         count = self._cluster.count_executors(look=True)
         if count == self._looked_at:
@@ -46,7 +59,7 @@ class Spreading:
         self._looked_at = count
         crowded = self._cluster.crowded(self._store)
         for partition in crowded:
-            self._forget(partition)
+            self._transport.forget(partition)
         if crowded:
             self._moves_left, self._looked_at = self._moves_left - 1, None
         elif count >= self._store.executors.count:

@@ -18,7 +18,8 @@ from sparkdl.allreduce.transport.direct.task import Circle
 from sparkdl.allreduce.transport.direct.transport import LONGEST_GROUP, DirectTransport
 from sparkdl.compute.problems import LostPeer
 from sparkdl.compute.start import Start, Version
-from sparkdl.data.placement import in_excess
+from sparkdl.data.placement import by_executor, in_excess
+from sparkdl.data.store import Token
 from sparkdl.session import Executors
 
 
@@ -42,12 +43,26 @@ def test_what_an_executor_holds_beyond_its_share_is_in_excess(
     assert in_excess(places, executors) == excess
 
 
+@pytest.mark.parametrize(
+    ("places", "slots", "groups"),
+    [
+        ("aa", 1, [[0, 1]]),
+        ("aab", 1, [[0, 1], [2]]),
+        ("abababa", 1, [[0, 2, 4, 6], [1, 3, 5]]),
+        ("aaaab", 2, [[0, 2], [1, 3], [4]]),
+    ],
+)
+def test_an_executors_partitions_stay_together(places: str, slots: int, groups: list[list[int]]) -> None:
+    assert by_executor(places, slots) == groups
+
+
 class Cluster:
     """Executors that come and go, and partitions that go to the executor with the fewest."""
 
     def __init__(self, places: str, executors: str, *, stuck: bool = False) -> None:
         self.places, self.executors, self.stuck = list(places), executors, stuck
         self.looks = 0
+        self.is_joining = False
 
     def count_executors(self, *, look: bool = False) -> int:
         return len(self.executors)
@@ -64,7 +79,19 @@ class Cluster:
 def spreading(cluster: Cluster, built_on: str) -> Spreading:
     store: Any = SimpleNamespace(is_crowded=False, executors=SimpleNamespace(count=len(built_on)))
     each: Any = cluster
-    return Spreading(each, store, cluster.forget)
+    return Spreading(each, store, cluster)
+
+
+def test_partitions_stay_until_an_executor_is_ready() -> None:
+    cluster = Cluster("ab", "ab")
+    found = spreading(cluster, "ab")
+    cluster.places, cluster.executors = ["a", "a"], "a"
+    assert not found.move()
+    cluster.executors, cluster.is_joining = "ac", True
+    assert not found.move()
+    cluster.is_joining = False
+    assert found.move()
+    assert cluster.places == ["a", "c"]
 
 
 def test_partitions_move_once_an_executor_is_back() -> None:
@@ -116,9 +143,14 @@ class Chain:
     """Runs a group: all is well, or a rank is lost."""
 
     def __init__(self) -> None:
-        self.loses = False
+        self.loses, self.gathers = False, True
+        self.tasks: list[int] = []
 
     def run(self, *_: Any, **__: Any) -> tuple[list[Any], None]:
+        return self.run_gathered(None, [None, None])
+
+    def run_gathered(self, _: Any, hosts: Any, *__: Any, **___: Any) -> tuple[list[Any], None]:
+        self.tasks.append(len(hosts))
         told = Problems([LostPeer(0, 1, "gone", begun=True)]) if self.loses else Problems([])
         return [frame.join(frame.parts(messages.encode(told)))], None
 
@@ -144,10 +176,13 @@ class Stand:
         access: Any = SimpleNamespace(
             count_executors=lambda: self.executors,
             describe=lambda _: None,
+            begin_everywhere=lambda *_, **__: self.begin(),
+            collect=lambda _: [Token("s", n, 1, "", "a").to_frame() for n in range(2)],
             run_everywhere=lambda *_, **__: self.assemble(peers),
         )
-        self.assembled = 0
-        store: Any = SimpleNamespace(partitions=(0, 1), executors=Executors(count=2, cores=1))
+        self.assembled = self.begun = 0
+        self.ready = True
+        store: Any = SimpleNamespace(partitions=(0, 1), tokens=None, executors=Executors(count=2, cores=1))
         fit: Any = SimpleNamespace(in_memory=False, fit_id="fit")
         chain: Any = self.chain
         shuffles: Any = self.shuffles
@@ -155,6 +190,10 @@ class Stand:
         self.transport = DirectTransport(
             access, store, fit, None, chain, circle, shuffles, clock=lambda: self.now
         )
+
+    def begin(self) -> Any:
+        self.begun += 1
+        return SimpleNamespace(is_done=lambda: self.ready, cancel=lambda: None)
 
     def assemble(self, peers: Sequence[Peer]) -> list[bytes]:
         self.assembled += 1
@@ -178,35 +217,45 @@ def test_after_a_loss_direct_exchange_is_tried_at_once() -> None:
     assert stand.shuffles.lengths == []
 
 
-def test_groups_by_shuffles_are_short_while_an_executor_is_away() -> None:
+def test_fewer_tasks_run_all_ranks_while_an_executor_is_away() -> None:
     stand = Stand()
-    stand.chain.loses = True
-    assert stand.run()
-    stand.executors = 1
-    assert not stand.run()
-    assert not stand.run()
-    assert stand.shuffles.lengths == [10, 5]  # a second of what a step took at last
-    stand.executors, stand.chain.loses = 2, False
-    assert stand.transport.longest_group == LONGEST_GROUP
-    assert stand.run()
-
-
-def test_groups_by_shuffles_grow_while_an_executor_stays_away() -> None:
-    stand = Stand()
-    stand.executors = 1
-    assert stand.transport.longest_group == 50  # nothing was lost: there are too few slots
-    stand.executors = 2
     assert stand.run()
     assembled = stand.assembled
-    stand.executors = 1  # between two groups: no task has noticed
-    for _ in range(6):
-        assert not stand.run()
-    assert stand.shuffles.lengths == [10, 5, 10, 20, 40, 50]
+    stand.executors = 1
+    assert stand.transport.longest_group == LONGEST_GROUP
+    assert stand.run()
+    assert stand.run()
+    assert stand.chain.tasks == [2, 1, 1]
+    assert stand.assembled == assembled  # one task needs no others
+    stand.executors, stand.ready = 2, False
+    assert stand.run()
+    assert stand.transport.is_joining
+    assert stand.chain.tasks == [2, 1, 1, 1]  # it starts its Python process meanwhile
+    stand.ready = True
+    assert not stand.transport.is_joining
+    assert stand.run()
+    assert stand.chain.tasks[-1] == 2
+    assert stand.assembled == assembled + 1  # the new executor's process is a member
+    assert stand.begun == 1
+    assert stand.shuffles.lengths == []
+    stand.executors = 1
+    assert stand.run()
+    stand.executors = 2
+    assert not stand.transport.is_joining
+    assert stand.begun == 2  # each time anew
+
+
+def test_groups_go_by_shuffles_where_a_task_cannot_have_several_ranks() -> None:
+    stand = Stand()
+    stand.chain.gathers, stand.executors = False, 1
+    assert stand.transport.longest_group == 50  # nothing was lost: there are too few slots
+    assert not stand.run()
     stand.executors = 2
     assert stand.run()
-    assert stand.assembled == assembled + 1  # the new executor's process is a member
     stand.executors = 1
-    assert stand.transport.longest_group == 5
+    assert not stand.run()
+    assert not stand.run()
+    assert stand.shuffles.lengths == [50, 5, 5]  # a second of what a step took at last
 
 
 def test_the_pause_doubles_with_each_loss_in_a_row_and_ends_with_a_group() -> None:

@@ -14,7 +14,7 @@ from support.peers import LIMIT, open_files, pair
 from sparkdl.allreduce.transport.direct.connection import END, FRAME, HELLO, ClosedError, Connection, Received
 
 PEER = b"p" * 16
-HEADER = struct.Struct("<BxxxIQQ")
+HEADER = struct.Struct("<BxxxIQQII")
 
 Both = tuple[Connection, Connection]
 
@@ -56,7 +56,7 @@ def carried(one: Connection, other: Connection, count: int) -> list[Received]:
 
 
 def raw(sock: socket.socket, kind: int, nbytes: int, data: bytes = b"") -> None:
-    sock.send(HEADER.pack(kind, 0, 1, nbytes) + data)
+    sock.send(HEADER.pack(kind, 0, 1, nbytes, 0, 0) + data)
 
 
 def received(link: Connection) -> Received:
@@ -170,7 +170,7 @@ def test_an_unknown_kind_is_refused(both: Both, kind: int) -> None:
 @pytest.mark.parametrize("sent", [0, 10, 24, 50, 24 + 300_000])
 def test_a_peer_that_closes_in_the_middle(both: Both, sent: int) -> None:
     one, other = both
-    data = HEADER.pack(FRAME, 0, 1, 1 << 20) + bytes(1 << 20)
+    data = HEADER.pack(FRAME, 0, 1, 1 << 20, 0, 0) + bytes(1 << 20)
     one.sock.setblocking(True)
     one.sock.sendall(data[:sent])
     one.close()

@@ -39,9 +39,9 @@ def talk(links: list[Any], group: int = 1) -> None:
     """Let all ranks exchange, and check what each gets."""
 
     def run(rank: int) -> list[bytes]:
-        mesh = Mesh(group, links[rank], 10)
-        sends = ((to, [bytes([rank, to]) * 1000]) for to in range(len(links)) if to != rank)
-        return [bytes(data) for data in mesh.exchange(0, sends)]
+        mesh = Mesh(group, [rank], links[rank], 10)
+        sends = ((rank, to, [bytes([rank, to]) * 1000]) for to in range(len(links)) if to != rank)
+        return [bytes(data) for data in mesh.exchange(0, sends)[rank]]
 
     assert not [found for found in links if isinstance(found, Exception)], links
     found = at_once(*(lambda r=r: run(r) for r in range(len(links))))  # type: ignore[misc]
@@ -114,7 +114,7 @@ def test_somebody_alone_waits_no_longer_either(stack: ExitStack) -> None:
     (one,) = some(stack, 1)
     begin = time.monotonic()
     with pytest.raises(LostPeerError, match=r"not found in time: \[0, 1\]"):
-        one.meet(1, 2, 3, [one.peer], 0.3)
+        one.meet(1, [2], 3, [one.peer], 0.3)
     assert time.monotonic() - begin < 10
 
 
@@ -124,7 +124,7 @@ def test_a_newcomer_whom_nobody_awaits_gives_up_at_once(stack: ExitStack) -> Non
         one.close()
     begin = time.monotonic()
     with pytest.raises(LostPeerError, match="refused"):
-        newcomer.meet(1, 0, 4, [one.peer for one in gone], 30)
+        newcomer.meet(1, [0], 4, [one.peer for one in gone], 30)
     assert time.monotonic() - begin < 20
 
 
@@ -132,7 +132,7 @@ def test_an_address_that_leads_nowhere(stack: ExitStack) -> None:
     (one,) = some(stack, 1)
     nowhere = [Peer(new_id(), "::1" if socket.has_ipv6 else HOST, 1), Peer(new_id(), "255.255.255.255", 9)]
     with pytest.raises(LostPeerError):
-        one.meet(1, 0, 3, nowhere, 0.3)
+        one.meet(1, [0], 3, nowhere, 0.3)
 
 
 def test_a_group_that_is_over_does_not_disturb_a_later_one(stack: ExitStack) -> None:
@@ -141,10 +141,10 @@ def test_a_group_that_is_over_does_not_disturb_a_later_one(stack: ExitStack) -> 
     members = [one.peer for one in (late, a, b)]
     talk(meet([late, a, b], members))
     results = at_once(
-        lambda: late.meet(2, 0, 3, members, 0.5),
-        lambda: newcomer.meet(3, 0, 3, members, 10),
-        lambda: a.meet(3, 1, 3, members, 10),
-        lambda: b.meet(3, 2, 3, members, 10),
+        lambda: late.meet(2, [0], 3, members, 0.5),
+        lambda: newcomer.meet(3, [0], 3, members, 10),
+        lambda: a.meet(3, [1], 3, members, 10),
+        lambda: b.meet(3, [2], 3, members, 10),
     )
     assert isinstance(results[0], LostPeerError)
     for link in (link for found in results[1:] for link in found.values()):  # type: ignore[union-attr]
@@ -161,11 +161,11 @@ def test_two_attempts_of_a_task_end_in_bounded_time(stack: ExitStack, seed: int)
 
     def run(one: Endpoint, rank: int) -> list[bytes]:
         try:
-            links = one.meet(1, rank, 3, members, 0.2)
+            links = one.meet(1, [rank], 3, members, 0.2)
             for link in links.values():
                 link.limit = 1000
-            sends = ((to, [bytes([rank])]) for to in links)
-            return [bytes(data) for data in Mesh(1, links, 20).exchange(0, sends)]
+            sends = ((rank, to, [bytes([rank])]) for to in links)
+            return [bytes(data) for data in Mesh(1, [rank], links, 20).exchange(0, sends)[rank]]
         except LostPeerError:
             one.close()
             raise
@@ -184,18 +184,18 @@ def test_an_attempt_that_dies_after_its_greeting_is_replaced_by_the_next(stack: 
 
     def dies() -> None:
         with pytest.raises(LostPeerError):
-            first.meet(1, 0, 3, members, 0.3)
+            first.meet(1, [0], 3, members, 0.3)
         first.close()
 
     def comes_later() -> Any:
         time.sleep(0.5)
-        return second.meet(1, 0, 3, members, 10)
+        return second.meet(1, [0], 3, members, 10)
 
     def late() -> Any:
         time.sleep(0.6)  # until then the other one has to wait
-        return others[1].meet(1, 2, 3, members, 10)
+        return others[1].meet(1, [2], 3, members, 10)
 
-    _, *found = at_once(dies, comes_later, lambda: others[0].meet(1, 1, 3, members, 10), late)
+    _, *found = at_once(dies, comes_later, lambda: others[0].meet(1, [1], 3, members, 10), late)
     assert not [one for one in found if isinstance(one, Exception)], found
     for link in (link for links in found for link in links.values()):  # type: ignore[union-attr]
         link.limit = 1 << 20

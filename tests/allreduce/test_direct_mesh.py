@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from support.peers import LIMIT, at_once, pair
 
-from sparkdl.allreduce.transport.direct.connection import END, FRAME, HELLO, Connection
+from sparkdl.allreduce.transport.direct.connection import ALL, END, FRAME, HELLO, Connection
 from sparkdl.allreduce.transport.direct.mesh import Mesh
 from sparkdl.allreduce.transport.direct.peer import LostPeerError
 
@@ -38,7 +38,7 @@ class Ring:
             yield from links.values()
 
     def mesh(self, rank: int, patience: float = 20) -> Mesh:
-        return Mesh(GROUP, self.links[rank], patience)
+        return Mesh(GROUP, [rank], self.links[rank], patience)
 
     def close(self) -> None:
         for link in self.all():
@@ -55,7 +55,8 @@ def ring(ranks: int, buffer: int | None = None) -> Iterator[Ring]:
 
 
 def exchange(mesh: Mesh, sends: Any, number: int = 0) -> list[bytes]:
-    return [bytes(data) for data in mesh.exchange(number, sends)]
+    (found,) = mesh.exchange(number, sends).values()
+    return [bytes(data) for data in found]
 
 
 @pytest.mark.parametrize("buffer", [None, 4096], ids=["wide", "narrow"])
@@ -71,7 +72,7 @@ def test_each_gets_what_others_have_sent_in_the_order_of_ranks(ranks: int, buffe
         found = []
         for number in range(20):
             order = [(to, which) for which in range(2) for to in range(ranks) if to != rank]
-            sends = ((to, [message(number, rank, to, which)]) for to, which in order)
+            sends = ((rank, to, [message(number, rank, to, which)]) for to, which in order)
             found.append(exchange(mesh, sends, number))
         return found
 
@@ -88,8 +89,9 @@ def test_large_messages_both_ways_do_not_block_each_other(ranks: int) -> None:
 
     def run(rank: int) -> list[bool]:
         mesh = made.mesh(rank)
-        sends = ((to, [data]) for to in range(ranks) if to != rank)
-        return [np.array_equal(np.frombuffer(got, np.uint8), data) for got in mesh.exchange(0, sends)]
+        sends = ((rank, to, [data]) for to in range(ranks) if to != rank)
+        found = mesh.exchange(0, sends)[rank]
+        return [np.array_equal(np.frombuffer(got, np.uint8), data) for got in found]
 
     with ring(ranks) as made:
         found = at_once(*(lambda r=r: run(r) for r in range(ranks)))  # type: ignore[misc]
@@ -102,7 +104,7 @@ def test_a_rank_may_be_an_exchange_ahead() -> None:
         # Rank 1 has sent two exchanges before rank 0 reads the first; both come in order.
         link = made.links[1][0]
         for number in (0, 1):
-            link.queue(FRAME, number, GROUP, [bytes([number]) * 1000])
+            link.queue(FRAME, number, GROUP, [bytes([number]) * 1000], source=1)
             link.queue(END, number, GROUP)
         link.flush()
         assert exchange(one, [], 0) == [bytes(1000)]
@@ -111,16 +113,16 @@ def test_a_rank_may_be_an_exchange_ahead() -> None:
 
 
 def test_one_rank_exchanges_with_nobody() -> None:
-    assert Mesh(GROUP, {}, 1).exchange(0, []) == []
+    assert Mesh(GROUP, [0], {}, 1).exchange(0, []) == {0: []}
 
 
 def test_sending_begins_while_the_rank_computes() -> None:
     arrived: list[float] = []
 
-    def slow() -> Iterator[tuple[int, list[bytes]]]:
-        yield 1, [bytes(300_000)]
+    def slow() -> Iterator[tuple[int, int, list[bytes]]]:
+        yield 0, 1, [bytes(300_000)]
         arrived.append(seen.wait(10))
-        yield 1, [b"end"]
+        yield 0, ALL, [b"end"]
 
     seen = threading.Event()
 
@@ -140,7 +142,7 @@ def test_sending_begins_while_the_rank_computes() -> None:
 def test_a_silent_peer_is_lost_within_patience(ranks: int, sends: bool) -> None:
     def run(rank: int) -> float:
         begin = time.monotonic()
-        out = [(to, [bytes(20 << 20 if sends else 10)]) for to in range(ranks) if to != rank]
+        out = [(rank, to, [bytes(20 << 20 if sends else 10)]) for to in range(ranks) if to != rank]
         with pytest.raises(LostPeerError, match="silent for") as lost:
             made.mesh(rank, patience=0.3).exchange(0, out)
         assert lost.value.rank == ranks - 1
@@ -157,7 +159,7 @@ def test_a_peer_that_closes_is_lost_at_once(what: str) -> None:
     def leave() -> None:
         link = made.links[1][0]
         if what != "at once":
-            link.queue(FRAME, 0, GROUP, [bytes(1000)])
+            link.queue(FRAME, 0, GROUP, [bytes(1000)], source=1)
         if what == "after all":
             link.queue(END, 0, GROUP)
         link.flush()
@@ -165,7 +167,7 @@ def test_a_peer_that_closes_is_lost_at_once(what: str) -> None:
 
     with ring(2) as made:
         begin = time.monotonic()
-        out = [(1, [bytes(20 << 20)])]  # more than fits into any buffer
+        out = [(0, 1, [bytes(20 << 20)])]  # more than fits into any buffer
         at_once(leave)
         with pytest.raises(LostPeerError) as lost:
             made.mesh(0).exchange(0, out)
@@ -176,7 +178,7 @@ def test_a_peer_that_closes_is_lost_at_once(what: str) -> None:
 def test_a_peer_that_closes_after_all_has_arrived_is_not_missed_yet() -> None:
     with ring(2) as made:
         link = made.links[1][0]
-        link.queue(FRAME, 0, GROUP, [b"all"])
+        link.queue(FRAME, 0, GROUP, [b"all"], source=1)
         link.queue(END, 0, GROUP)
         link.flush()
         mesh = made.mesh(0)
@@ -199,6 +201,56 @@ def test_messages_of_another_exchange_end_the_group(kind: int, number: int, grou
             made.mesh(0).exchange(0, [])
 
 
+@pytest.mark.parametrize(("source", "to"), [(0, 0), (2, 0), (1, 1), (1, 7)])
+def test_messages_of_others_or_for_others_end_the_group(source: int, to: int) -> None:
+    with ring(2) as made:
+        link = made.links[1][0]
+        link.queue(FRAME, 0, GROUP, [b"x"], source, to)
+        link.flush()
+        with pytest.raises(LostPeerError, match=f"a message from rank {source} to rank {to}"):
+            made.mesh(0).exchange(0, [])
+
+
+@pytest.mark.parametrize(
+    "processes", [[(0, 1, 2)], [(0, 3), (1, 2)], [(2,), (0, 1, 4), (3,)]], ids=["one", "two", "three"]
+)
+def test_a_process_may_run_several_ranks(processes: list[tuple[int, ...]]) -> None:
+    count = sum(map(len, processes))
+    memory = [bytearray(3000) for _ in processes]  # of a replica, which ranks use in turn
+
+    def sends(process: int, number: int) -> Iterator[tuple[int, int, list[Any]]]:
+        for rank in processes[process]:
+            memory[process][:] = bytes([number, rank, 0]) * 1000
+            yield rank, ALL, [memory[process]]
+            for to in range(count):
+                if to != rank:
+                    yield rank, to, [bytes([number, rank, to])]
+            memory[process][:] = bytes(3000) if len(processes[process]) > 1 else memory[process][:]
+
+    def run(process: int, made: Ring) -> None:
+        own = processes[process]
+        links = {
+            rank: made.links[process][n]
+            for n, those in enumerate(processes)
+            if n != process
+            for rank in those
+        }
+        mesh = Mesh(GROUP, own, links, 20)
+        for number in range(5):
+            found = mesh.exchange(number, sends(process, number))
+            assert list(found) == list(own)
+            for rank, arrived in found.items():
+                expected = []
+                for source in range(count):
+                    if source != rank:
+                        expected += [bytes([number, source, 0]) * 1000, bytes([number, source, rank])]
+                assert list(map(bytes, arrived)) == expected
+
+    with ring(len(processes)) as made:
+        found = at_once(*(lambda n=n: run(n, made) for n in range(len(processes))))  # type: ignore[misc]
+    assert found == [None] * len(processes)
+
+
 def test_a_greeting_in_the_middle_of_a_group_is_no_message() -> None:
     # A peer that has given this group up greets for another one.
     with ring(2) as made:
@@ -211,7 +263,7 @@ def test_a_greeting_in_the_middle_of_a_group_is_no_message() -> None:
 
 def test_an_error_of_the_rank_itself_passes() -> None:
     def fails() -> Iterator[Any]:
-        yield 1, [b"x"]
+        yield 0, 1, [b"x"]
         raise ValueError("mine")
 
     with ring(2) as made, pytest.raises(ValueError, match="mine"):
@@ -222,7 +274,7 @@ def test_a_sleeping_rank_takes_no_processor_time() -> None:
     def run() -> float:
         begin = time.thread_time()  # other threads, of a Spark session, do not count
         with contextlib.suppress(LostPeerError):
-            made.mesh(0, patience=0.5).exchange(0, [(1, [bytes(20 << 20)])])
+            made.mesh(0, patience=0.5).exchange(0, [(0, 1, [bytes(20 << 20)])])
         return time.thread_time() - begin
 
     with ring(2) as made:

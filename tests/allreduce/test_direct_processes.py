@@ -66,6 +66,7 @@ class Mixed:
     """Carries each group by one of several transports."""
 
     longest_group = 1000
+    is_joining = False
 
     def __init__(self, seed: int, *transports: Transport) -> None:
         self._random, self._transports = random.Random(seed), transports
@@ -176,6 +177,48 @@ def test_few_ranks(those: Processes, tmp_path: Path, exchange: Any, ranks: int) 
     assert not session.failed
 
 
+MANY = (40, 25, 31, 36, 28, 33, 39)
+"""Rows of more ranks than there are slots, so that processes run several."""
+
+
+@pytest.mark.parametrize("feature", FEATURES.values(), ids=FEATURES)
+@pytest.mark.parametrize("exchange", ["sharded", "replicated"])
+def test_a_process_may_run_several_ranks(
+    those: Processes, tmp_path: Path, exchange: Any, feature: Callable[[Any, Any], Case]
+) -> None:
+    of = replace(feature(exchange, MANY), batch_size=49)
+    expected = train(replace(of, in_memory=those.slots == 1), tmp_path)
+    session = Session(those)
+    found = session.train(of, tmp_path)
+    assert bits(found) == bits(expected)
+    assert found.losses == expected.losses
+    assert not session.failed
+    assert session.completed == found.groups == len(session.jobs.runs)
+
+
+@TWO_SLOTS_ARE_SLOW
+@pytest.mark.parametrize("feature", ["adam", "rows", "lamb"])
+@pytest.mark.parametrize("exchange", ["sharded", "replicated"])
+def test_executors_come_and_go_between_groups(
+    those: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: Any, feature: str
+) -> None:
+    of = replace(FEATURES[feature](exchange, SIZES), iterations=21, group=3)
+    expected = train(of, tmp_path)
+    counts = [those.executors, 1, 1, 2, those.executors, 1, those.executors]
+    monkeypatch.setattr(Jobs, "count_executors", lambda *_, **__: counts[0])
+
+    def passes(_: int) -> None:
+        counts.pop(0)
+        counts.append(those.executors)
+
+    session = Session(those)
+    found = session.train(of, tmp_path, passes)
+    assert bits(found) == bits(expected)
+    assert found.losses == expected.losses
+    assert not [p for problems in session.failed for p in problems if p.kind == "peer"]
+    assert session.completed == found.groups  # none by shuffles
+
+
 @TWO_SLOTS_ARE_SLOW
 @pytest.mark.parametrize("feature", ["adam", "lamb", "rows", "topk", "local steps"])
 @pytest.mark.parametrize("exchange", ["sharded", "replicated"])
@@ -243,6 +286,8 @@ def lossy(those: Processes, of: Case, fate: Fate | None, folder: Path, patience:
 def test_processes_that_are_killed(those: Processes, tmp_path: Path, seed: int) -> None:
     exchange, feature = ("sharded", "replicated")[seed % 2], ["adam", "lamb", "rows"][seed % 3]
     of = replace(FEATURES[feature](exchange, SIZES), iterations=16, group=4)
+    if seed % 5 == 2:
+        of = replace(FEATURES[feature](exchange, MANY), iterations=16, group=4, batch_size=49)
     fate = Fate(seed, ("kill", "kill", "vanish"), 3)
     session = lossy(those, of, fate, tmp_path)
     assert session.completed

@@ -118,7 +118,7 @@ def reflects(self: Stranger, sock: socket.socket) -> None:
 
 
 def a_huge_length(_: Stranger, sock: socket.socket) -> None:
-    sock.sendall(struct.pack("<BxxxIQQ", 2, 0, 1, 2**62) + bytes(200))
+    sock.sendall(struct.pack("<BxxxIQQII", 2, 0, 1, 2**62, 0, 0) + bytes(200))
 
 
 def replays(_: Stranger, sock: socket.socket) -> None:
@@ -126,7 +126,7 @@ def replays(_: Stranger, sock: socket.socket) -> None:
     rng = random.Random(0)
     sock.sendall(rng.randbytes(32))
     time.sleep(0.01)
-    sock.sendall(rng.randbytes(48) + struct.pack("<BxxxIQQ", 1, 1, 1, 0) + bytes(5000))
+    sock.sendall(rng.randbytes(48) + struct.pack("<BxxxIQQII", 1, 1, 1, 0, 0, 0) + bytes(5000))
 
 
 ATTACKS = (
@@ -149,13 +149,13 @@ def group(those: list[Endpoint], number: int, pause: float, seconds: float = 10)
 
     def run(rank: int) -> None:
         time.sleep(rank * pause)
-        links = those[rank].meet(number, rank, count, members, seconds)
+        links = those[rank].meet(number, [rank], count, members, seconds)
         for link in links.values():
             link.limit = 1 << 20
-        mesh = Mesh(number, links, 10)
+        mesh = Mesh(number, [rank], links, 10)
         for turn in range(10):
-            sends = ((to, [bytes([rank, to, turn]) * 10_000]) for to in links)
-            got = [bytes(data) for data in mesh.exchange(turn, sends)]
+            sends = ((rank, to, [bytes([rank, to, turn]) * 10_000]) for to in links)
+            got = [bytes(data) for data in mesh.exchange(turn, sends)[rank]]
             assert got == [bytes([other, rank, turn]) * 10_000 for other in range(count) if other != rank]
             time.sleep(pause / 10)
 
@@ -199,8 +199,8 @@ def test_a_dialogue_that_was_recorded_on_the_wire(stack: ExitStack) -> None:
     behind = type(other.peer)(other.peer.id, HOST, between.getsockname()[1])
     at_once(
         pass_on,
-        lambda: one.meet(1, 0, 2, [one.peer, behind], 0.5),
-        lambda: other.meet(1, 1, 2, [one.peer, behind], 0.5),
+        lambda: one.meet(1, [0], 2, [one.peer, behind], 0.5),
+        lambda: other.meet(1, [1], 2, [one.peer, behind], 0.5),
     )
     assert [len(data) for data in heard] == [32, 64, 48]
     told: list[bytes] = []
@@ -212,11 +212,11 @@ def test_a_dialogue_that_was_recorded_on_the_wire(stack: ExitStack) -> None:
             sock.sendall(heard[0])
             told.append(sock.recv(64))
             sock.sendall(heard[2])
-            sock.sendall(struct.pack("<BxxxIQQ", 1, 0, 2, 0))
+            sock.sendall(struct.pack("<BxxxIQQII", 1, 0, 2, 0, 0, 0))
             with suppress(OSError):
                 told.append(sock.recv(100))
 
-    _, found = at_once(replay, lambda: other.meet(2, 1, 2, [one.peer, other.peer], 0.5))
+    _, found = at_once(replay, lambda: other.meet(2, [1], 2, [one.peer, other.peer], 0.5))
     assert isinstance(found, Exception)
     assert told[0][:32] != heard[1][:32]
     assert b"".join(told[1:]) == b""
@@ -255,7 +255,7 @@ def test_many_strangers_at_once(stack: ExitStack, count: int, talks: bool) -> No
         newcomer = stack.enter_context(closing(Endpoint(SECRET, HOST)))
         members = [one.peer for one in those]
         found = at_once(
-            lambda: newcomer.meet(3, 0, 2, members, 10), lambda: those[1].meet(3, 1, 2, members, 10)
+            lambda: newcomer.meet(3, [0], 2, members, 10), lambda: those[1].meet(3, [1], 2, members, 10)
         )
         assert not [one for one in found if isinstance(one, Exception)], found
     finally:
@@ -282,7 +282,7 @@ def test_a_stranger_at_a_members_old_address(stack: ExitStack) -> None:
                         heard.append(sock.recv(1000))
 
     _, *found = at_once(
-        answer, lambda: one.meet(1, 0, 2, members, 10), lambda: newcomer.meet(1, 1, 2, members, 10)
+        answer, lambda: one.meet(1, [0], 2, members, 10), lambda: newcomer.meet(1, [1], 2, members, 10)
     )
     assert not [error for error in found if isinstance(error, Exception)], found
     assert {len(data) for data in heard} <= {0, 32}

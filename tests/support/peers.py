@@ -61,7 +61,7 @@ def meet(
     count = len(those) if ranks is None else ranks
 
     def run(rank: int, one: Endpoint) -> Mapping[int, Connection]:
-        links = one.meet(group, rank, count, everybody, seconds)
+        links = one.meet(group, [rank], count, everybody, seconds)
         for link in links.values():
             link.limit = LIMIT
         return links

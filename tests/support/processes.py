@@ -16,7 +16,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any, ClassVar
@@ -336,6 +336,7 @@ class Jobs:
     runs: list[str] = field(default_factory=list)
     """Names of the chains that have run."""
     stays: ClassVar[bool] = True
+    gathers: ClassVar[bool] = True
 
     def run(
         self,
@@ -363,6 +364,20 @@ class Jobs:
                         arrived[keyed_by(key)].append(data)
         return arrived[RESULT], None if kept_bytes is None else kept
 
+    def run_gathered(
+        self, task: Any, hosts: Any, broadcasts: Any, name: str, *, kept_bytes: int | None = None
+    ) -> tuple[list[bytes], list[list[bytes]] | None]:
+        """Run one stage with fewer tasks than ranks."""
+        self.runs.append(name)
+        inputs = [host.tokens for host in hosts]
+        results: list[bytes] = []
+        kept: list[list[bytes]] = [[] for _ in self.tokens]
+        for frames in self.processes.run(task, inputs, self.broadcasts):
+            for key, data in zip(frames[::2], frames[1::2], strict=True):
+                to = keyed_by(key)
+                (results if to == RESULT else kept[to - STATE]).append(data)
+        return results, None if kept_bytes is None else kept
+
     def forget(self, partition: int) -> None:
         """Do nothing: rows are not lost."""
 
@@ -377,7 +392,11 @@ class Jobs:
         return task
 
     def collect(self, task: Any) -> list[bytes]:
-        """Run a task of each rank."""
+        """Return tokens, or run a task of each rank."""
+        if task is self.tokens:
+            executors = self.count_executors()
+            each = (replace(token, executor=str(n % executors)) for n, token in enumerate(self.tokens))
+            return [token.to_frame() for token in each]
         inputs = [[token.to_frame()] for token in self.tokens]
         return [data for frames in self.processes.run(task, inputs, self.broadcasts) for data in frames]
 
@@ -387,6 +406,9 @@ class Jobs:
         """Run a task on each executor."""
         inputs: list[list[bytes]] = [[] for _ in range(times * self.processes.executors)]
         return [data for frames in self.processes.run(task, inputs, self.broadcasts) for data in frames]
+
+    def begin_everywhere(self, task: Any, *, profile: Any = None) -> None:
+        """Do nothing: processes are there at once."""
 
     def count_executors(self, *, look: bool = False) -> int:
         """Return how many executors there are."""

@@ -257,6 +257,10 @@ class ConnectAccess:
         df = self.spark.range(0, tasks, 1, tasks).mapInArrow(job, SCHEMA)
         return [whole(data) for data in joined(self._pieces(df))]
 
+    def begin_everywhere(self, task: Task, *, profile: Any = None) -> None:
+        """Do nothing: a client's call ends with its job."""
+        return
+
     def chain(self, tokens: Rows, ranks: int, profile: Any) -> ConnectChain:
         """Return what runs groups over a partition store."""
         return ConnectChain(self, tokens, ranks, profile)

@@ -73,6 +73,11 @@ class Transport(Protocol):
         """How many steps may be one group, now."""
         ...
 
+    @property
+    def is_joining(self) -> bool:
+        """Whether executors that have come are getting ready, and groups run without them until then."""
+        ...
+
     def run(self, group: Group) -> GroupResult:
         """Run all phases of a group.
 

@@ -101,9 +101,11 @@ class InProcessTransport:
         failed: how many groups could not be completed.
         lost: how many of them since ranks have lost each other.
         longest_group: as long as a test likes.
+        is_joining: no executors come.
     """
 
     longest_group = 1000
+    is_joining = False
 
     def __init__(
         self,

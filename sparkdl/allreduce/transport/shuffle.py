@@ -43,6 +43,11 @@ class ShuffleTransport:
         self.longest_group = longest_group
         self._executors = executors
 
+    @property
+    def is_joining(self) -> bool:
+        """No: an executor's first task waits for its process."""
+        return False
+
     def run(self, group: Group) -> GroupResult:
         """Run all phases of a group as the stages of one job.
 

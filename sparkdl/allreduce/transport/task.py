@@ -127,10 +127,16 @@ class PhaseTask:
         return frame.pack({"kind": _BUNDLE}, {"data": data})
 
 
-def to_driver(sends: Iterable[Send], *, keyed: bool = True) -> Iterator[bytes | Parts]:
-    """Yield what a last phase sends as frames, each after the key that says where it goes, if ``keyed``."""
+def to_driver(sends: Iterable[Send], *, keyed: bool = True, home: int = 0) -> Iterator[bytes | Parts]:
+    """Yield what a last phase sends as frames.
+
+    Args:
+        sends: what it sends.
+        keyed: whether each frame comes after the key that says where it goes.
+        home: rank for which it stays, if the key is to say that: it is ``STATE + home`` then.
+    """
     for send in sends:
         assert isinstance(send, ToDriver | Stay)
         if keyed:
-            yield key(RESULT if isinstance(send, ToDriver) else STATE)
+            yield key(RESULT if isinstance(send, ToDriver) else STATE + home)
         yield messages.encode(send.message)

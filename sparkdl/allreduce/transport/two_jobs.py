@@ -35,9 +35,11 @@ class TwoJobTransport:
 
     Attributes:
         longest_group: an iteration is a job, or several.
+        is_joining: an executor's first task waits for its process.
     """
 
     longest_group = 1
+    is_joining = False
 
     def __init__(self, jobs: FrameJobs, store: Store, fit: FitRef, profile: JavaObject | None) -> None:
         self._jobs = jobs

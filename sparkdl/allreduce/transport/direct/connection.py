@@ -16,7 +16,11 @@ HELLO, FRAME, END, FOUND = 1, 2, 3, 4
 """Kinds: "I run this rank of this group", a message of an exchange, that all of them were sent, and "I have
 found these processes"."""
 
-_HEADER = struct.Struct("<BxxxIQQ")  # kind, number, group, bytes that follow
+_HEADER = struct.Struct("<BxxxIQQII")  # kind, number, group, bytes that follow, sender, receiver
+
+ALL = 2**32 - 1
+"""Receiver of a message that is for all ranks of a process."""
+
 _SCRATCH = 64 << 10
 """So much is read at a time, unless a payload is longer."""
 
@@ -38,12 +42,16 @@ class Received:
             belongs to.
         group: which group.
         data: the message of a FRAME, the reader's own.
+        source: rank that has sent a FRAME.
+        to: rank that it is for, or ``ALL``.
     """
 
     kind: int
     number: int
     group: int
     data: Buffer
+    source: int = 0
+    to: int = 0
 
 
 class Connection:
@@ -71,7 +79,7 @@ class Connection:
         self._scratch = bytearray(_SCRATCH)
         self._view = memoryview(self._scratch)
         self._start = self._stop = 0
-        self._header: tuple[int, int, int] | None = None
+        self._header: tuple[int, int, int, int, int] | None = None
         self._payload = memoryview(b"")
         self._filled = 0
 
@@ -79,11 +87,19 @@ class Connection:
         """Return the socket's file descriptor; -1 if it is closed."""
         return self.sock.fileno()
 
-    def queue(self, kind: int, number: int, group: int, parts: Iterable[Buffer] = ()) -> None:
+    def queue(
+        self,
+        kind: int,
+        number: int,
+        group: int,
+        parts: Iterable[Buffer] = (),
+        source: int = 0,
+        to: int = 0,
+    ) -> None:
         """Let something be sent; its memory must stay as it is until :meth:`flush` has returned True."""
         views = [memoryview(part).cast("B") for part in parts]
         nbytes = sum(len(view) for view in views)
-        self._out.append(memoryview(_HEADER.pack(kind, number, group, nbytes)))
+        self._out.append(memoryview(_HEADER.pack(kind, number, group, nbytes, source, to)))
         self._out.extend(view for view in views if len(view))
         self.queued += _HEADER.size + nbytes
 
@@ -132,9 +148,9 @@ class Connection:
                 if not got:
                     return None
                 self._filled += got
-        kind, number, group = self._header
+        kind, number, group, source, to = self._header
         self._header, self._payload = None, memoryview(b"")
-        return Received(kind, number, group, payload)
+        return Received(kind, number, group, payload, source, to)
 
     def close(self) -> None:
         """Close it; what waits is not sent."""
@@ -142,11 +158,11 @@ class Connection:
         self.sock.close()
 
     def _begin(self) -> None:
-        kind, number, group, length = _HEADER.unpack_from(self._scratch, self._start)
+        kind, number, group, length, source, to = _HEADER.unpack_from(self._scratch, self._start)
         self._start += _HEADER.size
         if kind not in (HELLO, FRAME, END, FOUND) or length > (self.limit if kind == FRAME else 0):
             raise ClosedError(f"a message of kind {kind} with {length} bytes")
-        self._header, self._filled = (kind, number, group), 0
+        self._header, self._filled = (kind, number, group, source, to), 0
         self._payload = buffers.empty(length).data
 
     def _fill(self) -> bool:

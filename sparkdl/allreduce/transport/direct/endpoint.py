@@ -58,28 +58,28 @@ class Endpoint:
         self._links: dict[bytes, Connection] = {}
 
     def meet(
-        self, group: int, rank: int, ranks: int, members: Sequence[Peer], seconds: float
+        self, group: int, own: Sequence[int], ranks: int, members: Sequence[Peer], seconds: float
     ) -> Mapping[int, Connection]:
         """Find the processes that run the other ranks of a group.
 
         Members that are not connected yet are dialled by the one of a pair that has the smaller id, and by
-        whoever is not among the members. Then each says which rank it runs, and which processes it has found:
-        of a task there may be two attempts, and all have to mean the same one.
+        whoever is not among the members. Then each says which ranks it runs, and which processes it has
+        found: of a task there may be two attempts, and all have to mean the same one.
 
         Args:
             group: number of the group, larger than that of any before it.
-            rank: the rank that this process runs.
+            own: the ranks that this process runs.
             ranks: how many there are.
             members: processes that may run the others.
             seconds: how long to wait.
 
         Returns:
-            The connection to each other rank.
+            The connection to each other rank; ranks of one process have the same.
 
         Raises:
             LostPeerError: if not all are found, or others have found others.
         """
-        meeting = _Meeting(self, group, rank, ranks)
+        meeting = _Meeting(self, group, own, ranks)
         try:
             return meeting.hold(members, time.monotonic() + seconds)
         finally:
@@ -96,11 +96,11 @@ class Endpoint:
 class _Meeting:
     """Finds a group's ranks; see :meth:`Endpoint.meet`."""
 
-    def __init__(self, endpoint: Endpoint, group: int, rank: int, ranks: int) -> None:
+    def __init__(self, endpoint: Endpoint, group: int, own: Sequence[int], ranks: int) -> None:
         self._endpoint = endpoint
         self._own = endpoint.peer.id
         self._group = group
-        self._rank = rank
+        self._hosted = own
         self._ranks = ranks
         self._found: dict[int, Connection] = {}
         self._said: dict[Connection, int] = {}
@@ -143,16 +143,17 @@ class _Meeting:
         Raises:
             LostPeerError: if one has found another process for a rank, or is gone meanwhile.
         """
-        complete = len(self._found) == self._ranks - 1
+        complete = self._is_complete()
         if self._checksum is None:
             if not complete:
                 return False
-            ids = {rank: link.peer for rank, link in self._found.items()} | {self._rank: self._own}
+            ids = {rank: link.peer for rank, link in self._found.items()}
+            ids |= dict.fromkeys(self._hosted, self._own)
             self._checksum = zlib.crc32(b"".join(ids[rank] for rank in sorted(ids)))
-            for link in list(self._found.values()):
+            for link in set(self._found.values()):
                 link.queue(FOUND, self._checksum, self._group)
                 self._read(link)
-            complete = len(self._found) == self._ranks - 1
+            complete = self._is_complete()
         if not complete:
             raise self._absent()
         for rank, link in self._found.items():
@@ -160,13 +161,16 @@ class _Meeting:
                 raise LostPeerError(rank, "has found another process of a rank")
         return all(link in self._said and not link.queued for link in self._found.values())
 
+    def _is_complete(self) -> bool:
+        return len(self._found) == self._ranks - len(self._hosted)
+
     def end(self) -> None:
         """Stop listening to those that have proved nothing."""
         for handshake in (*self._dialling.values(), *self._strangers.values()):
             handshake.sock.close()
 
     def _absent(self) -> LostPeerError:
-        absent = sorted({*range(self._ranks)} - {self._rank} - self._found.keys())
+        absent = sorted({*range(self._ranks)} - {*self._hosted} - self._found.keys())
         what = f"not found in time: {absent[:8]}" if absent else "does not read"
         return LostPeerError(absent[0] if absent else None, what + self._refused)
 
@@ -260,8 +264,9 @@ class _Meeting:
     # -- peers ----------------------------------------------------------------------------------
 
     def _greet(self, link: Connection) -> None:
-        """Say which rank runs here, and listen."""
-        link.queue(HELLO, self._rank, self._group)
+        """Say which ranks run here, and listen."""
+        for rank in self._hosted:
+            link.queue(HELLO, rank, self._group)
         self._by_fd[link.fileno()] = link
         self._poll.register(link, select.POLLIN)
         self._read(link)
@@ -277,7 +282,7 @@ class _Meeting:
                     continue
                 if found.kind == FOUND:
                     self._said[link] = found.number
-                elif found.kind == HELLO and found.number != self._rank:  # else another attempt of this task
+                elif found.kind == HELLO and found.number not in self._hosted:  # else another attempt
                     self._found.setdefault(found.number, link)
             if gone and link in self._said:  # otherwise it is read to the end
                 raise ClosedError("the connection was closed")

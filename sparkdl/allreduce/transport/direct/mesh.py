@@ -5,64 +5,93 @@ from __future__ import annotations
 import select
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from operator import itemgetter
 
-from sparkdl.allreduce.transport.direct.connection import END, FRAME, ClosedError, Connection
+from sparkdl import frame
+from sparkdl.allreduce.transport.direct.connection import ALL, END, FRAME, ClosedError, Connection
 from sparkdl.allreduce.transport.direct.peer import LostPeerError
 from sparkdl.frame import Buffer, Parts
 
 _EARLY_BYTES = 256 << 10
 """So much is sent at once, while the rank computes what else it has to send."""
 
+Arrived = dict[int, list[tuple[int, Buffer]]]
+"""Sender and message of what has arrived, by rank."""
+
 
 class Mesh:
-    """The connections of a rank during a group.
+    """The connections of a process during a group.
 
     Args:
         group: number of the group.
-        links: connection to each rank but this one.
+        own: the ranks that this process runs.
+        links: connection to each other rank; ranks of one process have the same.
         patience: seconds without a byte after which a rank counts as lost.
     """
 
-    def __init__(self, group: int, links: Mapping[int, Connection], patience: float) -> None:
+    def __init__(
+        self, group: int, own: Sequence[int], links: Mapping[int, Connection], patience: float
+    ) -> None:
         self._group = group
+        self._own = own
         self._links = links
         self._patience = patience
-        self._ranks = {link.fileno(): rank for rank, link in links.items()}
+        # A process is known by the first of its ranks.
+        self._ranks = {link.fileno(): rank for rank, link in sorted(links.items(), reverse=True)}
+        self._peers = {rank: links[rank] for rank in self._ranks.values()}
 
-    def exchange(self, number: int, sends: Iterable[tuple[int, Parts]]) -> list[Buffer]:
-        """Send messages, and return those that all other ranks have sent, in the ranks' order.
+    def exchange(self, number: int, sends: Iterable[tuple[int, int, Parts]]) -> dict[int, list[Buffer]]:
+        """Send messages, and return those that other ranks have sent each of this process's.
 
         Args:
             number: which exchange of the group this is.
-            sends: each message after the rank that it goes to. Its memory may be used for something else
-                once this has returned.
+            sends: sender, receiver and message of each; the receiver ``ALL`` is every rank but the sender.
+                A message's memory may be used for something else once this has returned, and once the next
+                rank of this process sends.
+
+        Returns:
+            What has arrived for each rank, in the senders' order. Where a process runs several ranks, what
+            was sent to all of them is the same memory.
 
         Raises:
             LostPeerError: if a rank is gone or silent.
         """
-        links = self._links
-        for to, parts in sends:
-            link = links[to]
-            link.queue(FRAME, number, self._group, parts)
-            if link.queued >= _EARLY_BYTES:
-                self._flush(to)
-        arrived: dict[int, list[Buffer]] = {rank: [] for rank in links}
-        sending = {rank for rank in links if not self._end(rank, number)}
+        arrived: Arrived = {rank: [] for rank in self._own}
+        for source, to, parts in sends:
+            self._send(number, source, to, parts, arrived)
+        peers = self._peers
+        sending = {rank for rank in peers if not self._end(rank, number)}
         # What has come before this was asked for, too.
-        receiving = {rank for rank in links if not self._receive(rank, number, arrived[rank])}
+        receiving = {rank for rank in peers if not self._receive(rank, number, arrived)}
         while sending or receiving:
             for rank, events in self._wait(sending, receiving):
                 if events & ~select.POLLOUT and rank in receiving:
-                    if self._receive(rank, number, arrived[rank]):
+                    if self._receive(rank, number, arrived):
                         receiving.discard(rank)
                 elif events & ~select.POLLOUT:  # only an error is reported where nothing is awaited
                     raise LostPeerError(rank, "the connection was closed")
                 if events & select.POLLOUT and rank in sending and self._flush(rank):
                     sending.discard(rank)
-        return [data for rank in sorted(arrived) for data in arrived[rank]]
+        return {
+            rank: [data for _, data in sorted(found, key=itemgetter(0))] for rank, found in arrived.items()
+        }
+
+    def _send(self, number: int, source: int, to: int, parts: Parts, arrived: Arrived) -> None:
+        if len(self._own) > 1:  # the replica's memory is the next rank's
+            whole = frame.join(parts)
+            parts = [whole]
+            for rank in self._own if to == ALL else (to,):
+                if rank != source and rank in arrived:
+                    arrived[rank].append((source, whole))
+        if to in arrived:
+            return
+        for rank, link in self._peers.items() if to == ALL else ((to, self._links[to]),):
+            link.queue(FRAME, number, self._group, parts, source, to)
+            if link.queued >= _EARLY_BYTES:
+                self._flush(rank)
 
     def _end(self, rank: int, number: int) -> bool:
-        self._links[rank].queue(END, number, self._group)
+        self._peers[rank].queue(END, number, self._group)
         return self._flush(rank)
 
     def _flush(self, rank: int) -> bool:
@@ -71,16 +100,19 @@ class Mesh:
         except ClosedError as error:
             raise LostPeerError(rank, str(error)) from None
 
-    def _receive(self, rank: int, number: int, into: list[Buffer]) -> bool:
-        """Take what has arrived; return whether that was everything."""
-        link = self._links[rank]
+    def _receive(self, rank: int, number: int, arrived: Arrived) -> bool:
+        """Take what has arrived from a process; return whether that was everything."""
+        link = self._peers[rank]
         try:
             while (found := link.receive()) is not None:
                 if found.kind not in (FRAME, END) or (found.number, found.group) != (number, self._group):
                     raise ClosedError(f"exchange {found.number} of group {found.group} came for {number}")
                 if found.kind == END:
                     return True
-                into.append(found.data)
+                if self._links.get(found.source) is not link or (found.to != ALL and found.to not in arrived):
+                    raise ClosedError(f"a message from rank {found.source} to rank {found.to}")
+                for to in self._own if found.to == ALL else (found.to,):
+                    arrived[to].append((found.source, found.data))
         except ClosedError as error:
             raise LostPeerError(rank, str(error)) from None
         return False
@@ -89,7 +121,7 @@ class Mesh:
         poll = select.poll()
         for rank in sending | receiving:
             wanted = (select.POLLOUT if rank in sending else 0) | (select.POLLIN if rank in receiving else 0)
-            poll.register(self._links[rank], wanted)
+            poll.register(self._peers[rank], wanted)
         begin = time.monotonic()
         found = poll.poll(self._patience * 1000)
         if not found:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
+import torch
+
 from sparkdl import frame
 from sparkdl._spark.frames import key
 from sparkdl.access.base import RESULT
@@ -25,6 +27,7 @@ from sparkdl.allreduce.plans.base import (
     ToSelf,
 )
 from sparkdl.allreduce.transport.base import perform, read_left
+from sparkdl.allreduce.transport.direct.connection import ALL
 from sparkdl.allreduce.transport.direct.endpoint import Endpoint, close_endpoint, endpoint_of
 from sparkdl.allreduce.transport.direct.mesh import Mesh
 from sparkdl.allreduce.transport.direct.peer import LostPeerError, Peer
@@ -56,7 +59,7 @@ class Circle:
 
 @dataclass(frozen=True, slots=True)
 class GroupTask:
-    """Runs all phases of a group for whichever rank it is given.
+    """Runs all phases of a group for whichever ranks it is given.
 
     Attributes:
         fit: the fixed part of the fit.
@@ -67,6 +70,7 @@ class GroupTask:
         circle: by which tasks find each other.
         group: number of this attempt.
         members: the processes that may run ranks.
+        homes: whether the key of what stays says for which rank it does: a task may have several.
     """
 
     fit: FitRef
@@ -77,27 +81,30 @@ class GroupTask:
     circle: Circle
     group: int
     members: Sequence[Peer]
+    homes: bool
 
-    def __call__(self, rank: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
-        """Yield keys and frames in turn: the peer that runs the rank, and the messages of the last phase."""
-        token = Token.from_frame(frame.unpack(next(frames)))
-        deque(frames, maxlen=0)
-        worker = self.fit.worker()
+    def __call__(self, _: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
+        """Yield keys and frames in turn: the peer that runs the ranks, and the messages of the last phase."""
+        tokens = {token.partition: token for token in map(Token.from_frame, map(frame.unpack, frames))}
+        if not tokens:
+            return
+        worker, own = self.fit.worker(), sorted(tokens)
         circle, begun = self.circle, False
-        # The rank stays in this process until the group has ended; others may want its files only then.
+        # Ranks stay in this process until the group has ended; others may want their files only then.
         worker.files.hold()
         try:
-            endpoint = _listening(self.fit.fit_id, circle, rank)
-            links = endpoint.meet(self.group, rank, self.ranks, self.members, circle.seconds)
+            endpoint = _listening(self.fit.fit_id, circle, own[0])
+            links = endpoint.meet(self.group, own, self.ranks, self.members, circle.seconds)
             for link in links.values():
                 link.limit = _most_bytes(worker)
             begun = True
             yield key(RESULT)
             yield endpoint.peer.pack()
-            yield from to_driver(self._run(rank, token, worker, Mesh(self.group, links, circle.patience)))
+            mesh = Mesh(self.group, own, links, circle.patience)
+            yield from self._run([tokens[rank] for rank in own], worker, mesh)
         except LostPeerError as error:
             close_endpoint(self.fit.fit_id)  # which the others notice
-            lost = rank if error.rank is None else error.rank
+            lost = own[0] if error.rank is None else error.rank
             problem = LostPeer(self.iteration, lost, error.reason, begun=begun)
             yield from to_driver([ToDriver(Problems([problem]))])
         except BaseException:
@@ -106,25 +113,62 @@ class GroupTask:
         finally:
             worker.files.settle()
 
-    def _run(self, rank: int, token: Token, worker: Worker, mesh: Mesh) -> Iterator[Send]:
+    def _run(self, tokens: Sequence[Token], worker: Worker, mesh: Mesh) -> Iterator[bytes | Parts]:
         """Yield the messages of the last phase, or the problems that keep the group from reaching it."""
-        inbox = Inbox([], list)
+        hosted = [_Rank(token, self.ranks, worker) for token in tokens]
         *exchanging, final = self.phases
         for number, phase in enumerate(exchanging):
-            me = Participant(rank, self.ranks, worker, Stopwatch(), token, stays=True)
-            mine = _Mine(self.iteration, worker.files, self.local)
-            sends = perform(phase, me, inbox, last=False)
-            found = mesh.exchange(number, _to_others(me, sends, mine))
-            arrived = [messages.decode(data, mine=True) for data in found] + mine.sent
-            worker.end_task()
-            problems = in_order(p for told in of_type(arrived, Problems) for p in told.problems)
+            mine = [_Mine(self.iteration, worker.files, self.local, copies=len(hosted) > 1) for _ in hosted]
+            found = mesh.exchange(number, self._sends(phase, hosted, mine))
+            for rank, own in zip(hosted, mine, strict=True):
+                # What was sent to several ranks of this process is the same memory.
+                data = found[rank.number]
+                arrived = [messages.decode(one, mine=len(hosted) == 1) for one in data] + own.sent
+                rank.inbox = Inbox(arrived, own.read)
+            told = of_type(hosted[0].inbox.arrived, Problems)
+            problems = in_order(problem for each in told for problem in each.problems)
             if problems:  # which all ranks know now
-                yield ToDriver(Problems(problems))
+                yield from to_driver([ToDriver(Problems(problems))])
                 return
-            inbox = Inbox(arrived, mine.read)
-        me = Participant(rank, self.ranks, worker, Stopwatch(), token, stays=True)
-        yield from perform(final, me, inbox, last=True)
-        worker.end_task()
+        for rank in hosted:
+            home = rank.number if self.homes else 0
+            yield from to_driver(perform(final, rank.me(), rank.inbox, last=True), home=home)
+            worker.end_task()
+
+    def _sends(
+        self, phase: Phase, hosted: Sequence[_Rank], mine: Sequence[_Mine]
+    ) -> Iterator[tuple[int, int, Parts]]:
+        """Run a phase of each rank in turn, and yield its messages to others."""
+        for rank, own in zip(hosted, mine, strict=True):
+            sends = perform(phase, rank.me(), rank.inbox, last=False)
+            yield from _to_others(rank.number, sends, own)
+            rank.worker.end_task()
+
+
+class _Rank:
+    """A rank of a group, in the process that runs it.
+
+    Args:
+        token: where its rows are.
+        ranks: how many ranks there are.
+        worker: what this process keeps of the fit.
+
+    Attributes:
+        number: its number.
+        worker: as given.
+        inbox: what has arrived for its next phase.
+    """
+
+    def __init__(self, token: Token, ranks: int, worker: Worker) -> None:
+        self.number = token.partition
+        self.worker = worker
+        self.inbox = Inbox([], list)
+        self._token = token
+        self._ranks = ranks
+
+    def me(self) -> Participant:
+        """Return the rank, at the beginning of a phase."""
+        return Participant(self.number, self._ranks, self.worker, Stopwatch(), self._token, stays=True)
 
 
 class _Mine:
@@ -134,18 +178,26 @@ class _Mine:
         iteration: completed iterations before the group.
         files: this executor's.
         local: whether it stays there under its name.
+        copies: whether other ranks of this process use the replica's memory before the rank reads it.
 
     Attributes:
         sent: messages that it has sent to all.
     """
 
-    def __init__(self, iteration: int, files: LocalStore, local: bool) -> None:
+    def __init__(self, iteration: int, files: LocalStore, local: bool, *, copies: bool) -> None:
         self.sent: list[Message] = []
+        self._copies = copies
         self._iteration = iteration
         self._files = files
         self._local = local
         self._names: list[str] = []
         self._held: list[Packed] = []
+
+    def send_all(self, message: Message) -> None:
+        """Keep a message to all."""
+        if self._copies:
+            message = messages.decode(frame.join(messages.encode(message)))
+        self.sent.append(message)
 
     def send(self, send: ToSelf) -> None:
         """Keep messages until the next phase."""
@@ -153,6 +205,8 @@ class _Mine:
         if self._local:
             self._files.leave(send.name, encoded, lent=send.lent)
             self._names.append(send.name)
+        elif self._copies:
+            self._held += [frame.join(parts) for parts in encoded]
         else:
             self._held += encoded
 
@@ -162,22 +216,20 @@ class _Mine:
         return [*map(messages.decode, self._held), *chain.from_iterable(left)]
 
 
-def _to_others(me: Participant, sends: Iterable[Send], mine: _Mine) -> Iterator[tuple[int, Parts]]:
-    """Yield the messages to other ranks, each after its rank."""
-    others = [rank for rank in range(me.ranks) if rank != me.rank]
+def _to_others(rank: int, sends: Iterable[Send], mine: _Mine) -> Iterator[tuple[int, int, Parts]]:
+    """Yield the messages to other ranks, each after its sender and receiver."""
     for send in sends:
         if isinstance(send, ToSelf):
             mine.send(send)
             continue
-        if isinstance(send, ToRank) and send.rank != me.rank:
-            yield send.rank, messages.encode(send.message)
+        if isinstance(send, ToRank) and send.rank != rank:
+            yield rank, send.rank, messages.encode(send.message)
             continue
         assert isinstance(send, ToRank | ToAll | ToOthers)
         if not isinstance(send, ToOthers):
-            mine.sent.append(send.message)
+            mine.send_all(send.message)
         if not isinstance(send, ToRank):
-            parts = messages.encode(send.message)
-            yield from ((rank, parts) for rank in others)
+            yield rank, ALL, messages.encode(send.message)
 
 
 def _listening(fit_id: str, circle: Circle, rank: int) -> Endpoint:
@@ -234,3 +286,16 @@ class Dismiss:
         if was is not None:
             yield was
         time.sleep(self.linger)
+
+
+@dataclass(frozen=True, slots=True)
+class GetReady:
+    """Lets a process import what tasks need, which takes seconds; torch imports half of itself in a step."""
+
+    def __call__(self, _: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
+        """Yield nothing."""
+        deque(frames, maxlen=0)
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        parameter.grad = torch.zeros(1)
+        torch.optim.SGD([parameter], lr=0.0).step()
+        yield from ()

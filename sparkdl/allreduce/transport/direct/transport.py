@@ -10,15 +10,16 @@ from typing import Any
 
 from sparkdl import frame
 from sparkdl._spark.errors import is_job_failure
-from sparkdl.access.base import Access, Chain
+from sparkdl.access.base import Access, Begun, Chain, Host
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Message, Problems, of_type
 from sparkdl.allreduce.transport.base import Group, GroupResult, Transport
 from sparkdl.allreduce.transport.direct.peer import KIND, Peer
-from sparkdl.allreduce.transport.direct.task import Assemble, Circle, Dismiss, GroupTask
+from sparkdl.allreduce.transport.direct.task import Assemble, Circle, Dismiss, GetReady, GroupTask
 from sparkdl.compute.problems import LostPeer
 from sparkdl.compute.worker import FitRef
 from sparkdl.data.built import Store
+from sparkdl.data.placement import by_executor, placed
 from sparkdl.frame import Buffer
 
 LONGEST_GROUP = 2000
@@ -104,6 +105,10 @@ class DirectTransport:
         self._clock = clock
         self._chain = chain
         self._membership: _Membership | None = None
+        self._tasks = 0  # of the latest group
+        self._hosts: Sequence[Host] = ()  # which ranks they run, if there are fewer tasks than ranks
+        self._slots_then = 0  # task slots when these were chosen
+        self._joining: tuple[int, Begun | None] | None = None  # task slots then, and what gets them ready
         self._known: set[bytes] = set()  # ids of all processes that may have connections
         self._again = -float("inf")
         self._pause = 0.0
@@ -112,7 +117,6 @@ class DirectTransport:
         self._shuffled_step = 0.1  # seconds; a guess until there is one
         self._told = False
         self._failures = 0
-        self._away = 0.0  # seconds of the next group by shuffles, once executors have gone
 
     @property
     def longest_group(self) -> int:
@@ -122,8 +126,24 @@ class DirectTransport:
         longest = self._shuffles.longest_group
         if not self._may_be_back():
             return longest
-        seconds = max(_UNTIL_AGAIN_SECONDS, self._pause, self._away)
+        seconds = max(_UNTIL_AGAIN_SECONDS, self._pause)
         return max(1, min(longest, int(seconds / self._shuffled_step)))
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether executors that have come are getting ready, and groups run without them until then.
+
+        A Python process takes seconds to start, and the other tasks of a group would wait for it.
+        """
+        slots = min(self._slots(), self._ranks)
+        if not self._chain.gathers or not 0 < self._tasks < slots:
+            self._stop_joining()
+            return False
+        if self._joining is None or self._joining[0] != slots:
+            self._stop_joining()
+            self._joining = slots, self._access.begin_everywhere(GetReady(), profile=self._profile)
+        begun = self._joining[1]
+        return begun is not None and not begun.is_done()
 
     def run(self, group: Group) -> GroupResult:
         """Run a group directly, or by shuffles after a loss."""
@@ -131,7 +151,6 @@ class DirectTransport:
             result = self._run(group)
         else:
             self._say_if_crowded(group)
-            self._wait_for_executors()
             result = self._shuffles.run(group)
         each = sum(result.seconds.values()) / len(group.steps)
         if not result.direct:
@@ -141,10 +160,12 @@ class DirectTransport:
 
     def forget(self, partition: int) -> None:
         """Forget where a partition's rows are, since its files are not there."""
+        self._hosts = ()
         self._shuffles.forget(partition)
 
     def release(self) -> None:
         """Close all connections."""
+        self._stop_joining()
         self._dismiss()
         self._shuffles.release()
 
@@ -152,22 +173,16 @@ class DirectTransport:
 
     def _is_possible(self) -> bool:
         """Return whether all ranks can run at the same time, and nobody was lost a moment ago."""
-        return self._clock() >= self._again and self._slots() >= self._ranks
+        return self._clock() >= self._again and (self._chain.gathers or self._slots() >= self._ranks)
 
     def _may_be_back(self) -> bool:
         """Return whether what keeps tasks from exchanging directly may be over soon."""
-        return self._failures > 0 or self._away > 0 or self._membership is not None
-
-    def _wait_for_executors(self) -> None:
-        """Let the next group by shuffles be longer, if executors have gone since the last direct one."""
-        if self._slots() < self._ranks and self._may_be_back():
-            self._away = min(max(2 * self._away, _UNTIL_AGAIN_SECONDS), _LONGEST_PAUSE)
-            self._membership = None  # processes of executors that come will not be among them
+        return self._failures > 0 or self._membership is not None
 
     def _say_if_crowded(self, group: Group) -> None:
         """Say once that not all ranks can run at the same time."""
         slots = self._slots()
-        if slots < self._ranks and not self._told:
+        if slots < self._ranks and not self._chain.gathers and not self._told:
             self._told = True
             _log.warning(
                 "%s: %d partitions in %d task slots cannot exchange directly, since not all of them run at "
@@ -177,17 +192,40 @@ class DirectTransport:
                 slots,
             )
 
+    def _place(self) -> None:
+        """Choose which ranks each task of the next group runs."""
+        if self.is_joining and self._hosts:
+            return
+        slots = self._slots()
+        if slots >= self._ranks:
+            tasks, self._hosts = self._ranks, ()
+        elif not self._hosts or slots != self._slots_then:
+            tokens = placed(self._access, self._store)
+            groups = by_executor([token.executor for token, _ in tokens], self._store.executors.tasks)
+            self._hosts = [Host(tokens[own[0]][0].executor, [tokens[n][1] for n in own]) for own in groups]
+            self._slots_then, tasks = slots, len(groups)
+        else:
+            tasks = self._tasks
+        if tasks != self._tasks:  # processes of executors that have come are not among the members
+            self._tasks, self._membership = tasks, None
+
+    def _stop_joining(self) -> None:
+        if self._joining is not None and self._joining[1] is not None:
+            self._joining[1].cancel()
+        self._joining = None
+
     def _slots(self) -> int:
         executors = self._store.executors
         return self._access.count_executors() * executors.tasks
 
     def _run(self, group: Group) -> GroupResult:
         started, begin = time.time(), time.perf_counter()
+        self._place()
         membership = self._membership
         if membership is None or self._clock() - membership.used > _IDLE_SECONDS:
             membership = self._membership = self._assemble(group)
         if membership is None:
-            return self._lost(group, started, begin, [], ())
+            return self._lost(group, started, begin, [])
         self._last_group = max(self._last_group + 1, time.time_ns())
         plan, start, count = group.plan, group.start, len(group.steps)
         # A rank that computes for longer than ever before is no lost one.
@@ -201,17 +239,20 @@ class DirectTransport:
             replace(self._circle, patience=patience),
             self._last_group,
             membership.members,
+            homes=bool(self._hosts),
         )
         first, last = start.version.iteration + 1, start.version.iteration + count
         what = f"iteration {last}" if first == last else f"up to iteration {last}"
+        name, kept_bytes = f"{group.name}, {what}, direct", plan.shard_bytes if plan.keeps else None
         try:
-            frames, kept = self._chain.run(
-                [task],
-                group.broadcasts,
-                f"{group.name}, {what}, direct",
-                plan.message_bytes,
-                kept_bytes=plan.shard_bytes if plan.keeps else None,
-            )
+            if task.homes:
+                frames, kept = self._chain.run_gathered(
+                    task, self._hosts, group.broadcasts, name, kept_bytes=kept_bytes
+                )
+            else:
+                frames, kept = self._chain.run(
+                    [task], group.broadcasts, name, plan.message_bytes, kept_bytes=kept_bytes
+                )
         except BaseException:
             self._membership = None  # tasks that failed have closed their connections
             raise
@@ -221,10 +262,11 @@ class DirectTransport:
         if lost:
             if kept is not None:
                 self._access.unpersist(kept)
-            return self._lost(group, started, begin, lost, arrived)
+            # Only if no rank has begun, everything is as it was.
+            begun = bool(peers) or any(problem.begun for problem in lost)
+            return self._lost(group, started, begin, lost, arrived, begun=begun)
         membership.saw(peers, self._clock())
         self._pause, self._failures = self._pause / 2 if self._pause > _FIRST_PAUSE else 0.0, 0
-        self._away = 0.0
         if self._told:
             _log.info("%s: tasks exchange directly again", group.name)
             self._told = False
@@ -236,12 +278,12 @@ class DirectTransport:
         started: float,
         begin: float,
         lost: Sequence[LostPeer],
-        arrived: Sequence[Message],
+        arrived: Sequence[Message] = (),
+        *,
+        begun: bool = False,
     ) -> GroupResult:
         """Return that somebody was lost, and go on by shuffles for a while."""
-        self._membership = None
-        # Only if no rank has begun, everything is as it was.
-        begun = any(problem.begun for problem in lost) or 0 < len(lost) < self._ranks
+        self._membership, self._hosts = None, ()
         if not begun:  # other jobs may hold the slots for longer
             self._pause = max(self._pause, _FIRST_PAUSE)
         self._again = self._clock() + self._pause
@@ -267,11 +309,13 @@ class DirectTransport:
     # -- membership -----------------------------------------------------------------------------
 
     def _assemble(self, group: Group) -> _Membership | None:
-        """Let all processes that may run a rank become peers; ``None`` if some of them cannot."""
+        """Let all processes that may run ranks become peers; ``None`` if some of them cannot."""
         access, profile = self._access, self._profile
+        if self._tasks == 1:
+            return _Membership((), self._clock())
         access.describe(f"{group.name}, find peers")
         try:
-            if self._fit.in_memory:
+            if self._fit.in_memory and self._tasks == self._ranks:
                 stage = access.stage(
                     self._store.tokens,
                     Assemble(self._fit, self._circle, 0.0),
@@ -289,7 +333,7 @@ class DirectTransport:
             access.describe(None)
         peers = list({peer.id: peer for peer in (Peer.read(frame.unpack(data)) for data in found)}.values())
         self._known |= {peer.id for peer in peers}
-        return _Membership(peers, self._clock()) if len(peers) >= self._ranks else None
+        return _Membership(peers, self._clock()) if len(peers) >= self._tasks else None
 
     def _dismiss(self) -> None:
         """Let all processes that take part close their sockets."""
