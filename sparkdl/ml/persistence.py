@@ -280,10 +280,13 @@ def save(instance: MLWritable, path: str, *, overwrite: bool = False) -> None:
     Raises:
         ConfigError: if there is something already and ``overwrite`` is not set; if it is, on Spark Connect.
     """
-    folders = models_in(SparkSession.active()).folders(path)
+    spark = SparkSession.active()
+    folders = models_in(spark).folders(path)
     if folders is None:
         if overwrite:
             raise cannot_replace(path)
+        if read_metadata(spark, path) is not None:
+            raise exists_already(path)
         instance.write().save(path)
         return
     with replacing(folders, path, overwrite) as draft:

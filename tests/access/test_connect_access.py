@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -247,6 +248,18 @@ def test_models_ask_for_nothing_that_only_the_server_has(session: Session) -> No
     sent = models.lasting(b"module")
     assert sent.read() == b"module"
     assert sent.digest == models.lasting(b"module").digest != models.lasting(b"other").digest
+
+
+def test_a_large_model_travels_as_files_once(session: Session) -> None:
+    models = models_in(session)  # type: ignore[arg-type]
+    data = bytes(range(256)) * (1 << 13)
+    first = models.lasting(data)
+    assert first.read() == data
+    sent = list(session.sent)
+    assert len(sent) == 1
+    assert models.lasting(bytes(data)) == first
+    assert session.sent == sent
+    assert len(cloudpickle.dumps(first)) < 1000
 
 
 def test_access_is_remembered(session: Session) -> None:

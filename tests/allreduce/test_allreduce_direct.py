@@ -26,6 +26,8 @@ from sparkdl.layout import ParamLayout, lay_out
 from sparkdl.train import EveryEpoch, Hook, MaxIteration, Run
 
 TWO = partitioned([130, 110])
+FIVE = partitioned([60, 50, 55, 45, 40])
+"""More than there are task slots."""
 
 
 def fit(data: Any, module: nn.Module, iterations: int = 12, **options: Any) -> Any:
@@ -96,13 +98,15 @@ def test_a_group_that_is_undone_and_validated(spark: Any) -> None:
     assert found.history.validations == wanted.history.validations
 
 
-def test_more_partitions_than_slots_go_by_shuffles_and_say_so_once(spark: Any, caplog: Any) -> None:
-    with as_dataset(spark, partitioned([50, 40, 30])) as data, caplog.at_level(logging.WARNING, "sparkdl"):
-        found = fit(data, mlp(), 6, transport="direct")
-        wanted = fit(data, mlp(), 6)
+@pytest.mark.parametrize("exchange", ["replicated", "sharded"])
+def test_tasks_run_several_partitions_where_slots_are_few(spark: Any, caplog: Any, exchange: Any) -> None:
+    with as_dataset(spark, FIVE) as data, caplog.at_level(logging.WARNING, "sparkdl"):
+        found = fit(data, Everything(), exchange=exchange, transport="direct", iterations_per_job=5)
+        wanted = fit(data, Everything(), exchange=exchange)
     assert_bit_equal(found.module, wanted.module)
-    assert found.history.column("direct") == [0] * 6
-    assert sum("cannot exchange directly" in record.message for record in caplog.records) == 1
+    assert found.history.column("direct") == [1] * 12
+    assert not [record.message for record in caplog.records if "directly" in record.message]
+    assert not listening()
 
 
 class Fails(nn.Module):
@@ -160,15 +164,22 @@ class ArmsAt(Hook):
 
 
 # With the other plan processes are killed in test_direct_processes.py, without a JVM.
-@pytest.mark.parametrize("exchange", ["replicated", pytest.param("sharded", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("exchange", "partitions"),
+    [
+        pytest.param("replicated", TWO, id="replicated"),
+        pytest.param("sharded", FIVE, id="sharded, few slots"),
+        pytest.param("sharded", TWO, id="sharded", marks=pytest.mark.slow),
+    ],
+)
 def test_an_executor_killed_in_a_direct_group_changes_no_bit(
-    cluster: Any, tmp_path: Path, exchange: Any
+    cluster: Any, tmp_path: Path, exchange: Any, partitions: Any
 ) -> None:
     flag = tmp_path / "kill"
     options = {"exchange": exchange, "iterations_per_job": 8}
-    with no_jvm(str(tmp_path)) as alone, as_dataset(alone, TWO) as data:
+    with no_jvm(str(tmp_path)) as alone, as_dataset(alone, partitions) as data:
         wanted = fit(data, Everything(), 40, **options)
-    with as_dataset(cluster, TWO) as data:
+    with as_dataset(cluster, partitions) as data:
         loss, hooks = KillsItsExecutor(str(flag)), [ArmsAt(flag, 16)]
         found = fit(data, Everything(), 40, loss=loss, hooks=hooks, transport="direct", **options)
     assert_bit_equal(found.module, wanted.module)

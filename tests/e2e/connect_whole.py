@@ -28,9 +28,10 @@ class Missing(importlib.abc.MetaPathFinder):
 
 
 def readme(spark: Any) -> dict[str, Any]:
-    """Return the namespace of the README's program, run in another session than its own."""
-    (code,) = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
-    code, changed = re.subn(r"^spark = .*$", "", code, flags=re.MULTILINE)
+    """Return the namespace of the README's first program, run in another session than its own."""
+    first = re.search(r"^```python\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+    assert first is not None
+    code, changed = re.subn(r"^spark = .*$", "", first[1], flags=re.MULTILINE)
     assert changed == 1
     namespace: dict[str, Any] = {"__name__": "__main__", "spark": spark}
     exec(compile(code, str(README), "exec", dont_inherit=True), namespace)

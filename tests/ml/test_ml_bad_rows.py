@@ -89,9 +89,8 @@ def test_weights_are_one_number_per_row(spark: Any) -> None:
 def test_more_classes_than_are_inferred_can_be_told(spark: Any) -> None:
     df = table(spark, (Vectors.dense(1.0, 1.0), 1500.0))
     assert classifier().setHyper(outputs=1501, hidden=[]).fit(df).numClasses == 1501
-    nominal = df.withColumn(
-        "y", F.col("y").alias("y", metadata={"ml_attr": {"type": "nominal", "num_vals": 1501}})
-    )
+    classes = {"ml_attr": {"type": "nominal", "num_vals": 1501}}
+    nominal = df.select("x", F.col("y").alias("y", metadata=classes))
     assert classifier().setHyper(hidden=[]).fit(nominal).numClasses == 1501
     with pytest.raises(DataError, match="holds 1500, which would make 1501 classes.*setHyper.outputs=1501"):
         fitting.infer_classes(df, "y")

@@ -57,9 +57,9 @@ class FileRef(BytesRef):
         return data
 
 
-def new_files(nbytes: int) -> FileRef:
-    """Return new names for the files of so many bytes."""
-    made = uuid.uuid4().hex
+def new_files(nbytes: int, made: str | None = None) -> FileRef:
+    """Return names for the files of so many bytes: new ones, or those of a content that has a name."""
+    made = made or uuid.uuid4().hex
     return FileRef(None, names=tuple(f"sparkdl-{made}-{n}.bin" for n in range(-(-nbytes // FILE_BYTES))))
 
 

@@ -2,13 +2,43 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
+from sparkdl.access.connect.files import FileRef, new_files, send_files
 from sparkdl.access.models import Inline, digest_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+
+_INLINE_BYTES = 1 << 20
+"""Larger models are files: a function is part of each plan that uses it, and fills the server's heap."""
+
+
+@dataclass(frozen=True, slots=True)
+class InFiles:
+    """Bytes in files, which each executor fetches once.
+
+    Attributes:
+        digest: names the content.
+        ref: names of the files.
+    """
+
+    digest: str
+    ref: FileRef
+
+    def read(self) -> bytes:
+        """Return the bytes."""
+        return bytes(self.ref.read())
+
+
+_sent: WeakKeyDictionary[SparkSession, set[str]] = WeakKeyDictionary()
+"""Digests of what a session's executors can fetch."""
+_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +61,15 @@ class ConnectModels:
         """Return rows as a DataFrame, which the client sends in its own way."""
         return self.spark.createDataFrame(rows, schema)
 
-    def lasting(self, data: bytes) -> Inline:
-        """Return bytes that travel in the function."""
-        return Inline(digest_of(data), data)
+    def lasting(self, data: bytes) -> Inline | InFiles:
+        """Return bytes that travel in the function, or as files that stay until the session ends."""
+        digest = digest_of(data)
+        if len(data) <= _INLINE_BYTES:
+            return Inline(digest, data)
+        ref = new_files(len(data), digest)
+        with _lock:
+            known = _sent.setdefault(self.spark, set())
+            if digest not in known:
+                send_files(ref, data, partial(self.spark.addArtifacts, file=True))
+                known.add(digest)
+        return InFiles(digest, ref)
