@@ -17,6 +17,7 @@ from typing import Any
 
 README = Path(__file__).parents[2] / "README.md"
 SLEEP = 120.0
+LIMIT = "spark.sql.session.localRelationSizeLimit"
 
 
 class Missing(importlib.abc.MetaPathFinder):
@@ -82,6 +83,9 @@ def main(url: str) -> None:
             return super().forward(x)
 
     spark = SparkSession.builder.remote(url).getOrCreate()
+    limit = spark.conf.get(LIMIT, None)
+    if limit is not None and limit.endswith("b"):  # which createDataFrame of PySpark 4.3 cannot read
+        spark.conf.set(LIMIT, limit.removesuffix("b"))
     found: dict[str, Any] = {"version": pyspark.__version__, "server": spark.version}
     told = io.StringIO()
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(told):
