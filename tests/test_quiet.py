@@ -14,7 +14,7 @@ import pytest
 from sparkdl import daemon, session
 
 ROOT = Path(__file__).parents[1]
-ALARMING = re.compile(r"\b(WARN|ERROR|FATAL|Traceback|Exception|\w+Error)\b")
+ALARMING = re.compile(r"\b(WARN|ERROR|FATAL|Traceback|Exception|\w+Error|\w*Warning)\b")
 NOISE = (" INFO ", "log4j profile", "Setting default log level")
 OF_A_BUSY_MACHINE = "WARN Worker: Duplicate registration"  # its worker asked twice, for the answer was late
 PROGRAM = """
