@@ -1,4 +1,4 @@
-"""Stages whose tasks have several ranks: what stays gets a partition of its own, or is known to be lacking."""
+"""Stages whose tasks have several ranks: what stays comes to its rank, or is known to be lacking."""
 
 from __future__ import annotations
 
