@@ -270,6 +270,15 @@ class FrameJobs:
         known = self._executors()
         return self._empty_at([known.get(name, "") for name in executors])
 
+    def places(self, frames: JavaObject) -> list[str]:
+        """Return the id of an executor that holds each partition of a persisted RDD; empty if none does."""
+        block, master = self._jvm.org.apache.spark.storage.RDDBlockId, self._block_manager_master
+        found = []
+        for partition in range(frames.getNumPartitions()):
+            holders = master.getLocations(block(frames.id(), partition))
+            found.append("" if holders.isEmpty() else holders.head().executorId())
+        return found
+
     def _empty_at(self, locations: Iterable[str]) -> JavaObject:
         """Return an RDD of an empty frame at each place."""
         places = self._array_list()

@@ -155,6 +155,16 @@ class Chain(Protocol):
         """
         ...
 
+    def hosts(self, slots: int) -> list[Host]:
+        """Return the tasks of which each has all ranks whose rows are on its executor, or some of them.
+
+        Builds partitions again that are lost.
+
+        Args:
+            slots: task slots of an executor; it has no more tasks.
+        """
+        ...
+
     def run_gathered(
         self,
         task: ChainTask,
@@ -175,7 +185,7 @@ class Chain(Protocol):
             kept_bytes: length of a frame that stays, about; ``None`` if none does.
 
         Returns:
-            Frames for the driver, and what stays, as :meth:`run` does.
+            Frames for the driver, and what stays, as :meth:`run` does; of that nothing unless it is complete.
         """
         ...
 

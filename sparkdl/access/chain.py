@@ -15,7 +15,7 @@ from sparkdl._spark.frames import JavaObject
 from sparkdl._spark.jobs import FrameJobs
 from sparkdl.access import in_pieces as pieces
 from sparkdl.access.base import FRAMES_PER_RANK, RESULT, STATE, Host
-from sparkdl.access.gathered import AtHome, Gathered
+from sparkdl.access.gathered import LACKING, AtHome, Gathered, by_executor
 from sparkdl.access.in_pieces import ChainTask, InPieces
 from sparkdl.frame import Buffer
 from sparkdl.pieces import joined
@@ -81,6 +81,18 @@ class StageChain:
             stage = jobs.stage(arriving, run, broadcasts, profile=self._profile)
         return self._collect(stage, shuffled, name, kept_bytes)
 
+    def hosts(self, slots: int) -> list[Host]:
+        """Return the tasks of which each has several ranks; see :class:`sparkdl.access.base.Chain`."""
+        jobs = self._jobs
+        jobs.describe("sparkdl: see where partitions are")
+        try:
+            tokens = jobs.collect(self._rows)
+        finally:
+            jobs.describe(None)
+        places = jobs.places(self._rows)
+        groups = by_executor(places, slots)
+        return [Host(places[own[0]], [tokens[partition] for partition in own]) for own in groups]
+
     def run_gathered(
         self,
         task: ChainTask,
@@ -98,7 +110,12 @@ class StageChain:
         if homes:  # a partition for each shard
             shuffled = jobs.shuffle(jobs.keyed(stage), self._ranks)
             stage = jobs.stage(jobs.values(shuffled), AtHome(), profile=profile)
-        return self._collect(stage, shuffled, name, kept_bytes)
+        results, kept = self._collect(stage, shuffled, name, kept_bytes)
+        found = [data for data in results if data != LACKING]
+        if len(found) < len(results):
+            jobs.unpersist(kept)
+            kept = None
+        return found, kept
 
     def _collect(
         self, stage: JavaObject, shuffled: JavaObject | None, name: str, kept_bytes: int | None

@@ -48,6 +48,13 @@ class Gathered:
             yield from (home, key(STATE if stays else RESULT), home, next(stream))
 
 
+LACKING = b"lacking"
+"""What a partition sends the driver to which nothing has come.
+
+If what a task has sent is lost, Spark runs it again, alone: it finds no other ranks then.
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class AtHome:
     """The task that gets what :class:`Gathered` has sent to a partition, and keeps it there."""
@@ -59,6 +66,25 @@ class AtHome:
 
 def _pairs(frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
     """Yield keys and frames in turn."""
-    for to in frames:
-        yield bytes(to)
+    stays = False
+    for found in frames:
+        to = bytes(found)
+        stays = stays or to == key(STATE)
+        yield to
         yield [next(frames)]
+    if not stays:
+        yield key(RESULT)
+        yield LACKING
+
+
+def by_executor(places: Sequence[str], slots: int) -> list[list[int]]:
+    """Return partitions in groups, each on one executor, of which none has more groups than task slots.
+
+    Args:
+        places: the executor of each partition.
+        slots: task slots of an executor.
+    """
+    found: dict[str, list[int]] = {}
+    for partition, place in enumerate(places):
+        found.setdefault(place, []).append(partition)
+    return [own[n::slots] for own in found.values() for n in range(min(slots, len(own)))]

@@ -47,9 +47,10 @@ class Spreading:
 
     def move(self) -> bool:
         """Let partitions move, if executors have come since the last look; return whether any do."""
-        # Between two groups a loss goes unnoticed: those that are left have the model and build the rows.
+        # Between two groups a loss goes unnoticed: those that are left have the model and build the rows. Nor
+        # does a task go to executors that come, while others have the rows.
         before, self._counted = self._counted, self._cluster.count_executors()
-        if self._counted < before:
+        if self._counted != before:
             self.lost()
         if not self._moves_left or self._transport.is_joining:
             return False

@@ -28,26 +28,8 @@ def in_excess(places: Sequence[str], executors: int) -> list[int]:
     return excess
 
 
-def by_executor(places: Sequence[str], slots: int) -> list[list[int]]:
-    """Return partitions in groups, each on one executor, of which none has more groups than task slots.
-
-    Args:
-        places: the executor of each partition.
-        slots: task slots of an executor.
-    """
-    found: dict[str, list[int]] = {}
-    for partition, place in enumerate(places):
-        found.setdefault(place, []).append(partition)
-    return [own[n::slots] for own in found.values() for n in range(min(slots, len(own)))]
-
-
-def placed(access: Access, store: Store) -> list[tuple[Token, bytes]]:
-    """Return the token of each partition, as it is now and as a frame; builds those again that are lost."""
-    with described(access, "see where partitions are"):
-        return [(Token.from_frame(frame.unpack(data)), data) for data in access.collect(store.tokens)]
-
-
 def crowded(access: Access, store: Store) -> list[int]:
     """Return the partitions that executors hold beyond an even share now."""
-    places = [token.executor for token, _ in placed(access, store)]
-    return in_excess(places, access.count_executors())
+    with described(access, "see where partitions are"):
+        tokens = [Token.from_frame(frame.unpack(data)) for data in access.collect(store.tokens)]
+    return in_excess([token.executor for token in tokens], access.count_executors())

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from sparkdl import frame
+from sparkdl.access.base import Host
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Problems
 from sparkdl.allreduce.spreading import Spreading
@@ -18,8 +19,7 @@ from sparkdl.allreduce.transport.direct.task import Circle
 from sparkdl.allreduce.transport.direct.transport import LONGEST_GROUP, DirectTransport
 from sparkdl.compute.problems import LostPeer
 from sparkdl.compute.start import Start, Version
-from sparkdl.data.placement import by_executor, in_excess
-from sparkdl.data.store import Token
+from sparkdl.data.placement import in_excess
 from sparkdl.session import Executors
 
 
@@ -41,19 +41,6 @@ def test_what_an_executor_holds_beyond_its_share_is_in_excess(
     places: str, executors: int, excess: list[int]
 ) -> None:
     assert in_excess(places, executors) == excess
-
-
-@pytest.mark.parametrize(
-    ("places", "slots", "groups"),
-    [
-        ("aa", 1, [[0, 1]]),
-        ("aab", 1, [[0, 1], [2]]),
-        ("abababa", 1, [[0, 2, 4, 6], [1, 3, 5]]),
-        ("aaaab", 2, [[0, 2], [1, 3], [4]]),
-    ],
-)
-def test_an_executors_partitions_stay_together(places: str, slots: int, groups: list[list[int]]) -> None:
-    assert by_executor(places, slots) == groups
 
 
 class Cluster:
@@ -80,6 +67,15 @@ def spreading(cluster: Cluster, built_on: str) -> Spreading:
     store: Any = SimpleNamespace(is_crowded=False, executors=SimpleNamespace(count=len(built_on)))
     each: Any = cluster
     return Spreading(each, store, cluster)
+
+
+def test_partitions_move_to_executors_that_are_new() -> None:
+    cluster = Cluster("aabb", "ab")
+    found = spreading(cluster, "ab")
+    assert not found.move()
+    cluster.executors = "abcd"
+    assert found.move()
+    assert cluster.places == ["a", "c", "b", "d"]
 
 
 def test_partitions_stay_until_an_executor_is_ready() -> None:
@@ -149,6 +145,9 @@ class Chain:
     def run(self, *_: Any, **__: Any) -> tuple[list[Any], None]:
         return self.run_gathered(None, [None, None])
 
+    def hosts(self, _: int) -> list[Host]:
+        return [Host("a", [b"", b""])]
+
     def run_gathered(self, _: Any, hosts: Any, *__: Any, **___: Any) -> tuple[list[Any], None]:
         self.tasks.append(len(hosts))
         told = Problems([LostPeer(0, 1, "gone", begun=True)]) if self.loses else Problems([])
@@ -177,12 +176,11 @@ class Stand:
             count_executors=lambda: self.executors,
             describe=lambda _: None,
             begin_everywhere=lambda *_, **__: self.begin(),
-            collect=lambda _: [Token("s", n, 1, "", "a").to_frame() for n in range(2)],
             run_everywhere=lambda *_, **__: self.assemble(peers),
         )
         self.assembled = self.begun = 0
         self.ready = True
-        store: Any = SimpleNamespace(partitions=(0, 1), tokens=None, executors=Executors(count=2, cores=1))
+        store: Any = SimpleNamespace(partitions=(0, 1), executors=Executors(count=2, cores=1))
         fit: Any = SimpleNamespace(in_memory=False, fit_id="fit")
         chain: Any = self.chain
         shuffles: Any = self.shuffles

@@ -16,7 +16,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,7 +26,8 @@ from pyspark import broadcast
 
 from sparkdl import frame
 from sparkdl._spark.frames import keyed_by
-from sparkdl.access.base import RESULT, STATE
+from sparkdl.access.base import RESULT, STATE, Host
+from sparkdl.access.gathered import by_executor
 from sparkdl.allreduce.transport import task as shuffled
 from sparkdl.allreduce.transport.direct import endpoint, mesh
 from sparkdl.allreduce.transport.direct import task as direct
@@ -364,6 +365,12 @@ class Jobs:
                         arrived[keyed_by(key)].append(data)
         return arrived[RESULT], None if kept_bytes is None else kept
 
+    def hosts(self, slots: int) -> list[Host]:
+        """Return the tasks, each of some ranks."""
+        frames = [token.to_frame() for token in self.tokens]
+        places = [str(n % self.count_executors()) for n in range(len(frames))]
+        return [Host(places[own[0]], [frames[n] for n in own]) for own in by_executor(places, slots)]
+
     def run_gathered(
         self, task: Any, hosts: Any, broadcasts: Any, name: str, *, kept_bytes: int | None = None
     ) -> tuple[list[bytes], list[list[bytes]] | None]:
@@ -392,11 +399,7 @@ class Jobs:
         return task
 
     def collect(self, task: Any) -> list[bytes]:
-        """Return tokens, or run a task of each rank."""
-        if task is self.tokens:
-            executors = self.count_executors()
-            each = (replace(token, executor=str(n % executors)) for n, token in enumerate(self.tokens))
-            return [token.to_frame() for token in each]
+        """Run a task of each rank."""
         inputs = [[token.to_frame()] for token in self.tokens]
         return [data for frames in self.processes.run(task, inputs, self.broadcasts) for data in frames]
 

@@ -153,6 +153,10 @@ class ConnectChain:
             return self._run_one(tasks[0], keeps=kept_bytes is not None)
         return self._run_stages(tasks, kept_bytes)
 
+    def hosts(self, slots: int) -> list[Host]:
+        """Return none: each partition has a task of its own."""
+        return []
+
     def run_gathered(
         self,
         task: ChainTask,

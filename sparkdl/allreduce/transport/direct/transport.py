@@ -19,7 +19,6 @@ from sparkdl.allreduce.transport.direct.task import Assemble, Circle, Dismiss, G
 from sparkdl.compute.problems import LostPeer
 from sparkdl.compute.worker import FitRef
 from sparkdl.data.built import Store
-from sparkdl.data.placement import by_executor, placed
 from sparkdl.frame import Buffer
 
 LONGEST_GROUP = 2000
@@ -37,6 +36,9 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 _UNTIL_AGAIN_SECONDS = 1.0
 """After a loss, groups by shuffles take about so long, or as long as the pause: the loss may soon be over.
 While executors are away, each takes twice as long as the one before it."""
+
+_READY_SECONDS = 60.0
+"""So long executors that have come may take to get ready."""
 
 _MOST_MEMBERS = 4
 """So many processes for each rank are remembered."""
@@ -68,6 +70,25 @@ class _Membership:
         latest = {peer.id: peer for peer in (*peers, *self.members)}
         most = max(_MOST_MEMBERS * len(peers), len(self.members))
         self.members, self.used = list(latest.values())[:most], now
+
+
+@dataclass(frozen=True, slots=True)
+class _Joining:
+    """Executors that have come, and get ready.
+
+    Attributes:
+        slots: task slots since then.
+        begun: the job that does it; ``None`` if there is none.
+        deadline: when they are not waited for any longer, on the monotonic clock.
+    """
+
+    slots: int
+    begun: Begun | None
+    deadline: float
+
+    def is_over(self, now: float) -> bool:
+        """Return whether they are ready, or too late."""
+        return self.begun is None or now >= self.deadline or self.begun.is_done()
 
 
 class DirectTransport:
@@ -108,7 +129,7 @@ class DirectTransport:
         self._tasks = 0  # of the latest group
         self._hosts: Sequence[Host] = ()  # which ranks they run, if there are fewer tasks than ranks
         self._slots_then = 0  # task slots when these were chosen
-        self._joining: tuple[int, Begun | None] | None = None  # task slots then, and what gets them ready
+        self._joining: _Joining | None = None
         self._known: set[bytes] = set()  # ids of all processes that may have connections
         self._again = -float("inf")
         self._pause = 0.0
@@ -139,11 +160,10 @@ class DirectTransport:
         if not self._chain.gathers or not 0 < self._tasks < slots:
             self._stop_joining()
             return False
-        if self._joining is None or self._joining[0] != slots:
-            self._stop_joining()
-            self._joining = slots, self._access.begin_everywhere(GetReady(), profile=self._profile)
-        begun = self._joining[1]
-        return begun is not None and not begun.is_done()
+        if self._joining is None or (self._joining.slots < slots and self._joining.is_over(self._clock())):
+            begun = self._access.begin_everywhere(GetReady(), profile=self._profile)
+            self._joining = _Joining(slots, begun, self._clock() + _READY_SECONDS)
+        return not self._joining.is_over(self._clock())
 
     def run(self, group: Group) -> GroupResult:
         """Run a group directly, or by shuffles after a loss."""
@@ -197,21 +217,19 @@ class DirectTransport:
         if self.is_joining and self._hosts:
             return
         slots = self._slots()
-        if slots >= self._ranks:
+        if slots >= self._ranks or not self._chain.gathers:
             tasks, self._hosts = self._ranks, ()
         elif not self._hosts or slots != self._slots_then:
-            tokens = placed(self._access, self._store)
-            groups = by_executor([token.executor for token, _ in tokens], self._store.executors.tasks)
-            self._hosts = [Host(tokens[own[0]][0].executor, [tokens[n][1] for n in own]) for own in groups]
-            self._slots_then, tasks = slots, len(groups)
+            self._hosts, self._slots_then = self._chain.hosts(self._store.executors.tasks), slots
+            tasks = len(self._hosts)
         else:
             tasks = self._tasks
         if tasks != self._tasks:  # processes of executors that have come are not among the members
             self._tasks, self._membership = tasks, None
 
     def _stop_joining(self) -> None:
-        if self._joining is not None and self._joining[1] is not None:
-            self._joining[1].cancel()
+        if self._joining is not None and self._joining.begun is not None:
+            self._joining.begun.cancel()
         self._joining = None
 
     def _slots(self) -> int:
@@ -259,6 +277,8 @@ class DirectTransport:
         peers, arrived = _sorted_out(frames)
         self._known |= {peer.id for peer in peers}
         lost = [p for told in of_type(arrived, Problems) for p in told.problems if isinstance(p, LostPeer)]
+        if kept_bytes is not None and kept is None and not of_type(arrived, Problems):
+            lost.append(LostPeer(start.version.iteration, 0, "what was to stay is not complete", begun=True))
         if lost:
             if kept is not None:
                 self._access.unpersist(kept)
