@@ -49,8 +49,8 @@ NOT_HERE = "not on Spark Connect: "
 LEFT_OUT: Mapping[str, str] = {
     "tests/train/test_train_lifecycle.py::test_a_foreign_session_warns_once_and_trains": "a client warns "
     "of no confs, which are the server's matter",
-    "tests/ml/test_ml_persistence.py::test_a_crash_between_two_renames_leaves_the_previous_one": "there are no "
-    "renames between which it could crash",
+    "tests/ml/test_ml_persistence.py::test_a_crash_between_two_renames_leaves_the_previous_one": "there are "
+    "no renames between which it could crash",
 }
 """Why other tests do not run, by the beginning of their ids."""
 

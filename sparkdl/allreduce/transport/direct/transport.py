@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from sparkdl import frame
 from sparkdl._spark.errors import is_job_failure
-from sparkdl.access.base import Access, Begun, Chain, Host
+from sparkdl.access.base import Access, Chain, Host
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Message, Problems, of_type
 from sparkdl.allreduce.transport.base import Group, GroupResult, Transport
+from sparkdl.allreduce.transport.direct.membership import Joining, Membership
 from sparkdl.allreduce.transport.direct.peer import KIND, Peer
 from sparkdl.allreduce.transport.direct.task import Assemble, Circle, Dismiss, GetReady, GroupTask
 from sparkdl.compute.problems import LostPeer
@@ -40,8 +41,9 @@ While executors are away, each takes twice as long as the one before it."""
 _READY_SECONDS = 60.0
 """So long executors that have come may take to get ready."""
 
-_MOST_MEMBERS = 4
-"""So many processes for each rank are remembered."""
+_UNTIL_BACK_SECONDS = 0.25
+"""So long is the first group without an executor that was there: it may be back soon, and takes part from the
+next group on. Each further one is twice as long."""
 
 _ROUNDS = 3
 """So often the processes that take part are told that the fit is over, until all have heard it."""
@@ -50,45 +52,6 @@ _MOST_TURNS = 3
 """So many more processes than slots an executor may have."""
 
 _log = logging.getLogger("sparkdl")
-
-
-@dataclass(slots=True)
-class _Membership:
-    """Who takes part.
-
-    Attributes:
-        members: the processes that ran the ranks last, and before them others.
-        used: when they were seen last, on the monotonic clock.
-    """
-
-    members: Sequence[Peer]
-    used: float
-
-    def saw(self, peers: Sequence[Peer], now: float) -> None:
-        """Note where the ranks have run."""
-        # An executor's processes take turns, and two that are not members would not find each other.
-        latest = {peer.id: peer for peer in (*peers, *self.members)}
-        most = max(_MOST_MEMBERS * len(peers), len(self.members))
-        self.members, self.used = list(latest.values())[:most], now
-
-
-@dataclass(frozen=True, slots=True)
-class _Joining:
-    """Executors that have come, and get ready.
-
-    Attributes:
-        slots: task slots since then.
-        begun: the job that does it; ``None`` if there is none.
-        deadline: when they are not waited for any longer, on the monotonic clock.
-    """
-
-    slots: int
-    begun: Begun | None
-    deadline: float
-
-    def is_over(self, now: float) -> bool:
-        """Return whether they are ready, or too late."""
-        return self.begun is None or now >= self.deadline or self.begun.is_done()
 
 
 class DirectTransport:
@@ -125,17 +88,18 @@ class DirectTransport:
         self._shuffles = shuffles
         self._clock = clock
         self._chain = chain
-        self._membership: _Membership | None = None
+        self._membership: Membership | None = None
         self._tasks = 0  # of the latest group
         self._hosts: Sequence[Host] = ()  # which ranks they run, if there are fewer tasks than ranks
         self._slots_then = 0  # task slots when these were chosen
-        self._joining: _Joining | None = None
+        self._joining: Joining | None = None
         self._known: set[bytes] = set()  # ids of all processes that may have connections
         self._again = -float("inf")
         self._pause = 0.0
         self._last_group = 0
         self._longest_step = 0.0
-        self._shuffled_step = 0.1  # seconds; a guess until there is one
+        self._direct_step, self._shuffled_step = 0.01, 0.1  # seconds; guesses until there are any
+        self._away = _UNTIL_BACK_SECONDS
         self._told = False
         self._failures = 0
 
@@ -143,7 +107,9 @@ class DirectTransport:
     def longest_group(self) -> int:
         """How many steps may be one group, now."""
         if self._is_possible():
-            return LONGEST_GROUP
+            if not self._is_away():
+                return LONGEST_GROUP
+            return max(1, min(LONGEST_GROUP, int(self._away / self._direct_step)))
         longest = self._shuffles.longest_group
         if not self._may_be_back():
             return longest
@@ -162,7 +128,7 @@ class DirectTransport:
             return False
         if self._joining is None or (self._joining.slots < slots and self._joining.is_over(self._clock())):
             begun = self._access.begin_everywhere(GetReady(), profile=self._profile)
-            self._joining = _Joining(slots, begun, self._clock() + _READY_SECONDS)
+            self._joining = Joining(slots, begun, self._clock() + _READY_SECONDS)
         return not self._joining.is_over(self._clock())
 
     def run(self, group: Group) -> GroupResult:
@@ -175,6 +141,9 @@ class DirectTransport:
         each = sum(result.seconds.values()) / len(group.steps)
         if not result.direct:
             self._shuffled_step = each
+        elif not result.problems:
+            self._direct_step = each
+            self._away = min(2 * self._away, _LONGEST_PAUSE) if self._is_away() else _UNTIL_BACK_SECONDS
         self._longest_step = max(self._longest_step, each)
         return result
 
@@ -194,6 +163,12 @@ class DirectTransport:
     def _is_possible(self) -> bool:
         """Return whether all ranks can run at the same time, and nobody was lost a moment ago."""
         return self._clock() >= self._again and (self._chain.gathers or self._slots() >= self._ranks)
+
+    def _is_away(self) -> bool:
+        """Return whether tasks run several ranks because executors have gone, or are not ready yet."""
+        there = self._store.executors
+        missing = self._slots() < min(self._ranks, there.count * there.tasks)
+        return bool(self._hosts) and (missing or self.is_joining)
 
     def _may_be_back(self) -> bool:
         """Return whether what keeps tasks from exchanging directly may be over soon."""
@@ -328,11 +303,11 @@ class DirectTransport:
 
     # -- membership -----------------------------------------------------------------------------
 
-    def _assemble(self, group: Group) -> _Membership | None:
+    def _assemble(self, group: Group) -> Membership | None:
         """Let all processes that may run ranks become peers; ``None`` if some of them cannot."""
         access, profile = self._access, self._profile
         if self._tasks == 1:
-            return _Membership((), self._clock())
+            return Membership((), self._clock())
         access.describe(f"{group.name}, find peers")
         try:
             if self._fit.in_memory and self._tasks == self._ranks:
@@ -353,7 +328,7 @@ class DirectTransport:
             access.describe(None)
         peers = list({peer.id: peer for peer in (Peer.read(frame.unpack(data)) for data in found)}.values())
         self._known |= {peer.id for peer in peers}
-        return _Membership(peers, self._clock()) if len(peers) >= self._tasks else None
+        return Membership(peers, self._clock()) if len(peers) >= self._tasks else None
 
     def _dismiss(self) -> None:
         """Let all processes that take part close their sockets."""
