@@ -211,7 +211,8 @@ def test_partitions_spread_again_once_an_executor_is_back(cluster: Any) -> None:
             if len(built) == 2 and access.count_executors() == 2:
                 break  # the executor was back first
             time.sleep(0.2)
-        spreading = Spreading(SparkCluster(access), store, partial(access.forget, store.tokens))
+        transport = SimpleNamespace(is_joining=False, forget=partial(access.forget, store.tokens))
+        spreading = Spreading(SparkCluster(access), store, transport)
         spreading.lost()
         for _ in range(3):
             spreading.move()
