@@ -139,7 +139,7 @@ def test_a_master_that_is_lost_with_the_driver_and_comes_back(tmp_path: Path) ->
         assert job.wait(timeout=400) == 0, log.read_text()[-5000:]
     told = log.read_text()
     assert "attempt 1: SIGKILL killed the driver; reached: iteration" in told
-    assert "attempt 2: the driver lost its cluster: ConfigError: no executor of spark://" in told
+    assert "attempt 2: the driver lost its cluster: " in told
     assert "iterations 60" in (tmp_path / "stdout").read_text()
 
 
