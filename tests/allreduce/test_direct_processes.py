@@ -153,19 +153,23 @@ FEATURES: dict[str, Callable[[Any, Any], Case]] = {
 }
 
 
+def undisturbed(those: Processes, of: Case, folder: Path) -> None:
+    """Train directly from the first group to the last, to the bits of ranks in one process."""
+    expected = train(replace(of, in_memory=those.slots == 1), folder)
+    session = Session(those)
+    found = session.train(of, folder)
+    assert bits(found) == bits(expected)
+    assert found.losses == expected.losses
+    assert not session.failed
+    assert session.completed == found.groups == len(session.jobs.runs)
+
+
 @pytest.mark.parametrize("feature", FEATURES.values(), ids=FEATURES)
 @pytest.mark.parametrize("exchange", ["sharded", "replicated"])
 def test_the_bits_are_those_of_ranks_in_one_process(
     those: Processes, tmp_path: Path, exchange: Any, feature: Callable[[Any, Any], Case]
 ) -> None:
-    of = feature(exchange, SIZES)
-    expected = train(replace(of, in_memory=those.slots == 1), tmp_path)
-    session = Session(those)
-    found = session.train(of, tmp_path)
-    assert bits(found) == bits(expected)
-    assert found.losses == expected.losses
-    assert not session.failed
-    assert session.completed == found.groups == len(session.jobs.runs)
+    undisturbed(those, feature(exchange, SIZES), tmp_path)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -186,14 +190,7 @@ MANY = (40, 25, 31, 36, 28, 33, 39)
 def test_a_process_may_run_several_ranks(
     those: Processes, tmp_path: Path, exchange: Any, feature: Callable[[Any, Any], Case]
 ) -> None:
-    of = replace(feature(exchange, MANY), batch_size=49)
-    expected = train(replace(of, in_memory=those.slots == 1), tmp_path)
-    session = Session(those)
-    found = session.train(of, tmp_path)
-    assert bits(found) == bits(expected)
-    assert found.losses == expected.losses
-    assert not session.failed
-    assert session.completed == found.groups == len(session.jobs.runs)
+    undisturbed(those, replace(feature(exchange, MANY), batch_size=49), tmp_path)
 
 
 @TWO_SLOTS_ARE_SLOW
