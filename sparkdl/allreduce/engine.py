@@ -252,7 +252,7 @@ class Engine:
             made_of=start.version,
             seed=seed,
             layers=model.layers.above(
-                model.kept, steps[0].iteration + len(steps), outcomes, changes=start.changes
+                model.kept, model.named, steps[0].iteration + len(steps), outcomes, changes=start.changes
             ),
         )
         return after, outcomes

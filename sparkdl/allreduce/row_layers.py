@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 from sparkdl import frame
 from sparkdl.allreduce import messages
@@ -25,6 +25,14 @@ MOST = 16
 _CHANGED, _IDS = "/changed", "/ids"
 
 
+class Sent(Protocol):
+    """What the driver has sent to tasks."""
+
+    def release(self) -> None:
+        """Delete it everywhere."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Layer:
     """What Spark keeps of a group.
@@ -32,10 +40,13 @@ class Layer:
     Attributes:
         kept: the cluster's handle.
         iteration: completed iterations then.
+        named: what the tasks that made it name; needed as long as it is, for Spark ships those tasks'
+            description with every job that reads what they have made.
     """
 
     kept: Any
     iteration: int
+    named: tuple[Sent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +80,20 @@ class RowLayers:
         own = Layer(kept, self.iteration)
         return [*(layer for layer in self.below if not since or layer.iteration > since), own]
 
-    def above(self, kept: Any, iteration: int, outcomes: Sequence[Outcome], *, changes: bool) -> RowLayers:
+    def above(
+        self,
+        kept: Any,
+        named: tuple[Sent, ...],
+        iteration: int,
+        outcomes: Sequence[Outcome],
+        *,
+        changes: bool,
+    ) -> RowLayers:
         """Return the layers of a group that starts from here.
 
         Args:
             kept: what stays of the model before the group.
+            named: what the tasks that made it name.
             iteration: completed iterations after the group.
             outcomes: of its steps.
             changes: whether it keeps changes alone.
@@ -83,7 +103,7 @@ class RowLayers:
         if not changes:
             return RowLayers((), iteration, 0.0, entries)
         changed = sum(value for extras in told for name, value in extras.items() if name.endswith(_CHANGED))
-        below = (*self.below, Layer(kept, self.iteration))
+        below = (*self.below, Layer(kept, self.iteration, named))
         return RowLayers(below, iteration, self.changed + changed, entries)
 
 

@@ -12,7 +12,7 @@ from sparkdl import frame
 from sparkdl.access.base import Published
 from sparkdl.allreduce.cluster import Cluster
 from sparkdl.allreduce.kept import Snapshot
-from sparkdl.allreduce.row_layers import Layer, RowLayers
+from sparkdl.allreduce.row_layers import Layer, RowLayers, Sent
 from sparkdl.compute.start import Version
 from sparkdl.frame import Array
 
@@ -78,6 +78,11 @@ class Weights:
             self._published = self._cluster.publish(frame.pack({"kind": "weights"}, arrays))
         return self._published
 
+    @property
+    def sent(self) -> Published | None:
+        """What tasks may name, if they were published."""
+        return self._published
+
     def release(self) -> None:
         """Delete the published weights; call it only when no task can need them again."""
         if self._published is not None:
@@ -93,12 +98,11 @@ class ModelState:
         kept: what Spark keeps for each shard: the optimizer's state and
             the averaged weights, and the weights where the driver does not have them; ``None`` before the
             first iteration, and always if there is nothing.
-        outdated: the weights before these, as long as the task that made ``kept`` names their broadcast:
-            Spark ships that task's description with every job that reads its RDD.
+        outdated: the weights before these, which the tasks that made ``kept`` name.
         average_buffers: averaged floating-point buffers, if weights are averaged.
         version: the model's version on the executors that made it; ``None`` if they have no copy.
         made_of: the version that its group started from.
-        seed: optimizer state before these weights, as the driver sent it; released like ``outdated``.
+        seed: optimizer state before these weights, as the driver sent it to the same tasks.
         layers: rows of embedding variables that ``kept`` does not have, since they have not changed.
     """
 
@@ -110,6 +114,12 @@ class ModelState:
     made_of: Version | None = None
     seed: Sequence[Published] = ()
     layers: RowLayers = field(default_factory=RowLayers)
+
+    @property
+    def named(self) -> tuple[Sent, ...]:
+        """What the tasks that made ``kept`` name."""
+        sent = None if self.outdated is None else self.outdated.sent
+        return (*([] if sent is None else [sent]), *self.seed)
 
     def release(self, cluster: Cluster) -> None:
         """Delete weights and optimizer state from the executors."""
@@ -124,10 +134,10 @@ class ModelState:
             after: layers of the model after it, if there is one.
         """
         needed = {id(layer.kept) for layer in after.below} if after is not None else set()
-        for layer in (*self.layers.below, Layer(self.kept, self.layers.iteration)):
-            if layer.kept is not None and id(layer.kept) not in needed:
+        for layer in (*self.layers.below, Layer(self.kept, self.layers.iteration, self.named)):
+            if layer.kept is not None and id(layer.kept) in needed:
+                continue
+            if layer.kept is not None:
                 cluster.unpersist(layer.kept)
-        if self.outdated is not None:
-            self.outdated.release()
-        for published in self.seed:
-            published.release()
+            for sent in layer.named:
+                sent.release()

@@ -129,15 +129,10 @@ class Epochs:
 
     def release(self) -> None:
         """Delete all files on the executors, except the store."""
-        self.cursor = None
-        self.release_old()
-
-    def release_old(self) -> None:
-        """Delete the cursors of epochs that will not run again."""
+        # Not before: there are few, and what groups have left on the executors names them.
         for cursor in self._cursors:
-            if cursor is not self.cursor:
-                cursor.release()
-        self._cursors = [cursor for cursor in self._cursors if cursor is self.cursor]
+            cursor.release()
+        self.cursor, self._cursors = None, []
 
     def _unvisited(self, state: TrainState, steps: int) -> Array:
         cursor = self.cursor.ref if self.cursor is not None else None

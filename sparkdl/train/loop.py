@@ -256,10 +256,7 @@ class Loop:
 
     def _begin_epoch(self) -> None:
         """Begin an epoch that visits all rows."""
-        moved = self._epochs.cursor is not None
         self._epochs.begin()
-        if moved and self._recovery.commit():
-            self._epochs.release_old()
         self.run.steps = self._epochs.steps(self._forecast.rows(self.run.state.epoch))
 
     def _resize_if_due(self) -> None:

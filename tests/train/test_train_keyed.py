@@ -119,6 +119,30 @@ def test_tasks_of_several_processes_give_the_same_bits(spark: Any, transport: An
     assert any(found.history.column("direct")) == (transport == "direct")
 
 
+class Large(Scores):
+    """Has weights that Spark broadcasts: too many to be inside of tasks."""
+
+    def __init__(self) -> None:
+        super().__init__(EmbeddingVariable(4, seed=1), EmbeddingVariable(4, seed=2))
+        self.offsets = nn.Parameter(torch.zeros(1 << 15))
+
+    def forward(self, pair: Tensor) -> Tensor:
+        return super().forward(pair) + self.offsets.mean()
+
+
+@pytest.mark.jvm
+def test_rows_of_an_earlier_group_can_be_read_when_its_weights_are_outdated(
+    spark: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    # The first group's tasks name the broadcast of the first weights, and its rows are below the second's.
+    with threads(1), as_dataset(spark, PARTS) as data:
+        one, two = (
+            (trainer(Large(), iterations_per_job=n, end_when=MaxIteration(2)).fit(data)) for n in (1, 2)
+        )
+    assert "trying again" not in caplog.text
+    assert rows_of(one.module) == rows_of(two.module)
+
+
 class Dies(Scores):
     """Kills its process once, in a task."""
 
