@@ -17,6 +17,9 @@ from sparkdl._spark.frames import KEY_BASE, FrameSerializer, JavaObject, Task, k
 from sparkdl._spark.session import live_executors
 from sparkdl.frame import Parts
 
+_STORAGE = "org.apache.spark.storage"
+_DRIVER = "driver"
+
 _LARGE_FRAME = 32 << 20
 """Frames from this size on are kept on disk only: a large model's state exceeds the heaps."""
 
@@ -271,12 +274,17 @@ class FrameJobs:
         return self._empty_at([known.get(name, "") for name in executors])
 
     def places(self, frames: JavaObject) -> list[str]:
-        """Return the id of an executor that holds each partition of a persisted RDD; empty if none does."""
+        """Return the id of an executor that holds each partition of a persisted RDD, empty if none does.
+
+        One that is about to leave does not count.
+        """
         block, master = self._jvm.org.apache.spark.storage.RDDBlockId, self._block_manager_master
+        known = {*self._executors(), _DRIVER}  # which runs tasks itself in local mode
         found = []
         for partition in range(frames.getNumPartitions()):
-            holders = master.getLocations(block(frames.id(), partition))
-            found.append("" if holders.isEmpty() else holders.head().executorId())
+            locations = master.getLocations(block(frames.id(), partition))
+            holders = [locations.apply(n).executorId() for n in range(locations.size())]
+            found.append(next((name for name in holders if name in known), ""))
         return found
 
     def _empty_at(self, locations: Iterable[str]) -> JavaObject:
@@ -294,7 +302,8 @@ class FrameJobs:
 
         The newest ones are given back if there are more.
         """
-        names = live_executors(self.sc)
+        staying = self._executors()
+        names = [name for name in live_executors(self.sc) if name in staying]
         if names[total:]:
             self._context.killExecutors(self._jvm.PythonUtils.toSeq(self._listed(names[total:])))
         nothing = self._jvm.PythonUtils.toScalaMap(self._hash_map())
@@ -307,20 +316,27 @@ class FrameJobs:
         return found
 
     def count_executors(self) -> int:
-        """Return how many executors there are now; in local mode the driver is one."""
-        known: int = self._block_manager_master.getMemoryStatus().size()
-        return max(1, known - 1)  # the driver is among them
+        """Return how many executors take tasks now; in local mode the driver is one."""
+        known: int = self._peers().size()
+        return max(1, known)
 
     def _executors(self) -> dict[str, str]:
         """Return the executors besides the driver, by id, as an RDD names the places where it is to run."""
-        blocks = self._block_manager_master.getMemoryStatus().keysIterator()
+        peers = self._peers()
         found = {}
-        while blocks.hasNext():
-            block_manager = blocks.next()
-            if not block_manager.isDriver():
-                name = block_manager.executorId()
-                found[name] = f"executor_{block_manager.host()}_{name}"
+        for n in range(peers.size()):
+            block_manager = peers.apply(n)
+            name = block_manager.executorId()
+            found[name] = f"executor_{block_manager.host()}_{name}"
         return found
+
+    def _peers(self) -> JavaObject:
+        """Return the block managers of executors, but of none that is being decommissioned.
+
+        Such an executor is still there, and runs no further task. Spark knows it by this where it moves the
+        executor's blocks (``spark.storage.decommission.enabled``).
+        """
+        return self._block_manager_master.getPeers(self._driver_block_manager)
 
     # -- keeping and releasing ------------------------------------------------------------------
 
@@ -366,15 +382,25 @@ class FrameJobs:
         while master.getLocations(block).size() and time.monotonic() < deadline:
             time.sleep(0.01)  # executors delete the block in their own time
 
+    # To look one of these up takes 10 ms.
+
+    @cached_property
+    def _block_manager(self) -> JavaObject:
+        return self._getter(
+            self._context.env(), "org.apache.spark.SparkEnv", "blockManager", f"{_STORAGE}.BlockManager"
+        )
+
     @cached_property
     def _block_manager_master(self) -> JavaObject:
-        # To look it up takes 10 ms.
-        storage = "org.apache.spark.storage"
-        environment = self._context.env()
-        manager = self._getter(
-            environment, "org.apache.spark.SparkEnv", "blockManager", f"{storage}.BlockManager"
+        manager = self._block_manager
+        return self._getter(manager, f"{_STORAGE}.BlockManager", "master", f"{_STORAGE}.BlockManagerMaster")
+
+    @cached_property
+    def _driver_block_manager(self) -> JavaObject:
+        manager = self._block_manager
+        return self._getter(
+            manager, f"{_STORAGE}.BlockManager", "blockManagerId", f"{_STORAGE}.BlockManagerId"
         )
-        return self._getter(manager, f"{storage}.BlockManager", "master", f"{storage}.BlockManagerMaster")
 
     def _getter(self, obj: JavaObject, owner: str, method: str, returns: str) -> JavaObject:
         """Call a method without arguments by its exact signature.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl import frame
 from sparkdl._spark.frames import Task, key
-from sparkdl.access.base import RESULT, BytesRef, Host, Published
+from sparkdl.access.base import RESULT, BytesRef, Published
 from sparkdl.access.in_pieces import ChainTask, InPieces
 from sparkdl.exceptions import ConfigError
 from sparkdl.frame import Buffer, Parts
@@ -57,12 +57,12 @@ class CalledChain:
     Attributes:
         tokens: the token of the only partition.
         stays: the rank does not move.
-        gathers: there is one rank.
+        gathering: there is one rank.
     """
 
     tokens: LazyFrames
     stays: bool = True
-    gathers: bool = False
+    gathering: None = None
 
     def run(
         self,
@@ -85,22 +85,6 @@ class CalledChain:
         results = [piece for to, piece in found if to == key(RESULT)]
         kept = [piece for to, piece in found if to != key(RESULT)]
         return list(joined(results)), kept if kept_bytes is not None else None
-
-    def hosts(self, slots: int) -> list[Host]:
-        """Return the only one."""
-        return [Host("", self.tokens.read(0))]
-
-    def run_gathered(
-        self,
-        task: ChainTask,
-        hosts: Sequence[Host],
-        broadcasts: Sequence[Any],
-        name: str,
-        *,
-        kept_bytes: int | None = None,
-    ) -> tuple[list[Buffer], list[bytes] | None]:
-        """Run one stage: of one rank that is any stage."""
-        return self.run([task], broadcasts, name, 0, kept_bytes=kept_bytes)
 
     def forget(self, partition: int) -> None:
         """Forget where a partition's rows are, since its files are not there."""

@@ -113,6 +113,45 @@ class Begun(Protocol):
         ...
 
 
+class Gathering(Protocol):
+    """Runs stages of fewer tasks than ranks over a partition store."""
+
+    def hosts(self, slots: int) -> list[Host]:
+        """Return the tasks of which each has all ranks whose rows are on its executor, or some of them.
+
+        Builds partitions again that are lost, or whose executor takes no more tasks.
+
+        Args:
+            slots: task slots of an executor; it has no more tasks.
+        """
+        ...
+
+    def run(
+        self,
+        task: ChainTask,
+        hosts: Sequence[Host],
+        broadcasts: Sequence[Any],
+        name: str,
+        *,
+        kept_bytes: int | None = None,
+    ) -> tuple[list[Buffer], Kept | None]:
+        """Run one stage.
+
+        Args:
+            task: gets the tokens of several partitions. The key of what stays is ``STATE`` and the number of
+                the rank for which it does.
+            hosts: for each task, where it is to run, and what it gets.
+            broadcasts: broadcasts that it reads.
+            name: names the job in the Spark UI.
+            kept_bytes: length of a frame that stays, about; ``None`` if none does.
+
+        Returns:
+            Frames for the driver, and what stays, as :meth:`Chain.run` does; of that nothing unless it is
+            complete.
+        """
+        ...
+
+
 class Chain(Protocol):
     """Runs chains of stages over a partition store, with an exchange of all with all between them."""
 
@@ -122,11 +161,8 @@ class Chain(Protocol):
         ...
 
     @property
-    def gathers(self) -> bool:
-        """Whether :meth:`run_gathered` gives tasks several ranks.
-
-        Not with dynamic allocation, by which Spark asks for executors only while tasks wait.
-        """
+    def gathering(self) -> Gathering | None:
+        """Runs tasks of several ranks; ``None`` where each rank has a task of its own."""
         ...
 
     def run(
@@ -152,40 +188,6 @@ class Chain(Protocol):
 
         Returns:
             Frames for the driver, and what stays.
-        """
-        ...
-
-    def hosts(self, slots: int) -> list[Host]:
-        """Return the tasks of which each has all ranks whose rows are on its executor, or some of them.
-
-        Builds partitions again that are lost.
-
-        Args:
-            slots: task slots of an executor; it has no more tasks.
-        """
-        ...
-
-    def run_gathered(
-        self,
-        task: ChainTask,
-        hosts: Sequence[Host],
-        broadcasts: Sequence[Any],
-        name: str,
-        *,
-        kept_bytes: int | None = None,
-    ) -> tuple[list[Buffer], Kept | None]:
-        """Run one stage with fewer tasks than ranks.
-
-        Args:
-            task: gets the tokens of several partitions. The key of what stays is ``STATE`` and the number of
-                the rank for which it does.
-            hosts: for each task, where it is to run, and what it gets.
-            broadcasts: broadcasts that it reads.
-            name: names the job in the Spark UI.
-            kept_bytes: length of a frame that stays, about; ``None`` if none does.
-
-        Returns:
-            Frames for the driver, and what stays, as :meth:`run` does; of that nothing unless it is complete.
         """
         ...
 

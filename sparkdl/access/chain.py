@@ -14,11 +14,11 @@ from typing import Any
 from sparkdl._spark.frames import JavaObject
 from sparkdl._spark.jobs import FrameJobs
 from sparkdl.access import in_pieces as pieces
-from sparkdl.access.base import FRAMES_PER_RANK, RESULT, STATE, Host
-from sparkdl.access.gathered import LACKING, AtHome, Gathered, by_executor
+from sparkdl.access.base import FRAMES_PER_RANK
+from sparkdl.access.collecting import collect
+from sparkdl.access.gathered_stages import GatheredStages
 from sparkdl.access.in_pieces import ChainTask, InPieces
 from sparkdl.frame import Buffer
-from sparkdl.pieces import joined
 
 
 class StageChain:
@@ -33,7 +33,7 @@ class StageChain:
 
     Attributes:
         stays: tokens are zipped with what arrives, by which Spark runs tasks where the rows are.
-        gathers: as given.
+        gathering: runs tasks of several ranks.
     """
 
     stays = True
@@ -47,7 +47,7 @@ class StageChain:
         *,
         gathers: bool,
     ) -> None:
-        self.gathers = gathers
+        self.gathering = GatheredStages(jobs, tokens, ranks, profile, self.forget) if gathers else None
         self._jobs = jobs
         self._rows = tokens
         self._ranks = ranks
@@ -79,64 +79,7 @@ class StageChain:
             last = number == len(tasks)
             run = InPieces(task) if last else InPieces(task, pieces=cut, blocks=blocks)
             stage = jobs.stage(arriving, run, broadcasts, profile=self._profile)
-        return self._collect(stage, shuffled, name, kept_bytes)
-
-    def hosts(self, slots: int) -> list[Host]:
-        """Return the tasks of which each has several ranks; see :class:`sparkdl.access.base.Chain`."""
-        jobs = self._jobs
-        jobs.describe("sparkdl: see where partitions are")
-        try:
-            tokens = jobs.collect(self._rows)
-        finally:
-            jobs.describe(None)
-        places = jobs.places(self._rows)
-        groups = by_executor(places, slots)
-        return [Host(places[own[0]], [tokens[partition] for partition in own]) for own in groups]
-
-    def run_gathered(
-        self,
-        task: ChainTask,
-        hosts: Sequence[Host],
-        broadcasts: Sequence[Any],
-        name: str,
-        *,
-        kept_bytes: int | None = None,
-    ) -> tuple[list[Buffer], JavaObject | None]:
-        """Run one stage with fewer tasks than ranks; see :class:`sparkdl.access.base.Chain`."""
-        jobs, profile, homes = self._jobs, self._profile, kept_bytes is not None
-        shuffled = None
-        run = Gathered(task, [host.tokens for host in hosts], homes)
-        stage = jobs.stage(jobs.located([host.executor for host in hosts]), run, broadcasts, profile=profile)
-        if homes:  # a partition for each shard
-            shuffled = jobs.shuffle(jobs.keyed(stage), self._ranks)
-            stage = jobs.stage(jobs.values(shuffled), AtHome(), profile=profile)
-        results, kept = self._collect(stage, shuffled, name, kept_bytes)
-        found = [data for data in results if data != LACKING]
-        if len(found) < len(results):
-            jobs.unpersist(kept)
-            kept = None
-        return found, kept
-
-    def _collect(
-        self, stage: JavaObject, shuffled: JavaObject | None, name: str, kept_bytes: int | None
-    ) -> tuple[list[Buffer], JavaObject | None]:
-        """Run the job whose last stage this is."""
-        jobs, kept = self._jobs, None
-        if kept_bytes is not None:
-            kept = stage
-            jobs.persist_replicated(kept, kept_bytes)
-        jobs.describe(name)
-        try:
-            results = jobs.select(jobs.keyed(stage), RESULT, drop=[] if kept is None else [STATE])
-            return list(joined(jobs.collect(results))), kept
-        except BaseException:
-            if kept is not None:
-                jobs.unpersist(kept)
-            raise
-        finally:
-            jobs.describe(None)
-            if shuffled is not None:
-                jobs.release_shuffle(shuffled)
+        return collect(jobs, stage, shuffled, name, kept_bytes)
 
     def forget(self, partition: int) -> None:
         """Forget where a partition's rows are, since its files are not there."""
@@ -175,8 +118,3 @@ class _Pad:
         """Yield them."""
         yield from tokens
         yield from [b""] * (self.frames - 1)
-
-
-def staying(jobs: FrameJobs, keyed_frames: JavaObject) -> JavaObject:
-    """Return the frames that an earlier job left for the shards."""
-    return jobs.select(jobs.keyed(keyed_frames), STATE, drop=[RESULT])

@@ -14,7 +14,8 @@ from sparkdl._spark.frames import JavaObject, Task, frames_of, key
 from sparkdl._spark.jobs import Begun, FrameJobs
 from sparkdl._spark.tasks import broadcast_id
 from sparkdl.access.base import DYNAMIC, RESULT, STATE, BytesRef, Published
-from sparkdl.access.chain import StageChain, staying
+from sparkdl.access.chain import StageChain
+from sparkdl.access.collecting import staying
 from sparkdl.frame import Parts
 from sparkdl.session import Executors
 
@@ -169,7 +170,7 @@ class ClassicAccess:
 
     def chain(self, tokens: JavaObject, ranks: int, profile: Any) -> StageChain:
         """Return what runs chains of stages over a partition store."""
-        gathers = self.conf(DYNAMIC, "false") != "true"
+        gathers = self.conf(DYNAMIC, "false") != "true"  # else Spark asks for executors only while tasks wait
         return StageChain(self.jobs, tokens, ranks, profile, gathers=gathers)
 
     # -- keeping --------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from support.reference import assert_bit_equal
 from torch import nn
 
 from sparkdl import Trainer
+from sparkdl._spark.jobs import FrameJobs
 from sparkdl.allreduce.choose import Wanted
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.layout import ParamLayout, lay_out
@@ -99,12 +100,17 @@ def test_a_group_that_is_undone_and_validated(spark: Any) -> None:
 
 
 @pytest.mark.parametrize("exchange", ["replicated", "sharded"])
-def test_tasks_run_several_partitions_where_slots_are_few(spark: Any, caplog: Any, exchange: Any) -> None:
+def test_tasks_run_several_partitions_where_slots_are_few(
+    spark: Any, caplog: Any, monkeypatch: pytest.MonkeyPatch, exchange: Any
+) -> None:
+    dropped: list[int] = []  # partitions that would be built again
+    monkeypatch.setattr(FrameJobs, "drop_block", lambda _, rdd, partition: dropped.append(partition))
     with as_dataset(spark, FIVE) as data, caplog.at_level(logging.WARNING, "sparkdl"):
         found = fit(data, Everything(), exchange=exchange, transport="direct", iterations_per_job=5)
         wanted = fit(data, Everything(), exchange=exchange)
     assert_bit_equal(found.module, wanted.module)
     assert found.history.column("direct") == [1] * 12
+    assert not dropped
     assert not [record.message for record in caplog.records if "directly" in record.message]
     assert not listening()
 
@@ -134,10 +140,10 @@ def test_a_failing_module_ends_like_by_shuffles(spark: Any) -> None:
 
 
 class KillsItsExecutor:
-    """A loss that kills the executor of the first task that finds a file, in the middle of a group."""
+    """A loss that sends the executor of the first task that finds a file a signal, in mid-group."""
 
-    def __init__(self, flag: str) -> None:
-        self.flag = flag
+    def __init__(self, flag: str, sent: signal.Signals = signal.SIGKILL) -> None:
+        self.flag, self.sent = flag, sent
         self.inner = nn.CrossEntropyLoss()
 
     def __call__(self, output: Any, label: Any) -> Any:
@@ -148,7 +154,7 @@ class KillsItsExecutor:
         parent = psutil.Process()
         while "CoarseGrainedExecutorBackend" not in " ".join(parent.cmdline()):
             parent = parent.parent()
-        os.kill(parent.pid, signal.SIGKILL)
+        os.kill(parent.pid, self.sent)
         return self.inner(output, label)
 
 
@@ -187,6 +193,30 @@ def test_an_executor_killed_in_a_direct_group_changes_no_bit(
     direct = found.history.column("direct")
     assert direct[:16] == [1] * 16
     assert not listening()
+
+
+LEAVING = {
+    "spark.decommission.enabled": "true",
+    "spark.storage.decommission.enabled": "true",
+    "spark.storage.decommission.shuffleBlocks.enabled": "true",
+    "spark.storage.decommission.rddBlocks.enabled": "true",
+}
+
+
+@pytest.mark.slow
+def test_an_executor_that_is_told_to_leave_takes_no_further_part(sessions: Any, tmp_path: Path) -> None:
+    flag = tmp_path / "leave"
+    with no_jvm(str(tmp_path)) as alone, as_dataset(alone, TWO) as data:
+        wanted = fit(data, Everything(), 1500, iterations_per_job=50)
+    with as_dataset(sessions.get("local-cluster[2,1,2048]", **LEAVING), TWO) as data:
+        loss, hooks = KillsItsExecutor(str(flag), signal.SIGPWR), [ArmsAt(flag, 300)]
+        found = fit(
+            data, Everything(), 1500, loss=loss, hooks=hooks, transport="direct", iterations_per_job=50
+        )
+    assert_bit_equal(found.module, wanted.module)
+    assert not flag.exists()
+    # It still has its rows and its process, but whoever waited for it would go by shuffles.
+    assert sum(found.history.column("direct")) >= 1400
 
 
 def session_with(**conf: str) -> Any:

@@ -139,19 +139,30 @@ class Chain:
     """Runs a group: all is well, or a rank is lost."""
 
     def __init__(self) -> None:
-        self.loses, self.gathers = False, True
+        self.loses = False
         self.tasks: list[int] = []
+        self.gathering: Gathering | None = Gathering(self)
 
     def run(self, *_: Any, **__: Any) -> tuple[list[Any], None]:
-        return self.run_gathered(None, [None, None])
+        return self.run_on(2)
+
+    def run_on(self, tasks: int) -> tuple[list[Any], None]:
+        self.tasks.append(tasks)
+        told = Problems([LostPeer(0, 1, "gone", begun=True)]) if self.loses else Problems([])
+        return [frame.join(frame.parts(messages.encode(told)))], None
+
+
+class Gathering:
+    """Runs a group with one task."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
 
     def hosts(self, _: int) -> list[Host]:
         return [Host("a", [b"", b""])]
 
-    def run_gathered(self, _: Any, hosts: Any, *__: Any, **___: Any) -> tuple[list[Any], None]:
-        self.tasks.append(len(hosts))
-        told = Problems([LostPeer(0, 1, "gone", begun=True)]) if self.loses else Problems([])
-        return [frame.join(frame.parts(messages.encode(told)))], None
+    def run(self, _: Any, hosts: Any, *__: Any, **___: Any) -> tuple[list[Any], None]:
+        return self.chain.run_on(len(hosts))
 
 
 class Shuffles:
@@ -248,7 +259,7 @@ def test_fewer_tasks_run_all_ranks_while_an_executor_is_away() -> None:
 
 def test_groups_go_by_shuffles_where_a_task_cannot_have_several_ranks() -> None:
     stand = Stand()
-    stand.chain.gathers, stand.executors = False, 1
+    stand.chain.gathering, stand.executors = None, 1
     assert stand.transport.longest_group == 50  # nothing was lost: there are too few slots
     assert not stand.run()
     stand.executors = 2

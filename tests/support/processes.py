@@ -337,7 +337,11 @@ class Jobs:
     runs: list[str] = field(default_factory=list)
     """Names of the chains that have run."""
     stays: ClassVar[bool] = True
-    gathers: ClassVar[bool] = True
+
+    @property
+    def gathering(self) -> Gathered:
+        """Runs tasks of several ranks."""
+        return Gathered(self)
 
     def run(
         self,
@@ -364,26 +368,6 @@ class Jobs:
                     else:
                         arrived[keyed_by(key)].append(data)
         return arrived[RESULT], None if kept_bytes is None else kept
-
-    def hosts(self, slots: int) -> list[Host]:
-        """Return the tasks, each of some ranks."""
-        frames = [token.to_frame() for token in self.tokens]
-        places = [str(n % self.count_executors()) for n in range(len(frames))]
-        return [Host(places[own[0]], [frames[n] for n in own]) for own in by_executor(places, slots)]
-
-    def run_gathered(
-        self, task: Any, hosts: Any, broadcasts: Any, name: str, *, kept_bytes: int | None = None
-    ) -> tuple[list[bytes], list[list[bytes]] | None]:
-        """Run one stage with fewer tasks than ranks."""
-        self.runs.append(name)
-        inputs = [host.tokens for host in hosts]
-        results: list[bytes] = []
-        kept: list[list[bytes]] = [[] for _ in self.tokens]
-        for frames in self.processes.run(task, inputs, self.broadcasts):
-            for key, data in zip(frames[::2], frames[1::2], strict=True):
-                to = keyed_by(key)
-                (results if to == RESULT else kept[to - STATE]).append(data)
-        return results, None if kept_bytes is None else kept
 
     def forget(self, partition: int) -> None:
         """Do nothing: rows are not lost."""
@@ -429,3 +413,30 @@ def processes(folder: Path, executors: int, slots: int = 1) -> Iterator[Processe
         yield made
     finally:
         made.close()
+
+
+@dataclass
+class Gathered:
+    """Runs stages of fewer tasks than ranks on processes."""
+
+    jobs: Jobs
+
+    def hosts(self, slots: int) -> list[Host]:
+        """Return the tasks, each of some ranks."""
+        frames = [token.to_frame() for token in self.jobs.tokens]
+        places = [str(n % self.jobs.count_executors()) for n in range(len(frames))]
+        return [Host(places[own[0]], [frames[n] for n in own]) for own in by_executor(places, slots)]
+
+    def run(
+        self, task: Any, hosts: Any, broadcasts: Any, name: str, *, kept_bytes: int | None = None
+    ) -> tuple[list[bytes], list[list[bytes]] | None]:
+        """Run one stage with fewer tasks than ranks."""
+        self.jobs.runs.append(name)
+        inputs = [host.tokens for host in hosts]
+        results: list[bytes] = []
+        kept: list[list[bytes]] = [[] for _ in self.jobs.tokens]
+        for frames in self.jobs.processes.run(task, inputs, self.jobs.broadcasts):
+            for key, data in zip(frames[::2], frames[1::2], strict=True):
+                to = keyed_by(key)
+                (results if to == RESULT else kept[to - STATE]).append(data)
+        return results, None if kept_bytes is None else kept

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sparkdl._spark.errors import is_job_failure
 from sparkdl._spark.frames import Task
-from sparkdl.access.base import RESULT, Host
+from sparkdl.access.base import RESULT
 from sparkdl.access.connect.files import KeptFile
 from sparkdl.access.connect.rows import Rows, by_key
 from sparkdl.access.connect.tasks import LOST, SCHEMA, ArrowTask, Job, Leaving, OverKept, Round
@@ -126,7 +126,7 @@ class ConnectChain:
         profile: resource profile of the tasks.
         alive: names of the files on executors that somebody may ask for.
         stays: a stage after the first one may run anywhere.
-        gathers: a client cannot say where a task is to run.
+        gathering: a client cannot say where a task is to run.
     """
 
     access: Runs
@@ -135,7 +135,7 @@ class ConnectChain:
     profile: Any
     alive: set[str] = field(default_factory=set)
     stays: bool = False
-    gathers: bool = False
+    gathering: None = None
     _folder: str = field(default_factory=lambda: uuid.uuid4().hex)
     _groups: int = 0
 
@@ -152,26 +152,6 @@ class ConnectChain:
         if len(tasks) == 1 and (kept_bytes is None or self.tokens.stays):
             return self._run_one(tasks[0], keeps=kept_bytes is not None)
         return self._run_stages(tasks, kept_bytes)
-
-    def hosts(self, slots: int) -> list[Host]:
-        """Return none: each partition has a task of its own."""
-        return []
-
-    def run_gathered(
-        self,
-        task: ChainTask,
-        hosts: Sequence[Host],
-        broadcasts: Sequence[Any],
-        name: str,
-        *,
-        kept_bytes: int | None = None,
-    ) -> tuple[list[Buffer], None]:
-        """Refuse.
-
-        Raises:
-            TaskError: always.
-        """
-        raise TaskError(f"{name}: on Spark Connect each partition has a task of its own")
 
     def _run_one(self, task: ChainTask, *, keeps: bool) -> tuple[list[Buffer], OnExecutors | None]:
         """Run a group as one stage where the rows are; what stays, stays there, too."""

@@ -123,7 +123,7 @@ class DirectTransport:
         A Python process takes seconds to start, and the other tasks of a group would wait for it.
         """
         slots = min(self._slots(), self._ranks)
-        if not self._chain.gathers or not 0 < self._tasks < slots:
+        if self._chain.gathering is None or not 0 < self._tasks < slots:
             self._stop_joining()
             return False
         if self._joining is None or (self._joining.slots < slots and self._joining.is_over(self._clock())):
@@ -162,7 +162,9 @@ class DirectTransport:
 
     def _is_possible(self) -> bool:
         """Return whether all ranks can run at the same time, and nobody was lost a moment ago."""
-        return self._clock() >= self._again and (self._chain.gathers or self._slots() >= self._ranks)
+        return self._clock() >= self._again and (
+            self._chain.gathering is not None or self._slots() >= self._ranks
+        )
 
     def _is_away(self) -> bool:
         """Return whether tasks run several ranks because executors have gone, or are not ready yet."""
@@ -177,7 +179,7 @@ class DirectTransport:
     def _say_if_crowded(self, group: Group) -> None:
         """Say once that not all ranks can run at the same time."""
         slots = self._slots()
-        if slots < self._ranks and not self._chain.gathers and not self._told:
+        if slots < self._ranks and self._chain.gathering is None and not self._told:
             self._told = True
             _log.warning(
                 "%s: %d partitions in %d task slots cannot exchange directly, since not all of them run at "
@@ -191,11 +193,11 @@ class DirectTransport:
         """Choose which ranks each task of the next group runs."""
         if self.is_joining and self._hosts:
             return
-        slots = self._slots()
-        if slots >= self._ranks or not self._chain.gathers:
+        slots, gathering = self._slots(), self._chain.gathering
+        if slots >= self._ranks or gathering is None:
             tasks, self._hosts = self._ranks, ()
         elif not self._hosts or slots != self._slots_then:
-            self._hosts, self._slots_then = self._chain.hosts(self._store.executors.tasks), slots
+            self._hosts, self._slots_then = gathering.hosts(self._store.executors.tasks), slots
             tasks = len(self._hosts)
         else:
             tasks = self._tasks
@@ -238,10 +240,9 @@ class DirectTransport:
         what = f"iteration {last}" if first == last else f"up to iteration {last}"
         name, kept_bytes = f"{group.name}, {what}, direct", plan.shard_bytes if plan.keeps else None
         try:
-            if task.homes:
-                frames, kept = self._chain.run_gathered(
-                    task, self._hosts, group.broadcasts, name, kept_bytes=kept_bytes
-                )
+            gathering = self._chain.gathering
+            if gathering is not None and self._hosts:
+                frames, kept = gathering.run(task, self._hosts, group.broadcasts, name, kept_bytes=kept_bytes)
             else:
                 frames, kept = self._chain.run(
                     [task], group.broadcasts, name, plan.message_bytes, kept_bytes=kept_bytes
