@@ -7,7 +7,9 @@
 A model with eight columns of ids that share a table of width 16, and a small network. Iterations that meet
 each id once come first and are not measured. The ids of the others have Zipf's distribution, in no order.
 Each case is a process with a session of its own, which it leaves without fetching the rows. ``--memory`` is
-the option ``row_memory`` in MiB, 0 for none; ``--cases`` has pairs of rows and this option. ``resident_mb``
+the option ``row_memory`` in MiB, 0 for none; ``--cases`` has pairs of rows and this option.
+``ms_per_iteration`` is the mean: a group of iterations ends with keeping what it has changed, and once in a
+while with all rows, so measure at least as many iterations as look up each row once. ``resident_mb``
 is the largest memory of a Python process on an executor: all of it (``VmRSS``), its own (``RssAnon``), pages
 of files (``RssFile``), the most ever (``VmHWM``). ``ratio`` is the time compared with the first case.
 ``--checkpoint`` writes all rows from the executors at the end, as ``Checkpoint(shared=True)`` does: its size,
@@ -216,8 +218,8 @@ def main() -> None:
     parser.add_argument("--cases", nargs="*", default=[], metavar="ROWS:MIB", help="instead of the two")
     parser.add_argument("--skew", type=float, default=1.05, help="of Zipf's distribution; 0: all alike")
     parser.add_argument("--batch", type=int, default=16_384)
-    parser.add_argument("--steps", type=int, default=40, help="measured iterations")
-    parser.add_argument("--group", type=int, default=10, help="iterations of a job")
+    parser.add_argument("--steps", type=int, default=120, help="measured iterations")
+    parser.add_argument("--group", type=int, help="iterations of a job; by default as many as a fit takes")
     parser.add_argument("--torch", action="store_true", help="measure torch in one process, too")
     parser.add_argument(
         "--checkpoint", action="store_true", help="let the executors write all rows at the end"

@@ -45,7 +45,8 @@ class Held:
 
     def read(self, places: Places, names: Sequence[str] | None = None) -> dict[str, Array]:
         """Return copies of columns, all by default."""
-        return {name: self._columns[name].values[places] for name in names or self._columns}
+        # Twice as fast as an index, which takes any shape.
+        return {name: self._columns[name].values.take(places, 0) for name in names or self._columns}
 
     def write(self, places: Places, columns: Mapping[str, Array]) -> None:
         """Write columns."""

@@ -59,7 +59,9 @@ class Entries:
     spread: int = 0
 
     def where(self, chosen: NDArray[np.bool_]) -> Entries:
-        """Return the entries that are chosen, and all evictions."""
+        """Return the entries that are chosen, and all evictions; nothing is copied if they all are."""
+        if chosen.all():
+            return self
         rows = chosen[self.admitted]
         return replace(
             self,

@@ -45,21 +45,40 @@ class CompactIndex:
             ids: the ids.
             ids_at: returns the ids of some numbers, of which one may be there twice.
         """
+        return self.search(ids, lambda numbers, which: ids_at(numbers) == ids[which])
+
+    def search(self, ids: Ids, is_same: Callable[[Numbers, Numbers], NDArray[np.bool_]]) -> Numbers:
+        """Return the number of each id; -1 for those that are not there.
+
+        Args:
+            ids: the ids.
+            is_same: returns whether entries with some numbers are those of ids, given by their places in
+                ``ids``. It is asked for many at once: for each id the first entry with the same byte, and if
+                that is another one, the next.
+        """
         found = np.full(len(ids), _MISSING, np.int64)
         places, marks = self._first(ids)
         left = np.arange(len(ids))
         while len(left):
-            numbers = self._numbers[places]
-            there = numbers != 0
-            left, places, numbers = left[there], places[there], numbers[there].astype(np.int64) - 1
-            other = np.ones(len(left), np.bool_)
-            alike = np.flatnonzero(self._marks[places] == marks[left])
-            if len(alike):
-                same = alike[ids_at(numbers[alike]) == ids[left[alike]]]
-                found[left[same]] = numbers[same]
-                other[same] = False
-            left, places = left[other], self._next(places[other])
+            left, places, numbers = self._alike(left, places, marks)
+            same = is_same(numbers, left)
+            found[left[same]] = numbers[same]
+            left, places = left[~same], self._next(places[~same])
         return found
+
+    def _alike(
+        self, left: Numbers, places: Numbers, marks: NDArray[np.uint8]
+    ) -> tuple[Numbers, Numbers, Numbers]:
+        """Go on to the next entry with each id's byte; return ids that have one, its place, its number."""
+        alike: list[tuple[Numbers, ...]] = [(left[:0], places[:0], left[:0])]
+        while len(left):
+            numbers = self._numbers[places]
+            same = (self._marks[places] == marks[left]) & (numbers != 0)
+            alike.append((left[same], places[same], numbers[same].astype(np.int64) - 1))
+            other = ~same & (numbers != 0)
+            left, places = left[other], self._next(places[other])
+        ids, where, which = (np.concatenate(parts) for parts in zip(*alike, strict=True))
+        return ids, where, which
 
     def add(self, numbers: Numbers, ids: Ids, all_ids: Callable[[], Iterable[Ids]]) -> None:
         """Find places for entries that are not there yet.

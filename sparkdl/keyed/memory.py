@@ -17,6 +17,8 @@ _LEAST_SHARE = 8
 _AT_ONCE_SHARE = 64
 """One part in so many is for entries that are read, written or copied at a time."""
 _LEAST_AT_ONCE = 1024
+_SEGMENT_SHARE, _LEAST_SEGMENT, _SEGMENT_BYTES = 256, 16, 1 << 20
+"""One part in so many is for a segment of a file while it is cleaned; records and bytes that it has."""
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -107,6 +109,10 @@ class RowMemory:
             if _mapped_bytes() < most - self.nbytes // (2 * _MAPPED_SHARE):
                 return
         self._before = min(self._before, _mapped_bytes())
+
+    def segment(self, nbytes: int) -> int:
+        """Return how many records of so many bytes a segment of a file has."""
+        return min(max(_LEAST_SEGMENT, self.nbytes // _SEGMENT_SHARE // nbytes), _SEGMENT_BYTES // nbytes + 1)
 
     def at_once(self, nbytes: int) -> int:
         """Return how many entries of so many bytes may be worked on at once."""

@@ -1,10 +1,11 @@
 """Entries in two tiers: those that are used often in memory, the others in a file.
 
 A *record* is an entry: its id, its count, its row with the optimizer's state; so an entry costs one page of
-the file. It is in one tier at a time. When a record is used that is in the file, it changes places with one
-that was not used lately: one page of the file is read and written, not two. Beside the records, memory has
-some 20 bytes for each entry: :class:`~sparkdl.keyed.index.CompactIndex`, where the record is, and when it was
-last looked up. All of this is about where values are, and changes none.
+the file. It is in one tier at a time. When a record is used that is in the file, it gets the place in memory
+of one that was not used lately, and that one is written to the file, at the end of a
+:class:`~sparkdl.keyed.log.Log`. Beside the records, memory has some 20 bytes for each entry:
+:class:`~sparkdl.keyed.index.CompactIndex`, where the record is, and when it was last looked up. All of this
+is about where values are, and changes none.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from sparkdl.keyed.columns import FreshState, Places, blocks
 from sparkdl.keyed.entries import ROW
 from sparkdl.keyed.hot import HotRecords
 from sparkdl.keyed.index import CompactIndex
+from sparkdl.keyed.log import Log
 from sparkdl.keyed.memory import RowMemory
-from sparkdl.keyed.mix import Ids
+from sparkdl.keyed.mix import Ids, distinct
 from sparkdl.keyed.slots import compact
 from sparkdl.keyed.store import Counted, Told
 
@@ -30,7 +32,7 @@ _HEAD = 16
 """Bytes of a record before its row: the id; twice the count, and 1 if there is a row."""
 _SCRATCH = 4
 """A batch is in memory so many times while it is worked on, about."""
-_MOST = np.iinfo(np.int32).max
+_MOST = np.iinfo(np.int32).max // 2  # the file has twice as many places
 
 
 class TieredStore:
@@ -55,8 +57,7 @@ class TieredStore:
         self._where = Grown(np.int32)  # by number: place in memory, or ~place in the file
         self._last = Grown(np.uint32)
         self._size = self._rows = 0
-        self._used = 0  # of the file
-        self._unused: NDArray[np.int32] = np.empty(0, np.int32)  # among these
+        self._log = Log(memory.segment(self._record))
         self._hot = HotRecords(memory.nbytes // self._record + 1, self._record)
         self._batch = self._planned = 0
 
@@ -176,14 +177,12 @@ class TieredStore:
 
     def keep(self, chosen: NDArray[np.bool_]) -> None:
         """Have some entries alone; their numbers become smaller, in the same order."""
-        unused = [self._unused]
         for block in self._blocks():
             gone = block[~chosen[block]]
             self._rows -= int(self.admitted(gone).sum())
             where = self._where.values[gone]
             self._hot.vacate(where[where >= 0])
-            unused.append(~where[where < 0])
-        self._unused = np.concatenate(unused)
+            self._log.free(~where[where < 0])
         compact(self._last.values, chosen)
         size = compact(self._where.values, chosen)
         before, self._size = self._size, 0
@@ -226,7 +225,7 @@ class TieredStore:
 
     def _fetched_ids(self, numbers: Places) -> Ids:
         """Return the ids of entries, which get into memory: most of them are those that are looked for."""
-        self._use(np.unique(numbers))
+        self._use(distinct([numbers]))
         return self._ids_at(numbers)
 
     def _first(self, name: str) -> int:
@@ -275,9 +274,7 @@ class TieredStore:
         self._to_file(places[self._hot.taken(places)])
         kept = len(places)
         self._put(places, numbers[:kept], records[:kept])
-        more = self._places_in_file(len(records) - kept)
-        self._where.values[numbers[kept:]] = ~more
-        self._file.write(more, records[kept:])
+        self._where.values[numbers[kept:]] = ~self._written(records[kept:])
 
     def _widen(self, names: Sequence[str]) -> None:
         """Have other columns behind the old ones, which are zero where they are new."""
@@ -315,19 +312,21 @@ class TieredStore:
         if len(hot) == len(where):
             return
         places = self._hot.find(len(where) - len(hot), hot)
-        numbers, left = numbers[~held][: len(places)], ~where[~held][: len(places)]
+        numbers = numbers[~held][: len(places)]
         for at in range(0, len(places), self.at_once):
             part = slice(at, at + self.at_once)
-            self._exchange(places[part], numbers[part], left[part])
+            self._exchange(places[part], numbers[part])
 
-    def _exchange(self, places: Numbers, numbers: Places, left: NDArray[np.int32]) -> None:
-        """Let records of the file change places with those in memory."""
-        records = self._file.read(left)
-        before, taken = self._hot.whose[places], self._hot.taken(places)
-        self._file.write(left[taken], self._hot.values[places[taken]])
-        self._where.values[before[taken]] = ~left[taken]
-        self._unused = np.concatenate([self._unused, left[~taken]])
+    def _exchange(self, places: Numbers, numbers: Places) -> None:
+        """Get records from the file to places in memory; those that are there go to the file."""
+        where = self._where.values
+        records = self._file.read(~where[numbers])
+        taken = places[self._hot.taken(places)]
+        before, out = self._hot.whose[taken], self._hot.values[taken]
+        to = self._written(out)  # before anything else, for it may fail
+        self._log.free(~where[numbers])  # as they are after cleaning
         self._put(places, numbers, records)
+        where[before] = ~to
 
     def _put(self, places: Numbers, numbers: Places, records: Array) -> None:
         """Write records to memory."""
@@ -336,16 +335,30 @@ class TieredStore:
 
     def _to_file(self, places: Numbers) -> None:
         """Copy records from memory to the file."""
-        to = self._places_in_file(len(places))
-        self._where.values[self._hot.whose[places]] = ~to
-        for at in range(0, len(to), self.at_once):
-            part = slice(at, at + self.at_once)
-            self._file.write(to[part], self._hot.values[places[part]])
+        for at in range(0, len(places), self.at_once):
+            part = places[at : at + self.at_once]
+            self._where.values[self._hot.whose[part]] = ~self._written(self._hot.values[part])
 
-    def _places_in_file(self, count: int) -> NDArray[np.int32]:
-        """Return places of the file that are free."""
-        old = min(count, len(self._unused))
-        found, self._unused = self._unused[len(self._unused) - old :], self._unused[: len(self._unused) - old]
-        first, self._used = self._used, self._used + count - old
-        self._file.grow(self._used)
-        return np.concatenate([found, np.arange(first, self._used, dtype=np.int32)])
+    def _written(self, records: Array) -> NDArray[np.int32]:
+        """Write records behind the others; return where they are."""
+        while (segment := self._log.to_clean(len(records))) is not None:
+            self._clean(segment)
+        self._file.grow(self._log.size_with(len(records)))
+        places = self._log.take(len(records))
+        self._file.write(places, records)
+        return places
+
+    def _clean(self, segment: int) -> None:
+        """Write the records of a segment behind the others."""
+        places = self._log.places_of(segment)
+        records = self._file.read(places)
+        ids = records.view(np.int64)[:, 0].copy()
+        # A record is where its entry says; others were left behind when theirs was read.
+        where = self._where.values
+        numbers = self._index.search(ids, lambda found, which: where[found] == ~places[which])
+        there = numbers >= 0
+        self._file.grow(self._log.size_with(int(there.sum())))
+        self._log.free(places[there])
+        to = self._log.take(int(there.sum()))
+        self._file.write(to, records[there])
+        where[numbers[there]] = ~to

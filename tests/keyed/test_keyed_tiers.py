@@ -139,17 +139,34 @@ def test_tables_share_memory_by_what_they_need(tmp_path: Path) -> None:
 def test_places_that_are_free_are_used_again(tmp_path: Path) -> None:
     own = tiered(tmp_path)
     add(own, 2000, 1500)  # so large a batch leaves less for what is held
-    most = own._used
+    most = 2 * own._log.size
     for turn in range(2, 7):
         own.keep(np.arange(len(own)) < 500)
         assert own.rows == 500
         add(own, 2000 * turn, 1500)
-    assert own._used <= most
+    assert own._log.size <= most
     found = own.read(np.arange(2000))[ROW]
     assert found[:500].tobytes() == numbered(0, 500)[1].tobytes()
     assert found[500:].tobytes() == numbered(12_000, 1500)[1].tobytes()
     assert (own.find(numbered(12_000, 1500)[0]) == np.arange(500, 2000)).all()
     assert (own.find(numbered(500, 1500)[0]) == -1).all()
+
+
+def test_segments_of_the_file_are_cleaned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cleaned: list[int] = []
+    clean = TieredStore._clean
+    monkeypatch.setattr(TieredStore, "_clean", lambda own, n: [cleaned.append(n), clean(own, n)])
+    own = tiered(tmp_path)
+    random = np.random.default_rng(0)
+    rows = numbered(0, 2000)[1].copy()
+    for turn in range(200):
+        numbers = np.unique(random.integers(0, len(own), 60))
+        assert (own.number(numbered(0, 2000)[0][numbers]) == numbers).all()
+        rows[numbers] += turn
+        own.write(numbers, {ROW: rows[numbers]})
+    assert len(cleaned) > 20
+    assert own._log.size < 2.5 * 2000
+    assert own.read(np.arange(2000))[ROW].tobytes() == rows.tobytes()
 
 
 def test_files_have_no_names_and_end_with_their_arrays(tmp_path: Path) -> None:

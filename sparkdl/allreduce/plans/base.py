@@ -167,7 +167,7 @@ class Plan(Protocol):
 
     @property
     def shard_bytes(self) -> int:
-        """Bytes of a shard of the weights, about."""
+        """Bytes of what stays with a shard, about."""
         ...
 
     @property

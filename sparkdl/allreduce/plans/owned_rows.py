@@ -8,7 +8,7 @@ which another process of this executor gets to any point of the group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +22,7 @@ from sparkdl.compute.problems import LackingState, ProblemError
 from sparkdl.compute.row_owner import RowOwner, first_entries
 from sparkdl.compute.start import Start
 from sparkdl.frame import Packed
-from sparkdl.keyed.mix import Ids
+from sparkdl.keyed.mix import Ids, distinct
 from sparkdl.nn.embedding import embedding_variables
 
 
@@ -55,7 +55,45 @@ class Point:
         return self.start.version.iteration + self.done
 
 
-def bring(me: Participant, point: Point, change: Callable[[RowOwner], OwnedRows] | None = None) -> RowOwner:
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """The entries of a table that a change has touched.
+
+    Attributes:
+        updated: ids whose rows have new values.
+        gone: ids that were evicted after that.
+        seen: ids whose look-ups were counted after that.
+    """
+
+    updated: Ids
+    gone: Ids
+    seen: Ids
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a change has done to an owner's rows.
+
+    Attributes:
+        iteration: completed iterations.
+        touched: by table.
+        figures: by table, what there is to report.
+    """
+
+    iteration: int
+    touched: Mapping[str, Touched]
+    figures: Mapping[str, Mapping[str, int]]
+
+    def rows(self, owner: RowOwner) -> OwnedRows:
+        """Return the change as other processes of the executor make it."""
+        entries = {}
+        for name, own in self.touched.items():
+            left = np.setdiff1d(own.updated, own.gone, assume_unique=True)
+            entries[name] = owner.tables[name].changes(distinct([left, own.seen]), own.gone, self.iteration)
+        return OwnedRows(entries, self.figures)
+
+
+def bring(me: Participant, point: Point, change: Callable[[RowOwner], Change] | None = None) -> RowOwner:
     """Return what this rank owns at a point of the group.
 
     Args:
@@ -83,7 +121,7 @@ def bring(me: Participant, point: Point, change: Callable[[RowOwner], OwnedRows]
             made = change(owner)
             owner.figures, owner.at = made.figures, at
             if not worker.files.in_memory and not me.stays:
-                worker.row_files.write(_name(me, at), [messages.encode(made)])
+                worker.row_files.write(_name(me, at), [messages.encode(made.rows(owner))])
         else:
             raise ProblemError(LackingState(point.iteration, f"rows of rank {me.rank} at {at}"))
     return owner
@@ -113,7 +151,7 @@ def changed(
     gradients: Sequence[RowGradients],
     wanted: Sequence[WantedRows],
     directives: Directives | None,
-) -> OwnedRows:
+) -> Change:
     """Apply the gradients of a step, evict, and count the look-ups of the next step.
 
     Args:
@@ -132,7 +170,7 @@ def changed(
     """
     spec, iteration = me.worker.spec, point.iteration
     groups = {param.name: param.group for param in spec.layout.params}
-    entries, figures = {}, {}
+    touched, figures = {}, {}
     for name, table in owner.tables.items():
         group = groups.get(f"{name}.weight")
         updated: Ids = np.empty(0, np.int64)
@@ -141,7 +179,7 @@ def changed(
         gone = table.evict(iteration) if point.counted else updated[:0]
         asked = [message.tables[name] for message in wanted]
         new = looked_up = hot = 0
-        seen: Ids = np.unique(np.concatenate([updated[:0], *(part.ids for part in asked)]))
+        seen = distinct(part.ids for part in asked)
         if len(seen):
             counts = np.zeros(len(seen), np.int64)
             for part in asked:
@@ -149,8 +187,7 @@ def changed(
             fresh = beginning(spec.rule, group, table) if group is not None else dict
             new = table.count(seen, counts, iteration, fresh)
             looked_up, hot = int(counts.sum()), table.hot
-        touched = np.union1d(np.setdiff1d(updated, gone, assume_unique=True), seen)
-        entries[name] = table.changes(touched, gone, iteration)
+        touched[name] = Touched(updated, gone, seen)
         figures[name] = {
             "rows": len(table),
             "ids": table.known,
@@ -160,7 +197,7 @@ def changed(
             "looked_up": looked_up,
             "hot": hot,
         }
-    return OwnedRows(entries, figures)
+    return Change(iteration, touched, figures)
 
 
 def everything(owner: RowOwner) -> OwnedRows:

@@ -58,6 +58,10 @@ from sparkdl.nn.embedding import embedding_variables
 _ROWS_BYTES = 1 << 20
 """About what the rows of a batch take; nobody knows beforehand."""
 
+_KEPT_BYTES = 32 << 20
+"""What stays is on disks from this size on: a group keeps tens of megabytes, and groups add up. On Spark
+Connect by shuffles it comes to the driver by several jobs, each of a part."""
+
 _LONGEST_GROUP = 100
 """Steps of a group: the changes of a group are kept until its end."""
 
@@ -89,8 +93,8 @@ class Tabled:
 
     @property
     def shard_bytes(self) -> int:
-        """Bytes of a shard of the weights."""
-        return self.dense.shard_bytes
+        """Bytes of what stays with a shard: rows may be many, so that it belongs on disks."""
+        return max(_KEPT_BYTES, self.dense.shard_bytes)
 
     @property
     def group_seconds(self) -> float:

@@ -17,7 +17,7 @@ from sparkdl.frame import Array
 from sparkdl.held import Owned
 from sparkdl.keyed.columns import FreshState
 from sparkdl.keyed.entries import ROW
-from sparkdl.keyed.mix import Ids
+from sparkdl.keyed.mix import Ids, distinct
 from sparkdl.keyed.table import KeyedTable
 from sparkdl.layout import ParamLayout, TensorSpec
 from sparkdl.optim.lazy_rows import fresh_state
@@ -66,7 +66,7 @@ def update_table(
     own = [message.tables[name] for message in gradients if name in message.tables]
     if not own:
         return np.empty(0, np.int64)
-    ids: Ids = np.unique(np.concatenate([part.ids for part in own]))
+    ids = distinct(part.ids for part in own)
     fresh = beginning(rule, group, table)
     if len(ids):
         columns = table.columns_of(ids)
