@@ -9,7 +9,7 @@ of them become 64-bit ids by a hash, so no step numbers them; their vectors are 
 
 1. Features, by Spark SQL: the films of a user before each event, shares of films, films not seen.
 2. Two towers learn which film of a batch each user took; the vectors of all films are searched exactly.
-3. DIN learns to tell the film taken from films that the towers would have offered.
+3. DIN learns to tell the film taken from films that the towers would have offered: to correct their score.
 4. Both are one module, which is published, served by ``sparkdl serve``, and asked for a user's ten films.
 5. The events that were held out arrive as a stream of files. The towers learn each file once, new versions
    are published, and the server takes them up while it runs.
@@ -41,11 +41,13 @@ import pandas as pd
 import torch
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from torch import Tensor, nn
 
 from sparkdl import Column, Dataset, Trainer, session
 from sparkdl.metrics import NDCG, HitRatio
 from sparkdl.ml import TorchModel
 from sparkdl.nn import DIN, Recommender, TopK, TwoTower, in_batch_step
+from sparkdl.nn.batch import Batch
 from sparkdl.nn.losses import binary_cross_entropy
 from sparkdl.online import OnlineTrainer, Publisher
 from sparkdl.recsys import (
@@ -68,6 +70,9 @@ FEATURES: dict[str, str | Column] = {
     "length": "length",
 }
 LABEL = Column("share", dtype="float32")
+PAST_OF_USER = {"history": ("history", PAST), "length": ("length", 0)}
+GIVEN = {"columns": ("person", 3), **PAST_OF_USER}
+PAIR = {"user": ("person", 3), **PAST_OF_USER}
 
 
 def read(name: str, columns: str) -> pd.DataFrame:
@@ -128,38 +133,49 @@ def search_of(towers: TwoTower, films: pd.DataFrame, candidates: int) -> TopK:
     return search.fill(torch.tensor(films.item_id.tolist()), vectors)
 
 
-def with_offers(train: DataFrame, search: TopK, args: argparse.Namespace) -> DataFrame:
+def rank_step(module: DIN, batch: Batch) -> Tensor:
+    """Return the loss of what the towers and DIN say together, so that DIN learns what to correct."""
+    inputs = dict(batch.inputs)
+    logits = inputs.pop("score")
+    return binary_cross_entropy(logits + module(**inputs), batch.label)
+
+
+def with_offers(
+    train: DataFrame, towers: TwoTower, search: TopK, films: pd.DataFrame, args: argparse.Namespace
+) -> DataFrame:
     """Give each event films to tell its own from: some that the towers offer, some drawn from all unseen."""
     drawn = with_negatives(train, args.negatives, user="user_id", item="item_id", seed=args.seed)
     # A film that the user took at another time is no negative.
     taken = train.groupBy("user_id").agg(F.collect_set("item_id").alias("taken_ever"))
-    given = {"columns": ("person", 3), "history": ("history", PAST), "length": ("length", 0)}
-    offered = model_of(search, given).transform(drawn.join(taken, "user_id"))
+    offered = model_of(search, GIVEN).transform(drawn.join(taken, "user_id"))
     order = F.expr(f"""transform(array_except(items, taken_ever),
         other -> struct(xxhash64(item_id, time, other, {args.seed}) AS place, other AS other))""")
     hard = F.slice(F.array_sort(order), 1, args.negatives).getField("other")
     candidates = F.concat(F.array("item_id"), "negatives", hard)
-    rows = offered.select("user_id", "history", "length", F.posexplode(candidates).alias("place", "film"))
-    return rows.withColumn("taken", (F.col("place") == 0).cast("float"))
+    kept = ("person", "history", "length")
+    rows = offered.select(*kept, F.posexplode(candidates).alias("place", "item_id"))
+    rows = rows.join(F.broadcast(train.sparkSession.createDataFrame(films)), "item_id")
+    scored = model_of(towers, {**PAIR, "item": ("film", 3)}, "score").transform(rows)
+    return scored.withColumn("taken", (F.col("place") == 0).cast("float"))
 
 
 def train_ranker(rows: DataFrame, args: argparse.Namespace) -> DIN:
     """Learn which of the films offered was taken."""
     torch.manual_seed(args.seed + 1)
-    ranker = DIN(None, embedding=32, attention=(32,), hidden=(64, 32), variables={"seed": args.seed + 100})
     trainer = Trainer(
-        ranker,
-        loss=binary_cross_entropy,
-        optimizer={"*table*": LAZY, "*": partial(torch.optim.Adam, lr=2e-3)},
+        DIN(None, embedding=32, attention=(32,), hidden=(64, 32), variables={"seed": args.seed + 100}),
+        step=rank_step,
+        optimizer={"*table*": partial(torch.optim.Adagrad, lr=0.02), "*": partial(torch.optim.Adam, lr=5e-4)},
         batch_size=4 * args.batch_size,
         seed=args.seed,
         end_when=MaxEpoch(args.rank_epochs),
         name="ranker",
     )
     features: dict[str, str | Column] = {
-        "item": "film",
+        "item": "item_id",
         "history": Column("history", (PAST,)),
         "length": "length",
+        "score": Column("score", dtype="float32"),
     }
     with Dataset.from_dataframe(rows, features=features, label="taken") as data:
         found = trainer.fit(data).module
@@ -167,12 +183,13 @@ def train_ranker(rows: DataFrame, args: argparse.Namespace) -> DIN:
     return found.eval()
 
 
-def model_of(module: torch.nn.Module, columns: dict[str, tuple[str, int]]) -> TorchModel:
-    """Return a module as a Spark ML model, from columns to the best films.
+def model_of(module: nn.Module, columns: dict[str, tuple[str, int]], *outputs: str) -> TorchModel:
+    """Return a module as a Spark ML model.
 
     Args:
-        module: gives ``items`` and ``scores``.
+        module: the module.
         columns: by argument of the module, a column and how many elements it has, 0 for a number.
+        outputs: names of the columns that it gives; by default the best films and their scores.
     """
     example = {
         name: torch.zeros(2, *([size] if size else []), dtype=torch.int64).numpy()
@@ -183,7 +200,7 @@ def model_of(module: torch.nn.Module, columns: dict[str, tuple[str, int]]) -> To
         example=example,
         featuresCols=[column for column, _ in columns.values()],
         inputNames=list(columns),
-        outputCols=["items", "scores"],
+        outputCols=list(outputs) or ["items", "scores"],
     )
 
 
@@ -199,7 +216,7 @@ def with_seen(test: DataFrame, train: DataFrame) -> tuple[DataFrame, int]:
 def scores_of(found: DataFrame) -> dict[str, float]:
     """Return how often the film held out is among the first ten, and how far up."""
     rows = found.select("item_id", "items").toPandas()
-    hit = torch.tensor(rows["items"].tolist()) == torch.tensor(rows.item_id.tolist()).unsqueeze(1)
+    hit = torch.tensor(np.stack(rows["items"])) == torch.tensor(rows.item_id.tolist()).unsqueeze(1)
     ranking = torch.arange(hit.shape[1], 0, -1).expand(hit.shape).float()
     result = {}
     for name, metric in (("hr", HitRatio(10)), ("ndcg", NDCG(10)), ("found", HitRatio(hit.shape[1]))):
@@ -314,8 +331,7 @@ def main() -> None:
     shares = count_categories(train, "item_id")
     later = with_category(test, "item_id", shares, share="share")
     test, most = with_seen(test, train)
-    given = {"columns": ("person", 3), "history": ("history", PAST), "length": ("length", 0)}
-    asked = {**given, "seen": ("seen", most)}
+    asked = {**GIVEN, "seen": ("seen", most)}
     titles = read("item", "item title year genres")
     names = dict(zip(hash_ids(titles["item"].tolist(), salt="item").tolist(), titles.title, strict=True))
     row = test.orderBy("user_id").first()
@@ -326,12 +342,13 @@ def main() -> None:
         trainer = towers_trainer(args, Checkpoint(str(folder / "warm")))
         towers = train_towers(with_category(train, "item_id", shares, share="share"), trainer)
         search = search_of(towers, films, args.candidates)
-        ranker = train_ranker(with_offers(train, search, args).cache(), args)
+        ranker = train_ranker(with_offers(train, towers, search, films, args).cache(), args)
 
-        def published(module: torch.nn.Module) -> TorchModel:
+        def published(module: nn.Module) -> TorchModel:
             """Return retrieval by these towers, and the ranker, as one model."""
             assert isinstance(module, TwoTower)
-            return model_of(Recommender(search_of(module, films, args.candidates), ranker, 10), asked)
+            search = search_of(module, films, args.candidates)
+            return model_of(Recommender(search, ranker, 10, 1 / module.temperature), asked)
 
         retrieved = scores_of(model_of(search, asked).transform(test))
         ranked = scores_of(published(towers).transform(test))

@@ -44,7 +44,7 @@ def test_blocks_find_what_a_full_sort_finds(block: int) -> None:
     assert torch.isinf(few["scores"][:, 2:]).all()
 
 
-def recommender() -> Recommender:
+def recommender(weight: float = 0.0) -> Recommender:
     torch.manual_seed(0)
     towers = TwoTower((None,), (None,), 4, (8,), 8, history=True, variables={"seed": 1})
     rank = DIN(None, (), 0, 4, (8,), (8,), variables={"seed": 2})
@@ -52,7 +52,7 @@ def recommender() -> Recommender:
         table.store.count(IDS.numpy(), np.ones(ITEMS, np.int64), 0, lambda rows: {})
     with torch.no_grad():
         vectors = towers.item_tower(IDS.unsqueeze(1))
-    return Recommender(TopK(towers.user_tower, ITEMS, 8, 12).fill(IDS, vectors), rank, 10).eval()
+    return Recommender(TopK(towers.user_tower, ITEMS, 8, 12).fill(IDS, vectors), rank, 10, weight).eval()
 
 
 def inputs(rows: int = 3) -> dict[str, Any]:
@@ -79,6 +79,29 @@ def test_candidates_are_ranked_again() -> None:
     )
     with pytest.raises(ModelError, match="neither retrieve nor rank takes price"):
         module(**given, price=torch.zeros(3))
+
+
+def test_scores_of_retrieval_count_by_their_weight(tmp_path: Path) -> None:
+    given = inputs()
+    module = recommender(weight=1e6)
+    with torch.no_grad():
+        found = module(**given)["items"]
+        assert torch.equal(found, module.retrieve(**given)["items"][:, :10])
+        # Where all but three items are seen, the others stay without an item.
+        few = module(**given | {"seen": IDS[: ITEMS - 3].expand(3, -1)})
+    assert (few["items"][:, 3:] == -1).all()
+    assert torch.isinf(few["scores"][:, 3:]).all()
+    arrays = {name: value.numpy() for name, value in given.items()}
+    model = TorchModel.from_module(
+        module,
+        example=arrays,
+        featuresCols=list(given),
+        inputNames=list(given),
+        outputCols=["items", "scores"],
+    )
+    save_local(model, tmp_path / "model")
+    table = pa.table({name: value.tolist() for name, value in arrays.items()})
+    assert ServedModel.load(str(tmp_path / "model"))(table).column("items").to_pylist() == found.tolist()
 
 
 def test_ids_are_served_with_all_their_bits(tmp_path: Path) -> None:

@@ -98,16 +98,18 @@ class Recommender(nn.Module):
         rank: gives a score for an item and the rest of its inputs, such as :class:`DIN`; the argument for the
             item is ``item``.
         k: how many items to return.
+        weight: how much of an item's score by ``retrieve`` is added to that by ``rank``, which was trained to
+            correct it; 0 if it was not.
 
     Shapes:
         input: by name, all that ``retrieve`` and its query, and ``rank``, take, except ``item``.
-        output: as of :class:`TopK`, with the scores of ``rank``.
+        output: as of :class:`TopK`, with the sums as scores.
 
     Raises:
         ConfigError: if ``retrieve`` gives fewer than ``k`` candidates, or ``rank`` takes no ``item``.
     """
 
-    def __init__(self, retrieve: TopK, rank: nn.Module, k: int = 10) -> None:
+    def __init__(self, retrieve: TopK, rank: nn.Module, k: int = 10, weight: float = 0.0) -> None:
         super().__init__()
         name = type(self).__name__
         check_sizes(name, k=k)
@@ -115,7 +117,7 @@ class Recommender(nn.Module):
             raise ConfigError(f"{name}: k={k}: retrieve gives {retrieve.k} candidates, expected at least k")
         if "item" not in _arguments(rank):
             raise ConfigError(f"{name}: {type(rank).__name__} takes no argument item")
-        self.retrieve, self.rank, self.k = retrieve, rank, k
+        self.retrieve, self.rank, self.k, self.weight = retrieve, rank, k, weight
 
     def forward(self, **named: Tensor) -> dict[str, Tensor]:
         """Return the best items of each row."""
@@ -131,6 +133,8 @@ class Recommender(nn.Module):
         there = found["scores"] > -torch.inf
         items = torch.where(there, candidates, self.retrieve.ids[0])  # any id that can be looked up
         scores = self.rank(item=items.flatten(), **rest).view(candidates.shape)
+        if self.weight:
+            scores = scores + self.weight * found["scores"]
         scores = scores.masked_fill(~there, -torch.inf)
         scores, items = _best(scores, candidates, self.k)
         return {"items": items, "scores": scores}
