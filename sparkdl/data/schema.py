@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructField
 
 
+_OWN = "__sparkdl_"
+"""Names of columns that sparkdl adds itself begin so."""
+
+
 def plan_dataframe(
     df: DataFrame, features: Columns, label: Columns | None, weight: ColumnLike | None
 ) -> tuple[TablePlan, list[SqlColumn]]:
@@ -60,7 +64,8 @@ def _plan_column(df: DataFrame, key: str, column: Column, role: str) -> tuple[Co
     fields = {field.name: field for field in df.schema.fields}
     if column.name not in fields:
         raise DataError(
-            f"{role} column {column.name!r} is not in the DataFrame; it has {', '.join(sorted(fields))}",
+            f"{role} column {column.name!r} is not in the DataFrame; it has "
+            f"{', '.join(sorted(name for name in fields if not name.startswith(_OWN)))}",
             code="data-column",
         )
     check_unambiguous(df, column.name, role)

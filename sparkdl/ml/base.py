@@ -49,6 +49,8 @@ class FitsTorch(FitsModule, HasTrainingSetters, HasInputs):
         rows = self._rows(indexed, before)
         if labels:
             continued.check_told(self, before, "which label is which")
+        if before is not None and bool(labels) != bool(before.labels):
+            raise continued.other_labels(str(self._label_to_look_at()), before)
         rows.labels, rows.before = labels, before
         return rows
 

@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.params import value_of
 from sparkdl.table.encoding import TableEncoding
 from sparkdl.train.checkpoint import CheckpointFolder, latest, read_told
@@ -114,6 +114,22 @@ def check_told(estimator: Any, before: Earlier | None, what: str) -> None:
             "without: a Trainer or an earlier release wrote it. Fit once without warmStartFrom",
             code="config-resume",
         )
+
+
+def other_labels(name: str, before: Earlier) -> DataError:
+    """Return the error that labels are strings where they were numbers, or the other way round.
+
+    Args:
+        name: of the label column.
+        before: the run before.
+    """
+    were = f"strings ({', '.join(before.labels):.300})" if before.labels else "numbers"
+    now = "no strings" if before.labels else "strings"
+    return DataError(
+        f"label column {name!r} holds {now}, but in the run before the labels were {were}: they would mean "
+        "other classes; give it such labels, or fit anew",
+        code="data-type",
+    )
 
 
 def _sound(path: str) -> Earlier | None:

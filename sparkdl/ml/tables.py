@@ -16,7 +16,7 @@ from sparkdl.exceptions import ConfigError
 from sparkdl.ml import tabular_frame
 from sparkdl.ml.continued import Earlier, check_told
 from sparkdl.ml.params import value_of
-from sparkdl.ml.tabular_fit import fit_encoding, kind_of
+from sparkdl.ml.tabular_fit import count_rows, fit_encoding, kind_of
 from sparkdl.nn.lightning import is_lightning
 from sparkdl.table.encoding import TableEncoding
 from sparkdl.train.schedule import polynomial, sequence
@@ -57,7 +57,9 @@ def encodes(estimator: Any, df: DataFrame) -> bool:
     if not names or described or not _takes_table(estimator.module):
         return False
     types = {field.name: field.dataType for field in df.schema.fields}
-    return all(name in types and kind_of(types[name]) is not None for name in names)
+    kinds = [kind_of(types[name]) if name in types else None for name in names]
+    # Strings and dates have to be encoded, so that what stands against it is an error.
+    return None not in kinds or not {"string", "date", "timestamp"}.isdisjoint(kinds)
 
 
 def fitted(estimator: Any, df: DataFrame, before: Earlier | None) -> TableEncoding:
@@ -77,7 +79,13 @@ def fitted(estimator: Any, df: DataFrame, before: Earlier | None) -> TableEncodi
                 f"{', '.join(sorted(known))}; name the same columns, or fit anew",
                 code="config-resume",
             )
-        return replace(before.encoding, rows=df.count())
+        if gone := known - set(estimator.featuresNames()):
+            raise ConfigError(
+                f"featuresCols: {min(gone)!r} is missing, which the run before had; name the same "
+                "columns, or fit anew",
+                code="config-resume",
+            )
+        return replace(before.encoding, rows=count_rows(df, before.encoding.columns))
     return fit_encoding(
         df,
         estimator.featuresNames(),

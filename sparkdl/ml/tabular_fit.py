@@ -141,7 +141,39 @@ def fit_encoding(
     return TableEncoding(tuple(numbers), tuple(categories), left_out, rows)
 
 
+def count_rows(df: DataFrame, names: Sequence[str]) -> int:
+    """Count the rows of a fit by an encoding that is there.
+
+    Args:
+        df: the rows.
+        names: the columns of the encoding.
+
+    Raises:
+        DataError: naming the column that is missing or holds infinite values; or if there are no rows.
+    """
+    kinds = kinds_of(df, names)
+    numeric = {name: plain(df, name, kind) for name, kind in kinds.items() if kind != "string"}
+    wanted = [F.count(F.lit(1)), *(end(value) for value in numeric.values() for end in (F.min, F.max))]
+    (row,) = df.agg(*(column.alias(f"c{n}") for n, column in enumerate(wanted))).collect()
+    rows, *ends = row
+    for name, low, high in zip(numeric, ends[::2], ends[1::2], strict=True):
+        if low is not None:
+            _check_finite(name, low, high)
+    if not rows:
+        raise DataError("the DataFrame has no rows: there is nothing to train on", code="data-empty")
+    return int(rows)
+
+
 # -- numbers ---------------------------------------------------------------------------------------
+
+
+def _check_finite(name: str, low: float, high: float, deviation: float = 0.0) -> None:
+    if not (isfinite(low) and isfinite(high) and isfinite(deviation)):
+        raise DataError(
+            f"features column {name!r} holds infinite values, or too large ones (from {low} to {high}): "
+            "filter such rows, or make null of such values",
+            code="data-value",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,12 +217,8 @@ def _summarise(df: DataFrame, columns: Mapping[str, Column]) -> tuple[int, dict[
     found: dict[str, _Summary] = {}
     for n, name in enumerate(columns):
         count, mean, deviation, low, high, distinct, quantiles = values[7 * n : 7 * n + 7]
-        if count and not (isfinite(low) and isfinite(high) and isfinite(deviation)):
-            raise DataError(
-                f"features column {name!r} holds infinite values, or too large ones (from {low} to {high}): "
-                "filter such rows, or make null of such values",
-                code="data-value",
-            )
+        if count:
+            _check_finite(name, low, high, deviation)
         # A sum of equal values may be off by its last digit, and so would a deviation from its mean.
         deviation = 0.0 if low == high else deviation or 0.0
         found[name] = _Summary(count, mean or 0.0, deviation, low, high, distinct, tuple(quantiles or ()))

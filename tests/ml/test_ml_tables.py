@@ -295,7 +295,7 @@ def test_ids_that_are_doubles_are_an_error_that_names_the_column(table: Any) -> 
     ("params", "problem"),
     [
         ({"encode": "off"}, "column 's' has type string: turn strings into numbers first"),
-        ({"featuresCols": ["s", "v"]}, "column 's' has type string"),
+        ({"featuresCols": ["s", "v"]}, "column 'v' has type array<double>, which the encoding"),
         ({"labelCol": "same"}, "label column 'same' holds 'x' in all rows: expected 2 to 1,000"),
         ({"labelCol": "zz"}, "label column 'zz' is not in the DataFrame"),
         ({"encode": "on", "inputNames": ["a"]}, "encode='on' and inputNames are both set"),
@@ -409,6 +409,21 @@ def test_a_fit_on_other_rows_keeps_what_numbers_mean(spark: Any, tmp_path: Path)
     wider = est.copy().setFeaturesCols(["job", "age", "city"]).setWarmStartFrom(path)
     with pytest.raises(ConfigError, match=r"'city' was not among the columns of the run before"):
         wider.fit(second.withColumn("city", F.lit("x")))
+    with pytest.raises(ConfigError, match=r"'age' is missing, which the run before had"):
+        est.copy().setFeaturesCols(["job"]).setWarmStartFrom(path).fit(second)
+    for rows, message in (
+        (second.withColumn("y", F.col("y") == "yes"), r"'y' holds no strings, .* were strings \(yes, no\)"),
+        (second.withColumn("age", F.lit(float("inf"))), r"'age' holds infinite values"),
+        (second.drop("age"), r"'age' is not in the DataFrame; it has job, y"),
+        (second.drop("y"), r"'y' is not in the DataFrame; it has age, job \["),
+        (second.withColumn("age", F.array("age")), r"'age' has type array<double>, which the encoding"),
+        (second.where("false"), r"has no rows|holds no labels"),
+    ):
+        for warm in (path, str(tmp_path / "none")):
+            fitting = est.copy().setCheckpointPath(warm).setWarmStartFrom(warm)
+            if warm == path or "strings" not in message:  # the first fit takes any labels
+                with pytest.raises(DataError, match=message):
+                    fitting.fit(rows)
 
 
 def test_a_checkpoint_that_does_not_tell_what_numbers_mean(spark: Any, tmp_path: Path) -> None:
