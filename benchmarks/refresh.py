@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from serving import free_port, wait_for
-from torch import Tensor, nn
+from torch import nn
 
 from sparkdl.keyed.entries import ROW
 from sparkdl.ml import TorchModel
@@ -36,17 +36,9 @@ from sparkdl.online import Publisher
 WIDTH, COLUMNS = 16, 8
 
 
-class Model(nn.Module):
-    """Rows of some ids, and a layer above them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = EmbeddingVariable(WIDTH, seed=1)
-        self.head = nn.Linear(COLUMNS * WIDTH, 1)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        """Return a score of each row."""
-        return self.head(self.table(ids).flatten(1))
+def make_model() -> nn.Sequential:
+    """Return a module of rows of some ids, and a layer above them."""
+    return nn.Sequential(EmbeddingVariable(WIDTH, seed=1), nn.Flatten(), nn.Linear(COLUMNS * WIDTH, 1))
 
 
 def ask(port: int, body: bytes, connections: int, seconds: float) -> tuple[list[float], list[str]]:
@@ -87,12 +79,13 @@ def request(ids: Any) -> bytes:
     return "\r\n".join((*lines, "", "")).encode() + body
 
 
-def change(model: Model, iteration: int, ids: Any) -> None:
+def change(model: nn.Sequential, iteration: int, ids: Any) -> None:
     """Give some ids other rows, as an iteration does."""
-    ids = np.unique(ids)
+    ids, table = np.unique(ids), model[0]
+    assert isinstance(table, EmbeddingVariable)
     rows = np.random.default_rng(iteration).normal(size=(len(ids), WIDTH)).astype(np.float32)
-    model.table.store.count(ids, np.ones(len(ids), np.int64), iteration, lambda new: {})
-    model.table.store.update(ids, {ROW: rows}, lambda new: {}, iteration + 1)
+    table.store.count(ids, np.ones(len(ids), np.int64), iteration, lambda new: {})
+    table.store.update(ids, {ROW: rows}, lambda new: {}, iteration + 1)
 
 
 def main() -> None:
@@ -103,7 +96,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of each of both parts")
     parser.add_argument("--every", type=float, default=1.0, help="seconds between two versions")
     args = parser.parse_args()
-    random, model = np.random.default_rng(0), Model()
+    random, model = np.random.default_rng(0), make_model()
     known = np.unique(random.integers(-(2**62), 2**62, args.rows))
     change(model, 0, known)
     example = known[: 2 * COLUMNS].reshape(2, COLUMNS)

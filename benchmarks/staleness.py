@@ -19,6 +19,8 @@ from functools import partial
 from statistics import mean
 from typing import Any
 
+import admission
+import cloudpickle
 import numpy as np
 import torch
 from admission import WIDTH, Machine, movielens
@@ -30,6 +32,8 @@ from sparkdl.metrics import MetricSpec
 from sparkdl.nn.losses import binary_cross_entropy
 from sparkdl.optim import Staleness
 from sparkdl.train import DropStragglers, MaxEpoch
+
+cloudpickle.register_pickle_by_value(admission)  # executors cannot import benchmarks
 
 _SKIPPED = 20
 """Iterations whose times do not count: processes start."""
