@@ -57,7 +57,7 @@ estimator = Estimator.from_torch(
 )
 estimator.fit(encoded(train), epochs=3, batch_size=256, **columns)
 scores = estimator.evaluate(encoded(test), batch_size=2048, **columns)
-save_file(estimator.get_model().state_dict(), f"{sys.argv[2]}/orca.safetensors")
 encoding.write().overwrite().save(f"{sys.argv[2]}/encoding")
+save_file(estimator.get_model().state_dict(), f"{sys.argv[2]}/orca.safetensors")
 print(f"accuracy={scores['Accuracy']:.4f}")
 stop_orca_context()
