@@ -81,7 +81,9 @@ def milliseconds_per_stage(spark: SparkSession, data: Dataset, nbytes: int, seco
     store = data.store()
     partitions = len(store.partitions)
     tasks: list[Any] = [*[Send(partitions, nbytes)] * _STAGES, end]
-    chain = StageChain(FrameJobs(spark.sparkContext), store.tokens, len(store.partitions), None)
+    chain = StageChain(
+        FrameJobs(spark.sparkContext), store.tokens, len(store.partitions), None, gathers=False
+    )
     times: list[float] = []
     begin = time.monotonic()
     try:
