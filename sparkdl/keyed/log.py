@@ -40,16 +40,19 @@ class Log:
         """How many places the file has, used or not."""
         return self._segments * self.segment
 
+    @property
+    def _room(self) -> int:
+        """How many places can be taken without a further segment."""
+        return self.segment - self._filled + len(self._empty) * self.segment
+
     def size_with(self, count: int) -> int:
         """Return how many places the file may have once so many more are taken."""
-        room = self.segment - self._filled + len(self._empty) * self.segment
-        return self.size + max(0, -(-(count - room) // self.segment)) * self.segment
+        return self.size + max(0, -(-(count - self._room) // self.segment)) * self.segment
 
     def to_clean(self, count: int) -> int | None:
         """Return a segment to clean before so many places are taken; ``None`` if there is room."""
-        room = self.segment - self._filled + len(self._empty) * self.segment
         most = max(_LEAST_SEGMENTS, -(-_ROOM * (self._records + count) // self.segment))
-        if room >= count or self._segments < most:
+        if self._room >= count or self._segments < most:
             return None
         live = self._live[: self._segments].copy()
         live[[self._open, *self._empty]] = self.segment

@@ -61,6 +61,16 @@ def inputs(rows: int = 3) -> dict[str, Any]:
     return {"columns": user, "history": history, "length": torch.full((rows,), 6), "seen": history}
 
 
+def model_of(module: Recommender, example: dict[str, Any]) -> TorchModel:
+    return TorchModel.from_module(
+        module,
+        example=example,
+        featuresCols=list(example),
+        inputNames=list(example),
+        outputCols=["items", "scores"],
+    )
+
+
 def test_candidates_are_ranked_again() -> None:
     module, given = recommender(), inputs()
     with torch.no_grad():
@@ -92,13 +102,7 @@ def test_scores_of_retrieval_count_by_their_weight(tmp_path: Path) -> None:
     assert (few["items"][:, 3:] == -1).all()
     assert torch.isinf(few["scores"][:, 3:]).all()
     arrays = {name: value.numpy() for name, value in given.items()}
-    model = TorchModel.from_module(
-        module,
-        example=arrays,
-        featuresCols=list(given),
-        inputNames=list(given),
-        outputCols=["items", "scores"],
-    )
+    model = model_of(module, arrays)
     save_local(model, tmp_path / "model")
     table = pa.table({name: value.tolist() for name, value in arrays.items()})
     assert ServedModel.load(str(tmp_path / "model"))(table).column("items").to_pylist() == found.tolist()
@@ -106,13 +110,7 @@ def test_scores_of_retrieval_count_by_their_weight(tmp_path: Path) -> None:
 
 def test_ids_are_served_with_all_their_bits(tmp_path: Path) -> None:
     module, given = recommender(), {name: value.numpy() for name, value in inputs().items()}
-    model = TorchModel.from_module(
-        module,
-        example=given,
-        featuresCols=list(given),
-        inputNames=list(given),
-        outputCols=["items", "scores"],
-    )
+    model = model_of(module, given)
     with torch.no_grad():
         expected = module(**inputs())["items"]
     save_local(model, tmp_path / "model")
