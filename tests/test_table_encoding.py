@@ -126,6 +126,7 @@ def test_timestamps_are_seconds_in_utc() -> None:
         ({"age": ["x", "y", "z"]}, "column 'age' has type string: .* fitted on numbers", "data-type"),
         ({"since": ["x", "y", "z"]}, "column 'since' has type string: .* fitted on dates", "data-type"),
         ({"city": [0.5, 1.5, 2.5]}, "column 'city' has type double: .* fitted on strings", "data-type"),
+        ({"city": [101, 1, 2]}, "column 'city' has type int64: .* on strings; pass the strings", "data-type"),
         ({"city": [{}, 1, "x"]}, "column 'city': .* is no column of one type", "data-type"),
         ({"city": ["Rome"]}, "different numbers of rows: age 3, member 3, since 3, city 1", "data-shape"),
     ],

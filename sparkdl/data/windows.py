@@ -53,8 +53,3 @@ def windows_of(token: Token, name: str, starts: Array, stretches: Sequence[Stret
         columns=tuple(columns),
         stretches=tuple((part.key, part.stored, part.offset, part.length) for part in stretches),
     )
-
-
-def stored_of(token: Token) -> Token:
-    """Return the token of the stored rows below a view of windows."""
-    return replace(token, rows=token.stored, columns=token.stored_columns, stretches=(), view="", stored=0)

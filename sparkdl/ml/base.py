@@ -112,7 +112,7 @@ class FitsTorch(FitsModule, HasTrainingSetters, HasInputs):
             train = df
         encoding: TableEncoding | None = None
         if table:
-            encoding = tables.fitted(self, train, before)
+            encoding = tables.fitted(self, train, before, names)  # before passes that take long
             features = tables.inputs_of(encoding, self.module)
             kept = list(dict.fromkeys(names))
             df, train = (tables.arrays(part, encoding, kept) for part in (df, train))

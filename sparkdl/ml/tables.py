@@ -62,13 +62,21 @@ def encodes(estimator: Any, df: DataFrame) -> bool:
     return None not in kinds or not {"string", "date", "timestamp"}.isdisjoint(kinds)
 
 
-def fitted(estimator: Any, df: DataFrame, before: Earlier | None) -> TableEncoding:
+def fitted(
+    estimator: Any, df: DataFrame, before: Earlier | None, required: Sequence[str] = ()
+) -> TableEncoding:
     """Fit the encoding of an estimator's columns, or take that of the run before.
+
+    Args:
+        estimator: about to fit.
+        df: the rows.
+        before: what a checkpoint tells of the run before.
+        required: columns beside those of the table, which must not have nulls.
 
     Raises:
         ConfigError: if the fit goes on from a checkpoint that has no encoding, or one of other columns.
-        DataError: if a column is missing, cannot be encoded or holds infinite values; or if there are no
-            rows, or no column tells them apart.
+        DataError: if a column is missing, cannot be encoded, holds infinite values or has nulls that it must
+            not have; or if there are no rows, or no column tells them apart.
     """
     check_told(estimator, before, "what became of the table's columns")
     if before is not None and before.encoding is not None:
@@ -85,12 +93,13 @@ def fitted(estimator: Any, df: DataFrame, before: Earlier | None) -> TableEncodi
                 "columns, or fit anew",
                 code="config-resume",
             )
-        return replace(before.encoding, rows=count_rows(df, before.encoding.columns))
+        return replace(before.encoding, rows=count_rows(df, before.encoding.columns, required))
     return fit_encoding(
         df,
         estimator.featuresNames(),
         max_categories=estimator.getMaxCategories(),
         min_frequency=value_of(estimator, estimator.minFrequency),
+        required=required,
     )
 
 

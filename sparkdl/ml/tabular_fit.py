@@ -98,7 +98,12 @@ def plain(df: DataFrame, name: str, kind: Kind) -> Column:
 
 
 def fit_encoding(
-    df: DataFrame, names: Sequence[str], *, max_categories: int, min_frequency: int | None
+    df: DataFrame,
+    names: Sequence[str],
+    *,
+    max_categories: int,
+    min_frequency: int | None,
+    required: Sequence[str] = (),
 ) -> TableEncoding:
     """Find out what becomes of a table's columns.
 
@@ -107,14 +112,15 @@ def fit_encoding(
         names: the columns.
         max_categories: most values of a string column that have a number of their own.
         min_frequency: least rows that a value must have for that; by default one in 1,000, from 1 to 10.
+        required: other columns, which must not have nulls.
 
     Raises:
-        DataError: naming the column that is missing, cannot be encoded or holds infinite values; or if there
-            are no rows, or no column tells them apart.
+        DataError: naming the column that is missing, cannot be encoded, holds infinite values or has nulls
+            that it must not have; or if there are no rows, or no column tells them apart.
     """
     kinds = kinds_of(df, names)
     numeric = {name: plain(df, name, kind) for name, kind in kinds.items() if kind != "string"}
-    rows, summaries = _summarise(df, numeric)
+    rows, summaries = _summarise(df, numeric, required)
     if not rows:
         raise DataError(
             "the DataFrame has no rows: there is nothing to fit an encoding to", code="data-empty"
@@ -141,27 +147,47 @@ def fit_encoding(
     return TableEncoding(tuple(numbers), tuple(categories), left_out, rows)
 
 
-def count_rows(df: DataFrame, names: Sequence[str]) -> int:
+def count_rows(df: DataFrame, names: Sequence[str], required: Sequence[str] = ()) -> int:
     """Count the rows of a fit by an encoding that is there.
 
     Args:
         df: the rows.
         names: the columns of the encoding.
+        required: other columns, which must not have nulls.
 
     Raises:
-        DataError: naming the column that is missing or holds infinite values; or if there are no rows.
+        DataError: naming the column that is missing, holds infinite values or has nulls that it must not
+            have; or if there are no rows.
     """
     kinds = kinds_of(df, names)
     numeric = {name: plain(df, name, kind) for name, kind in kinds.items() if kind != "string"}
-    wanted = [F.count(F.lit(1)), *(end(value) for value in numeric.values() for end in (F.min, F.max))]
+    wanted = [F.count(F.lit(1)), *map(_nulls, required)]
+    first = len(wanted)
+    wanted += [end(value) for value in numeric.values() for end in (F.min, F.max)]
     (row,) = df.agg(*(column.alias(f"c{n}") for n, column in enumerate(wanted))).collect()
-    rows, *ends = row
+    rows, ends = row[0], row[first:]
+    _check_required(required, row[1:first])
     for name, low, high in zip(numeric, ends[::2], ends[1::2], strict=True):
         if low is not None:
             _check_finite(name, low, high)
     if not rows:
         raise DataError("the DataFrame has no rows: there is nothing to train on", code="data-empty")
     return int(rows)
+
+
+def _nulls(name: str) -> Column:
+    """Return how many rows have null in a column."""
+    return F.count_if(quoted(name).isNull())
+
+
+def _check_required(names: Sequence[str], nulls: Sequence[int]) -> None:
+    for name, count in zip(names, nulls, strict=True):
+        if count:
+            raise DataError(
+                f"column {name!r}: null in {count} row{'s' if count > 1 else ''}; drop or fill nulls first, "
+                "for example with df.dropna() or df.fillna(), or set handleInvalid='skip'",
+                code="data-null",
+            )
 
 
 # -- numbers ---------------------------------------------------------------------------------------
@@ -206,14 +232,18 @@ class _Summary:
         return tuple(a for a, b in zip(self.quantiles, self.quantiles[1:], strict=False) if a == b)
 
 
-def _summarise(df: DataFrame, columns: Mapping[str, Column]) -> tuple[int, dict[str, _Summary]]:
+def _summarise(
+    df: DataFrame, columns: Mapping[str, Column], required: Sequence[str]
+) -> tuple[int, dict[str, _Summary]]:
     """Return the number of rows, and the summary of each column, in one pass."""
-    wanted = [F.count(F.lit(1))]
+    wanted = [F.count(F.lit(1)), *map(_nulls, required)]
+    first = len(wanted)
     for value in columns.values():
         wanted += [F.count(value), F.avg(value), F.stddev_pop(value), F.min(value), F.max(value)]
         wanted += [F.approx_count_distinct(value), F.percentile_approx(value, _SHARES, _ACCURACY)]
     (row,) = df.agg(*(column.alias(f"c{n}") for n, column in enumerate(wanted))).collect()
-    values = list(row)[1:]
+    _check_required(required, row[1:first])
+    values = row[first:]
     found: dict[str, _Summary] = {}
     for n, name in enumerate(columns):
         count, mean, deviation, low, high, distinct, quantiles = values[7 * n : 7 * n + 7]

@@ -329,18 +329,23 @@ def arrow(name: str, values: Any) -> pa.Array:
 
 
 def texts(name: str, column: pa.Array) -> pa.Array:
-    """Return a column of strings; numbers and booleans become text as Spark's cast makes it.
+    """Return a column of strings.
 
     Raises:
-        DataError: naming the column, if its values are no strings.
+        DataError: naming the column, if its values are no strings: of codes such as 01234 a number has lost
+            the zero, and would be an unseen value.
     """
     kind = column.type
     if pa.types.is_dictionary(kind):
         return texts(name, column.dictionary_decode())
     plain = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
-    if any(check(kind) for check in plain) or pa.types.is_integer(kind) or pa.types.is_boolean(kind):
+    if any(check(kind) for check in plain):
         return column.cast(pa.string())
-    raise DataError(f"column {name!r} has type {kind}: the encoding was fitted on strings", code="data-type")
+    raise DataError(
+        f"column {name!r} has type {kind}: the encoding was fitted on strings; pass the strings that the "
+        "table had then, or null",
+        code="data-type",
+    )
 
 
 def doubles(name: str, column: pa.Array, kind: Kind) -> Array:
@@ -367,7 +372,8 @@ def doubles(name: str, column: pa.Array, kind: Kind) -> Array:
         for check in (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_null)
     ):
         raise DataError(
-            f"column {name!r} has type {found}: the encoding was fitted on {_EXPECTED[kind]}",
+            f"column {name!r} has type {found}: the encoding was fitted on {_EXPECTED[kind]}; pass such "
+            "values, or null",
             code="data-type",
         )
     # Whole numbers beyond 2^53 lose digits, which a model cannot tell apart anyway.

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkdl.data.store import Token, read_rows, view_of
-from sparkdl.data.windows import stored_of
 from sparkdl.frame import unpack
 from sparkdl.ml.series_forecast import ForecastTask
 from sparkdl.series.frequency import Frequency
@@ -60,9 +59,8 @@ def test_windows_are_those_of_numpy_and_their_steps_lie_in_the_store_once() -> N
         assert found["features_known"][row, :, 0].tolist() == (2 * value).tolist()
         assert found["features_static"][row].tolist() == [series]
         assert found["label"][row].tolist() == value[4:].tolist()
-    stored = stored_of(token)
-    assert stored.rows == sum(lengths)
-    assert {key: shape for key, _, shape in stored.columns} == {
+    assert token.stored == sum(lengths)
+    assert {key: shape for key, _, shape in token.stored_columns} == {
         "target": (),
         "past": (1,),
         "known": (1,),
