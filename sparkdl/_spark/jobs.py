@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import re
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import cloudpickle
 from pyspark.serializers import NoOpSerializer
 
+from sparkdl._spark.blocks import Blocks
 from sparkdl._spark.frames import KEY_BASE, FrameSerializer, JavaObject, Task, key, read_all
 from sparkdl._spark.session import live_executors
 from sparkdl.frame import Parts
-
-_STORAGE = "org.apache.spark.storage"
-_DRIVER = "driver"
 
 _LARGE_FRAME = 32 << 20
 """Frames from this size on are kept on disk only: a large model's state exceeds the heaps."""
@@ -81,6 +77,7 @@ class FrameJobs:
         self._zip_function: JavaObject | None = None
         self._partitioners: dict[int, JavaObject] = {}
         self._rates: dict[tuple[int, ...], JavaObject] = {}
+        self._blocks = Blocks(self._jvm, self._context)
 
     # -- building -----------------------------------------------------------------------------
 
@@ -265,27 +262,17 @@ class FrameJobs:
     def _everywhere(
         self, task: Task, broadcasts: Sequence[Any], times: int, profile: JavaObject | None
     ) -> JavaObject:
-        each = [found for found in self._executors().values() or [""] for _ in range(times)]
+        each = [found for found in self._blocks.executors().values() or [""] for _ in range(times)]
         return self.stage(self._empty_at(each), task, broadcasts, profile=profile)
 
     def located(self, executors: Sequence[str]) -> JavaObject:
         """Return an RDD with a partition at each of some executors, or anywhere if one is gone."""
-        known = self._executors()
+        known = self._blocks.executors()
         return self._empty_at([known.get(name, "") for name in executors])
 
     def places(self, frames: JavaObject) -> list[str]:
-        """Return the id of an executor that holds each partition of a persisted RDD, empty if none does.
-
-        One that is about to leave does not count.
-        """
-        block, master = self._jvm.org.apache.spark.storage.RDDBlockId, self._block_manager_master
-        known = {*self._executors(), _DRIVER}  # which runs tasks itself in local mode
-        found = []
-        for partition in range(frames.getNumPartitions()):
-            locations = master.getLocations(block(frames.id(), partition))
-            holders = [locations.apply(n).executorId() for n in range(locations.size())]
-            found.append(next((name for name in holders if name in known), ""))
-        return found
+        """Return the id of an executor that holds each partition of a persisted RDD; see :class:`Blocks`."""
+        return self._blocks.places(frames)
 
     def _empty_at(self, locations: Iterable[str]) -> JavaObject:
         """Return an RDD of an empty frame at each place."""
@@ -302,7 +289,7 @@ class FrameJobs:
 
         The newest ones are given back if there are more.
         """
-        staying = self._executors()
+        staying = self._blocks.executors()
         names = [name for name in live_executors(self.sc) if name in staying]
         if names[total:]:
             self._context.killExecutors(self._jvm.PythonUtils.toSeq(self._listed(names[total:])))
@@ -317,26 +304,7 @@ class FrameJobs:
 
     def count_executors(self) -> int:
         """Return how many executors take tasks now; in local mode the driver is one."""
-        known: int = self._peers().size()
-        return max(1, known)
-
-    def _executors(self) -> dict[str, str]:
-        """Return the executors besides the driver, by id, as an RDD names the places where it is to run."""
-        peers = self._peers()
-        found = {}
-        for n in range(peers.size()):
-            block_manager = peers.apply(n)
-            name = block_manager.executorId()
-            found[name] = f"executor_{block_manager.host()}_{name}"
-        return found
-
-    def _peers(self) -> JavaObject:
-        """Return the block managers of executors, but of none that is being decommissioned.
-
-        Such an executor is still there, and runs no further task. Spark knows it by this where it moves the
-        executor's blocks (``spark.storage.decommission.enabled``).
-        """
-        return self._block_manager_master.getPeers(self._driver_block_manager)
+        return max(1, self._blocks.count())
 
     # -- keeping and releasing ------------------------------------------------------------------
 
@@ -373,49 +341,9 @@ class FrameJobs:
         """Delete a shuffle's files; without this they stay until the driver's next full GC."""
         shuffled.rdd().cleanShuffleDependencies(False)
 
-    def drop_block(self, rdd_id: int, partition: int, timeout: float = 10.0) -> None:
+    def drop_block(self, rdd_id: int, partition: int) -> None:
         """Forget a cached block wherever it is: the next job computes it again."""
-        master = self._block_manager_master
-        block = self._jvm.org.apache.spark.storage.RDDBlockId(rdd_id, partition)
-        master.removeBlock(block)
-        deadline = time.monotonic() + timeout
-        while master.getLocations(block).size() and time.monotonic() < deadline:
-            time.sleep(0.01)  # executors delete the block in their own time
-
-    # To look one of these up takes 10 ms.
-
-    @cached_property
-    def _block_manager(self) -> JavaObject:
-        return self._getter(
-            self._context.env(), "org.apache.spark.SparkEnv", "blockManager", f"{_STORAGE}.BlockManager"
-        )
-
-    @cached_property
-    def _block_manager_master(self) -> JavaObject:
-        manager = self._block_manager
-        return self._getter(manager, f"{_STORAGE}.BlockManager", "master", f"{_STORAGE}.BlockManagerMaster")
-
-    @cached_property
-    def _driver_block_manager(self) -> JavaObject:
-        manager = self._block_manager
-        return self._getter(
-            manager, f"{_STORAGE}.BlockManager", "blockManagerId", f"{_STORAGE}.BlockManagerId"
-        )
-
-    def _getter(self, obj: JavaObject, owner: str, method: str, returns: str) -> JavaObject:
-        """Call a method without arguments by its exact signature.
-
-        Py4J would list all methods of the class first, which fails for these two: some name types
-        that are not on the class path of every Spark distribution.
-        """
-        invoke = self._jvm.java.lang.invoke
-        class_of = self._jvm.java.lang.Class.forName
-        handle = invoke.MethodHandles.publicLookup().findVirtual(
-            class_of(owner), method, invoke.MethodType.methodType(class_of(returns))
-        )
-        arguments = self._array_list()
-        arguments.add(obj)
-        return handle.invokeWithArguments(arguments)
+        self._blocks.drop(rdd_id, partition)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,110 @@
+"""What Spark's driver knows of executors and of the blocks that they hold."""
+
+from __future__ import annotations
+
+import time
+from functools import cached_property
+from typing import Any
+
+from sparkdl._spark.frames import JavaObject
+
+_STORAGE = "org.apache.spark.storage"
+_DRIVER = "driver"
+
+
+class Blocks:
+    """Asks Spark's block manager.
+
+    Args:
+        jvm: the driver's.
+        context: Spark's context there.
+    """
+
+    def __init__(self, jvm: Any, context: JavaObject) -> None:
+        self._jvm = jvm
+        self._context = context
+
+    def count(self) -> int:
+        """Return how many executors there are besides the driver."""
+        found: int = self._peers().size()
+        return found
+
+    def executors(self) -> dict[str, str]:
+        """Return the executors besides the driver, by id, as an RDD names the places where it is to run."""
+        peers = self._peers()
+        found = {}
+        for n in range(peers.size()):
+            block_manager = peers.apply(n)
+            name = block_manager.executorId()
+            found[name] = f"executor_{block_manager.host()}_{name}"
+        return found
+
+    def _peers(self) -> JavaObject:
+        """Return the block managers of executors, but of none that is being decommissioned.
+
+        Such an executor is still there, and runs no further task. Spark knows it by this where it moves the
+        executor's blocks (``spark.storage.decommission.enabled``).
+        """
+        return self._block_manager_master.getPeers(self._driver_block_manager)
+
+    def places(self, frames: JavaObject) -> list[str]:
+        """Return the id of an executor that holds each partition of a persisted RDD, empty if none does.
+
+        One that is about to leave does not count.
+        """
+        block, master = self._block_id, self._block_manager_master
+        known = {*self.executors(), _DRIVER}  # which runs tasks itself in local mode
+        found = []
+        for partition in range(frames.getNumPartitions()):
+            locations = master.getLocations(block(frames.id(), partition))
+            holders = [locations.apply(n).executorId() for n in range(locations.size())]
+            found.append(next((name for name in holders if name in known), ""))
+        return found
+
+    def drop(self, rdd_id: int, partition: int, timeout: float = 10.0) -> None:
+        """Forget a cached block wherever it is: the next job computes it again."""
+        master = self._block_manager_master
+        block = self._block_id(rdd_id, partition)
+        master.removeBlock(block)
+        deadline = time.monotonic() + timeout
+        while master.getLocations(block).size() and time.monotonic() < deadline:
+            time.sleep(0.01)  # executors delete the block in their own time
+
+    # To look one of these up takes 10 ms.
+
+    @cached_property
+    def _block_id(self) -> JavaObject:
+        return self._jvm.org.apache.spark.storage.RDDBlockId
+
+    @cached_property
+    def _block_manager(self) -> JavaObject:
+        return self._getter(
+            self._context.env(), "org.apache.spark.SparkEnv", "blockManager", f"{_STORAGE}.BlockManager"
+        )
+
+    @cached_property
+    def _block_manager_master(self) -> JavaObject:
+        manager = self._block_manager
+        return self._getter(manager, f"{_STORAGE}.BlockManager", "master", f"{_STORAGE}.BlockManagerMaster")
+
+    @cached_property
+    def _driver_block_manager(self) -> JavaObject:
+        manager = self._block_manager
+        return self._getter(
+            manager, f"{_STORAGE}.BlockManager", "blockManagerId", f"{_STORAGE}.BlockManagerId"
+        )
+
+    def _getter(self, obj: JavaObject, owner: str, method: str, returns: str) -> JavaObject:
+        """Call a method without arguments by its exact signature.
+
+        Py4J would list all methods of the class first, which fails for these two: some name types
+        that are not on the class path of every Spark distribution.
+        """
+        invoke = self._jvm.java.lang.invoke
+        class_of = self._jvm.java.lang.Class.forName
+        handle = invoke.MethodHandles.publicLookup().findVirtual(
+            class_of(owner), method, invoke.MethodType.methodType(class_of(returns))
+        )
+        arguments = self._jvm.java.util.ArrayList()
+        arguments.add(obj)
+        return handle.invokeWithArguments(arguments)
