@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +16,7 @@ from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Problems
 from sparkdl.allreduce.spreading import Spreading
 from sparkdl.allreduce.transport.base import Group, GroupResult
+from sparkdl.allreduce.transport.direct import transport
 from sparkdl.allreduce.transport.direct.peer import Peer
 from sparkdl.allreduce.transport.direct.task import Circle
 from sparkdl.allreduce.transport.direct.transport import LONGEST_GROUP, DirectTransport
@@ -141,9 +144,11 @@ class Chain:
     def __init__(self) -> None:
         self.loses = False
         self.tasks: list[int] = []
+        self.patience: list[float] = []
         self.gathering: Gathering | None = Gathering(self)
 
-    def run(self, *_: Any, **__: Any) -> tuple[list[Any], None]:
+    def run(self, tasks: Sequence[Any], *_: Any, **__: Any) -> tuple[list[Any], None]:
+        self.patience.append(tasks[0].circle.patience)
         return self.run_on(2)
 
     def run_on(self, tasks: int) -> tuple[list[Any], None]:
@@ -224,6 +229,16 @@ def test_after_a_loss_direct_exchange_is_tried_at_once() -> None:
     stand.chain.loses = False
     assert stand.run()
     assert stand.shuffles.lengths == []
+
+
+def test_a_group_that_failed_makes_nobody_more_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand, seconds = Stand(), itertools.count(step=100.0)  # each group takes 100
+    clock = SimpleNamespace(time=time.time, time_ns=time.time_ns, perf_counter=seconds.__next__)
+    monkeypatch.setattr(transport, "time", clock)
+    for loses in (True, False, False):
+        stand.chain.loses = loses
+        assert stand.run(most=1)
+    assert stand.chain.patience == [1, 1, 20 * 100]
 
 
 def test_fewer_tasks_run_all_ranks_while_an_executor_is_away() -> None:

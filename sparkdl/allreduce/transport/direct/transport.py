@@ -138,10 +138,12 @@ class DirectTransport:
         else:
             self._say_if_crowded(group)
             result = self._shuffles.run(group)
+        if result.problems:  # how long it took says nothing of a step
+            return result
         each = sum(result.seconds.values()) / len(group.steps)
         if not result.direct:
             self._shuffled_step = each
-        elif not result.problems:
+        else:
             self._direct_step = each
             self._away = min(2 * self._away, _LONGEST_PAUSE) if self._is_away() else _UNTIL_BACK_SECONDS
         self._longest_step = max(self._longest_step, each)
