@@ -141,70 +141,6 @@ class Sharded:
 
 
 @dataclass(frozen=True, slots=True)
-class _UpdateShard:
-    """Update a shard, or go on until sums over all shards are needed.
-
-    Attributes:
-        start: the model from which the group starts.
-        done: steps of the group that are completed before this one.
-        directives: instructions for this step.
-        number: how many sums over all shards are known.
-        last: whether these are all.
-    """
-
-    start: Start
-    done: int
-    directives: Directives
-    number: int
-    last: bool
-
-    def __call__(self, me: Participant, inbox: Inbox) -> Iterator[Send]:
-        """Send the shard, or partial sums, to all, and what this rank needs later to itself."""
-        spec, files, n = me.worker.spec, me.worker.files, me.rank
-        version = self.start.after(self.done)
-        if self.last:
-            # Modules have loaded the weights, and a shard of them will be overwritten.
-            files.forget(version.part(WEIGHTS))
-        arrived = inbox.of(Shard)
-        totals = [total for message in inbox.of(Totals) for total in message.totals]
-        if self.number:
-            partials = sorted(inbox.of(Partials), key=lambda message: message.start)
-            totals.append(add_up(message.sums for message in partials))
-        bounds = shards.bounds(me.worker.spec.layout.numel, me.ranks)[n]
-        buffers, weights = model_before(self.start, self.done, n, files, bounds)
-        mine = OwnShard.read(files, self.start, self.done, n, take=self.last)
-        if mine.weights is not None:
-            weights = mine.weights
-        reports = _combined(inbox, buffers)
-        assert weights is not None
-        update = ShardUpdate(
-            layout=spec.layout,
-            start=bounds[0],
-            stop=bounds[1],
-            rule=spec.rule,
-            weights=weights,
-            iteration=version.iteration,
-            combine=spec.combine,
-            averaging=spec.averaging,
-            directives=self.directives,
-            totals=tuple(totals),
-        )
-        made = update_shard(update, arrived, update.optimizer(mine.state), mine.average)
-        if not isinstance(made, Finished):
-            left: list[Message] = [made.partials, Totals(totals), *made.shards]
-            if reports is not None:
-                left.append(reports)
-            yield ToOthers(made.partials)
-            # The sources' own gradients are passed on where they are not summed yet.
-            lent = spec.combine != "mean"
-            yield ToSelf(version.part(f"left-{self.number}-{n}"), left, lent=lent)
-            return
-        shard = made.shard if reports is None else replace(made.shard, reports=reports)
-        yield ToOthers(shard.coded(spec.weights_codec))
-        yield ToSelf(self.start.after(self.done + 1).part(shard_part(n)), [shard, *made.kept])
-
-
-@dataclass(frozen=True, slots=True)
 class _Gather:
     """Put the shards together, and go on with the next forward and backward pass.
 
@@ -304,6 +240,73 @@ class _Gather:
             yield ToDriver(GroupReport(steps, arrays["buffers"], arrays["counters"], gradient=gradient))
         yield Stay(Master(own.held.value))
         yield from map(Stay, kept)
+
+
+@dataclass(frozen=True, slots=True)
+class _UpdateShard:
+    """Update a shard, or go on until sums over all shards are needed.
+
+    Attributes:
+        start: the model from which the group starts.
+        done: steps of the group that are completed before this one.
+        directives: instructions for this step.
+        number: how many sums over all shards are known.
+        last: whether these are all.
+    """
+
+    start: Start
+    done: int
+    directives: Directives
+    number: int
+    last: bool
+
+    def __call__(self, me: Participant, inbox: Inbox) -> Iterator[Send]:
+        """Send the shard, or partial sums, to all, and what this rank needs later to itself."""
+        spec, files, n = me.worker.spec, me.worker.files, me.rank
+        version = self.start.after(self.done)
+        if self.last:
+            # Modules have loaded the weights, and a shard of them will be overwritten.
+            files.forget(version.part(WEIGHTS))
+        arrived = inbox.of(Shard)
+        totals = [total for message in inbox.of(Totals) for total in message.totals]
+        if self.number:
+            partials = sorted(inbox.of(Partials), key=lambda message: message.start)
+            totals.append(add_up(message.sums for message in partials))
+        bounds = shards.bounds(me.worker.spec.layout.numel, me.ranks)[n]
+        buffers, weights = model_before(self.start, self.done, n, files, bounds)
+        mine = OwnShard.read(files, self.start, self.done, n, take=self.last)
+        if mine.weights is not None:
+            weights = mine.weights
+        reports = _combined(inbox, buffers)
+        assert weights is not None
+        update = ShardUpdate(
+            layout=spec.layout,
+            start=bounds[0],
+            stop=bounds[1],
+            rule=spec.rule,
+            weights=weights,
+            iteration=version.iteration,
+            combine=spec.combine,
+            averaging=spec.averaging,
+            directives=self.directives,
+            totals=tuple(totals),
+        )
+        made = update_shard(update, arrived, update.optimizer(mine.state), mine.average)
+        if me.stays:  # nobody asks for these again, and what was lent would be copied
+            for part in (f"gradient-{n}", *(f"left-{number}-{n}" for number in range(self.number))):
+                files.forget(version.part(part))
+        if not isinstance(made, Finished):
+            left: list[Message] = [made.partials, Totals(totals), *made.shards]
+            if reports is not None:
+                left.append(reports)
+            yield ToOthers(made.partials)
+            # The sources' own gradients are passed on where they are not summed yet.
+            lent = spec.combine != "mean"
+            yield ToSelf(version.part(f"left-{self.number}-{n}"), left, lent=lent)
+            return
+        shard = made.shard if reports is None else replace(made.shard, reports=reports)
+        yield ToOthers(shard.coded(spec.weights_codec))
+        yield ToSelf(self.start.after(self.done + 1).part(shard_part(n)), [shard, *made.kept])
 
 
 def _combined(inbox: Inbox, before: Buffers) -> Reports | None:
