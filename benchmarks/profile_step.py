@@ -60,7 +60,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
         "sparkdl.nn.flat:FlatModule.load",
         "sparkdl.compute.live_model:LiveModel.apply",
     ),
-    "rows": ("sparkdl.data.store:read_rows", "sparkdl.compute.place:Place.rows"),
+    "rows": ("sparkdl.data.store:read_rows", "sparkdl.data.sampler:Place.rows"),
     "batch": ("sparkdl.compute.forward_backward:make_batch", "sparkdl.seeding:seed_task"),
     "gradient out": (
         "sparkdl.nn.flat:FlatModule.grad_numpy",

@@ -2,23 +2,24 @@
 
 The driver schedules one job and hears of the iterations when it ends. Drizzle (Venkataraman et al., SOSP
 2017, section 3.1) calls this group scheduling, and changes Spark's scheduler for it; where all stages of a
-group can be told beforehand, a job of a stock Spark does the same.
+group can be told beforehand, a job of a stock Spark does the same. Where tasks exchange directly a chain has
+one stage, whose tasks have a rank each, or several.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sparkdl._spark.frames import JavaObject
 from sparkdl._spark.jobs import FrameJobs
 from sparkdl.access import in_pieces as pieces
-from sparkdl.access.base import FRAMES_PER_RANK
-from sparkdl.access.collecting import collect
-from sparkdl.access.gathered_stages import GatheredStages
+from sparkdl.access.base import FRAMES_PER_RANK, RESULT, STATE, Host
+from sparkdl.access.gathered import LACKING, AtHome, Gathered, by_executor
 from sparkdl.access.in_pieces import ChainTask, InPieces
 from sparkdl.frame import Buffer
+from sparkdl.pieces import joined
 
 
 class StageChain:
@@ -67,13 +68,13 @@ class StageChain:
         """Run the stages; see :class:`sparkdl.access.base.Chain`."""
         jobs, ranks = self._jobs, self._ranks
         cut, blocks = pieces.count(frame_bytes), pieces.blocks(frame_bytes)
-        tokens = self._padded(cut + FRAMES_PER_RANK - 1)
         stage = shuffled = None
         for number, task in enumerate(tasks, start=1):
             arriving = self._rows
             if stage is not None:
                 shuffled = jobs.shuffle(jobs.keyed(stage), ranks * blocks)
                 values = jobs.values(shuffled)
+                tokens = self._padded(cut + FRAMES_PER_RANK - 1)
                 # Zipped with the tokens, by which Spark runs the tasks where the rows are.
                 arriving = jobs.zip(tokens, jobs.coalesce(values, ranks) if blocks > 1 else values)
             last = number == len(tasks)
@@ -118,3 +119,99 @@ class _Pad:
         """Yield them."""
         yield from tokens
         yield from [b""] * (self.frames - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredStages:
+    """Runs such stages over a partition store; see :class:`sparkdl.access.base.Gathering`.
+
+    Attributes:
+        jobs: Spark access.
+        rows: tokens of the partition store.
+        ranks: how many there are.
+        profile: resource profile of the tasks.
+        forget: forgets where a partition's rows are.
+    """
+
+    jobs: FrameJobs
+    rows: JavaObject
+    ranks: int
+    profile: JavaObject | None
+    forget: Callable[[int], None]
+
+    def hosts(self, slots: int) -> list[Host]:
+        """Return the tasks of which each has several ranks."""
+        jobs = self.jobs
+        for partition, place in enumerate(jobs.places(self.rows)):
+            if not place:  # lost, or where no task runs any more
+                self.forget(partition)
+        jobs.describe("sparkdl: see where partitions are")
+        try:
+            tokens = jobs.collect(self.rows)
+        finally:
+            jobs.describe(None)
+        places = jobs.places(self.rows)
+        groups = by_executor(places, slots)
+        return [Host(places[own[0]], [tokens[partition] for partition in own]) for own in groups]
+
+    def run(
+        self,
+        task: ChainTask,
+        hosts: Sequence[Host],
+        broadcasts: Sequence[Any],
+        name: str,
+        *,
+        kept_bytes: int | None = None,
+    ) -> tuple[list[Buffer], JavaObject | None]:
+        """Run one stage."""
+        jobs, profile, homes = self.jobs, self.profile, kept_bytes is not None
+        shuffled = None
+        run = Gathered(task, [host.tokens for host in hosts], homes)
+        stage = jobs.stage(jobs.located([host.executor for host in hosts]), run, broadcasts, profile=profile)
+        if homes:  # a partition for each shard
+            shuffled = jobs.shuffle(jobs.keyed(stage), self.ranks)
+            stage = jobs.stage(jobs.values(shuffled), AtHome(), profile=profile)
+        results, kept = collect(jobs, stage, shuffled, name, kept_bytes)
+        found = [data for data in results if data != LACKING]
+        if len(found) < len(results):
+            jobs.unpersist(kept)
+            kept = None
+        return found, kept
+
+
+def collect(
+    jobs: FrameJobs, stage: JavaObject, shuffled: JavaObject | None, name: str, kept_bytes: int | None
+) -> tuple[list[Buffer], JavaObject | None]:
+    """Run the job whose last stage this is.
+
+    Args:
+        jobs: Spark access.
+        stage: yields keyed frames.
+        shuffled: what it reads, which nobody needs afterwards.
+        name: names the job in the Spark UI.
+        kept_bytes: length of a frame that stays, about; ``None`` if none does.
+
+    Returns:
+        Frames for the driver, and what stays.
+    """
+    kept = None
+    if kept_bytes is not None:
+        kept = stage
+        jobs.persist_replicated(kept, kept_bytes)
+    jobs.describe(name)
+    try:
+        results = jobs.select(jobs.keyed(stage), RESULT, drop=[] if kept is None else [STATE])
+        return list(joined(jobs.collect(results))), kept
+    except BaseException:
+        if kept is not None:
+            jobs.unpersist(kept)
+        raise
+    finally:
+        jobs.describe(None)
+        if shuffled is not None:
+            jobs.release_shuffle(shuffled)
+
+
+def staying(jobs: FrameJobs, keyed_frames: JavaObject) -> JavaObject:
+    """Return the frames that an earlier job left for the shards."""
+    return jobs.select(jobs.keyed(keyed_frames), STATE, drop=[RESULT])

@@ -14,8 +14,7 @@ from sparkdl._spark.frames import JavaObject, Task, frames_of, key
 from sparkdl._spark.jobs import Begun, FrameJobs
 from sparkdl._spark.tasks import broadcast_id
 from sparkdl.access.base import DYNAMIC, RESULT, STATE, BytesRef, Published
-from sparkdl.access.chain import StageChain
-from sparkdl.access.collecting import staying
+from sparkdl.access.chain import StageChain, staying
 from sparkdl.frame import Parts
 from sparkdl.session import Executors
 

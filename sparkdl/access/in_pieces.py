@@ -19,7 +19,7 @@ from sparkdl.frame import Buffer, Parts
 from sparkdl.pieces import HEAD, PIECE_BYTES, cut, joined, pieces_of
 
 ChainTask = Callable[[int, Iterator[Buffer]], Iterable[bytes | Parts]]
-"""What runs in a task: (partition, token, frames that have arrived) -> frames out."""
+"""What runs in a task: (partition, its token and the frames that have arrived) -> keys and frames out."""
 
 _BLOCK_BYTES = 32 << 20
 """So much of a frame lies in one block of a chain's shuffle at most: Spark fetches a larger one into a file

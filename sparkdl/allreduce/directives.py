@@ -8,9 +8,9 @@ from typing import Any
 
 from sparkdl.compute.forward_backward import ForwardBackward
 from sparkdl.compute.local_steps import InnerSteps
-from sparkdl.compute.place import Place
 from sparkdl.compute.start import Start
 from sparkdl.compute.stragglers import Allowance
+from sparkdl.data.sampler import Place
 
 
 @dataclass(frozen=True, slots=True)

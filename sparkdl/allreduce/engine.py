@@ -237,7 +237,7 @@ class Engine:
         before, plan, kept = model.weights, self._plan, result.kept
         report = plan.conclude(result.messages, before.buffers, before.counters)
         persisted = self._persisted  # of now: the number of shards may change before they are fetched
-        params = partial(persisted.weights, kept) if report.params is None else np.array(report.params)
+        params = partial(persisted.weights, kept) if report.params is None else _own(report.params)
         weights = Weights(self._cluster, params, np.array(report.buffers), np.array(report.counters))
         average = max(step.directives.average for step in steps)
         outcomes = outcomes_of(
@@ -386,3 +386,8 @@ def _job_errors(step: Step) -> Iterator[None]:
         if is_job_failure(error):
             raise task_error(error, f"training {step}") from None
         raise
+
+
+def _own(array: Array) -> Array:
+    """Return an array that has its memory to itself: a view would keep a whole message."""
+    return array if array.flags.owndata else np.array(array)

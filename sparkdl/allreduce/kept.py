@@ -14,7 +14,7 @@ from sparkdl.allreduce.messages import Average, OwnedRows, State, encode
 from sparkdl.frame import Array, Buffer, Frame, Parts
 from sparkdl.held import Shared
 from sparkdl.keyed.entries import Entries, joined
-from sparkdl.optim.shard_state import cut_states
+from sparkdl.optim.shard_run import cut_states
 
 Kept = list[list[bytes]]
 """Per shard, the frames that stay with it between iterations."""

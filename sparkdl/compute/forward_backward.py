@@ -15,7 +15,6 @@ from sparkdl import seeding
 from sparkdl.compute.culprit import find_culprit
 from sparkdl.compute.local_steps import InnerSteps, take_steps
 from sparkdl.compute.partition_state import PartitionState
-from sparkdl.compute.place import Place
 from sparkdl.compute.problems import (
     ChangedPartition,
     FailedModel,
@@ -30,6 +29,7 @@ from sparkdl.data import store
 from sparkdl.data.collate import Collate, collated
 from sparkdl.data.columns import Structure
 from sparkdl.data.manifest import Manifest
+from sparkdl.data.sampler import Place
 from sparkdl.exceptions import ModelError
 from sparkdl.frame import Array, Frame, Parts
 from sparkdl.nn.batch import Batch
@@ -165,7 +165,7 @@ class ForwardBackward:
         """
         spec, partition = worker.spec, token.partition
         try:
-            rows = self.place.rows(token, spec)
+            rows = self.place.rows(token, spec.seed, spec.shuffle)
             columns = store.read_rows(token, rows) if len(rows) else {}
         except store.PartitionMissingError:
             raise ProblemError(MissingPartition(self.iteration, partition)) from None

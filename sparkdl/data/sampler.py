@@ -3,11 +3,16 @@
 An epoch visits every row exactly once. With n rows and T = ceil(n / batch_size) iterations,
 iteration t takes rows floor(t·n_p/T) up to floor((t+1)·n_p/T) of partition p's permutation for
 that epoch, so every partition, however large, is spread evenly over the epoch.
+
+When the partitions change in the middle of an epoch, that no longer tells which rows were visited. The rows
+that were not are then named by their positions in the source, which no move changes: a *cursor*. The
+rest of the epoch visits these rows, each once, and the next epoch is an ordinary one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -15,6 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkdl import seeding
+from sparkdl.access.base import BytesRef
+from sparkdl.data import store
+from sparkdl.data.store import Token
+from sparkdl.frame import Array
 
 Indices = NDArray[Any]
 
@@ -64,3 +73,70 @@ def rows_left(
 
 def _order(rows: int, seed: int, epoch: int, partition: int, shuffle: bool) -> Indices:
     return permutation(rows, seed, epoch, partition) if shuffle else np.arange(rows, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class CursorRef:
+    """What a task needs to find the rows that are left of an epoch.
+
+    Attributes:
+        first: iteration of the epoch from which on it counts.
+        left: the positions of the rows that are left.
+    """
+
+    first: int
+    left: BytesRef
+
+    def rows(self, token: Token) -> Array:
+        """Return the numbers of a partition's rows that are left, ascending.
+
+        Raises:
+            PartitionMissingError: if the partition's files are not on this executor.
+        """
+        return _rows_among(self.left, token)
+
+
+@lru_cache(maxsize=4)
+def _rows_among(sent: BytesRef, token: Token) -> Array:
+    left = np.frombuffer(sent.read(), np.int64)
+    found = store.read_positions(token, np.arange(token.rows))
+    return np.flatnonzero(np.isin(found, left, assume_unique=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An iteration's place in its epoch.
+
+    Attributes:
+        epoch: completed epochs.
+        step: completed iterations of the epoch.
+        steps: iterations of the epoch.
+        cursor: the rows that remain in the epoch, if rows have moved.
+    """
+
+    epoch: int
+    step: int
+    steps: int
+    cursor: CursorRef | None = None
+
+    def rows(self, token: Token, seed: int, shuffle: bool) -> Array:
+        """Return the row numbers that a partition contributes to this iteration."""
+        return self._pick(rows_of, token, seed, shuffle)
+
+    def rows_left(self, token: Token, seed: int, shuffle: bool) -> Array:
+        """Return the row numbers that it contributes to this iteration and those after it."""
+        return self._pick(rows_left, token, seed, shuffle)
+
+    def _pick(self, which: Any, token: Token, seed: int, shuffle: bool) -> Array:
+        first = self.cursor.first if self.cursor is not None else 0
+        among = self.cursor.rows(token) if self.cursor is not None else None
+        rows: Array = which(
+            token.rows if among is None else len(among),
+            self.steps - first,
+            self.step - first,
+            seed=seed,
+            epoch=self.epoch,
+            partition=token.partition,
+            shuffle=shuffle,
+        )
+        return rows if among is None else among[rows]

@@ -243,7 +243,8 @@ class FlatModule:
             for layer, mode in modes:
                 layer.training = mode
 
-    # How forward_backward computes; Replica in numerics.py does otherwise.
+    # How forward_backward computes. With default options Replica in numerics.py does exactly this; others add
+    # precision, compilation and the memory format there.
 
     def prepare(self, batch: Batch) -> Batch:
         """Return the batch as the module wants it."""

@@ -14,8 +14,7 @@ import torch
 
 from sparkdl.layout import ParamLayout
 from sparkdl.optim.shard_optimizer import ShardOptimizer
-from sparkdl.optim.shard_run import Run
-from sparkdl.optim.shard_state import tensor_of
+from sparkdl.optim.shard_run import Run, tensor_of
 from sparkdl.optim.spec import OptimizerSpec
 from sparkdl.rows import Rows
 

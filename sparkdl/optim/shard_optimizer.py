@@ -30,8 +30,7 @@ from sparkdl.optim.reducing import ReducingOptimizer
 from sparkdl.optim.reduction import Reduction, Sums, drive
 from sparkdl.optim.segments import segments
 from sparkdl.optim.shard_division import Division
-from sparkdl.optim.shard_run import Run, one_by_one
-from sparkdl.optim.shard_state import cut_runs, pack_runs, read_runs
+from sparkdl.optim.shard_run import Run, cut_runs, one_by_one, pack_runs, read_runs
 from sparkdl.optim.spec import Built, OptimizerSpec
 from sparkdl.rows import row_width
 

@@ -236,8 +236,7 @@ class TableEncoding:
             if value["format"] > _FORMAT:
                 raise ConfigError(
                     f"the table's encoding has format {value['format']!r:.50}, this sparkdl reads up to "
-                    f"{_FORMAT}: "
-                    "install a newer one",
+                    f"{_FORMAT}: install a newer one",
                     code="config-saved",
                 )
             numbers = tuple(_number(item) for item in value["numbers"])
@@ -329,11 +328,10 @@ def arrow(name: str, values: Any) -> pa.Array:
 
 
 def texts(name: str, column: pa.Array) -> pa.Array:
-    """Return a column of strings.
+    """Return a column of strings; a number that was one may have lost zeros, as those of 01234.
 
     Raises:
-        DataError: naming the column, if its values are no strings: of codes such as 01234 a number has lost
-            the zero, and would be an unseen value.
+        DataError: naming the column, if its values are no strings.
     """
     kind = column.type
     if pa.types.is_dictionary(kind):

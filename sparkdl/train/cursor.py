@@ -1,4 +1,4 @@
-"""The rows that are left of an epoch when they move to other partitions; see :mod:`sparkdl.compute.place`."""
+"""The rows that are left of an epoch when they move to other partitions; see :mod:`sparkdl.data.sampler`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import numpy as np
 
 from sparkdl import frame
 from sparkdl.access.base import Access
-from sparkdl.compute.place import CursorRef, Place
 from sparkdl.compute.worker import FitRef
 from sparkdl.data import store
+from sparkdl.data.sampler import CursorRef, Place
 from sparkdl.data.store import Token
 from sparkdl.frame import Array, Parts
 
@@ -33,7 +33,8 @@ class Unvisited:
         """Yield them as one frame."""
         (token,) = [Token.from_frame(frame.unpack(data)) for data in frames]
         try:
-            rows = self.place.rows_left(token, self.fit.worker().spec)
+            spec = self.fit.worker().spec
+            rows = self.place.rows_left(token, spec.seed, spec.shuffle)
             positions = store.read_positions(token, rows)
         except store.PartitionMissingError:
             yield store.missing(partition)

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from sparkdl.access.base import Access, Published
-from sparkdl.compute.place import Place
 from sparkdl.compute.worker import FitRef
 from sparkdl.data import sampler
 from sparkdl.data.built import Store
 from sparkdl.data.dataset import Dataset
+from sparkdl.data.sampler import Place
 from sparkdl.exceptions import ConfigError
 from sparkdl.frame import Array
 from sparkdl.train.cursor import Cursor, Unvisited

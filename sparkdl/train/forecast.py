@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from sparkdl.allreduce.directives import Directives, Step
 from sparkdl.compute.local_steps import InnerSteps
-from sparkdl.compute.place import Place
+from sparkdl.data.sampler import Place
 from sparkdl.exceptions import ConfigError
 from sparkdl.train.epochs import Epochs
 from sparkdl.train.hooks.calls import HookCalls

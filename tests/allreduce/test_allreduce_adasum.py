@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sparkdl.allreduce import shards
 from sparkdl.allreduce.update import adasum
-from sparkdl.allreduce.update.mean import Part
+from sparkdl.allreduce.update.gradients import Part
 from sparkdl.held import Shared
 from sparkdl.layout import ParamLayout, lay_out
 

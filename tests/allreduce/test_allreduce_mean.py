@@ -5,8 +5,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from support.data import read_only
 
-from sparkdl.allreduce.update import mean as mean_module
-from sparkdl.allreduce.update.mean import NonFiniteMeanError, Part, weighted_drift, weighted_mean
+from sparkdl.allreduce.update import gradients
+from sparkdl.allreduce.update.buffers import weighted_drift
+from sparkdl.allreduce.update.gradients import NonFiniteMeanError, Part, weighted_mean
 from sparkdl.held import Owned, Shared
 
 
@@ -108,7 +109,7 @@ def test_means_keep_the_dtype_and_the_parts(dtype):
 @pytest.mark.parametrize("place", [0, 4, 5, 22])
 @pytest.mark.parametrize("writable", [True, False])
 def test_an_infinite_or_nan_gradient_is_not_hidden(monkeypatch, bad, place, writable):
-    monkeypatch.setattr(mean_module, "_BLOCK", 5)
+    monkeypatch.setattr(gradients, "_BLOCK", 5)
     sources = [np.ones(23, np.float32) for _ in range(3)]
     sources[1][place:] = bad
     for values in sources:
@@ -126,7 +127,7 @@ def test_numbers_with_too_large_a_sum_are_numbers():
 @pytest.mark.parametrize("writable", range(8))
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_mean_takes_the_memory_of_what_may_be_overwritten(monkeypatch, writable, count):
-    monkeypatch.setattr(mean_module, "_BLOCK", 5)
+    monkeypatch.setattr(gradients, "_BLOCK", 5)
     rng = np.random.default_rng(0)
     values = [rng.standard_normal(23).astype(np.float32) for _ in range(count)]
     fresh = COMBINE["mean"]([part_of(n, float(n + 1), own) for n, own in enumerate(values)])
@@ -149,6 +150,6 @@ def test_more_numbers_than_a_block_has_are_summed_alike(monkeypatch):
     values = [read_only(rng.standard_normal(23).astype(np.float32)) for _ in range(3)]
     sources = [part_of(n, float(n + 1), own) for n, own in enumerate(values)]
     whole = weighted_mean(sources)
-    monkeypatch.setattr(mean_module, "_BLOCK", 5)
+    monkeypatch.setattr(gradients, "_BLOCK", 5)
     np.testing.assert_array_equal(weighted_mean(sources), whole)
     assert not np.shares_memory(whole, sources[0].values)

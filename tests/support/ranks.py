@@ -25,12 +25,12 @@ from sparkdl.allreduce.update.shard import reductions
 from sparkdl.codec import Cast, Codec, codec_of
 from sparkdl.compute.live_model import changes_to_keep
 from sparkdl.compute.local_steps import InnerRule, InnerSteps
-from sparkdl.compute.place import Place
 from sparkdl.compute.spec import Combine, FitSpec
 from sparkdl.compute.worker import FitRef, Worker, stores_in
 from sparkdl.data import sampler, store
 from sparkdl.data.columns import ColumnPlan, Structure
 from sparkdl.data.manifest import Manifest
+from sparkdl.data.sampler import Place
 from sparkdl.nn import serialize
 from sparkdl.nn.embedding import embedding_variables
 from sparkdl.nn.flat import FlatModule, write_back

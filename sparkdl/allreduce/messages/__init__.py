@@ -4,11 +4,10 @@ A message travels as a frame (:mod:`sparkdl.frame`), whose kind is written down 
 Small values lie in the frame's header, vectors are its arrays; neither encoding nor decoding copies a vector.
 """
 
-from sparkdl.allreduce.messages.gradient import Shard
 from sparkdl.allreduce.messages.reports import GroupReport, Problems, Report, Reports
+from sparkdl.allreduce.messages.shard import Partials, Shard, Totals, UpdatedShard, UpdateFacts
 from sparkdl.allreduce.messages.state import Average, Master, State
 from sparkdl.allreduce.messages.tables import FoundRows, OwnedRows, RowGradients, Together, WantedRows
-from sparkdl.allreduce.messages.update import Partials, Totals, UpdatedShard, UpdateFacts
 from sparkdl.allreduce.messages.wire import (
     M,
     Message,

@@ -11,7 +11,7 @@ from sparkdl.held import Held, Owned, Shared, held
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Optimizer state of a shard, or of all weights, as :mod:`sparkdl.optim.shard_state` writes it.
+    """Optimizer state of a shard, or of all weights, as :mod:`sparkdl.optim.shard_run` writes it.
 
     Attributes:
         state: its frame.

@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
 from sparkdl import frame
-from sparkdl.allreduce.messages.gradient import Shard
 from sparkdl.allreduce.messages.reports import GroupReport, Problems, Report, Reports
+from sparkdl.allreduce.messages.shard import Partials, Shard, Totals, UpdatedShard
 from sparkdl.allreduce.messages.state import Average, Master, State
 from sparkdl.allreduce.messages.tables import FoundRows, OwnedRows, RowGradients, Together, WantedRows
-from sparkdl.allreduce.messages.update import Partials, Totals, UpdatedShard
 from sparkdl.frame import Frame, Packed, Parts
 
 Message = (

@@ -120,8 +120,8 @@ class ThroughDriver:
         gradients = [part.gradient for part in parts if part.gradient is not None]
         return GroupReport(
             [{"updates": facts, "reports": list(reports.reports)}],
-            np.array(reports.buffers.get("buffers", buffers)),
-            np.array(reports.buffers.get("counters", counters)),
+            reports.buffers.get("buffers", buffers),
+            reports.buffers.get("counters", counters),
             np.concatenate([part.held.value for part in parts]),
             np.concatenate(gradients) if gradients else None,
         )

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from sparkdl._spark.frames import key
+from sparkdl.access.base import RESULT, STATE
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.directives import Step
 from sparkdl.allreduce.messages import Message, Problems, of_type
-from sparkdl.allreduce.plans.base import Inbox, Participant, Phase, Plan, Send, ToAll, ToDriver
+from sparkdl.allreduce.plans.base import Inbox, Participant, Phase, Plan, Send, Stay, ToAll, ToDriver
 from sparkdl.compute.local_store import LocalStore
 from sparkdl.compute.problems import LackingState, Problem, ProblemError, in_order
 from sparkdl.compute.start import Start
+from sparkdl.frame import Parts
 
 PersistedRef = Any
 """What a transport has let Spark keep; opaque to others."""
@@ -129,3 +132,18 @@ def perform(phase: Phase, me: Participant, inbox: Inbox, *, last: bool) -> Itera
     except ProblemError as error:
         problems = Problems(error.problems)
         yield ToDriver(problems) if last else ToAll(problems)
+
+
+def to_driver(sends: Iterable[Send], *, keyed: bool = True, home: int = 0) -> Iterator[bytes | Parts]:
+    """Yield what a last phase sends as frames.
+
+    Args:
+        sends: what it sends.
+        keyed: whether each frame comes after the key that says where it goes.
+        home: rank for which it stays, if the key is to say that: it is ``STATE + home`` then.
+    """
+    for send in sends:
+        assert isinstance(send, ToDriver | Stay)
+        if keyed:
+            yield key(RESULT if isinstance(send, ToDriver) else STATE + home)
+        yield messages.encode(send.message)

@@ -1,4 +1,4 @@
-"""A phase as a Spark task: frames in, messages; messages out, keyed frames."""
+"""A phase as a Spark task of an exchange by shuffles: frames in, messages; messages out, keyed frames."""
 
 from __future__ import annotations
 
@@ -10,22 +10,11 @@ import numpy as np
 
 from sparkdl import frame
 from sparkdl._spark.frames import key
-from sparkdl.access.base import FRAMES_PER_RANK, RESULT, STATE
+from sparkdl.access.base import FRAMES_PER_RANK
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Message
-from sparkdl.allreduce.plans.base import (
-    Inbox,
-    Participant,
-    Phase,
-    Send,
-    Stay,
-    ToAll,
-    ToDriver,
-    ToOthers,
-    ToRank,
-    ToSelf,
-)
-from sparkdl.allreduce.transport.base import perform, read_left
+from sparkdl.allreduce.plans.base import Inbox, Participant, Phase, Send, ToAll, ToOthers, ToRank, ToSelf
+from sparkdl.allreduce.transport.base import perform, read_left, to_driver
 from sparkdl.compute.local_store import LocalStore, decode, encode
 from sparkdl.compute.stopwatch import Stopwatch
 from sparkdl.compute.worker import FitRef
@@ -45,7 +34,7 @@ class PhaseTask:
     Attributes:
         fit: the fixed part of the fit.
         phase: the phase.
-        ranks: how many ranks there are.
+        ranks: how many ranks get what it sends.
         iteration: completed iterations, for reports of problems.
         token: whether the first frame that arrives is the token of the rank's partition.
         local: whether messages of a rank to itself stay on its executor.
@@ -125,18 +114,3 @@ class PhaseTask:
             return frame.pack({"kind": _LEFT, "name": send.name})
         data = np.frombuffer(frame.join(encode(encoded)), np.uint8)
         return frame.pack({"kind": _BUNDLE}, {"data": data})
-
-
-def to_driver(sends: Iterable[Send], *, keyed: bool = True, home: int = 0) -> Iterator[bytes | Parts]:
-    """Yield what a last phase sends as frames.
-
-    Args:
-        sends: what it sends.
-        keyed: whether each frame comes after the key that says where it goes.
-        home: rank for which it stays, if the key is to say that: it is ``STATE + home`` then.
-    """
-    for send in sends:
-        assert isinstance(send, ToDriver | Stay)
-        if keyed:
-            yield key(RESULT if isinstance(send, ToDriver) else STATE + home)
-        yield messages.encode(send.message)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from sparkdl._spark.frames import JavaObject
 from sparkdl._spark.jobs import FrameJobs
 from sparkdl.access.base import RESULT, STATE
-from sparkdl.access.collecting import staying
+from sparkdl.access.chain import staying
 from sparkdl.access.in_pieces import InPieces
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Message, Partials, Problems, Reports, UpdatedShard, of_type

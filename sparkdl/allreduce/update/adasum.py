@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl.allreduce.update.mean import Part
+from sparkdl.allreduce.update.gradients import Part
 from sparkdl.frame import Array
 from sparkdl.layout import ParamLayout
 from sparkdl.optim.segments import segments

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from sparkdl.allreduce.messages import Report, Reports
-from sparkdl.allreduce.update.mean import Part, weighted_drift
+from sparkdl.allreduce.update.gradients import Part
 from sparkdl.frame import Array
 from sparkdl.held import Shared
 
@@ -29,6 +29,27 @@ def combine_reports(reports: Sequence[Report], buffers: Array, counters: Array) 
     if any("counters" in report.buffers for report in active):
         arrays["counters"] = np.maximum.reduce([r.buffers.get("counters", counters) for r in active])
     return Reports([report.told() for report in reports], arrays)
+
+
+def weighted_drift(start: Array, parts: Sequence[Part]) -> Array:
+    """Average buffers as ``x0 + sum(w·(x - x0))``: equal parts stay equal to the bit.
+
+    Args:
+        start: values before the iteration; the result if there are no parts.
+        parts: values after it, by source.
+    """
+    if not parts:
+        return start
+    ordered = sorted(parts, key=lambda part: part.source)
+    total = sum(part.weight for part in ordered)
+    first = np.array(ordered[0].array)
+    result = first.copy()
+    for part in ordered[1:]:
+        # Where equal, also where both are infinite, there is no difference to add.
+        drift = np.zeros_like(first)
+        np.subtract(part.array, first, out=drift, where=part.array != first)
+        result += drift * result.dtype.type(part.weight / total)
+    return result
 
 
 def average_buffers(before: Array | None, buffers: Array, weight: float) -> Array | None:

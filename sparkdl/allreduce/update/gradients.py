@@ -1,4 +1,8 @@
-"""The gradients of one shard: one per source, or one after their mean."""
+"""The gradients of one shard: one per source, or one after their mean.
+
+Frames arrive in any order, and floating-point addition is not associative. Sorting by source first is what
+makes two runs equal to the bit.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +13,52 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from sparkdl import buffers
 from sparkdl.allreduce.messages import Shard
-from sparkdl.allreduce.update.mean import (
-    NonFiniteMeanError,
-    Part,
-    first_non_finite,
-    non_finite_sources,
-    weighted_mean,
-)
 from sparkdl.compute.problems import NonFiniteGradient
 from sparkdl.compute.spec import Combine
 from sparkdl.frame import Array
-from sparkdl.held import Owned
+from sparkdl.held import Held, Owned
 from sparkdl.layout import ParamLayout
 from sparkdl.optim.staleness import Staleness
 from sparkdl.rows import Rows
+
+_BLOCK = 1 << 16
+"""So many numbers are summed over all sources while they are in the processor's cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one source partition contributes.
+
+    Attributes:
+        source: source partition.
+        weight: number of samples, or sum of their weights.
+        values: its mean gradient, or its buffers.
+    """
+
+    source: int
+    weight: float
+    values: Held[Array]
+
+    @property
+    def array(self) -> Array:
+        """The values, to be read."""
+        return self.values.value
+
+
+class NonFiniteMeanError(Exception):
+    """Says that a mean is NaN or infinite.
+
+    Args:
+        index: the first such element.
+        sources: the sources that are so there.
+    """
+
+    def __init__(self, index: int, sources: list[int]) -> None:
+        super().__init__(f"element {index}, sources {sources}")
+        self.index = index
+        self.sources = sources
 
 
 @dataclass(slots=True)
@@ -123,3 +158,53 @@ def checksum(shards: Sequence[Shard]) -> int:
     """
     pairs = sorted([shard.source, shard.weight] for shard in shards)
     return zlib.crc32(np.array(pairs, np.float64).tobytes())
+
+
+def weighted_mean(parts: Sequence[Part], total: float | None = None) -> Array:
+    """Return the mean of the parts by weight, summed in source order; the caller may overwrite it.
+
+    A single part is returned as it is, bit for bit.
+
+    Args:
+        parts: at least one; the mean takes the memory of the first one that is owned.
+        total: the sum of all weights, if these are not all parts: their share of the mean is returned then.
+
+    Raises:
+        NonFiniteMeanError: if an element is NaN or infinite.
+    """
+    ordered = sorted(parts, key=lambda part: part.source)
+    values = [part.array for part in ordered]
+    mean = next((part.array for part in ordered if isinstance(part.values, Owned)), None)
+    if mean is None:
+        mean = buffers.empty_like(values[0])
+    total = sum(part.weight for part in ordered) if total is None else total
+    scale = mean.dtype.type
+    shares = [scale(part.weight / total) for part in ordered]
+    summed, scaled = np.empty((2, min(len(mean), _BLOCK)), mean.dtype)
+    for start in range(0, len(mean), _BLOCK):
+        blocks = [own[start : start + _BLOCK] for own in values]
+        found = blocks[0]
+        if len(blocks) > 1 or shares[0] != 1:
+            found = np.multiply(blocks[0], shares[0], out=summed[: len(found)])
+            for block, share in zip(blocks[1:], shares[1:], strict=True):
+                found += np.multiply(block, share, out=scaled[: len(found)])
+        bad = first_non_finite(found)  # while it is in the processor's cache
+        if bad is not None:
+            raise NonFiniteMeanError(start + bad, non_finite_sources(ordered, start + bad))
+        mean[start : start + _BLOCK] = found
+    return mean
+
+
+def first_non_finite(values: Array) -> int | None:
+    """Return the first element that is NaN or infinite; ``None`` if all are numbers."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = np.sum(values)  # one pass; NaN and infinity survive a sum, and a sum is rarely too large
+    if np.isfinite(total):
+        return None
+    bad = np.flatnonzero(~np.isfinite(values))
+    return int(bad[0]) if len(bad) else None
+
+
+def non_finite_sources(parts: Sequence[Part], index: int) -> list[int]:
+    """Return the sources in whose values an element is NaN or infinite."""
+    return [part.source for part in parts if not np.isfinite(part.array[index])]

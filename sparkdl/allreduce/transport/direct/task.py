@@ -26,12 +26,11 @@ from sparkdl.allreduce.plans.base import (
     ToRank,
     ToSelf,
 )
-from sparkdl.allreduce.transport.base import perform, read_left
+from sparkdl.allreduce.transport.base import perform, read_left, to_driver
 from sparkdl.allreduce.transport.direct.connection import ALL
 from sparkdl.allreduce.transport.direct.endpoint import Endpoint, close_endpoint, endpoint_of
 from sparkdl.allreduce.transport.direct.mesh import Mesh
 from sparkdl.allreduce.transport.direct.peer import LostPeerError, Peer
-from sparkdl.allreduce.transport.task import to_driver
 from sparkdl.compute.local_store import LocalStore
 from sparkdl.compute.problems import LostPeer, in_order
 from sparkdl.compute.stopwatch import Stopwatch
