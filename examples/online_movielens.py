@@ -7,8 +7,8 @@ MovieLens-100K in the order of time, where a rating counts as an event, whatever
 first events (``--begin``, a share of all). Then each event is a question before it is a lesson: is its film
 among the ten that the towers would offer, of all films that the user has not rated before?
 
-- *online*: a stream of small files; the model learns each when it has been asked, and is published. With
-  each new event it learns some earlier ones again (``--replay``): a file has events of few users, and a
+- *online*: a stream of small files; the model learns each once when it has been asked, and is published.
+  With each new event it learns many earlier ones again (``--replay``): a file has events of few users, and a
   model that learns these alone forgets the others.
 - *nightly*: every night a new model learns all events so far, as often as the first one did.
 - *frozen*: the first model, for ever.
@@ -217,9 +217,9 @@ def main() -> None:
     parser.add_argument("--master", help="Spark master; by default spark-submit's")
     parser.add_argument("--begin", type=float, default=0.6, help="share of the events that come first")
     parser.add_argument("--days", type=int, default=21, help="nights after them")
-    parser.add_argument("--file", type=int, default=256, help="events of a file of the stream, at most")
+    parser.add_argument("--file", type=int, default=64, help="events of a file of the stream, at most")
     parser.add_argument(
-        "--replay", type=int, default=4, help="earlier events that are learned with a new one"
+        "--replay", type=int, default=29, help="earlier events that are learned with a new one"
     )
     parser.add_argument("--epochs", type=int, default=3, help="of the first model, and of each nightly one")
     parser.add_argument("--seconds", type=float, default=20.0, help="between two versions")
