@@ -231,14 +231,15 @@ def test_after_a_loss_direct_exchange_is_tried_at_once() -> None:
     assert stand.shuffles.lengths == []
 
 
-def test_a_group_that_failed_makes_nobody_more_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_that_failed_make_ranks_little_more_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     stand, seconds = Stand(), itertools.count(step=100.0)  # each group takes 100
     clock = SimpleNamespace(time=time.time, time_ns=time.time_ns, perf_counter=seconds.__next__)
     monkeypatch.setattr(transport, "time", clock)
-    for loses in (True, False, False):
+    for loses in (True, True, True, True, False, False):
         stand.chain.loses = loses
+        stand.now += 60
         assert stand.run(most=1)
-    assert stand.chain.patience == [1, 1, 20 * 100]
+    assert stand.chain.patience == [1, 2, 4, 4, 4, 20 * 100]
 
 
 def test_fewer_tasks_run_all_ranks_while_an_executor_is_away() -> None:

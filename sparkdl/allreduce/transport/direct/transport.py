@@ -51,6 +51,9 @@ _ROUNDS = 3
 _MOST_TURNS = 3
 """So many more processes than slots an executor may have."""
 
+_MOST_GRACE = 4
+"""After losses a rank may be silent for up to so many times as long, until a group is completed."""
+
 _log = logging.getLogger("sparkdl")
 
 
@@ -98,6 +101,7 @@ class DirectTransport:
         self._pause = 0.0
         self._last_group = 0
         self._longest_step = 0.0
+        self._grace = 1  # times the patience
         self._direct_step, self._shuffled_step = 0.01, 0.1  # seconds; guesses until there are any
         self._away = _UNTIL_BACK_SECONDS
         self._told = False
@@ -144,6 +148,7 @@ class DirectTransport:
         if not result.direct:
             self._shuffled_step = each
         else:
+            self._grace = 1
             self._direct_step = each
             self._away = min(2 * self._away, _LONGEST_PAUSE) if self._is_away() else _UNTIL_BACK_SECONDS
         self._longest_step = max(self._longest_step, each)
@@ -226,7 +231,7 @@ class DirectTransport:
         self._last_group = max(self._last_group + 1, time.time_ns())
         plan, start, count = group.plan, group.start, len(group.steps)
         # A rank that computes for longer than ever before is no lost one.
-        patience = max(self._circle.patience, 20 * self._longest_step)
+        patience = max(self._grace * self._circle.patience, 20 * self._longest_step)
         task = GroupTask(
             self._fit,
             plan.phases(start, group.steps),
@@ -282,7 +287,9 @@ class DirectTransport:
     ) -> GroupResult:
         """Return that somebody was lost, and go on by shuffles for a while."""
         self._membership, self._hosts = None, ()
-        if not begun:  # other jobs may hold the slots for longer
+        if begun:  # or it takes longer than anybody has waited
+            self._grace = min(2 * self._grace, _MOST_GRACE)
+        else:  # other jobs may hold the slots for longer
             self._pause = max(self._pause, _FIRST_PAUSE)
         self._again = self._clock() + self._pause
         reason = "; ".join(sorted({f"rank {p.partition}: {p.reason}" for p in lost}))
