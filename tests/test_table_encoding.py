@@ -88,6 +88,11 @@ def test_strings_of_any_origin(values: Any) -> None:
     assert encode({**TABLE, "city": values})["categories"][:, 0].tolist() == [3, 1, 0]
 
 
+def test_a_column_of_nulls_may_have_any_type() -> None:
+    nan = np.array([np.nan] * 3)
+    assert encode({**TABLE, "city": nan})["categories"][:, 0].tolist() == [1, 1, 1]
+
+
 def test_dates_of_any_origin_and_extremes() -> None:
     days = encode({**TABLE, "since": [18_999.0, 19_000.0, float("nan")]})
     np.testing.assert_allclose(days["numbers"][:, 3], [-0.01, 0, 0], atol=1e-7)

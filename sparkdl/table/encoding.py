@@ -299,9 +299,6 @@ def read_table(table: Mapping[str, Any] | None) -> tuple[TableEncoding | None, t
     return (None if encoding is None else TableEncoding.from_json(encoding)), tuple(labels)
 
 
-# -- values of one kind ----------------------------------------------------------------------------
-
-
 def arrow(name: str, values: Any) -> pa.Array:
     """Return a column of any origin as an Arrow array.
 
@@ -339,6 +336,8 @@ def texts(name: str, column: pa.Array) -> pa.Array:
     plain = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
     if any(check(kind) for check in plain):
         return column.cast(pa.string())
+    if column.null_count == len(column):  # of NaN alone a DataFrame makes a column of numbers
+        return pa.nulls(len(column), pa.string())
     raise DataError(
         f"column {name!r} has type {kind}: the encoding was fitted on strings; pass the strings that the "
         "table had then, or null",
