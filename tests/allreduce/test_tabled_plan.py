@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from support.ranks import Case, bits, train
 from support.reference import Partition, threads
 from torch import Tensor, nn
 
+from sparkdl.allreduce.transport.direct.task import _most_bytes
 from sparkdl.allreduce.transport.in_process import Faults
 from sparkdl.keyed.bloom import CountingBloom
 from sparkdl.nn.embedding import EmbeddingBagVariable, EmbeddingVariable, embedding_variables
@@ -243,3 +245,8 @@ def test_processes_of_one_executor_take_turns(tmp_path: Path, exchange: Any) -> 
 def test_undisturbed_groups_are_all_completed(tmp_path: Path, exchange: Any, in_memory: bool) -> None:
     found = train(case(exchange, iterations=12, group=4, in_memory=in_memory), tmp_path)
     assert (found.groups, found.transport.failed) == (3, 0)
+
+
+def test_rows_travel_in_messages_of_any_length() -> None:
+    spec = SimpleNamespace(module=nn.Sequential(EmbeddingVariable(4), nn.Linear(4, 1)))
+    assert _most_bytes(SimpleNamespace(spec=spec)) > 1 << 36  # type: ignore[arg-type]

@@ -37,6 +37,9 @@ from sparkdl.compute.stopwatch import Stopwatch
 from sparkdl.compute.worker import FitRef, Worker
 from sparkdl.data.store import Token
 from sparkdl.frame import Buffer, Packed, Parts
+from sparkdl.nn.embedding import embedding_variables
+
+_ANY_ROWS = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +243,12 @@ def _listening(fit_id: str, circle: Circle, rank: int) -> Endpoint:
 
 
 def _most_bytes(worker: Worker) -> int:
-    """Return how long a message may be: shards, whatever their codec, and buffers, and what is reported."""
+    """Return how long a message may be: shards, whatever their codec, and buffers, and what is reported.
+
+    How many rows of embedding variables a batch asks for is not known beforehand.
+    """
+    if embedding_variables(worker.spec.module):
+        return _ANY_ROWS
     layout = worker.spec.layout
     buffers = sum(spec.numel for spec in (*layout.buffers, *layout.counters))
     return 4 * layout.nbytes + 16 * buffers + (64 << 20)
