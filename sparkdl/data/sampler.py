@@ -43,9 +43,24 @@ def global_rows(partition_rows: Sequence[int], iterations: int, t: int) -> int:
     return sum(hi - lo for lo, hi in (share(n, iterations, t) for n in partition_rows))
 
 
-@lru_cache(maxsize=4)  # a worker serves few partitions at a time; each entry is n integers
+_MOST_ORDERS = 64
+"""Partitions whose order a process remembers, of their latest epoch: a task may run many in turn."""
+
+_orders: dict[tuple[int, int, int], tuple[int, Indices]] = {}
+
+
 def permutation(rows: int, seed: int, epoch: int, partition: int) -> Indices:
     """Return the order in which an epoch visits a partition's rows (numpy's PCG64 shuffle)."""
+    known = _orders.pop((rows, seed, partition), None)
+    if known is None or known[0] != epoch:
+        known = epoch, _shuffled(rows, seed, epoch, partition)
+    _orders[rows, seed, partition] = known  # used last
+    for outdated in list(_orders)[:-_MOST_ORDERS]:
+        _orders.pop(outdated, None)
+    return known[1]
+
+
+def _shuffled(rows: int, seed: int, epoch: int, partition: int) -> Indices:
     generator = np.random.Generator(np.random.PCG64(seeding.derive(seeding.ORDER, seed, epoch, partition)))
     order = np.arange(rows, dtype=np.int32 if rows < 2**31 else np.int64)
     generator.shuffle(order)
@@ -96,7 +111,7 @@ class CursorRef:
         return _rows_among(self.left, token)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=64)  # partitions, which a task may run in turn
 def _rows_among(sent: BytesRef, token: Token) -> Array:
     left = np.frombuffer(sent.read(), np.int64)
     found = store.read_positions(token, np.arange(token.rows))
