@@ -141,8 +141,12 @@ def _outcome(
     }
     phases["update"] = slowest_update
     phases["broadcast"] = seconds["broadcast"]
-    if "job" in seconds:  # the task that reports has made the update before, too
-        phases["launch"], phases["shuffle"] = seconds["job"] - slowest_task, 0.0
+    if "job" in seconds:
+        # With the replicated plan the phase that reports has made the update before, too.
+        updated = any("update" in report["task"]["phases"] for report in reports)
+        at_work = slowest_task if updated else slowest_task + slowest_update
+        # A step's share of its job, which a slow step may exceed.
+        phases["launch"], phases["shuffle"] = max(0.0, seconds["job"] - at_work), 0.0
     else:
         phases["launch"] = seconds["job1"] - slowest_task
         phases["shuffle"] = seconds["job2"] - slowest_update

@@ -21,8 +21,8 @@ class Stopwatch:
     def lap(self, phase: str) -> float:
         """Charge the time since the last lap to a phase, and return it."""
         now = time.perf_counter()
-        seconds = self.laps[phase] = now - self._last
-        self._last = now
+        seconds, self._last = now - self._last, now
+        self.laps[phase] = self.laps.get(phase, 0.0) + seconds
         return seconds
 
     def total(self) -> float:

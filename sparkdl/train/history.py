@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 PHASES = ("launch", "weights_in", "data", "compute", "gradient_out", "shuffle", "update", "broadcast")
 """Phases of an iteration, in order. Seconds of the slowest task where several run:
 
-- ``launch``: the job beyond its slowest task: scheduling, sockets, shuffle files; of two jobs the first;
-- ``weights_in``: loading the weights into the replica;
+- ``launch``: the job beyond its slowest tasks: scheduling, sockets, shuffle files, waiting for other tasks;
+  of two jobs the first;
+- ``weights_in``: putting the weights together, and loading them into the replica;
 - ``data``: gathering the rows, and the Dataset's transform;
 - ``compute``: forward and backward;
-- ``gradient_out``: handing the gradient to the JVM;
+- ``gradient_out``: cutting the gradient into shards, and encoding them;
 - ``shuffle``: of two jobs, the second beyond its slowest update: scheduling, fetching gradients, collecting
   new shards; otherwise 0;
 - ``update``: summing gradients, optimizer on the shard;

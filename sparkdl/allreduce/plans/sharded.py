@@ -164,7 +164,7 @@ class _Gather:
         if self.forward is None:
             yield from self._finish(me, model, inbox)
             return
-        me.clock.lap("gather")
+        me.clock.lap("weights_in")
         loadable: dict[str, Any] = {"params": weights, **model.arrays}
         contribution = contribute.compute(me, self.forward, loadable)
         bounds = shards.bounds(me.worker.spec.layout.numel, me.ranks)
