@@ -77,7 +77,7 @@ class Loop:
         self._watch = Watch(rules, run.data.access.count_executors) if rules is not None else None
         self._demand: Demand | None = None
         if rules is not None and rules.asks and jobs is not None:
-            kind: Kind = "sharded" if config.exchange == "sharded" else "replicated"
+            kind: Kind = "sharded" if engine.plan.weights_bytes else "replicated"
             self._demand = Demand(rules, jobs.ask_for_executors, run.layout.nbytes, kind)
         self._deadlines = Deadlines(config.drop_stragglers) if config.drop_stragglers else None
         self._resumed: ResumePoint | None = None
