@@ -91,6 +91,7 @@ class LocalStore:
     def forget(self, name: str) -> None:
         """Forget frames if they are held in memory."""
         self._held.pop(name, None)
+        self._lent.discard(name)
 
     def keep_lent(self) -> None:
         """Copy the frames that are still held in memory that is about to be used for something else."""

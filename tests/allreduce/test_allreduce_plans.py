@@ -19,8 +19,11 @@ from support.ranks import Case, bits, classified, net, train
 from support.reference import Partition, assert_bit_equal, decomposed, plain, threads
 from torch import nn
 
-from sparkdl.allreduce.transport.in_process import Faults
+from sparkdl.allreduce.plans.base import Participant
+from sparkdl.allreduce.transport import in_process
+from sparkdl.allreduce.transport.in_process import Faults, InProcessTransport
 from sparkdl.codec import Int8, TopK
+from sparkdl.compute.local_store import LocalStore
 from sparkdl.exceptions import ModelError, NonFiniteError
 from sparkdl.optim import LAMB, LARS, LBFGS, ClipByNorm
 
@@ -314,3 +317,33 @@ def test_a_gradient_that_is_not_finite_names_the_parameter(tmp_path: Path, excha
 
     with pytest.raises(NonFiniteError, match=r"gradient of parameter '0.weight' became NaN .*\[0, 2, 3\]"):
         train(case(exchange, loss=Cliff()), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"combine": "adasum", "clip": ClipByNorm(0.1)}], ids=["mean", "sums"]
+)
+def test_gradients_of_a_rank_that_stays_are_not_copied_once_they_are_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    of = case("sharded", in_memory=False, sites=len(UNEVEN), **options)
+    expected = train(of, tmp_path / "moving")
+    copied: list[str] = []
+    run, keep = InProcessTransport._run_chain, LocalStore.keep_lent
+
+    def staying(self: InProcessTransport, group: Any) -> Any:
+        for worker in self._sites:
+            worker.files.hold()
+        found = run(self, group)
+        for worker in self._sites:
+            worker.files.settle()
+        return found
+
+    def noted(self: LocalStore) -> None:
+        copied.extend(self._lent & self._held.keys())
+        keep(self)
+
+    monkeypatch.setattr(in_process, "Participant", partial(Participant, stays=True))
+    monkeypatch.setattr(InProcessTransport, "_run_chain", staying)
+    monkeypatch.setattr(LocalStore, "keep_lent", noted)
+    assert bits(train(of, tmp_path / "staying")) == bits(expected)
+    assert copied == []
