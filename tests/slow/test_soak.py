@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import statistics
-import tempfile
 import threading
 from functools import partial
 from pathlib import Path
@@ -31,6 +30,8 @@ class Probe(Trigger):
     def __init__(self, spark: Any, every: int) -> None:
         self.spark, self.every = spark, every
         self.samples: list[dict[str, Any]] = []
+        tasks = spark.sparkContext.parallelize([0], 1)  # of other sessions' folders nothing is to be counted
+        (self._folders,) = tasks.map(lambda _: os.environ["SPARK_LOCAL_DIRS"]).collect()
 
     def __call__(self, previous: TrainState, current: TrainState) -> bool:
         if current.iteration % self.every == 0 and current.iteration:
@@ -44,7 +45,7 @@ class Probe(Trigger):
         runtime = sc._jvm.java.lang.Runtime.getRuntime()
         me = psutil.Process()
         workers_mb = [memory for c in me.children(recursive=True) if (memory := _worker_mb(c))]
-        folders = [Path(sc._temp_dir), *Path(tempfile.gettempdir()).glob("blockmgr-*")]
+        folders = [Path(sc._temp_dir), *map(Path, self._folders.split(","))]
         storage = sc._jsc.sc().getExecutorMemoryStatus().values().head()
         return {
             "driver_mb": me.memory_info().rss / 2**20,
