@@ -1,4 +1,4 @@
-"""How gradients are written for the shuffle: in full, or in fewer bytes.
+"""How gradients are written for their way: in full, or in fewer bytes.
 
 Sums always have the layout's own precision. The source can keep the difference to the full gradient, its
 *residual*, and add it to its next gradient (*error feedback*: Karimireddy et al., "Error Feedback Fixes

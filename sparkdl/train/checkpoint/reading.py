@@ -45,7 +45,7 @@ def latest(path: Path) -> str | None:
     """Return the path of a folder's newest complete checkpoint, ``None`` if there is none.
 
     Args:
-        path: what :class:`sparkdl.train.hooks.callbacks.Checkpoint` was given.
+        path: what :class:`sparkdl.train.hooks.checkpoint.Checkpoint` was given.
     """
     return CheckpointFolder(path).latest()
 
