@@ -11,9 +11,8 @@ rest of the epoch visits these rows, each once, and the next epoch is an ordinar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -43,21 +42,33 @@ def global_rows(partition_rows: Sequence[int], iterations: int, t: int) -> int:
     return sum(hi - lo for lo, hi in (share(n, iterations, t) for n in partition_rows))
 
 
-_MOST_ORDERS = 64
-"""Partitions whose order a process remembers, of their latest epoch: a task may run many in turn."""
+_PARTITIONS = 64
+"""Of so many partitions a process remembers what it has made last: a task may run many in turn."""
 
-_orders: dict[tuple[int, int, int], tuple[int, Indices]] = {}
+
+class _Latest:
+    """Remembers for each partition that was used lately the latest array, and what it is of."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, tuple[Hashable, Array]] = {}
+
+    def get(self, partition: Hashable, of: Hashable, make: Callable[[], Array]) -> Array:
+        """Return the array, which is made if another one is the latest."""
+        known = self._known.pop(partition, None)
+        if known is None or known[0] != of:
+            known = of, make()
+        self._known[partition] = known  # used last
+        for outdated in list(self._known)[:-_PARTITIONS]:
+            self._known.pop(outdated, None)
+        return known[1]
+
+
+_orders, _left = _Latest(), _Latest()
 
 
 def permutation(rows: int, seed: int, epoch: int, partition: int) -> Indices:
     """Return the order in which an epoch visits a partition's rows (numpy's PCG64 shuffle)."""
-    known = _orders.pop((rows, seed, partition), None)
-    if known is None or known[0] != epoch:
-        known = epoch, _shuffled(rows, seed, epoch, partition)
-    _orders[rows, seed, partition] = known  # used last
-    for outdated in list(_orders)[:-_MOST_ORDERS]:
-        _orders.pop(outdated, None)
-    return known[1]
+    return _orders.get((rows, seed, partition), epoch, lambda: _shuffled(rows, seed, epoch, partition))
 
 
 def _shuffled(rows: int, seed: int, epoch: int, partition: int) -> Indices:
@@ -108,10 +119,9 @@ class CursorRef:
         Raises:
             PartitionMissingError: if the partition's files are not on this executor.
         """
-        return _rows_among(self.left, token)
+        return _left.get(token.partition, (self.left, token), lambda: _rows_among(self.left, token))
 
 
-@lru_cache(maxsize=64)  # partitions, which a task may run in turn
 def _rows_among(sent: BytesRef, token: Token) -> Array:
     left = np.frombuffer(sent.read(), np.int64)
     found = store.read_positions(token, np.arange(token.rows))
