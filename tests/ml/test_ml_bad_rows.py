@@ -72,7 +72,7 @@ def test_null_vectors_are_named_or_left_out_in_fit_and_transform(spark: Any, fir
 def test_a_null_vector_among_labels_is_named(spark: Any) -> None:
     schema = T.StructType([T.StructField("f", T.DoubleType()), T.StructField("t", VectorUDT())])
     df = spark.createDataFrame([(float(n), x) for n, (x, _) in enumerate(GOOD)] + [(-1.0, None)], schema)
-    with pytest.raises(DataError, match="column 't', row .*null"):
+    with pytest.raises(DataError, match="column 't': null in 1 row"):
         TorchRegressor(featuresCols=["f"], labelCol="t", maxIter=1).fit(df.coalesce(1))
 
 
