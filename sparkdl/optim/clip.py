@@ -137,6 +137,7 @@ class ClipByNorm:
 
 
 Clip = ClipByValue | ClipByNorm
+"""All that there are; ``reductions`` says whether one needs sums over all shards."""
 
 
 def _squares(

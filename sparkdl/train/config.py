@@ -12,7 +12,7 @@ from sparkdl.codec import Cast, Codec, cast_of, codec_of
 from sparkdl.compute.spec import Combine
 from sparkdl.exceptions import ConfigError
 from sparkdl.nn.numerics import Numerics
-from sparkdl.optim.clip import ClipByNorm, ClipByValue
+from sparkdl.optim.clip import Clip
 from sparkdl.optim.groups import ParamGroup
 from sparkdl.optim.staleness import Staleness
 from sparkdl.train.averaging import Averaging
@@ -44,7 +44,7 @@ class TrainConfig:
     iterations_per_job: int | None = None
     groups: Sequence[ParamGroup] = ()
     schedule: Schedule | None = None
-    clip: ClipByValue | ClipByNorm | None = None
+    clip: Clip | None = None
     combine: Combine = "mean"
     gradient_codec: Codec | Literal["int8"] = "fp32"
     weights_codec: Cast = "fp32"
@@ -105,7 +105,7 @@ class TrainConfig:
         for name, value in (("end_when", self.end_when), ("validate_when", self.validate_when)):
             if not isinstance(value, Trigger):
                 raise ConfigError(f"{name}={value!r}: expected a trigger such as MaxEpoch(5)")
-        if self.clip is not None and not isinstance(self.clip, ClipByValue | ClipByNorm):
+        if self.clip is not None and not isinstance(self.clip, Clip):
             raise ConfigError(f"clip={self.clip!r}: expected ClipByValue(...) or ClipByNorm(...)")
         if self.combine not in ("mean", "adasum"):
             raise ConfigError(f"combine={self.combine!r}: expected 'mean' or 'adasum'")
@@ -167,7 +167,7 @@ class TrainConfig:
             raise ConfigError(f"staleness={staleness!r}: expected Staleness(...) or None")
         taken = {
             "combine='adasum'": self.combine != "mean",
-            "clip=ClipByNorm(...)": isinstance(self.clip, ClipByNorm),
+            f"clip={type(self.clip).__name__}(...)": self.clip is not None and self.clip.reductions > 0,
             "local_steps": self.local_steps is not None,
             "drop_stragglers": self.drop_stragglers is not None,
         }

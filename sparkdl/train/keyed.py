@@ -12,7 +12,6 @@ from torch import nn
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.layout import ParamLayout
 from sparkdl.nn.embedding import embedding_variables
-from sparkdl.optim.clip import ClipByNorm
 from sparkdl.optim.lazy_rows import check_lazy
 from sparkdl.optim.spec import OptimizerSpec
 from sparkdl.train.config import TrainConfig
@@ -62,7 +61,7 @@ def _check_options(config: TrainConfig) -> None:
         "num_shards": config.num_shards is not None,
         "drop_stragglers": config.drop_stragglers is not None,
         "compile": bool(config.compile),
-        "ClipByNorm": isinstance(config.clip, ClipByNorm),
+        type(config.clip).__name__: config.clip is not None and config.clip.reductions > 0,
         "EarlyStopping(restore_best=True)": any(
             isinstance(hook, EarlyStopping) and hook.restore_best for hook in config.hooks
         ),
