@@ -161,18 +161,24 @@ def count_rows(df: DataFrame, names: Sequence[str], required: Sequence[str] = ()
     """
     kinds = kinds_of(df, names)
     numeric = {name: plain(df, name, kind) for name, kind in kinds.items() if kind != "string"}
-    wanted = [F.count(F.lit(1)), *map(_nulls, required)]
-    first = len(wanted)
-    wanted += [end(value) for value in numeric.values() for end in (F.min, F.max)]
-    (row,) = df.agg(*(column.alias(f"c{n}") for n, column in enumerate(wanted))).collect()
-    rows, ends = row[0], row[first:]
-    _check_required(required, row[1:first])
+    wanted = [end(value) for value in numeric.values() for end in (F.min, F.max)]
+    rows, ends = _aggregated(df, wanted, required)
     for name, low, high in zip(numeric, ends[::2], ends[1::2], strict=True):
         if low is not None:
             _check_finite(name, low, high)
     if not rows:
         raise DataError("the DataFrame has no rows: there is nothing to train on", code="data-empty")
-    return int(rows)
+    return rows
+
+
+def _aggregated(
+    df: DataFrame, wanted: Sequence[Column], required: Sequence[str]
+) -> tuple[int, Sequence[Any]]:
+    """Return the number of rows, and aggregates, in one pass that also looks for nulls in some columns."""
+    own = [F.count(F.lit(1)), *map(_nulls, required)]
+    (row,) = df.agg(*(column.alias(f"c{n}") for n, column in enumerate([*own, *wanted]))).collect()
+    _check_required(required, row[1 : len(own)])
+    return int(row[0]), row[len(own) :]
 
 
 def _nulls(name: str) -> Column:
@@ -236,14 +242,11 @@ def _summarise(
     df: DataFrame, columns: Mapping[str, Column], required: Sequence[str]
 ) -> tuple[int, dict[str, _Summary]]:
     """Return the number of rows, and the summary of each column, in one pass."""
-    wanted = [F.count(F.lit(1)), *map(_nulls, required)]
-    first = len(wanted)
+    wanted: list[Column] = []
     for value in columns.values():
         wanted += [F.count(value), F.avg(value), F.stddev_pop(value), F.min(value), F.max(value)]
         wanted += [F.approx_count_distinct(value), F.percentile_approx(value, _SHARES, _ACCURACY)]
-    (row,) = df.agg(*(column.alias(f"c{n}") for n, column in enumerate(wanted))).collect()
-    _check_required(required, row[1:first])
-    values = row[first:]
+    rows, values = _aggregated(df, wanted, required)
     found: dict[str, _Summary] = {}
     for n, name in enumerate(columns):
         count, mean, deviation, low, high, distinct, quantiles = values[7 * n : 7 * n + 7]
@@ -252,7 +255,7 @@ def _summarise(
         # A sum of equal values may be off by its last digit, and so would a deviation from its mean.
         deviation = 0.0 if low == high else deviation or 0.0
         found[name] = _Summary(count, mean or 0.0, deviation, low, high, distinct, tuple(quantiles or ()))
-    return int(row[0]), found
+    return rows, found
 
 
 def _knots(
