@@ -11,6 +11,7 @@ from time import monotonic
 
 from sparkdl.train.costs import Carrier, Kind, Surroundings, exchange_seconds, moves, worth
 from sparkdl.train.elastic import Elastic
+from sparkdl.train.planning.model import Line
 
 _log = logging.getLogger("sparkdl")
 _STEPS = 8
@@ -24,7 +25,8 @@ _GRANTED = 60.0
 class Demand:
     """Decides how many executors to ask for: more while they pay, fewer when the last ones do not.
 
-    A number of executors that the run has had counts by its measured steps, any other by the cost model.
+    A number of executors that the run has had counts by its measured steps, any other by the cost model. What
+    a rank does with its rows shrinks with their number, but for a part that two numbers of executors tell.
 
     Args:
         elastic: the rules.
@@ -54,7 +56,7 @@ class Demand:
         Args:
             partitions: of the run then.
             seconds: of the step.
-            work: seconds of the slowest rank's own work among them.
+            work: those of the slowest rank's rows among them: what more ranks would share.
         """
         if partitions != self._seen:
             self._seen, self._count = partitions, 0
@@ -92,9 +94,12 @@ class Demand:
             return statistics.median(seconds for seconds, _ in measured)
         now = self._seen
         seconds = statistics.median(seconds for seconds, _ in self._steps[now])
-        work = min(seconds, statistics.median(work for _, work in self._steps[now]))
+        works = {n: statistics.median(work for _, work in steps) for n, steps in self._steps.items() if steps}
+        line = Line.through([1 / n for n in works], [*works.values()])
+        work = min(seconds, works[now])
         growth = self._exchange(executors) - self._exchange(now)
-        return max(1e-9, work * now / executors + max(0.0, seconds - work + growth))
+        share = line.at(1 / executors) / line.at(1 / now)
+        return max(1e-9, work * share + max(0.0, seconds - work + growth))
 
     def _wanted(self, now: int) -> int:
         least = self.elastic.min_partitions

@@ -156,7 +156,8 @@ def test_a_standalone_master_gives_executors_and_takes_them_back(
     with standalone.cluster(workers=3) as running:
         spark = sessions.get(running.url, **{"spark.executor.memory": "512m"})
         try:
-            while len(running.executors()) < 3:  # the master starts them when the session is there
+            jobs = FrameJobs(spark.sparkContext)
+            while jobs.count_executors() < 3:  # the master starts them when the session is there
                 time.sleep(0.1)
             assert moves_of(spark, 0.0, 1, "plan") == [(3, 2), (2, 1)]
             assert len(running.executors()) == 1

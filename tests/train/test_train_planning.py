@@ -372,6 +372,9 @@ def test_executors_that_bring_nothing_are_given_back() -> None:
     assert follow(lambda n: (0.1 / n, 0.2), 4, min_partitions=2)[0] == 2
     # Two cores for all: a third executor looks good until it was tried.
     assert follow(lambda n: (max(1.0 / n, 0.5), 0.01), 1)[0] == 2
+    # Work that takes as long with few rows as with many: two executors without the third one show that.
+    assert follow(lambda n: (0.1, 0.15 + 0.01 * n), 3, max_partitions=3) == (1, [2, 1])
+    assert follow(lambda n: (0.06 + 0.04 / n, 0.02), 4)[0] == 1
 
 
 def test_a_cluster_without_more_is_not_asked_again() -> None:
