@@ -14,6 +14,9 @@ is the largest memory of a Python process on an executor: all of it (``VmRSS``),
 of files (``RssFile``), the most ever (``VmHWM``). ``ratio`` is the time compared with the first case.
 ``--checkpoint`` writes all rows from the executors at the end, as ``Checkpoint(shared=True)`` does: its size,
 the seconds that it takes, and the memory of the largest Python process and, more than before, of the driver.
+``--checkpoints 1 4`` adds a case for each ``full_every`` of ``Checkpoint(shared=True)``, which writes five
+times among the measured iterations: ``waits`` are the seconds for which training waits for each of them,
+``wall_ms`` is the mean time of an iteration with them; compare it with that of the case without.
 ``--torch`` measures the same model with ``EmbeddingBag(sparse=True)`` in one process with one thread, too;
 ``ids_ms`` is what the forward pass takes that tells the ids of an iteration, and that torch does not need.
 """
@@ -113,7 +116,7 @@ def case(rows: int, memory: int, args: argparse.Namespace) -> None:
     """Train, write the figures, and leave."""
     from sparkdl import Dataset, Trainer, session
     from sparkdl.nn import EmbeddingVariable
-    from sparkdl.train import Hook, MaxIteration
+    from sparkdl.train import Checkpoint, EveryIterations, Hook, MaxIteration
 
     numbers, first = batches(rows, args.skew, args.batch, args.steps)
     label = np.random.default_rng(1).integers(0, 2, len(numbers)).astype(np.float32)
@@ -123,6 +126,10 @@ def case(rows: int, memory: int, args: argparse.Namespace) -> None:
 
     class Leave(Hook):
         """Ends the process after the last iteration."""
+
+        def on_iteration_begin(self, run: Any) -> None:
+            if run.state.iteration == first:
+                self.begun = time.perf_counter()
 
         def on_iteration_end(self, run: Any) -> None:
             if run.state.iteration < total:
@@ -139,10 +146,28 @@ def case(rows: int, memory: int, args: argparse.Namespace) -> None:
             }
             if args.checkpoint:
                 told |= checkpointed(run)
+            told["wall_ms"] = round(1000 * (time.perf_counter() - self.begun) / (total - first), 1)
+            if args.full_every:
+                told |= {"full_every": args.full_every, "waits": [round(own, 2) for own in waits]}
             Path(args.result).write_text(json.dumps(told))
             spark.stop()
             os._exit(0)
 
+    class Timed(Checkpoint):
+        """Notes for how long it keeps training waiting."""
+
+        def on_boundary(self, run: Any, last: bool) -> None:
+            begin = time.perf_counter()
+            super().on_boundary(run, last)
+            if run.state.iteration > first and self.every(run.previous, run.state):
+                waits.append(time.perf_counter() - begin)
+
+    waits: list[float] = []
+    hooks: list[Hook] = [Leave()]
+    if args.full_every:
+        when = EveryIterations(args.steps // 5)
+        folder = tempfile.mkdtemp(prefix="checkpoints-", dir=Path(args.result).parent)
+        hooks.append(Timed(folder, when, keep=1, shared=True, full_every=args.full_every))
     torch.manual_seed(0)
     with Dataset.from_numpy(ids_of(numbers), label, spark=spark) as data:
         del numbers
@@ -156,7 +181,7 @@ def case(rows: int, memory: int, args: argparse.Namespace) -> None:
             iterations_per_job=args.group,
             commit_every=0,
             row_memory=memory << 20 or None,
-            hooks=[Leave()],
+            hooks=hooks,
             progress=False,
         ).fit(data)
 
@@ -224,6 +249,8 @@ def main() -> None:
     parser.add_argument(
         "--checkpoint", action="store_true", help="let the executors write all rows at the end"
     )
+    parser.add_argument("--checkpoints", type=int, nargs="*", default=[], metavar="FULL_EVERY")
+    parser.add_argument("--full-every", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--result", help=argparse.SUPPRESS)
     parser.add_argument("--json", help="where to write the rows")
     args = parser.parse_args()
@@ -234,14 +261,16 @@ def main() -> None:
     pairs = [tuple(map(int, pair.split(":"))) for pair in args.cases]
     for rows in args.rows if not pairs else dict(pairs):
         for memory in args.memory if not pairs else [own for first, own in pairs if first == rows]:
-            with tempfile.TemporaryDirectory(prefix="sparkdl-rows-") as folder:
-                command = [sys.executable, __file__, *sys.argv[1:], "--result", f"{folder}/result"]
-                command += ["--rows", str(rows), "--memory", str(memory)]
-                done = subprocess.run(command, capture_output=True, text=True, check=False)
-                if not Path(folder, "result").exists():
-                    raise RuntimeError(done.stdout + done.stderr[-8000:])
-                found.append(json.loads(Path(folder, "result").read_text()))
-            print(json.dumps(found[-1]), file=sys.stderr, flush=True)
+            for full_every in (0, *args.checkpoints):
+                with tempfile.TemporaryDirectory(prefix="sparkdl-rows-") as folder:
+                    command = [sys.executable, __file__, *sys.argv[1:], "--result", f"{folder}/result"]
+                    command += ["--rows", str(rows), "--memory", str(memory)]
+                    command += ["--full-every", str(full_every)]
+                    done = subprocess.run(command, capture_output=True, text=True, check=False)
+                    if not Path(folder, "result").exists():
+                        raise RuntimeError(done.stdout + done.stderr[-8000:])
+                    found.append(json.loads(Path(folder, "result").read_text()))
+                print(json.dumps(found[-1]), file=sys.stderr, flush=True)
         if args.torch:
             found.append(plain_torch(rows, args))
     for row in found:

@@ -4,6 +4,7 @@
     python benchmarks/tiers.py torch
     python benchmarks/tiers.py disk
     python benchmarks/tiers.py checkpoint --rows 1000000 10000000
+    python benchmarks/tiers.py merge --rows 1000000 10000000
 
 One owner does what it does in a training: it counts the ids of a batch, sends their rows, and updates them
 with ``SparseAdam``, as in ``sparkdl/allreduce/plans/owned_rows.py``. Ids have Zipf's distribution.
@@ -19,6 +20,9 @@ the rows of a batch that are in memory. ``index`` are bytes for each id.
 ``disk``: reading records of the file that are on the disk alone, one at a time, and asking for many at once.
 ``checkpoint``: a task that writes the file of a shard with ``Checkpoint(shared=True)``, in a process of its
 own; ``memory_mb`` is the most that the process has had at any time since it began, ``file_mb`` what it wrote.
+``merge``: what the driver does for a checkpoint with all rows: the file of a shard is made of one that has
+them and of seven with a hundredth of them each, in a thread. ``ms_per_step`` is what a step of an owner takes
+in the same process before, ``beside`` meanwhile.
 """
 
 from __future__ import annotations
@@ -31,6 +35,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,7 +60,9 @@ from sparkdl.keyed.table import KeyedTable, TableRule
 from sparkdl.optim.rule import UpdateRule
 from sparkdl.optim.spec import optimizer_spec
 from sparkdl.pieces import cut
-from sparkdl.train.checkpoint.shard_files import WriteShard, name_of
+from sparkdl.train.checkpoint.mark import STATE, WEIGHTS, Mark, sealed
+from sparkdl.train.checkpoint.merging import merge
+from sparkdl.train.checkpoint.shard_files import Streamed, WriteShard, name_of, parts_of, write_whole
 
 WIDTH, RECORD = 16, 3 * 16 * 4
 """Elements of a row; bytes of a row with the state of Adam."""
@@ -278,15 +286,93 @@ def checkpoint(args: argparse.Namespace) -> list[dict[str, Any]]:
     found = []
     for rows in args.rows:
         with tempfile.TemporaryDirectory(prefix="sparkdl-tiers-", dir=args.folder) as folder:
-            command = [sys.executable, __file__, "checkpoint", "--shard", str(rows), "--folder", folder]
+            command = [sys.executable, __file__, args.part, "--shard", str(rows), "--folder", folder]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             found.append(json.loads(done.stdout))
     return found
 
 
+def rows_of(first: int, count: int, since: int, step: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the message with some rows, made while it is written."""
+
+    def blocks(of: Any) -> Iterator[Any]:
+        for begin in range(0, count, 1 << 17):
+            yield of(np.arange(begin, min(count, begin + (1 << 17))))
+
+    def streamed(dtype: Any, shape: tuple[int, ...], of: Any) -> Streamed:
+        return Streamed(np.dtype(dtype), (count, *shape), lambda: blocks(of))
+
+    known = {
+        "ids": streamed(np.int64, (), lambda at: ids_of(first + at * step)),
+        "counts": streamed(np.int64, (), np.ones_like),
+        "last": streamed(np.int64, (), lambda at: np.full(len(at), since)),
+        "admitted": streamed(np.bool_, (), lambda at: np.ones(len(at), np.bool_)),
+        "gone": np.empty(0, np.int64),
+        "gone_at": np.empty(0, np.int64),
+    }
+    for name in (ROW, "exp_avg", "exp_avg_sq"):
+        known[f"column.{name}"] = streamed(
+            np.float32, (WIDTH,), lambda at: np.full((len(at), WIDTH), since, np.float32)
+        )
+    told = {"scalars": {}, "since": since, "logged": 0}
+    meta = {"kind": "rows", "tables": ["table"], "values": [told], "figures": {}}
+    return meta, {f"0.{name}": values for name, values in known.items()}
+
+
+def merge_shard(rows: int, folder: str, steps: int) -> dict[str, Any]:
+    """Make a shard's file with all rows, of one that has them and of others with changes."""
+    base: dict[str, Any] | None = None
+    for number in range(8):
+        path = Path(folder, f"iteration-{number + 1:08d}")
+        path.mkdir()
+        made = rows_of(number * 7, rows // 100, number, 100) if number else rows_of(0, rows, 0, 1)
+        digests = {name_of(0, 1): write_whole(str(path / name_of(0, 1)), parts_of([made]))}
+        if number < 7:
+            digests[WEIGHTS] = write_whole(str(path / WEIGHTS), [b""])
+            mark = {"format": 3, "state": {}, "scores": {}, "sha256": digests}
+            data = sealed(mark if base is None else {**mark, "base": base})
+            (path / STATE).write_bytes(data)
+            base = {"iteration": number + 1, "seal": Mark.parse(str(path), data).seal}
+    os.sync()
+    random, owner = np.random.default_rng(0), Owner(None)
+    owner.fill(200_000, 16_384)
+
+    def timed() -> float:
+        ids = ids_of(zipf(random, 200_000, 1.05, 16_384))
+        begin = time.perf_counter()
+        owner.step(ids)
+        return 1000 * (time.perf_counter() - begin)
+
+    alone = [timed() for _ in range(steps)]
+    with open("/proc/self/clear_refs", "w") as peak:
+        peak.write("5")
+    before, begin_at, below = (
+        memory_of("VmRSS"),
+        time.perf_counter(),
+        str(path.with_name("iteration-00000007")),
+    )
+    with ThreadPoolExecutor(1) as thread:
+        whole = thread.submit(
+            merge, below, str(path), digests, lambda name, parts: write_whole(str(path / name), parts)
+        )
+        beside = [timed()]
+        while not whole.done():
+            beside.append(timed())
+        whole.result()
+    seconds = time.perf_counter() - begin_at
+    return {
+        "rows": rows,
+        "file_mb": os.path.getsize(path / name_of(0, 1)) >> 20,
+        "memory_mb": (memory_of("VmHWM") - before) >> 20,
+        "seconds": round(seconds, 1),
+        "ms_per_step": round(statistics.median(alone), 2),
+        "beside": round(statistics.median(beside), 2),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=("cost", "torch", "disk", "checkpoint"))
+    parser.add_argument("part", choices=("cost", "torch", "disk", "checkpoint", "merge"))
     parser.add_argument("--bound", type=int, default=128 << 20, help="bytes of memory")
     parser.add_argument("--batch", type=int, default=65_536, help="ids of a batch of an owner")
     parser.add_argument("--steps", type=int, default=30)
@@ -307,9 +393,15 @@ def main() -> None:
         print(json.dumps(case(*args.case, args.bound, args.batch, args.steps)))
         return
     if args.shard:
-        print(json.dumps(write_shard(args.shard, args.folder)))
+        torch.set_num_threads(1)
+        measured = (
+            merge_shard(args.shard, args.folder, args.steps)
+            if args.part == "merge"
+            else write_shard(args.shard, args.folder)
+        )
+        print(json.dumps(measured))
         return
-    parts = {"cost": cost, "torch": compare, "disk": disk, "checkpoint": checkpoint}
+    parts = {"cost": cost, "torch": compare, "disk": disk, "checkpoint": checkpoint, "merge": checkpoint}
     rows = parts[args.part](args)
     for row in rows:
         print(json.dumps(row))

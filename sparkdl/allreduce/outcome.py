@@ -50,8 +50,18 @@ class Outcome:
     @property
     def gradient_seconds(self) -> list[float]:
         """Seconds from the start of each forward-backward task to its gradient."""
+        return [sum(seconds.values()) - seconds["gradient_out"] for seconds in self._computing]
+
+    @property
+    def row_seconds(self) -> list[float]:
+        """Seconds that each forward-backward task took to read its rows and to compute their gradient."""
+        return [seconds["data"] + seconds["compute"] for seconds in self._computing]
+
+    @property
+    def _computing(self) -> list[dict[str, float]]:
+        """Phases of each forward-backward task that had rows."""
         phases = [task["phases"] for task in self.tasks if task["kind"] == "forward-backward"]
-        return [sum(seconds.values()) - seconds["gradient_out"] for seconds in phases if "compute" in seconds]
+        return [seconds for seconds in phases if "compute" in seconds]
 
 
 def fixed_seconds(outcomes: Sequence[Outcome], elapsed: float) -> float:

@@ -94,7 +94,8 @@ class Demand:
             return statistics.median(seconds for seconds, _ in measured)
         now = self._seen
         seconds = statistics.median(seconds for seconds, _ in self._steps[now])
-        works = {n: statistics.median(work for _, work in steps) for n, steps in self._steps.items() if steps}
+        known = {n: steps for n, steps in self._steps.items() if len(steps) >= _STEPS}
+        works = {n: statistics.median(work for _, work in steps) for n, steps in known.items()}
         line = Line.through([1 / n for n in works], [*works.values()])
         work = min(seconds, works[now])
         growth = self._exchange(executors) - self._exchange(now)

@@ -309,7 +309,7 @@ class Loop:
         self._finished = False
         self._mark = now
         if self._demand is not None and outcome is not None:
-            work = outcome.phases["data"] + outcome.phases["compute"]
+            work = max(outcome.row_seconds, default=0.0)
             self._demand.add(len(self._epochs.store.partitions), now - begin - later, work)
         run.history.append(
             {

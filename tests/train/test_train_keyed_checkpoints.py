@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
+import time
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -16,21 +19,30 @@ from test_train_keyed import PARTS, data, keyed, rows_of, trainer
 from sparkdl import Dataset
 from sparkdl.__main__ import main
 from sparkdl.exceptions import ConfigError
-from sparkdl.train import Checkpoint, EveryIterations, MaxIteration, load_weights
-from sparkdl.train.checkpoint import CheckpointFolder, read_point
+from sparkdl.train import Checkpoint, EveryIterations, Hook, MaxIteration, Run, load_weights
+from sparkdl.train.checkpoint import CheckpointFolder, merging, read_point
+from sparkdl.train.hooks import checkpoint as hooks_checkpoint
 
 __all__ = ["data"]  # a fixture
 
 CHANGING: dict[str, Any] = {"min_count": 2, "max_age": 4, "min_norm": 0.09, "evict_every": 3}
 
 
-def fit(data: Dataset, end: int, *hooks: Checkpoint, resume: Any = False) -> Any:
+def fit(data: Dataset, end: int, *hooks: Hook, resume: Any = False) -> Any:
     options: dict[str, Any] = {"iterations_per_job": 2, "batch_size": 20, "end_when": MaxIteration(end)}
     return trainer(keyed(**CHANGING), hooks=hooks, **options).fit(data, resume=resume)
 
 
-def checkpoint(path: Path, **options: Any) -> Checkpoint:
-    return Checkpoint(path, EveryIterations(2), **{"full_every": 3, "keep": None, **options})
+class Waiting(Checkpoint):
+    """Waits for each checkpoint, also for one that is made of others."""
+
+    def on_boundary(self, run: Run, last: bool) -> None:
+        super().on_boundary(run, last)
+        self._wait(run, last=True)
+
+
+def checkpoint(path: Path | str, kind: type[Checkpoint] = Waiting, **options: Any) -> Checkpoint:
+    return kind(path, EveryIterations(2), **{"full_every": 3, "keep": None, **options})
 
 
 def bases(path: Path) -> dict[int, int | None]:
@@ -57,10 +69,10 @@ def test_a_run_resumes_from_changes_with_the_bits_of_complete_ones(
     assert bases(path) == {2: None, 4: 2, 6: 4, 8: None, 10: 8, 12: 10}
     assert problems(path) == [""] * 6
     for number in (6, 12):
-        copy, complete = keyed(**CHANGING), keyed(**CHANGING)
-        load_weights(_complete(path)[number], copy)
+        own, complete = keyed(**CHANGING), keyed(**CHANGING)
+        load_weights(_complete(path)[number], own)
         load_weights(_complete(tmp_path / "whole")[number], complete)
-        assert rows_of(copy) == rows_of(complete)
+        assert rows_of(own) == rows_of(complete)
     resumed = fit(data, 16, hook, resume=True)
     assert rows_of(resumed.module) == rows_of(whole.module)
     assert bases(path)[14] is None
@@ -79,9 +91,9 @@ def test_changes_are_restored_to_any_number_of_partitions(data: Dataset, spark: 
             hook = checkpoint(path, full_every=8)
             training = trainer(keyed(**CHANGING), hooks=[hook], **options)
             found.append(rows_of(training.fit(other, resume=True, rows="new").module))
-            copy = keyed(**CHANGING)
-            load_weights(_complete(path)[10], copy)
-            assert rows_of(copy) == found[-1]
+            own = keyed(**CHANGING)
+            load_weights(_complete(path)[10], own)
+            assert rows_of(own) == found[-1]
     assert len(set(map(str, found))) == 1
     assert [bases(path)[n] for path in (complete, changes) for n in (8, 10)] == [6, 8, 6, 8]
     assert read_point(_complete(changes)[10]).state.iteration == 10
@@ -130,3 +142,177 @@ def test_changes_are_listed_and_exported(
     found, expected = load_file(file), result.module.state_dict()
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+class Slowly(Hook):
+    """Lets no checkpoint be made of others between some iterations.
+
+    Args:
+        path: folder of the checkpoints.
+        until: iteration before which the one that has begun is complete.
+    """
+
+    def __init__(self, path: Path, until: int) -> None:
+        self.path, self.until, self.may_go_on = path, until, Event()
+
+    def merge(self, *arguments: Any) -> Any:
+        assert self.may_go_on.wait(60)
+        return merging.merge(*arguments)
+
+    def on_iteration_begin(self, run: Run) -> None:
+        if run.state.iteration == self.until:
+            self.may_go_on.set()
+            while 8 not in _complete(self.path):
+                time.sleep(0.01)
+
+
+@pytest.mark.parametrize("keep", [None, 1])
+def test_checkpoints_go_on_while_one_is_made_of_others(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int | None
+) -> None:
+    path = tmp_path / "run"
+    slowly = Slowly(path, 12)
+    monkeypatch.setattr(hooks_checkpoint, "merge", slowly.merge)
+    whole = fit(data, 16, checkpoint(tmp_path / "whole", full_every=1))
+    fit(data, 14, checkpoint(path, keep=keep, kind=Checkpoint), slowly)
+    found = {2: None, 4: 2, 6: 4, 8: None, 10: 6, 12: 10, 14: 8}
+    assert bases(path) == ({8: None, 14: 8} if keep else found)
+    assert problems(path) == [""] * len(bases(path))
+    for number in bases(path):
+        own, complete = keyed(**CHANGING), keyed(**CHANGING)
+        load_weights(_complete(path)[number], own)
+        load_weights(_complete(tmp_path / "whole")[number], complete)
+        assert rows_of(own) == rows_of(complete)
+    resumed = fit(data, 16, checkpoint(path), resume=True)
+    assert rows_of(resumed.module) == rows_of(whole.module)
+
+
+def test_the_end_of_a_run_waits_for_a_checkpoint_that_is_made_of_others(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(*arguments: Any) -> Any:
+        time.sleep(1)
+        return merging.merge(*arguments)
+
+    monkeypatch.setattr(hooks_checkpoint, "merge", late)
+    fit(data, 8, checkpoint(tmp_path, keep=1, kind=Checkpoint))
+    assert bases(tmp_path) == {8: None}
+
+
+def test_one_that_is_made_of_others_while_many_follow_is_not_deleted(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is complete while a later one is being written, which then deletes older ones."""
+    slowly = Slowly(tmp_path, 1000)
+    finish = CheckpointFolder.finish
+
+    def late(self: CheckpointFolder, place: str, files: Any, digests: Any, merge: Any = None) -> str:
+        if files.iteration == 12:
+            slowly.may_go_on.set()
+            while 8 not in _complete(tmp_path):
+                time.sleep(0.01)
+        return finish(self, place, files, digests, merge)
+
+    monkeypatch.setattr(hooks_checkpoint, "merge", slowly.merge)
+    monkeypatch.setattr(CheckpointFolder, "finish", late)
+    fit(data, 14, checkpoint(tmp_path, keep=1, kind=Checkpoint), slowly)
+    assert bases(tmp_path) == {8: None, 14: 8}
+    assert problems(tmp_path) == ["", ""]
+
+
+def test_in_the_foreground_all_rows_come_from_the_run(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks_checkpoint, "merge", None)
+    fit(data, 12, checkpoint(tmp_path, background=False))
+    assert bases(tmp_path) == {2: None, 4: 2, 6: 4, 8: None, 10: 8, 12: 10}
+
+
+def test_a_hook_that_has_run_can_be_copied(data: Dataset, tmp_path: Path) -> None:
+    hook = checkpoint(tmp_path)
+    fit(data, 2, hook)
+    assert copy.deepcopy(hook).path == tmp_path
+
+
+class Deletes(Hook):
+    """Deletes a checkpoint behind the run's back.
+
+    Args:
+        path: folder of the checkpoints.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_iteration_begin(self, run: Run) -> None:
+        if run.state.iteration == 7:
+            shutil.rmtree(self.path / "iteration-00000006")
+
+
+def test_a_checkpoint_that_others_have_deleted(data: Dataset, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="could not be written.*iteration-00000006"):
+        fit(data, 12, checkpoint(tmp_path), Deletes(tmp_path))
+    assert bases(tmp_path) == {2: None, 4: 2, 10: None, 12: 10}
+
+
+class Damages(Hook):
+    """Damages a checkpoint.
+
+    Args:
+        path: folder of the checkpoints.
+        when: iteration.
+    """
+
+    def __init__(self, path: Path, when: int) -> None:
+        self.path, self.when = path, when
+
+    def on_iteration_begin(self, run: Run) -> None:
+        if run.state.iteration == self.when:
+            (shard,) = (self.path / "iteration-00000004").glob("shard-00000*")
+            shard.write_bytes(shard.read_bytes()[:-1] + b"!")
+
+
+def test_what_cannot_be_made_of_others_is_written_whole_next_time(data: Dataset, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="could not be written.*iteration-00000004 is damaged"):
+        fit(data, 12, checkpoint(tmp_path), Damages(tmp_path, 7))
+    assert bases(tmp_path) == {2: None, 4: 2, 6: 4, 10: None, 12: 10}
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".iter")) == []
+
+
+class Interrupts(Hook):
+    """Ends a run as a second Ctrl-C does."""
+
+    def on_iteration_begin(self, run: Run) -> None:
+        if run.state.iteration == 10:
+            raise KeyboardInterrupt
+
+
+def test_a_second_ctrl_c_does_not_wait_for_large_files(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def endless(base: str, folder: str, digests: Any, write: Any, check: Any) -> Any:
+        while True:
+            time.sleep(0.01)
+            check()
+
+    monkeypatch.setattr(hooks_checkpoint, "merge", endless)
+    with pytest.raises(KeyboardInterrupt):
+        fit(data, 12, checkpoint(tmp_path, kind=Checkpoint), Interrupts())
+    assert 8 not in bases(tmp_path)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".iter")] == []
+
+
+def test_on_a_store_without_folders(data: Dataset, tmp_path: Path) -> None:
+    url = f"memory://{tmp_path.name}"
+    fit(data, 10, checkpoint(url))
+    found = CheckpointFolder(url).complete()
+    assert [CheckpointFolder(url).describe(path, verify=True)["base"] for path in found.values()] == [
+        *(None, 2, 4, None),
+        8,
+    ]
+    fit(data, 10, checkpoint(tmp_path / "whole", full_every=1))
+    for number, path in found.items():
+        own, complete = keyed(**CHANGING), keyed(**CHANGING)
+        load_weights(path, own)
+        load_weights(_complete(tmp_path / "whole")[number], complete)
+        assert rows_of(own) == rows_of(complete)

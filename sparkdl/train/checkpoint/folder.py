@@ -8,16 +8,19 @@ import posixpath
 import re
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
 from torch import nn
 
 from sparkdl.exceptions import ConfigError
+from sparkdl.frame import Buffer
 from sparkdl.train.checkpoint.claim import Claim
 from sparkdl.train.checkpoint.contents import CheckpointFiles
-from sparkdl.train.checkpoint.mark import DRAFT, STATE, Base, Mark, is_own, sealed
+from sparkdl.train.checkpoint.mark import DRAFT, STATE, Base, Mark, is_own, is_shard, sealed
 from sparkdl.train.checkpoint.resume import ResumePoint
+from sparkdl.train.checkpoint.shard_files import Merge
 from sparkdl.train.checkpoint.store import Path, Store, join
 from sparkdl.train.state import TrainState
 
@@ -123,6 +126,10 @@ class CheckpointFolder:
         complete = list(self.complete().values())
         return complete[-1] if complete else None
 
+    def path_of(self, iteration: int) -> str:
+        """Return the path, or URL, that the checkpoint of an iteration has if there is one."""
+        return self._store.outside(self._full(name_of(iteration)))
+
     def check_writable(self) -> None:
         """Write a small file and delete it again.
 
@@ -158,13 +165,16 @@ class CheckpointFolder:
             self._put(b"{}", join(place, DRAFT))
         return self._store.outside(place)
 
-    def finish(self, place: str, files: CheckpointFiles, digests: Mapping[str, str]) -> str:
+    def finish(
+        self, place: str, files: CheckpointFiles, digests: Mapping[str, str], merge: Merge | None = None
+    ) -> str:
         """Write what is still missing, the mark last, and return the checkpoint's path.
 
         Args:
             place: what :meth:`begin` has returned; deleted if this fails.
             files: what to write.
             digests: sha256 by name of the files that are there already.
+            merge: makes files with all rows of those with changes: ``sparkdl.train.checkpoint.merging``.
 
         Raises:
             CheckpointError: if another run has taken the folder over.
@@ -177,6 +187,11 @@ class CheckpointFolder:
             for name, data in files.contents():
                 self._put(data, join(inside, name))
                 found[name] = hashlib.sha256(data).hexdigest()
+            if merge is not None:
+                whole = merge(place, found, partial(self._write_whole, inside))
+                for name in filter(is_shard, found.keys() - whole.keys()):
+                    self._store.delete(join(inside, name))
+                found = {name: own for name, own in found.items() if not is_shard(name)} | whole
             self._check_claim()
             mark: dict[str, Any] = {**files.mark, "sha256": found}
             if files.base:
@@ -222,6 +237,10 @@ class CheckpointFolder:
         """
         files = CheckpointFiles.of(module, state, scores, point)
         return self.finish(self.begin(state.iteration), files, {})
+
+    def _write_whole(self, folder: str, name: str, parts: Iterable[Buffer]) -> str:
+        self._check_claim()
+        return self._store.write_whole(join(folder, name), parts)
 
     def _put(self, data: bytes, path: str) -> None:
         self._store.write(path, data)
@@ -339,7 +358,7 @@ class CheckpointFolder:
 
     def _problem_below(self, base: Base, *, verify: bool) -> str:
         """Return the problem of the checkpoint that has the other rows, empty if none is found."""
-        path = self._store.outside(self._full(name_of(base.iteration)))
+        path = self.path_of(base.iteration)
         try:
             if self._mark(base.iteration).seal != base.seal:
                 return f"needs {path}, which is another checkpoint now"

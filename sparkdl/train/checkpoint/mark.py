@@ -161,6 +161,11 @@ def is_own(name: str) -> bool:
     return fixed or bool(_SHARD.fullmatch(name) or _SHARD_DRAFT.fullmatch(name))
 
 
+def is_shard(name: str) -> bool:
+    """Return whether a file of this name is a shard's."""
+    return bool(_SHARD.fullmatch(name))
+
+
 def damaged(where: str, name: str, why: str = "") -> ConfigError:
     """Return the error that a file of a checkpoint is not what was written."""
     return ConfigError(

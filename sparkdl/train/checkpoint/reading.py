@@ -6,8 +6,9 @@ import json
 import posixpath
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -129,18 +130,29 @@ def export_weights(path: Path, file: str) -> None:
             raise ConfigError(f"cannot write {file}: {error}") from error
 
 
-class _Checkpoint:
-    """One checkpoint: its mark, and its files, checked before they are used."""
+class Opened:
+    """One checkpoint: its mark, and its files, checked before they are used.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: the checkpoint.
+        digests: sha256 of its files by name if it has no mark yet.
+
+    Attributes:
+        mark: as it is, or will be.
+    """
+
+    def __init__(self, path: Path, digests: Mapping[str, str] | None = None) -> None:
         self._store = Store(path)
         self._where = self._store.outside(self._store.root)
-        self.mark = Mark.parse(self._where, self._store.read(self._full(STATE)))
+        if digests is None:
+            self.mark = Mark.parse(self._where, self._store.read(self._full(STATE)))
+        else:
+            self.mark = Mark({}, {}, digests)
 
     def _full(self, name: str) -> str:
         return join(self._store.root, name)
 
-    def links(self) -> list[_Checkpoint]:
+    def links(self) -> list[Opened]:
         """Return the checkpoints that have this one's rows of embedding variables, itself as the last one.
 
         Raises:
@@ -151,13 +163,17 @@ class _Checkpoint:
             path = join(posixpath.dirname(self._store.root.rstrip("/")), name_of(base.iteration))
             where = self._store.outside(path)
             try:
-                link = _Checkpoint(where)
+                link = Opened(where)
             except FileNotFoundError as error:
                 raise damaged(self._where, where, "its rows are needed, and it is not there") from error
             if link.mark.seal != base.seal:
                 raise damaged(self._where, where, "its rows are needed, and it is another checkpoint now")
             found.append(link)
         return found[::-1]
+
+    def layers(self) -> list[list[Callable[[], AbstractContextManager[str]]]]:
+        """Return what gives the local path of each shard's file, by layer; the newest layer last."""
+        return [[partial(self.verified, name) for name in names] for names in self.mark.layers]
 
     def kept(self) -> Kept:
         """Return what stays with the shards."""
@@ -212,10 +228,10 @@ def _weights(path: Path) -> Iterator[tuple[str, Callable[[], dict[str, torch.Ten
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[_Checkpoint]:
+def _reading(path: Path) -> Iterator[Opened]:
     """Open a checkpoint, and name it in what goes wrong."""
     with _explained(path):
-        yield _Checkpoint(path)
+        yield Opened(path)
 
 
 @contextmanager

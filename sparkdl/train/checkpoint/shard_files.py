@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import posixpath
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,12 @@ _KINDS = {
     "b1": "BOOL",
 }
 """What safetensors calls the dtypes of numpy."""
+_DTYPES = {name: np.dtype(f"<{dtype}") for dtype, name in _KINDS.items()}
+
+Write = Callable[[str, Iterable[Buffer]], str]
+"""Writes the parts of a file with a name, in place of one that is there, and returns its sha256."""
+Merge = Callable[[str, Mapping[str, str], Write], dict[str, str]]
+"""Makes files of shards of those in a folder, by their sha256, and returns theirs."""
 
 
 def name_of(index: int, count: int, kind: str = "shard") -> str:
@@ -56,14 +64,41 @@ def encode(frames: Sequence[Packed]) -> bytes:
 
 def laid_out(frames: Sequence[Packed]) -> Parts:
     """Return the parts of the file of one shard's frames; their arrays are not copied."""
-    arrays: dict[str, Array] = {}
+    unpacked = map(frame.unpack, frames)
+    return list(parts_of((message.meta, message.arrays) for message in unpacked))
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """An array that is there some rows at a time.
+
+    Attributes:
+        dtype: of its elements.
+        shape: of all of it.
+        blocks: returns the rows, in order.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    blocks: Callable[[], Iterable[Array]]
+
+    @property
+    def nbytes(self) -> int:
+        """How long it is."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def parts_of(
+    messages: Iterable[tuple[Mapping[str, Any], Mapping[str, Array | Streamed]]],
+) -> Iterator[Buffer]:
+    """Yield the parts of a file with some messages: the meta of each, and its arrays."""
+    arrays: dict[str, Array | Streamed] = {}
     table: list[dict[str, Any]] = []
-    for i, data in enumerate(frames):
-        message = frame.unpack(data)
-        table.append({"meta": message.meta, "arrays": list(message.arrays)})
-        arrays |= {f"{i}.{name}": in_order(a) for name, a in message.arrays.items()}
+    for i, (meta, own) in enumerate(messages):
+        table.append({"meta": meta, "arrays": list(own)})
+        arrays |= {f"{i}.{name}": array for name, array in own.items()}
     header: dict[str, Any] = {"__metadata__": {"sparkdl": json.dumps(table)}}
-    ordered = sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0]))
+    ordered = sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
     position = 0
     for name, array in ordered:
         place = [position, position + array.nbytes]
@@ -71,8 +106,15 @@ def laid_out(frames: Sequence[Packed]) -> Parts:
         position = place[1]
     told = json.dumps(header, separators=(",", ":")).encode()
     told += b" " * (-len(told) % 8)
-    whole: list[Any] = [array.reshape(-1) for _, array in ordered]
-    return [len(told).to_bytes(8, "little"), told, *(memoryview(flat).cast("B") for flat in whole)]
+    yield from (len(told).to_bytes(8, "little"), told)
+    for name, array in ordered:
+        left = array.nbytes
+        for block in array.blocks() if isinstance(array, Streamed) else [array]:
+            flat: Any = in_order(block).reshape(-1)
+            left -= flat.nbytes
+            yield memoryview(flat).cast("B")
+        if left:
+            raise ValueError(f"array {name!r} is {left} bytes shorter than it was to be")
 
 
 def in_order(array: Array) -> Array:
@@ -100,6 +142,96 @@ def _frame_of(entry: Mapping[str, Any], prefix: str, arrays: Mapping[str, Array]
     if not isinstance(meta, dict) or not isinstance(meta.get("kind"), str):
         raise TypeError(f"a frame with meta={meta!r:.100}")
     return frame.pack(meta, {name: arrays[f"{prefix}{name}"] for name in names})
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An array in a file.
+
+    Attributes:
+        path: of the file.
+        offset: where in it the array begins.
+        dtype: of its elements.
+        shape: of all of it.
+    """
+
+    path: str
+    offset: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    def __len__(self) -> int:
+        """Return how many rows it has."""
+        return self.shape[0]
+
+    @property
+    def row_bytes(self) -> int:
+        """How long a row is."""
+        return math.prod(self.shape[1:]) * self.dtype.itemsize
+
+    def read(self, begin: int, stop: int) -> Array:
+        """Return some rows."""
+        if not 0 <= begin <= stop <= len(self):
+            raise IndexError(f"rows {begin} to {stop} of {len(self)} in {self.path}")
+        offset, count = self.offset + begin * self.row_bytes, (stop - begin) * math.prod(self.shape[1:])
+        found: Array = np.fromfile(self.path, self.dtype, count, offset=offset)
+        return found.reshape(stop - begin, *self.shape[1:])
+
+    def like(self, rows: int, blocks: Callable[[], Iterable[Array]]) -> Streamed:
+        """Return an array of such rows."""
+        return Streamed(self.dtype, (rows, *self.shape[1:]), blocks)
+
+    def streamed(self) -> Array | Streamed:
+        """Return the array, to be read while it is written."""
+        if not self.shape:
+            return np.fromfile(self.path, self.dtype, 1, offset=self.offset).reshape(())
+        return self.like(len(self), self._blocks)
+
+    def _blocks(self) -> Iterator[Array]:
+        step = max(1, LARGE // max(1, self.row_bytes))
+        return (self.read(begin, min(len(self), begin + step)) for begin in range(0, len(self), step))
+
+
+class ShardFile:
+    """The file of a shard, of which arrays are read in parts.
+
+    Args:
+        path: of a local file.
+
+    Attributes:
+        path: as given.
+        messages: the meta of each frame, and its arrays.
+
+    Raises:
+        ValueError: if it is no such file.
+        OSError: if it cannot be read.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        with open(path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            size = os.fstat(file.fileno()).st_size - 8 - length
+            if size < 0:
+                raise ValueError(f"{path} is not the file of a shard: it is too short")
+            header = json.loads(file.read(length))
+        try:
+            table = json.loads(header.pop("__metadata__")["sparkdl"])
+            arrays = {name: self._stored(path, 8 + length, size, told) for name, told in header.items()}
+            self.messages = [
+                (entry["meta"], {name: arrays[f"{i}.{name}"] for name in entry["arrays"]})
+                for i, entry in enumerate(table)
+            ]
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is not the file of a shard: {error!r:.200}") from error
+
+    @staticmethod
+    def _stored(path: str, start: int, size: int, told: Mapping[str, Any]) -> Stored:
+        (begin, end), shape = told["data_offsets"], tuple(told["shape"])
+        found = Stored(path, start + begin, _DTYPES[told["dtype"]], shape)
+        if not 0 <= begin <= end <= size or math.prod(shape) * found.dtype.itemsize != end - begin:
+            raise ValueError(f"{path} is not the file of a shard: an array has {told!r:.200}")
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,35 +277,51 @@ def write_synced(path: str, data: bytes) -> None:
     _write_parts(path, [data])
 
 
-def write_whole(path: str, parts: Parts) -> str:
+def write_whole(path: str, parts: Iterable[Buffer]) -> str:
+    """Write a file that appears at once, and return its sha256; see :func:`put_whole`."""
+    fs, inside = url_to_fs(path)
+    return put_whole(fs, inside, parts)
+
+
+def put_whole(fs: Any, path: str, parts: Iterable[Buffer]) -> str:
     """Write a file that appears at once, and return its sha256.
 
     Stores let it appear at once by themselves, folders by a rename. The parts are not copied as a whole: what
     lies in mapped files may be larger than memory.
+
+    Args:
+        fs: file system.
+        path: of the file there.
+        parts: what to write.
     """
-    fs, inside = url_to_fs(path)
     if isinstance(fs, LocalFileSystem):
-        draft = f"{inside}.{uuid.uuid4().hex}"
+        draft = f"{path}.{uuid.uuid4().hex}"
         try:
             digest = _write_parts(draft, parts)
-            os.replace(draft, inside)
+            os.replace(draft, path)
         except BaseException:
             if os.path.exists(draft):
                 os.remove(draft)
             raise
         return digest
-    if frame.size(parts) <= LARGE:
-        data = frame.join(parts)
-        fs.pipe_file(inside, data)
+    stream, head, size = iter(parts), list[Buffer](), 0
+    for part in stream:
+        head.append(part)
+        size += len(part)
+        if size > LARGE:
+            break
+    else:
+        data = b"".join(head)
+        fs.pipe_file(path, data)
         return hashlib.sha256(data).hexdigest()
     with tempfile.TemporaryDirectory(dir=local_folders()[0]) as folder:  # for its owner alone
         draft = os.path.join(folder, "shard")
-        digest = _write_parts(draft, parts)
-        fs.put_file(draft, inside)
+        digest = _write_parts(draft, chain(head, stream))
+        fs.put_file(draft, path)
     return digest
 
 
-def _write_parts(path: str, parts: Parts) -> str:
+def _write_parts(path: str, parts: Iterable[Buffer]) -> str:
     """Write a local file, see it to the disk, and return its sha256."""
     digest = hashlib.sha256()
     with open(path, "wb") as file:

@@ -20,6 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from sparkdl._spark.hadoop import HadoopFileSystem
 from sparkdl.exceptions import ConfigError
+from sparkdl.frame import Buffer
 from sparkdl.train.checkpoint import shard_files
 
 Path = str | os.PathLike[str]
@@ -88,6 +89,10 @@ class Store:
             shard_files.write_synced(path, data)
         else:
             self.fs.pipe_file(path, data)
+
+    def write_whole(self, path: str, parts: Iterable[Buffer]) -> str:
+        """Write a file that appears at once, or takes another one's place; return its sha256."""
+        return shard_files.put_whole(self.fs, path, parts)
 
     def copy_out(self, path: str, file: str) -> None:
         """Copy a file to a local one."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Sequence
-from threading import Thread
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 from sparkdl import attempts, redaction
 from sparkdl.exceptions import CheckpointError, ConfigError, TaskError
@@ -19,7 +20,9 @@ from sparkdl.train.checkpoint import (
     read_point,
     tensors_of,
 )
+from sparkdl.train.checkpoint.merging import merge
 from sparkdl.train.checkpoint.resume import ResumePoint
+from sparkdl.train.checkpoint.shard_files import Merge
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.options import integer_option, trigger_option
 from sparkdl.train.run import Run
@@ -57,7 +60,8 @@ class Checkpoint(Hook):
         every: when to write.
         keep: complete checkpoints to keep, the newest; ``None`` for all.
         background: whether files are written while the run goes on. What goes into them is taken down
-            before; the next checkpoint, and the end of the run, wait for them.
+            before; the next checkpoint, and the end of the run, wait for them, but only the end for one that
+            is made of others.
         shared: whether all executors reach ``path``, so that the owners of the shards write the
             optimizer's state themselves, side by side. By default they do on stores that fsspec opens
             by a URL; say ``True`` for a folder that is mounted on all machines.
@@ -65,7 +69,9 @@ class Checkpoint(Hook):
         at_end: whether to write the last state of a run that ends, too.
         full_every: of so many checkpoints one has all rows of embedding variables; the others have those that
             have changed since the checkpoint before, which they need to be read, and which is kept as long.
-            1 for all rows in each.
+            In the background the one with all rows is made, on the driver's machine, of the files of those
+            before it and of what has changed; checkpoints that are due meanwhile have changes. 1 for all
+            rows in each, which their owners write, or the driver.
 
     Raises:
         ConfigError: if an argument cannot work; when the run begins, if the folder cannot be made or
@@ -95,8 +101,10 @@ class Checkpoint(Hook):
         self.full_every = integer_option("Checkpoint", "full_every", full_every, 1)
         self._folder = CheckpointFolder(path)
         self.shared = self._folder.reached_by_executors if shared is None else shared
-        self._writing: Thread | None = None
-        self._error: Exception | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        self._writing: _Begun | None = None
+        self._merging: _Begun | None = None
+        self._given_up = False
         self._failures = 0
         self._newest = 0
         self._links: list[int] = []  # iterations of the newest checkpoint, and of those that it needs
@@ -122,7 +130,8 @@ class Checkpoint(Hook):
 
     def on_train_begin(self, run: Run) -> None:
         """Make the folder and claim it; refuse one in which new checkpoints would not be the newest."""
-        self._failures, self._error, self._newest = 0, None, run.state.iteration
+        self._failures, self._newest, self._given_up = 0, run.state.iteration, False
+        self._writing = self._merging = None
         tensors_of(run.module)
         self._folder.claim(run.name)
         try:
@@ -131,6 +140,7 @@ class Checkpoint(Hook):
         except BaseException:
             self._folder.release()
             raise
+        self._threads = ThreadPoolExecutor(2, "sparkdl-checkpoint")
         if (attempt := self._attempt()) is not None:
             attempt.begun(self.path)
 
@@ -166,7 +176,7 @@ class Checkpoint(Hook):
     def on_boundary(self, run: Run, last: bool) -> None:
         """Write if a checkpoint is due, and at the end of the run."""
         if last:
-            self._wait(run)
+            self._wait(run, last=True)
             if self.at_end and run.state.iteration > self._newest and self._failures <= self.max_failures:
                 self._write(run, last=True)
         # A resumed run may come once more to the boundary at which its checkpoint was written.
@@ -175,70 +185,119 @@ class Checkpoint(Hook):
 
     def on_train_end(self, run: Run) -> None:
         """Wait for the last files, and let other runs write to the folder."""
+        self._given_up = isinstance(run.error, KeyboardInterrupt)
         try:
-            self._wait(run)
+            self._wait(run, last=True)
+        except BaseException:
+            self._given_up = True
+            raise
         finally:
-            self._folder.release()
+            threads, self._threads = self._threads, None
+            try:
+                if threads is not None:
+                    threads.shutdown()
+            finally:
+                self._folder.release()
         if run.error is None and (attempt := self._attempt()) is not None:
             attempt.finished(self.path)
 
     def _write(self, run: Run, *, last: bool) -> None:
-        self._wait(run)
+        self._wait(run, last=last)
+        whole, merges = not embedding_variables(run.module), False
+        if self._merging is None and len(self._links) >= self.full_every:
+            merges = self.background and not last and self.full_every > 1
+            whole = not merges
         try:
-            write = self._prepare(run)
+            begun = self._begin(run, [] if whole else self._links, merges=merges)
         except (OSError, TaskError) as error:
             if isinstance(error, TaskError) and not self.shared and not last:
                 raise  # the state itself cannot be read, which is not about files
             self._failed(error, run)
             return
+        if merges:
+            self._merging = begun
+        else:
+            self._writing = begun
         if last or not self.background:
-            write()
-            self._wait(run)
-            return
-        self._writing = Thread(target=write, name="sparkdl-checkpoint")
-        self._writing.start()
+            self._wait(run, last=last)
 
-    def _prepare(self, run: Run) -> Callable[[], None]:
-        """Take down what goes into a checkpoint, and return what writes it."""
-        place = self._folder.begin(run.state.iteration)
-        links = self._links if len(self._links) < self.full_every and embedding_variables(run.module) else []
-        base = links[-1] if links else 0
+    def _begin(self, run: Run, below: list[int], *, merges: bool) -> _Begun:
+        """Take down what goes into a checkpoint, and begin to write it.
+
+        Args:
+            run: the run.
+            below: iterations of the checkpoints that have the rows of embedding variables which have not
+                changed; none if all rows are taken down.
+            merges: whether the files of those are read, so that it does not need them afterwards.
+        """
+        iteration, since = run.state.iteration, below[-1] if below else 0
+        place = self._folder.begin(iteration)
         try:
-            digests = run.write_shards(place, base) if self.shared else {}
-            point = run.resume_point(with_state=not self.shared, since=base)
+            digests = run.write_shards(place, since) if self.shared else {}
+            point = run.resume_point(with_state=not self.shared, since=since)
             module = run.trained_module(run.averaged(), rows=False)  # they are with the shards
+            base = 0 if merges else since
             files = CheckpointFiles.of(module, run.state, run.scores, point, base)
         except BaseException:
             self._folder.discard(place)
             raise
-
-        failed = run.error is not None
+        merge_rows = self._merge(since) if merges else None
+        prunes = run.error is None and not merges  # not beside a write of which it knows nothing
+        pinned = self._merging.needs if self._merging is not None else []
 
         def write() -> None:
-            try:
-                written = self._folder.finish(place, files, digests)
-                self._newest = files.iteration
-                self._links = [*links, files.iteration]
-                if self.keep is not None and not failed:
-                    self._folder.prune(self.keep)
-            except Exception as error:
-                self._error, self._links = error, []
-            else:
-                self._failures = 0
-                _log.info("Checkpoint: wrote %s", written)
-                if (attempt := self._attempt()) is not None:
-                    attempt.written(self.path, files.iteration)
+            written = self._folder.finish(place, files, digests, merge_rows)
+            if prunes:
+                self._prune(pinned)
+            _log.info("Checkpoint: wrote %s", written)
+            if (attempt := self._attempt()) is not None:
+                attempt.written(self.path, iteration)
 
-        return write
+        assert self._threads is not None
+        links = [iteration] if merges else [*below, iteration]
+        return _Begun(links, [*below, iteration] if merges else [], self._threads.submit(write))
 
-    def _wait(self, run: Run) -> None:
-        """Wait for files that are being written, and see whether all went well."""
-        if self._writing is not None:
-            self._writing.join()
-            self._writing = None
-        error, self._error = self._error, None
-        if error is not None:
+    def _prune(self, pinned: Sequence[int] = ()) -> None:
+        if self.keep is not None:
+            self._folder.prune(self.keep, pinned)
+
+    def _merge(self, since: int) -> Merge:
+        """Return what puts the rows of a checkpoint, and of those that it needs, below changes."""
+        base = self._folder.path_of(since)
+        return lambda place, digests, write: merge(base, place, digests, write, self._check_wanted)
+
+    def _check_wanted(self) -> None:
+        """Let a second Ctrl-C end what takes long."""
+        if self._given_up:
+            raise OSError("interrupted")
+
+    def _wait(self, run: Run, *, last: bool) -> None:
+        """Wait for files that are being written, and see whether all went well.
+
+        Args:
+            run: the run.
+            last: whether to wait also for a checkpoint that is made of others.
+        """
+        writing, self._writing = self._writing, None
+        self._settle(writing, run, last=last)
+        if last or (self._merging is not None and self._merging.written.done()):
+            merging, self._merging = self._merging, None
+            self._settle(merging, run, last=last)
+
+    def _settle(self, begun: _Begun | None, run: Run, *, last: bool) -> None:
+        """Wait for a checkpoint, after which others have what has changed."""
+        if begun is None:
+            return
+        try:
+            begun.written.result()
+            if begun.needs and last and run.error is None:
+                self._prune()
+        except Exception as error:
+            self._links = []
             self._failed(error, run)
+            return
+        self._failures, self._newest = 0, max(self._newest, begun.links[-1])
+        self._links = begun.links
 
     def _failed(self, error: Exception, run: Run) -> None:
         if isinstance(error, CheckpointError):
@@ -252,6 +311,21 @@ class Checkpoint(Hook):
         if self._failures > self.max_failures:
             raise CheckpointError(f"{message}. {self._failures} writes in a row have failed") from error
         warnings.warn(redaction.text(f"{message}. Training is not affected"), UserWarning, stacklevel=2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A checkpoint that is being written.
+
+    Attributes:
+        links: iterations of those that it needs when it is there, itself the last.
+        needs: of those that may not be deleted until then, and itself, if it is made of others.
+        written: done when it is there.
+    """
+
+    links: list[int]
+    needs: list[int]
+    written: Future[None]
 
 
 def of_attempt(resume: Resume, rows: str, hooks: Sequence[Hook]) -> tuple[Resume, str]:
