@@ -50,6 +50,7 @@ from sparkdl.access.in_pieces import InPieces
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.directives import Directives
 from sparkdl.allreduce.messages import OwnedRows, RowGradients
+from sparkdl.allreduce.shard_files import Streamed, WriteShard, name_of, parts_of, write_whole
 from sparkdl.allreduce.update.table import beginning, update_table
 from sparkdl.compute.lookup import RowGradient
 from sparkdl.keyed import arrays
@@ -62,7 +63,6 @@ from sparkdl.optim.spec import optimizer_spec
 from sparkdl.pieces import cut
 from sparkdl.train.checkpoint.mark import STATE, WEIGHTS, Mark, sealed
 from sparkdl.train.checkpoint.merging import merge
-from sparkdl.train.checkpoint.shard_files import Streamed, WriteShard, name_of, parts_of, write_whole
 
 WIDTH, RECORD = 16, 3 * 16 * 4
 """Elements of a row; bytes of a row with the state of Adam."""

@@ -12,12 +12,12 @@ from typing import Any
 from sparkdl.allreduce.engine import Engine
 from sparkdl.allreduce.kept import Snapshot
 from sparkdl.allreduce.outcome import Outcome
+from sparkdl.allreduce.shard_files import WriteShard
 from sparkdl.allreduce.state import ModelState
 from sparkdl.exceptions import DataError, TaskError
 from sparkdl.keyed.entries import Entries
 from sparkdl.train.ahead import Ahead
 from sparkdl.train.checkpoint.resume import ResumePoint
-from sparkdl.train.checkpoint.shard_files import WriteShard
 from sparkdl.train.costs import Kind
 from sparkdl.train.demand import Demand
 from sparkdl.train.elastic import Elastic, Watch

@@ -26,11 +26,12 @@ from torch import nn
 
 from sparkdl import Dataset, Trainer
 from sparkdl._spark.hadoop import HadoopFileSystem
+from sparkdl.allreduce import shard_files
+from sparkdl.allreduce.shard_files import decode, encode
 from sparkdl.exceptions import CheckpointError, ConfigError
 from sparkdl.train import EMA, EarlyStopping, EveryIterations, Hook, MaxEpoch, MaxIteration, Run
 from sparkdl.train import Checkpoint as AnyCheckpoint
-from sparkdl.train.checkpoint import CheckpointFolder, export_weights, load_weights, shard_files
-from sparkdl.train.checkpoint.shard_files import decode, encode
+from sparkdl.train.checkpoint import CheckpointFolder, export_weights, load_weights
 from sparkdl.train.state import TrainState
 
 Checkpoint = partial(AnyCheckpoint, at_end=False)  # test_train_ending.py has the run's end

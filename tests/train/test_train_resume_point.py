@@ -19,15 +19,16 @@ from support.models import Everything, mlp
 from torch import nn
 
 from sparkdl import frame
+from sparkdl.allreduce import shard_files
+from sparkdl.allreduce.shard_files import decode, encode
 from sparkdl.exceptions import ConfigError
 from sparkdl.nn.parameters import layout_of
 from sparkdl.optim import LAMB, ParamGroup
 from sparkdl.train import Checkpoint
-from sparkdl.train.checkpoint import CheckpointFolder, read_point, shard_files
+from sparkdl.train.checkpoint import CheckpointFolder, read_point
 from sparkdl.train.checkpoint.mark import sealed
 from sparkdl.train.checkpoint.resume import ResumePoint
 from sparkdl.train.checkpoint.setting import setting_of
-from sparkdl.train.checkpoint.shard_files import decode, encode
 
 NAME = f"iteration-{STATE.iteration:08d}"
 

@@ -16,11 +16,11 @@ from safetensors.torch import save as save_tensors
 from torch import nn
 
 from sparkdl._version import __version__
+from sparkdl.allreduce import shard_files
 from sparkdl.allreduce.kept import Kept
 from sparkdl.frame import Array
 from sparkdl.nn.embedding import row_names
 from sparkdl.nn.saved.weights import unique_tensors
-from sparkdl.train.checkpoint import shard_files
 from sparkdl.train.checkpoint.mark import ROWS_APART, TRAINING, WEIGHTS
 from sparkdl.train.checkpoint.resume import ResumePoint
 from sparkdl.train.state import TrainState

@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from sparkdl.allreduce import shard_files
 from sparkdl.nn.saved.integrity import check_digest
-from sparkdl.train.checkpoint import shard_files
 from sparkdl.train.checkpoint.store import Path, Store
 
 _ENDING = ".safetensors"

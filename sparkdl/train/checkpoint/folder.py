@@ -14,13 +14,13 @@ from typing import Any
 
 from torch import nn
 
+from sparkdl.allreduce.shard_files import Merge
 from sparkdl.exceptions import ConfigError
 from sparkdl.frame import Buffer
 from sparkdl.train.checkpoint.claim import Claim
 from sparkdl.train.checkpoint.contents import CheckpointFiles
 from sparkdl.train.checkpoint.mark import DRAFT, STATE, Base, Mark, is_own, is_shard, sealed
 from sparkdl.train.checkpoint.resume import ResumePoint
-from sparkdl.train.checkpoint.shard_files import Merge
 from sparkdl.train.checkpoint.store import Path, Store, join
 from sparkdl.train.state import TrainState
 

@@ -16,8 +16,8 @@ from itertools import chain
 from typing import Any
 
 from sparkdl._version import __version__
+from sparkdl.allreduce import shard_files
 from sparkdl.exceptions import ConfigError
-from sparkdl.train.checkpoint import shard_files
 
 FORMAT = 3
 ROWS_APART = 3

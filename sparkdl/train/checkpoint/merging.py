@@ -14,10 +14,10 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from sparkdl.allreduce.messages import OwnedRows
+from sparkdl.allreduce.shard_files import ShardFile, Streamed, Write, name_of, parts_of, write_whole
 from sparkdl.frame import Array, Buffer
 from sparkdl.private import local_folders
 from sparkdl.train.checkpoint.reading import Opened
-from sparkdl.train.checkpoint.shard_files import ShardFile, Streamed, Write, name_of, parts_of, write_whole
 from sparkdl.train.checkpoint.stored_rows import Check, Part, Source, merge_parts
 
 File = Callable[[], AbstractContextManager[str]]

@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from sparkdl.allreduce import shard_files
 from sparkdl.allreduce.kept import Kept, joined_rows, unpacked
 from sparkdl.allreduce.row_layers import complete, rows_only
 from sparkdl.exceptions import ConfigError, ModelError
@@ -24,7 +25,7 @@ from sparkdl.frame import Array
 from sparkdl.keyed.entries import ROW
 from sparkdl.nn.embedding import EmbeddingVariable, row_names
 from sparkdl.nn.saved.weights import place
-from sparkdl.train.checkpoint import exported, shard_files
+from sparkdl.train.checkpoint import exported
 from sparkdl.train.checkpoint.folder import CheckpointFolder, name_of
 from sparkdl.train.checkpoint.mark import ROWS_APART, STATE, TRAINING, WEIGHTS, Base, Mark, damaged
 from sparkdl.train.checkpoint.resume import ResumePoint

@@ -19,9 +19,9 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from sparkdl._spark.hadoop import HadoopFileSystem
+from sparkdl.allreduce import shard_files
 from sparkdl.exceptions import ConfigError
 from sparkdl.frame import Buffer
-from sparkdl.train.checkpoint import shard_files
 
 Path = str | os.PathLike[str]
 

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkdl.allreduce.messages import OwnedRows
+from sparkdl.allreduce.shard_files import ShardFile, Stored, Streamed
 from sparkdl.frame import Array
 from sparkdl.keyed.arrays import LARGE
 from sparkdl.keyed.entries import Entries, joined, merged
 from sparkdl.keyed.mix import Ids, distinct, mix, owners
-from sparkdl.train.checkpoint.shard_files import ShardFile, Stored, Streamed
 
 _KNOWN = 1 << 21
 _KNOWN_SHARE = 64

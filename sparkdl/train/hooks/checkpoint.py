@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from sparkdl import attempts, redaction
+from sparkdl.allreduce.shard_files import Merge
 from sparkdl.exceptions import CheckpointError, ConfigError, TaskError
 from sparkdl.nn.embedding import embedding_variables
 from sparkdl.train.checkpoint import (
@@ -22,7 +23,6 @@ from sparkdl.train.checkpoint import (
 )
 from sparkdl.train.checkpoint.merging import merge
 from sparkdl.train.checkpoint.resume import ResumePoint
-from sparkdl.train.checkpoint.shard_files import Merge
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.options import integer_option, trigger_option
 from sparkdl.train.run import Run
