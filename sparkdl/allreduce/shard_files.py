@@ -14,22 +14,23 @@ import posixpath
 import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
 import numpy as np
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from sparkdl import frame
 from sparkdl.allreduce.kept import is_of_rows
-from sparkdl.allreduce.messages import Master
-from sparkdl.allreduce.row_layers import changed_rows
+from sparkdl.allreduce.messages import Master, OwnedRows
 from sparkdl.frame import Array, Buffer, Packed, Parts
 from sparkdl.keyed.arrays import LARGE, trim_all
+from sparkdl.keyed.entries import Entries
 from sparkdl.private import local_folders
 
 _KINDS = {
@@ -88,9 +89,10 @@ class Streamed:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def parts_of(
-    messages: Iterable[tuple[Mapping[str, Any], Mapping[str, Array | Streamed]]],
-) -> Iterator[Buffer]:
+_Message = tuple[Mapping[str, Any], Mapping[str, Array | Streamed]]
+
+
+def parts_of(messages: Iterable[_Message]) -> Iterator[Buffer]:
     """Yield the parts of a file with some messages: the meta of each, and its arrays."""
     arrays: dict[str, Array | Streamed] = {}
     table: list[dict[str, Any]] = []
@@ -255,15 +257,49 @@ class WriteShard:
 
     def __call__(self, index: int, frames: Iterator[Buffer]) -> Iterator[Parts]:
         """Yield the file's name and checksum."""
-        kept: list[Packed] = []
+        kept: list[_Message] = []
         for own in frames:
+            message = frame.unpack(own)
             if is_of_rows(own):
-                kept.append(changed_rows(own, self.since))
+                kept.append(_changed(OwnedRows.read(message, False), self.since))
             elif not self.layer and frame.kind_of(own) != Master.kind:
-                kept.append(own)
+                kept.append((message.meta, message.arrays))
         name = name_of(index, self.count, layer_kind(self.layer))
-        digest = write_whole(posixpath.join(self.folder, name), laid_out(kept))
+        digest = write_whole(posixpath.join(self.folder, name), parts_of(kept))
         yield frame.pack({"name": name, "sha256": digest})
+
+
+def _changed(owned: OwnedRows, since: int) -> _Message:
+    """Return the message with the rows that have changed since so many completed iterations."""
+    told: dict[str, Entries] = {}
+    chosen: dict[str, Array | Streamed] = {}
+    for number, (name, own) in enumerate(owned.tables.items()):
+        none = own.ids[:0]
+        log = replace(own, ids=none, counts=none, last=none, admitted=own.admitted[:0], columns={})
+        told[name] = log.changed(since)
+        if told[name] is log:  # what has changed since then cannot be told: all rows are written
+            told[name] = own
+            continue
+        late = own.last >= since
+        with_row = late[own.admitted]
+        for part, values in replace(own, pages=None).arrays(f"{number}.").items():
+            if part.partition(".")[2] not in ("gone", "gone_at"):
+                which = with_row if ".column." in part else late
+                chosen[part] = _streamed(values, which)
+    message = OwnedRows(told).frame()
+    return message.meta, {**message.arrays, **chosen}
+
+
+def _streamed(values: Array, chosen: NDArray[np.bool_]) -> Streamed:
+    """Return some rows of an array, which may lie in a file that is mapped to memory."""
+    step = max(1, LARGE // max(1, values[:1].nbytes))
+
+    def blocks() -> Iterator[Array]:
+        for begin in range(0, len(values), step):
+            yield values[begin : begin + step][chosen[begin : begin + step]]
+            trim_all()
+
+    return Streamed(values.dtype, (int(chosen.sum()), *values.shape[1:]), blocks)
 
 
 def digest_of(path: str) -> str:

@@ -257,6 +257,23 @@ def test_what_is_no_file_of_a_shard(tmp_path: Path, change: str) -> None:
         shard_files.ShardFile(str(file))
 
 
+@pytest.mark.parametrize("spread", [0, 8])
+@pytest.mark.parametrize(("since", "logged"), [(0, 0), (4, 0), (4, 4), (4, 5), (9, 0)])
+def test_an_owner_writes_what_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spread: int, since: int, logged: int
+) -> None:
+    monkeypatch.setattr(shard_files, "LARGE", 50)
+    tables = tables_of(spread)
+    for _ in range(4):
+        advance(tables)
+    (kept,) = kept_of(tables, 1, 0, logged)
+    list(shard_files.WriteShard(str(tmp_path), 1, since)(0, iter(kept)))
+    found = shard_files.decode((tmp_path / shard_files.name_of(0, 1)).read_bytes())
+    (changed,) = kept_of(tables, 1, since, logged)
+    assert in_order([found]) == in_order([changed])
+    assert joined_rows(unpacked([found[1:]]))["items"].since == (since if since >= logged else 0)
+
+
 def test_changes_without_rows_below_them(tmp_path: Path) -> None:
     table = History(1, 0)
     table.advance()
