@@ -10,6 +10,7 @@ import errno
 import mmap
 import os
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ _SLOW_SECONDS = 6e-6
 """What lies in the system's memory takes less, asked for before or not; what comes from a disk takes more."""
 
 _maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+_maps_lock = threading.Lock()
 
 LARGE = 16 << 20
 """Who has read or written so many bytes of mapped files lets their pages go: :func:`trim_all`."""
@@ -91,7 +93,8 @@ class Mapped:
         _allocate(self._file, nbytes, self._folder)
         self._map = mmap.mmap(self._file, nbytes)
         self._map.madvise(mmap.MADV_RANDOM)  # one row is wanted, not those around it
-        _maps.add(self._map)
+        with _maps_lock:
+            _maps.add(self._map)
         count = nbytes // self._row
         flat = np.frombuffer(self._map, before.dtype, count * (self._row // before.dtype.itemsize))
         self.values = flat.reshape(count, *before.shape[1:])
@@ -237,7 +240,9 @@ class Reserved:
 
 def trim_all() -> None:
     """Take the pages of all mapped arrays out of this process's memory, also of those that others view."""
-    for one in list(_maps):
+    with _maps_lock:
+        maps = list(_maps)
+    for one in maps:
         one.madvise(mmap.MADV_DONTNEED)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+import signal
 import time
 from pathlib import Path
 from threading import Event
@@ -300,6 +301,47 @@ def test_a_second_ctrl_c_does_not_wait_for_large_files(
         fit(data, 12, checkpoint(tmp_path, kind=Checkpoint), Interrupts())
     assert 8 not in bases(tmp_path)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".iter")] == []
+
+
+class Fails(Hook):
+    """Ends a run by an error."""
+
+    def on_iteration_begin(self, run: Run) -> None:
+        if run.state.iteration == 10:
+            raise ValueError("an error")
+
+
+def test_ctrl_c_after_an_error_does_not_wait_for_large_files(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(base: str, folder: str, digests: Any, write: Any, check: Any) -> Any:
+        time.sleep(1)
+        signal.raise_signal(signal.SIGINT)  # while the run waits at its end
+        while True:
+            time.sleep(0.01)
+            check()
+
+    monkeypatch.setattr(hooks_checkpoint, "merge", interrupted)
+    hook = checkpoint(tmp_path, kind=Checkpoint)
+    with pytest.raises((ValueError, KeyboardInterrupt)):
+        fit(data, 12, hook, Fails())
+    assert 8 not in bases(tmp_path)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".iter")] == []
+    assert copy.deepcopy(hook).path == tmp_path
+
+
+def test_a_long_chain_waits_for_the_checkpoint_that_ends_it(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(*arguments: Any) -> Any:
+        while 14 not in _complete(tmp_path):
+            time.sleep(0.01)
+        time.sleep(0.5)
+        return merging.merge(*arguments)
+
+    monkeypatch.setattr(hooks_checkpoint, "merge", late)
+    fit(data, 18, checkpoint(tmp_path, kind=Checkpoint))
+    assert bases(tmp_path) == {2: None, 4: 2, 6: 4, 8: None, 10: 6, 12: 10, 14: 12, 16: 8, 18: 16}
 
 
 def test_on_a_store_without_folders(data: Dataset, tmp_path: Path) -> None:

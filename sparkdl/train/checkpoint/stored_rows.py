@@ -297,9 +297,11 @@ def _choose(parts: Sequence[Part], check: Check) -> None:
                 check()
                 ids = block.read("ids")
                 own = part.owned(ids) & _in_class(ids, class_, classes)
-                block.choose(own & ~_within(ids, later))
+                asked = ids[own]
+                own[own] = ~_within(asked, later)
+                block.choose(own)
                 if part is not oldest:
-                    met.append(ids[own])
+                    met.append(asked)
             later = distinct(met)
 
 

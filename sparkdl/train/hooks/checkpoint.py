@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from threading import Thread
 
 from sparkdl import attempts, redaction
 from sparkdl.allreduce.shard_files import Merge
@@ -101,7 +102,7 @@ class Checkpoint(Hook):
         self.full_every = integer_option("Checkpoint", "full_every", full_every, 1)
         self._folder = CheckpointFolder(path)
         self.shared = self._folder.reached_by_executors if shared is None else shared
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: list[Thread] = []
         self._writing: _Begun | None = None
         self._merging: _Begun | None = None
         self._given_up = False
@@ -140,7 +141,6 @@ class Checkpoint(Hook):
         except BaseException:
             self._folder.release()
             raise
-        self._threads = ThreadPoolExecutor(2, "sparkdl-checkpoint")
         if (attempt := self._attempt()) is not None:
             attempt.begun(self.path)
 
@@ -185,24 +185,32 @@ class Checkpoint(Hook):
 
     def on_train_end(self, run: Run) -> None:
         """Wait for the last files, and let other runs write to the folder."""
-        self._given_up = isinstance(run.error, KeyboardInterrupt)
+        self._given_up = self._given_up or isinstance(run.error, KeyboardInterrupt)
         try:
             self._wait(run, last=True)
-        except BaseException:
-            self._given_up = True
-            raise
         finally:
-            threads, self._threads = self._threads, None
+            self._writing = self._merging = None
             try:
-                if threads is not None:
-                    threads.shutdown()
+                self._join()
             finally:
                 self._folder.release()
         if run.error is None and (attempt := self._attempt()) is not None:
             attempt.finished(self.path)
 
+    def _join(self) -> None:
+        """Wait for all threads; who does not want to wait for large files gets others to end."""
+        try:
+            while self._threads:
+                self._threads[-1].join()
+                self._threads.pop()
+        except BaseException:
+            self._given_up = True
+            self._join()
+            raise
+
     def _write(self, run: Run, *, last: bool) -> None:
-        self._wait(run, last=last)
+        # Who reads a chain has all of it in memory.
+        self._wait(run, last=last or len(self._links) >= 2 * self.full_every)
         whole, merges = not embedding_variables(run.module), False
         if self._merging is None and len(self._links) >= self.full_every:
             merges = self.background and not last and self.full_every > 1
@@ -247,15 +255,19 @@ class Checkpoint(Hook):
 
         def write() -> None:
             written = self._folder.finish(place, files, digests, merge_rows)
+            self._newest = max(self._newest, iteration)
             if prunes:
                 self._prune(pinned)
             _log.info("Checkpoint: wrote %s", written)
             if (attempt := self._attempt()) is not None:
                 attempt.written(self.path, iteration)
 
-        assert self._threads is not None
+        written: Future[None] = Future()
+        thread = Thread(target=_run, args=(write, written), name="sparkdl-checkpoint")
+        self._threads = [*(other for other in self._threads if other.is_alive()), thread]
+        thread.start()
         links = [iteration] if merges else [*below, iteration]
-        return _Begun(links, [*below, iteration] if merges else [], self._threads.submit(write))
+        return _Begun(links, [*below, iteration] if merges else [], written)
 
     def _prune(self, pinned: Sequence[int] = ()) -> None:
         if self.keep is not None:
@@ -296,8 +308,10 @@ class Checkpoint(Hook):
             self._links = []
             self._failed(error, run)
             return
-        self._failures, self._newest = 0, max(self._newest, begun.links[-1])
-        self._links = begun.links
+        except BaseException:  # Ctrl-C
+            self._given_up = True
+            raise
+        self._failures, self._links = 0, begun.links
 
     def _failed(self, error: Exception, run: Run) -> None:
         if isinstance(error, CheckpointError):
@@ -326,6 +340,16 @@ class _Begun:
     links: list[int]
     needs: list[int]
     written: Future[None]
+
+
+def _run(work: Callable[[], None], done: Future[None]) -> None:
+    """Do some work, and tell when it is done."""
+    try:
+        work()
+    except BaseException as error:
+        done.set_exception(error)
+    else:
+        done.set_result(None)
 
 
 def of_attempt(resume: Resume, rows: str, hooks: Sequence[Hook]) -> tuple[Resume, str]:
