@@ -292,9 +292,10 @@ def test_a_second_ctrl_c_does_not_wait_for_large_files(
     data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def endless(base: str, folder: str, digests: Any, write: Any, check: Any) -> Any:
-        while True:
+        for _ in range(3000):
             time.sleep(0.01)
             check()
+        raise AssertionError("nothing has ended this")
 
     monkeypatch.setattr(hooks_checkpoint, "merge", endless)
     with pytest.raises(KeyboardInterrupt):
@@ -315,11 +316,13 @@ def test_ctrl_c_after_an_error_does_not_wait_for_large_files(
     data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(base: str, folder: str, digests: Any, write: Any, check: Any) -> Any:
-        time.sleep(1)
-        signal.raise_signal(signal.SIGINT)  # while the run waits at its end
-        while True:
+        for _ in range(2):
+            time.sleep(1)
+            signal.raise_signal(signal.SIGINT)  # while the run waits at its end
+        for _ in range(3000):
             time.sleep(0.01)
             check()
+        raise AssertionError("nothing has ended this")
 
     monkeypatch.setattr(hooks_checkpoint, "merge", interrupted)
     hook = checkpoint(tmp_path, kind=Checkpoint)
@@ -334,7 +337,9 @@ def test_a_long_chain_waits_for_the_checkpoint_that_ends_it(
     data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def late(*arguments: Any) -> Any:
-        while 14 not in _complete(tmp_path):
+        for _ in range(3000):
+            if 14 in _complete(tmp_path):
+                break
             time.sleep(0.01)
         time.sleep(0.5)
         return merging.merge(*arguments)

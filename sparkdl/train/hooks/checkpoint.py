@@ -209,8 +209,7 @@ class Checkpoint(Hook):
             raise
 
     def _write(self, run: Run, *, last: bool) -> None:
-        # Who reads a chain has all of it in memory.
-        self._wait(run, last=last or len(self._links) >= 2 * self.full_every)
+        self._wait(run, last=last)
         whole, merges = not embedding_variables(run.module), False
         if self._merging is None and len(self._links) >= self.full_every:
             merges = self.background and not last and self.full_every > 1
@@ -292,7 +291,8 @@ class Checkpoint(Hook):
         """
         writing, self._writing = self._writing, None
         self._settle(writing, run, last=last)
-        if last or (self._merging is not None and self._merging.written.done()):
+        long = len(self._links) >= 2 * self.full_every  # who reads a chain has all of it in memory
+        if last or long or (self._merging is not None and self._merging.written.done()):
             merging, self._merging = self._merging, None
             self._settle(merging, run, last=last)
 
