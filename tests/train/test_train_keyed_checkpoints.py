@@ -280,54 +280,52 @@ def test_what_cannot_be_made_of_others_is_written_whole_next_time(data: Dataset,
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".iter")) == []
 
 
-class Interrupts(Hook):
-    """Ends a run as a second Ctrl-C does."""
+class Raises(Hook):
+    """Ends a run by an exception.
+
+    Args:
+        error: the exception; one of ``KeyboardInterrupt`` is a second Ctrl-C.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
 
     def on_iteration_begin(self, run: Run) -> None:
         if run.state.iteration == 10:
-            raise KeyboardInterrupt
+            raise self.error
+
+
+def endless(base: str, folder: str, digests: Any, write: Any, check: Any) -> Any:
+    """Merge for ever."""
+    for _ in range(3000):
+        time.sleep(0.01)
+        check()
+    raise AssertionError("nothing has ended this")
 
 
 def test_a_second_ctrl_c_does_not_wait_for_large_files(
     data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def endless(base: str, folder: str, digests: Any, write: Any, check: Any) -> Any:
-        for _ in range(3000):
-            time.sleep(0.01)
-            check()
-        raise AssertionError("nothing has ended this")
-
     monkeypatch.setattr(hooks_checkpoint, "merge", endless)
     with pytest.raises(KeyboardInterrupt):
-        fit(data, 12, checkpoint(tmp_path, kind=Checkpoint), Interrupts())
+        fit(data, 12, checkpoint(tmp_path, kind=Checkpoint), Raises(KeyboardInterrupt()))
     assert 8 not in bases(tmp_path)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".iter")] == []
-
-
-class Fails(Hook):
-    """Ends a run by an error."""
-
-    def on_iteration_begin(self, run: Run) -> None:
-        if run.state.iteration == 10:
-            raise ValueError("an error")
 
 
 def test_ctrl_c_after_an_error_does_not_wait_for_large_files(
     data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(base: str, folder: str, digests: Any, write: Any, check: Any) -> Any:
+    def interrupted(*arguments: Any) -> Any:
         for _ in range(2):
             time.sleep(1)
             signal.raise_signal(signal.SIGINT)  # while the run waits at its end
-        for _ in range(3000):
-            time.sleep(0.01)
-            check()
-        raise AssertionError("nothing has ended this")
+        return endless(*arguments)
 
     monkeypatch.setattr(hooks_checkpoint, "merge", interrupted)
     hook = checkpoint(tmp_path, kind=Checkpoint)
     with pytest.raises((ValueError, KeyboardInterrupt)):
-        fit(data, 12, hook, Fails())
+        fit(data, 12, hook, Raises(ValueError("an error")))
     assert 8 not in bases(tmp_path)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".iter")] == []
     assert copy.deepcopy(hook).path == tmp_path

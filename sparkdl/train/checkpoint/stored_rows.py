@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -231,10 +232,10 @@ class Rows:
         found: dict[str, Array | Streamed] = {}
         for name, stored in named.items():
             own = [block for block in blocks if name in block.arrays]
-            if name in _EACH:
-                found[name] = stored.like(sum(b.left for b in own), partial(map, _values(name), own))
-            else:
-                found[name] = stored.like(sum(b.left_rows for b in own), partial(map, _column(name), own))
+            each = name in _EACH
+            count = sum(block.left if each else block.left_rows for block in own)
+            read = methodcaller("values" if each else "column", name)
+            found[name] = stored.like(count, partial(map, read, own))
         evicted = sum(len(gone) for gone, _ in self._log())
         for place, name in enumerate(_LOG):
             found[name] = Streamed(np.dtype(np.int64), (evicted,), partial(self._of_log, place))
@@ -251,14 +252,6 @@ class Rows:
             for gone, at in part.log():
                 known = (at < end) & (at >= self.told.logged)
                 yield gone[known], at[known]
-
-
-def _values(name: str) -> Callable[[Block], Array]:
-    return lambda block: block.values(name)
-
-
-def _column(name: str) -> Callable[[Block], Array]:
-    return lambda block: block.column(name)
 
 
 def merge_parts(layers: Sequence[Part], check: Check) -> Rows:
