@@ -125,9 +125,9 @@ def test_a_limit_in_the_middle_of_an_epoch_and_what_is_there_already(
     written: list[int] = []
     finish = CheckpointFolder.finish
 
-    def counted(folder: Any, place: str, files: Any, digests: Any) -> str:
+    def counted(folder: Any, place: str, files: Any, *rest: Any) -> str:
         written.append(files.iteration)
-        return finish(folder, place, files, digests)
+        return finish(folder, place, files, *rest)
 
     monkeypatch.setattr(CheckpointFolder, "finish", counted)
     straight = fit(data)
