@@ -12,6 +12,7 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.wrappers import Running
 
 from sparkdl.exceptions import ConfigError, SerializationError
+from sparkdl.metrics import LOSS
 from sparkdl.metrics.loss import Loss
 
 _BY_WORD = {
@@ -31,9 +32,6 @@ _BY_WORD = {
 
 AnyMetric = Metric | MetricCollection
 Prepare = Callable[[Any, Any, Any], Any]
-
-LOSS = "loss"
-"""Name of the run's loss among the scores."""
 
 
 @dataclass(frozen=True, slots=True)

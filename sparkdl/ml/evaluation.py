@@ -16,7 +16,7 @@ from torch import Tensor
 from sparkdl.data.columns import Column, Columns
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
-from sparkdl.metrics.spec import LOSS
+from sparkdl.metrics import LOSS
 from sparkdl.ml import fitting, tables
 from sparkdl.ml.params import value_of
 from sparkdl.nn.losses import binary_cross_entropy, cross_entropy, squared_error

@@ -14,7 +14,6 @@ from sparkdl.data.dataset import Dataset
 from sparkdl.data.tables import vector_columns
 from sparkdl.exceptions import ConfigError
 from sparkdl.hf.outputs import is_model, own_step, takes_by_name
-from sparkdl.metrics.spec import metric_specs
 from sparkdl.nn.lightning import LightningSchedule, is_lightning
 from sparkdl.nn.objective import Loss, LossObjective, Objective, Step, StepObjective
 from sparkdl.optim.spec import OptimizerSpec
@@ -40,7 +39,10 @@ def configure(config: TrainConfig | None, options: Mapping[str, Any]) -> TrainCo
         unknown = ", ".join(sorted(set(options) - set(TrainConfig.__slots__)))
         raise ConfigError(f"unknown option {unknown}; expected one of {known}") from None
     check_hooks(config.hooks)
-    metric_specs(config.metrics)  # one that is none is told now
+    if config.metrics is not None:
+        from sparkdl.metrics.spec import metric_specs
+
+        metric_specs(config.metrics)  # one that is none is told now
     return config
 
 

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -22,9 +22,11 @@ from sparkdl.nn import serialize
 from sparkdl.nn.flat import FlatModule
 from sparkdl.train.config import TrainConfig
 from sparkdl.train.leaving import unless_under_way
-from sparkdl.train.passes.evaluate import Evaluator
 from sparkdl.train.recipe import Recipe
 from sparkdl.train.resources import task_profile, threads_per_task
+
+if TYPE_CHECKING:
+    from sparkdl.train.passes.evaluate import Evaluator
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,6 +58,8 @@ class Shipped:
     @contextmanager
     def evaluator(self, config: TrainConfig) -> Iterator[Evaluator]:
         """Make an evaluator for a while."""
+        from sparkdl.train.passes.evaluate import Evaluator  # with torchmetrics, which other fits do without
+
         size = config.validation_batch_size
         evaluator = Evaluator(self.access, self.fit, self.sent, config.metrics, size, self.profile)
         try:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from torch import nn
 
@@ -12,7 +13,6 @@ from sparkdl.data.collate import Collate
 from sparkdl.data.columns import ColumnLike, Columns, Structure
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
-from sparkdl.metrics.spec import Metrics
 from sparkdl.nn import serialize, shown
 from sparkdl.nn.lightning import from_lightning
 from sparkdl.nn.objective import Loss, Objective, Step
@@ -35,7 +35,6 @@ from sparkdl.train.hooks.of_run import hooks_of
 from sparkdl.train.leaving import ErrorsCarryResult
 from sparkdl.train.options import integer_option
 from sparkdl.train.passes.dry_run import dry_run
-from sparkdl.train.passes.evaluate import check_metrics
 from sparkdl.train.passes.predict import run_prediction
 from sparkdl.train.passes.validation import Validation, check_validation, validation_sets
 from sparkdl.train.passes.validator import Validator
@@ -47,6 +46,9 @@ from sparkdl.train.scheduled import ScheduledHyper
 from sparkdl.train.shipped import shipped
 from sparkdl.train.shown import trainer as trainer_html
 from sparkdl.train.tables import Chosen, dataset_of, datasets_of, is_frame
+
+if TYPE_CHECKING:
+    from sparkdl.metrics import Metrics
 
 
 class Trainer:
@@ -248,7 +250,7 @@ class Trainer:
 
         with (
             shipped(self._recipe, data, self.module, self._label) as ship,
-            ship.evaluator(self.config) as evaluator,
+            ship.evaluator(self.config) if sets else nullcontext() as evaluator,
         ):
             check_weights(ship.access, data)
             check_monitored(ship.access, monitor, sets)
@@ -308,6 +310,8 @@ class Trainer:
             ModelError: if the module or a metric cannot process the rows.
             TaskError: if a task keeps failing.
         """
+        from sparkdl.train.passes.evaluate import check_metrics
+
         module, recipe = self._to_use(module)
         metrics = self.config.metrics if metrics is None else metrics
         config = replace(self.config, metrics=metrics)

@@ -8,7 +8,7 @@ import pytest
 import sparkdl
 from sparkdl.nn.saved.allowlist import NAMES
 
-LAZY = ["sparkdl", "sparkdl.auto", "sparkdl.hf", "sparkdl.ml", "sparkdl.nn"]
+LAZY = ["sparkdl", "sparkdl.auto", "sparkdl.hf", "sparkdl.metrics", "sparkdl.ml", "sparkdl.nn"]
 EAGER = ["sparkdl.data", "sparkdl.optim", "sparkdl.recsys", "sparkdl.train"]
 
 
@@ -45,6 +45,11 @@ def test_unknown_names_are_attribute_errors():
 def test_importing_sparkdl_loads_neither_torch_nor_pyspark():
     loaded = run_python("import sys, sparkdl; print(*sys.modules)")
     assert not {"torch", "pyspark", "numpy", "pyarrow", "pandas"} & set(loaded)
+
+
+def test_importing_training_loads_no_torchmetrics():
+    loaded = run_python("import sys, sparkdl.ml, sparkdl.train, sparkdl.serve; print(*sys.modules)")
+    assert not {"torchmetrics", "scipy", "matplotlib", "transformers", "pandas"} & set(loaded)
 
 
 def test_what_saved_models_may_name_is_there():

@@ -22,9 +22,10 @@ from sparkdl.data import store
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.frame import Parts
+from sparkdl.metrics import LOSS
 from sparkdl.metrics.loss import Loss
 from sparkdl.metrics.merge import check_mergeable, merge, pack
-from sparkdl.metrics.spec import LOSS, Metrics, MetricSpec, higher_is_better, metric_specs, scores
+from sparkdl.metrics.spec import Metrics, MetricSpec, higher_is_better, metric_specs, scores
 from sparkdl.nn import serialize
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.flat import FlatModule

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
-from sparkdl.metrics.spec import LOSS, higher_is_better
+from sparkdl.metrics import LOSS
 from sparkdl.train.config import TrainConfig
-from sparkdl.train.passes.evaluate import check_metrics, with_loss
 
 Validation = Dataset | Mapping[str, Dataset] | None
 """What ``fit`` takes as ``validation=``: a Dataset, called ``"val"``, or several by name."""
@@ -65,8 +64,6 @@ def check_validation(config: TrainConfig, shipped: bytes, sets: Mapping[str, Dat
         ConfigError: if ``monitor`` names no score, or it is unknown which of its values are better.
         ModelError: if a metric fails on a set's rows.
     """
-    found = {name: check_metrics(shipped, data, config.metrics) for name, data in sets.items()}
-    scores = {name: [*names.measured, *names.logged] for name, names in found.items()}
     if not sets:
         if config.monitor is not None:
             raise ConfigError(
@@ -78,6 +75,11 @@ def check_validation(config: TrainConfig, shipped: bytes, sets: Mapping[str, Dat
                 "the run would never end"
             )
         return None
+    from sparkdl.metrics.spec import higher_is_better  # with torchmetrics, which only validation needs
+    from sparkdl.train.passes.evaluate import check_metrics, with_loss
+
+    found = {name: check_metrics(shipped, data, config.metrics) for name, data in sets.items()}
+    scores = {name: [*names.measured, *names.logged] for name, names in found.items()}
     taken = {"kind", "epoch", "iteration", "name"} & {s for names in scores.values() for s in names}
     if taken:
         raise ConfigError(f"metrics: {', '.join(sorted(taken))} cannot name a metric; use another word")

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparkdl.access.base import Published
 from sparkdl.data.dataset import Dataset
-from sparkdl.train.passes.evaluate import Evaluator
 from sparkdl.train.passes.validation import Monitor
 from sparkdl.train.run import Run
 from sparkdl.train.scheduled import ScheduledHyper
 from sparkdl.train.state import TrainState
+
+if TYPE_CHECKING:
+    from sparkdl.train.passes.evaluate import Evaluator
 
 
 class Validator:
@@ -20,7 +22,7 @@ class Validator:
 
     Args:
         run: the run, whose history and state get the scores.
-        evaluator: evaluates a set.
+        evaluator: evaluates a set, if there are any.
         sets: validation sets by name.
         monitor: the monitored score, if there is validation.
         schedule: may follow the monitored score.
@@ -29,7 +31,7 @@ class Validator:
     def __init__(
         self,
         run: Run,
-        evaluator: Evaluator,
+        evaluator: Evaluator | None,
         sets: Mapping[str, Dataset],
         monitor: Monitor | None,
         schedule: ScheduledHyper,
@@ -62,6 +64,7 @@ class Validator:
         run = self._run
         done = {row["name"] for row in run.history.validations if row["iteration"] == run.state.iteration}
         for name, data in self._sets.items():
+            assert self._evaluator is not None
             if name in done:  # before the error that ended the run that is resumed
                 continue
             call("on_validation_begin", name)

@@ -12,7 +12,7 @@ from sparkdl.data import store
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import DataError
 from sparkdl.frame import Parts
-from sparkdl.metrics.spec import LOSS
+from sparkdl.metrics import LOSS
 from sparkdl.train.passes.sweep import sweep
 from sparkdl.train.passes.validation import Monitor
 
