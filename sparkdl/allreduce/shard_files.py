@@ -274,13 +274,13 @@ def _changed(owned: OwnedRows, since: int) -> _Message:
     told: dict[str, Entries] = {}
     chosen: dict[str, Array | Streamed] = {}
     for number, (name, own) in enumerate(owned.tables.items()):
+        late = own.which_changed(since)
+        if late is None:  # all rows are written
+            told[name] = own
+            continue
         none = own.ids[:0]
         log = replace(own, ids=none, counts=none, last=none, admitted=own.admitted[:0], columns={})
         told[name] = log.changed(since)
-        if told[name] is log:  # what has changed since then cannot be told: all rows are written
-            told[name] = own
-            continue
-        late = own.last >= since
         with_row = late[own.admitted]
         for part, values in replace(own, pages=None).arrays(f"{number}.").items():
             if part.partition(".")[2] not in ("gone", "gone_at"):

@@ -72,16 +72,21 @@ class Entries:
             columns={name: values[rows] for name, values in self.columns.items()},
         )
 
-    def changed(self, since: int) -> Entries:
-        """Return what has changed since so many completed iterations, or more where that cannot be told.
+    def which_changed(self, since: int) -> NDArray[np.bool_] | None:
+        """Return which entries have changed since so many completed iterations; ``None`` if nobody can tell.
 
         An entry changes when it is looked up: it is counted then, and its row is updated in the same
         iteration, which ends before anybody asks.
         """
-        if since <= self.since or since < self.logged:
+        return None if since <= self.since or since < self.logged else self.last >= since
+
+    def changed(self, since: int) -> Entries:
+        """Return what has changed since so many completed iterations, or more where that cannot be told."""
+        which = self.which_changed(since)
+        if which is None:
             return self
         late = self.gone_at >= since
-        chosen = self.where(self.last >= since)
+        chosen = self.where(which)
         pages = self.pages and self.pages.changed(since)
         return replace(chosen, gone=self.gone[late], gone_at=self.gone_at[late], since=since, pages=pages)
 
