@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from sparkdl import __main__, __version__, doctor, session
-from sparkdl.doctor import driver
+from sparkdl.doctor import driver, probe
 from sparkdl.doctor import session as checks
 from sparkdl.doctor.probe import NEEDED_IN_TASKS
 
@@ -109,6 +110,7 @@ def judged(**found: Any) -> doctor.Report:
         "executable": "/usr/bin/python3",
         "packages": dict.fromkeys(NEEDED_IN_TASKS, "1.0"),
         "failures": {},
+        "has_bytecode": True,
         "cores": 4,
         "load": 0.5,
         "wait_policy": "",
@@ -149,12 +151,27 @@ def test_what_an_executor_lacks_is_a_problem(found: dict[str, Any], problem: str
         ({"free_bytes": 1 << 20}, "larger disk"),
         ({"cores": 2}, "spark.executor.cores=2"),
         ({"load": 4.0}, "spark.executorEnv.OMP_WAIT_POLICY=passive"),
+        ({"has_bytecode": False}, "executor on h has no compiled Python of torch"),
     ],
 )
 def test_what_costs_an_executor_time_is_advice(found: dict[str, Any], advice: str) -> None:
     report = judged(**found)
     assert report.can_train
     assert advice in report.advice[0]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_packages_that_each_process_compiles_again_are_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    (tmp_path / "compiled_or_not.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", not kept)
+    importlib.import_module("compiled_or_not")
+    try:
+        assert probe.has_bytecode("compiled_or_not") is kept
+    finally:
+        del sys.modules["compiled_or_not"]
 
 
 @pytest.mark.parametrize("pair", ["novalue", "=1"])

@@ -9,8 +9,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from sparkdl.doctor.probe import cores, openmp_library, version_of
-from sparkdl.doctor.report import Report
+from sparkdl.doctor.probe import cores, has_bytecode, openmp_library, version_of
+from sparkdl.doctor.report import NO_BYTECODE, Report
 
 _REQUIRED = ("pyspark", "torch", "numpy", "pyarrow", "cloudpickle", "pandas")
 _OPTIONAL = ("mkl",)
@@ -58,6 +58,8 @@ def _compute(report: Report) -> dict[str, str]:
         found = re.search(pattern, config)
         return found.group(1) if found else default
 
+    if not has_bytecode("torch"):
+        report.advice.append(f"this driver {NO_BYTECODE}")
     backends: Any = torch.backends
     mkl, mkldnn = backends.mkl.is_available(), backends.mkldnn.is_available()
     if platform.machine() in ("x86_64", "AMD64") and not mkl:

@@ -46,6 +46,7 @@ def probe(rows: Iterable[int]) -> Iterator[dict[str, Any]]:
         "executable": sys.executable,
         "packages": packages,
         "failures": failures,
+        "has_bytecode": "torch" in failures or has_bytecode("torch"),
         "openmp": "none" if "torch" in failures else openmp_library(),
         "wait_policy": os.environ.get("OMP_WAIT_POLICY", "").lower(),
         "cores": cores(),
@@ -65,6 +66,15 @@ def version_of(package: str) -> str | None:
             return str(import_module(package).__version__)  # on the path, but not installed by pip
         except (ImportError, AttributeError):
             return None
+
+
+def has_bytecode(package: str) -> bool:
+    """Return whether Python has kept what it compiled of a package, which must be loaded. Runs in tasks, too.
+
+    If not, each process compiles it again: for torch that takes longer than all else that loading it does.
+    """
+    spec = sys.modules[package].__spec__
+    return spec is None or spec.cached is None or Path(spec.cached).is_file()
 
 
 def openmp_library() -> str:

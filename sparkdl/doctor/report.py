@@ -5,6 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+NO_BYTECODE = (
+    "has no compiled Python of torch, so that each Python process compiles it again, which takes seconds: "
+    "unset PYTHONDONTWRITEBYTECODE there, or run python -m compileall -q -j 0 on its packages once"
+)
+"""What follows the name of a machine where that is so."""
+
 
 @dataclass(slots=True)
 class Report:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from sparkdl.doctor import probe
 from sparkdl.doctor.probe import NEEDED_IN_TASKS
-from sparkdl.doctor.report import Report, size
+from sparkdl.doctor.report import NO_BYTECODE, Report, size
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -183,6 +183,8 @@ def _judge(report: Report, task: dict[str, Any]) -> None:
             f"{where} has {size(task['free_bytes'])} free in its local directories, where rows and shuffle "
             "files go: set SPARK_LOCAL_DIRS (spark.local.dir) to a larger disk"
         )
+    if not task["has_bytecode"]:
+        report.advice.append(f"{where} {NO_BYTECODE}")
     threads = report.spark["threads_per_task"]
     if task["cores"] < threads:
         report.advice.append(
