@@ -101,6 +101,7 @@ spark.stop()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_a_session_with_encryption_trains_when_plain_files_are_accepted() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=300)

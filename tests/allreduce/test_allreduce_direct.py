@@ -174,7 +174,7 @@ class ArmsAt(Hook):
     ("exchange", "partitions"),
     [
         pytest.param("replicated", TWO, id="replicated"),
-        pytest.param("sharded", FIVE, id="sharded, few slots"),
+        pytest.param("sharded", FIVE, id="sharded, few slots", marks=pytest.mark.slow),
         pytest.param("sharded", TWO, id="sharded", marks=pytest.mark.slow),
     ],
 )

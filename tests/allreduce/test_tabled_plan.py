@@ -154,7 +154,7 @@ def state(found: nn.Module) -> list[bytes]:
     ("exchange", "in_memory"),
     [
         ("replicated", True),
-        ("sharded", False),
+        pytest.param("sharded", False, marks=pytest.mark.slow),
         pytest.param("replicated", False, marks=pytest.mark.slow),
         pytest.param("sharded", True, marks=pytest.mark.slow),
     ],
@@ -174,8 +174,17 @@ def test_every_point_of_a_group_at_which_a_rank_is_lost(
     assert failed >= len(of.partitions)
 
 
-@pytest.mark.parametrize("exchange", ["replicated", "sharded"])
-@pytest.mark.parametrize("optimizer", [OPTIMIZERS["lazy adam"], partial(AdagradDecay, decay_step=2), Ftrl])
+@pytest.mark.parametrize(
+    ("exchange", "optimizer"),
+    [
+        ("replicated", OPTIMIZERS["lazy adam"]),
+        ("sharded", partial(AdagradDecay, decay_step=2)),
+        ("replicated", Ftrl),
+        pytest.param("sharded", OPTIMIZERS["lazy adam"], marks=pytest.mark.slow),
+        pytest.param("replicated", partial(AdagradDecay, decay_step=2), marks=pytest.mark.slow),
+        pytest.param("sharded", Ftrl, marks=pytest.mark.slow),
+    ],
+)
 def test_faults_change_no_bit(tmp_path: Path, exchange: Any, optimizer: Any) -> None:
     of = case(exchange, optimizer, module=keyed(**CHANGING), sizes=(20, 25, 31), iterations=10, group=4)
     whole = train(of, tmp_path / "whole")

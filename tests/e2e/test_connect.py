@@ -129,6 +129,7 @@ def test_a_hundred_million_parameters_end_with_the_same_bits(
     check(found, expected)
 
 
+@pytest.mark.slow
 def test_a_client_without_java_trains_and_is_interrupted(connect: Server, tmp_path: Path) -> None:
     found = run_client(tmp_path, THIN, connect.url)
     assert found["line"] == pytest.approx([3, 1], abs=0.01)

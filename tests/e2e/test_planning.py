@@ -56,6 +56,7 @@ def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_a_script_is_planned_as_far_as_its_first_fit(tmp_path: Path) -> None:
     options = ["--rows", "100000", "--executors", "1..4", "--price", "0.1", "--seconds", "0.3"]

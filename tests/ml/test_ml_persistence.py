@@ -215,6 +215,7 @@ def test_pipelines(spark: Any, tmp_path: Path) -> None:
     assert_same_weights(saved.module, read.module)
 
 
+@pytest.mark.slow
 def test_cross_validation(spark: Any, tmp_path: Path) -> None:
     est = TorchClassifier(module=LeNet5)
     grid = ParamGridBuilder().addGrid(est.hyper("classes"), [3, 4]).addGrid(est.maxEpochs, [1]).build()

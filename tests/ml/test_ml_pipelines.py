@@ -61,6 +61,7 @@ def test_iris_no_worse_than_sparks_perceptron(iris):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_digits_no_worse_than_sparks_perceptron(spark):
     train, test = vectors(spark, *load_digits(return_X_y=True)).randomSplit([0.7, 0.3], 1)
     theirs = MultilayerPerceptronClassifier(layers=[64, 64, 10], maxIter=60, seed=1).fit(train)
@@ -117,6 +118,7 @@ def test_cross_validation_over_the_modules_hyper_parameters(iris):
     assert est.getHyper() == {}
 
 
+@pytest.mark.slow
 def test_train_validation_split_in_parallel(iris):
     train, test = iris
     est = quick(maxEpochs=6)
@@ -130,6 +132,7 @@ def test_train_validation_split_in_parallel(iris):
     assert accuracy().evaluate(result.transform(test)) > 0.85
 
 
+@pytest.mark.slow
 def test_one_against_the_rest(iris):
     train, test = iris
     ovr = OneVsRest(classifier=quick(maxEpochs=8, learningRate=0.05)).fit(train)

@@ -6,6 +6,7 @@ import copy
 import json
 import shutil
 import signal
+import threading
 import time
 from pathlib import Path
 from threading import Event
@@ -300,7 +301,7 @@ def endless(base: str, folder: str, digests: Any, write: Any, check: Any) -> Any
     for _ in range(3000):
         time.sleep(0.01)
         check()
-    raise AssertionError("nothing has ended this")
+    pytest.fail("nothing has ended this")
 
 
 def test_a_second_ctrl_c_does_not_wait_for_large_files(
@@ -319,7 +320,8 @@ def test_ctrl_c_after_an_error_does_not_wait_for_large_files(
     def interrupted(*arguments: Any) -> Any:
         for _ in range(2):
             time.sleep(1)
-            signal.raise_signal(signal.SIGINT)  # while the run waits at its end
+            # While the run waits at its end: this interrupts it, as Ctrl-C does, and not this thread.
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         return endless(*arguments)
 
     monkeypatch.setattr(hooks_checkpoint, "merge", interrupted)

@@ -30,6 +30,7 @@ def test_amounts_of_task_resources() -> None:
     assert task_resource_amounts(conf) == {"gpu": 0.5}
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_one_task_on_each_executor_has_all_its_cores_and_keeps_its_gpu(sessions: Any, tmp_path: Path) -> None:
     script = tmp_path / "gpus"

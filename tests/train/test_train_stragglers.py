@@ -73,6 +73,7 @@ def test_slow_rows_are_left_out_and_counted(spark: Any) -> None:
     assert np.isfinite(result.history.column("loss")).all()
 
 
+@pytest.mark.slow
 def test_when_too_many_are_missing_it_runs_again_without_a_deadline(spark: Any) -> None:
     slow = Sleepy(1.0, rows=10, after=4 * 8)
     rules = DropStragglers(window=8, chunks=4, patience=8, max_fraction=0.01)
@@ -92,6 +93,7 @@ def test_without_stragglers_it_is_training_in_pieces(spark: Any) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_replay_leaves_out_the_same_rows(spark: Any, monkeypatch: Any) -> None:
     """The last iteration fails once, after the slow partition has become fast: its past is repeated."""
     module = Sleepy(1.0, rows=10, after=4 * 8)
