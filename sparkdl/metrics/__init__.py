@@ -23,14 +23,14 @@ LOSS = "loss"
 """Name of the run's loss among the scores."""
 
 _HOME = {
-    "HitRatio": "ranking",
-    "Loss": "loss",
-    "MAP": "ranking",
-    "MRR": "ranking",
-    "MetricSpec": "spec",
-    "Metrics": "spec",
-    "NDCG": "ranking",
-    "Recall": "ranking",
+    "HitRatio": "sparkdl.metrics.ranking",
+    "Loss": "sparkdl.metrics.loss",
+    "MAP": "sparkdl.metrics.ranking",
+    "MRR": "sparkdl.metrics.ranking",
+    "MetricSpec": "sparkdl.metrics.spec",
+    "Metrics": "sparkdl.metrics.spec",
+    "NDCG": "sparkdl.metrics.ranking",
+    "Recall": "sparkdl.metrics.ranking",
 }
 
 __all__ = ["MAP", "MRR", "NDCG", "HitRatio", "Loss", "MetricSpec", "Metrics", "Recall"]
@@ -38,8 +38,8 @@ __all__ = ["MAP", "MRR", "NDCG", "HitRatio", "Loss", "MetricSpec", "Metrics", "R
 
 def __getattr__(name: str) -> Any:
     if name in _HOME:
-        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(_HOME[name]), name)
+    raise AttributeError(f"module 'sparkdl.metrics' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

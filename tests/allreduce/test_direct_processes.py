@@ -338,7 +338,7 @@ def test_a_process_is_replaced_between_two_groups(those: Processes, tmp_path: Pa
 
 @TWO_SLOTS_ARE_SLOW
 def test_an_idle_membership_is_made_anew(those: Processes, tmp_path: Path) -> None:
-    of = case("replicated", iterations=6, group=3)
+    of = case("replicated", iterations=9, group=3)
     session = Session(those)
 
     def waits(completed: int) -> None:
@@ -371,7 +371,7 @@ def test_nothing_is_left_after_a_fit(those: Processes, tmp_path: Path, exchange:
         assert (endpoints, files, count) == (0, was[1], was[2])
 
 
-@pytest.mark.parametrize("steps", [1200, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [2000, pytest.param(20_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("exchange", ["replicated", pytest.param("sharded", marks=pytest.mark.slow)])
 def test_many_steps_take_no_more_of_anything(
     single: Processes, tmp_path: Path, exchange: Any, steps: int

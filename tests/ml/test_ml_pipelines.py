@@ -61,7 +61,6 @@ def test_iris_no_worse_than_sparks_perceptron(iris):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_digits_no_worse_than_sparks_perceptron(spark):
     train, test = vectors(spark, *load_digits(return_X_y=True)).randomSplit([0.7, 0.3], 1)
     theirs = MultilayerPerceptronClassifier(layers=[64, 64, 10], maxIter=60, seed=1).fit(train)

@@ -6,10 +6,9 @@ import copy
 import json
 import shutil
 import signal
-import threading
 import time
 from pathlib import Path
-from threading import Event
+from threading import Event, main_thread
 from typing import Any
 
 import pytest
@@ -321,7 +320,7 @@ def test_ctrl_c_after_an_error_does_not_wait_for_large_files(
         for _ in range(2):
             time.sleep(1)
             # While the run waits at its end: this interrupts it, as Ctrl-C does, and not this thread.
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            signal.pthread_kill(main_thread().ident or 0, signal.SIGINT)
         return endless(*arguments)
 
     monkeypatch.setattr(hooks_checkpoint, "merge", interrupted)
