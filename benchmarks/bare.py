@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 import numpy as np
 
-from sparkdl import Dataset, frame, session
+from sparkdl import Dataset, session
 from sparkdl._spark.frames import key
 from sparkdl._spark.jobs import FrameJobs
 from sparkdl.access.base import RESULT
 from sparkdl.access.chain import StageChain
 from sparkdl.compute.memory import exempt_objects, keep_freed_memory
-from sparkdl.frame import Parts
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Parts
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -2,7 +2,7 @@
 
     python benchmarks/cost_model.py --scale scale.json --carrier carrier.json --json model.json
 
-The model itself is ``sparkdl/train/costs.py``, which ``sparkdl plan`` uses, too.
+The model itself is ``sparkdl/train/planning/costs.py``, which ``sparkdl plan`` uses, too.
 
 The **driver's** part is fitted to the rows of scale.py: processor time of its JVM and its Python is a sum
 over jobs, tasks, steps, and reports (one of each rank in each step), by relative error, with no negative
@@ -45,7 +45,7 @@ import keeping
 import numpy as np
 from sync import MODELS, least_squares, table
 
-from sparkdl.train.costs import Carrier, Driver, Surroundings, from_peers, sync_seconds
+from sparkdl.train.planning.costs import Carrier, Driver, Surroundings, from_peers, sync_seconds
 
 EXECUTORS = (8, 16, 32, 64, 128, 256, 512, 1024)
 TERMS = ("job", "task", "step", "report")

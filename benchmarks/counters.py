@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl import frame
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import OwnedRows
 from sparkdl.keyed.bloom import CountingBloom
 from sparkdl.keyed.mix import mix
 from sparkdl.keyed.table import KeyedTable, TableRule
+from sparkdl.wire import frame
 
 MIN_COUNT = 5
 BATCH = 20_000

@@ -60,7 +60,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
         "sparkdl.nn.flat:FlatModule.load",
         "sparkdl.compute.live_model:LiveModel.apply",
     ),
-    "rows": ("sparkdl.data.store:read_rows", "sparkdl.data.sampler:Place.rows"),
+    "rows": ("sparkdl.data.store.partition:read_rows", "sparkdl.data.sampler:Place.rows"),
     "batch": ("sparkdl.compute.forward_backward:make_batch", "sparkdl.seeding:seed_task"),
     "gradient out": (
         "sparkdl.nn.flat:FlatModule.grad_numpy",
@@ -91,7 +91,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "checks": (
         "sparkdl.compute.forward_backward:ForwardBackward._check",
         "sparkdl.compute.forward_backward:changed_buffers",
-        "sparkdl.data.manifest:Manifest.has_other_values",
+        "sparkdl.data.store.manifest:Manifest.has_other_values",
         "sparkdl.allreduce.update.gradients:Gradients.prepare",
         "sparkdl.allreduce.update.gradients:checksum",
         "sparkdl.allreduce.update.shard:checksum",

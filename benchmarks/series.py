@@ -39,8 +39,9 @@ from pyspark.sql import functions as F
 
 from sparkdl import session
 from sparkdl.auto import AutoForecast
-from sparkdl.ml import TimeSeriesEstimator, backtest
-from sparkdl.ml.series_forecast import forecast_rows
+from sparkdl.ml import TimeSeriesEstimator
+from sparkdl.ml.series import backtest
+from sparkdl.ml.series.forecast import forecast_rows
 from sparkdl.series.holt_winters import HoltWinters
 
 WINDOWS = 3

@@ -36,9 +36,9 @@ import torch
 from torch import nn
 
 from sparkdl.ml import TorchClassificationModel
-from sparkdl.ml.local import save_local
+from sparkdl.ml.persistence.local import save_local
 from sparkdl.serve import Predictor
-from sparkdl.server.arrow_ipc import MEDIA_TYPE, write_table
+from sparkdl.serve.server.arrow_ipc import MEDIA_TYPE, write_table
 
 FEATURES = 784
 JSON = "application/json"

@@ -50,8 +50,8 @@ from sparkdl import Dataset, Trainer, session
 from sparkdl.allreduce.shards import MAX_SHARD_BYTES
 from sparkdl.exceptions import SparkdlError
 from sparkdl.train import Hook, MaxIteration, MaxSeconds, Run
-from sparkdl.train.config import Exchange
 from sparkdl.train.history import PHASES
+from sparkdl.train.options.config import Exchange
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl import frame
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import OwnedRows
-from sparkdl.frame import Array
 from sparkdl.keyed.entries import ROW, merged
 from sparkdl.keyed.table import KeyedTable, TableRule
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Array
 
 
 def fresh(rows: Array) -> dict[str, Array]:

@@ -45,7 +45,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from sparkdl import frame
 from sparkdl.access.in_pieces import InPieces
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.directives import Directives
@@ -60,9 +59,10 @@ from sparkdl.keyed.mix import mix
 from sparkdl.keyed.table import KeyedTable, TableRule
 from sparkdl.optim.rule import UpdateRule
 from sparkdl.optim.spec import optimizer_spec
-from sparkdl.pieces import cut
 from sparkdl.train.checkpoint.mark import STATE, WEIGHTS, Mark, sealed
 from sparkdl.train.checkpoint.merging import merge
+from sparkdl.wire import frame
+from sparkdl.wire.pieces import cut
 
 WIDTH, RECORD = 16, 3 * 16 * 4
 """Elements of a row; bytes of a row with the state of Adam."""

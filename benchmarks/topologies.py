@@ -30,8 +30,8 @@ from dataclasses import dataclass, field
 import keeping
 import numpy as np
 
-from sparkdl import frame
-from sparkdl.frame import Array
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Array
 
 
 @dataclass(slots=True)

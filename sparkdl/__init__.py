@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from sparkdl import session as session
     from sparkdl.data.dataset import Column as Column
     from sparkdl.data.dataset import Dataset as Dataset
-    from sparkdl.ml.estimator import TorchClassifier as TorchClassifier
-    from sparkdl.ml.estimator import TorchEstimator as TorchEstimator
-    from sparkdl.ml.estimator import TorchRegressor as TorchRegressor
-    from sparkdl.ml.model import TorchClassificationModel as TorchClassificationModel
-    from sparkdl.ml.model import TorchModel as TorchModel
-    from sparkdl.ml.model import TorchRegressionModel as TorchRegressionModel
-    from sparkdl.serve import Predictor as Predictor
+    from sparkdl.ml.estimators.estimator import TorchClassifier as TorchClassifier
+    from sparkdl.ml.estimators.estimator import TorchEstimator as TorchEstimator
+    from sparkdl.ml.estimators.estimator import TorchRegressor as TorchRegressor
+    from sparkdl.ml.estimators.model import TorchClassificationModel as TorchClassificationModel
+    from sparkdl.ml.estimators.model import TorchModel as TorchModel
+    from sparkdl.ml.estimators.model import TorchRegressionModel as TorchRegressionModel
+    from sparkdl.serve.predictor import Predictor as Predictor
     from sparkdl.train.trainer import Trainer as Trainer
 
 _HOME = {
     "Column": "sparkdl.data",
     "Dataset": "sparkdl.data",
-    "Predictor": "sparkdl.serve",
+    "Predictor": "sparkdl.serve.predictor",
     "TorchClassificationModel": "sparkdl.ml",
     "TorchClassifier": "sparkdl.ml",
     "TorchEstimator": "sparkdl.ml",

@@ -10,8 +10,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from sparkdl import __version__, checkpoints, doctor
-from sparkdl.commands import init, notebook, plan, profile, runs, serve, submit
+from sparkdl import __version__
+from sparkdl.cli import checkpoints, doctor, init, notebook, plan, profile, serve
+from sparkdl.cli.runs import command as runs
+from sparkdl.cli.submit import command as submit
 from sparkdl.exceptions import SparkdlError
 
 _COMMANDS = (init, submit, plan, profile, notebook, serve, runs, doctor, checkpoints)

@@ -3,7 +3,7 @@
 ``sparkdl submit --retries`` names a folder in :data:`VARIABLE`. Before each attempt it writes a small file
 of JSON there. The attempt's driver adds to which folders it writes checkpoints, how far they are, and how it
 ends. By this, and by the exit status, the command decides whether to start another driver
-(:mod:`sparkdl.commands.retries`). The next driver sees from it which runs to go on with.
+(:mod:`sparkdl.cli.submit.retries`). The next driver sees from it which runs to go on with.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from functools import cache
 from types import TracebackType
 from typing import Any
 
-from sparkdl import private, redaction
+from sparkdl import redaction
 from sparkdl._spark.session import lost_context
 from sparkdl.exceptions import ConfigError
+from sparkdl.wire import private
 
 VARIABLE = "SPARKDL_ATTEMPTS"
 """Environment variable of the driver: the folder of the notes. Empty in tasks."""
@@ -33,7 +34,7 @@ _log = logging.getLogger("sparkdl")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CheckpointPlace:
     """A folder of checkpoints, as an attempt left it.
 
     Attributes:
@@ -58,7 +59,7 @@ class Note:
     """
 
     pid: int = 0
-    places: tuple[tuple[str, Place], ...] = ()
+    places: tuple[tuple[str, CheckpointPlace], ...] = ()
     ended: bool = False
     lost: str = ""
     failed: str = ""
@@ -79,7 +80,7 @@ class Note:
             return cls()
         places = found.get("places")
         kept = [
-            (path, Place(_count(place.get("newest")), place.get("ended") is True))
+            (path, CheckpointPlace(_count(place.get("newest")), place.get("ended") is True))
             for path, place in (places.items() if isinstance(places, dict) else ())
             if isinstance(place, dict)
         ]
@@ -161,12 +162,12 @@ class Attempt:
         self._notes = notes
         self._lock = threading.Lock()
         self._note: dict[str, Any] = {"pid": os.getpid()}
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, CheckpointPlace] = {}
         self._lost: BaseException | None = None
         self._earlier = {n: dict(notes.read(n).places) for n in notes.numbers() if n < number}
         self._write()
 
-    def earlier(self, path: object) -> Place | None:
+    def earlier(self, path: object) -> CheckpointPlace | None:
         """Return what earlier attempts left in a folder of checkpoints; ``None`` if they wrote none there.
 
         ``ended`` is true for the second run of this attempt that writes there: it is another run than the one
@@ -175,7 +176,7 @@ class Attempt:
         name = _name(path)
         found = [places[name] for _, places in sorted(self._earlier.items()) if name in places]
         newest = max((place.newest for place in found), default=0)
-        return Place(newest, found[-1].ended or name in self._places) if newest else None
+        return CheckpointPlace(newest, found[-1].ended or name in self._places) if newest else None
 
     def begun(self, path: object) -> None:
         """Note that a run writes checkpoints to a folder."""
@@ -191,8 +192,8 @@ class Attempt:
 
     def _set(self, path: object, *, newest: int = 0, ended: bool = False) -> None:
         with self._lock:
-            before = self._places.get(_name(path), Place())
-            self._places[_name(path)] = Place(max(newest, before.newest), ended)
+            before = self._places.get(_name(path), CheckpointPlace())
+            self._places[_name(path)] = CheckpointPlace(max(newest, before.newest), ended)
             self._write()
 
     def look(self, error: BaseException) -> None:

@@ -16,7 +16,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from sparkdl import daemon, logs
+from sparkdl import daemon
+from sparkdl._spark import logs
 from sparkdl._spark.session import is_alive, task_slots
 from sparkdl.exceptions import ConfigError
 

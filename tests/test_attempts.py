@@ -23,11 +23,12 @@ from torch import nn
 
 from sparkdl import Dataset, Trainer, attempts
 from sparkdl.__main__ import main
-from sparkdl.attempts import VARIABLE, Note, Notes, Place
-from sparkdl.commands import retries, submit
-from sparkdl.commands.job import Job
-from sparkdl.commands.retries import delay, judge, supervise
-from sparkdl.commands.runs import runs
+from sparkdl.attempts import VARIABLE, CheckpointPlace, Note, Notes
+from sparkdl.cli.runs.command import runs
+from sparkdl.cli.submit import command as submit
+from sparkdl.cli.submit import retries
+from sparkdl.cli.submit.job import Job
+from sparkdl.cli.submit.retries import delay, judge, supervise
 from sparkdl.exceptions import ConfigError
 from sparkdl.online import OnlineTrainer
 from sparkdl.summary import JsonLines
@@ -120,7 +121,7 @@ class Drivers:
     def attempt(self) -> int:
         (number,) = self.notes.numbers()[-1:]
         status, newest = self.ends.pop(0)
-        places = (("runs/x", Place(newest)),) if newest else ()
+        places = (("runs/x", CheckpointPlace(newest)),) if newest else ()
         self.notes.write(number, Note(pid=1, places=places, ended=self.ended))
         return status
 
@@ -166,7 +167,7 @@ def test_an_error_of_the_script_and_a_signal_for_the_command_are_the_end(tmp_pat
 
 
 def test_a_note_is_read_as_it_was_written(tmp_path: Path) -> None:
-    note = Note(7, (("s3://b/é", Place(4, True)), ("x", Place())), True, "lost", "failed")
+    note = Note(7, (("s3://b/é", CheckpointPlace(4, True)), ("x", CheckpointPlace())), True, "lost", "failed")
     for folder in (str(tmp_path), "memory://notes"):
         notes = Notes(folder)
         notes.write(11, note)
@@ -284,7 +285,7 @@ def test_a_script_goes_on_without_a_change_and_ends_with_the_same_bits(
         with pytest.raises(Killed):
             fit(tmp_path / "b", dies)
     attempt = begin(3)
-    assert attempt.earlier(tmp_path / "b" / "checkpoints") == Place(6)
+    assert attempt.earlier(tmp_path / "b" / "checkpoints") == CheckpointPlace(6)
     result = fit(tmp_path / "b")
     assert [row["iteration"] for row in result.history] == list(range(1, 10))
     for name, value in result.module.state_dict().items():
@@ -293,7 +294,7 @@ def test_a_script_goes_on_without_a_change_and_ends_with_the_same_bits(
     assert (found.iterations, found.attempt, found.state) == (9, 3, "finished")
     # Were the driver to die once more, this run would not begin again.
     again = begin(4)
-    assert again.earlier(tmp_path / "b" / "checkpoints") == Place(9, True)
+    assert again.earlier(tmp_path / "b" / "checkpoints") == CheckpointPlace(9, True)
     assert len(fit(tmp_path / "b").history) == 9
 
 
@@ -389,7 +390,7 @@ def fake_spark(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None
     import os, sys, time, signal
     from pathlib import Path
     from sparkdl.attempts import Note, Notes, Place
-    from sparkdl.commands import properties
+    from sparkdl.cli import properties
     confs = properties.read(Path(sys.argv[sys.argv.index("--properties-file") + 1]))
     where = os.environ.get("{VARIABLE}") or next(v for k, v in confs.items() if k.endswith("{VARIABLE}"))
     notes = Notes(where)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sparkdl import buffers, frame
+from sparkdl.wire import buffers, frame
 
 SIZE = 1 << 20
 

@@ -18,8 +18,9 @@ import pytest
 from support.models import mlp
 from support.runs import FakeRun
 
-from sparkdl import __main__, doctor
-from sparkdl.commands import init, notebook, packing, rehearse
+from sparkdl import __main__
+from sparkdl.cli import doctor, init, notebook, rehearse
+from sparkdl.cli.submit import packing
 from sparkdl.summary import JsonLines
 from sparkdl.train.checkpoint import CheckpointFolder
 from sparkdl.train.state import TrainState
@@ -93,8 +94,8 @@ def test_the_examples_run(command: str, folder: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         init, "read_table", lambda path, *rest, **options: here(_local(path), *rest, **options)
     )
-    monkeypatch.setattr("sparkdl.server.run.Server", lambda path, options, **_: (path, options))
-    monkeypatch.setattr("sparkdl.server.run.run", print)
+    monkeypatch.setattr("sparkdl.serve.server.run.Server", lambda path, options, **_: (path, options))
+    monkeypatch.setattr("sparkdl.serve.server.run.run", print)
     answers = {"plan": PLAN, "profile": PROFILE}
     monkeypatch.setattr(rehearse, "answer_of", lambda args, kind, **_: (0, answers[kind]))
     monkeypatch.setattr(notebook, "find_spec", lambda name: name)

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from sparkdl import __main__, __version__, doctor, session
-from sparkdl.doctor import driver, probe
-from sparkdl.doctor import session as checks
-from sparkdl.doctor.probe import NEEDED_IN_TASKS
+from sparkdl import __main__, __version__, session
+from sparkdl.cli import doctor
+from sparkdl.cli.doctor import driver, probe
+from sparkdl.cli.doctor import session as checks
+from sparkdl.cli.doctor.probe import NEEDED_IN_TASKS
 
 LOCAL = ("--master", "local[2]", "--conf", "spark.ui.enabled=false")
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sparkdl import buffers, frame
+from sparkdl.wire import buffers, frame
 
 DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 ARRAYS = st.sampled_from(DTYPES).flatmap(

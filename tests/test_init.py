@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparkdl.__main__ import main
-from sparkdl.commands import submit
-from sparkdl.commands.clusters import KINDS, kind_of
-from sparkdl.commands.job import Job, read_job_file
-from sparkdl.commands.schema import read_table
+from sparkdl.cli.clusters import KINDS, kind_of
+from sparkdl.cli.schema import read_table
+from sparkdl.cli.submit import command as submit
+from sparkdl.cli.submit.job import Job, read_job_file
 from sparkdl.exceptions import DataError
 from sparkdl.serve import Predictor
 

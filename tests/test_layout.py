@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdl.layout import ParamLayout, TensorSpec, lay_out
+from sparkdl.wire.layout import ParamLayout, TensorPlace, lay_out
 
 SHAPES = st.lists(st.lists(st.integers(0, 4), max_size=3).map(tuple), max_size=6)
 
@@ -20,7 +20,7 @@ def test_tensors_lie_one_after_the_other(shapes):
 
 @pytest.mark.parametrize(("shape", "numel"), [((), 1), ((3,), 3), ((2, 3, 4), 24), ((2, 0), 0)])
 def test_numel(shape, numel):
-    spec = TensorSpec("p", shape, offset=5)
+    spec = TensorPlace("p", shape, offset=5)
     assert (spec.numel, spec.end) == (numel, 5 + numel)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sparkdl import logs
+from sparkdl._spark import logs
 from sparkdl.exceptions import ConfigError
 
 

@@ -22,9 +22,9 @@ from torch import nn
 import sparkdl.mlflow
 from sparkdl import TorchClassifier, TorchModel
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.ml.local import save_local
-from sparkdl.ml.served import ServedModel
+from sparkdl.ml.persistence.local import save_local
 from sparkdl.serve import Predictor
+from sparkdl.serve.served import ServedModel
 from sparkdl.summary import MLflow
 
 mlflow = pytest.importorskip("mlflow")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sparkdl.__main__ import main
-from sparkdl.commands import notebook, properties
+from sparkdl.cli import notebook, properties
 from sparkdl.exceptions import ConfigError
 
 JOB = """

@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparkdl import private
 from sparkdl.compute.local_store import LocalStore, fit_folder
 from sparkdl.compute.partition_state import PartitionState
 from sparkdl.compute.worker import forget_fit
 from sparkdl.data.columns import ColumnPlan
-from sparkdl.data.store import delete_store, write_partition
-from sparkdl.frame import pack
+from sparkdl.data.store.partition import delete_store, write_partition
+from sparkdl.wire import private
+from sparkdl.wire.frame import pack
 
 
 @pytest.fixture(autouse=True, params=[0o000, 0o022, 0o077])

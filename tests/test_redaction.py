@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.runs import FakeRun
 
-from sparkdl import logs, redaction, session  # noqa: F401  # logs has the filter
-from sparkdl.commands import properties
-from sparkdl.commands.clusters import CONF
-from sparkdl.commands.runs import runs
+from sparkdl import redaction, session
+from sparkdl._spark import logs  # noqa: F401  # logs has the filter
+from sparkdl.cli import properties
+from sparkdl.cli.clusters import CONF
+from sparkdl.cli.runs.command import runs
 from sparkdl.exceptions import CheckpointError, ConfigError, SparkdlError, TaskError
 from sparkdl.summary import JsonLines
 from sparkdl.summary.params import flatten

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdl.layout import ParamLayout, lay_out
-from sparkdl.rows import Rows, nonzero_rows, row_width, union
+from sparkdl.wire.layout import ParamLayout, lay_out
+from sparkdl.wire.touched_rows import TouchedRows, nonzero_rows, row_width, union
 
 LAYOUT = ParamLayout(
     lay_out(
         [("a", (3,), 0), ("users", (5, 2), 0), ("items", (4, 3), 1), ("b", (2, 2), 1), ("tags", (6, 1), 1)]
     )
 )
-ROWS = Rows(LAYOUT, {1: np.array([0, 3]), 2: np.array([2]), 4: np.array([], np.int64)})
+ROWS = TouchedRows(LAYOUT, {1: np.array([0, 3]), 2: np.array([2]), 4: np.array([], np.int64)})
 VALUES = np.arange(LAYOUT.numel, dtype=np.float32)
 
 
@@ -37,7 +37,7 @@ def some_rows(draw):
         count = LAYOUT.params[index].shape[0]
         own = sorted(draw(st.sets(st.integers(0, count - 1))))
         tables[index] = np.array(own, draw(st.sampled_from([np.uint32, np.int64])))
-    return Rows(LAYOUT, tables)
+    return TouchedRows(LAYOUT, tables)
 
 
 def test_the_packed_layout_has_smaller_tables():
@@ -45,7 +45,7 @@ def test_the_packed_layout_has_smaller_tables():
     assert [spec.name for spec in ROWS.packed.params] == ["a", "users", "items", "b", "tags"]
     assert [spec.group for spec in ROWS.packed.params] == [0, 0, 1, 1, 1]
     assert ROWS.packed.numel == covered(ROWS).sum()
-    assert Rows(LAYOUT, {}).packed is LAYOUT
+    assert TouchedRows(LAYOUT, {}).packed is LAYOUT
 
 
 @given(some_rows(), st.integers(0, LAYOUT.numel), st.integers(0, LAYOUT.numel))

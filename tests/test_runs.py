@@ -13,7 +13,7 @@ from support.models import mlp
 from support.runs import FakeRun
 
 from sparkdl.__main__ import main
-from sparkdl.commands.runs import read_lines, runs
+from sparkdl.cli.runs.command import read_lines, runs
 from sparkdl.exceptions import ConfigError
 from sparkdl.summary import JsonLines
 from sparkdl.train.checkpoint import CheckpointFolder

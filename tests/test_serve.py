@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.nn.int8 import Int8Linear
-from sparkdl.nn.saved import content as saved
-from sparkdl.nn.saved.content import Content
 from sparkdl.nn.signature import Signature, TensorSpec
+from sparkdl.saved import content as saved
+from sparkdl.saved.content import Content
 from sparkdl.serve import Predictor
 
 FORMAT_1, FORMAT_2 = (Path(__file__).parent / "fixtures" / name for name in ("format_1", "format_2"))
@@ -298,5 +298,5 @@ def test_frozen_parameters_stay_frozen(tmp_path: Path) -> None:
 
 
 def test_no_spark_is_imported() -> None:
-    code = "import sys, sparkdl.serve; sys.exit('pyspark' in sys.modules or 'py4j' in sys.modules)"
+    code = "import sys, sparkdl.serve.predictor; sys.exit('pyspark' in sys.modules or 'py4j' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

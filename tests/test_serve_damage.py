@@ -33,10 +33,10 @@ from support.saving import METADATA, cut, describe, folder_of, parquet
 from torch import nn
 
 from sparkdl.exceptions import ConfigError, ModelError, SparkdlError
-from sparkdl.nn.saved import integrity
-from sparkdl.nn.saved.content import Content
-from sparkdl.nn.saved.metadata import FORMAT, KEY
 from sparkdl.nn.signature import Signature, TensorSpec
+from sparkdl.saved import integrity
+from sparkdl.saved.content import Content
+from sparkdl.saved.metadata import FORMAT, KEY
 from sparkdl.serve import Predictor
 
 FORMAT_1 = Path(__file__).parent / "fixtures" / "format_1" / "classifier"
@@ -235,7 +235,7 @@ def test_metadata_that_is_none(text: bytes) -> None:
 
 
 def test_metadata_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparkdl.nn.saved.metadata.LONGEST_METADATA", 500)
+    monkeypatch.setattr("sparkdl.saved.metadata.LONGEST_METADATA", 500)
     with written(TREE) as path, pytest.raises(ConfigError, match="expected at most 500"):
         Predictor.load(path)
     with pytest.raises(ConfigError, match="cannot be saved: its metadata has"):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sparkdl.ml import TorchClassifier, TorchEstimator, TorchRegressor
-from sparkdl.ml.entries import entries
+from sparkdl.ml.params.entries import entries
 
 pytestmark = pytest.mark.early
 ROOT = Path(__file__).parents[1]

@@ -19,8 +19,10 @@ from support.scripts import script_folder
 
 from sparkdl import session
 from sparkdl.__main__ import main
-from sparkdl.commands import board, clusters, packing, properties, submit
-from sparkdl.commands.job import Job, read_job_file
+from sparkdl.cli import board, clusters, properties
+from sparkdl.cli.submit import command as submit
+from sparkdl.cli.submit import packing
+from sparkdl.cli.submit.job import Job, read_job_file
 from sparkdl.exceptions import ConfigError
 
 

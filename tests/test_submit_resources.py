@@ -9,8 +9,9 @@ import pytest
 from support.scripts import script_folder
 
 from sparkdl.access.classic import task_resource_amounts
-from sparkdl.commands import resources, submit
-from sparkdl.commands.job import Job, read_job_file
+from sparkdl.cli.submit import command as submit
+from sparkdl.cli.submit import resources
+from sparkdl.cli.submit.job import Job, read_job_file
 from sparkdl.exceptions import ConfigError
 
 TABLE = """

@@ -14,7 +14,7 @@ import pytest
 from torch import nn
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.nn.saved import content as saved
+from sparkdl.saved import content as saved
 from sparkdl.serve import Predictor
 
 FORMAT_1 = Path(__file__).parent / "fixtures" / "format_1"
@@ -67,7 +67,7 @@ def test_a_model_cannot_run_a_command_or_fetch_a_url(kind: str, which: str, tmp_
     if kind == "module":
         path = naming(tmp_path, harm)
     elif kind == "nested":
-        path = naming(tmp_path, {"path": "sparkdl.nn.saved.source:sequential", "arguments": {"0": built}})
+        path = naming(tmp_path, {"path": "sparkdl.saved.source:sequential", "arguments": {"0": built}})
     else:
         path = naming(tmp_path, {"path": "torch.nn.modules.linear:Identity", "arguments": {}}, loss=built)
     for trust in ((), ["mypackage"], Twice):

@@ -80,7 +80,7 @@ def site_uri(path: str) -> str:
 def params_table() -> str:
     """Return the Params of the estimators, as their table has them."""
     from sparkdl import ml
-    from sparkdl.ml.entries import entries
+    from sparkdl.ml.params.entries import entries
 
     tables = {
         name: entries(getattr(ml, name)) for name in ("TorchEstimator", "TorchClassifier", "TorchRegressor")

@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 
 from pyspark.serializers import FramedSerializer, NoOpSerializer, pack_long, write_int
 
-from sparkdl.frame import Parts, size
+from sparkdl.wire.frame import Parts, size
 
 JavaObject = Any
 """A py4j handle of a JVM object."""

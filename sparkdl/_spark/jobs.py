@@ -14,14 +14,14 @@ from pyspark.serializers import NoOpSerializer
 from sparkdl._spark.blocks import Blocks
 from sparkdl._spark.frames import KEY_BASE, FrameSerializer, JavaObject, Task, key, read_all
 from sparkdl._spark.session import live_executors
-from sparkdl.frame import Parts
+from sparkdl.wire.frame import Parts
 
 _LARGE_FRAME = 32 << 20
 """Frames from this size on are kept on disk only: a large model's state exceeds the heaps."""
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class SubmittedJob:
     """A job that has begun.
 
     Attributes:
@@ -255,9 +255,9 @@ class FrameJobs:
         """
         return self.collect(self._everywhere(task, broadcasts, times, profile))
 
-    def begin_everywhere(self, task: Task, *, profile: JavaObject | None = None) -> Begun:
+    def begin_everywhere(self, task: Task, *, profile: JavaObject | None = None) -> SubmittedJob:
         """Begin to run a task on each executor that there is now; see :meth:`run_everywhere`."""
-        return Begun(self._everywhere(task, (), 1, profile).toJavaRDD().collectAsync())
+        return SubmittedJob(self._everywhere(task, (), 1, profile).toJavaRDD().collectAsync())
 
     def _everywhere(
         self, task: Task, broadcasts: Sequence[Any], times: int, profile: JavaObject | None

@@ -44,7 +44,7 @@ def lost_context() -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Slots:
+class ExecutorSlots:
     """What an executor offers.
 
     Attributes:
@@ -56,12 +56,12 @@ class Slots:
     tasks: int
 
 
-def task_slots(sc: Any) -> list[Slots]:
+def task_slots(sc: Any) -> list[ExecutorSlots]:
     """Return what each live executor besides the driver offers."""
     listed = sc._jsc.sc().statusStore().executorList(True)
     infos = [listed.apply(i) for i in range(listed.size())]
     return [
-        Slots(info.totalCores(), max(1, info.maxTasks()))
+        ExecutorSlots(info.totalCores(), max(1, info.maxTasks()))
         for info in infos
         if info.id() != "driver" and info.totalCores() > 0
     ]

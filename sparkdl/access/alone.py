@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sparkdl import frame
 from sparkdl._spark.frames import Task, key
 from sparkdl.access.base import RESULT, BytesRef, Published
 from sparkdl.access.in_pieces import ChainTask, InPieces
 from sparkdl.exceptions import ConfigError
-from sparkdl.frame import Buffer, Parts
-from sparkdl.pieces import joined
 from sparkdl.session import Executors
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Buffer, Parts
+from sparkdl.wire.pieces import joined
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

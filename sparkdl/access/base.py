@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sparkdl._spark.frames import Task
 from sparkdl._spark.tasks import broadcast_value
 from sparkdl.access.in_pieces import ChainTask
-from sparkdl.frame import Buffer, Packed, Parts
 from sparkdl.session import Executors
+from sparkdl.wire.frame import Buffer, Packed, Parts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -101,7 +101,7 @@ class Host:
     tokens: Sequence[bytes]
 
 
-class Begun(Protocol):
+class RunningJob(Protocol):
     """A job that has begun."""
 
     def is_done(self) -> bool:
@@ -345,7 +345,7 @@ class Access(Protocol):
         """
         ...
 
-    def begin_everywhere(self, task: Task, *, profile: Any = None) -> Begun | None:
+    def begin_everywhere(self, task: Task, *, profile: Any = None) -> RunningJob | None:
         """Begin to run a task, which gets no frames, on each executor; ``None`` where a job must end first.
 
         Args:

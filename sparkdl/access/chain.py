@@ -18,8 +18,8 @@ from sparkdl.access import in_pieces as pieces
 from sparkdl.access.base import FRAMES_PER_RANK, RESULT, STATE, Host
 from sparkdl.access.gathered import LACKING, AtHome, Gathered, by_executor
 from sparkdl.access.in_pieces import ChainTask, InPieces
-from sparkdl.frame import Buffer
-from sparkdl.pieces import joined
+from sparkdl.wire.frame import Buffer
+from sparkdl.wire.pieces import joined
 
 
 class StageChain:

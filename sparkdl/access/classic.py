@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from sparkdl import session
 from sparkdl._spark import session as private
 from sparkdl._spark.frames import JavaObject, Task, frames_of, key
-from sparkdl._spark.jobs import Begun, FrameJobs
+from sparkdl._spark.jobs import FrameJobs, SubmittedJob
 from sparkdl._spark.tasks import broadcast_id
 from sparkdl.access.base import DYNAMIC, RESULT, STATE, BytesRef, Published
 from sparkdl.access.chain import StageChain, staying
-from sparkdl.frame import Parts
 from sparkdl.session import Executors
+from sparkdl.wire.frame import Parts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -163,7 +163,7 @@ class ClassicAccess:
         """Run a task on each executor, and return its frames."""
         return self.jobs.run_everywhere(task, broadcasts, times=times, profile=profile)
 
-    def begin_everywhere(self, task: Task, *, profile: Any = None) -> Begun:
+    def begin_everywhere(self, task: Task, *, profile: Any = None) -> SubmittedJob:
         """Begin to run a task on each executor."""
         return self.jobs.begin_everywhere(task, profile=profile)
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from sparkdl._spark.frames import key, keyed_by
 from sparkdl.access.base import RESULT, STATE
 from sparkdl.access.in_pieces import ChainTask, cut_keyed
-from sparkdl.frame import Buffer, Parts
-from sparkdl.pieces import joined
+from sparkdl.wire.frame import Buffer, Parts
+from sparkdl.wire.pieces import joined
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, repeat
 
-from sparkdl import frame
 from sparkdl._spark.frames import key, keyed_by
-from sparkdl.frame import Buffer, Parts
-from sparkdl.pieces import HEAD, PIECE_BYTES, cut, joined, pieces_of
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Buffer, Parts
+from sparkdl.wire.pieces import HEAD, PIECE_BYTES, cut, joined, pieces_of
 
 ChainTask = Callable[[int, Iterator[Buffer]], Iterable[bytes | Parts]]
 """What runs in a task: (partition, its token and the frames that have arrived) -> keys and frames out."""

@@ -19,12 +19,12 @@ from sparkdl.allreduce.transport.direct.task import Circle
 from sparkdl.allreduce.transport.direct.transport import DirectTransport
 from sparkdl.allreduce.transport.shuffle import ShuffleTransport
 from sparkdl.allreduce.transport.two_jobs import TwoJobTransport
-from sparkdl.codec import Cast
 from sparkdl.compute.live_model import changes_to_keep
 from sparkdl.compute.worker import FitRef
-from sparkdl.data.built import Store
+from sparkdl.data.store.built import PartitionStore
 from sparkdl.exceptions import ConfigError
-from sparkdl.layout import ParamLayout
+from sparkdl.wire.codec import Cast
+from sparkdl.wire.layout import ParamLayout
 
 Exchange = Literal["auto", "replicated", "sharded", "driver"]
 """How gradients become weights."""
@@ -260,7 +260,9 @@ class Wanted:
             changes=changes,
         )
 
-    def route(self, exchange: Exchange, access: Access, store: Store, fit: FitRef, profile: Any) -> Route:
+    def route(
+        self, exchange: Exchange, access: Access, store: PartitionStore, fit: FitRef, profile: Any
+    ) -> Route:
         """Return plan and transport of an exchange over a store.
 
         Args:

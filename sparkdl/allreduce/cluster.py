@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from sparkdl import frame
 from sparkdl._spark.errors import is_job_failure
 from sparkdl.access.base import Access, Published
 from sparkdl.access.in_pieces import ChainTask
 from sparkdl.allreduce.kept import Kept
 from sparkdl.allreduce.persisted import PersistedShards
 from sparkdl.compute.worker import forget_fit
-from sparkdl.data.built import Store
-from sparkdl.data.placement import crowded
-from sparkdl.frame import Array, Frame, Packed
+from sparkdl.data.store.built import PartitionStore
+from sparkdl.data.store.placement import crowded
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Array, Frame, Packed
 
 _log = logging.getLogger("sparkdl")
 
@@ -72,7 +72,7 @@ class Cluster(Protocol):
         """Return how many executors there are; ``look`` where that may cost a job."""
         ...
 
-    def crowded(self, store: Store) -> list[int]:
+    def crowded(self, store: PartitionStore) -> list[int]:
         """Return the partitions that executors hold beyond an even share now."""
         ...
 
@@ -118,7 +118,7 @@ class SparkCluster:
         """Return how many executors there are; ``look`` where that may cost a job."""
         return self.access.count_executors(look=look)
 
-    def crowded(self, store: Store) -> list[int]:
+    def crowded(self, store: PartitionStore) -> list[int]:
         """Return the partitions that executors hold beyond an even share now."""
         return crowded(self.access, store)
 

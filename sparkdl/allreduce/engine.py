@@ -26,12 +26,12 @@ from sparkdl.allreduce.state import ModelState, Weights
 from sparkdl.allreduce.transport.base import Group, GroupResult, Transport
 from sparkdl.allreduce.update.buffers import average_buffers
 from sparkdl.compute.problems import LackingState, LostPeer, MissingPartition, Problem
-from sparkdl.compute.start import Start, Version
+from sparkdl.compute.start import ModelVersion, Start
 from sparkdl.compute.worker import FitRef
-from sparkdl.data.built import MAX_REBUILDS, Store
+from sparkdl.data.store.built import MAX_REBUILDS, PartitionStore
 from sparkdl.exceptions import DataError, ModelError, TaskError
-from sparkdl.frame import Array, Frame
 from sparkdl.keyed.entries import Entries
+from sparkdl.wire.frame import Array, Frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +67,10 @@ class Engine:
         self,
         *,
         cluster: Cluster,
-        store: Store,
+        store: PartitionStore,
         fit: FitRef,
         sent: Published,
-        route: Callable[[Store, FitRef], Route],
+        route: Callable[[PartitionStore, FitRef], Route],
         leaves_files: bool,
         name: str,
     ) -> None:
@@ -81,10 +81,10 @@ class Engine:
         self._leaves_files = leaves_files
         self._name = name
         self._generation = 0
-        self._overwritten: Version | None = None
+        self._overwritten: ModelVersion | None = None
         self._take(store)
 
-    def _take(self, store: Store) -> None:
+    def _take(self, store: PartitionStore) -> None:
         self.store = store
         self._fit = replace(self._fit, in_memory=self._cluster.one_process(store.executors.tasks))
         route = self._choose(store, self._fit)
@@ -105,7 +105,7 @@ class Engine:
     def _persisted(self) -> Shards:
         return self._cluster.shards(self._plan.shards, self._plan.shard_bytes)
 
-    def resize(self, store: Store) -> None:
+    def resize(self, store: PartitionStore) -> None:
         """Use another store from now on.
 
         There may be another number of shards then, for which :meth:`restore` is to be given what stayed
@@ -200,7 +200,7 @@ class Engine:
     ) -> Start:
         version = model.version if there else None
         return Start(
-            version or Version(self._generation, steps[0].iteration),
+            version or ModelVersion(self._generation, steps[0].iteration),
             self._generation,
             None if there else model.weights.publish().ref,
             model.kept is not None,

@@ -9,8 +9,8 @@ from sparkdl.allreduce.cluster import Shards
 from sparkdl.allreduce.kept import Kept, joined_rows, unpacked
 from sparkdl.allreduce.row_layers import ChangedRows, as_kept, complete
 from sparkdl.allreduce.state import ModelState
-from sparkdl.frame import Frame
 from sparkdl.keyed.entries import Entries
+from sparkdl.wire.frame import Frame
 
 
 def whole(shards: Shards, model: ModelState) -> Kept:

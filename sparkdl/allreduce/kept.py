@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl import frame
 from sparkdl.allreduce.messages import Average, OwnedRows, State, encode
-from sparkdl.frame import Array, Buffer, Frame, Parts
-from sparkdl.held import Shared
 from sparkdl.keyed.entries import Entries, joined
-from sparkdl.optim.shard_run import cut_states
+from sparkdl.optim.shard.run import cut_states
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Array, Buffer, Frame, Parts
+from sparkdl.wire.held import Shared
 
 Kept = list[list[bytes]]
 """Per shard, the frames that stay with it between iterations."""

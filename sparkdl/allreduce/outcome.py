@@ -11,8 +11,8 @@ from typing import Any
 from sparkdl.allreduce.directives import Step
 from sparkdl.allreduce.messages import GroupReport
 from sparkdl.allreduce.transport.base import GroupResult
-from sparkdl.data.manifest import other_values
-from sparkdl.frame import Array
+from sparkdl.data.store.manifest import other_values
+from sparkdl.wire.frame import Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,15 +11,15 @@ from operator import eq, itemgetter
 
 import numpy as np
 
-from sparkdl import frame
 from sparkdl._spark.errors import is_job_failure, task_error
 from sparkdl.access import base
 from sparkdl.access.base import Access
 from sparkdl.access.in_pieces import MORE, ChainTask, InPieces, InRounds, MadeInRounds, per_round
 from sparkdl.allreduce.kept import Kept
 from sparkdl.allreduce.messages import Average, Master, OwnedRows
-from sparkdl.frame import Array, Buffer, Frame
-from sparkdl.pieces import cut, joined, joined_by_source
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Array, Buffer, Frame
+from sparkdl.wire.pieces import cut, joined, joined_by_source
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
 
-from sparkdl import frame
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.kept import Kept, is_of_rows, joined_rows, unpacked
 from sparkdl.allreduce.messages import OwnedRows
 from sparkdl.allreduce.outcome import Outcome
-from sparkdl.frame import Buffer, Frame, Parts
 from sparkdl.keyed.entries import merged
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Buffer, Frame, Parts
 
 MOST = 16
 """Layers of changes above one with all rows: of each one a job reads, after a loss."""

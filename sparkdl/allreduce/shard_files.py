@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from sparkdl import frame
 from sparkdl.allreduce.kept import is_of_rows
 from sparkdl.allreduce.messages import Master, OwnedRows
-from sparkdl.frame import Array, Buffer, Packed, Parts
 from sparkdl.keyed.arrays import LARGE, trim_all
 from sparkdl.keyed.entries import Entries
-from sparkdl.private import local_folders
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Array, Buffer, Packed, Parts
+from sparkdl.wire.private import local_folders
 
 _KINDS = {
     **{f"f{size}": f"F{8 * size}" for size in (2, 4, 8)},
@@ -147,7 +147,7 @@ def _frame_of(entry: Mapping[str, Any], prefix: str, arrays: Mapping[str, Array]
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredArray:
     """An array in a file.
 
     Attributes:
@@ -228,9 +228,9 @@ class ShardFile:
             raise ValueError(f"{path} is not the file of a shard: {error!r:.200}") from error
 
     @staticmethod
-    def _stored(path: str, start: int, size: int, told: Mapping[str, Any]) -> Stored:
+    def _stored(path: str, start: int, size: int, told: Mapping[str, Any]) -> StoredArray:
         (begin, end), shape = told["data_offsets"], tuple(told["shape"])
-        found = Stored(path, start + begin, _DTYPES[told["dtype"]], shape)
+        found = StoredArray(path, start + begin, _DTYPES[told["dtype"]], shape)
         if not 0 <= begin <= end <= size or math.prod(shape) * found.dtype.itemsize != end - begin:
             raise ValueError(f"{path} is not the file of a shard: an array has {told!r:.200}")
         return found

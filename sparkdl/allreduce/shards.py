@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from sparkdl.layout import ParamLayout
+from sparkdl.wire.layout import ParamLayout
 
 MAX_SHARD_BYTES = 64 << 20
 """An executor's heap holds several frames of a shard at a time, its moments among them: with shards of

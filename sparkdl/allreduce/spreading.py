@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from sparkdl.allreduce.cluster import Cluster
-from sparkdl.data.built import Store
+from sparkdl.data.store.built import PartitionStore
 
 _MOST_MOVES = 3
 """So often partitions are moved after a loss: an executor may be there, and take no tasks."""
@@ -33,7 +33,7 @@ class Spreading:
         transport: lets a partition be built again where there is room.
     """
 
-    def __init__(self, cluster: Cluster, store: Store, transport: Placed) -> None:
+    def __init__(self, cluster: Cluster, store: PartitionStore, transport: Placed) -> None:
         self._cluster = cluster
         self._store = store
         self._transport = transport

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl import frame
 from sparkdl.access.base import Published
 from sparkdl.allreduce.cluster import Cluster
 from sparkdl.allreduce.kept import Snapshot
 from sparkdl.allreduce.row_layers import Layer, RowLayers, Sent
-from sparkdl.compute.start import Version
-from sparkdl.frame import Array
+from sparkdl.compute.start import ModelVersion
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Array
 
 
 class Weights:
@@ -110,8 +110,8 @@ class ModelState:
     kept: Any | None = None
     outdated: Weights | None = None
     average_buffers: Array | None = None
-    version: Version | None = None
-    made_of: Version | None = None
+    version: ModelVersion | None = None
+    made_of: ModelVersion | None = None
     seed: Sequence[Published] = ()
     layers: RowLayers = field(default_factory=RowLayers)
 

@@ -14,14 +14,14 @@ from pyspark.sql import functions as F
 
 from sparkdl.auto.leaderboard import Entry, Leaderboard
 from sparkdl.exceptions import ConfigError
-from sparkdl.ml import backtest
-from sparkdl.ml.series import TimeSeriesEstimator, TimeSeriesModel
-from sparkdl.ml.series_forecast import forecast_rows
+from sparkdl.ml.series import backtest
+from sparkdl.ml.series.forecast import forecast_rows
+from sparkdl.ml.series.stage import TimeSeriesEstimator, TimeSeriesModel
 from sparkdl.series import holt_winters
 from sparkdl.train.trainer import Trainer
 from sparkdl.tune.result import SearchResult
+from sparkdl.tune.schedulers.stopping import MedianStopping
 from sparkdl.tune.space import loguniform
-from sparkdl.tune.stopping import MedianStopping
 from sparkdl.tune.trial import Trial
 from sparkdl.tune.tuner import Tuner
 

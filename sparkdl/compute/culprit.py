@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparkdl.data import store
 from sparkdl.data.columns import TablePlan
-from sparkdl.frame import Array
+from sparkdl.data.store import partition as store
 from sparkdl.nn.batch import Batch, tensors_of
+from sparkdl.wire.frame import Array
 
 
 def find_culprit(

@@ -25,16 +25,16 @@ from sparkdl.compute.problems import (
 from sparkdl.compute.stopwatch import Stopwatch
 from sparkdl.compute.stragglers import Allowance
 from sparkdl.compute.worker import Worker
-from sparkdl.data import store
 from sparkdl.data.collate import Collate, collated
 from sparkdl.data.columns import Structure
-from sparkdl.data.manifest import Manifest
 from sparkdl.data.sampler import Place
+from sparkdl.data.store import partition as store
+from sparkdl.data.store.manifest import Manifest
 from sparkdl.exceptions import ModelError
-from sparkdl.frame import Array, Frame, Parts
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import BatchLoss, forward_backward
+from sparkdl.wire.frame import Array, Frame, Parts
 
 
 @dataclass(frozen=True, slots=True)

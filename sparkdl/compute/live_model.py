@@ -1,7 +1,7 @@
 """The whole model in a process's memory, brought from version to version by what iterations have changed.
 
 Where all processes update all weights, each does so in the memory of its own module replica. A *change* has
-the elements that an iteration has updated (:mod:`sparkdl.rows`): all of them, or the rows of tables that a
+the elements that an iteration has updated (:mod:`sparkdl.wire.touched_rows`): all of them, or the rows of tables that a
 batch has touched. Where several processes of an executor take turns, the executor keeps the last changes as
 files, and the whole model at the beginning of the group, from which a process starts that is new or has to
 compute an earlier iteration again. What an executor lacks, the driver sends.
@@ -16,17 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl import frame
 from sparkdl.compute.local_store import LocalStore
 from sparkdl.compute.problems import LackingState, ProblemError
 from sparkdl.compute.spec import FitSpec
-from sparkdl.compute.start import Start, Version
-from sparkdl.frame import Array, Frame, Packed, Parts
-from sparkdl.held import Held, Owned, Shared
+from sparkdl.compute.start import ModelVersion, Start
 from sparkdl.nn.flat import FlatModule
-from sparkdl.optim.packed import put_state
-from sparkdl.optim.shard_optimizer import ShardOptimizer
-from sparkdl.rows import Rows
+from sparkdl.optim.shard.optimizer import ShardOptimizer
+from sparkdl.optim.shard.packed import put_state
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Array, Frame, Packed, Parts
+from sparkdl.wire.held import Held, Owned, Shared
+from sparkdl.wire.touched_rows import TouchedRows
 
 _CHANGE = "change"
 _MOST_CHANGES = 32
@@ -34,7 +34,7 @@ _MOST_CHANGES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class WeightChange:
     """What an iteration has changed.
 
     Attributes:
@@ -48,7 +48,7 @@ class Change:
         gradient: its combined gradient, if the driver wants it.
     """
 
-    rows: Rows
+    rows: TouchedRows
     params: Array
     buffers: Array
     counters: Array
@@ -85,7 +85,7 @@ class LiveModel:
     """
 
     def __init__(
-        self, spec: FitSpec, module: FlatModule, version: Version, weights: Frame, kept: Sequence[Frame]
+        self, spec: FitSpec, module: FlatModule, version: ModelVersion, weights: Frame, kept: Sequence[Frame]
     ) -> None:
         arrays = weights.arrays
         by_kind = {message.meta["kind"]: message for message in kept}
@@ -111,7 +111,7 @@ class LiveModel:
         self.gradient: Array | None = None
         self._set(version)
 
-    def _set(self, version: Version | None) -> None:
+    def _set(self, version: ModelVersion | None) -> None:
         self.version = version
         if self._shares:
             self._module.holds = version
@@ -121,7 +121,7 @@ class LiveModel:
         """Params, buffers and counters."""
         return {"params": self.params, "buffers": self.buffers, "counters": self.counters}
 
-    def is_between(self, start: Start, version: Version) -> bool:
+    def is_between(self, start: Start, version: ModelVersion) -> bool:
         """Return whether this is a version of a group that some changes lead on from."""
         own = self.version
         if own is None or (own.generation != start.generation and own != start.version):
@@ -133,7 +133,7 @@ class LiveModel:
         done = own.iteration - start.version.iteration
         return 0 <= done == len(self.reports) and own.iteration <= version.iteration
 
-    def begin_change(self) -> Version:
+    def begin_change(self) -> ModelVersion:
         """Let params and state be overwritten from now on; return the version that they were."""
         version = self.version
         if version is None:
@@ -141,11 +141,11 @@ class LiveModel:
         self._set(None)
         return version
 
-    def give_up_change(self, version: Version) -> None:
+    def give_up_change(self, version: ModelVersion) -> None:
         """Say that nothing was overwritten after all."""
         self._set(version)
 
-    def apply(self, change: Change, version: Version) -> None:
+    def apply(self, change: WeightChange, version: ModelVersion) -> None:
         """Go on to a version."""
         self._set(None)
         if not np.shares_memory(change.params, self.params):  # else it was updated in place
@@ -165,7 +165,7 @@ def bring(
     module: FlatModule,
     files: LocalStore,
     start: Start,
-    version: Version,
+    version: ModelVersion,
 ) -> LiveModel:
     """Return this process's model, brought to a version.
 
@@ -204,7 +204,7 @@ def bring(
     return live
 
 
-def _made_of(change: Change, spec: FitSpec, module: FlatModule, version: Version) -> LiveModel:
+def _made_of(change: WeightChange, spec: FitSpec, module: FlatModule, version: ModelVersion) -> LiveModel:
     """Return the model that a whole change leads to."""
     arrays = {"params": change.params, "buffers": change.buffers, "counters": change.counters}
     live = LiveModel(spec, module, version, Frame({}, arrays), [])
@@ -213,7 +213,7 @@ def _made_of(change: Change, spec: FitSpec, module: FlatModule, version: Version
     return live
 
 
-def write_change(files: LocalStore, version: Version, change: Change) -> None:
+def write_change(files: LocalStore, version: ModelVersion, change: WeightChange) -> None:
     """Leave the change that leads to a version for this executor's other processes."""
     arrays = {
         "params": change.params,
@@ -233,16 +233,16 @@ def write_change(files: LocalStore, version: Version, change: Change) -> None:
     files.write(version.part(_CHANGE), frames)
 
 
-def read_change(spec: FitSpec, files: LocalStore, version: Version) -> Change | None:
+def read_change(spec: FitSpec, files: LocalStore, version: ModelVersion) -> WeightChange | None:
     """Return the change that leads to a version, if this executor has it."""
     frames = files.read(version.part(_CHANGE))
     if frames is None:
         return None
     reports, arrays, state, *average = frames
     found = frame.unpack(arrays).arrays
-    rows = Rows.read(spec.layout, found)
+    rows = TouchedRows.read(spec.layout, found)
     kept = Shared(frame.unpack(state))
-    return Change(
+    return WeightChange(
         rows,
         found["params"],
         found["buffers"],
@@ -279,7 +279,7 @@ def changes_to_keep(slots: int, *, rows: bool) -> int:
     return min(slots, _MOST_CHANGES) + 1 if rows else 2
 
 
-def delete_outdated(files: LocalStore, start: Start, version: Version, changes: int) -> None:
+def delete_outdated(files: LocalStore, start: Start, version: ModelVersion, changes: int) -> None:
     """Delete files that neither this group nor the next one needs, except the last changes."""
 
     def outdated(name: str) -> bool:

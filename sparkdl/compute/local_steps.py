@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl.frame import Array, Frame, Parts
-from sparkdl.held import Shared
-from sparkdl.layout import ParamLayout
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import BatchLoss
 from sparkdl.optim.reduction import drive
 from sparkdl.optim.rule import UpdateRule
-from sparkdl.optim.shard_optimizer import ShardOptimizer
+from sparkdl.optim.shard.optimizer import ShardOptimizer
+from sparkdl.wire.frame import Array, Frame, Parts
+from sparkdl.wire.held import Shared
+from sparkdl.wire.layout import ParamLayout
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ import struct
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 
-from sparkdl import buffers, frame, private
-from sparkdl.frame import Buffer, Packed, Parts
 from sparkdl.keyed.arrays import LARGE, trim_all
-from sparkdl.private import local_folders
+from sparkdl.wire import buffers, frame, private
+from sparkdl.wire.frame import Buffer, Packed, Parts
+from sparkdl.wire.private import local_folders
 
 _ROOT = "sparkdl-fits"
 _DRAFT = "draft-"

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from sparkdl.compute.forward_backward import ForwardBackward
 from sparkdl.compute.worker import Worker
-from sparkdl.data.store import Token
-from sparkdl.frame import Array
+from sparkdl.data.store.partition import Token
 from sparkdl.keyed.mix import Ids
-from sparkdl.nn.embedding import EmbeddingVariable, Given, Noted, embedding_variables
+from sparkdl.nn.embedding import EmbeddingVariable, GivenRows, Noted, embedding_variables
 from sparkdl.nn.gradient import try_forward
+from sparkdl.wire.frame import Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ def lending(worker: Worker, found: Mapping[str, Sequence[Found]]) -> Iterator[Le
         yield lent
 
 
-def _given(table: EmbeddingVariable, found: Sequence[Found]) -> tuple[Given, Ids]:
+def _given(table: EmbeddingVariable, found: Sequence[Found]) -> tuple[GivenRows, Ids]:
     """Return the rows of all owners in the order of their ids, and the ids that have one."""
     width, dtype = table.store.rule.width, table.store.rule.dtype
     ids = np.concatenate([np.empty(0, np.int64), *(part.ids for part in found)])
@@ -134,4 +134,4 @@ def _given(table: EmbeddingVariable, found: Sequence[Found]) -> tuple[Given, Ids
     order = np.argsort(ids)
     ids, admitted = ids[order], admitted[order]
     leaf = torch.from_numpy(rows[places[order][admitted]]).to(table.weight.device).requires_grad_()
-    return Given(ids, np.where(admitted, np.cumsum(admitted) - 1, -1), leaf), ids[admitted]
+    return GivenRows(ids, np.where(admitted, np.cumsum(admitted) - 1, -1), leaf), ids[admitted]

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sparkdl import frame
 from sparkdl.compute.local_store import LocalStore
-from sparkdl.frame import Frame, Parts
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Frame, Parts
 
 FOLDER = "partitions"
 """Folder of these files among those of a fit."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from sparkdl.data.manifest import changed_error
+from sparkdl.data.store.manifest import changed_error
 from sparkdl.exceptions import DataError, ModelError, NonFiniteError
 
 

@@ -8,14 +8,14 @@ from typing import Any, Literal
 
 from torch import nn
 
-from sparkdl.codec import Cast, Codec, has_error_feedback
 from sparkdl.compute.local_steps import InnerRule
 from sparkdl.data.collate import Collate
 from sparkdl.data.columns import Structure, TablePlan
-from sparkdl.layout import ParamLayout
 from sparkdl.nn.numerics import Numerics
 from sparkdl.nn.objective import Objective
 from sparkdl.optim.rule import UpdateRule
+from sparkdl.wire.codec import Cast, Codec, has_error_feedback
+from sparkdl.wire.layout import ParamLayout
 
 Combine = Literal["mean", "adasum"]
 """How the gradients of the partitions become one."""

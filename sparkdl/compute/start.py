@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from sparkdl import frame
 from sparkdl.access.base import BytesRef
 from sparkdl.compute.local_store import LocalStore, decode
-from sparkdl.data.manifest import Manifest
-from sparkdl.frame import Frame, Packed
+from sparkdl.data.store.manifest import Manifest
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Frame, Packed
 
 
 @dataclass(frozen=True, slots=True)
-class Version:
+class ModelVersion:
     """Names a version of the model of a fit.
 
     Attributes:
@@ -51,7 +51,7 @@ class Start:
         changes: whether of rows of embedding variables only those stay that the group changes.
     """
 
-    version: Version
+    version: ModelVersion
     generation: int
     weights: BytesRef | None
     kept: bool
@@ -60,9 +60,9 @@ class Start:
     local: bool = True
     changes: bool = False
 
-    def after(self, steps: int) -> Version:
+    def after(self, steps: int) -> ModelVersion:
         """Return the version after some steps of the group."""
-        return Version(self.generation, self.version.iteration + steps) if steps else self.version
+        return ModelVersion(self.generation, self.version.iteration + steps) if steps else self.version
 
     @property
     def whole(self) -> bool:

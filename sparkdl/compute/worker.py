@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import torch
 
-from sparkdl import buffers
 from sparkdl._spark.tasks import task_resources
 from sparkdl.access.base import BytesRef
 from sparkdl.compute.live_model import LiveModel
@@ -26,7 +25,8 @@ from sparkdl.keyed.memory import RowMemory
 from sparkdl.nn import serialize
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.numerics import device_of_task, make_replica
-from sparkdl.private import local_folders
+from sparkdl.wire import buffers
+from sparkdl.wire.private import local_folders
 
 
 class Worker:

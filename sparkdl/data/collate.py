@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl.data.columns import ColumnPlan, Structure, TablePlan
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.frame import Array
+from sparkdl.wire.frame import Array
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkdl.data import ragged
 from sparkdl.data.columns import ColumnPlan, name_id
+from sparkdl.data.store import ragged
 from sparkdl.exceptions import DataError
-from sparkdl.frame import Array
+from sparkdl.wire.frame import Array
 
 _ADVICE = "pad or filter them; collate=Pad() of a Dataset or of Trainer.fit pads each batch"
 

@@ -15,7 +15,6 @@ import numpy as np
 from sparkdl import html
 from sparkdl.access import Access, access_to
 from sparkdl.data import sampler
-from sparkdl.data.built import Store, build_store, delete, described
 from sparkdl.data.collate import Collate, padding_of
 from sparkdl.data.columns import (
     Column,
@@ -27,13 +26,14 @@ from sparkdl.data.columns import (
     structure_of,
 )
 from sparkdl.data.elements import TorchSource, check_rdd, plan_element, plan_items, unnamed
-from sparkdl.data.manifest import check_same_rows
-from sparkdl.data.ragged import ANY, kind_of
 from sparkdl.data.schema import arrays_of, plan_dataframe
 from sparkdl.data.sources import ArraySource, DataFrameSource, Partitions, RddSource, Source
+from sparkdl.data.store.built import PartitionStore, build_store, delete, described
+from sparkdl.data.store.manifest import check_same_rows
+from sparkdl.data.store.ragged import ANY, kind_of
 from sparkdl.data.tables import check_dataframe, check_no_stream, is_pandas, plan_pandas
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.frame import Array
+from sparkdl.wire.frame import Array
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -80,7 +80,7 @@ class Dataset:
         self._num_partitions = num_partitions
         self._plan = plan
         self._peeked: dict[str, Array] | None = None
-        self._store: Store | None = None
+        self._store: PartitionStore | None = None
         self._lock = threading.RLock()
         if collate is not None and not callable(collate):
             raise ConfigError(f"collate={collate!r:.100}: expected a callable such as sparkdl.data.Pad()")
@@ -287,7 +287,7 @@ class Dataset:
                 self._peeked = rows
             return self._peeked
 
-    def store(self) -> Store:
+    def store(self) -> PartitionStore:
         """Build the partition store if it is not built yet, and return it.
 
         Raises:
@@ -308,7 +308,7 @@ class Dataset:
         return self._num_partitions
 
     @contextmanager
-    def repartitioned(self, num_partitions: int) -> Iterator[Store]:
+    def repartitioned(self, num_partitions: int) -> Iterator[PartitionStore]:
         """Build a store with another number of partitions, to stay in use if the block succeeds.
 
         The rows keep their positions in the source. The store that was in use is deleted at the end; if the

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkdl.access.base import Access, Frames, Published
-from sparkdl.data import build
 from sparkdl.data.columns import STORED_DTYPES, ColumnPlan, Structure, TablePlan, make_plan, structure_of
 from sparkdl.data.sources import Partitions, Source
+from sparkdl.data.store import build
 from sparkdl.exceptions import ConfigError, DataError, SerializationError
-from sparkdl.frame import Array
-from sparkdl.pieces import cut
+from sparkdl.wire.frame import Array
+from sparkdl.wire.pieces import cut
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.frame import Array
+from sparkdl.wire.frame import Array
 
 if TYPE_CHECKING:
     from PIL import Image

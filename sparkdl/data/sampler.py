@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from sparkdl import seeding
 from sparkdl.access.base import BytesRef
-from sparkdl.data import store
-from sparkdl.data.store import Token
-from sparkdl.frame import Array
+from sparkdl.data.store import partition as store
+from sparkdl.data.store.partition import Token
+from sparkdl.wire.frame import Array
 
 Indices = NDArray[Any]
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdl._spark.frames import frames_of
 from sparkdl.access.base import Access, Frames
-from sparkdl.data import build
 from sparkdl.data.columns import ROW_ID, TablePlan
 from sparkdl.data.sparse import hint
+from sparkdl.data.store import build
 from sparkdl.data.tables import vector_columns
 from sparkdl.exceptions import ConfigError
-from sparkdl.frame import Array
-from sparkdl.pieces import cut
+from sparkdl.wire.frame import Array
+from sparkdl.wire.pieces import cut
 
 if TYPE_CHECKING:
     from pyspark import RDD

@@ -23,7 +23,7 @@ from sparkdl.data.columns import (
 from sparkdl.data.convert import RowName, from_arrow, from_rows
 from sparkdl.data.sparse import are_vectors, check_dense, of_rows, planned, spread
 from sparkdl.exceptions import DataError
-from sparkdl.frame import Array
+from sparkdl.wire.frame import Array
 
 _Vectors = dict[str, dict[str, list[Array]]]
 """Indices and values of the rows of sparse columns, by column and part."""

@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from sparkdl import redaction
 from sparkdl.exceptions import ConfigError, DataError, ModelError
-from sparkdl.frame import Array
-from sparkdl.server import arrow_ipc
+from sparkdl.serve.server import arrow_ipc
+from sparkdl.wire.frame import Array
 
 Addresses = Sequence[str] | str | Callable[[], Sequence[str]]
 _PAUSES = (0.1, 2.0)  # seconds between two rounds over all servers: the first one, and the longest

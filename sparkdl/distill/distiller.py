@@ -17,24 +17,24 @@ from sparkdl.data.columns import ColumnLike, Columns
 from sparkdl.data.dataset import Dataset
 from sparkdl.distill.hidden import FeatureMatching, captured, check_layers, project, without_projectors
 from sparkdl.distill.losses import KD, DistillLoss, main_output
-from sparkdl.distill.rows import Given, given, name_of, teachers_of
+from sparkdl.distill.rows import TrainingRows, given, name_of, teachers_of
 from sparkdl.distill.service import ServiceAnswers
-from sparkdl.distill.soft_labels import Encoding, labelled
+from sparkdl.distill.soft_labels import LogitEncoding, labelled
 from sparkdl.distill.step import DistillStep
 from sparkdl.distill.teachers import Answering, ColumnAnswers, ModuleAnswers, Teacher
 from sparkdl.exceptions import ConfigError, ModelError, SparkdlError
-from sparkdl.frame import Array
 from sparkdl.nn.batch import call
 from sparkdl.nn.trace import explain_failure
 from sparkdl.optim.spec import Optimizers
-from sparkdl.train.config import TrainConfig
 from sparkdl.train.given import check_dataset, inputs_of
 from sparkdl.train.hooks.checkpoint import Resume
+from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.passes.dry_run import some_rows
-from sparkdl.train.passes.sweep import Reader
+from sparkdl.train.passes.sweep import BatchReader
 from sparkdl.train.result import FitResult
 from sparkdl.train.tables import Chosen
 from sparkdl.train.trainer import Trainer
+from sparkdl.wire.frame import Array
 
 Keep = int | Literal["all"] | None
 """Which logits of teachers are kept as columns: all, or so many; ``None``: they answer in each step."""
@@ -215,9 +215,9 @@ class Distiller:
                     f"is a module, from 0 to {len(self._teachers) - 1}"
                 )
 
-    def _tried(self, found: Given) -> _Tried:
+    def _tried(self, found: TrainingRows) -> _Tried:
         """Try student and teachers on the first rows, on the driver."""
-        batch = Reader.of(found.data).batch(some_rows(found.data))
+        batch = BatchReader.of(found.data).batch(some_rows(found.data))
         names = [name for loss in self._hidden for name in loss.layers]
         student = copy.deepcopy(self.student).eval()
         output, ours = _outputs(
@@ -259,12 +259,12 @@ class Distiller:
 
     # -- what it trains with --------------------------------------------------------------------
 
-    def _kept(self, found: Given, tried: _Tried) -> tuple[Dataset, DistillStep]:
+    def _kept(self, found: TrainingRows, tried: _Tried) -> tuple[Dataset, DistillStep]:
         """Return the rows with soft labels, and the step that reads them."""
         shape, temperature = tried.shape, getattr(self._loss, "temperature", 1.0)
         top_k = self._keep if isinstance(self._keep, int) and self._keep < shape[-1] else None
         asked = {
-            number: (teacher, Encoding(f"soft{number}", shape, top_k, temperature))
+            number: (teacher, LogitEncoding(f"soft{number}", shape, top_k, temperature))
             for number, teacher in enumerate(found.teachers)
             if _is_asked(teacher)
         }

@@ -37,7 +37,7 @@ def teachers_of(given: Any) -> list[AnyTeacher]:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class TrainingRows:
     """Rows to train on, and how teachers find what they read.
 
     Attributes:
@@ -56,7 +56,7 @@ class Given:
 @contextmanager
 def given(
     data: Any, validation: Any, chosen: Chosen, teachers: Sequence[AnyTeacher], seed: int
-) -> Iterator[Given]:
+) -> Iterator[TrainingRows]:
     """Make Datasets of DataFrames, with the columns of teachers as entries of the label.
 
     Args:
@@ -92,7 +92,7 @@ def given(
             name: stack.enter_context(chosen.dataset(one)) if is_frame(one) else one
             for name, one in several.items()
         }
-        yield Given(
+        yield TrainingRows(
             data,
             sets if isinstance(validation, Mapping) else sets[""],
             [

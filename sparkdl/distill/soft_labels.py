@@ -16,29 +16,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparkdl import frame, seeding
+from sparkdl import seeding
 from sparkdl._spark.tasks import task_resources
 from sparkdl.access.base import Access, BytesRef, Frames, Published
-from sparkdl.data import store
 from sparkdl.data.collate import Collate
 from sparkdl.data.columns import ColumnPlan, Structure, TablePlan
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.sources import Partitions, Source
-from sparkdl.data.store import StoreBatch, Token
+from sparkdl.data.store import partition as store
+from sparkdl.data.store.partition import StoreBatch, Token
 from sparkdl.distill.teachers import Answering
 from sparkdl.exceptions import ModelError
-from sparkdl.frame import Array, Parts
 from sparkdl.nn import serialize
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.numerics import device_of_task
-from sparkdl.train.passes.sweep import Reader, located, rows_per_batch
+from sparkdl.train.passes.sweep import BatchReader, located, rows_per_batch
 from sparkdl.train.resources import threads_per_task
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Array, Parts
 
 _LARGEST_SHORT = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
-class Encoding:
+class LogitEncoding:
     """How a teacher's logits become columns, and logits again.
 
     Attributes:
@@ -114,8 +115,8 @@ class Labelling:
         seed: of random numbers of the Dataset's transform.
     """
 
-    teachers: Sequence[tuple[Answering, Encoding]]
-    reader: Reader
+    teachers: Sequence[tuple[Answering, LogitEncoding]]
+    reader: BatchReader
     batch_size: int
     seed: int
 
@@ -251,7 +252,7 @@ class Beside:
 
 def labelled(
     data: Dataset,
-    teachers: Sequence[tuple[Answering, Encoding]],
+    teachers: Sequence[tuple[Answering, LogitEncoding]],
     unused: frozenset[str],
     first: Mapping[str, Array],
     seed: int,
@@ -281,7 +282,7 @@ def labelled(
     if collate is not None:
         left = label if label.kind != "dict" else Structure("dict", tuple(before.values()), tuple(before))
         collate = Beside(collate, left, tuple(added))
-    labelling = Labelling(teachers, Reader.of(data), rows_per_batch(data, None), seed)
+    labelling = Labelling(teachers, BatchReader.of(data), rows_per_batch(data, None), seed)
     peeked = data.peek()
     count = len(next(iter(peeked.values())))
     peeked = peeked | {key: array[:count] for key, array in first.items()}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sparkdl.distill.hidden import FeatureMatching, captured, projectors_of
 from sparkdl.distill.losses import DistillLoss, TeacherOutput, main_output
-from sparkdl.distill.soft_labels import Encoding
+from sparkdl.distill.soft_labels import LogitEncoding
 from sparkdl.distill.teachers import Answering, ModuleAnswers
 from sparkdl.nn.batch import Batch, call
 
@@ -34,7 +34,7 @@ class DistillStep(nn.Module):
         loss: DistillLoss,
         hidden: Sequence[FeatureMatching] = (),
         teachers: Sequence[Answering] = (),
-        kept: Sequence[tuple[float, Encoding]] = (),
+        kept: Sequence[tuple[float, LogitEncoding]] = (),
     ) -> None:
         super().__init__()
         self.loss, self.hidden = loss, nn.ModuleList(hidden)

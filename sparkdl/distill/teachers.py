@@ -15,8 +15,8 @@ from sparkdl.data.columns import ColumnLike, Columns, Structure, structure_of
 from sparkdl.distill.losses import main_output
 from sparkdl.exceptions import ConfigError
 from sparkdl.nn.batch import Batch, call
-from sparkdl.nn.saved.reading import read_model
-from sparkdl.nn.saved.trust import Entry
+from sparkdl.saved.reading import read_model
+from sparkdl.saved.trust import Entry
 
 Outputs = Literal["logits", "probabilities"]
 """What a teacher gives: probabilities of classes; or logits, and other values, compared as they are."""

@@ -19,7 +19,7 @@ _OUTPUTS = (("transformers.utils.generic", "ModelOutput"),)
 _MODELS = (("transformers.modeling_utils", "PreTrainedModel"), ("peft.peft_model", "PeftModel"))
 
 
-class Rows(Protocol):
+class BatchLike(Protocol):
     """A batch, as :class:`sparkdl.nn.batch.Batch`."""
 
     @property
@@ -80,7 +80,7 @@ def with_loss(result: Any) -> Any:
     return {**loss, "output": plain(result)}
 
 
-def own_step(module: nn.Module, batch: Rows) -> Any:
+def own_step(module: nn.Module, batch: BatchLike) -> Any:
     """Run a model on a batch with its label, so that it computes its own loss.
 
     A label column is the argument ``labels``; label columns by name are arguments by these names.

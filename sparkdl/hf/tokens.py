@@ -25,7 +25,7 @@ _NO_LIMIT = 1_000_000  # transformers writes 1e30 where there is none
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class UserTokenizer:
     """A tokeniser as the user gave it.
 
     Attributes:
@@ -43,7 +43,7 @@ class Given:
     padding_side: str = "right"
 
 
-def given(tokenizer: Any) -> Given:
+def given(tokenizer: Any) -> UserTokenizer:
     """Read a tokeniser.
 
     Args:
@@ -57,7 +57,7 @@ def given(tokenizer: Any) -> Given:
         return _of_path(Path(tokenizer))
     if hasattr(tokenizer, "to_str") and hasattr(tokenizer, "encode_batch"):
         text = tokenizer.to_str()
-        return Given(text, _padding_of(json.loads(text)))
+        return UserTokenizer(text, _padding_of(json.loads(text)))
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise ConfigError(
@@ -73,7 +73,7 @@ def given(tokenizer: Any) -> Given:
     return _with_settings(backend.to_str(), settings)
 
 
-def _of_path(path: Path) -> Given:
+def _of_path(path: Path) -> UserTokenizer:
     file = path / _FILE if path.is_dir() else path
     try:
         text = file.read_text(encoding="utf-8")
@@ -87,13 +87,13 @@ def _of_path(path: Path) -> Given:
     return _with_settings(text, found)
 
 
-def _with_settings(text: str, settings: Mapping[str, Any]) -> Given:
+def _with_settings(text: str, settings: Mapping[str, Any]) -> UserTokenizer:
     pad = settings.get("pad_token")
     pad = pad.get("content") if isinstance(pad, Mapping) else pad
     names = settings.get("model_input_names") or INPUTS[:2]
     limit = settings.get("model_max_length")
     bounded = isinstance(limit, int | float) and 0 < limit < _NO_LIMIT
-    return Given(
+    return UserTokenizer(
         text,
         pad or _padding_of(json.loads(text)),
         tuple(name for name in INPUTS if name in names),
@@ -111,7 +111,7 @@ def _padding_of(content: Mapping[str, Any]) -> str | None:
 
 
 @dataclass(frozen=True)
-class Encoding:
+class TokenEncoding:
     """Turns texts into columns of token numbers.
 
     Attributes:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl.frame import Array
+from sparkdl.wire.frame import Array
 
 _LEAST = 64
 _LEAST_BYTES = 64 << 10

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.frame import Array
 from sparkdl.keyed.entries import ROW
 from sparkdl.keyed.mix import Ids, mix, pages_of
-from sparkdl.keyed.store import Store
+from sparkdl.keyed.store import EntryStore
+from sparkdl.wire.frame import Array
 
 CELLS = 256
 """Counters of a page: a byte of a hash chooses one."""
@@ -73,7 +73,7 @@ class CountingBloom:
         return mixed.astype("<u8", copy=False).view(np.uint8)[:, : self.hashes]
 
 
-class Waiting(NamedTuple):
+class LookupCounts(NamedTuple):
     """What look-ups of ids without an entry have led to.
 
     Attributes:
@@ -87,14 +87,14 @@ class Waiting(NamedTuple):
 
 def count(
     bloom: CountingBloom,
-    store: Store,
+    store: EntryStore,
     ids: Ids,
     counts: NDArray[np.int64],
     iteration: int,
     *,
     least: int,
     max_age: int | None,
-) -> Waiting:
+) -> LookupCounts:
     """Count look-ups of ids that have no entry.
 
     A page is an entry of ``store``: its count is how many of its ids wait for a row. The result does not
@@ -131,7 +131,7 @@ def count(
     store.admit(numbers[~old], {ROW: values[~old]})
     store.write(numbers[old], {ROW: values[old]})
     store.note(numbers, waiting, iteration)
-    return Waiting(total, int(waiting.sum()) - before)
+    return LookupCounts(total, int(waiting.sum()) - before)
 
 
 def dtype_for(least: int) -> np.dtype[np.unsignedinteger]:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl.frame import Array
 from sparkdl.keyed.arrays import InMemory
 from sparkdl.keyed.entries import ROW
+from sparkdl.wire.frame import Array
 
 BLOCK = 1 << 17
 """What is done with all rows is done with so many at a time."""

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl.frame import Array
 from sparkdl.keyed.mix import Ids, owners
+from sparkdl.wire.frame import Array
 
 _OWN = ("ids", "counts", "last", "admitted", "gone", "gone_at")
 _PAGES = "pages."

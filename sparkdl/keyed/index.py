@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl.frame import Array
 from sparkdl.keyed.mix import Ids, mix
+from sparkdl.wire.frame import Array
 
 _LEAST = 64
 _FULL, _RENEWED = 0.75, 0.6

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import save
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.frame import Array
 from sparkdl.keyed.mix import Ids
+from sparkdl.wire.frame import Array
 
 MARK = "tables.json"
 ROWS_PER_FILE = 1 << 20
@@ -38,7 +38,7 @@ _DTYPES = {"I64": np.int64, "F32": np.float32, "F64": np.float64}
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class ExportedRows:
     """The rows of a table, to be written.
 
     Attributes:
@@ -53,7 +53,7 @@ class Rows:
 
 
 def write_rows(
-    folder: str | os.PathLike[str], tables: Mapping[str, Rows], per_file: int = ROWS_PER_FILE
+    folder: str | os.PathLike[str], tables: Mapping[str, ExportedRows], per_file: int = ROWS_PER_FILE
 ) -> None:
     """Write the rows of tables; so many at a time are in memory.
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl.frame import Array
 from sparkdl.keyed.arrays import InMemory
 from sparkdl.keyed.columns import BLOCK
 from sparkdl.keyed.mix import Ids, mix
+from sparkdl.wire.frame import Array
 
 _LEAST = 64
 _MISSING = -1
 _MOST_SHORT = np.iinfo(np.int32).max
 
 
-class Slots:
+class SlotTable:
     """A hash table with linear probing, searched and filled for many ids at a time."""
 
     def __init__(self) -> None:

@@ -8,11 +8,11 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl.frame import Array
 from sparkdl.keyed.arrays import InMemory
 from sparkdl.keyed.columns import BLOCK, FreshState, Held, Places, blocks
 from sparkdl.keyed.mix import Ids
-from sparkdl.keyed.slots import Slots, compact
+from sparkdl.keyed.slots import SlotTable, compact
+from sparkdl.wire.frame import Array
 
 _NONE = -1
 
@@ -47,7 +47,7 @@ class Counted(NamedTuple):
     before: NDArray[np.int64]
 
 
-class Store(Protocol):
+class EntryStore(Protocol):
     """Entries by number: 0 for the first id that was added, 1 for the next, and so on."""
 
     @property
@@ -127,7 +127,7 @@ class MemoryStore:
     """
 
     def __init__(self, width: int, dtype: np.dtype[np.generic]) -> None:
-        self._slots = Slots()
+        self._slots = SlotTable()
         self._counts, self._last, self._places = (InMemory(np.int64) for _ in range(3))
         self._columns = Held(width, dtype)
 

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl.frame import Array
 from sparkdl.keyed import bloom
 from sparkdl.keyed.bloom import CELLS, CountingBloom
 from sparkdl.keyed.columns import FreshState, Places, blocks
 from sparkdl.keyed.entries import ROW, Entries
 from sparkdl.keyed.memory import RowMemory
 from sparkdl.keyed.mix import Ids, initial_rows
-from sparkdl.keyed.store import MemoryStore, Store
+from sparkdl.keyed.store import EntryStore, MemoryStore
 from sparkdl.keyed.tiers import TieredStore
+from sparkdl.wire.frame import Array
 
 HOT = 100
 """Iterations: an id that was looked up within the last ones is hot."""
@@ -93,7 +93,7 @@ class KeyedTable:
         self._logged = 0
         self._recent: tuple[Ids, Places] = np.empty(0, np.int64), np.empty(0, np.int64)
         width, dtype = self.rule.width, np.dtype(self.rule.dtype)
-        self._store: Store = (
+        self._store: EntryStore = (
             MemoryStore(width, dtype) if self._memory is None else TieredStore(width, dtype, self._memory)
         )
         rule = self.rule

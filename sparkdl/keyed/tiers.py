@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl.frame import Array
 from sparkdl.keyed.arrays import Grown, Numbers
 from sparkdl.keyed.columns import FreshState, Places, blocks
 from sparkdl.keyed.entries import ROW
@@ -27,6 +26,7 @@ from sparkdl.keyed.memory import RowMemory
 from sparkdl.keyed.mix import Ids, distinct
 from sparkdl.keyed.slots import compact
 from sparkdl.keyed.store import Counted, Told
+from sparkdl.wire.frame import Array
 
 _HEAD = 16
 """Bytes of a record before its row: the id; twice the count, and 1 if there is a row."""
@@ -36,7 +36,7 @@ _MOST = np.iinfo(np.int32).max // 2  # the file has twice as many places
 
 
 class TieredStore:
-    """Entries of which memory holds a part; see :class:`~sparkdl.keyed.store.Store`.
+    """Entries of which memory holds a part; see :class:`~sparkdl.keyed.store.EntryStore`.
 
     Args:
         width: elements of a row.

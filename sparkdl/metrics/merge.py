@@ -17,10 +17,10 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities.data import dim_zero_cat, dim_zero_max, dim_zero_mean, dim_zero_min, dim_zero_sum
 
-from sparkdl import frame
 from sparkdl.exceptions import ConfigError
-from sparkdl.frame import Array, Frame
 from sparkdl.metrics.spec import AnyMetric, leaves, scores
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Array, Frame
 
 State = Tensor | list[Tensor]
 _PARTS = 3  # some metrics merge two parts, and no more

@@ -10,50 +10,50 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sparkdl.ml.embedding import EmbeddingModel as EmbeddingModel
-    from sparkdl.ml.estimator import TorchClassifier as TorchClassifier
-    from sparkdl.ml.estimator import TorchEstimator as TorchEstimator
-    from sparkdl.ml.estimator import TorchRegressor as TorchRegressor
-    from sparkdl.ml.hf import HFDecoder as HFDecoder
-    from sparkdl.ml.hf import HFTokenizer as HFTokenizer
-    from sparkdl.ml.images import ImageToTensor as ImageToTensor
-    from sparkdl.ml.loading import load as load
-    from sparkdl.ml.model import TorchClassificationModel as TorchClassificationModel
-    from sparkdl.ml.model import TorchModel as TorchModel
-    from sparkdl.ml.model import TorchRegressionModel as TorchRegressionModel
-    from sparkdl.ml.persistence import allow_pickle as allow_pickle
-    from sparkdl.ml.persistence import save as save
-    from sparkdl.ml.series import TimeSeriesEstimator as TimeSeriesEstimator
-    from sparkdl.ml.series import TimeSeriesModel as TimeSeriesModel
-    from sparkdl.ml.summary import TrainingSummary as TrainingSummary
-    from sparkdl.ml.tabular import TabularEncoder as TabularEncoder
-    from sparkdl.ml.tabular import TabularEncoderModel as TabularEncoderModel
-    from sparkdl.ml.text import TextIndexer as TextIndexer
-    from sparkdl.ml.text import TextIndexerModel as TextIndexerModel
-    from sparkdl.ml.trusting import trust as trust
+    from sparkdl.ml.estimators.estimator import TorchClassifier as TorchClassifier
+    from sparkdl.ml.estimators.estimator import TorchEstimator as TorchEstimator
+    from sparkdl.ml.estimators.estimator import TorchRegressor as TorchRegressor
+    from sparkdl.ml.estimators.model import TorchClassificationModel as TorchClassificationModel
+    from sparkdl.ml.estimators.model import TorchModel as TorchModel
+    from sparkdl.ml.estimators.model import TorchRegressionModel as TorchRegressionModel
+    from sparkdl.ml.estimators.summary import TrainingSummary as TrainingSummary
+    from sparkdl.ml.persistence.loading import load as load
+    from sparkdl.ml.persistence.saving import allow_pickle as allow_pickle
+    from sparkdl.ml.persistence.saving import save as save
+    from sparkdl.ml.persistence.trusting import trust as trust
+    from sparkdl.ml.series.stage import TimeSeriesEstimator as TimeSeriesEstimator
+    from sparkdl.ml.series.stage import TimeSeriesModel as TimeSeriesModel
+    from sparkdl.ml.stages.embedding import EmbeddingModel as EmbeddingModel
+    from sparkdl.ml.stages.hf import HFDecoder as HFDecoder
+    from sparkdl.ml.stages.hf import HFTokenizer as HFTokenizer
+    from sparkdl.ml.stages.images import ImageToTensor as ImageToTensor
+    from sparkdl.ml.stages.tabular import TabularEncoder as TabularEncoder
+    from sparkdl.ml.stages.tabular import TabularEncoderModel as TabularEncoderModel
+    from sparkdl.ml.stages.text import TextIndexer as TextIndexer
+    from sparkdl.ml.stages.text import TextIndexerModel as TextIndexerModel
 
 _HOME = {
-    "EmbeddingModel": "sparkdl.ml.embedding",
-    "HFDecoder": "sparkdl.ml.hf",
-    "HFTokenizer": "sparkdl.ml.hf",
-    "ImageToTensor": "sparkdl.ml.images",
-    "TabularEncoder": "sparkdl.ml.tabular",
-    "TabularEncoderModel": "sparkdl.ml.tabular",
-    "TextIndexer": "sparkdl.ml.text",
-    "TextIndexerModel": "sparkdl.ml.text",
-    "TimeSeriesEstimator": "sparkdl.ml.series",
-    "TimeSeriesModel": "sparkdl.ml.series",
-    "TorchClassificationModel": "sparkdl.ml.model",
-    "TorchClassifier": "sparkdl.ml.estimator",
-    "TorchEstimator": "sparkdl.ml.estimator",
-    "TorchModel": "sparkdl.ml.model",
-    "TorchRegressionModel": "sparkdl.ml.model",
-    "TorchRegressor": "sparkdl.ml.estimator",
-    "TrainingSummary": "sparkdl.ml.summary",
-    "allow_pickle": "sparkdl.ml.persistence",
-    "load": "sparkdl.ml.loading",
-    "save": "sparkdl.ml.persistence",
-    "trust": "sparkdl.ml.trusting",
+    "EmbeddingModel": "sparkdl.ml.stages.embedding",
+    "HFDecoder": "sparkdl.ml.stages.hf",
+    "HFTokenizer": "sparkdl.ml.stages.hf",
+    "ImageToTensor": "sparkdl.ml.stages.images",
+    "TabularEncoder": "sparkdl.ml.stages.tabular",
+    "TabularEncoderModel": "sparkdl.ml.stages.tabular",
+    "TextIndexer": "sparkdl.ml.stages.text",
+    "TextIndexerModel": "sparkdl.ml.stages.text",
+    "TimeSeriesEstimator": "sparkdl.ml.series.stage",
+    "TimeSeriesModel": "sparkdl.ml.series.stage",
+    "TorchClassificationModel": "sparkdl.ml.estimators.model",
+    "TorchClassifier": "sparkdl.ml.estimators.estimator",
+    "TorchEstimator": "sparkdl.ml.estimators.estimator",
+    "TorchModel": "sparkdl.ml.estimators.model",
+    "TorchRegressionModel": "sparkdl.ml.estimators.model",
+    "TorchRegressor": "sparkdl.ml.estimators.estimator",
+    "TrainingSummary": "sparkdl.ml.estimators.summary",
+    "allow_pickle": "sparkdl.ml.persistence.saving",
+    "load": "sparkdl.ml.persistence.loading",
+    "save": "sparkdl.ml.persistence.saving",
+    "trust": "sparkdl.ml.persistence.trusting",
 }
 
 __all__ = [

@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from sparkdl import redaction, summary
-from sparkdl.ml.observers import Note, add_to_every_fit, remove_from_every_fit
+from sparkdl.ml.estimators.observers import Note, add_to_every_fit, remove_from_every_fit
 from sparkdl.mlflow.flavour import log_model
 from sparkdl.summary.mlflow import MLflow, automatic_hooks
 from sparkdl.summary.params import flatten

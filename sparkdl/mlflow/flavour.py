@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl._version import __version__
 from sparkdl.exceptions import ConfigError
-from sparkdl.ml.local import save_local
-from sparkdl.ml.served import MODELS, ServedModel, read_fitted
+from sparkdl.ml.persistence.local import save_local
 from sparkdl.mlflow.schema import example_of, signature_of
-from sparkdl.nn.saved.trust import Entry
+from sparkdl.saved.trust import Entry
+from sparkdl.serve.served import MODELS, ServedModel, read_fitted
 
 if TYPE_CHECKING:
     from mlflow.models.model import Model, ModelInfo

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.ml.model import TorchModel
+from sparkdl.ml.estimators.model import TorchModel
 from sparkdl.mlflow.flavour import log_model
-from sparkdl.train.passes.sweep import Reader
+from sparkdl.train.passes.sweep import BatchReader
 from sparkdl.train.run import Run
 
 
@@ -32,7 +32,7 @@ def log_module(run: Run) -> None:
         )
     with torch.random.fork_rng(devices=[]):
         rows = {key: np.array(values) for key, values in run.data.peek().items()}
-        inputs: Any = Reader.of_features(run.data).batch(rows).inputs
+        inputs: Any = BatchReader.of_features(run.data).batch(rows).inputs
     model = TorchModel.from_module(
         run.trained_module(run.averaged()), example=inputs, featuresCols=_columns(run, inputs)
     )

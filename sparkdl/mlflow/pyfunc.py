@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import torch
 
-from sparkdl.ml.served import ServedModel
+from sparkdl.serve.served import ServedModel
 
 
 class PyFunc:

@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 
 from sparkdl.data.columns import ColumnPlan
-from sparkdl.data.ragged import ANY
 from sparkdl.data.sparse import of_row
+from sparkdl.data.store.ragged import ANY
 from sparkdl.exceptions import DataError
-from sparkdl.ml.outputs import Output
-from sparkdl.ml.served import ServedModel
+from sparkdl.ml.stages.outputs import OutputColumn
+from sparkdl.serve.served import ServedModel
 from sparkdl.table.encoding import Kind, TableEncoding
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _type_of(plan: ColumnPlan) -> Any:
     return found
 
 
-def _result(output: Output) -> Any:
+def _result(output: OutputColumn) -> Any:
     from mlflow.types import DataType
     from mlflow.types.schema import Array
 

@@ -22,7 +22,7 @@ Mode = Literal["sum", "mean", "max"]
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
-class Source(Protocol):
+class RowSource(Protocol):
     """Where the rows of a forward pass come from."""
 
     def __call__(self, table: EmbeddingVariable, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -31,7 +31,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class GivenRows:
     """Rows of some ids, as a leaf that gets their gradient.
 
     Attributes:
@@ -174,7 +174,7 @@ class EmbeddingVariable(nn.Module):
         self.min_norm, self.evict_every, self.counters = min_norm, evict_every, counters
         self.weight = nn.Parameter(torch.zeros(1, embedding_dim, dtype=dtype))
         self.store = KeyedTable(rule)
-        self._source: Source | None = None
+        self._source: RowSource | None = None
 
     def select(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return for each id the number of its row in a matrix, and this matrix.
@@ -214,7 +214,7 @@ class EmbeddingVariable(nn.Module):
         return functional.embedding(places, rows)
 
     @contextmanager
-    def reading(self, source: Source) -> Iterator[None]:
+    def reading(self, source: RowSource) -> Iterator[None]:
         """Take rows from somewhere else for a while."""
         before, self._source = self._source, source
         try:
@@ -222,7 +222,7 @@ class EmbeddingVariable(nn.Module):
         finally:
             self._source = before
 
-    def read_from(self, source: Source) -> None:
+    def read_from(self, source: RowSource) -> None:
         """Take rows from somewhere else from now on."""
         self._source = source
 

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from sparkdl.exceptions import ModelError
-from sparkdl.frame import Array
-from sparkdl.layout import ParamLayout, TensorSpec
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.module_buffers import BufferVector, writable_buffers
 from sparkdl.nn.parameters import layout_of, sparse_tables, trainable
+from sparkdl.wire.frame import Array
+from sparkdl.wire.layout import ParamLayout, TensorPlace
 
 T = TypeVar("T")
 
@@ -264,7 +264,7 @@ class FlatModule:
         return work()
 
 
-def _scatter(tensors: Sequence[torch.Tensor], specs: Sequence[TensorSpec], flat: Array) -> None:
+def _scatter(tensors: Sequence[torch.Tensor], specs: Sequence[TensorPlace], flat: Array) -> None:
     for tensor, spec in zip(tensors, specs, strict=True):
         values = np.array(flat[spec.offset : spec.end])  # a copy: torch wants writable memory
         tensor.copy_(torch.from_numpy(values).view(spec.shape))

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from sparkdl.frame import Array
-from sparkdl.layout import TensorSpec
+from sparkdl.wire.frame import Array
+from sparkdl.wire.layout import TensorPlace
 
 
 def as_real(buffer: torch.Tensor) -> torch.Tensor:
@@ -31,7 +31,7 @@ class BufferVector:
     """Buffers of a module, read and written as one vector."""
 
     def __init__(
-        self, module: nn.Module, specs: Sequence[TensorSpec], dtype: torch.dtype, device: torch.device
+        self, module: nn.Module, specs: Sequence[TensorPlace], dtype: torch.dtype, device: torch.device
     ) -> None:
         owners = {
             f"{prefix}.{name}" if prefix else name: (layer._buffers, name)

@@ -17,10 +17,10 @@ import torch
 from torch import nn
 
 from sparkdl.exceptions import ConfigError, ModelError
-from sparkdl.layout import ParamLayout
 from sparkdl.nn.batch import Batch, map_tensors
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.recompute import recompute
+from sparkdl.wire.layout import ParamLayout
 
 T = TypeVar("T")
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from sparkdl.exceptions import ModelError
-from sparkdl.layout import ParamLayout, lay_out
 from sparkdl.nn.module_buffers import as_real
+from sparkdl.wire.layout import ParamLayout, lay_out
 
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 

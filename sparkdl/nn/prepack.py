@@ -27,12 +27,12 @@ def prepack(module: nn.Module) -> nn.Module:
         for part in module.modules():
             if type(part) is nn.Linear and part.weight.dtype is torch.float32 and part.weight.is_cpu:
                 # A layer's own attribute precedes its class's method, and hooks stay what they are.
-                part.forward = _Forward.of(part)  # type: ignore[method-assign]
+                part.forward = _PackedForward.of(part)  # type: ignore[method-assign]
     return module
 
 
 @dataclass(frozen=True, slots=True)
-class _Forward:
+class _PackedForward:
     """The forward pass of a linear layer."""
 
     weight: Tensor
@@ -40,10 +40,10 @@ class _Forward:
     packed: Tensor
 
     @staticmethod
-    def of(linear: nn.Linear) -> _Forward:
+    def of(linear: nn.Linear) -> _PackedForward:
         weight = linear.weight.detach()
         bias = None if linear.bias is None else linear.bias.detach()
-        return _Forward(weight, bias, torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()))
+        return _PackedForward(weight, bias, torch.ops.mkldnn._reorder_linear_weight(weight.contiguous()))
 
     def __call__(self, input: Tensor) -> Tensor:
         if (

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.frame import Array
+from sparkdl.wire.frame import Array
 
 _COLUMNS = ("batch", "rows", "iteration")
 _SCORE, _TOTAL = "score.", "total."

@@ -17,13 +17,13 @@ from torch import nn
 
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
-from sparkdl.ml.local import save_local
-from sparkdl.ml.model import TorchModel
-from sparkdl.ml.persistence import described
+from sparkdl.ml.estimators.model import TorchModel
+from sparkdl.ml.persistence.local import save_local
+from sparkdl.ml.persistence.saving import described
 from sparkdl.nn.embedding import embedding_variables
-from sparkdl.nn.saved.changes import write_changes
-from sparkdl.nn.saved.published import LONGEST, POINTER, Chains, Change, Current, changes_name, name_of
-from sparkdl.train.checkpoint.store import Path, Store, join
+from sparkdl.saved.changes import write_changes
+from sparkdl.saved.published import LONGEST, POINTER, Chains, ChangesFile, Current, changes_name, name_of
+from sparkdl.train.checkpoint.store import CheckpointStore, Path, join
 
 _DRAFT = re.compile(
     r"\.(version-[0-9]{8,}|changes-[0-9]{8,}-[0-9]{8,}\.safetensors|current\.json)\.[0-9a-f]{32}", re.ASCII
@@ -76,7 +76,7 @@ class Publisher:
                 raise ConfigError(f"Publisher({name}={count!r}): expected an integer of at least 1")
         if model is not None and not callable(model):
             raise ConfigError(f"Publisher(model={model!r:.100}): expected a callable from module to model")
-        self._store = Store(path)
+        self._store = CheckpointStore(path)
         self._root = self._store.root
         self._make = model
         self._seconds, self._batches, self._keep = seconds or 0.0, batches, keep
@@ -161,7 +161,7 @@ class Publisher:
         if self._make is None:
             raise ConfigError("Publisher(model=None): say how to make a model of the module")
         self._store.make(self._root)
-        target, changes = self._full(iteration), tuple[Change, ...]()
+        target, changes = self._full(iteration), tuple[ChangesFile, ...]()
         if not self._store.local or not self._store.exists(target):
             model = self._make(module)
             changes = self._write_changes(model.module, iteration)
@@ -190,7 +190,7 @@ class Publisher:
             )
         last = self.current()
         changes = tuple(
-            Change(since, until, self._store.digest(join(self._root, changes_name(since, until))))
+            ChangesFile(since, until, self._store.digest(join(self._root, changes_name(since, until))))
             for since, until in chains.leading_to(iteration)
         )
         self._point(Current(iteration, last.batches if last is not None else 0, time.time(), changes))
@@ -200,7 +200,7 @@ class Publisher:
                 self._delete(name)
         return there[iteration]
 
-    def _write_changes(self, module: nn.Module, iteration: int) -> tuple[Change, ...]:
+    def _write_changes(self, module: nn.Module, iteration: int) -> tuple[ChangesFile, ...]:
         """Write what has changed since the version before; return the changes that lead to this one.
 
         Returns:
@@ -221,7 +221,7 @@ class Publisher:
         if data is None:
             return ()
         self._delete_drafts()
-        change = Change(last.iteration, iteration, hashlib.sha256(data).hexdigest())
+        change = ChangesFile(last.iteration, iteration, hashlib.sha256(data).hexdigest())
         chain = (*last.changes, change)
         if 2 * len(Current(iteration, changes=chain).to_json()) > LONGEST:  # nobody reads a longer one
             return ()
@@ -290,7 +290,7 @@ class _Published:
     """A version that this program has published."""
 
     iteration: int
-    changes: tuple[Change, ...]
+    changes: tuple[ChangesFile, ...]
     shapes: dict[str, tuple[int, ...]]
 
 

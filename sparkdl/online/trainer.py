@@ -27,11 +27,11 @@ from sparkdl.online.publisher import Publisher
 from sparkdl.online.query import OnlineQuery
 from sparkdl.train.checkpoint import CheckpointFolder, Path, latest, load_weights, read_point
 from sparkdl.train.checkpoint.resume import ResumePoint
-from sparkdl.train.checkpoint.store import Store, join
+from sparkdl.train.checkpoint.store import CheckpointStore, join
 from sparkdl.train.hooks.checkpoint import Checkpoint
-from sparkdl.train.options import integer_option, trigger_option
+from sparkdl.train.options.checks import integer_option, trigger_option
+from sparkdl.train.options.triggers import MaxEpoch, Trigger
 from sparkdl.train.trainer import Trainer
-from sparkdl.train.triggers import MaxEpoch, Trigger
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -98,7 +98,7 @@ class OnlineTrainer:
         self.publisher = publisher
         self._keep = integer_option("OnlineTrainer", "keep", keep, 1)
         self._history = integer_option("OnlineTrainer", "history", history, 1)
-        self._store = Store(folder)
+        self._store = CheckpointStore(folder)
         self._commits = self._store.outside(join(self._store.root, "commits"))
         self._commit = Commit(self._commits)
         self._begin, self._given_score, self._mix = begin, score, mix

@@ -7,8 +7,8 @@ from sparkdl.optim.groups import ParamGroup, bias_and_norm
 from sparkdl.optim.lamb import LAMB
 from sparkdl.optim.lars import LARS
 from sparkdl.optim.lbfgs import LBFGS
-from sparkdl.optim.shard_optimizer import ShardOptimizer
-from sparkdl.optim.shardable import check_shardable
+from sparkdl.optim.shard.optimizer import ShardOptimizer
+from sparkdl.optim.shard.shardable import check_shardable
 from sparkdl.optim.spec import OptimizerSpec, optimizer_spec
 from sparkdl.optim.staleness import Staleness
 

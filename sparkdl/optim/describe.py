@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparkdl.layout import ParamLayout, lay_out
-from sparkdl.optim.shard_optimizer import ShardOptimizer
+from sparkdl.optim.shard.optimizer import ShardOptimizer
 from sparkdl.optim.spec import OptimizerSpec
+from sparkdl.wire.layout import ParamLayout, lay_out
 
 
 def describe_optimizer(spec: OptimizerSpec) -> dict[str, Any]:

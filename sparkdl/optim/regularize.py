@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.layout import ParamLayout
-from sparkdl.optim.segments import segments
+from sparkdl.optim.shard.segments import segments
+from sparkdl.wire.layout import ParamLayout
 
 
 @dataclass(frozen=True, slots=True)

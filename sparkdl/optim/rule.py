@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sparkdl.optim.clip import Clip
 from sparkdl.optim.reduction import Reduction
 from sparkdl.optim.regularize import regularize
-from sparkdl.optim.shard_optimizer import ShardOptimizer, Touched
+from sparkdl.optim.shard.optimizer import ShardOptimizer, Touched
 from sparkdl.optim.spec import OptimizerSpec
 from sparkdl.optim.staleness import LATE, Staleness, elements_with_gradient, joined
 

@@ -141,7 +141,7 @@ class OptimizerSpec:
 
         Returns:
             Plain values by name, to be given to :meth:`ShardOptimizer.update
-            <sparkdl.optim.shard_optimizer.ShardOptimizer.update>`; empty for a group without changes.
+            <sparkdl.optim.shard.optimizer.ShardOptimizer.update>`; empty for a group without changes.
             What a scheduler keeps in the group for itself is left out.
         """
         return tuple(

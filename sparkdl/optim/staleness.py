@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from sparkdl import seeding
 from sparkdl.exceptions import ConfigError
-from sparkdl.layout import ParamLayout
-from sparkdl.optim.segments import segments
-from sparkdl.rows import row_width
+from sparkdl.optim.shard.segments import segments
+from sparkdl.wire.layout import ParamLayout
+from sparkdl.wire.touched_rows import row_width
 
 LATE = "late"
 """Name of the gradient that waits, in the state of each weight and row."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.ml.rowwise import quoted
+from sparkdl.ml.stages.rowwise import quoted
 from sparkdl.recsys.checks import check_columns, check_integer, check_new, one_group
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.ml.rowwise import find_field, quoted
+from sparkdl.ml.stages.rowwise import find_field, quoted
 from sparkdl.recsys import xxh64
 from sparkdl.recsys.checks import check_columns, check_integer, check_new
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from sparkdl.data.columns import tensor_metadata
 from sparkdl.exceptions import DataError
-from sparkdl.ml.rowwise import find_field, quoted
+from sparkdl.ml.stages.rowwise import find_field, quoted
 from sparkdl.recsys.checks import check_columns, check_integer, check_new
 from sparkdl.recsys.splits import time_order
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparkdl.exceptions import DataError
-from sparkdl.ml.rowwise import find_field, quoted
+from sparkdl.ml.stages.rowwise import find_field, quoted
 from sparkdl.recsys.checks import check_columns, check_integer, check_new, one_group
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.ml.rowwise import find_field, quoted
+from sparkdl.ml.stages.rowwise import find_field, quoted
 from sparkdl.recsys.checks import check_columns, check_integer, check_new
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.ml.rowwise import quoted
+from sparkdl.ml.stages.rowwise import quoted
 from sparkdl.recsys.checks import check_columns, check_integer
 
 if TYPE_CHECKING:

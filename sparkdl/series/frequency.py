@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.frame import Array
+from sparkdl.wire.frame import Array
 
 _SECOND = 1_000_000  # times are microseconds since 1970
 _FIXED = {

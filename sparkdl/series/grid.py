@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from sparkdl.exceptions import DataError
-from sparkdl.frame import Array
 from sparkdl.series.layout import Layout
 from sparkdl.series.scaling import scale_of
+from sparkdl.wire.frame import Array
 
 _MOST_EMPTY = 1000  # steps of a gap for each row of the series: a frequency that is too fine makes more
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.frame import Array
+from sparkdl.wire.frame import Array
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 
 from sparkdl.data.tables import check_dataframe, check_no_stream
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.frame import Array
 from sparkdl.series.grid import Series, on_grid
 from sparkdl.series.layout import Layout
+from sparkdl.wire.frame import Array
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

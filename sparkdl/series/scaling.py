@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from sparkdl.frame import Array
+from sparkdl.wire.frame import Array
 
 Scaling = Literal["standard", "mean", "none"]
 SCALINGS = ("standard", "mean", "none")

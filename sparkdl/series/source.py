@@ -13,14 +13,14 @@ from sparkdl.access.base import Access, Frames
 from sparkdl.data.columns import ColumnPlan, Structure, TablePlan
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.sources import Partitions, Source
-from sparkdl.data.store import StoreBatch, Token, write_partition
-from sparkdl.data.windows import windows_of
+from sparkdl.data.store.partition import StoreBatch, Token, write_partition
+from sparkdl.data.store.windows import windows_of
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.frame import Array
-from sparkdl.private import local_folders
 from sparkdl.series.grid import Series, scaled
 from sparkdl.series.layout import STATIC, TARGET, Layout
 from sparkdl.series.panel import ID, check_columns, grouped, series_of
+from sparkdl.wire.frame import Array
+from sparkdl.wire.private import local_folders
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -11,7 +11,7 @@ from torch import nn
 
 if TYPE_CHECKING:
     from sparkdl.allreduce.kept import Snapshot
-from sparkdl.train.passes.sweep import Reader
+from sparkdl.train.passes.sweep import BatchReader
 from sparkdl.train.run import Run
 
 
@@ -24,7 +24,7 @@ def example(run: Run, snapshot: Snapshot | None = None) -> tuple[nn.Module, tupl
     """
     with torch.random.fork_rng(devices=[]):
         rows = {key: np.array(values) for key, values in run.data.peek().items()}
-        inputs: Any = Reader.of_features(run.data).batch(rows).inputs
+        inputs: Any = BatchReader.of_features(run.data).batch(rows).inputs
     module = run.trained_module(snapshot).eval()
     if isinstance(inputs, Mapping):
         return _ByPosition(module, tuple(inputs)), tuple(inputs.values())

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from sparkdl.train.options.triggers import Trigger
 from sparkdl.train.state import TrainState
-from sparkdl.train.triggers import Trigger
 
 
 class Thinning(Trigger):

@@ -15,7 +15,7 @@ from sparkdl.summary.params import params
 from sparkdl.train.history import json_line
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.hooks.target import Target
-from sparkdl.train.triggers import Trigger
+from sparkdl.train.options.triggers import Trigger
 
 if TYPE_CHECKING:
     from sparkdl.train.run import Run

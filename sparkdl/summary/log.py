@@ -10,7 +10,7 @@ from sparkdl import attempts
 from sparkdl.summary.ending import ending
 from sparkdl.summary.interval import Interval
 from sparkdl.train.hooks.base import Hook
-from sparkdl.train.triggers import EverySeconds, Trigger
+from sparkdl.train.options.triggers import EverySeconds, Trigger
 
 if TYPE_CHECKING:
     from sparkdl.train.run import Run

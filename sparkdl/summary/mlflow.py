@@ -21,7 +21,7 @@ from sparkdl.summary.interval import Interval, Thinning
 from sparkdl.summary.params import params
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.hooks.of_run import add_to_every_run, remove_from_every_run
-from sparkdl.train.triggers import Trigger
+from sparkdl.train.options.triggers import Trigger
 
 if TYPE_CHECKING:
     from sparkdl.train.run import Run

@@ -14,13 +14,13 @@ import numpy as np
 import torch
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.frame import Array
 from sparkdl.summary.example import example
 from sparkdl.summary.interval import Interval, Thinning
 from sparkdl.summary.params import params
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.hooks.target import Target
-from sparkdl.train.triggers import Trigger
+from sparkdl.train.options.triggers import Trigger
+from sparkdl.wire.frame import Array
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

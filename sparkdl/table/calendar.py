@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from sparkdl.frame import Array
+from sparkdl.wire.frame import Array
 
 Part = Literal["weekday", "month", "hour"]
 PARTS: tuple[Part, ...] = get_args(Part)

@@ -1,6 +1,6 @@
 """What a table's columns become: standardised numbers and numbered categories.
 
-A :class:`TableEncoding` is fitted by :mod:`sparkdl.ml.tabular`. It is plain data: it is saved as JSON, and
+A :class:`TableEncoding` is fitted by :mod:`sparkdl.ml.stages.tabular`. It is plain data: it is saved as JSON, and
 encodes Arrow columns in the tasks of a Spark job and, without Spark, for a model that is served.
 """
 
@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.frame import Array
 from sparkdl.table.calendar import PARTS, Part, part_of
+from sparkdl.wire.frame import Array
 
 OTHER = 0
 """Number of the category for rare and unseen values."""

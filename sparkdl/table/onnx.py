@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.frame import Array
 from sparkdl.table.calendar import Part
 from sparkdl.table.encoding import FIRST, MISSING, OTHER, Category, Number, TableEncoding
+from sparkdl.wire.frame import Array
 
 _PREFIX = "module/"
 _DAY = 86400.0

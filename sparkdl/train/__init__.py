@@ -1,22 +1,17 @@
 """Training: the loop, its state, triggers that end it and hooks that it calls."""
 
 from sparkdl.allreduce.kept import Snapshot
-from sparkdl.codec import Int8, TopK
-from sparkdl.train.averaging import EMA, SWA
 from sparkdl.train.checkpoint import latest, load_weights
-from sparkdl.train.config import TrainConfig
-from sparkdl.train.elastic import Elastic
 from sparkdl.train.history import History
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.hooks.callbacks import EarlyStopping, Freeze, GradientNorms, Unfreeze
 from sparkdl.train.hooks.checkpoint import Checkpoint
 from sparkdl.train.hooks.live import LivePlot
-from sparkdl.train.local_steps import LocalSteps
-from sparkdl.train.planning.cluster_plan import ClusterPlan, Estimate
-from sparkdl.train.planning.plan import plan
-from sparkdl.train.result import FitResult
-from sparkdl.train.run import Run
-from sparkdl.train.schedule import (
+from sparkdl.train.options.averaging import EMA, SWA
+from sparkdl.train.options.config import TrainConfig
+from sparkdl.train.options.elastic import Elastic
+from sparkdl.train.options.local_steps import LocalSteps
+from sparkdl.train.options.schedule import (
     PerEpoch,
     PerIteration,
     linear_scaling,
@@ -25,10 +20,8 @@ from sparkdl.train.schedule import (
     sequence,
     warmup,
 )
-from sparkdl.train.state import TrainState
-from sparkdl.train.stragglers import DropStragglers
-from sparkdl.train.trainer import Trainer
-from sparkdl.train.triggers import (
+from sparkdl.train.options.stragglers import DropStragglers
+from sparkdl.train.options.triggers import (
     EveryEpoch,
     EveryIterations,
     EverySeconds,
@@ -41,6 +34,13 @@ from sparkdl.train.triggers import (
     Plateaued,
     Trigger,
 )
+from sparkdl.train.planning.cluster_plan import ClusterPlan, Estimate
+from sparkdl.train.planning.plan import plan
+from sparkdl.train.result import FitResult
+from sparkdl.train.run import Run
+from sparkdl.train.state import TrainState
+from sparkdl.train.trainer import Trainer
+from sparkdl.wire.codec import Int8, TopK
 
 __all__ = [
     "EMA",

@@ -9,13 +9,13 @@ from torch import nn
 from sparkdl.allreduce.state import ModelState
 from sparkdl.data.dataset import Dataset
 from sparkdl.train.checkpoint.resume import ResumePoint
-from sparkdl.train.config import TrainConfig
 from sparkdl.train.epochs import Epochs
 from sparkdl.train.history import History
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.interrupt import interruptible
 from sparkdl.train.leaving import ErrorsCarryResult, result_of, unless_under_way
 from sparkdl.train.loop import Loop
+from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.passes.validation import Monitor
 from sparkdl.train.passes.validator import Validator
 from sparkdl.train.recipe import Recipe

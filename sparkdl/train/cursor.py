@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl import frame
 from sparkdl.access.base import Access
 from sparkdl.compute.worker import FitRef
-from sparkdl.data import store
 from sparkdl.data.sampler import CursorRef, Place
-from sparkdl.data.store import Token
-from sparkdl.frame import Array, Parts
+from sparkdl.data.store import partition as store
+from sparkdl.data.store.partition import Token
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Array, Parts
 
 
 @dataclass(frozen=True, slots=True)

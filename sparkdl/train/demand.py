@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
 
-from sparkdl.train.costs import Carrier, Kind, Surroundings, exchange_seconds, moves, worth
-from sparkdl.train.elastic import Elastic
+from sparkdl.train.options.elastic import Elastic
+from sparkdl.train.planning.costs import Carrier, Kind, Surroundings, exchange_seconds, moves, worth
 from sparkdl.train.planning.model import Line
 
 _log = logging.getLogger("sparkdl")

@@ -9,14 +9,14 @@ import numpy as np
 from sparkdl.access.base import Access, Published
 from sparkdl.compute.worker import FitRef
 from sparkdl.data import sampler
-from sparkdl.data.built import Store
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.sampler import Place
+from sparkdl.data.store.built import PartitionStore
 from sparkdl.exceptions import ConfigError
-from sparkdl.frame import Array
 from sparkdl.train.cursor import Cursor, Unvisited
 from sparkdl.train.passes.sweep import sweep
 from sparkdl.train.state import TrainState
+from sparkdl.wire.frame import Array
 
 
 class Epochs:
@@ -42,7 +42,7 @@ class Epochs:
         self._name = name
         self._cursors: list[Cursor] = []
         self._counts: Sequence[int] = data.store().rows
-        self.store: Store = data.store()
+        self.store: PartitionStore = data.store()
         self.cursor: Cursor | None = None
 
     def steps(self, batch_size: int) -> int:

@@ -10,10 +10,10 @@ from sparkdl.data.sampler import Place
 from sparkdl.exceptions import ConfigError
 from sparkdl.train.epochs import Epochs
 from sparkdl.train.hooks.calls import HookCalls
+from sparkdl.train.options.stragglers import Deadlines
 from sparkdl.train.run import Run
 from sparkdl.train.scheduled import ScheduledHyper
 from sparkdl.train.state import TrainState
-from sparkdl.train.stragglers import Deadlines
 
 
 class Forecast:

@@ -17,11 +17,11 @@ from sparkdl.hf.outputs import is_model, own_step, takes_by_name
 from sparkdl.nn.lightning import LightningSchedule, is_lightning
 from sparkdl.nn.objective import Loss, LossObjective, Objective, Step, StepObjective
 from sparkdl.optim.spec import OptimizerSpec
-from sparkdl.train.config import TrainConfig
-from sparkdl.train.elastic import Elastic
 from sparkdl.train.hooks.of_run import check_hooks
+from sparkdl.train.options.config import TrainConfig
+from sparkdl.train.options.elastic import Elastic
+from sparkdl.train.options.schedule import PerEpoch, PerIteration, Schedule
 from sparkdl.train.passes.validation import Monitor
-from sparkdl.train.schedule import PerEpoch, PerIteration, Schedule
 from sparkdl.train.scheduled import ScheduledHyper
 from sparkdl.train.tables import is_frame
 

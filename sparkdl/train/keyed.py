@@ -10,12 +10,12 @@ from typing import Any
 from torch import nn
 
 from sparkdl.exceptions import ConfigError, ModelError
-from sparkdl.layout import ParamLayout
 from sparkdl.nn.embedding import embedding_variables
-from sparkdl.optim.lazy_rows import check_lazy
+from sparkdl.optim.shard.lazy_rows import check_lazy
 from sparkdl.optim.spec import OptimizerSpec
-from sparkdl.train.config import TrainConfig
 from sparkdl.train.hooks.callbacks import EarlyStopping
+from sparkdl.train.options.config import TrainConfig
+from sparkdl.wire.layout import ParamLayout
 
 
 def check_keyed(

@@ -18,20 +18,20 @@ from sparkdl.exceptions import DataError, TaskError
 from sparkdl.keyed.entries import Entries
 from sparkdl.train.ahead import Ahead
 from sparkdl.train.checkpoint.resume import ResumePoint
-from sparkdl.train.costs import Kind
 from sparkdl.train.demand import Demand
-from sparkdl.train.elastic import Elastic, Watch
 from sparkdl.train.epochs import Epochs
 from sparkdl.train.forecast import Forecast
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.hooks.calls import HookCalls
 from sparkdl.train.keyed import Counters
+from sparkdl.train.options.elastic import Elastic, PartitionWatch
+from sparkdl.train.options.stragglers import Deadlines
 from sparkdl.train.passes.validator import Validator
-from sparkdl.train.recovery import Commit, Recovery
+from sparkdl.train.planning.costs import Kind
+from sparkdl.train.recovery import CommittedModel, Recovery
 from sparkdl.train.result import StoppedBy
 from sparkdl.train.run import Run
 from sparkdl.train.scheduled import ScheduledHyper
-from sparkdl.train.stragglers import Deadlines
 
 _log = logging.getLogger("sparkdl")
 
@@ -74,7 +74,7 @@ class Loop:
         self._ahead = Ahead(self._recovery, config.iterations_per_job)
         self._epochs = epochs
         rules, jobs = Elastic.of(config.elastic), run.data.access.jobs
-        self._watch = Watch(rules, run.data.access.count_executors) if rules is not None else None
+        self._watch = PartitionWatch(rules, run.data.access.count_executors) if rules is not None else None
         self._demand: Demand | None = None
         if rules is not None and rules.asks and jobs is not None:
             kind: Kind = "sharded" if engine.plan.weights_bytes else "replicated"
@@ -149,7 +149,9 @@ class Loop:
     def _go_on_from(self, point: ResumePoint) -> None:
         """Give weights and the state of the shards back, to as many shards as there are now."""
         kept = point.kept_for(self.run.layout, self._engine.plan.shards)
-        self._recovery.restart(Commit(point.snapshot, point.average_buffers, [kept], point.state.iteration))
+        self._recovery.restart(
+            CommittedModel(point.snapshot, point.average_buffers, [kept], point.state.iteration)
+        )
 
     def write_shards(self, folder: str, since: int = 0) -> dict[str, str]:
         """Let executors write the state of the shards; return sha256 by file name.

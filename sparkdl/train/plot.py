@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from sparkdl.frame import Array
+from sparkdl.wire.frame import Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -17,26 +17,26 @@ from torch import nn
 from sparkdl.allreduce.choose import Wanted
 from sparkdl.allreduce.kept import Snapshot
 from sparkdl.allreduce.update.shard import reductions
-from sparkdl.codec import codec_of, has_error_feedback
 from sparkdl.compute.local_steps import InnerRule
 from sparkdl.compute.spec import FitSpec
 from sparkdl.data.columns import Structure
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError, ModelError
-from sparkdl.layout import ParamLayout, TensorSpec
 from sparkdl.nn import serialize
 from sparkdl.nn.flat import write_back
 from sparkdl.nn.objective import Objective
 from sparkdl.nn.parameters import dense_tables, layout_of, nothing_to_train, sparse_tables, trainable
 from sparkdl.optim import OptimizerSpec, check_shardable, optimizer_spec
 from sparkdl.optim.describe import describe_optimizer
-from sparkdl.optim.packed import lazy_groups, sparse_groups
 from sparkdl.optim.rule import UpdateRule
+from sparkdl.optim.shard.packed import lazy_groups, sparse_groups
 from sparkdl.optim.spec import Optimizers
 from sparkdl.optim.staleness import Staleness
 from sparkdl.train.checkpoint.setting import setting_of
-from sparkdl.train.config import TrainConfig
 from sparkdl.train.keyed import check_keyed, rules_of
+from sparkdl.train.options.config import TrainConfig
+from sparkdl.wire.codec import codec_of, has_error_feedback
+from sparkdl.wire.layout import ParamLayout, TensorPlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,5 +305,5 @@ def _check_fits(module: nn.Module, layout: ParamLayout) -> None:
             )
 
 
-def _say(tensor: TensorSpec | None) -> str:
+def _say(tensor: TensorPlace | None) -> str:
     return f"{tensor.name}{list(tensor.shape)}" if tensor else "nothing"

@@ -25,8 +25,8 @@ from sparkdl.allreduce.row_layers import complete, stacked
 from sparkdl.allreduce.state import ModelState
 from sparkdl.compute.stragglers import Allowance
 from sparkdl.exceptions import TaskError
-from sparkdl.frame import Array, Frame
 from sparkdl.keyed.entries import Entries
+from sparkdl.wire.frame import Array, Frame
 
 _SHARE = 0.03
 """Commits take at most this share of the time, unless ``commit_every`` says otherwise."""
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class CommittedModel:
     """A copy, on the driver, of all that an iteration leaves for the next.
 
     Attributes:
@@ -80,7 +80,7 @@ class Recovery:
     window: float
     failures: int = 0
     _before: ModelState | None = None
-    _commit: Commit | None = None
+    _commit: CommittedModel | None = None
     _since: list[Step] = field(default_factory=list)
     _seconds: float = 0.0
     _commit_seconds: float = 0.0
@@ -133,7 +133,7 @@ class Recovery:
         self._commit = None
         self._since.clear()
 
-    def restart(self, commit: Commit) -> None:
+    def restart(self, commit: CommittedModel) -> None:
         """Go on from a commit, with as many shards as the stepper has now.
 
         Raises:
@@ -260,7 +260,7 @@ class Recovery:
                 rest = rest[len(self._step(rest)) :]
                 self.let_go()
 
-    def _restored(self, commit: Commit) -> ModelState:
+    def _restored(self, commit: CommittedModel) -> ModelState:
         return self.engine.restore(commit.snapshot, commit.kept, commit.average_buffers, commit.iteration)
 
     def _is_due(self) -> bool:
@@ -282,7 +282,7 @@ class Recovery:
             _log.warning("no commit after %s: %s", self._since[-1], error)
             return
         iteration = self._since[-1].iteration + 1
-        self._commit = Commit(snapshot, model.average_buffers, layers, iteration)
+        self._commit = CommittedModel(snapshot, model.average_buffers, layers, iteration)
         self._since.clear()
         # The time between two commits counts, not that of the first iteration, in which processes start.
         self._seconds, self._commit_seconds = 0.0, perf_counter() - begin

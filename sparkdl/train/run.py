@@ -12,15 +12,15 @@ from torch import nn
 
 from sparkdl.allreduce.kept import Snapshot
 from sparkdl.exceptions import ConfigError
-from sparkdl.frame import Array
 from sparkdl.keyed.entries import Entries
-from sparkdl.layout import ParamLayout
 from sparkdl.nn.embedding import embedding_variables, fill
 from sparkdl.train import shown
 from sparkdl.train.checkpoint.mark import Base
-from sparkdl.train.config import TrainConfig
 from sparkdl.train.history import History
+from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.state import TrainState
+from sparkdl.wire.frame import Array
+from sparkdl.wire.layout import ParamLayout
 
 if TYPE_CHECKING:
     from sparkdl.allreduce.outcome import Outcome

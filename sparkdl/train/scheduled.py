@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from sparkdl.exceptions import ConfigError
 from sparkdl.optim.spec import OptimizerSpec
-from sparkdl.train.schedule import PerEpoch, PerIteration, Schedule, SchedulerFactory, check_factory
+from sparkdl.train.options.schedule import PerEpoch, PerIteration, Schedule, SchedulerFactory, check_factory
 
 
 class ScheduledHyper:

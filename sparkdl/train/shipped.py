@@ -15,13 +15,13 @@ from sparkdl.allreduce.cluster import Cluster, SparkCluster
 from sparkdl.allreduce.engine import Engine
 from sparkdl.allreduce.state import Weights
 from sparkdl.compute.worker import FitRef
-from sparkdl.data.built import Store
 from sparkdl.data.columns import Structure
 from sparkdl.data.dataset import Dataset
+from sparkdl.data.store.built import PartitionStore
 from sparkdl.nn import serialize
 from sparkdl.nn.flat import FlatModule
-from sparkdl.train.config import TrainConfig
 from sparkdl.train.leaving import unless_under_way
+from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.recipe import Recipe
 from sparkdl.train.resources import task_profile, threads_per_task
 
@@ -46,7 +46,7 @@ class Shipped:
     """
 
     access: Access
-    store: Store
+    store: PartitionStore
     fit: FitRef
     sent: Published
     profile: Any

@@ -9,8 +9,8 @@ from torch import nn
 
 from sparkdl import html
 from sparkdl.nn import shown
-from sparkdl.train.config import TrainConfig
 from sparkdl.train.history import History
+from sparkdl.train.options.config import TrainConfig
 
 _LARGE = (480, 96)
 """Size of a line that one looks at while it grows, in pixels."""

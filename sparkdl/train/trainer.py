@@ -18,7 +18,6 @@ from sparkdl.nn.lightning import from_lightning
 from sparkdl.nn.objective import Loss, Objective, Step
 from sparkdl.optim.spec import Optimizers
 from sparkdl.train.assembled import loop_of_run, train_to_the_end
-from sparkdl.train.config import TrainConfig
 from sparkdl.train.epochs import Epochs
 from sparkdl.train.given import (
     check_dataset,
@@ -33,7 +32,8 @@ from sparkdl.train.given import (
 from sparkdl.train.hooks.checkpoint import Resume, find_resume_point, of_attempt
 from sparkdl.train.hooks.of_run import hooks_of
 from sparkdl.train.leaving import ErrorsCarryResult
-from sparkdl.train.options import integer_option
+from sparkdl.train.options.checks import integer_option
+from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.passes.dry_run import dry_run
 from sparkdl.train.passes.predict import run_prediction
 from sparkdl.train.passes.validation import Validation, check_validation, validation_sets

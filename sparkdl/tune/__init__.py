@@ -11,13 +11,13 @@ if find_spec("optuna") is None:
     raise ImportError("sparkdl.tune searches with the optuna package: pip install optuna, or sparkdl[tune]")
 
 from sparkdl.tune.estimator import TorchTuner, TorchTunerModel
-from sparkdl.tune.halving import ASHA, Hyperband, SuccessiveHalving
 from sparkdl.tune.loggers import MLflowTrials, TensorBoardHParams, TrialLogger
-from sparkdl.tune.moves import Go, Outline, Scheduler
-from sparkdl.tune.pbt import PBT
 from sparkdl.tune.result import BestTrial, SearchResult
+from sparkdl.tune.schedulers.halving import ASHA, Hyperband, SuccessiveHalving
+from sparkdl.tune.schedulers.moves import Go, Outline, Scheduler
+from sparkdl.tune.schedulers.pbt import PBT
+from sparkdl.tune.schedulers.stopping import FIFO, MedianStopping, Pruned
 from sparkdl.tune.space import choice, lograndint, loguniform, quniform, randint, uniform
-from sparkdl.tune.stopping import FIFO, MedianStopping, Pruned
 from sparkdl.tune.trial import Trial
 from sparkdl.tune.tuner import Tuner
 

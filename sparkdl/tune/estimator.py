@@ -11,10 +11,10 @@ from pyspark.ml.util import MLReadable, MLReader, MLWritable
 from pyspark.sql import DataFrame
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.ml.base import FitsTorch
-from sparkdl.ml.params import value_of
-from sparkdl.ml.sparsity import settled
-from sparkdl.ml.stored import explained
+from sparkdl.ml.estimators.base import FitsTorch
+from sparkdl.ml.estimators.sparsity import settled
+from sparkdl.ml.params.columns import value_of
+from sparkdl.ml.persistence.stored import explained
 from sparkdl.train.trainer import Trainer
 from sparkdl.tune import saving
 from sparkdl.tune.result import BestTrial, SearchResult

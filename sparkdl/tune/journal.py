@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, get_args
 
-from sparkdl import frame
 from sparkdl.exceptions import ConfigError
-from sparkdl.private import make_folder, opener
-from sparkdl.tune.advance import Advanced, Ending
+from sparkdl.tune.running.advance import Advanced, Ending
+from sparkdl.wire import frame
+from sparkdl.wire.private import make_folder, opener
 
 _LINES = "search.jsonl"
 _FORMAT = 1

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparkdl import seeding
-from sparkdl.frame import Array
+from sparkdl.wire.frame import Array
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RowShare:
     """Some of the rows: those between two shares of them in an order drawn from a seed, or all others.
 
     Attributes:
@@ -39,12 +39,12 @@ class Part:
         return np.flatnonzero(~inside if self.others else inside)
 
 
-def share(fraction: float, seed: int) -> tuple[Part, Part]:
+def share(fraction: float, seed: int) -> tuple[RowShare, RowShare]:
     """Return the rows for training, and the share of them for validation."""
-    return Part(0.0, fraction, True, seed), Part(0.0, fraction, False, seed)
+    return RowShare(0.0, fraction, True, seed), RowShare(0.0, fraction, False, seed)
 
 
-def folds(count: int, seed: int) -> list[tuple[Part, Part]]:
+def folds(count: int, seed: int) -> list[tuple[RowShare, RowShare]]:
     """Return the rows for training and those for validation of each fold."""
     bounds = [(fold / count, (fold + 1) / count) for fold in range(count)]
-    return [(Part(a, b, True, seed), Part(a, b, False, seed)) for a, b in bounds]
+    return [(RowShare(a, b, True, seed), RowShare(a, b, False, seed)) for a, b in bounds]

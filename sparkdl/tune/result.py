@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
-from sparkdl import frame, html
+from sparkdl import html
 from sparkdl.exceptions import ConfigError
 from sparkdl.train.checkpoint import load_weights
 from sparkdl.tune import shown
-from sparkdl.tune.advance import unpacked_in
+from sparkdl.tune.running.advance import unpacked_in
 from sparkdl.tune.trial import Trial, best_first, schedule_of
+from sparkdl.wire import frame
 
 if TYPE_CHECKING:
     import pandas as pd

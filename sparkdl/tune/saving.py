@@ -14,15 +14,15 @@ from optuna.distributions import BaseDistribution, distribution_to_json, json_to
 from pyspark.ml.util import MLReader
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.ml import estimator as estimators
-from sparkdl.ml import model as models
-from sparkdl.ml.stored import ParamsWriter, check_class, explained, read_metadata
-from sparkdl.nn.saved.metadata import check_seal
-from sparkdl.tune.halving import ASHA, Hyperband, SuccessiveHalving
-from sparkdl.tune.moves import Scheduler
-from sparkdl.tune.pbt import PBT
+from sparkdl.ml.estimators import estimator as estimators
+from sparkdl.ml.estimators import model as models
+from sparkdl.ml.persistence.stored import ParamsWriter, check_class, explained, read_metadata
+from sparkdl.saved.metadata import check_seal
 from sparkdl.tune.result import BestTrial, SearchResult
-from sparkdl.tune.stopping import FIFO, MedianStopping
+from sparkdl.tune.schedulers.halving import ASHA, Hyperband, SuccessiveHalving
+from sparkdl.tune.schedulers.moves import Scheduler
+from sparkdl.tune.schedulers.pbt import PBT
+from sparkdl.tune.schedulers.stopping import FIFO, MedianStopping
 from sparkdl.tune.trial import Trial
 
 SEARCH = "search"

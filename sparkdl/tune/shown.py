@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparkdl import html
-from sparkdl.train.hooks.live import Output, in_notebook
+from sparkdl.train.hooks.live import NotebookOutput, in_notebook
 from sparkdl.train.hooks.progress import open_bar
 from sparkdl.tune.trial import Trial, best_first, names_of
 
@@ -55,7 +55,7 @@ def _cells(trials: Sequence[Trial], metric: str, mode: str) -> tuple[list[str], 
     return ["trial", "status", "epochs", metric, *names], rows
 
 
-class Progress:
+class SearchProgress:
     """Shows a search that runs: a table in notebooks, a bar and a last table in terminals and log files.
 
     Args:
@@ -67,7 +67,7 @@ class Progress:
     def __init__(self, metric: str, mode: str, name: str) -> None:
         self._metric, self._mode, self._name = metric, mode, name
         self._bar: Any = None
-        self._output = Output()
+        self._output = NotebookOutput()
 
     def update(self, trials: Sequence[Trial], epochs: int) -> None:
         """Show what is known after a rung."""

@@ -18,27 +18,27 @@ from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
 from sparkdl.train.given import check_dataset
 from sparkdl.train.interrupt import interruptible
-from sparkdl.train.options import integer_option
+from sparkdl.train.options.checks import integer_option
 from sparkdl.train.passes.validation import validation_sets
 from sparkdl.train.tables import Chosen, datasets_of
 from sparkdl.train.trainer import Trainer
 from sparkdl.tune import parts
-from sparkdl.tune.alone import check_alone
-from sparkdl.tune.distributed import ClusterRunner
 from sparkdl.tune.journal import Journal
 from sparkdl.tune.loggers import TrialLogger
-from sparkdl.tune.moves import Outline, Scheduler
 from sparkdl.tune.result import BestTrial, SearchResult
-from sparkdl.tune.retried import Retried
-from sparkdl.tune.rows import shared
-from sparkdl.tune.runners import Folds, TaskRunner, pool
+from sparkdl.tune.running.alone import check_alone
+from sparkdl.tune.running.distributed import ClusterRunner
+from sparkdl.tune.running.retried import Retried
+from sparkdl.tune.running.runners import Folds, TaskRunner, pool
+from sparkdl.tune.running.shared_rows import shared
+from sparkdl.tune.running.watch import SearchWatch
 from sparkdl.tune.sampling import Asker, sampler_of
+from sparkdl.tune.schedulers.moves import Outline, Scheduler
+from sparkdl.tune.schedulers.stopping import FIFO, Pruned
 from sparkdl.tune.search import Runner, Search
-from sparkdl.tune.shown import Progress
+from sparkdl.tune.shown import SearchProgress
 from sparkdl.tune.space import Space
-from sparkdl.tune.stopping import FIFO, Pruned
 from sparkdl.tune.views import divided_datasets
-from sparkdl.tune.watch import Watch
 
 Train = Callable[[dict[str, Any]], Trainer]
 """From params to a Trainer; called on the driver."""
@@ -274,13 +274,13 @@ class Tuner:
             journal = stack.enter_context(Journal(self.folder, setting, resume))
             runner = stack.enter_context(self._runner(data, sets, divided))
             interrupted = stack.enter_context(interruptible("the rungs that run"))
-            watch = Watch(
+            watch = SearchWatch(
                 interrupted=interrupted,
                 timeout=self.timeout,
                 refit=self.refit,
                 retried=retried,
                 loggers=self.loggers,
-                progress=Progress(self.metric, self.mode, self.name) if self.progress else None,
+                progress=SearchProgress(self.metric, self.mode, self.name) if self.progress else None,
             )
             search = Search(
                 asker=asker,

@@ -6,17 +6,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from sparkdl import frame, seeding
+from sparkdl import seeding
 from sparkdl.access.base import Access, Frames
-from sparkdl.data import store
 from sparkdl.data.columns import TablePlan
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.sources import Partitions, Source
-from sparkdl.data.store import Token
-from sparkdl.frame import Array, Parts
-from sparkdl.tune.parts import Part
+from sparkdl.data.store import partition as store
+from sparkdl.data.store.partition import Token
+from sparkdl.tune.parts import RowShare
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Array, Parts
 
-Pair = tuple[Part | None, Part | None]
+Pair = tuple[RowShare | None, RowShare | None]
 
 
 @contextmanager
@@ -31,7 +32,7 @@ def divided_datasets(data: Dataset, pairs: Sequence[Pair]) -> Iterator[list[tupl
     """
     made: list[Dataset] = []
 
-    def view(part: Part) -> Dataset:
+    def view(part: RowShare) -> Dataset:
         count = len(data.store().partitions)
         found = Dataset(
             data.spark,
@@ -65,7 +66,7 @@ class _PartSource(Source):
         part: which of its rows.
     """
 
-    def __init__(self, data: Dataset, part: Part) -> None:
+    def __init__(self, data: Dataset, part: RowShare) -> None:
         self._data, self._part = data, part
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
@@ -85,7 +86,7 @@ class _Select:
         part: which rows.
     """
 
-    part: Part
+    part: RowShare
 
     def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
         """Yield the token of the part."""

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from sparkdl import frame
 from sparkdl._spark.frames import key, keyed_by
 from sparkdl.access.base import RESULT, STATE
 from sparkdl.access.gathered import LACKING, AtHome, Gathered, by_executor
-from sparkdl.pieces import PIECE_BYTES, joined
+from sparkdl.wire import frame
+from sparkdl.wire.pieces import PIECE_BYTES, joined
 
 LONG = bytes(range(256)) * (PIECE_BYTES // 100)
 

@@ -22,7 +22,7 @@ from torch import nn
 
 from sparkdl import Dataset, Trainer
 from sparkdl.access import access_to, models_in
-from sparkdl.access.connect.rows import Rows
+from sparkdl.access.connect.rows import ConnectFrames
 from sparkdl.exceptions import ConfigError, TaskError
 from sparkdl.nn import EmbeddingVariable
 from sparkdl.optim import LAMB, ClipByNorm
@@ -324,8 +324,8 @@ def test_a_session_that_sets_no_conf_is_taken_as_it_is(tmp_path: Path) -> None:
 
 
 def test_jobs_that_read_the_source_anew_get_as_many_rows_at_a_time() -> None:
-    source = Rows(lambda: None, rows_per_batch=7)  # type: ignore[arg-type, return-value]
-    task = Rows(lambda: None, parent=source)  # type: ignore[arg-type, return-value]
+    source = ConnectFrames(lambda: None, rows_per_batch=7)  # type: ignore[arg-type, return-value]
+    task = ConnectFrames(lambda: None, parent=source)  # type: ignore[arg-type, return-value]
     assert (source.batch, task.batch) == (7, 7)
     source.stays = True
     assert (source.batch, task.batch) == (7, None)

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.codec import Int8, TopK, codec_of, decode, encode, has_error_feedback
 from sparkdl.exceptions import ConfigError
+from sparkdl.wire.codec import Int8, TopK, codec_of, decode, encode, has_error_feedback
 
 FLOATS = st.floats(-(2.0**127), 2.0**127, width=32)
 VALUES = arrays.arrays(np.float32, st.integers(0, 40), elements=FLOATS)

@@ -23,8 +23,8 @@ from sparkdl import Trainer
 from sparkdl._spark.jobs import FrameJobs
 from sparkdl.allreduce.choose import Wanted
 from sparkdl.exceptions import ConfigError, ModelError
-from sparkdl.layout import ParamLayout, lay_out
 from sparkdl.train import EveryEpoch, Hook, MaxIteration, Run
+from sparkdl.wire.layout import ParamLayout, lay_out
 
 TWO = partitioned([130, 110])
 FIVE = partitioned([60, 50, 55, 45, 40])

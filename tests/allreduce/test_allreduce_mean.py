@@ -7,13 +7,13 @@ from support.data import read_only
 
 from sparkdl.allreduce.update import gradients
 from sparkdl.allreduce.update.buffers import weighted_drift
-from sparkdl.allreduce.update.gradients import NonFiniteMeanError, Part, weighted_mean
-from sparkdl.held import Owned, Shared
+from sparkdl.allreduce.update.gradients import NonFiniteMeanError, PartitionGradient, weighted_mean
+from sparkdl.wire.held import Owned, Shared
 
 
 def part_of(source, weight, values):
     """A part that may be overwritten where its memory may."""
-    return Part(source, weight, Owned(values) if values.flags.writeable else Shared(values))
+    return PartitionGradient(source, weight, Owned(values) if values.flags.writeable else Shared(values))
 
 
 VALUES = st.floats(-1e6, 1e6, width=32)
@@ -133,7 +133,7 @@ def test_the_mean_takes_the_memory_of_what_may_be_overwritten(monkeypatch, writa
     fresh = COMBINE["mean"]([part_of(n, float(n + 1), own) for n, own in enumerate(values)])
     before = [own.copy() for own in values]
     sources = [
-        Part(n, float(n + 1), Owned(own) if writable >> n & 1 else Shared(own))
+        PartitionGradient(n, float(n + 1), Owned(own) if writable >> n & 1 else Shared(own))
         for n, own in enumerate(values)
     ]
     found = weighted_mean(sources)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparkdl import frame
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import (
     Average,
@@ -30,7 +29,6 @@ from sparkdl.allreduce.messages import (
     WantedRows,
     wire,
 )
-from sparkdl.codec import Int8, TopK
 from sparkdl.compute.lookup import Asked, Found, RowGradient
 from sparkdl.compute.problems import (
     FailedModel,
@@ -40,11 +38,13 @@ from sparkdl.compute.problems import (
     NonFiniteLoss,
     in_order,
 )
-from sparkdl.frame import Frame
-from sparkdl.held import Owned, Shared
 from sparkdl.keyed.entries import Entries
-from sparkdl.layout import ParamLayout, lay_out
-from sparkdl.rows import Rows
+from sparkdl.wire import frame
+from sparkdl.wire.codec import Int8, TopK
+from sparkdl.wire.frame import Frame
+from sparkdl.wire.held import Owned, Shared
+from sparkdl.wire.layout import ParamLayout, lay_out
+from sparkdl.wire.touched_rows import TouchedRows
 
 VALUES = np.arange(6, dtype=np.float32)
 USED = np.array([True, False])
@@ -119,7 +119,7 @@ def test_decoded_gradients_are_owned(codec: Any) -> None:
 
 
 def test_rows_that_are_not_sent_are_zero() -> None:
-    rows = Rows(LAYOUT, {0: np.array([1])})
+    rows = TouchedRows(LAYOUT, {0: np.array([1])})
     shard = sent(Shard.of(0, 1.0, VALUES, USED, rows))
     assert shard.values(LAYOUT, 0, 6).value.tolist() == [0, 0, 2, 3, 4, 5]
     assert shard.rows(LAYOUT).tables[0].tolist() == [1]

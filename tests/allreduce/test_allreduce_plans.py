@@ -22,10 +22,10 @@ from torch import nn
 from sparkdl.allreduce.plans.base import Participant
 from sparkdl.allreduce.transport import in_process
 from sparkdl.allreduce.transport.in_process import Faults, InProcessTransport
-from sparkdl.codec import Int8, TopK
 from sparkdl.compute.local_store import LocalStore
 from sparkdl.exceptions import ModelError, NonFiniteError
 from sparkdl.optim import LAMB, LARS, LBFGS, ClipByNorm
+from sparkdl.wire.codec import Int8, TopK
 
 EXCHANGES = ("driver", "sharded", "replicated")
 UNEVEN = (40, 0, 25, 31)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdl.allreduce import shards
-from sparkdl.layout import ParamLayout, lay_out
+from sparkdl.wire.layout import ParamLayout, lay_out
 
 
 @settings(deadline=None, max_examples=200)

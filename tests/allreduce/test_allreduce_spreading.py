@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from sparkdl import frame
 from sparkdl.access.base import Host
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Problems
@@ -21,9 +20,10 @@ from sparkdl.allreduce.transport.direct.peer import Peer
 from sparkdl.allreduce.transport.direct.task import Circle
 from sparkdl.allreduce.transport.direct.transport import LONGEST_GROUP, DirectTransport
 from sparkdl.compute.problems import LostPeer
-from sparkdl.compute.start import Start, Version
-from sparkdl.data.placement import in_excess
+from sparkdl.compute.start import ModelVersion, Start
+from sparkdl.data.store.placement import in_excess
 from sparkdl.session import Executors
+from sparkdl.wire import frame
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ class Stand:
         """Run a group as long as may be; return whether it exchanged directly."""
         steps: Sequence[Any] = [None] * min(most, self.transport.longest_group)
         plan: Any = SimpleNamespace(phases=lambda *_: [], message_bytes=0, shard_bytes=0, keeps=False)
-        start: Any = Start(Version(0, 0), 0, None, False, None, (), True)  # type: ignore[arg-type]
+        start: Any = Start(ModelVersion(0, 0), 0, None, False, None, (), True)  # type: ignore[arg-type]
         return self.transport.run(Group(plan, start, steps, None, [], "fit")).direct
 
 

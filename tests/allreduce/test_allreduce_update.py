@@ -7,7 +7,6 @@ import pytest
 import torch
 from support.data import read_only
 
-from sparkdl import frame
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.directives import Directives
 from sparkdl.allreduce.messages import Report, Shard, State
@@ -15,10 +14,11 @@ from sparkdl.allreduce.update import shard as shard_update
 from sparkdl.allreduce.update.buffers import combine_reports
 from sparkdl.allreduce.update.shard import ShardUpdate
 from sparkdl.compute.problems import NonFiniteGradient, ProblemError
-from sparkdl.held import Owned, Shared
-from sparkdl.layout import ParamLayout, lay_out
 from sparkdl.optim import OptimizerSpec
 from sparkdl.optim.rule import UpdateRule
+from sparkdl.wire import frame
+from sparkdl.wire.held import Owned, Shared
+from sparkdl.wire.layout import ParamLayout, lay_out
 
 LAYOUT = ParamLayout(
     lay_out([("a", (4,), 0), ("b", (2, 2), 0)]), lay_out([("mean", (2,), 0)]), lay_out([("n", (), 0)])

@@ -24,8 +24,8 @@ from sparkdl.allreduce.transport.base import Group, GroupResult, Transport
 from sparkdl.allreduce.transport.direct.task import Circle
 from sparkdl.allreduce.transport.direct.transport import DirectTransport
 from sparkdl.allreduce.transport.shuffle import ShuffleTransport
-from sparkdl.codec import TopK
 from sparkdl.optim import LAMB, ClipByNorm
+from sparkdl.wire.codec import TopK
 
 SIZES = (40, 25, 31)
 

@@ -18,13 +18,13 @@ from sparkdl.allreduce.messages import Shard
 from sparkdl.allreduce.transport.in_process import Faults
 from sparkdl.allreduce.update.shard import Finished, ShardUpdate, update_shard
 from sparkdl.exceptions import ConfigError
-from sparkdl.held import Owned
-from sparkdl.layout import ParamLayout, lay_out
 from sparkdl.nn.embedding import EmbeddingVariable, embedding_variables
 from sparkdl.optim import OptimizerSpec, Staleness
 from sparkdl.optim.rule import UpdateRule
 from sparkdl.optim.staleness import LATE
-from sparkdl.rows import Rows
+from sparkdl.wire.held import Owned
+from sparkdl.wire.layout import ParamLayout, lay_out
+from sparkdl.wire.touched_rows import TouchedRows
 
 LAYOUT = ParamLayout(lay_out([("table", (3, 1), 0), ("b", (1,), 0)]))
 SGD = OptimizerSpec(partial(torch.optim.SGD, lr=1.0))
@@ -82,7 +82,7 @@ def test_a_row_has_its_late_gradient_when_it_is_updated_next() -> None:
     def sparse(row: int) -> Any:
         gradient = [0.0] * 4
         gradient[row] = 1.0
-        return 0, 1.0, gradient, Rows(LAYOUT, {0: np.array([row])})
+        return 0, 1.0, gradient, TouchedRows(LAYOUT, {0: np.array([row])})
 
     staleness = late_at((0, 0), (1, 0), (2, 0), (3, 0))()
     found = updates(staleness, [[sparse(0)], [sparse(1)], [sparse(0)], [sparse(1)]])

@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 
 import sparkdl
-from sparkdl.nn.saved.allowlist import NAMES
+from sparkdl.saved.allowlist import NAMES
 
 LAZY = ["sparkdl", "sparkdl.auto", "sparkdl.hf", "sparkdl.metrics", "sparkdl.ml", "sparkdl.nn"]
 EAGER = ["sparkdl.data", "sparkdl.optim", "sparkdl.recsys", "sparkdl.train"]
@@ -48,7 +48,7 @@ def test_importing_sparkdl_loads_neither_torch_nor_pyspark():
 
 
 def test_importing_training_loads_no_torchmetrics():
-    loaded = run_python("import sys, sparkdl.ml, sparkdl.train, sparkdl.serve; print(*sys.modules)")
+    loaded = run_python("import sys, sparkdl.ml, sparkdl.train, sparkdl.serve.predictor; print(*sys.modules)")
     assert not {"torchmetrics", "scipy", "matplotlib", "transformers", "pandas"} & set(loaded)
 
 

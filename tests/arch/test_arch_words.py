@@ -15,8 +15,8 @@ from pyspark.ml.param import Param
 
 from sparkdl import session
 from sparkdl.allreduce.choose import Exchange
-from sparkdl.train.config import TrainConfig
 from sparkdl.train.history import BYTES, PHASES, History
+from sparkdl.train.options.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]
 GLOSSARY = "ARCHITECTURE.md"

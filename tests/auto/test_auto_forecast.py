@@ -11,7 +11,8 @@ import pytest
 
 from sparkdl.auto import AutoForecast, Entry, forecast
 from sparkdl.exceptions import ConfigError
-from sparkdl.ml import TimeSeriesEstimator, TimeSeriesModel, backtest
+from sparkdl.ml import TimeSeriesEstimator, TimeSeriesModel
+from sparkdl.ml.series import backtest
 from sparkdl.series import holt_winters
 from sparkdl.tune.tuner import Tuner
 

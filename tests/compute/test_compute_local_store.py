@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparkdl import frame
 from sparkdl.compute import local_store
 from sparkdl.compute.local_store import LocalStore, decode, encode, read_file, write_file
+from sparkdl.wire import frame
 
 
 @pytest.fixture

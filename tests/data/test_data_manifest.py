@@ -13,13 +13,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdl import Dataset, Trainer, frame
+from sparkdl import Dataset, Trainer
 from sparkdl._spark.jobs import FrameJobs
 from sparkdl.data.columns import ColumnPlan
-from sparkdl.data.manifest import Manifest, Unchanged, changed_error, check_same_rows, total
-from sparkdl.data.store import Token, write_partition
+from sparkdl.data.store.manifest import Manifest, Unchanged, changed_error, check_same_rows, total
+from sparkdl.data.store.partition import Token, write_partition
 from sparkdl.exceptions import DataError
 from sparkdl.train import MaxEpoch
+from sparkdl.wire import frame
 
 PLANS = (ColumnPlan("x", "x"),)
 

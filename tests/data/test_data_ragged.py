@@ -16,9 +16,9 @@ from sparkdl.data import Pad
 from sparkdl.data.collate import collated, padding_of
 from sparkdl.data.columns import ColumnPlan, Structure, TablePlan, structure_of
 from sparkdl.data.convert import from_arrow, from_rows
-from sparkdl.data.store import PartitionMissingError, Token, read_rows, write_partition
+from sparkdl.data.store.partition import PartitionMissingError, Token, read_rows, write_partition
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.frame import unpack
+from sparkdl.wire.frame import unpack
 
 PLAN = ColumnPlan("x", "x", dtype="int64", ragged=True)
 OPEN = ColumnPlan("x", "x", ragged=True)

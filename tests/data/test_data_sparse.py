@@ -18,10 +18,10 @@ from sparkdl import Column
 from sparkdl.data import sparse
 from sparkdl.data.collate import collated, padded, padding_of
 from sparkdl.data.columns import ColumnPlan
-from sparkdl.data.store import read_rows, write_partition
+from sparkdl.data.store.partition import read_rows, write_partition
 from sparkdl.data.tables import plan_pandas
 from sparkdl.exceptions import ConfigError, DataError, ModelError
-from sparkdl.ml.outputs import VECTOR
+from sparkdl.ml.stages.outputs import VECTOR
 from sparkdl.nn import SparseLinear, SparseMLP, export
 from sparkdl.serve import Predictor
 

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdl import frame, private
 from sparkdl.data.columns import ColumnPlan
-from sparkdl.data.store import (
+from sparkdl.data.store.partition import (
     PartitionMissingError,
     Token,
     delete_store,
@@ -18,6 +17,7 @@ from sparkdl.data.store import (
     write_partition,
 )
 from sparkdl.exceptions import DataError
+from sparkdl.wire import frame, private
 
 PLANS = (ColumnPlan("features", "image"), ColumnPlan("label", "digit"))
 

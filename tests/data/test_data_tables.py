@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from sparkdl import Column, Dataset
-from sparkdl.data import build
+from sparkdl.data.store import build
 from sparkdl.data.tables import check_dataframe, check_no_stream, is_pandas, plan_pandas
 from sparkdl.exceptions import ConfigError, DataError
 

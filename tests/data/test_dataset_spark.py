@@ -17,9 +17,10 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from support.stores import store_files
 
-from sparkdl import Column, Dataset, frame
-from sparkdl.data.store import Token, read_positions, read_rows
+from sparkdl import Column, Dataset
+from sparkdl.data.store.partition import Token, read_positions, read_rows
 from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.wire import frame
 
 
 def contents(data: Dataset) -> list[dict[str, np.ndarray[Any, Any]]]:

@@ -27,8 +27,8 @@ from sparkdl.distill import (
     Teacher,
 )
 from sparkdl.exceptions import ConfigError, DataError, ModelError
-from sparkdl.frame import Array
 from sparkdl.train import Checkpoint, Hook, MaxEpoch, MaxIteration
+from sparkdl.wire.frame import Array
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(40, 6)).astype(np.float32)

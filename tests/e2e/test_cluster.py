@@ -22,17 +22,18 @@ from support.reference import Partition, assert_bit_equal, decomposed, relative_
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
-from sparkdl import Dataset, Trainer, frame, session
+from sparkdl import Dataset, Trainer, session
 from sparkdl._spark.jobs import FrameJobs
 from sparkdl.access import access_to
 from sparkdl.allreduce.cluster import SparkCluster
 from sparkdl.allreduce.spreading import Spreading
-from sparkdl.data.placement import crowded
-from sparkdl.data.store import Token
+from sparkdl.data.store.partition import Token
+from sparkdl.data.store.placement import crowded
 from sparkdl.optim import LAMB, ClipByNorm
 from sparkdl.train import EMA, Hook, MaxIteration
 from sparkdl.train.resources import task_profile, threads_per_task
 from sparkdl.train.shipped import Shipped
+from sparkdl.wire import frame
 
 ADAM = partial(torch.optim.Adam, lr=1e-3)
 X, Y = load_digits(return_X_y=True)

@@ -19,7 +19,7 @@ from torch import nn
 
 from sparkdl import Dataset, Trainer, __main__
 from sparkdl._spark.jobs import FrameJobs
-from sparkdl.commands.plan import numbers
+from sparkdl.cli.plan import numbers
 from sparkdl.train import Elastic, Hook, MaxSeconds, Run
 
 SCRIPT = """

@@ -13,7 +13,7 @@ import pytest
 from standalone import cluster
 
 import sparkdl
-from sparkdl.commands import packing
+from sparkdl.cli.submit import packing
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 

@@ -17,10 +17,10 @@ from support.hf import bert, llama, lora
 from sparkdl.exceptions import ConfigError
 from sparkdl.hf.heads import Embedder, Generator
 from sparkdl.hf.rebuilt import adapted, describe, pretrained
-from sparkdl.nn.saved import content
-from sparkdl.nn.saved.content import Content
-from sparkdl.nn.saved.source import ModuleSource
-from sparkdl.nn.saved.weights import write
+from sparkdl.saved import content
+from sparkdl.saved.content import Content
+from sparkdl.saved.source import ModuleSource
+from sparkdl.saved.weights import write
 
 
 def gpt2() -> Any:

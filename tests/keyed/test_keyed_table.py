@@ -9,7 +9,7 @@ import pytest
 
 from sparkdl.keyed.entries import ROW, Entries, joined, merged
 from sparkdl.keyed.mix import initial_rows, owners
-from sparkdl.keyed.slots import Slots
+from sparkdl.keyed.slots import SlotTable
 from sparkdl.keyed.table import HOT, KeyedTable, TableRule
 
 GENERATOR = np.random.default_rng(0)
@@ -29,7 +29,7 @@ def arrays_of(entries: Entries) -> dict[str, bytes]:
 
 
 def test_slots_find_what_was_added() -> None:
-    slots = Slots()
+    slots = SlotTable()
     for part in np.array_split(GENERATOR.permutation(IDS), 13):
         numbers = slots.add(part)
         assert (slots.ids[numbers] == part).all()

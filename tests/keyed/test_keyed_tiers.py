@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_keyed_table import arrays_of, rule
 
-from sparkdl.frame import Array
 from sparkdl.keyed import arrays, columns, memory, store
 from sparkdl.keyed.arrays import Grown, Mapped, Records
 from sparkdl.keyed.entries import ROW
@@ -22,6 +21,7 @@ from sparkdl.keyed.memory import RowMemory
 from sparkdl.keyed.mix import mix
 from sparkdl.keyed.table import KeyedTable
 from sparkdl.keyed.tiers import TieredStore
+from sparkdl.wire.frame import Array
 
 IDS = np.unique(np.random.default_rng(0).integers(-(2**62), 2**62, 400))
 

@@ -34,11 +34,11 @@ from torchmetrics.regression import (
 from torchmetrics.retrieval import RetrievalHitRate, RetrievalMAP, RetrievalNormalizedDCG
 from torchmetrics.wrappers import BootStrapper, ClasswiseWrapper, MultioutputWrapper
 
-from sparkdl import frame
 from sparkdl.exceptions import ConfigError
 from sparkdl.metrics import MAP, NDCG, HitRatio, Loss
 from sparkdl.metrics.merge import check_mergeable, merge, pack
 from sparkdl.metrics.spec import scores
+from sparkdl.wire import frame
 
 ROWS = 120
 SPLITS = [

@@ -10,7 +10,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from sparkdl.exceptions import DataError
-from sparkdl.ml import TorchClassifier, TorchEstimator, TorchRegressor, fitting
+from sparkdl.ml import TorchClassifier, TorchEstimator, TorchRegressor
+from sparkdl.ml.estimators import fitting
 from sparkdl.nn.losses import squared_error
 
 SCHEMA = T.StructType([T.StructField("x", VectorUDT()), T.StructField("y", T.DoubleType())])

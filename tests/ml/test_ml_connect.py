@@ -28,7 +28,7 @@ from torch import nn
 from sparkdl._spark.session import is_connect
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml import TorchClassificationModel, TorchModel
-from sparkdl.ml.inference import Inference, Output, apply
+from sparkdl.ml.stages.inference import Inference, Output, apply
 from sparkdl.recsys import (
     count_categories,
     hash_ids,

@@ -12,7 +12,8 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from sparkdl.data.split import split_by_fraction
 from sparkdl.exceptions import ConfigError, DataError, ModelError
-from sparkdl.ml import TorchClassifier, TorchEstimator, TorchRegressionModel, TorchRegressor, fitting
+from sparkdl.ml import TorchClassifier, TorchEstimator, TorchRegressionModel, TorchRegressor
+from sparkdl.ml.estimators import fitting
 from sparkdl.nn.losses import binary_cross_entropy, cross_entropy, squared_error
 from sparkdl.nn.models.mlp import MLP
 from sparkdl.nn.signature import Signature, TensorSpec

@@ -20,7 +20,7 @@ from sparkdl import Column, Dataset, Trainer
 from sparkdl.data.augment import Normalize, RandomCrop, RandomFlip
 from sparkdl.data.images import ImageFormat
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.ml.images import ImageToTensor
+from sparkdl.ml.stages.images import ImageToTensor
 from sparkdl.train import MaxEpoch, MaxIteration
 
 FOLDER = r"([^/]+)/[^/]+$"

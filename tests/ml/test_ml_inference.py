@@ -19,11 +19,12 @@ from sparkdl.access import classic_models
 from sparkdl.access.models import Inline
 from sparkdl.data.columns import Column, ColumnPlan, structure_of
 from sparkdl.exceptions import ConfigError, DataError, ModelError, SerializationError
-from sparkdl.ml import TorchClassificationModel, TorchModel, TorchRegressionModel, inference, scorer, sql, udf
-from sparkdl.ml.arrow_columns import ArrowColumns, null_rows
-from sparkdl.ml.inference import Inference, Output, apply
-from sparkdl.ml.outputs import VECTOR, decide, dense, probability_of, raw_of, select
-from sparkdl.ml.scorer import Scorer
+from sparkdl.ml import TorchClassificationModel, TorchModel, TorchRegressionModel
+from sparkdl.ml.stages import inference, scorer, sql, udf
+from sparkdl.ml.stages.arrow_columns import ArrowColumns, null_rows
+from sparkdl.ml.stages.inference import Inference, Output, apply
+from sparkdl.ml.stages.outputs import VECTOR, decide, dense, probability_of, raw_of, select
+from sparkdl.ml.stages.scorer import Scorer
 
 FLOATS = pa.list_(pa.float32())
 DOUBLED = Output(column="doubled", kind="number")

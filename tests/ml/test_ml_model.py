@@ -10,7 +10,7 @@ from torch import nn
 
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml import TorchClassificationModel, TorchClassifier, TorchModel, TorchRegressionModel
-from sparkdl.ml.model import classes_of
+from sparkdl.ml.estimators.model import classes_of
 from sparkdl.nn.signature import Signature, TensorSpec
 
 

@@ -24,10 +24,10 @@ from sparkdl.ml import (
     TorchRegressionModel,
     TorchRegressor,
 )
-from sparkdl.ml.attributes import ATTRIBUTES
-from sparkdl.ml.converters import json_value
-from sparkdl.ml.entries import describe, entries
-from sparkdl.ml.keywords import ClassifierKeywords, EstimatorKeywords, RegressorKeywords
+from sparkdl.ml.params.attributes import ATTRIBUTES
+from sparkdl.ml.params.converters import json_value
+from sparkdl.ml.params.entries import describe, entries
+from sparkdl.ml.params.keywords import ClassifierKeywords, EstimatorKeywords, RegressorKeywords
 from sparkdl.train.hooks.callbacks import EarlyStopping
 
 ESTIMATORS = [TorchEstimator, TorchClassifier, TorchRegressor]

@@ -28,10 +28,10 @@ from sparkdl.ml import (
     TorchModel,
     TorchRegressionModel,
     TorchRegressor,
-    persistence,
-    replacing,
 )
-from sparkdl.ml.persistence import allow_pickle, save
+from sparkdl.ml.persistence import replacing
+from sparkdl.ml.persistence import saving as persistence
+from sparkdl.ml.persistence.saving import allow_pickle, save
 from sparkdl.nn.models.lenet import LeNet5
 from sparkdl.optim.clip import ClipByNorm
 from sparkdl.serve import Predictor

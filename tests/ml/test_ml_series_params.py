@@ -10,9 +10,9 @@ import pytest
 
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml import TimeSeriesEstimator, TimeSeriesModel
-from sparkdl.ml.attributes import ATTRIBUTES
-from sparkdl.ml.entries import describe, entries
-from sparkdl.ml.keywords import SeriesKeywords
+from sparkdl.ml.params.attributes import ATTRIBUTES
+from sparkdl.ml.params.entries import describe, entries
+from sparkdl.ml.params.keywords import SeriesKeywords
 
 
 @pytest.mark.parametrize("cls", [TimeSeriesEstimator, TimeSeriesModel])

@@ -13,9 +13,9 @@ from torch import nn
 from sparkdl import Column, Dataset, TorchClassifier, TorchRegressor, Trainer
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml import TorchClassificationModel
-from sparkdl.ml.served import ServedModel
 from sparkdl.nn import SparseLinear, SparseMLP
 from sparkdl.serve import Predictor
+from sparkdl.serve.served import ServedModel
 from sparkdl.train import MaxIteration
 
 SIZE = 1 << 18

@@ -30,8 +30,8 @@ from sparkdl.ml import (
     TorchEstimator,
     TorchRegressor,
     load,
-    tables,
 )
+from sparkdl.ml.estimators import tables
 from sparkdl.nn import DLRM, DeepFM, Tabular
 from sparkdl.serve import Predictor
 from sparkdl.table.encoding import Category, Number, TableEncoding, columns_of

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from sparkdl import Dataset, Trainer
 from sparkdl.data.text import TextIndex
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.ml.text import TextIndexer, TextIndexerModel
+from sparkdl.ml.stages.text import TextIndexer, TextIndexerModel
 from sparkdl.train import MaxEpoch
 
 TEXTS = [(0, "The cat sat."), (1, "the dog SAT"), (2, ""), (3, "a cat, a cat!"), (4, None)]
@@ -209,7 +209,7 @@ def test_a_model_is_saved_and_read(texts: Any, tmp_path: Path, monkeypatch: pyte
     (file,) = Path(path).glob("metadata/part-*")
     metadata = json.loads(file.read_text()) | {"formatVersion": 2}
     del metadata["sparkdl"]  # as the first release had it, without a checksum
-    monkeypatch.setattr("sparkdl.ml.stored.read_metadata", lambda *_: metadata)
+    monkeypatch.setattr("sparkdl.ml.persistence.stored.read_metadata", lambda *_: metadata)
     with pytest.raises(ConfigError, match="format version 2, this sparkdl reads up to 1"):
         TextIndexerModel.load(path)
 
@@ -228,7 +228,7 @@ def test_what_is_damaged_or_of_another_class_is_told(texts: Any, tmp_path: Path)
     sound = file.read_text()
     for damaged, message in (
         (sound.replace("cat", "hat"), "the metadata is damaged"),
-        (sound.replace("sparkdl.ml.text.TextIndexerModel", "sparkdl_tripwire.Fly"), "holds a Fly"),
+        (sound.replace("sparkdl.ml.stages.text.TextIndexerModel", "sparkdl_tripwire.Fly"), "holds a Fly"),
         (sound[:-9], "is not JSON"),
     ):
         file.write_text(damaged)

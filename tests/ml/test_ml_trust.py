@@ -111,7 +111,7 @@ def test_stages_are_looked_at_before_spark_imports_them(
         "org.apache.sparkevil.ml.Stage",
         "os.system",
         "org.apache.spark.ml.feature.SQLTransformer",
-        "sparkdl.ml.model.np",
+        "sparkdl.ml.estimators.model.np",
         "evilmod",
     ):
         change(first, **{"class": name})
@@ -149,7 +149,7 @@ def test_whole_estimators_and_single_models_load_as_well(spark: Any) -> None:
 def test_other_stages_do_not_import_what_their_files_name(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("sparkdl.ml.stored")
+    pytest.importorskip("sparkdl.ml.persistence.stored")
     (tmp_path / "evilmod.py").write_text("from pathlib import Path\nPath(__file__ + '.ran').touch()\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     stages = [TextIndexer(), TextIndexerModel.from_vocabulary(["<pad>", "<unk>"]), ImageToTensor()]

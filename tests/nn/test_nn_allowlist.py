@@ -21,9 +21,9 @@ import sparkdl.metrics
 import sparkdl.nn
 import sparkdl.optim
 from sparkdl.exceptions import ConfigError
-from sparkdl.nn.saved import importing
-from sparkdl.nn.saved.allowlist import LISTED, NAMES
-from sparkdl.nn.saved.source import decode, encode
+from sparkdl.saved import importing
+from sparkdl.saved.allowlist import LISTED, NAMES
+from sparkdl.saved.source import decode, encode
 
 OLD_RULE = Path(__file__).parents[1] / "support" / "old_rule.py"
 KNOWN_HARM = {

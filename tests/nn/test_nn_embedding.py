@@ -14,9 +14,9 @@ from torch import nn
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.nn import CountingBloom, EmbeddingBagVariable, EmbeddingVariable
 from sparkdl.nn.embedding import embedding_variables
-from sparkdl.nn.saved import content, weights
-from sparkdl.nn.saved.content import Content
-from sparkdl.nn.sharing import copy_sharing
+from sparkdl.saved import content, weights
+from sparkdl.saved.content import Content
+from sparkdl.serve.sharing import copy_sharing
 
 FAR = 2**60
 

@@ -11,17 +11,17 @@ import pytest
 from torch import nn
 
 import sparkdl.nn
-from sparkdl.codec import Int8
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml import TorchEstimator
-from sparkdl.ml.persistence import instance_of
-from sparkdl.nn.saved import content
-from sparkdl.nn.saved.allowlist import LISTED, NAMES
-from sparkdl.nn.saved.importing import find, path_of
-from sparkdl.nn.saved.moved import MOVED, RENAMED, current
-from sparkdl.nn.saved.source import ModuleSource, decode, encode
-from sparkdl.nn.saved.trust import LISTED_ONLY, Trust
+from sparkdl.ml.persistence.saving import instance_of
+from sparkdl.saved import content
+from sparkdl.saved.allowlist import LISTED, NAMES
+from sparkdl.saved.importing import find, path_of
+from sparkdl.saved.moved import MOVED, RENAMED, current
+from sparkdl.saved.source import ModuleSource, decode, encode
+from sparkdl.saved.trust import LISTED_ONLY, Trust
 from sparkdl.train.hooks.callbacks import EarlyStopping
+from sparkdl.wire.codec import Int8
 
 OLD = {now: before for before, now in MOVED.items()}
 LISTED_ONCE = [
@@ -74,12 +74,12 @@ def test_a_description_is_built_and_written_anew() -> None:
     assert isinstance(source.build(), nn.Sequential)
     assert source == ModuleSource.from_json(source.to_json())
     inner["$build"] = "sparkdl.nn.models.mlp:MLP"
-    assert source.to_json() == {"path": "sparkdl.nn.saved.source:sequential", "arguments": {"body": inner}}
+    assert source.to_json() == {"path": "sparkdl.saved.source:sequential", "arguments": {"body": inner}}
 
 
 def test_options_are_read_by_both_names() -> None:
     written = encode(Int8(block=64))
-    assert written["$build"] == "sparkdl.codec:Int8"
+    assert written["$build"] == "sparkdl.wire.codec:Int8"
     assert decode(written) == decode({**written, "$build": "sparkdl.allreduce.codec:Int8"}) == Int8(block=64)
 
 
@@ -100,8 +100,8 @@ def test_a_name_that_the_caller_trusts_is_trusted_at_both_places() -> None:
         "sparkdl.nn.source.x:sequential",
         "sparkdl.nn.parts:check_numbers",
         "sparkdl.nn.importing:find",
-        "sparkdl.nn.saved.importing:find",
-        "sparkdl.nn.saved.moved:current",
+        "sparkdl.saved.importing:find",
+        "sparkdl.saved.moved:current",
     ],
 )
 def test_an_old_name_lets_nothing_else_in(path: str) -> None:
@@ -124,7 +124,7 @@ def test_pickles_of_earlier_releases_are_read() -> None:
         "hook": EarlyStopping,
     }
     before = text = pickle.dumps(values, 0)
-    for place in ("sparkdl.nn.models.mlp", "sparkdl.nn.saved.source", "sparkdl.train.hooks.callbacks"):
+    for place in ("sparkdl.nn.models.mlp", "sparkdl.saved.source", "sparkdl.train.hooks.callbacks"):
         assert place.encode() in before
         before = before.replace(place.encode(), OLD[place].encode())
     assert content._loads(before) == content._loads(text) == values

@@ -14,7 +14,7 @@ from torch import nn
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.keyed.entries import ROW
 from sparkdl.nn import EmbeddingVariable
-from sparkdl.nn.saved.changes import apply_changes, write_changes
+from sparkdl.saved.changes import apply_changes, write_changes
 
 GENERATOR = np.random.default_rng(0)
 IDS = np.unique(GENERATOR.integers(-(2**62), 2**62, 300))

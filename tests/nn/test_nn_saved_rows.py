@@ -20,7 +20,7 @@ from sparkdl.keyed.served import MARK
 from sparkdl.ml import TorchModel
 from sparkdl.nn import DeepFM, EmbeddingBagVariable, EmbeddingVariable
 from sparkdl.nn.embedding import embedding_variables
-from sparkdl.nn.saved.rows import ServedRows, export_rows, without_rows
+from sparkdl.saved.table_rows import ServedRows, export_rows, without_rows
 from sparkdl.serve import Predictor
 
 GENERATOR = np.random.default_rng(0)

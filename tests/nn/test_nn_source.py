@@ -17,10 +17,10 @@ from torch.nn import functional as F
 
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.nn.models.lenet import LeNet5
-from sparkdl.nn.saved.importing import find, path_of
-from sparkdl.nn.saved.source import ModuleSource, decode, encode
-from sparkdl.nn.saved.trust import Trust
 from sparkdl.optim.clip import ClipByNorm
+from sparkdl.saved.importing import find, path_of
+from sparkdl.saved.source import ModuleSource, decode, encode
+from sparkdl.saved.trust import Trust
 
 OWN = Trust.of([__name__, "support"])
 

@@ -13,10 +13,10 @@ from torch import nn
 
 from sparkdl.exceptions import ConfigError, DataError, ModelError
 from sparkdl.ml import TorchModel
-from sparkdl.ml.local import save_local
-from sparkdl.ml.served import ServedModel
+from sparkdl.ml.persistence.local import save_local
 from sparkdl.nn import DIN, Recommender, TopK, TwoTower
 from sparkdl.recsys import NearestItems
+from sparkdl.serve.served import ServedModel
 
 ITEMS = 40
 IDS = torch.arange(ITEMS) * 2**55 + 1

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.nn.saved.importing import find
-from sparkdl.nn.saved.source import ModuleSource, decode, encode
-from sparkdl.nn.saved.trust import LISTED_ONLY, Trust
+from sparkdl.saved.importing import find
+from sparkdl.saved.source import ModuleSource, decode, encode
+from sparkdl.saved.trust import LISTED_ONLY, Trust
 
 
 class Net(nn.Module):
@@ -99,9 +99,9 @@ UNLISTED = [
     "torch:load",
     "numpy:load",
     "numpy:fromfile",
-    "sparkdl.data.store:np.load",
+    "sparkdl.data.store.partition:np.load",
     "sparkdl.nn.serialize:loads",
-    "sparkdl.commands.submit:Submission",
+    "sparkdl.cli.submit.command:Submission",
     "sparkdl.train.hooks.checkpoint:Checkpoint",
     "torchmetrics.text.bert:BERTScore",
     "evilmod:Net",
@@ -123,7 +123,7 @@ def test_what_is_not_listed_is_refused_before_it_is_imported(
         asked.append(name)
         return real(name, *args)
 
-    monkeypatch.setattr("sparkdl.nn.saved.importing.import_module", watched)
+    monkeypatch.setattr("sparkdl.saved.importing.import_module", watched)
     module = path.partition(":")[0]
     for value in every_form(path):
         with pytest.raises(ConfigError) as caught:

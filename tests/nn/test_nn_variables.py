@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sparkdl import Dataset, Trainer
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.nn import AdaptiveVariable, DynamicDimensionVariable, EmbeddingVariable, MultiHashVariable
-from sparkdl.nn.saved.source import ModuleSource
+from sparkdl.saved.source import ModuleSource
 from sparkdl.train import MaxIteration
 
 FAR = 2**60

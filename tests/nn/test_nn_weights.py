@@ -13,9 +13,9 @@ from safetensors.torch import load
 from torch import nn
 
 from sparkdl.exceptions import ConfigError, ModelError
-from sparkdl.nn.saved import weights
-from sparkdl.nn.saved.integrity import Hashed
-from sparkdl.nn.saved.weights import Chunk
+from sparkdl.saved import weights
+from sparkdl.saved.integrity import Hashed
+from sparkdl.saved.weights import Chunk
 
 
 class Mixed(nn.Module):
@@ -43,8 +43,8 @@ class Mixed(nn.Module):
         self.extra = state
 
 
-def read(chunks: list[Chunk]) -> weights.Reader:
-    reader = weights.Reader(chunks[0].data)
+def read(chunks: list[Chunk]) -> weights.StreamReader:
+    reader = weights.StreamReader(chunks[0].data)
     for chunk in chunks[1:]:
         reader.add(chunk)
     reader.finish()
@@ -123,7 +123,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_changed() -> None:
 
 def test_missing_and_stray_pieces() -> None:
     header, first, *rest = weights.write(nn.Linear(4, 4), 20)
-    reader = weights.Reader(header.data)
+    reader = weights.StreamReader(header.data)
     for chunk in rest:
         reader.add(chunk)
     with pytest.raises(ConfigError, match=r"not complete: 16 of \d+ bytes are missing"):
@@ -178,13 +178,13 @@ def entry(shape: list[Any], begin: int, end: int) -> dict[str, Any]:
 )
 def test_headers_that_are_none(header: bytes) -> None:
     with pytest.raises(ConfigError, match="not the header of a safetensors file"):
-        weights.Reader(header)
+        weights.StreamReader(header)
 
 
 def test_pieces_that_overlap_leave_no_hole_unseen() -> None:
     """The number of bytes may be right, and memory was returned as it was found."""
     header, first, second, *rest = weights.write(nn.Linear(4, 4), 20)
-    reader = weights.Reader(header.data)
+    reader = weights.StreamReader(header.data)
     for chunk in (first, Chunk(first.offset + 10, second.data), *rest):
         reader.add(chunk)
     with pytest.raises(ConfigError, match="pieces overlap or are missing: one begins at"):
@@ -205,7 +205,7 @@ def test_a_checksum_is_that_of_the_whole_file() -> None:
     chunks = list(hashed)
     assert hashed.sha256 == hashlib.sha256(b"".join(chunk.data for chunk in chunks)).hexdigest()
     for place in (0, 1, len(chunks) - 1):
-        reader = weights.Reader(chunks[0].data)
+        reader = weights.StreamReader(chunks[0].data)
         for number, chunk in enumerate(chunks[1:], 1):
             data = bytes([chunk.data[0] ^ 128]) + chunk.data[1:] if number == place else chunk.data
             reader.add(Chunk(chunk.offset, data))
@@ -218,7 +218,7 @@ def test_a_checksum_is_that_of_the_whole_file() -> None:
 
 
 def test_what_a_header_only_promises_takes_no_memory() -> None:
-    reader = weights.Reader(header_of({"a": entry([2**50], 0, 2**52)}))
+    reader = weights.StreamReader(header_of({"a": entry([2**50], 0, 2**52)}))
     with pytest.raises(ConfigError, match="not complete"):
         reader.finish()
     with pytest.raises(ConfigError, match="there is no memory for a"):

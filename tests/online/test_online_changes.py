@@ -19,8 +19,8 @@ from support.serving import Running
 from sparkdl import Dataset
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml import TorchModel
-from sparkdl.nn.saved.published import Chains, Change, Current
 from sparkdl.online import OnlineTrainer, Publisher
+from sparkdl.saved.published import Chains, ChangesFile, Current
 from sparkdl.serve import Predictor
 
 TRUST = ("support.ratings",)
@@ -193,7 +193,7 @@ def test_chains_of_files() -> None:
     ],
 )
 def test_pointers_that_lead_nowhere(changes: Any) -> None:
-    good = Current(5, 1, 2.0, (Change(1, 5, "0" * 64),))
+    good = Current(5, 1, 2.0, (ChangesFile(1, 5, "0" * 64),))
     assert Current.parse(good.to_json(), "") == good
     assert Current.parse(b'{"iteration": 5, "batches": 1, "seconds": 2}', "") == Current(5, 1, 2.0)
     with pytest.raises(ConfigError, match="does not name a version"):

@@ -7,11 +7,11 @@ import torch
 from torch import nn, optim
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.layout import ParamLayout, lay_out
 from sparkdl.optim import LAMB, ClipByNorm, ClipByValue, OptimizerSpec, ShardOptimizer
 from sparkdl.optim.reduction import drive
 from sparkdl.optim.regularize import Penalty, regularize
 from sparkdl.optim.rule import UpdateRule
+from sparkdl.wire.layout import ParamLayout, lay_out
 
 SHAPES = [(30, 7), (7,), (), (0,), (2, 3, 2), (1000,)]
 LAYOUT = ParamLayout(lay_out([(f"p{i}", shape, i % 2) for i, shape in enumerate(SHAPES)]))

@@ -7,10 +7,10 @@ import torch
 from torch import nn, optim
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.layout import ParamLayout, lay_out
 from sparkdl.nn.serialize import dumps, loads
 from sparkdl.optim import Ftrl, ParamGroup, bias_and_norm, check_shardable, optimizer_spec
 from sparkdl.optim.regularize import Penalty
+from sparkdl.wire.layout import ParamLayout, lay_out
 
 SGD = partial(optim.SGD, lr=0.1, weight_decay=0.5)
 

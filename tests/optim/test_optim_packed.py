@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import optim
 
-from sparkdl import frame
-from sparkdl.layout import ParamLayout, lay_out
 from sparkdl.optim import OptimizerSpec, ParamGroup, optimizer_spec
-from sparkdl.optim.packed import lazy_groups, lazy_tables, packed_optimizer, put_state
-from sparkdl.optim.shard_optimizer import ShardOptimizer
-from sparkdl.rows import Rows
+from sparkdl.optim.shard.optimizer import ShardOptimizer
+from sparkdl.optim.shard.packed import lazy_groups, lazy_tables, packed_optimizer, put_state
+from sparkdl.wire import frame
+from sparkdl.wire.layout import ParamLayout, lay_out
+from sparkdl.wire.touched_rows import TouchedRows
 
 LAYOUT = ParamLayout(
     lay_out([("users", (7, 3), 0), ("items", (5, 2), 0), ("weight", (4, 3), 1), ("bias", (3,), 1)])
@@ -51,7 +51,7 @@ def test_packed_updates_are_bit_equal_to_whole_ones(name):
     reference = ShardOptimizer(spec, LAYOUT, 0, LAYOUT.numel)
     live = ShardOptimizer(spec, LAYOUT, 0, LAYOUT.numel)
     for t in range(12):
-        sparse = Rows(LAYOUT, touched_rows(t))
+        sparse = TouchedRows(LAYOUT, touched_rows(t))
         gradient = gradient_of(t, sparse)
         masks = {i: np.isin(np.arange(LAYOUT.params[i].shape[0]), own) for i, own in sparse.tables.items()}
         used = np.array([True, True, t % 3 != 1, True])  # runs are split where one is left out
@@ -59,7 +59,7 @@ def test_packed_updates_are_bit_equal_to_whole_ones(name):
 
         lazy = lazy_tables(live, [0, 1], ())
         assert lazy == ([0, 1] if t or name == "SGD" else [])  # the first step fills all rows of the state
-        rows = Rows(LAYOUT, {i: own for i, own in sparse.tables.items() if i in lazy})
+        rows = TouchedRows(LAYOUT, {i: own for i, own in sparse.tables.items() if i in lazy})
         packed = packed_optimizer(live, rows)
         part = torch.from_numpy(np.array(rows.take(weights.numpy())))
         here = {

@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import optim
 
-from sparkdl import frame
 from sparkdl.exceptions import OptimizerError
-from sparkdl.held import Owned, Shared
-from sparkdl.layout import ParamLayout, lay_out
-from sparkdl.optim import LAMB, LARS, LBFGS, OptimizerSpec, ShardOptimizer, optimizer_spec, shard_run
+from sparkdl.optim import LAMB, LARS, LBFGS, OptimizerSpec, ShardOptimizer, optimizer_spec
 from sparkdl.optim.reduction import add_up, drive
+from sparkdl.optim.shard import run as shard_run
+from sparkdl.wire import frame
+from sparkdl.wire.held import Owned, Shared
+from sparkdl.wire.layout import ParamLayout, lay_out
 
 OPTIMIZERS = {
     "SGD": partial(optim.SGD, lr=0.1),

@@ -11,11 +11,11 @@ import torch
 from torch import optim
 from torch.nn.functional import mse_loss
 
-from sparkdl import frame
-from sparkdl.held import Shared
-from sparkdl.layout import ParamLayout, lay_out
 from sparkdl.optim import LAMB, LARS, LBFGS, AdagradDecay, Ftrl, OptimizerSpec, ShardOptimizer
 from sparkdl.optim.reduction import drive
+from sparkdl.wire import frame
+from sparkdl.wire.held import Shared
+from sparkdl.wire.layout import ParamLayout, lay_out
 
 STEPS = 15
 

@@ -16,7 +16,7 @@ from sparkdl import Dataset, Trainer
 from sparkdl.access.alone import AloneAccess, LazyFrames
 from sparkdl.allreduce.choose import TRANSPORT
 from sparkdl.data.sources import Source
-from sparkdl.data.store import read_rows
+from sparkdl.data.store.partition import read_rows
 from sparkdl.nn.models.forecaster import Forecaster, absolute_error
 from sparkdl.series.frequency import Frequency
 from sparkdl.series.layout import Layout

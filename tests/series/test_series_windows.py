@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkdl.data.store import Token, read_rows, view_of
-from sparkdl.frame import unpack
-from sparkdl.ml.series_forecast import ForecastTask
+from sparkdl.data.store.partition import Token, read_rows, view_of
+from sparkdl.ml.series.forecast import ForecastTask
 from sparkdl.series.frequency import Frequency
 from sparkdl.series.layout import Layout
 from sparkdl.series.source import Cut, write_windows
+from sparkdl.wire.frame import unpack
 
 
 def layout(**more: Any) -> Layout:

@@ -25,11 +25,11 @@ import torch
 from support.serving import Running, classifier, save, table_classifier
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.ml.model import TorchClassificationModel
-from sparkdl.ml.served import ServedModel
+from sparkdl.ml.estimators.model import TorchClassificationModel
 from sparkdl.serve import Predictor
-from sparkdl.server import arrow_ipc
-from sparkdl.server.options import ServerOptions, find_token
+from sparkdl.serve.served import ServedModel
+from sparkdl.serve.server import arrow_ipc
+from sparkdl.serve.server.options import ServerOptions, find_token
 
 pytest.importorskip("uvicorn")
 ROW = {"features": [0.5] * 64}
@@ -285,7 +285,7 @@ def test_slow_bodies_time_out(tmp_path: Path) -> None:
 
 
 def test_slow_headers_time_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sparkdl.server.run._HEADER_SECONDS", 0.3)
+    monkeypatch.setattr("sparkdl.serve.server.run._HEADER_SECONDS", 0.3)
     save(classifier(), tmp_path / "model")
     with Running(tmp_path / "model", copies=1) as running:
         for first in (b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"):
@@ -415,7 +415,7 @@ class Picky(torch.nn.Module):
 def test_a_request_that_fails_harms_none_in_its_pass() -> None:
     model = TorchClassificationModel.from_module(Picky(), example=np.zeros(2, np.int64), featuresCol="x")
     served = ServedModel(model)
-    from sparkdl.server.batching import Batcher
+    from sparkdl.serve.server.batching import Batcher
 
     class Group:
         copies = (served,)

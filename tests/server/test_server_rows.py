@@ -14,12 +14,11 @@ from pyspark.ml.linalg import Vectors
 from support.serving import Running, save, sparse_classifier, text_classifier
 
 from sparkdl.exceptions import DataError, ModelError
-from sparkdl.ml import passes
-from sparkdl.ml.outputs import VECTOR
-from sparkdl.ml.passes import cut
-from sparkdl.ml.served import ServedModel
-from sparkdl.serve import Predictor
-from sparkdl.server import arrow_ipc
+from sparkdl.ml.stages.outputs import VECTOR
+from sparkdl.serve import Predictor, passes
+from sparkdl.serve.passes import cut
+from sparkdl.serve.served import ServedModel
+from sparkdl.serve.server import arrow_ipc
 
 pytest.importorskip("uvicorn")
 SIZE = 1 << 18

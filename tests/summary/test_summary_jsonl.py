@@ -8,7 +8,7 @@ from support.runs import FakeRun
 
 from sparkdl.exceptions import ConfigError
 from sparkdl.summary import JsonLines
-from sparkdl.train.triggers import EveryEpoch, EveryIterations
+from sparkdl.train.options.triggers import EveryEpoch, EveryIterations
 
 
 def lines(path):

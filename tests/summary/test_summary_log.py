@@ -6,8 +6,8 @@ from support.runs import FakeRun
 
 from sparkdl.summary import LogLine, Thinning
 from sparkdl.summary.interval import Interval
+from sparkdl.train.options.triggers import EveryIterations, EverySeconds
 from sparkdl.train.state import TrainState
-from sparkdl.train.triggers import EveryIterations, EverySeconds
 
 
 def test_lines(caplog):

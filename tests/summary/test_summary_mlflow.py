@@ -9,7 +9,7 @@ from support.runs import FakeRun
 
 from sparkdl import summary
 from sparkdl.summary import MLflow, autolog
-from sparkdl.train.triggers import EveryIterations
+from sparkdl.train.options.triggers import EveryIterations
 
 mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed: pip install mlflow-skinny")
 

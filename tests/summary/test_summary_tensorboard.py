@@ -12,7 +12,7 @@ from torch import nn
 
 from sparkdl.exceptions import ConfigError
 from sparkdl.summary import TensorBoard
-from sparkdl.train.triggers import EveryEpoch, EveryIterations
+from sparkdl.train.options.triggers import EveryEpoch, EveryIterations
 
 pytest.importorskip("tensorboard")
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

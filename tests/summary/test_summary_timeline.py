@@ -7,7 +7,7 @@ from support.runs import FakeRun
 
 from sparkdl.exceptions import ConfigError
 from sparkdl.summary import Timeline
-from sparkdl.train.triggers import EveryIterations
+from sparkdl.train.options.triggers import EveryIterations
 
 START = 1_700_000_000.25
 

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from sparkdl import frame
 from sparkdl.nn.parameters import layout_of
 from sparkdl.optim import optimizer_spec
 from sparkdl.optim.describe import describe_optimizer
-from sparkdl.optim.shard_optimizer import ShardOptimizer
+from sparkdl.optim.shard.optimizer import ShardOptimizer
 from sparkdl.train.checkpoint.resume import ResumePoint
 from sparkdl.train.checkpoint.setting import setting_of
 from sparkdl.train.history import History
 from sparkdl.train.run import Snapshot
 from sparkdl.train.state import TrainState
+from sparkdl.wire import frame
 from support.models import Everything
 
 ITERATION = 3

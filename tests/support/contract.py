@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.flat import FlatModule
-from sparkdl.nn.saved.source import ModuleSource
+from sparkdl.saved.source import ModuleSource
 
 
 def size(module: nn.Module) -> int:

@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 from sparkdl.nn.flat import FlatModule
-from sparkdl.nn.saved.source import ModuleSource
+from sparkdl.saved.source import ModuleSource
 
 
 def size(module):

@@ -25,11 +25,12 @@ import pytest
 import torch
 from pyspark.sql import SparkSession
 
-from sparkdl import frame, session
+from sparkdl import session
 from sparkdl._spark.frames import Task, keyed_by
 from sparkdl._spark.jobs import FrameJobs
 from sparkdl.access import classic
 from sparkdl.compute import worker
+from sparkdl.wire import frame
 
 Pair = tuple[int, bytes]
 

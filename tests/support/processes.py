@@ -24,7 +24,6 @@ from typing import Any, ClassVar
 import cloudpickle
 from pyspark import broadcast
 
-from sparkdl import frame
 from sparkdl._spark.frames import keyed_by
 from sparkdl.access.base import RESULT, STATE, Host
 from sparkdl.access.gathered import by_executor
@@ -32,7 +31,8 @@ from sparkdl.allreduce.transport import task as shuffled
 from sparkdl.allreduce.transport.direct import endpoint, mesh
 from sparkdl.allreduce.transport.direct import task as direct
 from sparkdl.compute.worker import forget_fit
-from sparkdl.data.store import Token
+from sparkdl.data.store.partition import Token
+from sparkdl.wire import frame
 
 _ATTEMPTS = 4
 """So often Spark runs a task before it gives the job up."""

@@ -22,15 +22,15 @@ from sparkdl.allreduce.state import ModelState, Weights
 from sparkdl.allreduce.transport.base import Transport
 from sparkdl.allreduce.transport.in_process import Faults, InProcessCluster, InProcessTransport
 from sparkdl.allreduce.update.shard import reductions
-from sparkdl.codec import Cast, Codec, codec_of
 from sparkdl.compute.live_model import changes_to_keep
 from sparkdl.compute.local_steps import InnerRule, InnerSteps
 from sparkdl.compute.spec import Combine, FitSpec
 from sparkdl.compute.worker import FitRef, Worker, stores_in
-from sparkdl.data import sampler, store
+from sparkdl.data import sampler
 from sparkdl.data.columns import ColumnPlan, Structure
-from sparkdl.data.manifest import Manifest
 from sparkdl.data.sampler import Place
+from sparkdl.data.store import partition as store
+from sparkdl.data.store.manifest import Manifest
 from sparkdl.nn import serialize
 from sparkdl.nn.embedding import embedding_variables
 from sparkdl.nn.flat import FlatModule, write_back
@@ -38,10 +38,11 @@ from sparkdl.nn.numerics import Numerics
 from sparkdl.nn.objective import LossObjective
 from sparkdl.nn.parameters import dense_tables, layout_of, sparse_tables
 from sparkdl.optim import OptimizerSpec, check_shardable, optimizer_spec
-from sparkdl.optim.packed import lazy_groups, sparse_groups
 from sparkdl.optim.rule import UpdateRule
+from sparkdl.optim.shard.packed import lazy_groups, sparse_groups
 from sparkdl.optim.staleness import Staleness
 from sparkdl.session import Executors
+from sparkdl.wire.codec import Cast, Codec, codec_of
 from support.reference import Partition
 
 PLANS = (ColumnPlan("features", "x"), ColumnPlan("label", "y"))

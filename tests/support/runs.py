@@ -9,8 +9,8 @@ from torch import nn
 
 from sparkdl.data.columns import ColumnPlan, structure_of
 from sparkdl.nn.parameters import layout_of
-from sparkdl.train.config import TrainConfig
 from sparkdl.train.history import History
+from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.state import TrainState
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sparkdl.nn.saved import content as saved
-from sparkdl.nn.saved import weights
-from sparkdl.nn.saved.content import Content
-from sparkdl.nn.saved.metadata import SHA256, seal
+from sparkdl.saved import content as saved
+from sparkdl.saved import weights
+from sparkdl.saved.content import Content
+from sparkdl.saved.metadata import SHA256, seal
 from support.mutations import Tree, write_tree
 
 METADATA = "metadata/part-00000.txt"
@@ -28,7 +28,7 @@ def describe(content: Content, allow_pickle: bool = False) -> tuple[dict[str, An
     if content.module is not None:
         streams["weights"] = b"".join(piece.data for piece in weights.write(content.module))
     params = {"paramMap": {}, "defaultParamMap": {}, "sparkVersion": "4.0.0"}
-    metadata = {"class": "sparkdl.ml.model.TorchModel", "uid": "TorchModel_0", **params}
+    metadata = {"class": "sparkdl.ml.estimators.model.TorchModel", "uid": "TorchModel_0", **params}
     return {**metadata, "sparkdl": {**info, "hyper": []}}, streams
 
 

@@ -15,13 +15,13 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from sparkdl.ml.model import TorchClassificationModel
-from sparkdl.ml.persistence import content_of
+from sparkdl.ml.estimators.model import TorchClassificationModel
+from sparkdl.ml.persistence.saving import content_of
 from sparkdl.nn import SparseMLP, Tabular
-from sparkdl.nn.saved.source import ModuleSource
 from sparkdl.nn.signature import Signature
-from sparkdl.server.options import ServerOptions
-from sparkdl.server.run import Server
+from sparkdl.saved.source import ModuleSource
+from sparkdl.serve.server.options import ServerOptions
+from sparkdl.serve.server.run import Server
 from sparkdl.table.calendar import VALUES
 from sparkdl.table.encoding import Category, Number, TableEncoding
 from support.models import MeanOfTokens, SumOfTokens, mlp

@@ -9,9 +9,9 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.train.averaging import EMA, SWA, Averaging
+from sparkdl.train.options.averaging import EMA, SWA, Averaging
+from sparkdl.train.options.triggers import EveryEpoch, EveryIterations
 from sparkdl.train.state import TrainState
-from sparkdl.train.triggers import EveryEpoch, EveryIterations
 
 
 def weights_of(averaging, iterations, steps):

@@ -17,14 +17,14 @@ from sparkdl.exceptions import ConfigError
 from sparkdl.nn.flat import FlatModule, write_back
 from sparkdl.train.checkpoint import latest, load_weights
 from sparkdl.train.checkpoint.resume import ResumePoint
-from sparkdl.train.config import TrainConfig
 from sparkdl.train.history import History
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.hooks.callbacks import EarlyStopping, Freeze, GradientNorms, Unfreeze
 from sparkdl.train.hooks.checkpoint import Checkpoint
+from sparkdl.train.options.config import TrainConfig
+from sparkdl.train.options.triggers import EveryEpoch, EveryIterations
 from sparkdl.train.run import Run
 from sparkdl.train.state import TrainState
-from sparkdl.train.triggers import EveryEpoch, EveryIterations
 
 
 def body_and_head():

@@ -125,7 +125,7 @@ def test_a_checkpoint_is_never_written_over_or_into_another(base: str) -> None:
 def test_a_checkpoint_that_appears_meanwhile_is_not_written_into(tmp_path: Path, monkeypatch: Any) -> None:
     """Two runs that finish at the same time: the rename itself fails."""
     folder = made(str(tmp_path))
-    monkeypatch.setattr("sparkdl.train.checkpoint.store.Store.exists", lambda *_: False)
+    monkeypatch.setattr("sparkdl.train.checkpoint.store.CheckpointStore.exists", lambda *_: False)
     write(folder, 5)
     with pytest.raises(OSError, match="not empty"):
         write(folder, 5)

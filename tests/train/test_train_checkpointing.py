@@ -103,9 +103,9 @@ def test_two_executors_write_their_shards(cluster: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("large", [64, 1 << 20])
 def test_a_task_writes_a_shards_file_by_parts(tmp_path: Path, monkeypatch: Any, large: int) -> None:
-    from sparkdl import frame
     from sparkdl.allreduce import messages
     from sparkdl.keyed.entries import ROW, Entries
+    from sparkdl.wire import frame
 
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path / "local"))
     (tmp_path / "local").mkdir()
@@ -134,7 +134,7 @@ def test_a_task_writes_a_shards_file_by_parts(tmp_path: Path, monkeypatch: Any, 
 def test_a_shards_file_comes_back() -> None:
     import safetensors.numpy
 
-    from sparkdl import frame
+    from sparkdl.wire import frame
 
     frames = [
         frame.join(frame.pack({"kind": "state", "n": 1}, {"m": np.arange(5.0), "e": np.zeros((0, 3))})),

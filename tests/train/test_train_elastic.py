@@ -18,8 +18,8 @@ from sparkdl import Dataset, Trainer
 from sparkdl.data import dataset
 from sparkdl.exceptions import ConfigError, TaskError
 from sparkdl.train import Checkpoint, Elastic, EveryIterations, Hook, MaxEpoch, MaxIteration, Run
-from sparkdl.train.elastic import Watch
 from sparkdl.train.epochs import Epochs
+from sparkdl.train.options.elastic import PartitionWatch
 
 ROWS = 1030
 
@@ -33,7 +33,7 @@ class Executors(Hook):
         monkeypatch.setattr(
             "sparkdl.access.classic.ClassicAccess.count_executors", lambda access, look=False: self.now
         )
-        monkeypatch.setattr("sparkdl.train.elastic._POLL", 0.0)
+        monkeypatch.setattr("sparkdl.train.options.elastic._POLL", 0.0)
 
     def on_iteration_end(self, run: Run) -> None:
         self.now = self.counts.get(run.state.iteration, self.now)
@@ -202,7 +202,7 @@ def test_a_failed_move_leaves_the_run_as_it_was(spark: Any, monkeypatch: Any, mo
 
 def test_watch_waits_until_a_change_has_lasted() -> None:
     now, count = 0.0, 2
-    watch = Watch(Elastic(settle=5, patience=60, max_partitions=4), lambda: count, lambda: now)
+    watch = PartitionWatch(Elastic(settle=5, patience=60, max_partitions=4), lambda: count, lambda: now)
 
     def at(seconds: float, executors: int, *, between_epochs: bool = False) -> int | None:
         nonlocal now, count

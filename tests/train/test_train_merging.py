@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from sparkdl import frame
 from sparkdl.allreduce import messages, shard_files
 from sparkdl.allreduce.kept import Kept, is_of_rows, joined_rows, unpacked
 from sparkdl.allreduce.messages import OwnedRows
 from sparkdl.allreduce.row_layers import complete, rows_only
 from sparkdl.exceptions import ConfigError
-from sparkdl.frame import Array
 from sparkdl.keyed.entries import ROW, Entries
 from sparkdl.train.checkpoint import stored_rows
 from sparkdl.train.checkpoint.folder import name_of
 from sparkdl.train.checkpoint.mark import STATE, WEIGHTS, Base, Mark, sealed
 from sparkdl.train.checkpoint.merging import merge
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Array
 
 WIDTH = 3
 

@@ -19,14 +19,15 @@ from support.no_jvm import no_jvm
 from support.reference import assert_bit_equal
 from torch import nn
 
-from sparkdl import Dataset, Trainer, frame
+from sparkdl import Dataset, Trainer
 from sparkdl._spark.frames import key
 from sparkdl.access import in_pieces as pieces
 from sparkdl.access.in_pieces import InPieces, InRounds
-from sparkdl.frame import Buffer, Parts
 from sparkdl.keyed import arrays
-from sparkdl.pieces import PIECE_BYTES, cut, joined, joined_by_source
 from sparkdl.train import MaxIteration
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Buffer, Parts
+from sparkdl.wire.pieces import PIECE_BYTES, cut, joined, joined_by_source
 
 SIZES = st.sampled_from(
     [0, 1, 1000, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES, 5 * PIECE_BYTES + 7]
@@ -93,7 +94,7 @@ def test_pieces_are_dealt_out_to_blocks(first: int, second: int, expected: int, 
 
 def test_large_frames_are_joined_in_files(monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
-    monkeypatch.setattr("sparkdl.pieces.LARGE", 2 * PIECE_BYTES)
+    monkeypatch.setattr("sparkdl.wire.pieces.LARGE", 2 * PIECE_BYTES)
     sizes = (10, 2 * PIECE_BYTES, 2 * PIECE_BYTES + 1, 7 * PIECE_BYTES)
     whole = [random.Random(size).randbytes(size) for size in sizes]
     before = len(arrays._maps)

@@ -14,21 +14,22 @@ import pytest
 import torch
 from torch import nn
 
-from sparkdl import Dataset, Trainer, rehearsals
-from sparkdl.commands import resources
+from sparkdl import Dataset, Trainer
+from sparkdl.cli.submit import resources
 from sparkdl.exceptions import ConfigError
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.numerics import Numerics, make_replica
 from sparkdl.nn.objective import LossObjective
 from sparkdl.nn.parameters import layout_of
 from sparkdl.train import ClusterPlan, Elastic, Hook, plan
-from sparkdl.train.costs import Driver, moves, worth
 from sparkdl.train.demand import Demand
+from sparkdl.train.planning import request as rehearsals
 from sparkdl.train.planning.advice import advice
 from sparkdl.train.planning.cluster_plan import make_plan
+from sparkdl.train.planning.costs import Driver, moves, worth
 from sparkdl.train.planning.layers import profile_layers
 from sparkdl.train.planning.measured import Fit, Rehearsal
-from sparkdl.train.planning.model import Curve, Line, Model
+from sparkdl.train.planning.model import Curve, Line, StepModel
 from sparkdl.train.planning.probe import look
 from sparkdl.train.planning.profile import layer_events, parts_of
 
@@ -90,7 +91,7 @@ def test_between_points_it_is_as_measured_and_beyond_them_along_a_line() -> None
 
 
 def test_an_exchange_that_was_not_measured_is_derived_from_the_one_that_was() -> None:
-    model = Model(rehearsal(nbytes=20 * MB))
+    model = StepModel(rehearsal(nbytes=20 * MB))
     other = model.chosen("sharded")
     assert other.exchange == "sharded"
     assert model.chosen("replicated") is model.usual
@@ -102,7 +103,7 @@ def test_an_exchange_that_was_not_measured_is_derived_from_the_one_that_was() ->
 
 
 def test_what_was_measured_is_forecast_as_it_was() -> None:
-    model = Model(rehearsal())
+    model = StepModel(rehearsal())
     together = model.step(2, 200)
     assert together.work == pytest.approx(0.102)
     assert together.sync == pytest.approx(UPDATE + 6e-3, rel=0.02)
@@ -115,7 +116,7 @@ def test_what_was_measured_is_forecast_as_it_was() -> None:
 
 
 def test_sync_grows_as_the_cost_model_says_and_work_shrinks() -> None:
-    model = Model(rehearsal())
+    model = StepModel(rehearsal())
     steps = {n: model.step(n, 200) for n in (2, 4, 8)}
     assert steps[4].work == pytest.approx(2e-3 + ROW * 50)
     more = [steps[n].sync - UPDATE for n in (2, 4, 8)]
@@ -125,22 +126,22 @@ def test_sync_grows_as_the_cost_model_says_and_work_shrinks() -> None:
 
 
 def test_executors_beyond_the_cores_of_their_machine_take_turns() -> None:
-    crowded = Model(rehearsal(one_host=True))
-    own = Model(rehearsal())
+    crowded = StepModel(rehearsal(one_host=True))
+    own = StepModel(rehearsal())
     assert crowded.step(2, 200).work == pytest.approx(own.step(2, 200).work)
     assert crowded.step(4, 200).work == pytest.approx(2 * own.step(4, 200).work)
 
 
 def test_work_that_is_slower_beside_others_is_so_in_forecasts() -> None:
     found = rehearsal(together=[fit(2, 100, UPDATE + 6e-3, slower=1.3)], one_host=True)
-    model = Model(found)
+    model = StepModel(found)
     assert model.step(2, 200).work == pytest.approx(1.3 * 0.102, rel=0.01)
     assert model.step(1, 200).work == pytest.approx(0.202, rel=0.01)
     assert model.step(4, 200).work == pytest.approx(2 * 1.3 * 0.052, rel=0.01)
 
 
 def test_memory_has_activations_gradients_and_rows() -> None:
-    model = Model(rehearsal())
+    model = StepModel(rehearsal())
     jvm, python = model.memory(1, 200, 800)
     assert jvm == 300 * MB
     assert python == pytest.approx(420 * MB, rel=0.01)
@@ -152,7 +153,9 @@ def test_memory_has_activations_gradients_and_rows() -> None:
 
 
 def planned(found: Rehearsal, executors: Any = range(1, 65), **options: Any) -> ClusterPlan:
-    return make_plan(Model(found), dict.fromkeys(executors, "replicated"), rows=100_000, batch=200, **options)
+    return make_plan(
+        StepModel(found), dict.fromkeys(executors, "replicated"), rows=100_000, batch=200, **options
+    )
 
 
 def test_the_best_number_is_the_last_that_pays() -> None:

@@ -12,9 +12,10 @@ from pyspark.sql import functions as F
 from support.shipping import Classifier, fit_spec, ship
 from torch import nn
 
-from sparkdl import Dataset, frame
+from sparkdl import Dataset
 from sparkdl.exceptions import ModelError
 from sparkdl.train.passes.predict import assemble, flatten, run_prediction
+from sparkdl.wire import frame
 
 pytestmark = pytest.mark.jvm  # DataFrames
 

@@ -18,7 +18,6 @@ from support.checkpoints import LAYOUT, MODULE, STATE, point, setting
 from support.models import Everything, mlp
 from torch import nn
 
-from sparkdl import frame
 from sparkdl.allreduce import shard_files
 from sparkdl.allreduce.shard_files import decode, encode
 from sparkdl.exceptions import ConfigError
@@ -29,6 +28,7 @@ from sparkdl.train.checkpoint import CheckpointFolder, read_point
 from sparkdl.train.checkpoint.mark import sealed
 from sparkdl.train.checkpoint.resume import ResumePoint
 from sparkdl.train.checkpoint.setting import setting_of
+from sparkdl.wire import frame
 
 NAME = f"iteration-{STATE.iteration:08d}"
 

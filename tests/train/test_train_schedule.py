@@ -30,7 +30,7 @@ from torch.optim.lr_scheduler import (
 
 from sparkdl.exceptions import ConfigError
 from sparkdl.optim.spec import OptimizerSpec, optimizer_spec
-from sparkdl.train.schedule import (
+from sparkdl.train.options.schedule import (
     PerEpoch,
     PerIteration,
     linear_scaling,

@@ -22,7 +22,7 @@ from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import forward_backward
 from sparkdl.nn.objective import LossObjective
 from sparkdl.train import DropStragglers, EveryIterations, MaxIteration
-from sparkdl.train.stragglers import Allowance, Deadlines
+from sparkdl.train.options.stragglers import Allowance, Deadlines
 
 pytestmark = pytest.mark.jvm  # what is slow is told by time, of tasks that run side by side
 

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.train.state import TrainState
-from sparkdl.train.triggers import (
+from sparkdl.train.options.triggers import (
     EveryEpoch,
     EveryIterations,
     EverySeconds,
@@ -22,6 +21,7 @@ from sparkdl.train.triggers import (
     Plateaued,
     Trigger,
 )
+from sparkdl.train.state import TrainState
 
 EVERY = [EveryEpoch(), EveryIterations(1), EveryIterations(3), EverySeconds(0.5)]
 

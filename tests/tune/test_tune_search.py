@@ -12,7 +12,6 @@ from typing import Any
 import optuna
 import pytest
 
-from sparkdl import frame
 from sparkdl.exceptions import ConfigError
 from sparkdl.tune import (
     ASHA,
@@ -25,14 +24,15 @@ from sparkdl.tune import (
     choice,
     uniform,
 )
-from sparkdl.tune.advance import Advanced
-from sparkdl.tune.halving import rungs_of
 from sparkdl.tune.journal import Journal, Rung
-from sparkdl.tune.moves import Outline, Scheduler
+from sparkdl.tune.running.advance import Advanced
 from sparkdl.tune.sampling import Asker, sampler_of
+from sparkdl.tune.schedulers.halving import rungs_of
+from sparkdl.tune.schedulers.moves import Outline, Scheduler
 from sparkdl.tune.search import Search
 from sparkdl.tune.space import Space
 from sparkdl.tune.trial import Trial
+from sparkdl.wire import frame
 
 SPACE = Space({"x": uniform(0.0, 1.0), "kind": choice(["a", "b"]), "fixed": 7})
 

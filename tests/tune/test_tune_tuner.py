@@ -17,10 +17,11 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from sparkdl import Dataset, Trainer, attempts, tune
 from sparkdl.exceptions import ConfigError, ModelError
-from sparkdl.train.triggers import MaxEpoch
-from sparkdl.tune import distributed, parts, runners, shown
-from sparkdl.tune.advance import Advanced
-from sparkdl.tune.rows import shared
+from sparkdl.train.options.triggers import MaxEpoch
+from sparkdl.tune import parts, shown
+from sparkdl.tune.running import distributed, runners
+from sparkdl.tune.running.advance import Advanced
+from sparkdl.tune.running.shared_rows import shared
 from sparkdl.tune.views import divided_datasets
 
 RANDOM = np.random.default_rng(0)

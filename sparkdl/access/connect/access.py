@@ -23,13 +23,13 @@ from sparkdl.access.base import BytesRef, Published
 from sparkdl.access.connect.chain import ConnectChain, OnDriver, OnExecutors, numbered, whole
 from sparkdl.access.connect.files import new_files, send_files
 from sparkdl.access.connect.keeping import Keeping, is_lost
-from sparkdl.access.connect.rows import Rows, by_key
-from sparkdl.access.connect.tasks import ARROW_SCHEMA, SCHEMA, ArrowTask, Job, Written, in_batches
+from sparkdl.access.connect.rows import ConnectFrames, by_key
+from sparkdl.access.connect.tasks import ARROW_SCHEMA, SCHEMA, ArrowTask, TaskSpec, Written, in_batches
 from sparkdl.exceptions import ConfigError
-from sparkdl.frame import Parts
-from sparkdl.pieces import HEAD, joined, pieces_of
-from sparkdl.private import local_folders
 from sparkdl.session import Executors
+from sparkdl.wire.frame import Parts
+from sparkdl.wire.pieces import HEAD, joined, pieces_of
+from sparkdl.wire.private import local_folders
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -155,7 +155,7 @@ class ConnectAccess:
         """Occupy all slots for a moment, and ask who runs there."""
         begin = time.monotonic()
         # As many tasks as Spark thinks that the cluster has cores: nothing else tells their number.
-        df = self.spark.range(1 << 16).mapInArrow(ArrowTask(Job(_occupy, reads=False)), SCHEMA)
+        df = self.spark.range(1 << 16).mapInArrow(ArrowTask(TaskSpec(_occupy, reads=False)), SCHEMA)
         processes = {bytes(data) for data in joined(self._pieces(df))}
         self._next_look = time.monotonic() + _LOOKS * (time.monotonic() - begin)
         slots: dict[bytes, int] = {}
@@ -194,11 +194,11 @@ class ConnectAccess:
         """Return the DataFrame: what is cached of it keeps its plan."""
         return df
 
-    def written(self, df: DataFrame, write: Any, rows_per_batch: int) -> Rows:
+    def written(self, df: DataFrame, write: Any, rows_per_batch: int) -> ConnectFrames:
         """Return the frames that a function makes of a DataFrame's rows."""
-        return Rows(lambda: df.mapInArrow(Written(write), SCHEMA), rows_per_batch)
+        return ConnectFrames(lambda: df.mapInArrow(Written(write), SCHEMA), rows_per_batch)
 
-    def scattered(self, pieces: Iterable[tuple[int, bytes | Parts]], partitions: int) -> Rows:
+    def scattered(self, pieces: Iterable[tuple[int, bytes | Parts]], partitions: int) -> ConnectFrames:
         """Return frames of the driver in so many partitions."""
         rows = [
             (to, whole(piece))
@@ -210,25 +210,27 @@ class ConnectAccess:
         def make() -> DataFrame:
             return self._keeping.sent(by_key(self.spark.createDataFrame(table), partitions))
 
-        return Rows(make)
+        return ConnectFrames(make)
 
     # -- tasks ----------------------------------------------------------------------------------
 
     def describe(self, description: str | None) -> None:
         """Do nothing: only the server can name jobs."""
 
-    def stage(self, parent: Rows, task: Task, broadcasts: Sequence[Any] = (), *, profile: Any = None) -> Rows:
+    def stage(
+        self, parent: ConnectFrames, task: Task, broadcasts: Sequence[Any] = (), *, profile: Any = None
+    ) -> ConnectFrames:
         """Return the frames that a task makes of each partition."""
-        function = ArrowTask(Job(task, unlink=self.outdated))
-        return Rows(lambda: parent.df.mapInArrow(function, SCHEMA, profile=profile), parent=parent)
+        function = ArrowTask(TaskSpec(task, unlink=self.outdated))
+        return ConnectFrames(lambda: parent.df.mapInArrow(function, SCHEMA, profile=profile), parent=parent)
 
-    def collect(self, frames: Rows) -> list[bytes]:
+    def collect(self, frames: ConnectFrames) -> list[bytes]:
         """Run a job and return its frames."""
         found = [whole(data) for data in joined(piece for _, _, piece in self.rows_of(frames))]
         frames.collected = found
         return found
 
-    def rows_of(self, frames: Rows) -> list[tuple[int, int, bytes]]:
+    def rows_of(self, frames: ConnectFrames) -> list[tuple[int, int, bytes]]:
         """Run a job and return the key, the source and the piece of each row."""
         with self._batches_of(frames):
             try:
@@ -253,7 +255,7 @@ class ConnectAccess:
         """Run a task in each slot, and on each executor so many times, if Spark spreads tasks evenly."""
         offered = self._offered or self.executors()
         tasks = offered.count * max(times, offered.tasks)
-        job = ArrowTask(Job(_Lingering(task), reads=False, unlink=self.outdated))
+        job = ArrowTask(TaskSpec(_Lingering(task), reads=False, unlink=self.outdated))
         df = self.spark.range(0, tasks, 1, tasks).mapInArrow(job, SCHEMA)
         return [whole(data) for data in joined(self._pieces(df))]
 
@@ -261,13 +263,13 @@ class ConnectAccess:
         """Do nothing: a client's call ends with its job."""
         return
 
-    def chain(self, tokens: Rows, ranks: int, profile: Any) -> ConnectChain:
+    def chain(self, tokens: ConnectFrames, ranks: int, profile: Any) -> ConnectChain:
         """Return what runs groups over a partition store."""
         return ConnectChain(self, tokens, ranks, profile)
 
     def _pieces(self, df: DataFrame) -> Iterator[bytes]:
         """Run a job that reads no frames, and yield the piece of each row."""
-        return (piece for _, _, piece in self.rows_of(Rows(lambda: df)))
+        return (piece for _, _, piece in self.rows_of(ConnectFrames(lambda: df)))
 
     def _run(self, df: DataFrame) -> pa.Table:
         """Run a job, which Ctrl-C ends on the server, too."""
@@ -284,19 +286,19 @@ class ConnectAccess:
 
     # -- keeping --------------------------------------------------------------------------------
 
-    def persist(self, frames: Rows) -> None:
+    def persist(self, frames: ConnectFrames) -> None:
         """Keep frames on the executors that compute them."""
         with self._batches_of(frames):
             self._keeping.keep(frames)
 
-    def unpersist(self, frames: Rows | OnExecutors | OnDriver, *, wait: bool = False) -> None:
+    def unpersist(self, frames: ConnectFrames | OnExecutors | OnDriver, *, wait: bool = False) -> None:
         """Stop keeping frames."""
-        if isinstance(frames, Rows):
+        if isinstance(frames, ConnectFrames):
             self._keeping.let_go(frames, wait=wait)
         else:
             frames.release()
 
-    def forget(self, frames: Rows, partition: int) -> None:
+    def forget(self, frames: ConnectFrames, partition: int) -> None:
         """Let the next job compute the frames again: all of them, for Spark Connect knows no partitions."""
         self.unpersist(frames, wait=True)
         frames.replace(None)
@@ -311,7 +313,7 @@ class ConnectAccess:
         return OnDriver(numbered(pieces, shards))
 
     @contextmanager
-    def _batches_of(self, frames: Rows) -> Iterator[None]:
+    def _batches_of(self, frames: ConnectFrames) -> Iterator[None]:
         """Let tasks get as many rows of the source at a time as frames say; one thread at a time."""
         wanted = frames.batch
         if wanted is None:

@@ -14,12 +14,12 @@ from sparkdl._spark.errors import is_job_failure
 from sparkdl._spark.frames import Task
 from sparkdl.access.base import RESULT
 from sparkdl.access.connect.files import KeptFile
-from sparkdl.access.connect.rows import Rows, by_key
-from sparkdl.access.connect.tasks import LOST, SCHEMA, ArrowTask, Job, Leaving, OverKept, Round
+from sparkdl.access.connect.rows import ConnectFrames, by_key
+from sparkdl.access.connect.tasks import LOST, SCHEMA, ArrowTask, Leaving, OverKept, Round, TaskSpec
 from sparkdl.access.in_pieces import ChainTask, per_round
 from sparkdl.exceptions import TaskError
-from sparkdl.frame import Buffer
-from sparkdl.pieces import PIECE_BYTES, joined
+from sparkdl.wire.frame import Buffer
+from sparkdl.wire.pieces import PIECE_BYTES, joined
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -41,15 +41,17 @@ class Runs(Protocol):
         """Files that executors may delete."""
         ...
 
-    def stage(self, parent: Rows, task: Task, broadcasts: Sequence[Any] = (), *, profile: Any = None) -> Rows:
+    def stage(
+        self, parent: ConnectFrames, task: Task, broadcasts: Sequence[Any] = (), *, profile: Any = None
+    ) -> ConnectFrames:
         """Return the frames that a task makes of each partition."""
         ...
 
-    def collect(self, frames: Rows) -> list[bytes]:
+    def collect(self, frames: ConnectFrames) -> list[bytes]:
         """Run a job and return its frames."""
         ...
 
-    def rows_of(self, frames: Rows) -> list[Row]:
+    def rows_of(self, frames: ConnectFrames) -> list[Row]:
         """Run a job and return the key, the source and the piece of each row."""
         ...
 
@@ -57,15 +59,15 @@ class Runs(Protocol):
         """Do some work at least once on each executor."""
         ...
 
-    def persist(self, frames: Rows) -> None:
+    def persist(self, frames: ConnectFrames) -> None:
         """Keep frames on the executors that compute them."""
         ...
 
-    def unpersist(self, frames: Rows) -> None:
+    def unpersist(self, frames: ConnectFrames) -> None:
         """Stop keeping frames."""
         ...
 
-    def forget(self, frames: Rows, partition: int) -> None:
+    def forget(self, frames: ConnectFrames, partition: int) -> None:
         """Let the next job compute the frames again."""
         ...
 
@@ -130,7 +132,7 @@ class ConnectChain:
     """
 
     access: Runs
-    tokens: Rows
+    tokens: ConnectFrames
     ranks: int
     profile: Any
     alive: set[str] = field(default_factory=set)
@@ -174,7 +176,7 @@ class ConnectChain:
         """Run a group as stages with shuffles between them; what is to stay goes to the driver."""
         tokens = self.tokens.collected
         functions = [
-            ArrowTask(Job(task, keyed=True, first=tokens if number else (), unlink=self.access.outdated))
+            ArrowTask(TaskSpec(task, keyed=True, first=tokens if number else (), unlink=self.access.outdated))
             for number, task in enumerate(tasks)
         ]
 
@@ -186,7 +188,7 @@ class ConnectChain:
                 df = df.mapInArrow(function, SCHEMA, profile=self.profile)
             return df
 
-        made = Rows(make, parent=self.tokens)
+        made = ConnectFrames(make, parent=self.tokens)
         # State is up to three times as long as the weights.
         large = 4 * (kept_bytes or 0) > per_round(self.ranks) * PIECE_BYTES
         rows = self._in_rounds(made) if large else self.access.rows_of(made)
@@ -199,7 +201,7 @@ class ConnectChain:
                 kept[source].append(piece)
         return list(joined(results)), OnDriver(kept)
 
-    def _in_rounds(self, made: Rows) -> list[Row]:
+    def _in_rounds(self, made: ConnectFrames) -> list[Row]:
         """Run stages once, and bring what they made here by several jobs, each of a part of it."""
         self.access.persist(made)
         try:
@@ -209,7 +211,7 @@ class ConnectChain:
             step = per_round(self.ranks)
             for first in count(0, step):
                 found = self.access.rows_of(
-                    Rows(partial(_passed, made, Round(first, first + step)), parent=made)
+                    ConnectFrames(partial(_passed, made, Round(first, first + step)), parent=made)
                 )
                 rows += found
                 if not found:
@@ -234,7 +236,7 @@ class ConnectChain:
                 _log.debug("files of a group were not deleted: %s", error)
 
 
-def _passed(made: Rows, some: Round) -> DataFrame:
+def _passed(made: ConnectFrames, some: Round) -> DataFrame:
     return made.df.mapInArrow(some, SCHEMA)
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sparkdl.access.base import BytesRef
-from sparkdl.frame import Parts, size
-from sparkdl.private import local_folders, make_folder, opener
+from sparkdl.wire.frame import Parts, size
+from sparkdl.wire.private import local_folders, make_folder, opener
 
 _ROOT = "sparkdl-kept"
 _LENGTH = struct.Struct("<q")

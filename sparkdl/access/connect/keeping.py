@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sparkdl._spark.errors import is_job_failure
-from sparkdl.access.connect.rows import Rows
+from sparkdl.access.connect.rows import ConnectFrames
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -60,7 +60,7 @@ class Keeping:
 
     _told: set[str] = field(default_factory=set)
 
-    def keep(self, frames: Rows) -> None:
+    def keep(self, frames: ConnectFrames) -> None:
         """Keep frames on the executors that compute them.
 
         Raises:
@@ -82,7 +82,7 @@ class Keeping:
                 frames.replace(kept)
                 self._tell(_CHECKPOINT, error)
 
-    def let_go(self, frames: Rows, *, wait: bool = False) -> None:
+    def let_go(self, frames: ConnectFrames, *, wait: bool = False) -> None:
         """Stop keeping frames; a local checkpoint goes when nobody refers to its DataFrame."""
         if not frames.persisted:
             return
@@ -92,7 +92,7 @@ class Keeping:
         else:
             frames.replace(None)
 
-    def renew(self, frames: Rows) -> None:
+    def renew(self, frames: ConnectFrames) -> None:
         """Let frames, and all that they are made of, be computed again, and what of them was kept be kept."""
         kept = [rows for rows in frames.line if rows.persisted]
         for rows in frames.line:

@@ -30,7 +30,7 @@ def by_key(df: DataFrame, partitions: int) -> DataFrame:
 
 
 @dataclass(eq=False, slots=True)
-class Rows:
+class ConnectFrames:
     """Frames on the executors.
 
     Attributes:
@@ -45,7 +45,7 @@ class Rows:
 
     make: Callable[[], DataFrame]
     rows_per_batch: int | None = None
-    parent: Rows | None = None
+    parent: ConnectFrames | None = None
     persisted: bool = False
     cached: bool = False
     stays: bool = False
@@ -60,7 +60,7 @@ class Rows:
         return self._df
 
     @property
-    def line(self) -> list[Rows]:
+    def line(self) -> list[ConnectFrames]:
         """These frames, and all that they are made of."""
         found, rows = [self], self.parent
         while rows is not None:

@@ -15,12 +15,12 @@ from typing import Any
 import cloudpickle
 import pyarrow as pa
 
-from sparkdl import frame
 from sparkdl._spark.frames import Task, keyed_by
 from sparkdl.access.base import RESULT
 from sparkdl.access.connect.files import KeptFile, sent_file
-from sparkdl.frame import Buffer, Parts
-from sparkdl.pieces import joined, pieces_of
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Buffer, Parts
+from sparkdl.wire.pieces import joined, pieces_of
 
 SCHEMA = "key int, frame binary"
 """Columns of a DataFrame of frames."""
@@ -39,7 +39,7 @@ Row = tuple[int, bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TaskSpec:
     """What a task does.
 
     Attributes:
@@ -58,7 +58,7 @@ class Job:
 
 
 class ArrowTask:
-    """A :class:`Job` as a function from Arrow batches to Arrow batches.
+    """A :class:`TaskSpec` as a function from Arrow batches to Arrow batches.
 
     The job is pickled once: Spark recognises a cached DataFrame by the bytes of its functions.
 
@@ -66,13 +66,13 @@ class ArrowTask:
         job: the job.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: TaskSpec) -> None:
         self._job: bytes = cloudpickle.dumps(job)
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the task of a partition."""
         partition = partition_id()
-        job: Job = cloudpickle.loads(self._job)
+        job: TaskSpec = cloudpickle.loads(self._job)
         for name in job.unlink:
             with suppress(OSError):
                 os.unlink(sent_file(name))

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from sparkdl.compute import problems
 from sparkdl.compute.problems import Problem
-from sparkdl.frame import Array, Frame
+from sparkdl.wire.frame import Array, Frame
 
 
 @dataclass(frozen=True, slots=True)

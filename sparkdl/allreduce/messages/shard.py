@@ -9,15 +9,15 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl import buffers
 from sparkdl.allreduce.messages.reports import Reports
-from sparkdl.codec import Cast, Codec, Encoded, rounded
-from sparkdl.codec import decode as decode_values
-from sparkdl.codec import encode as encode_values
-from sparkdl.frame import Array, Frame
-from sparkdl.held import Held, Owned, held
-from sparkdl.layout import ParamLayout
-from sparkdl.rows import Rows
+from sparkdl.wire import buffers
+from sparkdl.wire.codec import Cast, Codec, Encoded, rounded
+from sparkdl.wire.codec import decode as decode_values
+from sparkdl.wire.codec import encode as encode_values
+from sparkdl.wire.frame import Array, Frame
+from sparkdl.wire.held import Held, Owned, held
+from sparkdl.wire.layout import ParamLayout
+from sparkdl.wire.touched_rows import TouchedRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Shard:
     def read(cls, message: Frame, mine: bool) -> Shard:
         """Read what :meth:`frame` returned."""
         meta = {n: v for n, v in message.meta.items() if n not in ("kind", "source", "weight")}
-        tables = {n: a for n, a in message.arrays.items() if Rows.names(n)}
+        tables = {n: a for n, a in message.arrays.items() if TouchedRows.names(n)}
         arrays = {n: a for n, a in message.arrays.items() if n != "used" and n not in tables}
         coded = Encoded(meta, arrays)
         used = message.arrays["used"]
@@ -63,7 +63,7 @@ class Shard:
         weight: float,
         values: Array,
         used: NDArray[np.bool_],
-        rows: Rows | None = None,
+        rows: TouchedRows | None = None,
         start: int = 0,
         codec: Codec = "fp32",
         left_out: Array | None = None,
@@ -91,9 +91,9 @@ class Shard:
                 rows.put(rest, left_out, start)
         return cls(source, weight, coded, used, rows.arrays if rows is not None else {})
 
-    def rows(self, layout: ParamLayout) -> Rows:
+    def rows(self, layout: ParamLayout) -> TouchedRows:
         """Return which elements are sent."""
-        return Rows.read(layout, self.tables)
+        return TouchedRows.read(layout, self.tables)
 
     def values(self, layout: ParamLayout, start: int, stop: int) -> Held[Array]:
         """Decode the gradient of elements [start, stop)."""
@@ -108,11 +108,11 @@ class Shard:
         as_sent = any(sent is array for array in self.coded.arrays.values())
         return held(sent, mine=self.mine) if as_sent else Owned(sent)
 
-    def renumbered(self, onto: Rows) -> Shard:
+    def renumbered(self, onto: TouchedRows) -> Shard:
         """Return the gradient of all weights as one of a packed vector, which covers all of its rows."""
         own = self.rows(onto.layout).tables
         places = {i: np.searchsorted(onto.tables[i], own[i]) for i in own.keys() & onto.tables}
-        tables = {**self.tables, **Rows(onto.packed, places).arrays}
+        tables = {**self.tables, **TouchedRows(onto.packed, places).arrays}
         return Shard(self.source, self.weight, self.coded, self.used, tables, self.mine)
 
 

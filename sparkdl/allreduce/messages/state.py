@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sparkdl.frame import Array, Frame
-from sparkdl.held import Held, Owned, Shared, held
+from sparkdl.wire.frame import Array, Frame
+from sparkdl.wire.held import Held, Owned, Shared, held
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Optimizer state of a shard, or of all weights, as :mod:`sparkdl.optim.shard_run` writes it.
+    """Optimizer state of a shard, or of all weights, as :mod:`sparkdl.optim.shard.run` writes it.
 
     Attributes:
         state: its frame.

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from sparkdl.compute.lookup import Asked, Found, RowGradient
-from sparkdl.frame import Array, Frame
 from sparkdl.keyed.entries import Entries
+from sparkdl.wire.frame import Array, Frame
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
-from sparkdl import frame
 from sparkdl.allreduce.messages.reports import GroupReport, Problems, Report, Reports
 from sparkdl.allreduce.messages.shard import Partials, Shard, Totals, UpdatedShard
 from sparkdl.allreduce.messages.state import Average, Master, State
 from sparkdl.allreduce.messages.tables import FoundRows, OwnedRows, RowGradients, Together, WantedRows
-from sparkdl.frame import Frame, Packed, Parts
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Frame, Packed, Parts
 
 Message = (
     Shard

@@ -17,8 +17,8 @@ from sparkdl.allreduce.messages import GroupReport, M, Message, of_type
 from sparkdl.compute.start import Start
 from sparkdl.compute.stopwatch import Stopwatch
 from sparkdl.compute.worker import Worker
-from sparkdl.data.store import Token
-from sparkdl.frame import Array, Packed
+from sparkdl.data.store.partition import Token
+from sparkdl.wire.frame import Array, Packed
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl import frame
 from sparkdl.allreduce.messages import Report, Shard
 from sparkdl.allreduce.plans.base import Participant
 from sparkdl.compute.forward_backward import Contribution, ForwardBackward
 from sparkdl.compute.spec import FitSpec
-from sparkdl.frame import Array
-from sparkdl.layout import ParamLayout
-from sparkdl.rows import Indices, Rows, nonzero_rows
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Array
+from sparkdl.wire.layout import ParamLayout
+from sparkdl.wire.touched_rows import Indices, TouchedRows, nonzero_rows
 
 _SCANNED_BYTES = 64 << 10
 """Tables of this size and more are looked through for rows of zeros."""
@@ -100,7 +100,7 @@ def report(me: Participant, contribution: Contribution) -> Report:
     )
 
 
-def _rows(values: Array, touched: Mapping[int, NDArray[np.bool_]], spec: FitSpec) -> Rows | None:
+def _rows(values: Array, touched: Mapping[int, NDArray[np.bool_]], spec: FitSpec) -> TouchedRows | None:
     """Return the rows of tables to send; ``None`` to send everything."""
     tables: dict[int, Indices] = {index: np.flatnonzero(mask) for index, mask in touched.items()}
     for index in spec.scanned:
@@ -110,7 +110,7 @@ def _rows(values: Array, touched: Mapping[int, NDArray[np.bool_]], spec: FitSpec
         rows = nonzero_rows(values[table.offset : table.end].reshape(table.shape[0], -1))
         if len(rows) * _WORTHWHILE <= table.shape[0]:
             tables[index] = rows
-    return Rows(spec.layout, tables) if tables else None
+    return TouchedRows(spec.layout, tables) if tables else None
 
 
 def _touched_with(

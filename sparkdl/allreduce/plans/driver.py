@@ -13,7 +13,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from sparkdl import frame
 from sparkdl.access.base import BytesRef
 from sparkdl.allreduce import shards
 from sparkdl.allreduce.directives import Directives, Step
@@ -35,9 +34,10 @@ from sparkdl.allreduce.update.buffers import combine_reports
 from sparkdl.allreduce.update.shard import Finished, ShardUpdate, update_shard
 from sparkdl.compute.forward_backward import ForwardBackward
 from sparkdl.compute.start import Start
-from sparkdl.frame import Array, Packed
-from sparkdl.held import Shared
-from sparkdl.layout import ParamLayout
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Array, Packed
+from sparkdl.wire.held import Shared
+from sparkdl.wire.layout import ParamLayout
 
 _ONE_SHARD_BYTES = 4 << 20
 """Up to this size an update that needs reductions runs as one shard: nothing is left to reduce, and
@@ -101,7 +101,7 @@ class ThroughDriver:
         assert start.weights is not None
         forward = step.forward(start, tells=False)
         return [
-            _Forward(self.shards, start.weights, forward),
+            _ForwardBackward(self.shards, start.weights, forward),
             self.update(start, step.directives, ()),
         ]
 
@@ -128,7 +128,7 @@ class ThroughDriver:
 
 
 @dataclass(frozen=True, slots=True)
-class _Forward:
+class _ForwardBackward:
     """Forward and backward pass from the weights that the driver has published."""
 
     shards: int

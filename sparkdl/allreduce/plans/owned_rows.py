@@ -21,9 +21,9 @@ from sparkdl.allreduce.update.table import beginning, update_table
 from sparkdl.compute.problems import LackingState, ProblemError
 from sparkdl.compute.row_owner import RowOwner, first_entries
 from sparkdl.compute.start import Start
-from sparkdl.frame import Packed
 from sparkdl.keyed.mix import Ids, distinct
 from sparkdl.nn.embedding import embedding_variables
+from sparkdl.wire.frame import Packed
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Touched:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class RowChange:
     """What a change has done to an owner's rows.
 
     Attributes:
@@ -93,7 +93,7 @@ class Change:
         return OwnedRows(entries, self.figures)
 
 
-def bring(me: Participant, point: Point, change: Callable[[RowOwner], Change] | None = None) -> RowOwner:
+def bring(me: Participant, point: Point, change: Callable[[RowOwner], RowChange] | None = None) -> RowOwner:
     """Return what this rank owns at a point of the group.
 
     Args:
@@ -151,7 +151,7 @@ def changed(
     gradients: Sequence[RowGradients],
     wanted: Sequence[WantedRows],
     directives: Directives | None,
-) -> Change:
+) -> RowChange:
     """Apply the gradients of a step, evict, and count the look-ups of the next step.
 
     Args:
@@ -197,7 +197,7 @@ def changed(
             "looked_up": looked_up,
             "hot": hot,
         }
-    return Change(iteration, touched, figures)
+    return RowChange(iteration, touched, figures)
 
 
 def everything(owner: RowOwner) -> OwnedRows:

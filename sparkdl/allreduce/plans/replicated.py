@@ -6,7 +6,7 @@ An all-gather of gradients, after which all do the same update, in the same orde
 
 What travels grows with the number of ranks, so this is for small models, and for large tables of which a
 batch touches few rows: of tables whose optimizer is lazy only the rows that any rank has touched are sent
-and updated (:mod:`sparkdl.rows`). Nothing else tells the two apart.
+and updated (:mod:`sparkdl.wire.touched_rows`). Nothing else tells the two apart.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from sparkdl import frame
 from sparkdl.allreduce import shards
 from sparkdl.allreduce.directives import Directives, Step
 from sparkdl.allreduce.kept import Kept, cut_kept, unpacked
@@ -49,16 +48,17 @@ from sparkdl.allreduce.update.buffers import combine_reports
 from sparkdl.allreduce.update.shard import Finished, ShardUpdate, update_shard
 from sparkdl.compute import live_model
 from sparkdl.compute.forward_backward import ForwardBackward
-from sparkdl.compute.live_model import Change, LiveModel
+from sparkdl.compute.live_model import LiveModel, WeightChange
 from sparkdl.compute.local_store import encode
 from sparkdl.compute.problems import ProblemError
 from sparkdl.compute.spec import FitSpec
-from sparkdl.compute.start import Start, Version
-from sparkdl.frame import Array, Packed
-from sparkdl.held import Owned, Shared
-from sparkdl.layout import ParamLayout
-from sparkdl.optim.packed import lazy_tables, packed_optimizer
-from sparkdl.rows import Rows, union
+from sparkdl.compute.start import ModelVersion, Start
+from sparkdl.optim.shard.packed import lazy_tables, packed_optimizer
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Array, Packed
+from sparkdl.wire.held import Owned, Shared
+from sparkdl.wire.layout import ParamLayout
+from sparkdl.wire.touched_rows import TouchedRows, union
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +159,7 @@ class _UpdateAll:
             yield ToSelf(self._after(0).part(f"gradient-{me.rank}"), [shard], lent=True)
         yield ToAll(contribute.report(me, contribution))
 
-    def _after(self, steps: int) -> Version:
+    def _after(self, steps: int) -> ModelVersion:
         """Return the version that this phase's update makes, or one some steps later."""
         return self.start.after(self.done + 1 + steps)
 
@@ -188,11 +188,11 @@ class _UpdateAll:
         live.apply(change, version)
         return live
 
-    def _bring(self, me: Participant, version: Version) -> LiveModel:
+    def _bring(self, me: Participant, version: ModelVersion) -> LiveModel:
         worker = me.worker
         return live_model.bring(worker.live, worker.spec, worker.replica, worker.files, self.start, version)
 
-    def _update(self, me: Participant, live: LiveModel, inbox: Inbox) -> Change:
+    def _update(self, me: Participant, live: LiveModel, inbox: Inbox) -> WeightChange:
         """Make the next version of the elements that the gradients cover."""
         directives, spec = self.directives, me.worker.spec
         assert directives is not None
@@ -226,7 +226,7 @@ class _UpdateAll:
         assert isinstance(made, Finished)  # one shard: its sums are the totals
         facts = {"updates": [made.shard.facts.told()], "reports": list(reports.reports)}
         told = live_model.report(facts) if me.tells else b""
-        return Change(
+        return WeightChange(
             rows,
             made.shard.held.value,
             reports.buffers.get("buffers", live.buffers),
@@ -269,16 +269,16 @@ def _lazy(spec: FitSpec, live: LiveModel, directives: Directives) -> list[int]:
     return lazy_tables(live.optimizer, spec.tables, directives.hyper, late=late)
 
 
-def _covered(spec: FitSpec, arrived: Sequence[Shard], tables: Sequence[int]) -> Rows:
+def _covered(spec: FitSpec, arrived: Sequence[Shard], tables: Sequence[int]) -> TouchedRows:
     """Return the elements that the gradients concern: of some tables, the rows that any source has touched.
 
     At least one of each, so that no parameter is empty.
     """
     if not tables:
-        return Rows(spec.layout, {})
+        return TouchedRows(spec.layout, {})
     touched = union(spec.layout, [shard.rows(spec.layout) for shard in arrived])
     first = np.zeros(1, np.int64)
     covered = {
         index: rows if len(rows) else first for index, rows in touched.tables.items() if index in tables
     }
-    return Rows(spec.layout, covered)
+    return TouchedRows(spec.layout, covered)

@@ -51,7 +51,7 @@ from sparkdl.allreduce.plans.base import (
 from sparkdl.allreduce.plans.sharded_files import (
     WEIGHTS,
     Buffers,
-    Model,
+    ModelFiles,
     OwnShard,
     model_after,
     model_before,
@@ -61,15 +61,15 @@ from sparkdl.allreduce.plans.sharded_files import (
 )
 from sparkdl.allreduce.update.buffers import combine_reports
 from sparkdl.allreduce.update.shard import Finished, ShardUpdate, update_shard
-from sparkdl.codec import rounded
 from sparkdl.compute.forward_backward import ForwardBackward
 from sparkdl.compute.local_store import encode
 from sparkdl.compute.problems import LackingState, ProblemError
 from sparkdl.compute.spec import FitSpec
 from sparkdl.compute.start import Start
-from sparkdl.frame import Array, Packed
-from sparkdl.layout import ParamLayout
 from sparkdl.optim.reduction import add_up
+from sparkdl.wire.codec import rounded
+from sparkdl.wire.frame import Array, Packed
+from sparkdl.wire.layout import ParamLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +176,7 @@ class _Gather:
                 yield ToRank(n, shard)
         yield ToRank(0, contribute.report(me, contribution))
 
-    def _first(self, me: Participant, spec: FitSpec) -> tuple[Model, Sequence[Array]]:
+    def _first(self, me: Participant, spec: FitSpec) -> tuple[ModelFiles, Sequence[Array]]:
         """Return the model and weights from which the group starts."""
         start, files = self.start, me.worker.files
         version = start.version
@@ -185,24 +185,24 @@ class _Gather:
             gradients = version.part("gradient-")
             files.forget_all(lambda name: not name.startswith(gradients))
         if start.weights is None:
-            weights, model = read_weights(files, version), Model.read(files, version)
+            weights, model = read_weights(files, version), ModelFiles.read(files, version)
             if weights is None or model is None:
                 raise ProblemError(LackingState(version.iteration, WEIGHTS))
-            return Model(model.arrays, []), weights
+            return ModelFiles(model.arrays, []), weights
         sent = start.load_weights(files, once=True)
         assert sent is not None
         # For the tasks that want nothing else, and need not read all that the driver has sent.
-        model = Model({name: np.array(sent.arrays[name]) for name in ("buffers", "counters")}, [])
+        model = ModelFiles({name: np.array(sent.arrays[name]) for name in ("buffers", "counters")}, [])
         model.leave(files, start, 0)
         params, codec = sent.arrays["params"], spec.weights_codec
         bounds = shards.bounds(len(params), me.ranks)
         return model, [rounded(codec, params[begin:end]) for begin, end in bounds]
 
-    def _arrived(self, me: Participant, inbox: Inbox, spec: FitSpec) -> tuple[Model, Sequence[Array]]:
+    def _arrived(self, me: Participant, inbox: Inbox, spec: FitSpec) -> tuple[ModelFiles, Sequence[Array]]:
         """Return the model after the steps so far, and its weights in shards."""
         files, version = me.worker.files, self.start.after(self.done)
         # By another task on this executor, or an earlier attempt of this one.
-        model, weights = Model.read(files, version), read_weights(files, version)
+        model, weights = ModelFiles.read(files, version), read_weights(files, version)
         if model is not None and len(model.trail) == self.done and weights is not None:
             return model, weights
         before = model_after(self.start, self.done - 1, files)
@@ -223,11 +223,11 @@ class _Gather:
         facts = {"updates": [part.facts.told() for part in parts], "reports": list(reports)}
         # On all ranks: what one leaves when the group has ended is found by others of its executor.
         told_here = json.dumps(facts, separators=(",", ":")).encode()
-        model = Model(arrays, [*before.trail, told_here])
+        model = ModelFiles(arrays, [*before.trail, told_here])
         model.leave(files, self.start, self.done)
         return model, weights
 
-    def _finish(self, me: Participant, model: Model, inbox: Inbox) -> Iterator[Send]:
+    def _finish(self, me: Participant, model: ModelFiles, inbox: Inbox) -> Iterator[Send]:
         """Keep the shard; the first rank tells the driver how it went."""
         (own,) = (part for part in inbox.of(UpdatedShard) if not part.is_coded)
         kept: list[State | Average] = [*inbox.of(State), *inbox.of(Average)]

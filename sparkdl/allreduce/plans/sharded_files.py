@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparkdl import frame
 from sparkdl.allreduce import messages as told
 from sparkdl.allreduce.messages import Average, Message, State, UpdatedShard, of_type
 from sparkdl.compute.local_store import LocalStore
 from sparkdl.compute.problems import LackingState, ProblemError
-from sparkdl.compute.start import Start, Version
-from sparkdl.frame import Array
-from sparkdl.held import Held, Owned
+from sparkdl.compute.start import ModelVersion, Start
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Array
+from sparkdl.wire.held import Held, Owned
 
 WEIGHTS = "weights"
 """Part of a version: its shards, as they have arrived on an executor."""
@@ -66,7 +66,7 @@ class OwnShard:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelFiles:
     """A version of the model on an executor, but for its weights.
 
     Attributes:
@@ -79,7 +79,7 @@ class Model:
     trail: Sequence[bytes]
 
     @classmethod
-    def read(cls, files: LocalStore, version: Version) -> Model | None:
+    def read(cls, files: LocalStore, version: ModelVersion) -> ModelFiles | None:
         """Return what this executor has of a version, or ``None``."""
         found = files.read(version.name)
         if found is None:
@@ -117,26 +117,26 @@ def model_before(
     return buffers, None if params is None else Owned(np.array(params[bounds[0] : bounds[1]]))
 
 
-def model_after(start: Start, done: int, files: LocalStore) -> Model:
+def model_after(start: Start, done: int, files: LocalStore) -> ModelFiles:
     """Return the model after some steps of a group."""
     if done:
         return _model_of_group(start, done, files)
-    found = Model.read(files, start.version)
+    found = ModelFiles.read(files, start.version)
     if found is None:
         sent = start.load_weights(files, once=True)
         if sent is None:
             raise ProblemError(LackingState(start.version.iteration, "the buffers"))
-        return Model(sent.arrays, [])
-    return Model(found.arrays, [])
+        return ModelFiles(sent.arrays, [])
+    return ModelFiles(found.arrays, [])
 
 
-def read_weights(files: LocalStore, version: Version) -> Sequence[Array] | None:
+def read_weights(files: LocalStore, version: ModelVersion) -> Sequence[Array] | None:
     """Return the shards that a task of this executor has left."""
     found = files.read(version.part(WEIGHTS))
     return None if found is None else list(frame.unpack(found[0]).arrays.values())
 
 
-def write_weights(files: LocalStore, version: Version, weights: Sequence[Array]) -> None:
+def write_weights(files: LocalStore, version: ModelVersion, weights: Sequence[Array]) -> None:
     """Leave the shards of the weights, as they have arrived."""
     arrays = {str(i): values for i, values in enumerate(weights)}
     files.leave(version.part(WEIGHTS), [frame.pack({"kind": WEIGHTS}, arrays)])
@@ -147,10 +147,10 @@ def shard_part(n: int) -> str:
     return f"shard-{n}"
 
 
-def _model_of_group(start: Start, done: int, files: LocalStore) -> Model:
+def _model_of_group(start: Start, done: int, files: LocalStore) -> ModelFiles:
     """Return the model after at least one step of a group."""
     version = start.after(done)
-    found = Model.read(files, version)
+    found = ModelFiles.read(files, version)
     if found is None or len(found.trail) != done:
         raise ProblemError(LackingState(version.iteration, "the buffers"))
     return found

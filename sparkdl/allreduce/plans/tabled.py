@@ -51,9 +51,9 @@ from sparkdl.compute.forward_backward import ForwardBackward
 from sparkdl.compute.lookup import Asked, Found, RowGradient
 from sparkdl.compute.row_owner import RowOwner
 from sparkdl.compute.start import Start
-from sparkdl.frame import Array, Packed
 from sparkdl.keyed.mix import owners
 from sparkdl.nn.embedding import embedding_variables
+from sparkdl.wire.frame import Array, Packed
 
 _ROWS_BYTES = 1 << 20
 """About what the rows of a batch take; nobody knows beforehand."""

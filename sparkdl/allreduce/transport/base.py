@@ -15,7 +15,7 @@ from sparkdl.allreduce.plans.base import Inbox, Participant, Phase, Plan, Send, 
 from sparkdl.compute.local_store import LocalStore
 from sparkdl.compute.problems import LackingState, Problem, ProblemError, in_order
 from sparkdl.compute.start import Start
-from sparkdl.frame import Parts
+from sparkdl.wire.frame import Parts
 
 PersistedRef = Any
 """What a transport has let Spark keep; opaque to others."""

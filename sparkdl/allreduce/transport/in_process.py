@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sparkdl import frame
 from sparkdl.access.base import BytesRef, Published
 from sparkdl.access.in_pieces import ChainTask
 from sparkdl.allreduce import messages
@@ -37,10 +36,11 @@ from sparkdl.allreduce.transport.base import Group, GroupResult, perform, read_l
 from sparkdl.compute.problems import LostPeer
 from sparkdl.compute.stopwatch import Stopwatch
 from sparkdl.compute.worker import Worker
-from sparkdl.data.built import Store
-from sparkdl.data.store import Token
-from sparkdl.frame import Array, Frame, Packed
+from sparkdl.data.store.built import PartitionStore
+from sparkdl.data.store.partition import Token
 from sparkdl.optim.reduction import add_up
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Array, Frame, Packed
 
 
 class LostRankError(Exception):
@@ -367,7 +367,7 @@ class InProcessCluster:
         """Return that there is one."""
         return 1
 
-    def crowded(self, store: Store) -> list[int]:
+    def crowded(self, store: PartitionStore) -> list[int]:
         """Return none: sites do not hold partitions."""
         return []
 

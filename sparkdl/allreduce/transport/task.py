@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparkdl import frame
 from sparkdl._spark.frames import key
 from sparkdl.access.base import FRAMES_PER_RANK
 from sparkdl.allreduce import messages
@@ -18,8 +17,9 @@ from sparkdl.allreduce.transport.base import perform, read_left, to_driver
 from sparkdl.compute.local_store import LocalStore, decode, encode
 from sparkdl.compute.stopwatch import Stopwatch
 from sparkdl.compute.worker import FitRef
-from sparkdl.data.store import Token
-from sparkdl.frame import Buffer, Frame, Parts
+from sparkdl.data.store.partition import Token
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Buffer, Frame, Parts
 
 _LEFT = "left"
 """Kind of the frame that stands for messages which a rank has left for itself on its executor."""

@@ -18,10 +18,10 @@ from sparkdl.allreduce.transport.base import Group, GroupResult
 from sparkdl.allreduce.transport.task import PhaseTask
 from sparkdl.compute.stragglers import Allowance
 from sparkdl.compute.worker import FitRef
-from sparkdl.data.built import Store
-from sparkdl.frame import Array
+from sparkdl.data.store.built import PartitionStore
 from sparkdl.optim.reduction import add_up
-from sparkdl.pieces import joined
+from sparkdl.wire.frame import Array
+from sparkdl.wire.pieces import joined
 
 
 class TwoJobTransport:
@@ -41,7 +41,9 @@ class TwoJobTransport:
     longest_group = 1
     is_joining = False
 
-    def __init__(self, jobs: FrameJobs, store: Store, fit: FitRef, profile: JavaObject | None) -> None:
+    def __init__(
+        self, jobs: FrameJobs, store: PartitionStore, fit: FitRef, profile: JavaObject | None
+    ) -> None:
         self._jobs = jobs
         self._store = store
         self._fit = fit

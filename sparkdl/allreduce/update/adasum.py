@@ -17,10 +17,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl.allreduce.update.gradients import Part
-from sparkdl.frame import Array
-from sparkdl.layout import ParamLayout
-from sparkdl.optim.segments import segments
+from sparkdl.allreduce.update.gradients import PartitionGradient
+from sparkdl.optim.shard.segments import segments
+from sparkdl.wire.frame import Array
+from sparkdl.wire.layout import ParamLayout
 
 Float64 = NDArray[np.float64]
 
@@ -28,7 +28,7 @@ _BLOCK = 1 << 16  # elements of each gradient that are converted to double preci
 _ROUNDING = 1e-14  # a squared norm below this share of its summands is what rounding left of zero
 
 
-def gram_partials(parts: Sequence[Part], layout: ParamLayout, start: int, stop: int) -> Float64:
+def gram_partials(parts: Sequence[PartitionGradient], layout: ParamLayout, start: int, stop: int) -> Float64:
     """Return a shard's part of the dot products of all pairs of gradients, per parameter.
 
     Args:
@@ -66,7 +66,9 @@ def coefficients(gram: Float64) -> Float64:
     return level[0]
 
 
-def combine(parts: Sequence[Part], factors: Float64, layout: ParamLayout, start: int, stop: int) -> Array:
+def combine(
+    parts: Sequence[PartitionGradient], factors: Float64, layout: ParamLayout, start: int, stop: int
+) -> Array:
     """Return the combined gradient of a shard, as a fresh array.
 
     Args:

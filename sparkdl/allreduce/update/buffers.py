@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from sparkdl.allreduce.messages import Report, Reports
-from sparkdl.allreduce.update.gradients import Part
-from sparkdl.frame import Array
-from sparkdl.held import Shared
+from sparkdl.allreduce.update.gradients import PartitionGradient
+from sparkdl.wire.frame import Array
+from sparkdl.wire.held import Shared
 
 
 def combine_reports(reports: Sequence[Report], buffers: Array, counters: Array) -> Reports:
@@ -24,14 +24,16 @@ def combine_reports(reports: Sequence[Report], buffers: Array, counters: Array) 
     active = [report for report in reports if report.weight > 0]
     arrays: dict[str, Array] = {}
     if any("buffers" in report.buffers for report in active):
-        parts = [Part(r.source, r.weight, Shared(r.buffers.get("buffers", buffers))) for r in active]
+        parts = [
+            PartitionGradient(r.source, r.weight, Shared(r.buffers.get("buffers", buffers))) for r in active
+        ]
         arrays["buffers"] = weighted_drift(buffers, parts)
     if any("counters" in report.buffers for report in active):
         arrays["counters"] = np.maximum.reduce([r.buffers.get("counters", counters) for r in active])
     return Reports([report.told() for report in reports], arrays)
 
 
-def weighted_drift(start: Array, parts: Sequence[Part]) -> Array:
+def weighted_drift(start: Array, parts: Sequence[PartitionGradient]) -> Array:
     """Average buffers as ``x0 + sum(w·(x - x0))``: equal parts stay equal to the bit.
 
     Args:

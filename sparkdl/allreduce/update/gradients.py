@@ -13,22 +13,22 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl import buffers
 from sparkdl.allreduce.messages import Shard
 from sparkdl.compute.problems import NonFiniteGradient
 from sparkdl.compute.spec import Combine
-from sparkdl.frame import Array
-from sparkdl.held import Held, Owned
-from sparkdl.layout import ParamLayout
 from sparkdl.optim.staleness import Staleness
-from sparkdl.rows import Rows
+from sparkdl.wire import buffers
+from sparkdl.wire.frame import Array
+from sparkdl.wire.held import Held, Owned
+from sparkdl.wire.layout import ParamLayout
+from sparkdl.wire.touched_rows import TouchedRows
 
 _BLOCK = 1 << 16
 """So many numbers are summed over all sources while they are in the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartitionGradient:
     """What one source partition contributes.
 
     Attributes:
@@ -78,7 +78,7 @@ class Gradients:
     layout: ParamLayout
     start: int
     stop: int
-    parts: list[Part]
+    parts: list[PartitionGradient]
     used: NDArray[np.bool_]
     touched: dict[int, NDArray[np.bool_]]
     late: Array | None = field(default=None)
@@ -88,7 +88,7 @@ class Gradients:
         """Decode at least one source's gradient."""
         shards = sorted(shards, key=lambda shard: shard.source)
         sparse = [shard.rows(layout) for shard in shards]
-        parts = [Part(s.source, s.weight, s.values(layout, start, stop)) for s in shards]
+        parts = [PartitionGradient(s.source, s.weight, s.values(layout, start, stop)) for s in shards]
         used = np.logical_or.reduce([shard.used for shard in shards])
         # A source that has used a table without naming rows may have touched them all.
         tables = {index for rows in sparse for index in rows.tables}
@@ -123,7 +123,9 @@ class Gradients:
                     mean, self.late = (self._share_of(late, which) for which in (False, True))
             except NonFiniteMeanError as error:
                 return self._non_finite(iteration, error.index, error.sources)
-            self.parts = [Part(self.parts[0].source, sum(p.weight for p in self.parts), Owned(mean))]
+            self.parts = [
+                PartitionGradient(self.parts[0].source, sum(p.weight for p in self.parts), Owned(mean))
+            ]
             return None
         for part in self.parts:
             bad = first_non_finite(part.array)
@@ -141,7 +143,7 @@ class Gradients:
     def shards(self) -> Iterator[Shard]:
         """Return them as messages, for the next phase."""
         tables = {index: np.flatnonzero(mask) for index, mask in self.touched.items()}
-        rows = Rows(self.layout, tables)
+        rows = TouchedRows(self.layout, tables)
         for part in self.parts:
             yield Shard.of(part.source, part.weight, part.array, self.used, rows, self.start)
 
@@ -160,7 +162,7 @@ def checksum(shards: Sequence[Shard]) -> int:
     return zlib.crc32(np.array(pairs, np.float64).tobytes())
 
 
-def weighted_mean(parts: Sequence[Part], total: float | None = None) -> Array:
+def weighted_mean(parts: Sequence[PartitionGradient], total: float | None = None) -> Array:
     """Return the mean of the parts by weight, summed in source order; the caller may overwrite it.
 
     A single part is returned as it is, bit for bit.
@@ -205,6 +207,6 @@ def first_non_finite(values: Array) -> int | None:
     return int(bad[0]) if len(bad) else None
 
 
-def non_finite_sources(parts: Sequence[Part], index: int) -> list[int]:
+def non_finite_sources(parts: Sequence[PartitionGradient], index: int) -> list[int]:
     """Return the sources in whose values an element is NaN or infinite."""
     return [part.source for part in parts if not np.isfinite(part.array[index])]

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from sparkdl import buffers, frame
 from sparkdl.allreduce.directives import Directives
 from sparkdl.allreduce.messages import (
     Average,
@@ -31,12 +30,13 @@ from sparkdl.allreduce.update.gradients import Gradients, checksum
 from sparkdl.compute.problems import ProblemError
 from sparkdl.compute.spec import Combine
 from sparkdl.compute.stopwatch import Stopwatch
-from sparkdl.frame import Array
-from sparkdl.held import Held, Owned, own
-from sparkdl.layout import ParamLayout
 from sparkdl.optim.rule import UpdateRule
-from sparkdl.optim.shard_optimizer import ShardOptimizer
+from sparkdl.optim.shard.optimizer import ShardOptimizer
 from sparkdl.optim.staleness import Staleness
+from sparkdl.wire import buffers, frame
+from sparkdl.wire.frame import Array
+from sparkdl.wire.held import Held, Owned, own
+from sparkdl.wire.layout import ParamLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class PendingUpdate:
     """An update that waits for sums over all shards.
 
     Attributes:
@@ -140,7 +140,7 @@ def update_shard(
     optimizer: ShardOptimizer,
     average: Average | None = None,
     receive_seconds: float = 0.0,
-) -> Finished | Waiting:
+) -> Finished | PendingUpdate:
     """Combine the gradients of a shard and update it, or go on until sums over all shards are needed.
 
     Args:
@@ -168,7 +168,7 @@ def update_shard(
             left = list(gradients.shards())
     sources = checksum(shards)
     if not update.last:
-        return Waiting(Partials(update.start, sources, partials), left)
+        return PendingUpdate(Partials(update.start, sources, partials), left)
     averaged = _averaged(update, average, weights)
     clock.laps["receive"] = receive_seconds
     clock.lap("update")

@@ -13,18 +13,18 @@ import torch
 from sparkdl.allreduce.directives import Directives
 from sparkdl.allreduce.messages import RowGradients, Shard
 from sparkdl.allreduce.update.shard import Finished, ShardUpdate, update_shard
-from sparkdl.frame import Array
-from sparkdl.held import Owned
 from sparkdl.keyed.columns import FreshState
 from sparkdl.keyed.entries import ROW
 from sparkdl.keyed.mix import Ids, distinct
 from sparkdl.keyed.table import KeyedTable
-from sparkdl.layout import ParamLayout, TensorSpec
-from sparkdl.optim.lazy_rows import fresh_state
 from sparkdl.optim.rule import UpdateRule
-from sparkdl.optim.shard_run import Run
+from sparkdl.optim.shard.lazy_rows import fresh_state
+from sparkdl.optim.shard.run import ShardRun
 from sparkdl.optim.staleness import LATE
-from sparkdl.rows import Rows
+from sparkdl.wire.frame import Array
+from sparkdl.wire.held import Owned
+from sparkdl.wire.layout import ParamLayout, TensorPlace
+from sparkdl.wire.touched_rows import TouchedRows
 
 
 def beginning(rule: UpdateRule, group: int, table: KeyedTable) -> FreshState:
@@ -74,7 +74,7 @@ def update_table(
         rows = np.zeros((1, table.rule.width), table.rule.dtype)
         columns = {ROW: rows, **(fresh(rows) if table.scalars else {})}
     weights, count = columns.pop(ROW), max(1, len(ids))
-    layout = ParamLayout((TensorSpec(name, weights.shape, 0, group),), dtype=table.rule.dtype)
+    layout = ParamLayout((TensorPlace(name, weights.shape, 0, group),), dtype=table.rule.dtype)
     update = ShardUpdate(
         layout=layout,
         start=0,
@@ -111,16 +111,18 @@ def _shard(message: RowGradients, name: str, ids: Ids, layout: ParamLayout) -> S
     values = own.values if own is not None and len(own.ids) else np.empty(0, layout.dtype)
     if not len(ids):
         places = np.zeros(0, np.int64)
-    rows = Rows(layout, {0: places})
+    rows = TouchedRows(layout, {0: places})
     whole = np.zeros(layout.params[0].shape, layout.dtype)
     whole[places] = values.reshape(-1, whole.shape[1])
     return Shard.of(message.source, message.weight, whole.reshape(-1), used, rows)
 
 
-def _run(layout: ParamLayout, group: int, columns: Mapping[str, Array], scalars: Mapping[str, Any]) -> Run:
+def _run(
+    layout: ParamLayout, group: int, columns: Mapping[str, Array], scalars: Mapping[str, Any]
+) -> ShardRun:
     """Return some rows with the optimizer's state of them."""
     elementwise = {name: torch.from_numpy(values.reshape(-1)) for name, values in columns.items()}
-    return Run(0, layout.numel, group, {**_restored(scalars), **elementwise})
+    return ShardRun(0, layout.numel, group, {**_restored(scalars), **elementwise})
 
 
 def _plain(value: Any) -> Any:

@@ -46,7 +46,9 @@ class NBeats(nn.Module):
         check_sizes(type(self).__name__, steps=steps, horizon=horizon, blocks=blocks, width=width)
         self.steps, self.horizon, self.width = steps, horizon, width
         self.blocks = blocks
-        self.stack = nn.ModuleList(_Block(steps, horizon, width, steps + horizon) for _ in range(blocks))
+        self.stack = nn.ModuleList(
+            _NBeatsBlock(steps, horizon, width, steps + horizon) for _ in range(blocks)
+        )
 
     def forward(self, series: Tensor) -> Tensor:
         """Return the forecast of each row."""
@@ -108,9 +110,9 @@ class InterpretableNBeats(nn.Module):
             )
         self.steps, self.horizon, self.degree, self.harmonics = steps, horizon, degree, harmonics
         self.blocks, self.trend_width, self.seasonality_width = blocks, trend_width, seasonality_width
-        self.trend = _Block.with_basis(_polynomials(steps, horizon, degree), steps, trend_width)
+        self.trend = _NBeatsBlock.with_basis(_polynomials(steps, horizon, degree), steps, trend_width)
         waves = _waves(steps, horizon, harmonics or most)
-        self.seasonality = _Block.with_basis(waves, steps, seasonality_width)
+        self.seasonality = _NBeatsBlock.with_basis(waves, steps, seasonality_width)
 
     def forward(self, series: Tensor) -> Tensor:
         """Return the forecast of each row."""
@@ -129,7 +131,7 @@ class InterpretableNBeats(nn.Module):
         return torch.stack(forecasts, 1)
 
 
-class _Block(nn.Module):
+class _NBeatsBlock(nn.Module):
     """Four layers, coefficients, and the basis that turns them into past and future.
 
     Args:
@@ -161,7 +163,7 @@ class _Block(nn.Module):
         self.register_buffer("future", future, persistent=False)
 
     @classmethod
-    def with_basis(cls, basis: tuple[Tensor, Tensor], steps: int, width: int) -> _Block:
+    def with_basis(cls, basis: tuple[Tensor, Tensor], steps: int, width: int) -> _NBeatsBlock:
         past, future = basis
         return cls(steps, future.shape[1], width, 2 * len(past), basis)
 

@@ -39,7 +39,7 @@ class ResNet20(nn.Module):
         before = 16
         for width in (16, 32, 64):
             for _ in range(blocks):
-                layers.append(_Block(before, width))
+                layers.append(_ResidualBlock(before, width))
                 before = width
         self.stages = nn.Sequential(*layers)
         self.head = nn.Linear(64, classes)
@@ -56,7 +56,7 @@ class ResNet20(nn.Module):
         return logits
 
 
-class _Block(nn.Module):
+class _ResidualBlock(nn.Module):
     """Two convolutions around a shortcut; halves the image where the channels double."""
 
     def __init__(self, before: int, after: int) -> None:

@@ -61,7 +61,10 @@ class TCN(nn.Module):
         self.kernel, self.dropout = kernel, dropout
         before = (features, *self.channels)
         self.levels = nn.Sequential(
-            *(_Block(before[i], width, kernel, 2**i, dropout) for i, width in enumerate(self.channels))
+            *(
+                _TemporalBlock(before[i], width, kernel, 2**i, dropout)
+                for i, width in enumerate(self.channels)
+            )
         )
         self.head = nn.Linear(before[-1], horizon * targets)
 
@@ -84,7 +87,7 @@ class TCN(nn.Module):
         return forecast if self.targets == 1 else forecast.reshape(-1, self.horizon, self.targets)
 
 
-class _Block(nn.Module):
+class _TemporalBlock(nn.Module):
     """Two convolutions around a shortcut, which is a convolution over one step if the width changes."""
 
     def __init__(self, before: int, after: int, kernel: int, dilation: int, dropout: float) -> None:

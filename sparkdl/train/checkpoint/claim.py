@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, BinaryIO
 
 from sparkdl.exceptions import CheckpointError, ConfigError
-from sparkdl.train.checkpoint.store import Store, join
+from sparkdl.train.checkpoint.store import CheckpointStore, join
 
 RUNNING = ".running.json"
 TAKEN = "checkpoint-folder"
@@ -38,7 +38,7 @@ class Claim:
         ConfigError: if the folder cannot be written to.
     """
 
-    def __init__(self, store: Store, name: str) -> None:
+    def __init__(self, store: CheckpointStore, name: str) -> None:
         self._store = store
         self._path = join(store.root, RUNNING)
         self._lock: BinaryIO | None = None

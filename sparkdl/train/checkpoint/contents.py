@@ -18,12 +18,12 @@ from torch import nn
 from sparkdl._version import __version__
 from sparkdl.allreduce import shard_files
 from sparkdl.allreduce.kept import Kept
-from sparkdl.frame import Array
 from sparkdl.nn.embedding import row_names
-from sparkdl.nn.saved.weights import unique_tensors
+from sparkdl.saved.weights import unique_tensors
 from sparkdl.train.checkpoint.mark import ROWS_APART, TRAINING, WEIGHTS
 from sparkdl.train.checkpoint.resume import ResumePoint
 from sparkdl.train.state import TrainState
+from sparkdl.wire.frame import Array
 
 _WITHOUT_ROWS = 2
 """Format of checkpoints without embedding variables; earlier releases read it."""
@@ -124,7 +124,7 @@ def _plain(value: float) -> float | str:
 def tensors_of(
     module: nn.Module, leave_out: Collection[str] = ()
 ) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Return what :func:`sparkdl.nn.saved.weights.unique_tensors` does, as safetensors can write it.
+    """Return what :func:`sparkdl.saved.weights.unique_tensors` does, as safetensors can write it.
 
     Raises:
         ConfigError: if the state_dict holds something that cannot be saved as plain tensors.

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from sparkdl.allreduce import shard_files
-from sparkdl.nn.saved.integrity import check_digest
-from sparkdl.train.checkpoint.store import Path, Store
+from sparkdl.saved.integrity import check_digest
+from sparkdl.train.checkpoint.store import CheckpointStore, Path
 
 _ENDING = ".safetensors"
 _LINE = re.compile(r"(?P<digest>[0-9a-fA-F]{64})( [ *].*)?\s*", re.ASCII)
@@ -44,7 +44,7 @@ def verified(path: Path) -> Iterator[str]:
         ConfigError: if the file is not what was written.
         FileNotFoundError: if there is none.
     """
-    store = Store(path)
+    store = CheckpointStore(path)
     beside = f"{store.root}.sha256"
     with store.on_disk(store.root) as file:
         if store.exists(beside):

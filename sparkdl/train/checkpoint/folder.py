@@ -16,13 +16,13 @@ from torch import nn
 
 from sparkdl.allreduce.shard_files import Merge
 from sparkdl.exceptions import ConfigError
-from sparkdl.frame import Buffer
 from sparkdl.train.checkpoint.claim import Claim
 from sparkdl.train.checkpoint.contents import CheckpointFiles
 from sparkdl.train.checkpoint.mark import DRAFT, STATE, Base, Mark, is_own, is_shard, sealed
 from sparkdl.train.checkpoint.resume import ResumePoint
-from sparkdl.train.checkpoint.store import Path, Store, join
+from sparkdl.train.checkpoint.store import CheckpointStore, Path, join
 from sparkdl.train.state import TrainState
+from sparkdl.wire.frame import Buffer
 
 _NAME = re.compile(r"iteration-([0-9]{8,})", re.ASCII)
 _DRAFT_NAME = re.compile(r"\.iteration-[0-9]{8,}\.[0-9a-f]{32}", re.ASCII)
@@ -41,7 +41,7 @@ class CheckpointFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        self._store = Store(path)
+        self._store = CheckpointStore(path)
         self._root = self._store.root
         self._claim: Claim | None = None
 

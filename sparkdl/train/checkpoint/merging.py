@@ -15,10 +15,10 @@ from typing import Any
 
 from sparkdl.allreduce.messages import OwnedRows
 from sparkdl.allreduce.shard_files import ShardFile, Streamed, Write, name_of, parts_of, write_whole
-from sparkdl.frame import Array, Buffer
-from sparkdl.private import local_folders
 from sparkdl.train.checkpoint.reading import Opened
-from sparkdl.train.checkpoint.stored_rows import Check, Part, Source, merge_parts
+from sparkdl.train.checkpoint.stored_rows import Check, LayerPart, StoredTable, merge_parts
+from sparkdl.wire.frame import Array, Buffer
+from sparkdl.wire.private import local_folders
 
 File = Callable[[], AbstractContextManager[str]]
 """Gives a local path of a file for a while."""
@@ -97,9 +97,9 @@ def _messages(
         told: list[dict[str, Any]] = []
         found: dict[str, Array | Streamed] = {}
         for number, table in enumerate(meta["tables"]):
-            parts = [Part.of([Source.of(file, table)], None) for file in layers]
+            parts = [LayerPart.of([StoredTable.of(file, table)], None) for file in layers]
             if others:
-                parts.insert(0, Part.of([Source.of(file, table) for file in others], owner))
+                parts.insert(0, LayerPart.of([StoredTable.of(file, table) for file in others], owner))
             rows = merge_parts(parts, check)
             if rows.told.since:
                 raise ValueError(f"{layers[-1].path} has changes of table {table!r} without rows below them")

@@ -21,15 +21,15 @@ from sparkdl.allreduce import shard_files
 from sparkdl.allreduce.kept import Kept, joined_rows, unpacked
 from sparkdl.allreduce.row_layers import complete, rows_only
 from sparkdl.exceptions import ConfigError, ModelError
-from sparkdl.frame import Array
 from sparkdl.keyed.entries import ROW
 from sparkdl.nn.embedding import EmbeddingVariable, row_names
-from sparkdl.nn.saved.weights import place
+from sparkdl.saved.weights import place
 from sparkdl.train.checkpoint import exported
 from sparkdl.train.checkpoint.folder import CheckpointFolder, name_of
 from sparkdl.train.checkpoint.mark import ROWS_APART, STATE, TRAINING, WEIGHTS, Base, Mark, damaged
 from sparkdl.train.checkpoint.resume import ResumePoint
-from sparkdl.train.checkpoint.store import Path, Store, join
+from sparkdl.train.checkpoint.store import CheckpointStore, Path, join
+from sparkdl.wire.frame import Array
 
 _UNREADABLE = (
     SafetensorError,
@@ -143,7 +143,7 @@ class Opened:
     """
 
     def __init__(self, path: Path, digests: Mapping[str, str] | None = None) -> None:
-        self._store = Store(path)
+        self._store = CheckpointStore(path)
         self._where = self._store.outside(self._store.root)
         if digests is None:
             self.mark = Mark.parse(self._where, self._store.read(self._full(STATE)))

@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl import frame
 from sparkdl.allreduce import shards
 from sparkdl.allreduce.kept import Kept, Snapshot, check_kept, cut_kept, state_names, unpacked
 from sparkdl.exceptions import ConfigError
-from sparkdl.frame import Array
-from sparkdl.layout import ParamLayout
 from sparkdl.train.checkpoint.mark import Base
 from sparkdl.train.checkpoint.setting import check_setting, check_state
 from sparkdl.train.history import History
 from sparkdl.train.state import TrainState
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Array
+from sparkdl.wire.layout import ParamLayout
 
 _FLAT = np.empty(0)
 _COUNTED = ("epoch", "iteration", "samples", "seconds", "validations")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.layout import ParamLayout
+from sparkdl.wire.layout import ParamLayout
 
 _ADDED = ("dtype", "buffers", "optimizer", "inner_optimizer")
 """Entries that checkpoints of earlier releases lack."""

@@ -21,14 +21,14 @@ from fsspec.implementations.local import LocalFileSystem
 from sparkdl._spark.hadoop import HadoopFileSystem
 from sparkdl.allreduce import shard_files
 from sparkdl.exceptions import ConfigError
-from sparkdl.frame import Buffer
+from sparkdl.wire.frame import Buffer
 
 Path = str | os.PathLike[str]
 
 join = posixpath.join
 
 
-class Store:
+class CheckpointStore:
     """A file system that holds checkpoints.
 
     Args:

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkdl.allreduce.messages import OwnedRows
-from sparkdl.allreduce.shard_files import ShardFile, Stored, Streamed
-from sparkdl.frame import Array
+from sparkdl.allreduce.shard_files import ShardFile, StoredArray, Streamed
 from sparkdl.keyed.arrays import LARGE
 from sparkdl.keyed.entries import Entries, joined, merged
 from sparkdl.keyed.mix import Ids, distinct, mix, owners
+from sparkdl.wire.frame import Array
 
 _KNOWN = 1 << 21
 _KNOWN_SHARE = 64
@@ -45,7 +45,7 @@ class Block:
         left_rows: rows of these.
     """
 
-    arrays: Mapping[str, Stored]
+    arrays: Mapping[str, StoredArray]
     begin: int
     stop: int
     bits: NDArray[np.uint8]
@@ -86,7 +86,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class StoredTable:
     """Entries of a table in a file.
 
     Attributes:
@@ -97,12 +97,12 @@ class Source:
     """
 
     told: Entries
-    arrays: Mapping[str, Stored]
+    arrays: Mapping[str, StoredArray]
     blocks: Sequence[Block]
-    pages: Source | None
+    pages: StoredTable | None
 
     @classmethod
-    def of(cls, file: ShardFile, table: str) -> Source:
+    def of(cls, file: ShardFile, table: str) -> StoredTable:
         """Return the entries of a table."""
         found = [own for own in file.messages if own[0]["kind"] == OwnedRows.kind]
         if not found or table not in found[0][0]["tables"]:
@@ -113,7 +113,7 @@ class Source:
         return cls._read(_under(f"{number}.", arrays), values)
 
     @classmethod
-    def _read(cls, arrays: Mapping[str, Stored], values: Mapping[str, Any]) -> Source:
+    def _read(cls, arrays: Mapping[str, StoredArray], values: Mapping[str, Any]) -> StoredTable:
         told = dict(values)
         pages = told.pop("pages", None)
         own = {name: stored for name, stored in arrays.items() if not name.startswith(_PAGES)}
@@ -144,12 +144,12 @@ def _no_bits(count: int) -> NDArray[np.uint8]:
     return np.zeros(-(-count // 8), np.uint8)
 
 
-def _under(prefix: str, arrays: Mapping[str, Stored]) -> dict[str, Stored]:
+def _under(prefix: str, arrays: Mapping[str, StoredArray]) -> dict[str, StoredArray]:
     return {name.removeprefix(prefix): own for name, own in arrays.items() if name.startswith(prefix)}
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LayerPart:
     """An owner's entries of a table in a layer: all of them, or those that have changed.
 
     Attributes:
@@ -159,11 +159,11 @@ class Part:
     """
 
     told: Entries
-    sources: Sequence[Source]
+    sources: Sequence[StoredTable]
     owner: tuple[int, int] | None
 
     @classmethod
-    def of(cls, sources: Sequence[Source], owner: tuple[int, int] | None) -> Part:
+    def of(cls, sources: Sequence[StoredTable], owner: tuple[int, int] | None) -> LayerPart:
         """Return the entries of an owner."""
         told = joined([source.told for source in sources])
         return cls(told if owner is None else told.of_owner(*owner), sources, owner)
@@ -185,7 +185,7 @@ class Part:
                 yield gone[own], at[own]
 
     @property
-    def pages(self) -> Part | None:
+    def pages(self) -> LayerPart | None:
         """See :class:`Entries`."""
         found = [source.pages for source in self.sources if source.pages is not None]
         return self.of(found, self.owner) if found else None
@@ -200,7 +200,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class TableRows:
     """All entries of a table.
 
     Attributes:
@@ -210,8 +210,8 @@ class Rows:
     """
 
     told: Entries
-    parts: Sequence[Part]
-    pages: Rows | None
+    parts: Sequence[LayerPart]
+    pages: TableRows | None
 
     @property
     def values(self) -> dict[str, Any]:
@@ -254,7 +254,7 @@ class Rows:
                 yield gone[known], at[known]
 
 
-def merge_parts(layers: Sequence[Part], check: Check) -> Rows:
+def merge_parts(layers: Sequence[LayerPart], check: Check) -> TableRows:
     """Return what changes lead to; see :func:`sparkdl.keyed.entries.merged`.
 
     Args:
@@ -271,10 +271,12 @@ def merge_parts(layers: Sequence[Part], check: Check) -> Rows:
                 rows = block.count(rows)
     pages = [part.pages for part in parts]
     paged = [found for found in pages if found is not None]
-    return Rows(merged([layer.told for layer in layers]), parts, merge_parts(paged, check) if paged else None)
+    return TableRows(
+        merged([layer.told for layer in layers]), parts, merge_parts(paged, check) if paged else None
+    )
 
 
-def _choose(parts: Sequence[Part], check: Check) -> None:
+def _choose(parts: Sequence[LayerPart], check: Check) -> None:
     """Let the entries be left that no later part has, or has evicted; some of the ids at a time."""
     oldest, *changes = parts
     most = max(_KNOWN, sum(map(len, parts)) // _KNOWN_SHARE)

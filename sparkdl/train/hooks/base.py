@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sparkdl.train.triggers import Trigger
+from sparkdl.train.options.triggers import Trigger
 
 if TYPE_CHECKING:
     from sparkdl.train.run import Run

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from sparkdl.allreduce.kept import Snapshot
-from sparkdl.frame import Array
 from sparkdl.train.hooks.base import Hook
-from sparkdl.train.options import integer_option, trigger_option
+from sparkdl.train.options.checks import integer_option, trigger_option
+from sparkdl.train.options.triggers import EveryIterations, Trigger
 from sparkdl.train.run import Run
-from sparkdl.train.triggers import EveryIterations, Trigger
+from sparkdl.wire.frame import Array
 
 _log = logging.getLogger(__name__)
 

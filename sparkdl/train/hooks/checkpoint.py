@@ -25,10 +25,10 @@ from sparkdl.train.checkpoint import (
 from sparkdl.train.checkpoint.merging import merge
 from sparkdl.train.checkpoint.resume import ResumePoint
 from sparkdl.train.hooks.base import Hook
-from sparkdl.train.options import integer_option, trigger_option
+from sparkdl.train.options.checks import integer_option, trigger_option
+from sparkdl.train.options.triggers import EveryEpoch, Trigger
 from sparkdl.train.run import Run
 from sparkdl.train.state import TrainState
-from sparkdl.train.triggers import EveryEpoch, Trigger
 
 _log = logging.getLogger("sparkdl")
 

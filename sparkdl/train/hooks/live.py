@@ -39,14 +39,14 @@ class LivePlot(Hook):
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
             raise ConfigError(f"LivePlot(seconds={seconds!r}): expected a number above 0")
         self._seconds = seconds
-        self._output: Output | None = None
+        self._output: NotebookOutput | None = None
         self._next = 0.0
 
     def on_train_begin(self, run: Run) -> None:
         """Open the output."""
         self._output, self._next = None, 0.0
         if in_notebook():
-            self._output = Output()
+            self._output = NotebookOutput()
             self._output.show(shown.run(run))
 
     def on_iteration_end(self, run: Run) -> None:
@@ -63,14 +63,14 @@ class LivePlot(Hook):
         if self._output is not None:
             self._draw(self._output, run)
 
-    def _draw(self, output: Output, run: Run) -> None:
+    def _draw(self, output: NotebookOutput, run: Run) -> None:
         begin = time.perf_counter()
         output.show(shown.run(run))
         end = time.perf_counter()
         self._next = end + max(self._seconds, (end - begin) / _SHARE)
 
 
-class Output:
+class NotebookOutput:
     """One output of a notebook's cell, whose HTML is replaced each time that it is shown."""
 
     def __init__(self) -> None:

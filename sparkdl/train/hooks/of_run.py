@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.train.config import TrainConfig
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.hooks.progress import Progress
 from sparkdl.train.hooks.timeline import Timeline
-from sparkdl.train.options import sequence_option
+from sparkdl.train.options.checks import sequence_option
+from sparkdl.train.options.config import TrainConfig
 
 MakeHooks = Callable[[Sequence[Hook]], Sequence[Hook]]
 """Returns hooks to add to those that a run has already."""

@@ -14,7 +14,7 @@ from sparkdl.exceptions import ConfigError
 from sparkdl.train.history import without_nan
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.hooks.target import Target
-from sparkdl.train.triggers import Trigger
+from sparkdl.train.options.triggers import Trigger
 
 if TYPE_CHECKING:
     from sparkdl.train.run import Run

@@ -12,9 +12,8 @@ import torch
 from sparkdl.compute.forward_backward import make_batch
 from sparkdl.compute.spec import FitSpec
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.ragged import is_ragged, kind_of
+from sparkdl.data.store.ragged import is_ragged, kind_of
 from sparkdl.exceptions import DataError, ModelError
-from sparkdl.frame import Array
 from sparkdl.nn import serialize
 from sparkdl.nn.batch import Batch, tensors_of
 from sparkdl.nn.flat import FlatModule
@@ -22,7 +21,8 @@ from sparkdl.nn.gradient import forward_backward
 from sparkdl.nn.meeting import ROWS, find_broadcast
 from sparkdl.nn.numerics import make_replica
 from sparkdl.nn.trace import describe
-from sparkdl.train.passes.sweep import Reader
+from sparkdl.train.passes.sweep import BatchReader
+from sparkdl.wire.frame import Array
 
 
 def dry_run(spec: FitSpec, data: Dataset) -> bytes:
@@ -60,7 +60,7 @@ def dry_run(spec: FitSpec, data: Dataset) -> bytes:
         except ModelError as error:
             culprit = "" if error.input is None else f"column {data.plan.columns[error.input].source!r}, "
             raise ModelError(f"{culprit}row 0 of the Dataset ({found}): {error}") from error.__cause__
-        check_shapes(local, replica, Reader.of(data).batch(some_rows(data)))
+        check_shapes(local, replica, BatchReader.of(data).batch(some_rows(data)))
     return shipped
 
 

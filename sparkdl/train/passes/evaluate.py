@@ -14,14 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from sparkdl import frame
 from sparkdl.access.base import Access, BytesRef, Published
 from sparkdl.compute.spec import FitSpec
 from sparkdl.compute.worker import FitRef, Worker
-from sparkdl.data import store
 from sparkdl.data.dataset import Dataset
+from sparkdl.data.store import partition as store
 from sparkdl.exceptions import ConfigError, ModelError
-from sparkdl.frame import Parts
 from sparkdl.metrics import LOSS
 from sparkdl.metrics.loss import Loss
 from sparkdl.metrics.merge import check_mergeable, merge, pack
@@ -34,7 +32,9 @@ from sparkdl.nn.meeting import Meeting, watch
 from sparkdl.nn.trace import describe as say
 from sparkdl.train.passes.dry_run import check_shapes, refuse, some_rows
 from sparkdl.train.passes.logged import Logged
-from sparkdl.train.passes.sweep import Reader, evaluating, located, output_of, rows_per_batch, sweep
+from sparkdl.train.passes.sweep import BatchReader, evaluating, located, output_of, rows_per_batch, sweep
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Evaluate:
 
     def _states(self, partition: int, token: store.Token, worker: Worker) -> Parts:
         specs: dict[str, MetricSpec] = serialize.loads(self.metrics.read())
-        reader: Reader = serialize.loads(self.reader.read())
+        reader: BatchReader = serialize.loads(self.reader.read())
         logged = Logged()
         if token.rows:
             try:
@@ -250,7 +250,7 @@ class Evaluator:
     def _reader(self, data: Dataset) -> Published:
         """Ship how rows of a Dataset become batches, once."""
         if data.id not in self._readers:
-            shipped = serialize.dumps(Reader.of(data), "transform")
+            shipped = serialize.dumps(BatchReader.of(data), "transform")
             self._readers[data.id] = self._access.send(shipped)
         return self._readers[data.id]
 
@@ -313,14 +313,14 @@ def check_metrics(shipped: bytes, data: Dataset, metrics: Metrics | None) -> Sco
         warnings.simplefilter("ignore")  # two rows rarely have every class, and metrics say so
         # Torch only warns when shapes broadcast to a loss that is not what anybody meant.
         warnings.filterwarnings("error", message=".*target size.*", category=UserWarning)
-        batch = Reader.of(data).batch(rows)
+        batch = BatchReader.of(data).batch(rows)
         if batch.weight is not None:  # weights of zero would leave nothing to try
             batch = replace(batch, weight=torch.ones_like(batch.weight))
         replica = FlatModule(spec.module, spec.layout)
         logged = Logged()
         with replica.evaluating():
             output = measure(spec, replica, batch, specs, logged)
-            _check_shapes(spec, replica, Reader.of(data).batch(some_rows(data)), specs)
+            _check_shapes(spec, replica, BatchReader.of(data).batch(some_rows(data)), specs)
         for name, metric in specs.items():
             if isinstance(metric.metric, Loss):
                 if name != LOSS and not metric.metric.update_count:

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from sparkdl import frame
 from sparkdl.access.base import Access, BytesRef, Published
 from sparkdl.compute.worker import FitRef, Worker
-from sparkdl.data import store
 from sparkdl.data.dataset import Dataset
+from sparkdl.data.store import partition as store
 from sparkdl.exceptions import ModelError
-from sparkdl.frame import Array, Frame, Parts
 from sparkdl.nn import serialize
 from sparkdl.nn.trace import describe as say
-from sparkdl.train.passes.sweep import Reader, evaluating, located, output_of, rows_per_batch, sweep
+from sparkdl.train.passes.sweep import BatchReader, evaluating, located, output_of, rows_per_batch, sweep
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Array, Frame, Parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Predict:
     def _outputs(self, partition: int, token: store.Token, worker: Worker) -> Iterator[Parts]:
         if not token.rows:
             return
-        reader: Reader = serialize.loads(self.reader.read())
+        reader: BatchReader = serialize.loads(self.reader.read())
         with evaluating(worker, self.weights, partition) as replica:
             for rows, batch in reader.batches(token, self.batch_size):
                 with located(token, rows):
@@ -177,7 +177,7 @@ def run_prediction(
         TaskError: if a task failed for another reason.
     """
     data.store()  # before row_bytes: the first rows may decide on dtypes
-    reader = access.send(serialize.dumps(Reader.of_features(data), "transform"))
+    reader = access.send(serialize.dumps(BatchReader.of_features(data), "transform"))
     try:
         task = Predict(fit, weights.ref, reader.ref, rows_per_batch(data, batch_size))
         broadcasts = [found for one in (sent, reader, weights) for found in one.broadcasts]

@@ -11,32 +11,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparkdl import frame, seeding
+from sparkdl import seeding
 from sparkdl._spark.errors import is_job_failure, task_error
 from sparkdl._spark.frames import Task
 from sparkdl.access.base import Access, BytesRef
 from sparkdl.allreduce.kept import rows_in
 from sparkdl.compute.forward_backward import make_batch
 from sparkdl.compute.worker import Worker
-from sparkdl.data import store
-from sparkdl.data.built import MAX_REBUILDS
 from sparkdl.data.collate import Collate
 from sparkdl.data.columns import Structure
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.manifest import Unchanged, changed_error
+from sparkdl.data.store import partition as store
+from sparkdl.data.store.built import MAX_REBUILDS
+from sparkdl.data.store.manifest import Unchanged, changed_error
 from sparkdl.exceptions import DataError, ModelError
-from sparkdl.frame import Array, Frame
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.embedding import embedding_variables
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import evaluate
 from sparkdl.nn.objective import LossObjective
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Array, Frame
 
 _BATCH_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class BatchReader:
     """How the rows of a Dataset become batches.
 
     Attributes:
@@ -54,13 +55,13 @@ class Reader:
     collate: Collate | None = None
 
     @classmethod
-    def of(cls, data: Dataset) -> Reader:
+    def of(cls, data: Dataset) -> BatchReader:
         """Return the reader of a Dataset's rows."""
         plan = data.plan
         return cls(plan.features, plan.label, plan.weighted, data.transform, data.collate)
 
     @classmethod
-    def of_features(cls, data: Dataset) -> Reader:
+    def of_features(cls, data: Dataset) -> BatchReader:
         """Return the reader of a Dataset's features alone; ``collate`` gets rows as they are."""
         label = Structure("none") if data.collate is None else data.plan.label
         return cls(data.plan.features, label, False, data.transform, data.collate)

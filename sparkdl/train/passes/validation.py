@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
 from sparkdl.metrics import LOSS
-from sparkdl.train.config import TrainConfig
+from sparkdl.train.options.config import TrainConfig
 
 Validation = Dataset | Mapping[str, Dataset] | None
 """What ``fit`` takes as ``validation=``: a Dataset, called ``"val"``, or several by name."""

@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from sparkdl import frame
 from sparkdl.access.base import Access
-from sparkdl.data import store
 from sparkdl.data.dataset import Dataset
+from sparkdl.data.store import partition as store
 from sparkdl.exceptions import DataError
-from sparkdl.frame import Parts
 from sparkdl.metrics import LOSS
 from sparkdl.train.passes.sweep import sweep
 from sparkdl.train.passes.validation import Monitor
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Parts
 
 _BLOCK = 1 << 20
 

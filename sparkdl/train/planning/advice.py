@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sparkdl.train.config import TrainConfig
+from sparkdl.train.options.config import TrainConfig
 
 _MUCH = 0.15
 """Parts that take at least this share of a step are worth a change."""

@@ -1,6 +1,6 @@
 """The first fit of a script as a rehearsal, for the commands ``plan`` and ``profile``.
 
-The command starts the user's script with a request in :data:`sparkdl.rehearsals.VARIABLE`. The script goes as
+The command starts the user's script with a request in :data:`sparkdl.train.planning.request.VARIABLE`. The script goes as
 far as its first ``fit``. This fit rehearses instead, writes the answer to the file that the request names,
 and ends the script in order, by ``SystemExit``: ``finally`` blocks run and sessions stop.
 """
@@ -11,10 +11,11 @@ import json
 import sys
 from typing import Any
 
-from sparkdl import private, rehearsals
 from sparkdl.data.dataset import Dataset
+from sparkdl.train.planning import request as rehearsals
 from sparkdl.train.planning.plan import Plans, plan_of
 from sparkdl.train.planning.profile import profile_of
+from sparkdl.wire import private
 
 
 def answer_if_asked(trainer: Plans, data: Dataset) -> None:

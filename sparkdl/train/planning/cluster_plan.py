@@ -10,9 +10,9 @@ from typing import Any
 
 from sparkdl import html
 from sparkdl.exceptions import ConfigError
-from sparkdl.train.costs import Kind, worth
+from sparkdl.train.planning.costs import Kind, worth
 from sparkdl.train.planning.measured import Fit, Rehearsal
-from sparkdl.train.planning.model import Model
+from sparkdl.train.planning.model import StepModel
 
 _BETTER = 0.05
 """Another exchange, transport or division of cores is recommended if it saves at least so much."""
@@ -204,7 +204,7 @@ class ClusterPlan:
 
 
 def make_plan(
-    model: Model,
+    model: StepModel,
     kinds: dict[int, Kind],
     *,
     rows: int,

@@ -12,18 +12,18 @@ import numpy as np
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from sparkdl import frame
 from sparkdl._spark.tasks import task_resources
 from sparkdl.compute.forward_backward import make_batch
 from sparkdl.compute.worker import FitRef
-from sparkdl.data import store
-from sparkdl.data.store import Token
-from sparkdl.frame import Buffer, Parts
+from sparkdl.data.store import partition as store
+from sparkdl.data.store.partition import Token
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import forward_backward
 from sparkdl.nn.numerics import device_of_task, make_replica
 from sparkdl.nn.objective import Objective
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Buffer, Parts
 
 _MARK = "layer: "
 _BACKWARD = "autograd::engine::evaluate_function: "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparkdl.train.costs import Kind
+from sparkdl.train.planning.costs import Kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

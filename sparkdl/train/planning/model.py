@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from sparkdl.train.costs import (
+from sparkdl.train.planning.costs import (
     Carrier,
     Driver,
     Kind,
@@ -110,7 +110,7 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class StepModel:
     """Forecasts steps from a rehearsal.
 
     The cost model says how sync grows with ranks and bytes, the rehearsal how large it is.

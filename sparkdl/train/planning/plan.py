@@ -8,12 +8,12 @@ from typing import Any, Protocol
 from sparkdl.data.columns import ColumnLike, Columns
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
-from sparkdl.train.config import TrainConfig
-from sparkdl.train.costs import Kind
 from sparkdl.train.given import check_dataset, inputs_of
-from sparkdl.train.options import integer_option
+from sparkdl.train.options.checks import integer_option
+from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.planning.cluster_plan import ClusterPlan, make_plan
-from sparkdl.train.planning.model import Model
+from sparkdl.train.planning.costs import Kind
+from sparkdl.train.planning.model import StepModel
 from sparkdl.train.planning.rehearsal import rehearse
 from sparkdl.train.recipe import Recipe
 from sparkdl.train.tables import Chosen, datasets_of
@@ -114,7 +114,7 @@ def plan_of(
         tell("counting the rows")
         rows = len(data)
     return make_plan(
-        Model(found, network=gigabits / 8 * 1e9),
+        StepModel(found, network=gigabits / 8 * 1e9),
         kinds,
         rows=rows,
         batch=config.batch_size,

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkdl import frame
 from sparkdl._spark.errors import is_job_failure
 from sparkdl.access.base import Access
-from sparkdl.frame import Buffer, Parts
 from sparkdl.train.hooks.base import Hook
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Buffer, Parts
 
 if TYPE_CHECKING:
     from sparkdl.train.run import Run

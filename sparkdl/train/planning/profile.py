@@ -11,17 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sparkdl import frame
 from sparkdl.data.dataset import Dataset
-from sparkdl.train.config import TrainConfig
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.hooks.of_run import none_of_every_run
 from sparkdl.train.hooks.timeline import Timeline
+from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.planning.advice import advice
 from sparkdl.train.planning.layers import ProfileLayers
 from sparkdl.train.planning.rehearsal import SAMPLE_STEPS, Stage
 from sparkdl.train.recipe import Recipe
 from sparkdl.train.shipped import shipped
+from sparkdl.wire import frame
 
 if TYPE_CHECKING:
     from sparkdl.train.run import Run

@@ -18,17 +18,17 @@ from sparkdl.allreduce.choose import Wanted
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.sampled import first_rows
 from sparkdl.exceptions import ConfigError, TaskError
-from sparkdl.train.config import TrainConfig
-from sparkdl.train.costs import Kind
 from sparkdl.train.history import History
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.hooks.of_run import none_of_every_run
 from sparkdl.train.leaving import ErrorsCarryResult
+from sparkdl.train.options.config import TrainConfig
+from sparkdl.train.options.triggers import MaxIteration
+from sparkdl.train.planning.costs import Kind
 from sparkdl.train.planning.measured import Fit, Rehearsal
 from sparkdl.train.planning.probe import MemoryWatch
 from sparkdl.train.resources import threads_per_task
 from sparkdl.train.result import FitResult
-from sparkdl.train.triggers import MaxIteration
 
 _log = logging.getLogger("sparkdl")
 _GROUPS = 4

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from sparkdl import buffers
-from sparkdl.frame import Buffer
+from sparkdl.wire import buffers
+from sparkdl.wire.frame import Buffer
 
 HELLO, FRAME, END, FOUND = 1, 2, 3, 4
 """Kinds: "I run this rank of this group", a message of an exchange, that all of them were sent, and "I have

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparkdl.access.base import Begun
+from sparkdl.access.base import RunningJob
 from sparkdl.allreduce.transport.direct.peer import Peer
 
 _MOST_MEMBERS = 4
@@ -43,7 +43,7 @@ class Joining:
     """
 
     slots: int
-    begun: Begun | None
+    begun: RunningJob | None
     deadline: float
 
     def is_over(self, now: float) -> bool:

@@ -7,10 +7,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 
-from sparkdl import frame
 from sparkdl.allreduce.transport.direct.connection import ALL, END, FRAME, ClosedError, Connection
 from sparkdl.allreduce.transport.direct.peer import LostPeerError
-from sparkdl.frame import Buffer, Parts
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Buffer, Parts
 
 _EARLY_BYTES = 256 << 10
 """So much is sent at once, while the rank computes what else it has to send."""

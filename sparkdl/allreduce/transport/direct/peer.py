@@ -6,8 +6,8 @@ import socket
 import uuid
 from dataclasses import dataclass
 
-from sparkdl import frame
-from sparkdl.frame import Frame, Parts
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Frame, Parts
 
 KIND = "peer"
 """Kind of the frame by which a task tells the driver where it runs."""

@@ -10,7 +10,6 @@ from itertools import chain
 
 import torch
 
-from sparkdl import frame
 from sparkdl._spark.frames import key
 from sparkdl.access.base import RESULT
 from sparkdl.allreduce import messages
@@ -35,9 +34,10 @@ from sparkdl.compute.local_store import LocalStore
 from sparkdl.compute.problems import LostPeer, in_order
 from sparkdl.compute.stopwatch import Stopwatch
 from sparkdl.compute.worker import FitRef, Worker
-from sparkdl.data.store import Token
-from sparkdl.frame import Buffer, Packed, Parts
+from sparkdl.data.store.partition import Token
 from sparkdl.nn.embedding import embedding_variables
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Buffer, Packed, Parts
 
 _ANY_ROWS = 1 << 40
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sparkdl import frame
 from sparkdl._spark.errors import is_job_failure
 from sparkdl.access.base import Access, Chain, Host
 from sparkdl.allreduce import messages
@@ -19,8 +18,9 @@ from sparkdl.allreduce.transport.direct.peer import KIND, Peer
 from sparkdl.allreduce.transport.direct.task import Assemble, Circle, Dismiss, GetReady, GroupTask
 from sparkdl.compute.problems import LostPeer
 from sparkdl.compute.worker import FitRef
-from sparkdl.data.built import Store
-from sparkdl.frame import Buffer
+from sparkdl.data.store.built import PartitionStore
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Buffer
 
 LONGEST_GROUP = 2000
 """Steps of one job: so many take more than a second, and the driver holds a report of each."""
@@ -74,7 +74,7 @@ class DirectTransport:
     def __init__(
         self,
         access: Access,
-        store: Store,
+        store: PartitionStore,
         fit: FitRef,
         profile: Any,
         chain: Chain,

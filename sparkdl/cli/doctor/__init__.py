@@ -1,0 +1,10 @@
+"""``python -m sparkdl doctor``: what is installed, what a session offers, and what to change.
+
+Everything is checked where it is needed: versions on the driver, and Python, torch, sparkdl and
+the local directories from inside real tasks on the executors.
+"""
+
+from sparkdl.cli.doctor.command import examine, register
+from sparkdl.cli.doctor.report import DoctorReport, render
+
+__all__ = ["DoctorReport", "examine", "register", "render"]

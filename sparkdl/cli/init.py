@@ -1,0 +1,166 @@
+"""``sparkdl init``: a script, a job file and a README to begin with."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from sparkdl.cli import templates
+from sparkdl.cli.clusters import KINDS
+from sparkdl.cli.schema import Table, read_table
+from sparkdl.exceptions import ConfigError
+
+_EXAMPLES = """\
+examples:
+  sparkdl init first
+  sparkdl init iris --data iris.parquet --label species
+  sparkdl init homes --data homes.parquet --label price --features rooms,area --drop-nulls
+  sparkdl init jobs --cluster yarn --data hdfs:///tables/homes --label price
+
+Without --data the script makes up rows, so that it runs at once. Files that exist are left alone.
+"""
+_LINE = 110
+
+
+def register(subparsers: Any) -> None:
+    """Add the command's parser."""
+    parser = subparsers.add_parser(
+        "init",
+        help="write a script, a job file and a README to begin with",
+        description="Write train.py, job.toml and README.md to a folder.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(), help="where to (here)")
+    parser.add_argument("--cluster", choices=KINDS, default="local", help="what it is to run on (local)")
+    parser.add_argument("--master", help="the cluster's address, for standalone and kubernetes")
+    parser.add_argument("--data", metavar="FILE", help="Parquet file or folder to learn from")
+    parser.add_argument("--label", metavar="COLUMN", help="column to predict")
+    parser.add_argument(
+        "--features", metavar="A,B", help="columns to learn from (all others, but lists and bytes)"
+    )
+    parser.add_argument("--task", choices=("classification", "regression"), help="what to predict")
+    parser.add_argument("--drop-nulls", action="store_true", help="leave out rows that have nulls")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write the files and say what comes next."""
+    table = _table(args)
+    files = starter(table, args.cluster, args.master, nulls=args.drop_nulls)
+    there = [name for name in files if (args.folder / name).exists()]
+    if there:
+        raise ConfigError(
+            f"{args.folder}: {', '.join(there)} {'is' if len(there) == 1 else 'are'} there already: choose "
+            "another folder, or move them away",
+            code="config-command",
+        )
+    args.folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (args.folder / name).write_text(text, encoding="utf-8")
+    if table is not None:
+        classes = f" ({', '.join(table.classes[:5])}{', ...' if len(table.classes) > 5 else ''})"
+        features = ", ".join(table.features)
+        print(_line(f"{table.task} of {table.label}{classes if table.classes else ''} by {features}"))
+        for name, why in table.left_out:
+            print(_line(f"left out: {name}, {why}"))
+    print(f"wrote {', '.join(str(args.folder / name) for name in files)}; next:")
+    if args.folder != Path():
+        print(f"  cd {shlex.quote(str(args.folder))}")
+    print("  sparkdl submit --conf-file job.toml")
+    return 0
+
+
+def _table(args: argparse.Namespace) -> Table | None:
+    if args.data is None:
+        for name in ("label", "features", "task"):
+            if getattr(args, name) is not None:
+                raise ConfigError(f"--{name} needs --data: a Parquet file or folder", code="config-command")
+        return None
+    if args.label is None:
+        raise ConfigError("--data needs --label: the column to predict", code="config-command")
+    features = [name.strip() for name in args.features.split(",")] if args.features is not None else None
+    return read_table(args.data, args.label, features, args.task, nulls=args.drop_nulls)
+
+
+def starter(table: Table | None, cluster: str, master: str | None, *, nulls: bool = False) -> dict[str, str]:
+    """Return the files by name.
+
+    Args:
+        table: what to learn from; ``None`` for rows that the script makes up.
+        cluster: one of :data:`sparkdl.cli.clusters.KINDS`.
+        master: the cluster's address; an example of one by default.
+        nulls: whether to leave out rows with nulls.
+    """
+    master = master or templates.MASTERS.get(cluster, "local[*]" if cluster == "local" else cluster)
+    title = "Train a classifier of made-up points"
+    if table is not None:
+        title = f"Predict {table.label} from {Path(table.path).name}"
+    notes = ""
+    if table is not None and cluster != "local" and "://" not in table.path:
+        notes = (
+            f"\n\n`{_line(table.path)}` is a path of this machine: on a cluster, all machines must see it "
+            "there, or `DATA` in `train.py` names a store that they reach, such as `hdfs://` or `s3a://`."
+        )
+    quoted = f"'{master}'" if "'" not in master else shlex.quote(master)
+    values = {"title": _line(title), "cluster": cluster, "master": _line(quoted), "notes": notes}
+    return {
+        "train.py": templates.SCRIPT.substitute(_script(table, nulls), title=f"{_escaped(title)}."),
+        "job.toml": Template(templates.JOBS[cluster]).safe_substitute(master=_toml(master)),
+        "README.md": templates.README.substitute(values),
+    }
+
+
+def _script(table: Table | None, nulls: bool) -> dict[str, str]:
+    """Return the values for the script's template."""
+    found = table or Table("", "place", "classification", ("inside", "outside"), ("x", "y"), (), rows=4000)
+    constants = [] if table is None else [f"DATA = {_literal(found.path)}"]
+    constants += [f"LABEL = {_literal(found.label)}", f"FEATURES = {_listed(found.features)}"]
+    classes = found.task == "classification"
+    read = templates.INVENT
+    if table is not None:
+        read = templates.READ_WITHOUT_NULLS if nulls else templates.READ
+        read = read.replace("$label_type", "string" if classes else "double")
+    return {
+        "constants": "\n".join(constants),
+        "read": read,
+        "estimator": "TorchClassifier" if classes else "TorchRegressor",
+        "score": templates.SCORE_CLASSES if classes else templates.SCORE_NUMBERS,
+    }
+
+
+def _literal(text: str) -> str:
+    return f'"{_escaped(text)}"'
+
+
+def _escaped(text: str) -> str:
+    """Return a text as it stands inside of quotes in Python: no file or column name becomes code."""
+    return "".join(_escape(character) for character in text)
+
+
+def _escape(character: str) -> str:
+    if character in '\\"':
+        return f"\\{character}"
+    return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+
+
+def _toml(text: str) -> str:
+    """Return a text as a TOML string, quotes included."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _line(text: str) -> str:
+    """Return a text as it stands in prose: on one line."""
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    """Return a list of strings as Python code, on one line if it fits."""
+    line = f"[{', '.join(map(_literal, names))}]"
+    if len(line) + len("FEATURES = ") <= _LINE:
+        return line
+    return "[\n" + "".join(f"    {_literal(name)},\n" for name in names) + "]"

@@ -1,0 +1,147 @@
+"""The runs of a folder as one page: list, curves, settings, two runs side by side. It loads nothing.
+
+Files of runs may hold anything. Their texts are escaped in HTML, and are data for the page's one script,
+which puts them in as text. The page's policy (CSP) runs no other script and opens no connection.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from sparkdl import html
+from sparkdl.cli.document import document
+from sparkdl.cli.runs.found import Course, RunSummary
+from sparkdl.exceptions import ConfigError
+
+_POINTS = 400
+_SMALL = (140, 30)
+_LARGE = (480, 96)
+_SCRIPT = Path(__file__).with_name("page.js")
+
+_BODY = Template("""\
+<div id="runs" class="wide">$runs</div>
+<section id="compare" hidden>
+<h2>Compare</h2>
+<div class="choose">
+<label><span class="swatch"></span>A <select id="first"></select></label>
+<label><span class="swatch b"></span>B <select id="second"><option value="">none</option></select></label>
+</div>
+<div id="curves"></div>
+<h2>Results</h2><div id="facts" class="wide"></div>
+<h2>Settings</h2><div id="settings" class="wide"></div>
+</section>
+<h2>Each run</h2>
+$details
+<script type="application/json" id="data">$data</script>
+<script>$script</script>
+""")
+
+
+def write(path: Path, found: Sequence[RunSummary], folder: str) -> None:
+    """Write the page of some runs.
+
+    Args:
+        path: file to write, or to write anew.
+        found: the runs, with their courses.
+        folder: where they were found, for the title.
+
+    Raises:
+        ConfigError: if the file cannot be written.
+    """
+    try:
+        path.write_text(page(found, folder), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"--html {str(path)!r} cannot be written: {error.strerror}", code="config-command"
+        ) from error
+
+
+def page(found: Sequence[RunSummary], folder: str) -> str:
+    """Return the page of some runs, the last of which it shows first."""
+    made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    one = len(found) == 1
+    script = _SCRIPT.read_text(encoding="utf-8")
+    body = _BODY.substitute(
+        script=script,
+        runs=_list(found),
+        details="\n".join(map(_details, found)),
+        data=_json([_data(run) for run in found]),
+    )
+    remark = f"{len(found)} run{'' if one else 's'}, {made}"
+    return document(f"Runs in {folder}", remark, body, script)
+
+
+def facts(run: RunSummary) -> dict[str, str]:
+    """Return what a run came to, as text by name."""
+    course = run.course or Course()
+    best = "-" if run.best_score is None else f"{run.best_score:.4g}"
+    return {
+        "name": run.name or "-",
+        "started": (run.started or "-").removesuffix("+00:00").replace("T", " "),
+        "state": run.state,
+        "ended by": run.reason or "-",
+        "iterations": str(run.iterations),
+        "epochs": str(run.epochs),
+        "seconds": f"{course.seconds:.1f}" if course.seconds else "-",
+        "loss": "-" if run.loss is None else f"{run.loss:.4g}",
+        "best score": f"{best} ({run.monitored})" if run.monitored and run.best_score is not None else best,
+        "attempt": "-" if run.attempt is None else str(run.attempt),
+        "path": run.path,
+    }
+
+
+def _list(found: Sequence[RunSummary]) -> str:
+    left_out = () if any(run.attempt for run in found) else ("attempt",)
+    names = [name for name in facts(found[0]) if name not in left_out] if found else []
+    rows = []
+    for run in found:
+        curve = [y for _, y in sorted(_series(run).get("loss", {}).items())]
+        said = facts(run)
+        rows.append([*(said[name] for name in names), html.sparkline(curve, f"loss of {run.name}", _SMALL)])
+    return html.table([*names, "course of the loss"], rows)
+
+
+def _details(run: RunSummary) -> str:
+    """Return a run by itself, for readers without JavaScript."""
+    rows = []
+    for name, values in _series(run).items():
+        line = [y for _, y in sorted(values.items())]
+        rows.append((name, f"{line[0]:.4g}", f"{line[-1]:.4g}", html.sparkline(line, name, _LARGE)))
+    curves = html.table(["", "first", "last", "course"], rows) if rows else ""
+    settings = run.course.settings if run.course is not None else {}
+    told = html.table(["setting", "value"], sorted(settings.items())) if settings else ""
+    name = html.text(f"{run.name or '-'}, {run.path}")
+    return f"<details><summary>{name}</summary><div class='wide'>{curves}{told}</div></details>"
+
+
+def _data(run: RunSummary) -> dict[str, Any]:
+    return {
+        "facts": facts(run),
+        "settings": run.course.settings if run.course is not None else {},
+        "series": {name: _points(values) for name, values in _series(run).items()},
+    }
+
+
+def _series(run: RunSummary) -> Mapping[str, Mapping[int, float]]:
+    return run.course.series if run.course is not None else {}
+
+
+def _points(values: Mapping[int, float]) -> list[tuple[int, float]]:
+    """Return iterations and values, at most some hundred."""
+    iterations = sorted(values)
+    line = html.thinned([values[n] for n in iterations], _POINTS)
+    # The last point stays as it is: it is the one that is told in numbers.
+    points = [(iterations[round(place)], value) for place, value in line]
+    last = iterations[-1]
+    return [*(point for point in points if point[0] != last), (last, values[last])]
+
+
+def _json(value: Any) -> str:
+    """Return JSON in which no HTML begins or ends."""
+    told = json.dumps(value, allow_nan=False)
+    return told.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,0 +1,165 @@
+"""The options of ``sparkdl submit``: a job file in TOML, and the command line, which wins."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from sparkdl._spark import logs
+from sparkdl.cli.submit import resources as tables
+from sparkdl.exceptions import ConfigError
+
+DEPLOY_MODES = ("client", "cluster")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job to submit.
+
+    Attributes:
+        master: Spark master.
+        script: Python program to run.
+        args: its arguments.
+        name: name of the application; Spark takes the script's by default.
+        deploy_mode: where the driver runs, ``client`` (here) or ``cluster``.
+        conf: Spark confs.
+        resources: what it asks of the cluster, see :mod:`sparkdl.cli.submit.resources`; confs win.
+        env: packed environment for the executors, a file or an address that Spark reads.
+        pack_env: pack the environment of this process and ship that.
+        modules: ship the Python files of the script's folder.
+        tensorboard: folder of summaries to show while the job runs.
+        log_level: one of :data:`sparkdl._spark.logs.LEVELS`.
+        retries: failures in a row, without a new checkpoint between them, after which it is tried again.
+        retry_delay: seconds before the second driver; they double with each failure in a row.
+        retry_folder: where drivers note how far they are; needed in cluster mode.
+
+    Raises:
+        ConfigError: if a value cannot work.
+    """
+
+    master: str
+    script: str
+    args: tuple[str, ...] = ()
+    name: str | None = None
+    deploy_mode: str | None = None
+    conf: Mapping[str, str] = field(default_factory=dict)
+    resources: tables.Amounts = field(default_factory=dict)
+    env: str | None = None
+    pack_env: bool = False
+    modules: bool = False
+    tensorboard: str | None = None
+    log_level: str | None = None
+    retries: int = 0
+    retry_delay: float = 10.0
+    retry_folder: str | None = None
+
+    def __post_init__(self) -> None:
+        if not Path(self.script).is_file():
+            raise _error(f"script {self.script!r} is not there: expected a Python file")
+        if self.env and self.pack_env:
+            raise _error("env and pack-env are both given: ship one environment, or pack this one")
+        if self.deploy_mode not in (None, *DEPLOY_MODES):
+            raise _error(f"deploy-mode {self.deploy_mode!r}: expected {' or '.join(DEPLOY_MODES)}")
+        if self.log_level is not None and self.log_level.upper() not in logs.LEVELS:
+            raise _error(f"log-level {self.log_level!r}: expected one of {', '.join(logs.LEVELS)}")
+        if self.retries < 0:
+            raise _error(f"retries {self.retries}: expected a whole number of at least 0")
+        if not 0 <= self.retry_delay < math.inf:
+            raise _error(f"retry-delay {self.retry_delay}: expected seconds, at least 0")
+
+
+_PATHS = ("script", "env", "tensorboard", "retry_folder")
+_EXPECTED = {
+    "retries": "a whole number",
+    "retry_delay": "a number of seconds",
+    "args": "a list of strings",
+    "conf": "a table",
+    "resources": "a table",
+    "pack_env": "true or false",
+    "modules": "true or false",
+}
+_TYPES: dict[str, Any] = {
+    "conf": dict,
+    "resources": dict,
+    "pack_env": bool,
+    "modules": bool,
+    "retries": int,
+    "retry_delay": int | float,
+}
+
+
+def read_job_file(path: Path) -> dict[str, Any]:
+    """Read a job file: the attributes of :class:`Job`, with ``-`` for ``_``.
+
+    ``conf`` and ``resources`` are tables. Paths are relative to the file.
+
+    Raises:
+        ConfigError: naming the key that is unknown or has a value of another type.
+    """
+    try:
+        table = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+    except OSError as error:
+        raise _error(f"job file {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        line, byte = error.object.count(b"\n", 0, error.start) + 1, error.object[error.start]
+        raise _error(
+            f"job file {path}, line {line}: byte 0x{byte:02x} is not UTF-8, which TOML needs: save the "
+            "file in that encoding"
+        ) from error
+    except tomllib.TOMLDecodeError as error:
+        raise _error(
+            f"job file {path} is not TOML: {error}. Texts are quoted; a conf that is the beginning of "
+            'another one needs quotes around its name, as in "spark.speculation" = true'
+        ) from error
+    known = {attribute.name.replace("_", "-"): attribute.name for attribute in fields(Job)}
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in known:
+            raise _error(f"job file {path}: {key!r} is not known; expected {', '.join(known)}")
+        name = known[key]
+        if not _fits(name, value):
+            expected = _EXPECTED.get(name, "a string")
+            raise _error(f"job file {path}: {key} is a {type(value).__name__}: expected {expected}")
+        if name == "conf":
+            value = dict(_flat(path, "", value))
+        elif name == "resources":
+            value = tables.read(value, f"job file {path}")
+        elif name == "args":
+            value = tuple(value)
+        elif name in _PATHS and "://" not in value:
+            value = str(path.parent / value)
+        found[name] = value
+    tables.clash(found.get("resources", {}), found.get("conf", {}))
+    return found
+
+
+def _fits(name: str, value: Any) -> bool:
+    if name == "args":
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    expected = _TYPES.get(name, str)
+    return isinstance(value, expected) and (expected is bool or not isinstance(value, bool))
+
+
+def _flat(path: Path, prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the confs of nested tables, which is what TOML makes of dotted names."""
+    for key, value in table.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _flat(path, f"{name}.", value)
+        elif isinstance(value, bool):
+            yield name, str(value).lower()
+        elif isinstance(value, str | int | float):
+            yield name, str(value)
+        else:
+            raise _error(
+                f"job file {path}: conf {name} is a {type(value).__name__}: expected a string, number or "
+                "boolean"
+            )
+
+
+def _error(message: str) -> ConfigError:
+    return ConfigError(message, code="config-command")

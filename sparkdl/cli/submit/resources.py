@@ -1,0 +1,186 @@
+"""The table ``[resources]`` of a job file: what a job asks of a cluster, as confs of its kind of master."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from sparkdl.cli.clusters import is_one_process, kind_of
+from sparkdl.exceptions import ConfigError
+
+Amounts = Mapping[str, str | int | float]
+"""Amounts by key; those of the tables ``task`` and ``driver`` have dotted keys, such as ``task.gpus``."""
+
+_SIZE = re.compile(r"[1-9]\d*[kmgt]b?", re.IGNORECASE)
+_GPU = "spark.executor.resource.gpu"
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, str) and _SIZE.fullmatch(value) is not None
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _is_share(value: Any) -> bool:
+    """Return whether Spark takes a value as the amount of a task: whole ones, or at most a half."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        return False
+    return 0 < value <= 0.5 or (value >= 1 and value == int(value))
+
+
+_COUNT = (_is_count, "a whole number of at least 1")
+_BYTES = (_is_size, "a size such as '4g' or '512m'")
+_KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "executors": _COUNT,
+    "cores": _COUNT,
+    "memory": _BYTES,
+    "overhead": _BYTES,
+    "gpus": _COUNT,
+    "gpu-discovery": (_is_text, "the path of a script on the executors that lists GPUs"),
+    "gpu-vendor": (_is_text, "a domain such as 'nvidia.com'"),
+    "task.cores": _COUNT,
+    "task.gpus": (_is_share, "a whole number of at least 1, or a share of at most 0.5"),
+    "driver.cores": _COUNT,
+    "driver.memory": _BYTES,
+    "driver.overhead": _BYTES,
+}
+_CONFS = {
+    "executors": "spark.executor.instances",
+    "cores": "spark.executor.cores",
+    "memory": "spark.executor.memory",
+    "overhead": "spark.executor.memoryOverhead",
+    "gpus": f"{_GPU}.amount",
+    "gpu-discovery": f"{_GPU}.discoveryScript",
+    "gpu-vendor": f"{_GPU}.vendor",
+    "task.cores": "spark.task.cpus",
+    "task.gpus": "spark.task.resource.gpu.amount",
+    "driver.cores": "spark.driver.cores",
+    "driver.memory": "spark.driver.memory",
+    "driver.overhead": "spark.driver.memoryOverhead",
+}
+
+
+def read(table: Mapping[str, Any], where: str) -> dict[str, str | int | float]:
+    """Return the amounts in a table of TOML.
+
+    Args:
+        table: with the tables ``task`` and ``driver`` in it.
+        where: file, for errors.
+
+    Raises:
+        ConfigError: naming the key that is unknown or has a value that cannot be.
+    """
+    found: dict[str, str | int | float] = {}
+    for key, value in _flat(table):
+        if key not in _KEYS:
+            raise _error(f"{where}: resources.{key} is not known; expected {', '.join(_KEYS)}")
+        fits, expected = _KEYS[key]
+        if not fits(value):
+            raise _error(f"{where}: resources.{key} is {value!r:.100}: expected {expected}")
+        found[key] = value
+    _check(found, where)
+    return found
+
+
+def _flat(table: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if key in ("task", "driver") and isinstance(value, dict):
+            yield from ((f"{key}.{name}", inner) for name, inner in value.items())
+        else:
+            yield key, value
+
+
+def _check(found: Amounts, where: str) -> None:
+    """Check that amounts go together."""
+    for name in ("gpu-discovery", "gpu-vendor", "task.gpus"):
+        if name in found and "gpus" not in found:
+            raise _error(f"{where}: resources.{name} is given without resources.gpus: expected both")
+    for unit in ("cores", "gpus"):
+        wanted, offered = found.get(f"task.{unit}"), found.get(unit)
+        if isinstance(wanted, int | float) and isinstance(offered, int | float) and wanted > offered:
+            raise _error(
+                f"{where}: resources.task.{unit} is {wanted}: expected at most resources.{unit}, {offered}, "
+                "for a task runs on one executor"
+            )
+
+
+def confs(amounts: Amounts, master: str, given: Mapping[str, str]) -> dict[str, str]:
+    """Return amounts as Spark confs.
+
+    Args:
+        amounts: as :func:`read` returns them.
+        master: Spark master.
+        given: confs that the job has already.
+
+    Raises:
+        ConfigError: if this kind of master knows no such amount, or needs another one besides.
+    """
+    kind = kind_of(master)
+    for key in amounts:
+        reason = _refused(key, kind, master)
+        if reason:
+            raise _error(f"resources.{key} with --master {master}: expected nothing, for {reason}")
+    found = {_CONFS[key]: str(value) for key, value in amounts.items()}
+    if "gpus" in amounts:
+        found.setdefault(_CONFS["task.gpus"], "1")
+        if kind == "kubernetes":
+            found.setdefault(_CONFS["gpu-vendor"], "nvidia.com")
+        script = _CONFS["gpu-discovery"]
+        if kind != "standalone" and script not in {**given, **found}:
+            raise _error(
+                f"resources.gpus with --master {master}: resources.gpu-discovery is missing; expected the "
+                "path of a script on the executors that lists their GPUs, such as Spark's getGpusResources.sh"
+            )
+    if kind == "standalone" and "executors" in amounts:
+        # Workers are asked for cores alone.
+        each = amounts.get("cores") or given.get(_CONFS["cores"])
+        if each is None:
+            raise _error(
+                f"resources.executors with --master {master}: resources.cores is missing; expected the cores "
+                "of each, for a standalone cluster divides cores"
+            )
+        del found[_CONFS["executors"]]
+        found["spark.cores.max"] = str(int(amounts["executors"]) * int(each))
+    return found
+
+
+def _refused(key: str, kind: str, master: str) -> str:
+    """Return why a master has no such amount; empty if it has."""
+    if is_one_process(master) and not key.startswith("driver.") and key != "task.cores":
+        return (
+            "tasks run in the driver's process: local[N] says how many cores, driver.memory how much memory"
+        )
+    if kind == "local" and key in ("executors", "cores", "gpus", "gpu-discovery", "gpu-vendor", "task.gpus"):
+        return "local-cluster[executors,cores,MiB] says it in the master, and has no GPUs"
+    if key.endswith("overhead") and kind not in ("yarn", "kubernetes"):
+        return "only YARN and Kubernetes limit what runs beside the JVM"
+    if key in ("gpu-discovery", "gpu-vendor") and kind == "standalone":
+        return "each worker finds its GPUs itself (spark.worker.resource.gpu.discoveryScript)"
+    if key == "gpu-vendor" and kind != "kubernetes":
+        return "only Kubernetes asks for it"
+    return ""
+
+
+def clash(amounts: Amounts, conf: Mapping[str, str]) -> None:
+    """Check that a job file says each amount once.
+
+    Raises:
+        ConfigError: naming the key and the conf that say the same.
+    """
+    for key, name in _CONFS.items():
+        if key in amounts and name in conf:
+            raise _error(
+                f"resources.{key} is {amounts[key]!r} and conf {name} is {conf[name]!r}: expected one of them"
+            )
+
+
+def _error(message: str) -> ConfigError:
+    return ConfigError(message, code="config-command")

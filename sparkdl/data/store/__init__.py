@@ -1,0 +1,1 @@
+"""The partition store: files of columns on the executors, built by Spark jobs."""

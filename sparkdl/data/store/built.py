@@ -1,0 +1,147 @@
+"""A partition store that is built: made by a job, checked, and deleted."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+
+from sparkdl import session
+from sparkdl._spark.errors import is_job_failure, task_error
+from sparkdl.access.base import Access, Frames
+from sparkdl.data.columns import TablePlan
+from sparkdl.data.sources import Partitions, Source
+from sparkdl.data.store.manifest import Manifest
+from sparkdl.data.store.partition import Token, delete_store
+from sparkdl.exceptions import DataError
+from sparkdl.wire import frame
+
+MAX_REBUILDS = 5
+"""How often a job is run again because it found parts of the store missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStore:
+    """A built partition store.
+
+    Attributes:
+        tokens: persisted token frames, one per partition.
+        partitions: the tokens as they were when built, by partition.
+        executors: what the cluster offered when it was built.
+    """
+
+    tokens: Frames
+    partitions: tuple[Token, ...]
+    executors: session.Executors
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Rows of each partition."""
+        return tuple(token.rows for token in self.partitions)
+
+    @property
+    def manifest(self) -> Manifest:
+        """What tasks expect to find."""
+        return Manifest.of(self.partitions)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether partitions were built on fewer executors than they could."""
+        return _used(self.partitions) < min(len(self.partitions), self.executors.count)
+
+
+def build_store(
+    access: Access,
+    source: Source,
+    plan: TablePlan,
+    store: str,
+    partitions: Partitions,
+    available: session.Executors,
+) -> PartitionStore:
+    """Build a partition store.
+
+    Args:
+        access: the cluster.
+        source: where the rows come from.
+        plan: their columns.
+        store: its id.
+        partitions: how many.
+        available: what the cluster offers now.
+
+    Raises:
+        DataError: naming the column and row that cannot become a tensor.
+        TaskError: if a task keeps failing.
+    """
+    with described(access, "build the partition store"):
+        tokens = source.tokens(access, plan, store, partitions)
+        access.persist(tokens)
+        try:
+            try:
+                found = tuple(Token.from_frame(frame.unpack(f)) for f in access.collect(tokens))
+            except Exception as error:
+                if is_job_failure(error):
+                    raise task_error(error, "building the partition store") from None
+                raise
+            _verify(found)
+        except BaseException:
+            with suppress(Exception):  # the error that is on its way says more
+                access.run_on_executors(partial(delete_store, store))
+            access.unpersist(tokens, wait=True)
+            raise
+    _warn_if_uneven(found, available)
+    return PartitionStore(tokens, found, available)
+
+
+def delete(access: Access, store: PartitionStore) -> None:
+    """Delete a store from the executors, and let go of its tokens."""
+    try:
+        with described(access, "release the partition store"):
+            access.run_on_executors(partial(delete_store, store.partitions[0].store))
+    finally:
+        access.unpersist(store.tokens, wait=True)
+
+
+@contextmanager
+def described(access: Access, doing: str) -> Iterator[None]:
+    """Name the jobs of a block in the Spark UI."""
+    access.describe(f"sparkdl: {doing}")
+    try:
+        yield
+    finally:
+        access.describe(None)
+
+
+def _verify(tokens: Sequence[Token]) -> None:
+    """Check that all partitions were written and agree on dtypes and shapes."""
+    for token in tokens:
+        if token.error:
+            raise DataError(token.error)
+    filled = [token for token in tokens if token.rows]
+    if not filled:
+        raise DataError("the Dataset is empty: there is nothing to train on", code="data-empty")
+    for token in filled[1:]:
+        if token.columns != filled[0].columns:
+            raise DataError(
+                f"partition {token.partition} has columns {token.columns}, partition "
+                f"{filled[0].partition} has {filled[0].columns}; all rows must have one shape",
+                code="data-shape",
+            )
+
+
+def _warn_if_uneven(tokens: Sequence[Token], available: session.Executors) -> None:
+    """Say when partitions lie on fewer executors than they could."""
+    used = _used(tokens)
+    if used < min(len(tokens), available.count):
+        warnings.warn(
+            f"{len(tokens)} partitions lie on {used} of {available.count} executors, so iterations take "
+            "longer than they need to; release() and rebuild when all executors are idle",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def _used(tokens: Sequence[Token]) -> int:
+    """Return how many executors have built partitions."""
+    return len({token.executor for token in tokens})

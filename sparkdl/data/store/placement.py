@@ -1,0 +1,35 @@
+"""Where a store's partitions lie: after losses, executors that are there again may have none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from sparkdl.access.base import Access
+from sparkdl.data.store.built import PartitionStore, described
+from sparkdl.data.store.partition import Token
+from sparkdl.wire import frame
+
+
+def in_excess(places: Sequence[str], executors: int) -> list[int]:
+    """Return the partitions that executors hold beyond an even share.
+
+    Args:
+        places: the executor of each partition.
+        executors: how many executors there are.
+    """
+    share = -(-len(places) // max(executors, 1))
+    held: Counter[str] = Counter()
+    excess = []
+    for partition, place in enumerate(places):
+        held[place] += 1
+        if held[place] > share:
+            excess.append(partition)
+    return excess
+
+
+def crowded(access: Access, store: PartitionStore) -> list[int]:
+    """Return the partitions that executors hold beyond an even share now."""
+    with described(access, "see where partitions are"):
+        tokens = [Token.from_frame(frame.unpack(data)) for data in access.collect(store.tokens)]
+    return in_excess([token.executor for token in tokens], access.count_executors())

@@ -1,0 +1,1 @@
+"""Estimators of modules and their fitted models."""

@@ -1,0 +1,170 @@
+"""The way from a table's rows to a fitted model, which its estimators share."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from pyspark.sql import DataFrame
+from torch import nn
+
+from sparkdl.data.columns import Column, Columns
+from sparkdl.data.dataset import Dataset
+from sparkdl.data.split import column, split_by_fraction
+from sparkdl.exceptions import ConfigError, ModelError
+from sparkdl.ml.estimators import continued, fitting, sparsity, tables
+from sparkdl.ml.estimators.continued import Earlier
+from sparkdl.ml.estimators.stage import FitPlan, FitRows, FitsModule, building
+from sparkdl.ml.params.attributes import Factory
+from sparkdl.ml.params.columns import HasInputs, value_of
+from sparkdl.ml.params.training import HasTrainingSetters
+from sparkdl.nn.batch import group
+from sparkdl.nn.signature import Signature
+from sparkdl.saved.source import ModuleSource
+from sparkdl.table.encoding import TableEncoding
+from sparkdl.train.leaving import ErrorsCarryResult
+from sparkdl.train.trainer import Trainer
+
+
+class FitsTorch(FitsModule, HasTrainingSetters, HasInputs):
+    """What the estimators of a table's rows share."""
+
+    @abstractmethod
+    def _label_to_look_at(self) -> Columns | None:
+        """Return the label columns as they are to be read from the first rows."""
+
+    def _fit_model(self, dataset: DataFrame, kept: ErrorsCarryResult) -> Any:
+        settled = sparsity.settled(self, dataset)
+        if settled is not self:
+            return settled._fit_model(dataset, kept)
+        return super()._fit_model(dataset, kept)
+
+    def _look_at(self, dataset: DataFrame) -> FitRows:
+        """Check Params and columns, and read the first rows."""
+        self._check()
+        before = continued.earlier(self)
+        indexed, labels = self._index_labels(dataset, before.labels if before else ())
+        rows = self._rows(indexed, before)
+        if labels:
+            continued.check_told(self, before, "which label is which")
+        if before is not None and bool(labels) != bool(before.labels):
+            raise continued.other_labels(str(self._label_to_look_at()), before)
+        rows.labels, rows.before = labels, before
+        return rows
+
+    @contextmanager
+    def _datasets(self, rows: FitRows, label: Columns | None) -> Iterator[tuple[Dataset, Dataset | None]]:
+        """Make Datasets of the rows to train on, and of those to validate on if there are any."""
+        weight = value_of(self, self.weightCol) or None
+        count = value_of(self, self.numPartitions)
+        with ExitStack() as stack:
+
+            def dataset_of(df: DataFrame) -> Dataset:
+                data = Dataset.from_dataframe(
+                    df, features=rows.features, label=label, weight=weight, num_partitions=count
+                )
+                return stack.enter_context(data)
+
+            yield dataset_of(rows.train), None if rows.validation is None else dataset_of(rows.validation)
+
+    def _trainer(self, rows: FitRows, plan: FitPlan, **more: Any) -> Trainer:
+        if rows.encoding is not None:
+            more = {**tables.training(self, rows.encoding, plan.module, rows.before), **more}
+        return super()._trainer(rows, plan, **more)
+
+    def _check_validates(self) -> None:
+        if not self.getValidationFraction() and not value_of(self, self.validationIndicatorCol):
+            raise ConfigError(
+                "earlyStoppingPatience needs validation rows: set validationFraction or "
+                "validationIndicatorCol"
+            )
+
+    def _index_labels(self, df: DataFrame, known: tuple[str, ...]) -> tuple[DataFrame, tuple[str, ...]]:
+        """Number labels that are strings, as earlier rows did; return the rows, and the strings."""
+        return df, ()
+
+    def _rows(self, df: DataFrame, before: Earlier | None) -> FitRows:
+        table = tables.encodes(self, df)
+        features: Columns = fitting.NOTHING if table else self.inputColumns()
+        label = self._label_to_look_at()
+        labels = [] if label is None else [label] if isinstance(label, str | Column) else list(label)
+        names = [] if table else self.featuresNames()  # null is a value in a table
+        names += [c.name if isinstance(c, Column) else c for c in labels]
+        weight, indicator = value_of(self, self.weightCol), value_of(self, self.validationIndicatorCol)
+        names += [weight] if weight else []
+        seen = fitting.with_nothing(df) if table else df
+        first = Dataset.from_dataframe(
+            seen, features=features, label=label, weight=weight or None
+        )  # checks names
+        if self.getHandleInvalid() != "error":
+            df = fitting.with_values(df, names)
+        read = [*self.featuresNames(), *names] if table else names
+        needed = list(dict.fromkeys([*read, *([indicator] if indicator else [])]))
+        validation: DataFrame | None = None
+        if indicator:
+            train, validation = fitting.split_by_indicator(df, indicator)
+        elif fraction := self.getValidationFraction():
+            df = df.select(*map(column, needed))
+            train, validation = split_by_fraction(df, fraction, self.getSeed())
+        else:
+            train = df
+        encoding: TableEncoding | None = None
+        if table:
+            encoding = tables.fitted(self, train, before, names)  # before passes that take long
+            features = tables.inputs_of(encoding, self.module)
+            kept = list(dict.fromkeys(names))
+            df, train = (tables.arrays(part, encoding, kept) for part in (df, train))
+            validation = None if validation is None else tables.arrays(validation, encoding, kept)
+        if df is not train or self.getHandleInvalid() != "error" or table:
+            first = Dataset.from_dataframe(train, features=features, label=label, weight=weight or None)
+        rows = FitRows(
+            all=df, train=train, validation=validation, features=features, first=first, encoding=encoding
+        )
+        keys = first.plan.features.keys
+        rows.tensors = fitting.rows_of(first, keys)
+        if not table:
+            rows.inputs = {
+                plan.source: tuple(tensor.shape[1:])
+                for plan, tensor in zip(first.plan.columns, rows.tensors, strict=False)
+            }
+        return rows
+
+    def _build(
+        self, default: Factory | None = None, **arguments: Any
+    ) -> tuple[nn.Module, ModuleSource | None]:
+        if self.module is None and default is not None and self._arguments():
+            raise ConfigError(
+                f"inputNames={self._arguments()}: the default module takes inputs by position; leave the "
+                "names out"
+            )
+        return super()._build(default, **arguments)
+
+    def _build_for(self, rows: FitRows, **arguments: Any) -> tuple[nn.Module, ModuleSource | None]:
+        """Make the module that was given; a factory is told of a table what it asks for."""
+        if rows.encoding is None:
+            return self._build()
+        return self._build(**tables.layout(rows.encoding, self.module, **arguments))
+
+    def _signature(self, module: nn.Module, rows: FitRows) -> Signature:
+        with building:  # the module's mode changes for a moment, and other fits may share it
+            try:
+                plans = rows.first.plan.columns[: len(rows.tensors)]
+                found = Signature.of_rows(module, group(rows.tensors, rows.names))
+                return found.of_any_length([plan.ragged for plan in plans])
+            except ModelError as error:
+                if error.input is None:
+                    raise
+                name = rows.first.plan.columns[error.input].source
+                raise ModelError(f"features column {name!r}: {error}") from error.__cause__
+
+    def _one_output(self, signature: Signature) -> tuple[int, ...]:
+        """Return the shape of the only output of a module."""
+        shapes = [spec.shape for spec in signature.outputs if spec.shape is not None]
+        if len(shapes) != 1:
+            raise ConfigError(
+                f"module: it returns {len(signature.outputs)} tensors; {type(self).__name__} trains modules "
+                "that return one. TorchEstimator trains others"
+            )
+        return shapes[0]

@@ -1,0 +1,285 @@
+"""What a fit needs to know of a DataFrame: classes, scales, validation rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from pyspark.ml.functions import array_to_vector, vector_to_array
+from pyspark.ml.linalg import VectorUDT
+from pyspark.ml.stat import Summarizer
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, BinaryType, StringType
+
+from sparkdl._spark.errors import is_job_failure, task_error
+from sparkdl.data.collate import tensor_of
+from sparkdl.data.columns import name_id
+from sparkdl.data.dataset import Dataset
+from sparkdl.data.schema import check_unambiguous
+from sparkdl.data.split import column
+from sparkdl.data.tables import check_dataframe, check_no_stream
+from sparkdl.exceptions import DataError
+from sparkdl.wire.frame import Array
+
+NOTHING = "__sparkdl_nothing"
+"""A column that stands in for features which are not there yet."""
+
+_MAX_CLASSES = 1000
+"""So many classes at most are inferred from labels: a stray one would make a module of any size."""
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def check_rows(name: str, df: DataFrame, method: str = "fit") -> None:
+    """Check that these are rows of Spark which have an end.
+
+    Raises:
+        DataError: if it is no DataFrame of Spark, or a stream.
+    """
+    check_dataframe(df, f"{name}.{method}")
+    check_no_stream(df, f"{name}.{method}")
+
+
+def with_nothing(df: DataFrame) -> DataFrame:
+    """Add a column that stands in for features, for a check of the others."""
+    return df.withColumn(NOTHING, F.lit(0.0))
+
+
+def index_strings(df: DataFrame, name: str, known: tuple[str, ...] = ()) -> tuple[DataFrame, tuple[str, ...]]:
+    """Number a label column's strings, the most frequent first, as StringIndexer does.
+
+    Args:
+        df: the rows.
+        name: the column.
+        known: the strings that a model has classes for, in their order.
+
+    Returns:
+        The rows, with doubles in the column and the strings in its metadata, and the strings; the
+        rows as they are if the column holds something else.
+
+    Raises:
+        DataError: naming the column, if it has too few or too many strings, or one that is not known.
+    """
+    kind = next((field.dataType for field in df.schema.fields if field.name == name), None)
+    if not isinstance(kind, StringType):
+        return df, ()
+    check_unambiguous(df, name, "label")
+    labels = known or _strings(df, name)
+    if known:
+        for row in df.where(~column(name).isin(*known)).select(column(name)).limit(1).collect():
+            raise DataError(
+                f"label column {name!r} holds {row[0]!r:.100}, for which the model has no class; it has "
+                f"those for {', '.join(known)!s:.300}. Leave such rows out, or fit anew from the start",
+                code="data-value",
+            )
+    if not labels:
+        raise DataError(
+            f"label column {name!r} holds no labels: there is nothing to train on", code="data-empty"
+        )
+    if not 2 <= len(labels) <= _MAX_CLASSES:
+        many = "more than 1,000 different strings" if len(labels) > 1 else f"{labels[0]!r:.100} in all rows"
+        raise DataError(
+            f"label column {name!r} holds {many}: expected 2 to 1,000 classes. Cast numbers to double; for "
+            "more classes use StringIndexer",
+            code="data-value",
+        )
+    index = F.call_function("array_position", F.array(*map(F.lit, labels)), column(name)).cast("double") - 1
+    metadata = {"ml_attr": {"type": "nominal", "name": name, "vals": list(labels)}}
+    return df.withColumn(name, index.alias(name, metadata=metadata)), labels
+
+
+def _strings(df: DataFrame, name: str) -> tuple[str, ...]:
+    """Return a column's strings, the most frequent first; one more than there may be at most."""
+    counts = (
+        df.where(column(name).isNotNull()).groupBy(column(name).alias("label")).agg(F.count("*").alias("n"))
+    )
+    found = counts.orderBy(F.col("n").desc(), "label").limit(_MAX_CLASSES + 1).collect()
+    return tuple(str(row["label"]) for row in found)
+
+
+def with_values(df: DataFrame, names: Sequence[str]) -> DataFrame:
+    """Leave out rows with null in one of the columns."""
+    for name in names:
+        df = df.filter(column(name).isNotNull())
+    return df
+
+
+def split_by_indicator(df: DataFrame, name: str) -> tuple[DataFrame, DataFrame]:
+    """Split rows into training and validation by a boolean column.
+
+    Raises:
+        DataError: if there is no such column, or it is not boolean.
+    """
+    types = dict(df.dtypes)
+    if name not in types:
+        raise DataError(
+            f"validation indicator column {name!r} is not in the DataFrame; "
+            f"it has {', '.join(sorted(types))}",
+            code="data-column",
+        )
+    if types[name] != "boolean":
+        raise DataError(
+            f"validation indicator column {name!r} has type {types[name]}: expected boolean", code="data-type"
+        )
+    chosen = F.coalesce(column(name), F.lit(False))
+    return df.filter(~chosen), df.filter(chosen)
+
+
+def classes_by_metadata(df: DataFrame, name: str) -> int | None:
+    """Return the number of classes that a label column's metadata tells, as StringIndexer writes it."""
+    attribute = next((f.metadata for f in df.schema.fields if f.name == name), {}).get("ml_attr", {})
+    if attribute.get("type") == "binary":
+        return 2
+    if attribute.get("type") != "nominal":
+        return None
+    values = attribute.get("vals")
+    count = len(values) if values else attribute.get("num_vals")
+    return int(count) if count else None
+
+
+def infer_classes(df: DataFrame, name: str) -> int:
+    """Count classes by the largest label, for a module that is made to measure.
+
+    Raises:
+        DataError: naming column and value, if a label is no class or stands for too many.
+    """
+    classes = classes_by_labels(df, name)
+    if classes > _MAX_CLASSES:
+        raise DataError(
+            f"label column {name!r} holds {classes - 1}, which would make {classes} classes; up to "
+            f"{_MAX_CLASSES} are inferred from labels. Filter the row if the label is a mistake, or number "
+            "the labels that there are with StringIndexer; if there are so many classes, say so with "
+            f"setHyper(outputs={classes})",
+            code="data-value",
+        )
+    return max(2, classes)
+
+
+def classes_by_labels(df: DataFrame, name: str) -> int:
+    """Count classes by the largest label, in one pass over the column.
+
+    Raises:
+        DataError: naming column and value if a label is no class: not an integer from 0.
+    """
+    label = column(name).cast("double")
+    # Not floor, which is a long integer that infinity overflows.
+    wrong = (label < 0) | (label != F.rint(label)) | F.isnan(label) | (label == F.lit(float("inf")))
+    (row,) = df.agg(
+        F.max(label).alias("max"),
+        F.min(F.when(wrong, label)).alias("wrong"),
+        F.sum(wrong.cast("int")).alias("n"),
+    ).collect()
+    if row["n"]:
+        raise DataError(
+            f"label column {name!r} holds {row['wrong']} ({row['n']} such rows): expected integers from 0, "
+            "one per class; StringIndexer makes them",
+            code="data-value",
+        )
+    if row["max"] is None:
+        raise DataError(
+            f"label column {name!r} holds no labels: there is nothing to train on", code="data-empty"
+        )
+    return int(row["max"]) + 1
+
+
+def check_labels(df: DataFrame, name: str, classes: int) -> None:
+    """Check that all labels are classes.
+
+    Raises:
+        DataError: naming column and value of one that is not.
+    """
+    found = classes_by_labels(df, name)
+    if found > classes:
+        raise DataError(
+            f"label column {name!r} holds {found - 1}, but there are {classes} classes: expected integers "
+            f"from 0 to {classes - 1}",
+            code="data-value",
+        )
+
+
+def moments(df: DataFrame, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[Array, Array]]:
+    """Compute mean and standard deviation of each value of some columns, in one pass.
+
+    Args:
+        df: the rows.
+        shapes: shape of one row by column. Nested arrays and raw bytes are left out.
+
+    Returns:
+        Flat arrays of means and deviations by column; 0 and 1 for those left out.
+
+    Raises:
+        DataError: naming column and row of what is null, not finite or of another length.
+    """
+    types = {field.name: field.dataType for field in df.schema.fields}
+    summary = Summarizer.metrics("mean", "std")
+    vectors: dict[str, Column] = {}
+    for name in shapes:
+        kind, value = types[name], column(name)
+        if isinstance(kind, BinaryType) or (
+            isinstance(kind, ArrayType) and isinstance(kind.elementType, ArrayType)
+        ):
+            continue
+        if not isinstance(kind, VectorUDT):
+            values = (
+                value.cast("array<double>") if isinstance(kind, ArrayType) else F.array(value.cast("double"))
+            )
+            value = array_to_vector(values)
+        vectors[name] = value
+    found = {name: (np.zeros(prod(shape)), np.ones(prod(shape))) for name, shape in shapes.items()}
+    if not vectors:
+        return found
+    summaries = [summary.summary(value).alias(str(n)) for n, value in enumerate(vectors.values())]
+    try:
+        (row,) = df.agg(*summaries).collect()
+    except Exception as error:
+        if not is_job_failure(error):
+            raise
+        with Dataset.from_dataframe(df, features=list(vectors), num_partitions="input") as data:
+            data.store()  # names column and row
+        raise task_error(error, f"computing means and deviations of {list(vectors)}") from None
+    for index, (name, value) in enumerate(vectors.items()):
+        mean = row[index]["mean"].toArray()
+        if not (np.abs(mean) <= _LARGEST).all():
+            _check_finite(df, name, value)
+        found[name] = (mean, row[index]["std"].toArray())
+    return found
+
+
+def _check_finite(df: DataFrame, name: str, vector: Column) -> None:
+    """Check that all values are finite, also as float32.
+
+    Raises:
+        DataError: naming the first row that has another.
+    """
+    bad = F.exists("values", lambda value: F.isnan(value) | (F.abs(value) > _LARGEST))
+    numbered = df.select(F.monotonically_increasing_id().alias("id"), vector_to_array(vector).alias("values"))
+    for first in numbered.where(bad).limit(1).collect():
+        values, row = np.array(first["values"]), name_id(first["id"])
+        value = values[~(np.abs(values) <= _LARGEST)][0]
+        raise DataError(
+            f"column {name!r}, {row}: {value} is not a finite float32; filter such rows or fill such values "
+            "first",
+            code="data-value",
+        )
+
+
+def joined(parts: Sequence[tuple[Array, Array]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Join the moments of several columns, as float32."""
+    return (
+        torch.from_numpy(np.concatenate([mean for mean, _ in parts]).astype(np.float32)),
+        torch.from_numpy(np.concatenate([deviation for _, deviation in parts]).astype(np.float32)),
+    )
+
+
+def rows_of(data: Dataset, keys: Sequence[str]) -> list[Any]:
+    """Return the first rows of some columns of a Dataset as tensors, at least two of them."""
+    peeked, plans = data.peek(), {column.key: column for column in data.plan.columns}
+    arrays = {
+        key: np.concatenate([peeked[key]] * 2) if len(peeked[key]) == 1 else np.array(peeked[key])
+        for key in keys
+    }
+    return [tensor_of(plans[key], array) for key, array in arrays.items()]

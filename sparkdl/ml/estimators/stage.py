@@ -1,0 +1,301 @@
+"""What all estimators share: Params and attributes become a Trainer, and its result a model."""
+
+from __future__ import annotations
+
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from pyspark.sql import DataFrame
+from torch import Tensor, nn
+
+from sparkdl.data.columns import Columns
+from sparkdl.data.dataset import Dataset
+from sparkdl.exceptions import ConfigError, DataError, SparkdlError
+from sparkdl.ml.estimators import continued, fitting, sparsity
+from sparkdl.ml.estimators.continued import Earlier
+from sparkdl.ml.estimators.model import Fitted
+from sparkdl.ml.estimators.observers import observed
+from sparkdl.ml.estimators.summary import TrainingSummary
+from sparkdl.ml.params.attributes import Factory, HasAttributes
+from sparkdl.ml.params.columns import value_of
+from sparkdl.ml.params.hyper import HasHyper
+from sparkdl.ml.params.training import HasRunSetters
+from sparkdl.ml.persistence.saving import TorchReadable, TorchWritable
+from sparkdl.nn.lightning import is_lightning
+from sparkdl.nn.objective import Loss
+from sparkdl.nn.signature import Signature
+from sparkdl.optim.clip import ClipByNorm
+from sparkdl.optim.spec import Optimizers
+from sparkdl.saved.source import ModuleSource
+from sparkdl.table.encoding import TableEncoding
+from sparkdl.train.hooks.callbacks import EarlyStopping
+from sparkdl.train.hooks.checkpoint import Checkpoint
+from sparkdl.train.leaving import ErrorsCarryResult
+from sparkdl.train.options.triggers import MaxEpoch, MaxIteration, Trigger
+from sparkdl.train.trainer import Trainer
+
+T = TypeVar("T")
+
+building = threading.Lock()  # torch's generator belongs to all threads
+
+
+@dataclass(slots=True, kw_only=True)
+class FitPlan:
+    """What is settled about a fit when its first rows have been seen.
+
+    Attributes:
+        module: to train.
+        source: where its code comes from, if that is known yet.
+        signature: what goes in and what comes out.
+        loss: what to minimise; ``None`` if the module or an option knows.
+        label: columns for the loss.
+        classes: number of classes that labels may have but have not been checked for.
+    """
+
+    module: nn.Module
+    source: ModuleSource | None
+    signature: Signature
+    loss: Loss | None
+    label: Columns | None
+    classes: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class FitRows:
+    """The rows of a fit.
+
+    Attributes:
+        all: to train or validate on.
+        train: to train on.
+        validation: to validate on, if there are such.
+        features: columns for the module.
+        first: Dataset of features and label, for a look at the first rows.
+        inputs: shape of one row by features column; empty for an encoded table.
+        tensors: the first rows, one tensor by features column.
+        encoding: what became of a table's columns, if they were encoded.
+        labels: the names of the classes, if labels were strings.
+        before: what the checkpoint tells that the fit goes on from, if it does.
+    """
+
+    all: DataFrame
+    train: DataFrame
+    validation: DataFrame | None
+    features: Columns
+    first: Dataset
+    inputs: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    tensors: list[Tensor] = field(default_factory=list)
+    encoding: TableEncoding | None = None
+    labels: tuple[str, ...] = ()
+    before: Earlier | None = None
+    _found: dict[str, Any] = field(default_factory=dict)
+
+    def once(self, what: str, find: Callable[[], T]) -> T:
+        """Return what a Spark job finds out about the rows; it runs once, however many trials ask.
+
+        Args:
+            what: names it.
+            find: runs the job.
+        """
+        if what not in self._found:
+            self._found[what] = find()
+        found: T = self._found[what]
+        return found
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the module's arguments, none if they are given by position."""
+        return list(self.first.plan.features.names)
+
+    def label_shape(self) -> tuple[int, ...]:
+        """Return the shape of one row's label."""
+        (key,) = self.first.plan.label.keys
+        return tuple(self.first.peek()[key].shape[1:])
+
+
+class FitsModule(HasAttributes, HasRunSetters, HasHyper, TorchWritable, TorchReadable):
+    """What all estimators share, whatever their columns are."""
+
+    _model_class: ClassVar[type[Fitted]]
+
+    @abstractmethod
+    def _look_at(self, dataset: DataFrame) -> FitRows:
+        """Check Params and columns, and read the first rows."""
+
+    @abstractmethod
+    def _settle(self, rows: FitRows) -> FitPlan:
+        """Choose module, loss and label by the first rows."""
+
+    @abstractmethod
+    def _datasets(
+        self, rows: FitRows, label: Columns | None
+    ) -> AbstractContextManager[tuple[Dataset, Dataset | None]]:
+        """Make Datasets of the rows to train on, and of those to validate on if there are any."""
+
+    @abstractmethod
+    def _check_validates(self) -> None:
+        """Check that some rows are kept for validation, which early stopping needs."""
+
+    def _fit(self, dataset: DataFrame) -> Any:
+        with ErrorsCarryResult() as kept, observed(self, dataset) as note:
+            model = self._fit_model(dataset, kept)
+            note(model)
+            return model
+
+    def _fit_model(self, dataset: DataFrame, kept: ErrorsCarryResult) -> Any:
+        rows = self._look_at(dataset)
+        plan = self._settle(rows)
+        with self._datasets(rows, plan.label) as (data, validation):
+            if validation is not None:
+                _check_not_empty(validation)
+            trainer = self._trainer(rows, plan)
+            try:
+                result = trainer.fit(data, validation, **self._going_on())
+            except SparkdlError as error:
+                kept.result = error.result
+                if plan.classes is not None:  # labels may be why
+                    fitting.check_labels(rows.all, self.getLabelCol(), plan.classes)
+                raise
+            kept.result = result
+        module = result.module.cpu().eval()
+        model = self._model_class(
+            module,
+            source=plan.source or ModuleSource.of_instance(module),
+            signature=plan.signature,
+            summary=TrainingSummary(result),
+            encoding=rows.encoding,
+            labels=rows.labels,
+        )
+        fitted = self._copyValues(model._resetUid(self.uid))
+        return fitted if rows.encoding is None else fitted._set(batchSize=trainer.config.batch_size)
+
+    def _trainer(self, rows: FitRows, plan: FitPlan, **more: Any) -> Trainer:
+        """Return what trains the module of a plan."""
+        options = self._options() | more
+        if value_of(self, self.checkpointPath):
+            options["hooks"] = [*options["hooks"], *continued.learned(rows)]
+        return Trainer(plan.module, loss=plan.loss, optimizer=self._optimizer_factory(plan.module), **options)
+
+    def _going_on(self) -> dict[str, Any]:
+        """Return how the Trainer goes on from another run, if it does."""
+        if path := continued.warm_start(self):
+            return {"resume": path, "rows": "new"}
+        return {"resume": True} if self.getResume() else {}
+
+    def _check(self) -> None:
+        """Check what does not depend on the rows."""
+        warm: str | None = value_of(self, self.warmStartFrom)
+        if self.getResume() and warm:
+            raise ConfigError(
+                "resume and warmStartFrom are both set; resume goes on with the same rows, warmStartFrom "
+                "with others: choose one"
+            )
+        if self.getResume() and not value_of(self, self.checkpointPath):
+            raise ConfigError("resume=True: checkpointPath must say where the checkpoints are")
+        for of, made_by in (("module", self.module), ("optimizer", self.optimizer)):
+            hyper = self.getHyper(of)
+            if hyper and (isinstance(made_by, nn.Module | torch.optim.Optimizer | Mapping)):
+                raise ConfigError(
+                    f"{of}.{next(iter(hyper))} is set, but {of} is a {type(made_by).__name__} that was "
+                    "built already; give a class or factory instead"
+                )
+
+    def _build(
+        self, default: Factory | None = None, **arguments: Any
+    ) -> tuple[nn.Module, ModuleSource | None]:
+        """Make the module, with weights that depend on the seed, and say where its code comes from."""
+        if isinstance(self.module, nn.Module):
+            return self.module, None
+        factory = self.module if self.module is not None else default
+        if not callable(factory):
+            raise ConfigError(
+                f"module={self.module!r:.100}: expected a torch.nn.Module, or a class or function that "
+                "makes one"
+            )
+        arguments = {**arguments, **self.getHyper("module")}
+        with building, torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.getSeed())
+            try:
+                module = factory(**arguments)
+            except TypeError as error:
+                listed = ", ".join(f"{name}={value!r:.40}" for name, value in arguments.items())
+                raise ConfigError(
+                    f"module: {factory!r:.100} cannot be called with ({listed}): {error}"
+                ) from error
+        if not isinstance(module, nn.Module):
+            raise ConfigError(
+                f"module: {factory!r:.100} returned {module!r:.100}; expected a torch.nn.Module"
+            )
+        try:
+            return module, ModuleSource.of(factory, arguments)
+        except ConfigError:
+            return module, None
+
+    def _optimizer_factory(self, module: nn.Module) -> Optimizers | None:
+        hyper = self.getHyper("optimizer")
+        if self.isSet(self.learningRate) and not isinstance(self.optimizer, torch.optim.Optimizer | Mapping):
+            hyper = {"lr": self.getLearningRate(), **hyper}
+        if self.optimizer is not None:
+            given: Any = self.optimizer
+            return partial(given, **hyper) if hyper else given
+        if is_lightning(module) and not hyper:
+            return None  # configure_optimizers knows
+        return sparsity.optimizers(module, {"lr": self.getLearningRate(), **hyper})
+
+    def _options(self) -> dict[str, Any]:
+        """Return the Trainer's options."""
+        end_when: Trigger = MaxEpoch(self.getMaxEpochs())
+        limit = value_of(self, self.maxIter)
+        if limit is not None:
+            end_when |= MaxIteration(limit)
+        hooks = list(self.hooks)
+        patience = value_of(self, self.earlyStoppingPatience)
+        if patience is not None:
+            self._check_validates()
+            hooks.append(EarlyStopping(patience))
+        path = value_of(self, self.checkpointPath)
+        if path:
+            hooks.append(Checkpoint(path))
+        norm = value_of(self, self.gradientClipNorm)
+        if norm is not None and self.clip is not None:
+            raise ConfigError("gradientClipNorm and clip are both set; choose one")
+        own = {
+            "batch_size": self.getBatchSize(),
+            "seed": self.getSeed() % (1 << 63),
+            "end_when": end_when,
+            "shuffle": self.getShuffle(),
+            "micro_batch_size": value_of(self, self.microBatchSize),
+            "precision": self.getPrecision(),
+            "gradient_codec": self.getCodec(),
+            "transport": self.getTransport(),
+            "clip": self.clip if norm is None else ClipByNorm(norm),
+            "schedule": self.schedule,
+            "metrics": self.metrics,
+            "hooks": hooks,
+            "groups": self.groups,
+            "monitor": value_of(self, self.monitor),
+            "progress": self.getVerbose(),
+            "name": type(self).__name__,
+        }
+        clash = [name for name in self.options if name in own and name != "name"]
+        if clash:
+            raise ConfigError(f"options: {clash[0]!r} has a Param or attribute of its own")
+        return own | dict(self.options)
+
+    def _loss_or(self, default: Loss, module: nn.Module) -> Loss | None:
+        """Return the loss: what was given, or a default where nothing else says how to train."""
+        if self.loss is not None:
+            return self.loss
+        return None if "step" in self.options or is_lightning(module) else default
+
+
+def _check_not_empty(validation: Dataset) -> None:
+    try:
+        validation.peek()
+    except DataError as error:
+        raise DataError(f"validation rows: {error}") from error

@@ -1,0 +1,1 @@
+"""Saving and loading of stages, where Spark can write and on this machine."""

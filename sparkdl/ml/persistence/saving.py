@@ -1,0 +1,349 @@
+"""Saving estimators and models where Spark can write, and reading them back."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Self, TypeVar, cast
+
+from pyspark.ml import Model
+from pyspark.ml.util import (
+    DefaultParamsWriter,
+    MLReadable,
+    MLReader,
+    MLWritable,
+    MLWriter,
+)
+from pyspark.sql import SparkSession
+from torch import nn
+
+from sparkdl.access import models_in
+from sparkdl.exceptions import ConfigError
+from sparkdl.ml.params.attributes import ATTRIBUTES
+from sparkdl.ml.persistence.replacing import cannot_replace, exists_already, replacing, sibling
+from sparkdl.ml.persistence.stored import (
+    check_class,
+    explained,
+    literal,
+    read_metadata,
+    set_params,
+    write_metadata,
+)
+from sparkdl.ml.persistence.trusting import trusted
+from sparkdl.saved import content as saved
+from sparkdl.saved import integrity, weights
+from sparkdl.saved.content import Content
+from sparkdl.saved.metadata import CODE, KEY, WEIGHTS, check, seal
+from sparkdl.saved.moved import OPTIONS
+from sparkdl.saved.trust import LISTED_ONLY, Entry, Trust
+from sparkdl.table.encoding import read_table, table_of
+
+R = TypeVar("R", bound=MLReadable[Any])
+
+_GROUP_BYTES = 32 << 20  # of one file; a JVM of 1 GiB must have room for several copies of it
+_CHUNK_BYTES = 960 << 10  # of a task; Spark warns of 1,000 KiB
+_COLUMNS = "offset long, data binary"
+_pickle_allowed: ContextVar[bool] = ContextVar("sparkdl pickle allowed", default=False)
+
+
+@contextmanager
+def allow_pickle() -> Iterator[None]:
+    """Allow pickled code in all saves and loads inside of ``with``, in this thread.
+
+    For pipelines and tuned models, which do not hand options on to their stages::
+
+        with sparkdl.ml.allow_pickle():
+            model = PipelineModel.load(path)
+
+    Reading a pickle can run any code: only load what comes from someone you trust.
+    """
+    token = _pickle_allowed.set(True)
+    try:
+        yield
+    finally:
+        _pickle_allowed.reset(token)
+
+
+class TorchWritable(MLWritable):
+    """Mixin for estimators and models that :class:`TorchWriter` saves."""
+
+    def write(self) -> TorchWriter:
+        """Return a writer; options: ``pickle`` (``"true"`` to allow pickled code)."""
+        return TorchWriter(self)
+
+
+class TorchReadable(MLReadable[Any]):
+    """Mixin for estimators and models that :class:`TorchReader` loads."""
+
+    @classmethod
+    def read(cls) -> TorchReader[Self]:
+        """Return a reader; options: ``pickle`` (``"true"`` to allow pickled code) and ``trust``."""
+        return TorchReader(cls)
+
+    @classmethod
+    def load(cls, path: str, *, trust: Entry | Iterable[Entry] = ()) -> Self:
+        """Load from a path of any file system that Spark reads; short for ``read().load(path)``.
+
+        Args:
+            path: where it was saved.
+            trust: packages, modules or classes that it may name besides those of torch, torchmetrics and
+                sparkdl: ``["mypackage.nets"]``, or ``[Net]``. Nothing else is imported.
+
+        Raises:
+            ConfigError: if there is nothing that this version can read, or it names code that is not trusted.
+            ModelError: if the module cannot be built, or the weights do not fit it.
+        """
+        return cls.read().trust(trust).load(path)
+
+
+class TorchWriter(MLWriter):
+    """Saves an estimator or a model.
+
+    Args:
+        instance: what to save.
+    """
+
+    def __init__(self, instance: Any) -> None:
+        super().__init__()
+        self.instance = instance
+
+    def save(self, path: str) -> None:
+        """Save to a path of any file system that Spark writes to.
+
+        Args:
+            path: folder that does not exist, unless :meth:`overwrite` was called.
+
+        Raises:
+            ConfigError: if there is something already, or a value needs a pickle that was not allowed.
+            SerializationError: if a value cannot be pickled.
+        """
+        spark, path = self.sparkSession, str(path)
+        folders = models_in(spark).folders(path)
+        if folders is not None:
+            with replacing(folders, path, self.shouldOverwrite) as draft:
+                self.saveImpl(draft)
+            return
+        if self.shouldOverwrite:
+            raise cannot_replace(path)
+        if read_metadata(spark, path) is not None:
+            raise exists_already(path)
+        self.saveImpl(path)
+
+    def saveImpl(self, path: str) -> None:
+        """Write to a folder that does not exist; its metadata last, as a mark that all is there."""
+        spark = self.sparkSession
+        info, pieces = described(self.instance, _allowed(self.optionMap))
+        digests = {}
+        for name, stream in pieces.items():
+            hashed = integrity.Hashed(stream)
+            _write(spark, posixpath.join(path, name), hashed)
+            digests[name] = hashed.sha256
+        metadata = DefaultParamsWriter._get_metadata_to_save(self.instance, spark, extraMetadata={KEY: info})
+        write_metadata(spark, path, seal(json.loads(metadata), digests))
+
+
+class TorchReader(MLReader[R]):
+    """Loads an estimator or a model.
+
+    Args:
+        cls: class of the stage.
+    """
+
+    def __init__(self, cls: type[R]) -> None:
+        super().__init__()
+        self.cls = cls
+        self._options: dict[str, str] = {}
+        self._trust = LISTED_ONLY
+
+    def option(self, key: str, value: Any) -> Self:
+        """Set an option.
+
+        ``option("pickle", "true")`` allows to read pickled code, ``option("trust", "mypackage,other.nets")``
+        to import these packages and modules.
+        """
+        if key.lower() == "trust":
+            return self.trust(value)
+        self._options[key.lower()] = str(value)
+        return self
+
+    def trust(self, entries: Entry | Iterable[Entry]) -> Self:
+        """Trust packages, modules or classes that what is loaded may name, as :meth:`TorchReadable.load`."""
+        self._trust |= Trust.of(entries)
+        return self
+
+    def load(self, path: str) -> R:
+        """Load from a path of any file system that Spark reads, in Spark Connect too.
+
+        Raises:
+            ConfigError: if there is nothing that this version can read, if it is of another class, or holds
+                a pickle that was not allowed, or names code that is not trusted.
+            ModelError: if the module cannot be built, or the weights do not fit it.
+        """
+        spark, path = self.sparkSession, str(path)
+        place = path
+        metadata = read_metadata(spark, path)
+        if metadata is None:  # a save was cut off between two renames
+            place = sibling(path, "previous")
+            metadata = read_metadata(spark, place)
+        if metadata is None:
+            raise ConfigError(f"path={path!r}: nothing complete was saved there", code="config-saved")
+        info = check(metadata, path)
+        check_class(metadata, path, self.cls)
+        remedy = (
+            f"{self.cls.__name__}.read().option('pickle', 'true').load(path), inside of a pipeline with "
+            "sparkdl.ml.allow_pickle(): ..."
+        )
+        saved.check_pickle(info, path, _allowed(self._options), remedy)
+        content = saved.build(
+            info,
+            path,
+            _read(spark, path, posixpath.join(place, WEIGHTS)),
+            _read(spark, path, posixpath.join(place, CODE)),
+            self._trust | trusted() | Trust(everything=_allowed(self._options)),
+        )
+        with explained(path):
+            instance: Any = instance_of(self.cls, content)
+            for name in info["hyper"]:  # tuned models look for these Params, set or not
+                instance.getParam(name)
+        set_params(instance, metadata, path)
+        return cast(R, instance)
+
+
+def described(
+    instance: Any, allow_pickle: bool = False
+) -> tuple[dict[str, Any], dict[str, Iterable[weights.Chunk]]]:
+    """Return our entry in the metadata of an estimator or a model, and its other files as pieces, by name.
+
+    Raises:
+        ConfigError: if a value needs a pickle that is not allowed.
+        SerializationError: if a value cannot be pickled.
+    """
+    content = content_of(instance)
+    info, code = saved.describe(content, allow_pickle)
+    info["hyper"] = [param.name for param in instance.params if "." in param.name]
+    pieces: dict[str, Iterable[weights.Chunk]] = {}
+    if content.module is not None:
+        pieces[WEIGHTS] = weights.write(content.module, _CHUNK_BYTES)
+    if code is not None:
+        pieces[CODE] = _cut(code)
+    return info, pieces
+
+
+def content_of(instance: Any) -> Content:
+    """Return what an estimator or a model holds besides Params."""
+    if isinstance(instance, Model):
+        model: Any = instance
+        return Content(
+            model.module, model.source, model.signature, table=table_of(model.encoding, model.labels)
+        )
+    values = {name: getattr(instance, name) for name in ATTRIBUTES}
+    module = values["module"] if isinstance(values["module"], nn.Module) else None
+    if module is not None:
+        del values["module"]
+    return Content(module, attributes=values)
+
+
+def instance_of(cls: type[R], content: Content) -> R:
+    """Make an estimator or a model that holds a content; the reverse of :func:`content_of`."""
+    kind: Any = cls
+    if issubclass(kind, Model):
+        encoding, labels = read_table(content.table)
+        instance = kind(
+            content.module,
+            source=content.source,
+            signature=content.signature,
+            encoding=encoding,
+            labels=labels,
+        )
+    else:
+        instance = kind()
+        for name, value in content.attributes.items():
+            setattr(instance, name, _today(value) if name == "options" else value)
+        if content.module is not None:
+            instance.module = content.module
+    return cast(R, instance)
+
+
+def _today(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of a Trainer by their names of today."""
+    return {OPTIONS.get(name, name): value for name, value in options.items()}
+
+
+def save(instance: MLWritable, path: str, *, overwrite: bool = False) -> None:
+    """Save any Spark ML instance; an instance that it replaces stays readable until the new one is complete.
+
+    Estimators and models of sparkdl do so by themselves. Spark's own, such as pipelines, delete first and
+    write then; this writes them beside their place and renames. Spark Connect cannot rename: there they are
+    written to their place.
+
+    Args:
+        instance: a pipeline or any other estimator, transformer or model.
+        path: where to.
+        overwrite: whether it may replace an existing one.
+
+    Raises:
+        ConfigError: if there is something already and ``overwrite`` is not set; if it is, on Spark Connect.
+    """
+    spark = SparkSession.active()
+    folders = models_in(spark).folders(path)
+    if folders is None:
+        if overwrite:
+            raise cannot_replace(path)
+        if read_metadata(spark, path) is not None:
+            raise exists_already(path)
+        instance.write().save(path)
+        return
+    with replacing(folders, path, overwrite) as draft:
+        instance.write().save(draft)
+
+
+def _allowed(options: Mapping[str, str]) -> bool:
+    value = options.get("pickle", "false").lower()
+    if value not in ("true", "false"):
+        raise ConfigError(f"option pickle={value!r}: expected 'true' or 'false'")
+    return value == "true" or _pickle_allowed.get()
+
+
+def _cut(data: bytes) -> Iterator[weights.Chunk]:
+    for start in range(0, len(data), _CHUNK_BYTES):
+        yield weights.Chunk(start, data[start : start + _CHUNK_BYTES])
+
+
+def _write(spark: SparkSession, path: str, pieces: Iterable[weights.Chunk]) -> None:
+    """Write pieces, some at a time: neither driver nor task ever holds all of them."""
+    mode = "error"
+    rows: list[tuple[int, bytes]] = []
+
+    def flush() -> None:
+        nonlocal mode
+        df = models_in(spark).in_small_tasks(rows, _COLUMNS).repartition(1)
+        df.write.mode(mode).option("compression", "none").parquet(path)
+        mode = "append"
+        rows.clear()
+
+    for piece in pieces:
+        if rows and sum(len(data) for _, data in rows) + len(piece.data) > _GROUP_BYTES:
+            flush()
+        rows.append((piece.offset, piece.data))
+    if rows:
+        flush()
+
+
+def _read(spark: SparkSession, path: str, folder: str) -> Iterator[weights.Chunk]:
+    """Read pieces in order, some at a time: neither driver nor task ever holds all of them.
+
+    Raises:
+        ConfigError: if Spark cannot; ``path`` is the model's, for the error.
+    """
+    with explained(path):
+        df = spark.read.schema(_COLUMNS).parquet(literal(folder))
+        row = df.agg({"offset": "max"}).first()
+        last = -1 if row is None or row[0] is None else row[0]
+        for start in range(0, last + 1, _GROUP_BYTES):
+            # whole files are passed over by the range of offsets in their footers
+            rows = df.filter(f"offset >= {start} and offset < {start + _GROUP_BYTES}").collect()
+            for offset, data in sorted(rows):
+                yield weights.Chunk(offset, bytes(data))

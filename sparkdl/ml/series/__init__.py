@@ -1,0 +1,1 @@
+"""Forecasts of panels of series as stages."""

@@ -1,0 +1,1 @@
+"""Transformers of texts, images and tables, and the scorer behind every transform."""

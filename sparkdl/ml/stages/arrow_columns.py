@@ -1,0 +1,122 @@
+"""The columns that a task of a transform gets as Arrow arrays, turned into those that a module takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkdl.data import sparse
+from sparkdl.data.columns import ColumnPlan
+from sparkdl.data.convert import from_arrow
+from sparkdl.data.store.ragged import kind_of
+from sparkdl.exceptions import DataError
+from sparkdl.ml.stages.outputs import dense
+from sparkdl.table.encoding import TableEncoding
+from sparkdl.wire.frame import Array
+
+
+class ArrowColumns:
+    """Converts Arrow columns to arrays; the first rows decide on shapes that are not known."""
+
+    def __init__(self, plans: tuple[ColumnPlan, ...], keep: bool, places: tuple[int, ...] = ()) -> None:
+        self.plans = plans
+        self._places = places or range(len(plans))
+        self._keep = keep
+        self._seen = 0
+
+    def convert(self, columns: Sequence[pa.Array]) -> tuple[Array, dict[str, Array] | None]:
+        """Return which rows are valid, and the arrays of these; ``None`` if no row is.
+
+        Raises:
+            DataError: naming column and row.
+        """
+        columns = [columns[place] for place in self._places]
+        valid = np.ones(len(columns[0]), np.bool_)
+        for plan, column in zip(self.plans, columns, strict=True):
+            null = null_rows(column)
+            if null is not None:
+                if not self._keep:
+                    raise DataError(
+                        null_message(plan.source, self._row(int(np.flatnonzero(null)[0]))), code="data-null"
+                    )
+                valid &= ~null
+        arrays: dict[str, Array] | None = None
+        if valid.all():
+            arrays = self._arrays(columns, np.arange(len(valid)))
+        elif valid.any():
+            chosen = pa.array(valid)
+            arrays = self._arrays([column.filter(chosen) for column in columns], np.flatnonzero(valid))
+        self._seen += len(valid)
+        return valid, arrays
+
+    def _arrays(self, columns: Sequence[pa.Array], rows: Array) -> dict[str, Array]:
+        arrays = {}
+        resolved = []
+        for plan, column in zip(self.plans, columns, strict=True):
+            if pa.types.is_struct(column.type):
+                column = sparse.of_arrow(column, plan.part) if plan.part else dense(column)
+            elif pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
+                plan = _with_bytes(plan)
+            array = from_arrow(plan, column, lambda index: self._row(int(rows[index])))
+            arrays[plan.key] = array
+            resolved.append(plan.resolved(*kind_of(array)))
+        self.plans = tuple(resolved)
+        return arrays
+
+    def _row(self, index: int) -> str:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        return f"row {self._seen + index} of partition {context.partitionId() if context else 0}"
+
+
+class EncodedColumns:
+    """Encodes the columns of a table, in which null is a value."""
+
+    def __init__(
+        self, plans: tuple[ColumnPlan, ...], encoding: TableEncoding, columns: tuple[str, ...]
+    ) -> None:
+        self.plans = plans
+        self._encoding = encoding
+        self._columns = columns
+
+    def convert(self, columns: Sequence[pa.Array]) -> tuple[Array, dict[str, Array] | None]:
+        """Return that all rows are valid, and the arrays."""
+        encoded = self._encoding.encode(dict(zip(self._columns, columns, strict=True)))
+        arrays = {plan.key: encoded[plan.source] for plan in self.plans}
+        return np.ones(len(columns[0]), np.bool_), arrays
+
+
+def _with_bytes(plan: ColumnPlan) -> ColumnPlan:
+    if plan.shape is None:
+        raise DataError(
+            f"column {plan.source!r} is binary: the shape of a row's tensor must be known to read its bytes",
+            code="data-type",
+        )
+    return replace(plan, binary=True, dtype=plan.dtype or "uint8")
+
+
+def null_message(column: str, row: str) -> str:
+    """Return the error for null in a column."""
+    return (
+        f"column {column!r}, {row}: null; handleInvalid='skip' leaves such rows out, 'keep' gives null "
+        "outputs for them"
+    )
+
+
+def null_rows(column: pa.Array) -> Array | None:
+    """Tell which rows are null or have null in their (nested) list; ``None`` if none are."""
+    found: Array | None = None
+    if column.null_count:
+        found = column.is_null().to_numpy(zero_copy_only=False)
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        inside = null_rows(column.flatten())
+        if inside is not None:
+            parents = pc.list_parent_indices(column).to_numpy()
+            found = np.zeros(len(column), np.bool_) if found is None else found
+            found[parents[inside]] = True
+    return found

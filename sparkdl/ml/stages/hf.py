@@ -1,0 +1,382 @@
+"""Texts in DataFrame columns to token numbers and back, with fast tokenisers of Hugging Face."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any, Self
+
+from pyspark import keyword_only
+from pyspark.ml import Transformer
+from pyspark.ml.param import Param, Params, TypeConverters
+from pyspark.ml.param.shared import HasInputCol, HasOutputCol, HasOutputCols
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from sparkdl.data.columns import ragged_metadata, tensor_metadata
+from sparkdl.data.schema import same_names
+from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.hf import tokens
+from sparkdl.hf.tokens import INPUTS, Decoding, TokenEncoding
+from sparkdl.ml.params.converters import one_of
+from sparkdl.ml.persistence.stored import ParamsReader, ParamsWriter, StoredStage
+from sparkdl.ml.stages.rowwise import HandleInvalid, Settable, defined, find_field, quoted
+from sparkdl.ml.stages.udf import by_rows, has_arrow_udf, has_udt, make_udf
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_FORMAT = 1
+_LENGTH = 512
+
+
+class _Tokenizing(Transformer, HasInputCol, Settable, StoredStage):
+    """What both stages hold: a ``tokenizer.json``.
+
+    Attributes:
+        json: its content.
+    """
+
+    json: str
+
+    _input_kwargs: dict[str, Any]
+
+    def _hold(self, tokenizer: Any) -> tokens.UserTokenizer | None:
+        """Hold the tokeniser that the constructor was given, if any, and return what it says of itself."""
+        self.json = ""
+        if tokenizer is None:
+            return None
+        given = tokens.given(tokenizer)
+        tokens.check(given.text)
+        self.json = given.text
+        return given
+
+    def _set_given(self) -> None:
+        """Set the Params that the constructor was given."""
+        values = {name: value for name, value in self._input_kwargs.items() if name != "tokenizer"}
+        self._set(**{name: value for name, value in values.items() if value is not None})
+
+    @property
+    def tokenizer(self) -> Any:
+        """Return the ``tokenizers.Tokenizer``; ``stage.tokenizer.save("tokenizer.json")`` writes it."""
+        from sparkdl.hf.extra import need
+
+        return need("tokenizers", type(self).__name__).Tokenizer.from_str(self._text())
+
+    def _text(self) -> str:
+        if not self.json:
+            raise ConfigError(
+                f"{type(self).__name__}: tokenizer is not set: expected the path of a tokenizer.json or of a "
+                "folder with one, or a fast tokeniser"
+            )
+        return self.json
+
+    def setInputCol(self, value: str) -> Self:
+        """Set ``inputCol``."""
+        return self._set(inputCol=value)
+
+    def write(self) -> ParamsWriter:
+        """Return a writer of the stage: the ``tokenizer.json`` lies beside the Params."""
+        return ParamsWriter(self, {"formatVersion": _FORMAT, "tokenizer": self._text()})
+
+    @classmethod
+    def read(cls) -> ParamsReader[Self]:
+        """Return a reader of saved stages."""
+        return _TokenizerReader(cls)
+
+
+class HFTokenizer(_Tokenizing, HasOutputCols, HandleInvalid):
+    """Turns texts into token numbers with a fast tokeniser of Hugging Face.
+
+    ::
+
+        tokenizer = HFTokenizer(tokenizer="models/bert", inputCol="text", maxLength=128)
+        model = TorchClassifier(module=bert, featuresCols=tokenizer.getOutputCols(), labelCol="y")
+
+    The output columns are ``array<int>``. Shape, dtype (int64) and padding are in their metadata, where
+    :class:`sparkdl.Dataset`, estimators and models find them. With ``padding="batch"`` rows keep their
+    length, and each batch is filled up to its longest row, in training and in a transform.
+
+    The stage is saved with its ``tokenizer.json``; the executors need the package ``tokenizers`` alone.
+
+    Args:
+        tokenizer: path of a ``tokenizer.json`` or of a folder with one (on the driver), a fast tokeniser of
+            ``transformers``, or one of ``tokenizers``.
+        inputCol: column of texts.
+        pairCol: column of second texts, for models of pairs.
+        outputCols: columns for ``input_ids``, ``attention_mask`` and ``token_type_ids``, in this order; two
+            or three. By default they have these names; which there are is the tokeniser's choice.
+        maxLength: most tokens of a text; longer ones are cut off. By default that of the tokeniser's models,
+            at most 512.
+        padding: ``"batch"``, or ``"max_length"`` for rows of ``maxLength``.
+        paddingSide: ``"right"`` or ``"left"``; with ``"max_length"``.
+        padToken: token that fills texts up; by default the tokeniser's.
+        addSpecialTokens: whether to add the tokens that models expect, such as ``[CLS]``.
+        handleInvalid: ``"error"``, ``"skip"`` or ``"keep"`` for rows with null.
+    """
+
+    pairCol: Param[str] = Param(
+        Params._dummy(),
+        "pairCol",
+        "column of second texts, for models of pairs",
+        typeConverter=TypeConverters.toString,
+    )
+    maxLength: Param[int] = Param(
+        Params._dummy(), "maxLength", "most tokens of a text", typeConverter=TypeConverters.toInt
+    )
+    padding: Param[str] = Param(
+        Params._dummy(),
+        "padding",
+        "'batch' to fill each batch up to its longest row, 'max_length' to fill all rows up to maxLength",
+        typeConverter=one_of("padding", "batch", "max_length"),
+    )
+    paddingSide: Param[str] = Param(
+        Params._dummy(),
+        "paddingSide",
+        "side at which rows are filled up to maxLength: 'right' or 'left'",
+        typeConverter=one_of("paddingSide", "right", "left"),
+    )
+    padToken: Param[str] = Param(
+        Params._dummy(), "padToken", "token that fills texts up", typeConverter=TypeConverters.toString
+    )
+    addSpecialTokens: Param[bool] = Param(
+        Params._dummy(),
+        "addSpecialTokens",
+        "whether to add the tokens that models expect, such as [CLS]",
+        typeConverter=TypeConverters.toBoolean,
+    )
+
+    @keyword_only
+    def __init__(
+        self,
+        *,
+        tokenizer: Any = None,
+        inputCol: str | None = None,
+        pairCol: str | None = None,
+        outputCols: list[str] | None = None,
+        maxLength: int | None = None,
+        padding: str = "batch",
+        paddingSide: str | None = None,
+        padToken: str | None = None,
+        addSpecialTokens: bool = True,
+        handleInvalid: str = "error",
+    ) -> None:
+        super().__init__()
+        self._setDefault(outputCols=list(INPUTS[:2]), maxLength=_LENGTH, padding="batch", paddingSide="right")
+        self._setDefault(addSpecialTokens=True)
+        given = self._hold(tokenizer)
+        if given is not None:
+            self._setDefault(outputCols=list(given.inputs), paddingSide=given.padding_side)
+            self._setDefault(maxLength=min(given.max_length or _LENGTH, _LENGTH))
+            if given.pad_token is not None:
+                self._setDefault(padToken=given.pad_token)
+        self._set_given()
+
+    @property
+    def encoding(self) -> TokenEncoding:
+        """What the tasks run; ``stage.encoding.tokens("a text")`` needs no Spark.
+
+        Raises:
+            ConfigError: if Params do not fit the tokeniser.
+        """
+        text, columns, length = self._text(), self.getOutputCols(), self.getMaxLength()
+        if not 2 <= len(columns) <= len(INPUTS) or len(set(columns)) < len(columns):
+            raise ConfigError(
+                f"outputCols={columns}: expected two or three different names, for {', '.join(INPUTS)}"
+            )
+        if length < 1:
+            raise ConfigError(f"maxLength={length}: expected a positive number of tokens")
+        token = self.getPadToken() if self.isDefined(self.padToken) else None
+        if token is None or tokens.token_id(text, token) is None:
+            found = "it has no padding token" if token is None else f"it has no token {token!r}"
+            raise ConfigError(
+                f"padToken: {found}; name one of its tokens, such as padToken='</s>': attention_mask hides it"
+            )
+        return TokenEncoding(
+            text=text,
+            outputs=INPUTS[: len(columns)],
+            length=length,
+            pad_token=token if self.getPadding() == "max_length" else None,
+            padding_side=self.getPaddingSide(),
+            special_tokens=self.getAddSpecialTokens(),
+            pairs=self.isDefined(self.pairCol),
+            keep=self.getHandleInvalid() == "keep",
+            column=self.getInputCol() if self.isDefined(self.inputCol) else "",
+        )
+
+    def decoder(self, inputCol: str, outputCol: str) -> HFDecoder:
+        """Return the stage that turns token numbers into texts."""
+        stage = HFDecoder(inputCol=inputCol, outputCol=outputCol)
+        stage.json = self._text()
+        return stage
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        defined(self, "inputCol")
+        encoding = self.encoding
+        inputs = [self.getInputCol(), *([self.getPairCol()] if encoding.pairs else [])]
+        for param, name in zip(("inputCol", "pairCol"), inputs, strict=False):
+            _check_text(dataset, param, name)
+        for name in self.getOutputCols():
+            _check_new(dataset, name)
+        if self.getHandleInvalid() == "skip":
+            for name in inputs:
+                dataset = dataset.where(quoted(name).isNotNull())
+        lists = T.ArrayType(T.IntegerType(), containsNull=False)
+        returns = T.StructType([T.StructField(name, lists) for name in encoding.outputs])
+        column = f"sparkdl_{uuid.uuid4().hex}"
+        udf = make_udf(encoding, returns)
+        found = _rows(dataset, inputs[0]).select("*", udf(*map(quoted, inputs)).alias(column))
+        added = [
+            F.col(column).getField(field).alias(name, metadata=self._metadata(field))
+            for field, name in zip(encoding.outputs, self.getOutputCols(), strict=True)
+        ]
+        return found.select("*", *added).drop(column)
+
+    def _metadata(self, field: str) -> dict[str, Any]:
+        if self.getPadding() == "max_length":
+            return tensor_metadata((self.getMaxLength(),), "int64")
+        number = tokens.token_id(self._text(), self.getPadToken()) or 0
+        return ragged_metadata("int64", number if field == INPUTS[0] else 0)
+
+    def setPairCol(self, value: str) -> Self:
+        """Set ``pairCol``."""
+        return self._set(pairCol=value)
+
+    def getPairCol(self) -> str:
+        """Return the value of ``pairCol``."""
+        return self.getOrDefault(self.pairCol)
+
+    def setOutputCols(self, value: list[str]) -> Self:
+        """Set ``outputCols``."""
+        return self._set(outputCols=value)
+
+    def setMaxLength(self, value: int) -> Self:
+        """Set ``maxLength``."""
+        return self._set(maxLength=value)
+
+    def getMaxLength(self) -> int:
+        """Return the value of ``maxLength``."""
+        return self.getOrDefault(self.maxLength)
+
+    def setPadding(self, value: str) -> Self:
+        """Set ``padding``."""
+        return self._set(padding=value)
+
+    def getPadding(self) -> str:
+        """Return the value of ``padding``."""
+        return self.getOrDefault(self.padding)
+
+    def setPaddingSide(self, value: str) -> Self:
+        """Set ``paddingSide``."""
+        return self._set(paddingSide=value)
+
+    def getPaddingSide(self) -> str:
+        """Return the value of ``paddingSide``."""
+        return self.getOrDefault(self.paddingSide)
+
+    def setPadToken(self, value: str) -> Self:
+        """Set ``padToken``."""
+        return self._set(padToken=value)
+
+    def getPadToken(self) -> str:
+        """Return the value of ``padToken``."""
+        return self.getOrDefault(self.padToken)
+
+    def setAddSpecialTokens(self, value: bool) -> Self:
+        """Set ``addSpecialTokens``."""
+        return self._set(addSpecialTokens=value)
+
+    def getAddSpecialTokens(self) -> bool:
+        """Return the value of ``addSpecialTokens``."""
+        return self.getOrDefault(self.addSpecialTokens)
+
+
+class HFDecoder(_Tokenizing, HasOutputCol):
+    """Turns rows of token numbers, such as a model generates, into texts.
+
+    Args:
+        tokenizer: as of :class:`HFTokenizer`.
+        inputCol: column of arrays of numbers; null stays null.
+        outputCol: column of texts.
+        skipSpecialTokens: whether special tokens, such as padding, are left out.
+    """
+
+    skipSpecialTokens: Param[bool] = Param(
+        Params._dummy(),
+        "skipSpecialTokens",
+        "whether special tokens, such as padding, are left out",
+        typeConverter=TypeConverters.toBoolean,
+    )
+
+    @keyword_only
+    def __init__(
+        self,
+        *,
+        tokenizer: Any = None,
+        inputCol: str | None = None,
+        outputCol: str | None = None,
+        skipSpecialTokens: bool = True,
+    ) -> None:
+        super().__init__()
+        self._setDefault(skipSpecialTokens=True)
+        self._hold(tokenizer)
+        self._set_given()
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        defined(self, "inputCol", "outputCol")
+        name = self.getInputCol()
+        found = find_field(dataset, "inputCol", name).dataType
+        if not isinstance(found, T.ArrayType) or not isinstance(found.elementType, T.NumericType):
+            raise DataError(
+                f"inputCol {name!r} has type {found.simpleString()}: expected an array of token numbers",
+                code="data-type",
+            )
+        _check_new(dataset, self.getOutputCol())
+        udf = make_udf(Decoding(self._text(), self.getSkipSpecialTokens()), T.StringType())
+        return _rows(dataset, name).withColumn(self.getOutputCol(), udf(quoted(name)))
+
+    def setOutputCol(self, value: str) -> Self:
+        """Set ``outputCol``."""
+        return self._set(outputCol=value)
+
+    def setSkipSpecialTokens(self, value: bool) -> Self:
+        """Set ``skipSpecialTokens``."""
+        return self._set(skipSpecialTokens=value)
+
+    def getSkipSpecialTokens(self) -> bool:
+        """Return the value of ``skipSpecialTokens``."""
+        return self.getOrDefault(self.skipSpecialTokens)
+
+
+class _TokenizerReader(ParamsReader[Any]):
+    def load(self, path: str) -> Any:
+        stage, metadata = self.with_metadata(path)
+        version, text = metadata.get("formatVersion", _FORMAT), metadata.get("tokenizer")
+        if type(version) is not int or version > _FORMAT:
+            raise ConfigError(
+                f"{path} has format version {version!r:.50}, this sparkdl reads up to {_FORMAT}: "
+                "read it with the sparkdl that wrote it, or a later one"
+            )
+        if not isinstance(text, str):
+            raise ConfigError(f"path={path!r} holds no tokenizer.json", code="config-saved")
+        tokens.check(text)
+        stage.json = text
+        return stage
+
+
+def _rows(df: DataFrame, column: str) -> DataFrame:
+    """Return the DataFrame as Arrow UDFs can read it."""
+    found: DataFrame = by_rows(df, column) if has_arrow_udf() and has_udt(df.schema) else df
+    return found
+
+
+def _check_text(df: DataFrame, param: str, name: str) -> None:
+    found = find_field(df, param, name).dataType
+    if not isinstance(found, T.StringType):
+        raise DataError(
+            f"{param} {name!r} has type {found.simpleString()}: expected string", code="data-type"
+        )
+
+
+def _check_new(df: DataFrame, name: str) -> None:
+    if same_names(df, name):
+        raise DataError(f"output column {name!r} is in the DataFrame already; choose another name or drop it")

@@ -1,0 +1,272 @@
+"""Images in DataFrame columns to tensors in DataFrame columns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from pyspark import keyword_only
+from pyspark.ml import Transformer
+from pyspark.ml.param import Param, Params, TypeConverters
+from pyspark.ml.param.shared import HasInputCol, HasOutputCol
+from pyspark.sql import types as T
+
+from sparkdl.data.images import ImageFormat, require_pillow
+from sparkdl.exceptions import DataError
+from sparkdl.ml.params.converters import one_of
+from sparkdl.ml.persistence.stored import StoredStage
+from sparkdl.ml.stages.rowwise import HandleInvalid, Settable, add_column, defined, find_field, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pyspark.sql import Column, DataFrame
+
+_IMAGE_FIELDS = ("height", "width", "nChannels", "mode", "data")
+
+
+def _to_size(value: Any) -> list[int]:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return [value, value]
+    return TypeConverters.toListInt(value)
+
+
+class ImageToTensor(
+    Transformer,
+    HasInputCol,
+    HasOutputCol,
+    HandleInvalid,
+    Settable,
+    StoredStage,
+):
+    """Decodes images, brings them to one size and normalises them.
+
+    The input column holds encoded images (column ``content`` of Spark's ``binaryFile`` source) or the structs
+    of Spark's ``image`` source. The output column is binary: a tensor's values in little-endian order, with
+    shape and dtype in the column's metadata, where :class:`sparkdl.Dataset` finds them by itself.
+
+    An image that is null or cannot be decoded is invalid: ``handleInvalid`` is ``"error"``, ``"skip"`` or
+    ``"keep"``. Errors name the image's path: that in the struct, or that in the column ``pathCol``.
+
+    ``dtype="uint8"`` takes a quarter of the room; normalise the batches then with
+    :class:`sparkdl.data.augment.Normalize`.
+
+    Args:
+        inputCol: column of images.
+        outputCol: column of tensors.
+        size: height and width, or one number for both. It has no default.
+        mode: ``"resize"`` or ``"crop"``, see :class:`sparkdl.data.images.ImageFormat`.
+        shorterSide: with ``"crop"``, what the shorter side is scaled to before the cut.
+        channels: 3 for colour, 1 for grey.
+        mean: per channel, on a scale from 0 to 1.
+        std: per channel, likewise.
+        dtype: ``"float32"`` or ``"uint8"``.
+        layout: ``"CHW"`` or ``"HWC"``.
+        pathCol: string column that names encoded images in errors; it may be missing.
+        handleInvalid: ``"error"``, ``"skip"`` or ``"keep"``.
+    """
+
+    size: Param[list[int]] = Param(
+        Params._dummy(), "size", "height and width of the tensors in pixels", typeConverter=_to_size
+    )
+    mode: Param[str] = Param(
+        Params._dummy(),
+        "mode",
+        "'resize' stretches images to the size; 'crop' keeps proportions and cuts out the centre",
+        typeConverter=one_of("mode", "resize", "crop"),
+    )
+    shorterSide: Param[int] = Param(
+        Params._dummy(),
+        "shorterSide",
+        "with mode='crop', pixels that the shorter side is scaled to before the cut; by default as few as "
+        "the size needs",
+        typeConverter=TypeConverters.toInt,
+    )
+    channels: Param[int] = Param(
+        Params._dummy(), "channels", "3 for colour, 1 for grey", typeConverter=TypeConverters.toInt
+    )
+    mean: Param[list[float]] = Param(
+        Params._dummy(),
+        "mean",
+        "subtracted from each channel, with black 0 and white 1",
+        typeConverter=TypeConverters.toListFloat,
+    )
+    std: Param[list[float]] = Param(
+        Params._dummy(), "std", "then divides each channel", typeConverter=TypeConverters.toListFloat
+    )
+    dtype: Param[str] = Param(
+        Params._dummy(),
+        "dtype",
+        "'float32' for values from 0 to 1, 'uint8' for values from 0 to 255",
+        typeConverter=one_of("dtype", "float32", "uint8"),
+    )
+    layout: Param[str] = Param(
+        Params._dummy(),
+        "layout",
+        "'CHW' for channels first, 'HWC' for channels last",
+        typeConverter=one_of("layout", "CHW", "HWC"),
+    )
+    pathCol: Param[str] = Param(
+        Params._dummy(),
+        "pathCol",
+        "string column that names encoded images in errors; it may be missing",
+        typeConverter=TypeConverters.toString,
+    )
+
+    _input_kwargs: dict[str, Any]
+
+    @keyword_only
+    def __init__(
+        self,
+        *,
+        inputCol: str | None = None,
+        outputCol: str | None = None,
+        size: int | Sequence[int] | None = None,
+        mode: str = "resize",
+        shorterSide: int | None = None,
+        channels: int = 3,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        dtype: str = "float32",
+        layout: str = "CHW",
+        pathCol: str = "path",
+        handleInvalid: str = "error",
+    ) -> None:
+        super().__init__()
+        self._setDefault(mode="resize", channels=3, dtype="float32", layout="CHW", pathCol="path")
+        self._set(**self._input_kwargs)
+
+    @property
+    def format(self) -> ImageFormat:
+        """What the Params say, for use without Spark.
+
+        Raises:
+            ConfigError: naming a Param that is not set or has a value that cannot work.
+        """
+        defined(self, "size")
+
+        chosen: dict[str, Any] = {
+            "size": tuple(self.getSize()),
+            "mode": self.getMode(),
+            "shorter_side": self.getShorterSide() if self.isDefined(self.shorterSide) else None,
+            "channels": self.getChannels(),
+            "mean": tuple(self.getMean()) if self.isDefined(self.mean) else None,
+            "std": tuple(self.getStd()) if self.isDefined(self.std) else None,
+            "dtype": self.getDtype(),
+            "layout": self.getLayout(),
+        }
+        return ImageFormat(**chosen)
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        defined(self, "inputCol")
+        require_pillow()
+        wanted = self.format
+        name = self.getInputCol()
+        found = find_field(dataset, "inputCol", name).dataType
+        column, path = quoted(name), self.getPathCol()
+        row_name: Column | None = None
+        if isinstance(found, T.BinaryType):
+            function: Callable[..., Any] = wanted.decode
+            values: list[Column] = [column]
+            if path in dataset.columns:
+                row_name = quoted(path).cast("string")
+        elif isinstance(found, T.StructType) and set(_IMAGE_FIELDS) <= set(found.names):
+            function, values = wanted.from_spark, [column[field] for field in _IMAGE_FIELDS]
+            if "origin" in found.names:
+                row_name = column["origin"]
+        else:
+            raise DataError(
+                f"inputCol {name!r} has type {found.simpleString()}: expected binary (Spark's binaryFile "
+                "source) or the struct of Spark's image source"
+            )
+        return add_column(
+            dataset,
+            self.getOutputCol(),
+            function,
+            name,
+            values,
+            row_name,
+            T.BinaryType(),
+            wanted.shape,
+            wanted.dtype,
+            self.getHandleInvalid(),
+        )
+
+    def setInputCol(self, value: str) -> Self:
+        """Set ``inputCol``."""
+        return self._set(inputCol=value)
+
+    def setOutputCol(self, value: str) -> Self:
+        """Set ``outputCol``."""
+        return self._set(outputCol=value)
+
+    def setSize(self, value: int | Sequence[int]) -> Self:
+        """Set ``size``."""
+        return self._set(size=value)
+
+    def getSize(self) -> list[int]:
+        """Return height and width."""
+        return self.getOrDefault(self.size)
+
+    def setMode(self, value: str) -> Self:
+        """Set ``mode``."""
+        return self._set(mode=value)
+
+    def getMode(self) -> str:
+        """Return the value of ``mode``."""
+        return self.getOrDefault(self.mode)
+
+    def setShorterSide(self, value: int) -> Self:
+        """Set ``shorterSide``."""
+        return self._set(shorterSide=value)
+
+    def getShorterSide(self) -> int:
+        """Return the value of ``shorterSide``."""
+        return self.getOrDefault(self.shorterSide)
+
+    def setChannels(self, value: int) -> Self:
+        """Set ``channels``."""
+        return self._set(channels=value)
+
+    def getChannels(self) -> int:
+        """Return the value of ``channels``."""
+        return self.getOrDefault(self.channels)
+
+    def setMean(self, value: Sequence[float]) -> Self:
+        """Set ``mean``."""
+        return self._set(mean=value)
+
+    def getMean(self) -> list[float]:
+        """Return the value of ``mean``."""
+        return self.getOrDefault(self.mean)
+
+    def setStd(self, value: Sequence[float]) -> Self:
+        """Set ``std``."""
+        return self._set(std=value)
+
+    def getStd(self) -> list[float]:
+        """Return the value of ``std``."""
+        return self.getOrDefault(self.std)
+
+    def setDtype(self, value: str) -> Self:
+        """Set ``dtype``."""
+        return self._set(dtype=value)
+
+    def getDtype(self) -> str:
+        """Return the value of ``dtype``."""
+        return self.getOrDefault(self.dtype)
+
+    def setLayout(self, value: str) -> Self:
+        """Set ``layout``."""
+        return self._set(layout=value)
+
+    def getLayout(self) -> str:
+        """Return the value of ``layout``."""
+        return self.getOrDefault(self.layout)
+
+    def setPathCol(self, value: str) -> Self:
+        """Set ``pathCol``."""
+        return self._set(pathCol=value)
+
+    def getPathCol(self) -> str:
+        """Return the value of ``pathCol``."""
+        return self.getOrDefault(self.pathCol)

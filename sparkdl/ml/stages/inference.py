@@ -1,0 +1,392 @@
+"""Applying a trained module to the columns of a DataFrame."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import and_
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from torch import nn
+
+from sparkdl.data.collate import tensor_of
+from sparkdl.data.columns import (
+    ColumnPlan,
+    Columns,
+    Structure,
+    TablePlan,
+    structure_of,
+)
+from sparkdl.data.convert import from_rows
+from sparkdl.data.schema import plan_dataframe, same_names
+from sparkdl.data.sparse import of_row, passed
+from sparkdl.data.tables import check_dataframe
+from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.ml.stages import tabular_frame
+from sparkdl.ml.stages.arrow_columns import null_message
+from sparkdl.ml.stages.outputs import VECTORS, OutputColumn, check_thresholds
+from sparkdl.ml.stages.scorer import Scorer
+from sparkdl.ml.stages.udf import by_rows, has_arrow_udf, has_udt, make_udf, ship
+from sparkdl.nn.batch import group
+from sparkdl.nn.int8 import quantize as quantized
+from sparkdl.nn.signature import Signature, TensorSpec
+from sparkdl.table.encoding import TableEncoding
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SqlColumn
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType
+
+__all__ = ["Inference", "OutputColumn", "apply", "inference_of", "transform"]
+
+HANDLE_INVALID = ("error", "skip", "keep")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inference:
+    """What a transform computes.
+
+    Attributes:
+        module: the trained module, on the CPU; it is used in evaluation mode.
+        inputs: its columns: one, a list for positional inputs, a dict for keyword inputs.
+        outputs: the columns to add.
+        batch_size: rows per forward pass; by default 1 MiB of them, from 32 to 4096.
+        handle_invalid: what to do with rows that have null in a column, or in an array: ``error``,
+            ``skip`` leaves them out, ``keep`` gives null outputs for them. NaN is a value like others.
+        threads: torch threads of a task; by default its cores, ``spark.task.cpus``.
+        encoding: of a table, whose columns are read in place of ``inputs``; null is a value there.
+        columns: the table's columns, in the order in which a SQL function takes them.
+
+    Raises:
+        ConfigError: if a value cannot work.
+    """
+
+    module: nn.Module
+    inputs: Columns
+    outputs: tuple[OutputColumn, ...]
+    batch_size: int | None = None
+    handle_invalid: Literal["error", "skip", "keep"] = "error"
+    threads: int | None = None
+    encoding: TableEncoding | None = None
+    columns: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, value in (("batch_size", self.batch_size), ("threads", self.threads)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ConfigError(f"{name}={value!r}: expected a positive integer")
+        if self.handle_invalid not in HANDLE_INVALID:
+            raise ConfigError(f"handle_invalid={self.handle_invalid!r}: expected one of {HANDLE_INVALID}")
+        names = [output.column for output in self.outputs]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"output columns {names}: expected different names")
+
+
+def apply(df: DataFrame, inference: Inference) -> DataFrame:
+    """Add the module's outputs to a DataFrame; nothing is computed until its rows are asked for.
+
+    All other columns stay as they are. Works on classic Spark and Spark Connect, on tables and streams.
+    As with any UDF, Spark may evaluate the module twice where a filter follows on one of its outputs;
+    ``cache()`` in between prevents it.
+
+    Args:
+        df: any DataFrame that has the columns.
+        inference: what to compute.
+
+    Raises:
+        DataError: if a column is missing or cannot become a tensor, or an output column is there already.
+        SerializationError: if the module cannot be pickled.
+    """
+    from pyspark.sql import functions as F
+    from pyspark.sql import types as T
+
+    check_dataframe(df, "transform")
+    for output in inference.outputs:
+        if same_names(df, output.column):
+            raise DataError(
+                f"output column {output.column!r} is in the DataFrame already; drop it or choose another name"
+            )
+    encoding = inference.encoding
+    plan = _plan(df, inference)
+    if inference.handle_invalid == "skip" and encoding is None:
+        df = df.where(_valid(df, plan))
+    if not inference.outputs:
+        return df
+    direct = has_arrow_udf()
+    if direct and (has_udt(df.schema) or any(output.kind in VECTORS for output in inference.outputs)):
+        df = by_rows(df, plan.columns[0].source if encoding is None else encoding.columns[0])
+    names = tuple(f"o{n}" for n in range(len(inference.outputs)))
+    kinds = [output.sql_type(vectors=direct) for output in inference.outputs]
+    fields = [T.StructField(name, kind) for name, kind in zip(names, kinds, strict=True)]
+    if encoding is None:
+        arguments = [_quoted(column.source) for column in plan.columns]
+    else:
+        arguments = tabular_frame.arguments(df, encoding)
+    if not direct and encoding is None:
+        arguments = _for_pandas(df, plan, arguments, inference.handle_invalid)
+    chosen, places = passed(plan.columns) if encoding is None else (range(len(arguments)), ())
+    arguments = [arguments[n] for n in chosen]
+    scorer = Scorer(
+        shipped=ship(df.sparkSession, inference.module),
+        structure=plan.features,
+        plans=plan.columns,
+        outputs=inference.outputs,
+        batch_size=inference.batch_size,
+        keep=inference.handle_invalid == "keep" or not direct,
+        threads=inference.threads,
+        names=names,
+        vectors=direct,
+        encoding=encoding,
+        columns=() if encoding is None else encoding.columns,
+        places=places,
+    )
+    result = f"sparkdl_{uuid.uuid4().hex}"
+    scored = df.select("*", make_udf(scorer, T.StructType(fields))(*arguments).alias(result))
+    added = []
+    for name, output in zip(names, inference.outputs, strict=True):
+        column = F.col(result).getField(name)
+        if not direct:
+            column = _from_pandas(column, output)
+            column = F.when(_valid(df, plan), column) if encoding is None else column
+        added.append(column.alias(output.column, metadata=dict(output.metadata or {})))
+    return scored.select("*", *added).drop(result)
+
+
+def _plan(df: DataFrame, inference: Inference) -> TablePlan:
+    """Return how columns become the module's inputs."""
+    if inference.encoding is None:
+        return plan_dataframe(df, inference.inputs, None, None)[0]
+    structure = structure_of(inference.inputs, "features")
+    plans = tabular_frame.plans_of(inference.encoding, structure.kind == "dict")
+    return TablePlan(plans, structure, Structure("none"), weighted=False)
+
+
+def _quoted(name: str) -> SqlColumn:
+    from pyspark.sql import functions as F
+
+    return F.col(f"`{name.replace('`', '``')}`")
+
+
+def _type_of(df: DataFrame, plan: ColumnPlan) -> DataType:
+    return next(field.dataType for field in df.schema.fields if field.name == plan.source)
+
+
+def _for_pandas(
+    df: DataFrame, plan: TablePlan, arguments: list[SqlColumn], handle_invalid: str
+) -> list[SqlColumn]:
+    """Turn vectors into arrays, and find null here: pandas makes NaN of it."""
+    from pyspark.ml.functions import vector_to_array
+    from pyspark.ml.linalg import VectorUDT
+    from pyspark.sql import functions as F
+
+    for n, column in enumerate(plan.columns):
+        if isinstance(_type_of(df, column), VectorUDT) and not column.part:
+            arguments[n] = F.when(arguments[n].isNotNull(), vector_to_array(arguments[n]))
+        if handle_invalid == "error":
+            failure = F.raise_error(null_message(column.source, "a row"))
+            valid = _valid(df, replace(plan, columns=(column,)))
+            arguments[n] = F.when(valid, arguments[n]).otherwise(failure)
+    return arguments
+
+
+def _from_pandas(column: SqlColumn, output: OutputColumn) -> SqlColumn:
+    """Turn null back into NaN, which pandas took for the same, and arrays into vectors."""
+    from pyspark.ml.functions import array_to_vector
+    from pyspark.sql import functions as F
+    from pyspark.sql import types as T
+
+    def restore(value: SqlColumn, data_type: DataType) -> SqlColumn:
+        if isinstance(data_type, T.ArrayType):
+            return F.transform(value, lambda item: restore(item, data_type.elementType))
+        if isinstance(data_type, T.StringType):
+            return value
+        return F.coalesce(value, F.lit(float("nan")).cast(data_type))
+
+    column = restore(column, output.sql_type(vectors=False))
+    return F.when(column.isNotNull(), array_to_vector(column)) if output.kind in VECTORS else column
+
+
+def _valid(df: DataFrame, plan: TablePlan) -> SqlColumn:
+    """Return the condition that no column is null or has null in an array."""
+    from pyspark.sql import functions as F
+    from pyspark.sql import types as T
+
+    def has_null(value: SqlColumn, data_type: DataType) -> SqlColumn | None:
+        """Return the condition that an array has null in it, ``None`` where its type rules that out."""
+        if not isinstance(data_type, T.ArrayType):
+            return None
+
+        def is_bad(item: SqlColumn) -> SqlColumn:
+            inside = has_null(item, data_type.elementType)
+            return item.isNull() if inside is None else item.isNull() | inside
+
+        nested = isinstance(data_type.elementType, T.ArrayType)
+        return F.exists(value, is_bad) if data_type.containsNull or nested else None
+
+    conditions = []
+    for column in plan.columns:
+        value = _quoted(column.source)
+        conditions.append(value.isNotNull())
+        inside = has_null(value, _type_of(df, column))
+        if inside is not None:
+            conditions.append(~inside)
+    return reduce(and_, conditions)
+
+
+# -- fitted models ---------------------------------------------------------------------------------
+
+
+def transform(model: Any, df: DataFrame) -> DataFrame:
+    """Apply a fitted model to a DataFrame, as its Params say; see :func:`apply`.
+
+    Where neither the fit nor an example told what the module gives, the first rows are looked at, which
+    runs a small job.
+
+    Raises:
+        DataError: if a column is missing or cannot become a tensor, or an output column is there already.
+        ConfigError: if Params do not fit the module.
+    """
+    check_dataframe(df, f"{type(model).__name__}.transform")
+    return apply(df, inference_of(model, df))
+
+
+def inference_of(model: Any, df: DataFrame | None = None, *, decision: bool = False) -> Inference:
+    """Return what a fitted model computes.
+
+    Args:
+        model: a :class:`TorchModel`, :class:`TorchClassificationModel` or :class:`TorchRegressionModel`.
+        df: its first rows are looked at where the module's outputs are not known.
+        decision: whether to compute a classifier's prediction alone, as SQL functions do.
+
+    Raises:
+        ConfigError: if Params do not fit the module, or its outputs are not known.
+    """
+    from sparkdl.ml.params.columns import HasClassOutputs, HasOutputs, value_of
+
+    if isinstance(model, HasClassOutputs):
+        outputs = _class_outputs(model, decision)
+    elif isinstance(model, HasOutputs):
+        outputs = _module_outputs(model, df)
+    else:
+        outputs = _regression_outputs(model, decision)
+    return Inference(
+        module=quantized(model.module) if model.getQuantize() else model.module,
+        inputs=model.inputColumns(),
+        outputs=tuple(outputs),
+        batch_size=value_of(model, model.inferenceBatchSize),
+        handle_invalid=model.getHandleInvalid(),
+        encoding=model.encoding,
+        columns=tuple(model.featuresNames()),
+    )
+
+
+def _class_outputs(model: Any, decision: bool) -> list[OutputColumn]:
+    """Return a classifier's columns, with the metadata that Spark's own classifiers give theirs."""
+    from sparkdl.ml.params.columns import value_of
+
+    thresholds = value_of(model, model.thresholds)
+    classes = model.numClasses
+    if thresholds is not None and classes > 0:
+        check_thresholds(thresholds, classes)
+    group = {"ml_attr": {"num_attrs": classes}} if classes > 0 else None
+    nominal: dict[str, Any] | None = None
+    if model.labels:
+        nominal = {"ml_attr": {"type": "nominal", "vals": list(model.labels)}}
+    elif classes > 0:
+        nominal = {"ml_attr": {"type": "nominal", "num_vals": classes}}
+    chosen = None if thresholds is None else tuple(thresholds)
+    decided = OutputColumn(
+        column=model.getPredictionCol() or "prediction", kind="class", thresholds=chosen, metadata=nominal
+    )
+    if decision:
+        return [decided]
+    outputs = []
+    if model.getRawPredictionCol():
+        outputs.append(OutputColumn(column=model.getRawPredictionCol(), kind="raw", metadata=group))
+    if model.getProbabilityCol():
+        outputs.append(OutputColumn(column=model.getProbabilityCol(), kind="probability", metadata=group))
+    if model.getPredictionCol():
+        outputs.append(decided)
+    if model.labels and model.getPredictedLabelCol():
+        name = model.getPredictedLabelCol()
+        outputs.append(OutputColumn(column=name, kind="label", thresholds=chosen, labels=model.labels))
+    return outputs
+
+
+def _regression_outputs(model: Any, decision: bool) -> list[OutputColumn]:
+    column = model.getPredictionCol() or ("prediction" if decision else "")
+    outputs = model.signature.outputs
+    several = bool(outputs) and outputs[0].shape is not None and int(np.prod(outputs[0].shape)) != 1
+    if not column:
+        return []
+    if several:
+        return [OutputColumn(column=column, kind="doubles")]
+    return [
+        OutputColumn(column=column, kind="number", metadata={"ml_attr": {}})
+    ]  # as Spark's own regressions
+
+
+def _module_outputs(model: Any, df: DataFrame | None) -> list[OutputColumn]:
+    specs = model.signature.outputs
+    if not specs:
+        if df is None:
+            raise ConfigError(
+                "what the module gives is not known: use from_module(module, example=rows), or transform a "
+                "DataFrame first"
+            )
+        model.signature = _look(model, df)
+        specs = model.signature.outputs
+    names = model.outputNames()
+    if len(names) != len(specs):
+        raise ConfigError(
+            f"outputCols={names}: the module returns {len(specs)} tensors; name as many columns"
+        )
+    outputs = []
+    for name, spec in zip(names, specs, strict=True):
+        shape = spec.shape or ()
+        if int(np.prod(shape)) == 1 and len(shape) <= 1:
+            outputs.append(OutputColumn(column=name, kind="number", key=spec.key))
+        else:
+            outputs.append(OutputColumn(column=name, kind=_array_of(spec), key=spec.key, dims=len(shape)))
+    return [output for output in outputs if output.column]
+
+
+def _array_of(spec: TensorSpec) -> Literal["floats", "doubles", "longs"]:
+    """Return the narrowest array that holds the values of a tensor; ids need all bits of an integer."""
+    if spec.dtype == "int64":
+        return "longs"
+    low = spec.dtype in ("float32", "bfloat16", "float16", "bool", "uint8", "int8", "int16")
+    return "floats" if low else "doubles"
+
+
+def _look(model: Any, df: DataFrame) -> Signature:
+    """Run the module on the first rows."""
+    if df.isStreaming:
+        raise ConfigError(
+            "what the module gives is not known, and the rows of a stream cannot be looked at: use "
+            "from_module(module, example=rows)"
+        )
+    plan, _ = plan_dataframe(df, model.inputColumns(), None, None)
+    rows = df.where(_valid(df, plan)).select(*(_quoted(c.source) for c in plan.columns)).head(2)
+    if not rows:
+        raise ConfigError(
+            "what the module gives is not known, and the DataFrame has no row without null: use "
+            "from_module(module, example=rows)"
+        )
+    tensors = []
+    for n, column in enumerate(plan.columns):
+        values = [_plain(row[n], column) for row in rows]
+        column = replace(column, binary=False)
+        tensors.append(tensor_of(column, from_rows(column, values, lambda index: f"row {index}").copy()))
+    found = Signature.of_rows(model.module, group(tensors, plan.features.names))
+    return found.of_any_length([column.ragged for column in plan.columns])
+
+
+def _plain(value: Any, plan: ColumnPlan) -> Any:
+    """Return a row's value as numbers."""
+    if plan.part:
+        return of_row(value, f"column {plan.source!r}")[plan.part == "sparse.values"]
+    if plan.binary:
+        return np.frombuffer(value, plan.dtype).reshape(plan.shape or (-1,))
+    return value.toArray() if hasattr(value, "toArray") else value

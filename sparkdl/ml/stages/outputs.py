@@ -1,0 +1,254 @@
+"""From a module's output to the columns of a DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from sparkdl.exceptions import ConfigError, ModelError
+from sparkdl.nn.trace import describe
+from sparkdl.wire.frame import Array
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import DataType
+
+Kind = Literal["number", "floats", "doubles", "longs", "vector", "raw", "probability", "class", "label"]
+VECTORS: tuple[Kind, ...] = ("vector", "raw", "probability")
+_ARRAYS: Mapping[Kind, str] = {"floats": "float32", "doubles": "float64", "longs": "int64"}
+
+VECTOR = pa.struct(
+    [
+        ("type", pa.int8()),
+        ("size", pa.int32()),
+        ("indices", pa.list_(pa.int32())),
+        ("values", pa.list_(pa.float64())),
+    ]
+)
+"""The form in which Spark keeps ML vectors: type 0 is sparse, 1 dense."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputColumn:
+    """One column that a transform adds.
+
+    Attributes:
+        column: its name.
+        kind: ``number`` for a double where the module gives one value per row; ``floats``, ``doubles`` or
+            ``longs`` for an array; ``vector`` for an ML vector of all values of a row; and of a classifier's
+            logits ``raw`` for a vector with one per class, ``probability`` for a vector of their softmax, and
+            ``class`` for a double, the class with the highest probability, and ``label`` for its name, a
+            string. A single logit z counts as the logits -z and z, with the sigmoid as the second class's
+            probability.
+        key: position or key in the module's output, ``None`` if it is one tensor.
+        dims: of an array how deeply it is nested; with 1, rows of any shape become flat arrays.
+        thresholds: of ``class``: the class is the one with the highest probability / threshold.
+        metadata: of the column.
+        labels: of ``label``: the names of the classes.
+
+    Raises:
+        ConfigError: if thresholds are negative or more than one is 0.
+    """
+
+    column: str
+    kind: Kind
+    key: int | str | None = None
+    dims: int = 1
+    thresholds: tuple[float, ...] | None = None
+    metadata: Mapping[str, Any] | None = None
+    labels: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.thresholds is not None:
+            check_thresholds(self.thresholds, len(self.thresholds))
+
+    def sql_type(self, *, vectors: bool = True) -> DataType:
+        """Return the column's type; with arrays in place of vectors where these cannot be made directly."""
+        from pyspark.sql import types as T
+
+        if self.kind in ("number", "class"):
+            return T.DoubleType()
+        if self.kind == "label":
+            return T.StringType()
+        if self.kind in VECTORS:
+            if not vectors:
+                return T.ArrayType(T.DoubleType())
+            from pyspark.ml.linalg import VectorUDT
+
+            return VectorUDT()
+        kinds = {"floats": T.FloatType(), "longs": T.LongType()}
+        found: DataType = kinds.get(self.kind, T.DoubleType())
+        for _ in range(self.dims):
+            found = T.ArrayType(found)
+        return found
+
+    def to_arrow(self, values: Array, mask: Array | None = None, *, vectors: bool = True) -> pa.Array:
+        """Return the column's values of some rows.
+
+        Args:
+            values: what :func:`select` took from the module's output.
+            mask: which rows are null.
+            vectors: as of :meth:`sql_type`.
+
+        Raises:
+            ModelError: if the shape is not that of this kind of column.
+            ConfigError: if there are more or fewer thresholds than classes.
+        """
+        rows, shape = len(values), values.shape[1:]
+        if self.kind == "number":
+            if prod(shape) != 1:
+                raise ModelError(
+                    self._unfit(shape, "a column of numbers has one value per row"), code="model-output"
+                )
+            return pa.array(values.reshape(rows).astype(np.float64, copy=False), mask=mask)
+        if self.kind in _ARRAYS:
+            if self.dims == 1:
+                values = values.reshape(rows, prod(shape))
+            elif self.dims != len(shape):
+                raise ModelError(self._unfit(shape, f"expected {self.dims} dimensions"), code="model-output")
+            return lists(values.astype(_ARRAYS[self.kind], copy=False), mask)
+        if self.kind == "vector":
+            values = values.reshape(rows, prod(shape)).astype(np.float64, copy=False)
+            return _vectors(values, mask) if vectors else lists(values, mask)
+        if len(shape) > 1 or 0 in shape:
+            raise ModelError(
+                self._unfit(shape, "a classifier gives one logit per class, or a single one"),
+                code="model-output",
+            )
+        logits = values.reshape(rows, prod(shape)).astype(np.float64, copy=False)
+        if self.kind in ("class", "label"):
+            # Without thresholds the class is that of the highest logit.
+            scores = raw_of(logits) if self.thresholds is None else probability_of(logits)
+            decided = decide(scores, self.thresholds)
+            if self.kind == "label":
+                return pa.array(self.labels, pa.string()).take(pa.array(decided, mask=mask))
+            return pa.array(decided.astype(np.float64), mask=mask)
+        values = raw_of(logits) if self.kind == "raw" else probability_of(logits)
+        return _vectors(values, mask) if vectors else lists(values, mask)
+
+    def _unfit(self, shape: tuple[int, ...], expected: str) -> str:
+        of = "" if self.key is None else f" for {self.key!r}"
+        return f"output column {self.column!r}: the module gives shape {shape} per row{of}; {expected}"
+
+
+def select(output: Any, key: int | str | None, rows: int) -> Array:
+    """Take one tensor from a module's output, as an array.
+
+    Args:
+        output: what the module returned.
+        key: position or key in it, ``None`` if it is one tensor.
+        rows: rows of the batch.
+
+    Raises:
+        ModelError: if there is no such tensor, or its first dimension does not count rows.
+    """
+    if key is None:
+        found = output
+    elif isinstance(key, str):
+        found = output.get(key) if isinstance(output, Mapping) else None
+    else:
+        found = output[key] if isinstance(output, tuple | list) and key < len(output) else None
+    if not isinstance(found, Tensor) or not found.ndim or len(found) != rows:
+        what = "a tensor" if key is None else f"a tensor at {key!r}"
+        raise ModelError(
+            f"the module returned {describe(output)}; expected {what} whose first dimension counts the "
+            f"batch's {rows} rows",
+            code="model-output",
+        )
+    low = found.dtype in (torch.bfloat16, torch.float16)
+    result: Array = found.to("cpu", torch.float32 if low else found.dtype).numpy()
+    return result
+
+
+# -- what logits mean ------------------------------------------------------------------------------
+
+
+def raw_of(logits: Array) -> Array:
+    """Return one value per class, shape (rows, classes), of logits of shape (rows, logits)."""
+    return np.concatenate([-logits, logits], 1) if logits.shape[1] == 1 else logits
+
+
+def probability_of(logits: Array) -> Array:
+    """Return the probability of each class: softmax, or the sigmoid of a single logit."""
+    if logits.shape[1] == 1:
+        logits = np.concatenate([np.zeros_like(logits), logits], 1)
+    e = np.exp(logits - logits.max(1, keepdims=True))
+    result: Array = e / e.sum(1, keepdims=True)
+    return result
+
+
+def decide(scores: Array, thresholds: Sequence[float] | None) -> Array:
+    """Return the class with the largest score, or score / threshold, along the last dimension.
+
+    As Spark does: of equal ones the first, a threshold of 0 wins over all others unless the class has
+    probability 0, and NaN wins over none.
+
+    Raises:
+        ConfigError: if the thresholds do not fit the classes.
+    """
+    if thresholds is not None:
+        check_thresholds(thresholds, scores.shape[-1])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scores = scores / np.asarray(thresholds)
+    result: Array = np.argmax(np.where(np.isnan(scores), -np.inf, scores), -1)
+    return result
+
+
+def check_thresholds(thresholds: Sequence[float], classes: int) -> None:
+    """Check thresholds as Spark does.
+
+    Raises:
+        ConfigError: if there is not one per class, one is negative, or more than one is 0.
+    """
+    if len(thresholds) != classes or min(thresholds) < 0 or sum(t == 0 for t in thresholds) > 1:
+        raise ConfigError(
+            f"thresholds={list(thresholds)}: expected one per class ({classes}), none negative and at most "
+            "one 0"
+        )
+
+
+# -- Arrow -----------------------------------------------------------------------------------------
+
+
+def lists(values: Array, mask: Array | None = None) -> pa.Array:
+    """Return (nested) lists over an array of shape (rows, ...), whose memory they share."""
+    result = pa.array(np.ascontiguousarray(values).reshape(-1))
+    for dims in range(values.ndim - 1, 0, -1):
+        offsets = pa.array((np.arange(prod(values.shape[:dims]) + 1) * values.shape[dims]).astype(np.int32))
+        null = None if mask is None or dims > 1 else pa.array(mask)
+        result = pa.ListArray.from_arrays(offsets, result, mask=null)
+    return result
+
+
+def _vectors(values: Array, mask: Array | None) -> pa.Array:
+    """Return dense ML vectors in the form in which Spark keeps them."""
+    rows = len(values)
+    dense = pa.array(np.ones(rows, np.int8))
+    fields = [dense, pa.nulls(rows, pa.int32()), pa.nulls(rows, pa.list_(pa.int32())), lists(values)]
+    null = None if mask is None else pa.array(mask)
+    return pa.StructArray.from_arrays(fields, ["type", "size", "indices", "values"], mask=null)
+
+
+def dense(column: pa.Array) -> pa.Array:
+    """Return ML vectors, dense and sparse ones, as lists of doubles; none of them null."""
+    kinds, values = column.field("type").to_numpy(), column.field("values")
+    if kinds.all():
+        return values
+    sparse = kinds == 0
+    given = values.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
+    sizes = column.field("size").fill_null(0).to_numpy(zero_copy_only=False)
+    sizes = np.where(sparse, sizes, given)
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    # Where each given value goes: its index in a sparse vector, its position in a dense one.
+    places = np.arange(given.sum()) - np.repeat(np.cumsum(given) - given, given)
+    is_sparse = np.repeat(sparse, given)
+    places[is_sparse] = column.field("indices").filter(pa.array(sparse)).flatten().to_numpy()
+    flat = np.zeros(int(starts[-1]))
+    flat[np.repeat(starts[:-1], given) + places] = values.flatten().to_numpy()
+    return pa.ListArray.from_arrays(pa.array(starts.astype(np.int32)), pa.array(flat))

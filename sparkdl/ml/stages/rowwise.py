@@ -1,0 +1,132 @@
+"""Base of the transformers of images and text: one output column, computed row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from pyspark.ml.param import Param, Params
+from pyspark.ml.param.shared import HasHandleInvalid
+from pyspark.sql import functions as F
+
+from sparkdl.data.columns import tensor_metadata
+from sparkdl.data.rowwise import Rowwise
+from sparkdl.data.schema import same_names
+from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.ml.params.converters import one_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType, StructField
+
+
+class HandleInvalid(HasHandleInvalid):
+    """Mixin for the Param ``handleInvalid``: ``error`` (the default), ``skip`` or ``keep``."""
+
+    handleInvalid: Param[str] = Param(
+        Params._dummy(),
+        "handleInvalid",
+        "how to handle rows that cannot be used. Options are error (throw an error that names the row), skip "
+        "(leave the rows out), keep (the output is null).",
+        typeConverter=one_of("handleInvalid", "error", "skip", "keep"),
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(handleInvalid="error")
+
+    def setHandleInvalid(self, value: str) -> Self:
+        """Set ``handleInvalid``."""
+        return self._set(handleInvalid=value)
+
+
+class Settable(Params):
+    """Mixin that sets Params by the names that the constructor has."""
+
+    def setParams(self, **values: Any) -> Self:
+        """Set the Params that are given.
+
+        Raises:
+            TypeError: if there is no such Param, or a value has the wrong type.
+            ConfigError: if a value cannot work.
+        """
+        for name in values:
+            if not self.hasParam(name):
+                raise TypeError(f"{type(self).__name__} has no parameter {name!r}")
+        return self._set(**values)
+
+
+def quoted(name: str) -> Column:
+    """Return a column by its name as it is, dots and all."""
+    return F.col(f"`{name.replace('`', '``')}`")
+
+
+def find_field(df: DataFrame, param: str, name: str) -> StructField:
+    """Return a column's field.
+
+    Raises:
+        DataError: if the DataFrame has no such column.
+    """
+    for field in df.schema.fields:
+        if field.name == name:
+            return field
+    raise DataError(
+        f"{param} {name!r} is not in the DataFrame; it has {', '.join(sorted(df.columns))}",
+        code="data-column",
+    )
+
+
+def defined(stage: Params, *names: str) -> None:
+    """Check that Params without a default are set.
+
+    Raises:
+        ConfigError: naming the first one that is not.
+    """
+    for name in names:
+        if not stage.isDefined(name):
+            param = stage.getParam(name)
+            raise ConfigError(f"{type(stage).__name__}: {name} is not set ({param.doc})")
+
+
+def add_column(
+    df: DataFrame,
+    output: str,
+    function: Callable[..., Any],
+    source: str,
+    values: Sequence[Column],
+    row_name: Column | None,
+    returns: DataType,
+    shape: tuple[int, ...],
+    dtype: str,
+    handle_invalid: str,
+) -> DataFrame:
+    """Add a column that a function computes from each row's values.
+
+    It is a plain UDF: Spark calls it on batches of a hundred rows, whatever the size of a row, where an
+    Arrow batch has ten thousand.
+
+    Args:
+        df: any DataFrame, also of Spark Connect or a stream.
+        output: name of the new column.
+        function: of a row's values; raises :class:`DataError` for those it cannot use.
+        source: name of the column that the values come from, for errors.
+        values: the function's arguments; null is an invalid value.
+        row_name: string column that names the row in errors, such as its path.
+        returns: SQL type of the new column.
+        shape: shape of one row's tensor, kept in the column's metadata.
+        dtype: dtype of the tensor, likewise.
+        handle_invalid: ``error``, ``skip`` or ``keep``.
+
+    Raises:
+        DataError: if there is a column ``output`` already.
+    """
+    if same_names(df, output):
+        raise DataError(f"outputCol {output!r} is in the DataFrame already; choose another name or drop it")
+    call = F.udf(Rowwise(function, source, handle_invalid != "error"), returns, useArrow=False)
+    if handle_invalid == "skip":
+        # Or the filter would move below the projection, and Spark would call the function in both.
+        call = call.asNondeterministic()
+    name = F.lit(None).cast("string") if row_name is None else row_name
+    result = call(name, *values).alias(output, metadata=tensor_metadata(shape, dtype))
+    df = df.select("*", result)  # on Spark Connect withColumn drops metadata
+    return df.filter(quoted(output).isNotNull()) if handle_invalid == "skip" else df

@@ -1,0 +1,302 @@
+"""What a task of a transform does: Arrow batches in, the module's outputs as Arrow arrays out."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import nn
+
+from sparkdl._spark.tasks import task_resources
+from sparkdl.access.models import Lasting
+from sparkdl.data.collate import tensor_of
+from sparkdl.data.columns import ColumnPlan, Structure
+from sparkdl.exceptions import ModelError
+from sparkdl.ml.stages.arrow_columns import ArrowColumns, EncodedColumns
+from sparkdl.ml.stages.outputs import OutputColumn, select
+from sparkdl.nn import serialize
+from sparkdl.nn.batch import call, map_tensors
+from sparkdl.nn.numerics import device_of_task
+from sparkdl.nn.prepack import prepack
+from sparkdl.nn.trace import explain_failure
+from sparkdl.table.encoding import TableEncoding
+from sparkdl.wire.frame import Array
+
+_BATCH_BYTES = 1 << 20
+_RESULT_BYTES = 64 << 20
+_KEPT_BYTES = 1 << 30
+_TASKS_UNTIL_SETTLED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    """Scores the rows of a task; the same for all tasks of a transform.
+
+    Attributes:
+        shipped: the module.
+        structure: how columns become the module's inputs.
+        plans: the columns, in the order in which they are passed.
+        outputs: what to return.
+        batch_size: rows per forward pass; by default 1 MiB of them, from 32 to 4096.
+        keep: whether rows with null have null outputs, instead of being an error.
+        threads: torch threads; by default the cores of the task.
+        names: of the fields of a struct with all outputs; none to return a single output as it is.
+        vectors: whether ML vectors can be returned as such.
+        encoding: of a table, whose columns are passed in place of those of ``plans``.
+        columns: names of the table's columns, in the order in which they are passed.
+        places: for each of ``plans`` which of the columns that are passed is its own; as they are by default.
+    """
+
+    shipped: Lasting
+    structure: Structure
+    plans: tuple[ColumnPlan, ...]
+    outputs: tuple[OutputColumn, ...]
+    batch_size: int | None = None
+    keep: bool = False
+    threads: int | None = None
+    names: tuple[str, ...] = ()
+    vectors: bool = True
+    encoding: TableEncoding | None = None
+    columns: tuple[str, ...] = ()
+    places: tuple[int, ...] = ()
+
+    @property
+    def arity(self) -> int:
+        """Number of columns that are passed."""
+        if self.encoding is not None:
+            return len(self.columns)
+        return max(self.places) + 1 if self.places else len(self.plans)
+
+    def __call__(self, batches: Iterator[pa.Array | tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        """Score batches; forward passes have ``batch_size`` rows, however many an Arrow batch has.
+
+        Raises:
+            DataError: naming column and row, for null where it is an error and what is no tensor.
+            ModelError: naming the layer that fails, or if the output is not what was promised.
+        """
+        columns: ArrowColumns | EncodedColumns = ArrowColumns(self.plans, self.keep, self.places)
+        if self.encoding is not None:
+            columns = EncodedColumns(self.plans, self.encoding, self.columns)
+        waiting, results = _Rows(), _Results(self)
+        model: Loaded | None = None
+        for batch in batches:
+            arrays = batch if isinstance(batch, tuple) else (batch,)
+            if not len(arrays[0]):
+                continue
+            valid, converted = columns.convert(arrays)
+            results.expect(valid)
+            if converted is not None:
+                model = model or load_shipped(self.shipped, self.threads)
+                waiting.put(converted)
+                size = self.batch_size or rows_per_batch(columns.plans)
+                while waiting.count >= size:
+                    results.put(self._forward(model, waiting.take(size)))
+                    yield from results.ready()
+            yield from results.ready()
+        if waiting.count and model is not None:
+            results.put(self._forward(model, waiting.take(waiting.count)))
+        yield from results.ready()
+        if model is not None:
+            model.end_task()
+
+    def _forward(self, model: Loaded, columns: dict[str, Array]) -> dict[int | str | None, Array]:
+        """Return the outputs of a batch by key."""
+        rows = len(next(iter(columns.values())))
+        with warnings.catch_warnings():
+            # Arrow's memory is read-only by convention; this one is the task's own, read from a socket.
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            plans = {plan.key: plan for plan in self.plans}
+            inputs = self.structure.assemble({key: tensor_of(plans[key], a) for key, a in columns.items()})
+        if model.device != "cpu":
+            inputs = map_tensors(inputs, lambda tensor: tensor.to(model.device))
+        with torch.inference_mode():
+            try:
+                output = call(model.module, inputs)
+            except Exception as error:
+                raise explain_failure(
+                    model.module, inputs, call, error, ("the module", "look at its forward method")
+                ) from error
+            return {wanted.key: select(output, wanted.key, rows) for wanted in self.outputs}
+
+
+def rows_per_batch(plans: Sequence[ColumnPlan]) -> int:
+    """Return how many rows of these columns make 1 MiB, from 32 to 4096."""
+    return max(32, min(4096, _BATCH_BYTES // max(1, sum(plan.row_bytes for plan in plans))))
+
+
+# -- modules in this process -----------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Loaded:
+    """A module in this Python worker."""
+
+    module: nn.Module
+    device: str
+    bytes: int
+    tasks: int = 0
+
+    def end_task(self) -> None:
+        """Exempt all objects so far from garbage collection, at the end of the first few tasks.
+
+        PySpark's daemon collects after every task, and walking torch's objects takes longer than many
+        a task.
+        """
+        if self.tasks < _TASKS_UNTIL_SETTLED:
+            self.tasks += 1
+            gc.collect()
+            gc.freeze()
+
+
+_models: OrderedDict[tuple[str, str], Loaded] = OrderedDict()
+
+
+def load_shipped(shipped: Lasting, threads: int | None) -> Loaded:
+    """Return this process's copy of a module, made at first use: Spark gives any task to any worker."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    threads = threads or (context.cpus() if context is not None else None)
+    if threads and threads != torch.get_num_threads():
+        torch.set_num_threads(threads)
+    device = device_of_task(task_resources())
+    model = _models.get((shipped.digest, device))
+    if model is None:
+        data = shipped.read()
+        while _models and len(data) + sum(other.bytes for other in _models.values()) > _KEPT_BYTES:
+            _models.popitem(last=False)
+            gc.unfreeze()
+        loaded: nn.Module = serialize.loads(data)
+        module = prepack(loaded.eval().to(device))
+        model = _models[shipped.digest, device] = Loaded(module, device, len(data))
+    _models.move_to_end((shipped.digest, device))
+    return model
+
+
+class _Rows:
+    """Rows in a queue: they come and go in batches of any size."""
+
+    def __init__(self) -> None:
+        self._parts: deque[dict[Any, Array]] = deque()
+        self.count = 0
+        self.bytes = 0
+
+    def put(self, columns: dict[Any, Array]) -> None:
+        self._parts.append(columns)
+        self.count += _length(columns)
+        self.bytes += _bytes(columns)
+
+    def take(self, rows: int) -> dict[Any, Array]:
+        """Remove the first rows; a copy only where they come from several batches."""
+        self.count -= rows
+        taken = []
+        while rows:
+            part = self._parts.popleft()
+            if _length(part) > rows:
+                self._parts.appendleft({key: array[rows:] for key, array in part.items()})
+                part = {key: array[:rows] for key, array in part.items()}
+            taken.append(part)
+            rows -= _length(part)
+            self.bytes -= _bytes(part)
+        if len(taken) == 1:
+            return taken[0]
+        return {key: np.concatenate([part[key] for part in taken]) for key in taken[0]}
+
+
+def _length(columns: dict[Any, Array]) -> int:
+    return len(next(iter(columns.values())))
+
+
+def _bytes(columns: dict[Any, Array]) -> int:
+    return sum(array.nbytes for array in columns.values())
+
+
+# -- results out -----------------------------------------------------------------------------------
+
+
+class _Results:
+    """Outputs in the order of the rows, with null for those that the module did not see."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
+        self._valid: deque[Array] = deque()
+        self._outputs = _Rows()
+        self._shapes: list[tuple[int, ...]] | None = None
+
+    def expect(self, valid: Array) -> None:
+        """Note that results for these rows are to follow, for the valid ones by :meth:`put`."""
+        self._valid.append(valid)
+
+    def put(self, outputs: dict[int | str | None, Array]) -> None:
+        shapes = [array.shape[1:] for array in outputs.values()]
+        if self._shapes not in (None, shapes):
+            raise ModelError(
+                f"the module's output differs between batches: rows of shape {shapes} after {self._shapes}. "
+                "Where it follows the length of texts, pad them to one length",
+                code="model-output",
+            )
+        self._shapes = shapes
+        self._outputs.put(outputs)
+
+    def ready(self) -> Iterator[pa.Array]:
+        """Yield what is known.
+
+        One array for each batch that came in: where Spark hands columns over as they are, it wants the
+        result in batches of the same size. Outputs that would take much memory until then go out in parts.
+        """
+        while self._valid:
+            valid = self._valid[0]
+            needed = int(valid.sum())
+            if needed <= self._outputs.count:
+                self._valid.popleft()
+                yield self._array(valid, needed)
+            elif self._outputs.bytes > _RESULT_BYTES:
+                needed = self._outputs.count
+                rows = int(np.searchsorted(np.cumsum(valid), needed, side="right"))
+                self._valid[0] = valid[rows:]
+                yield self._array(valid[:rows], needed)
+            else:
+                return
+
+    def _array(self, valid: Array, needed: int) -> pa.Array:
+        """Return the results of some rows, of which the valid ones take the next outputs."""
+        if not needed:
+            return pa.nulls(len(valid), self._type())
+        outputs = self._outputs.take(needed)
+        # Nulls are made by masks: taking rows by index would leave null in fields that Spark says have none.
+        mask = None if needed == len(valid) else ~valid
+        scorer = self._scorer
+        if not scorer.names:
+            return self._column(scorer.outputs[0], outputs, valid, mask)
+        columns = [self._column(output, outputs, valid, None) for output in scorer.outputs]
+        return pa.StructArray.from_arrays(
+            columns, scorer.names, mask=None if mask is None else pa.array(mask)
+        )
+
+    def _column(
+        self, output: OutputColumn, outputs: dict[int | str | None, Array], valid: Array, mask: Array | None
+    ) -> pa.Array:
+        values = outputs[output.key]
+        if len(values) < len(valid):
+            spread = np.zeros((len(valid), *values.shape[1:]), values.dtype)
+            spread[valid] = values
+            values = spread
+        return output.to_arrow(values, mask, vectors=self._scorer.vectors)
+
+    def _type(self) -> pa.DataType:
+        from pyspark.sql.pandas.types import to_arrow_type
+        from pyspark.sql.types import StructField, StructType
+
+        scorer = self._scorer
+        kinds = [output.sql_type(vectors=scorer.vectors) for output in scorer.outputs]
+        if not scorer.names:
+            return to_arrow_type(kinds[0])
+        fields = zip(scorer.names, kinds, strict=True)
+        return to_arrow_type(StructType([StructField(name, kind) for name, kind in fields]))

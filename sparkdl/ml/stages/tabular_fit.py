@@ -1,0 +1,341 @@
+"""Fitting a table's encoding: three aggregations of Spark SQL, whatever the number of columns.
+
+The first finds count, mean, deviation and quantiles of all numbers, the second looks closer where most rows
+have one of few values, and the third counts the values of all strings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from sparkdl.data.schema import check_unambiguous
+from sparkdl.exceptions import DataError
+from sparkdl.ml.stages.rowwise import quoted
+from sparkdl.table.calendar import VALUES, Part
+from sparkdl.table.encoding import Category, Kind, Number, TableEncoding
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+PIECES = 32
+"""Stretches of about as many rows between the knots of a number."""
+
+FEW = 48
+"""A number with up to so many different values has each of them as a knot."""
+
+RAREST = 10
+"""A value that as many rows have is never rare, whatever the size of the table."""
+
+_PARTS: Mapping[Kind, tuple[Part, ...]] = {
+    "date": ("weekday", "month"),
+    "timestamp": ("weekday", "month", "hour"),
+}
+_SHARES = [n / PIECES for n in range(PIECES + 1)]
+_ACCURACY = 10_000
+
+
+def kinds_of(df: DataFrame, names: Sequence[str]) -> dict[str, Kind]:
+    """Return the kind of values of each column.
+
+    Raises:
+        DataError: naming the column that is missing, ambiguous, or of a type that cannot be encoded.
+    """
+    types = {field.name: field.dataType for field in df.schema.fields}
+    found: dict[str, Kind] = {}
+    for name in names:
+        if name not in types:
+            raise DataError(
+                f"features column {name!r} is not in the DataFrame; it has {', '.join(sorted(types))}",
+                code="data-column",
+            )
+        check_unambiguous(df, name, "features")
+        kind = kind_of(types[name])
+        if kind is None:
+            raise DataError(
+                f"features column {name!r} has type {types[name].simpleString()}, which the encoding of a "
+                "table does not know: it takes numbers, strings, booleans, dates and timestamps. "
+                "Select parts of it into columns of their own, or train a module on it with encode='off'",
+                code="data-type",
+            )
+        found[name] = kind
+    return found
+
+
+def kind_of(data_type: T.DataType) -> Kind | None:
+    """Return the kind of values of a SQL type; ``None`` if it is not one value of a table."""
+    if isinstance(data_type, T.StringType | T.CharType | T.VarcharType):
+        return "string"
+    if isinstance(data_type, T.BooleanType):
+        return "boolean"
+    if isinstance(data_type, T.NumericType):
+        return "number"
+    if isinstance(data_type, T.DateType):
+        return "date"
+    return "timestamp" if isinstance(data_type, T.TimestampType | T.TimestampNTZType) else None
+
+
+def plain(df: DataFrame, name: str, kind: Kind) -> Column:
+    """Return a column as a string, or as a double: days of dates, seconds of timestamps; null for NaN."""
+    column = quoted(name)
+    if kind == "string":
+        return column.cast("string")
+    if kind == "date":
+        return F.datediff(column, F.lit("1970-01-01").cast("date")).cast("double")
+    if kind == "timestamp":
+        if isinstance(df.schema[name].dataType, T.TimestampNTZType):
+            days = F.datediff(column.cast("date"), F.lit("1970-01-01").cast("date"))
+            return days * 86400.0 + F.hour(column) * 3600.0 + F.minute(column) * 60.0 + F.second(column)
+        return column.cast("double")
+    number = column.cast("double")
+    return F.when(~F.isnan(number), number)
+
+
+def fit_encoding(
+    df: DataFrame,
+    names: Sequence[str],
+    *,
+    max_categories: int,
+    min_frequency: int | None,
+    required: Sequence[str] = (),
+) -> TableEncoding:
+    """Find out what becomes of a table's columns.
+
+    Args:
+        df: the rows.
+        names: the columns.
+        max_categories: most values of a string column that have a number of their own.
+        min_frequency: least rows that a value must have for that; by default one in 1,000, from 1 to 10.
+        required: other columns, which must not have nulls.
+
+    Raises:
+        DataError: naming the column that is missing, cannot be encoded, holds infinite values or has nulls
+            that it must not have; or if there are no rows, or no column tells them apart.
+    """
+    kinds = kinds_of(df, names)
+    numeric = {name: plain(df, name, kind) for name, kind in kinds.items() if kind != "string"}
+    rows, summaries = _summarise(df, numeric, required)
+    if not rows:
+        raise DataError(
+            "the DataFrame has no rows: there is nothing to fit an encoding to", code="data-empty"
+        )
+    knots = _knots(df, numeric, {name: summaries[name] for name in numeric if kinds[name] != "boolean"})
+    texts = {name: plain(df, name, kind) for name, kind in kinds.items() if kind == "string"}
+    least = min(RAREST, max(1, rows // 1000)) if min_frequency is None else min_frequency
+    counted = _count(df, texts, max_categories, least)
+    numbers: list[Number] = []
+    categories: list[Category] = []
+    left_out: dict[str, str] = {}
+    for name, kind in kinds.items():
+        why = counted[name].useless(rows, least) if kind == "string" else summaries[name].useless(rows)
+        if why:
+            left_out[name] = why
+        elif kind == "string":
+            categories.append(Category(name, kind, counted[name].values))
+        else:
+            numbers.append(summaries[name].number(name, kind, rows, knots.get(name, ())))
+            categories += [Category(name, kind, VALUES[part], part) for part in _PARTS.get(kind, ())]
+    if not numbers and not categories:
+        reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
+        raise DataError(f"no features column tells rows apart ({reasons})", code="data-value")
+    return TableEncoding(tuple(numbers), tuple(categories), left_out, rows)
+
+
+def count_rows(df: DataFrame, names: Sequence[str], required: Sequence[str] = ()) -> int:
+    """Count the rows of a fit by an encoding that is there.
+
+    Args:
+        df: the rows.
+        names: the columns of the encoding.
+        required: other columns, which must not have nulls.
+
+    Raises:
+        DataError: naming the column that is missing, holds infinite values or has nulls that it must not
+            have; or if there are no rows.
+    """
+    kinds = kinds_of(df, names)
+    numeric = {name: plain(df, name, kind) for name, kind in kinds.items() if kind != "string"}
+    wanted = [end(value) for value in numeric.values() for end in (F.min, F.max)]
+    rows, ends = _aggregated(df, wanted, required)
+    for name, low, high in zip(numeric, ends[::2], ends[1::2], strict=True):
+        if low is not None:
+            _check_finite(name, low, high)
+    if not rows:
+        raise DataError("the DataFrame has no rows: there is nothing to train on", code="data-empty")
+    return rows
+
+
+def _aggregated(
+    df: DataFrame, wanted: Sequence[Column], required: Sequence[str]
+) -> tuple[int, Sequence[Any]]:
+    """Return the number of rows, and aggregates, in one pass that also looks for nulls in some columns."""
+    own = [F.count(F.lit(1)), *map(_nulls, required)]
+    (row,) = df.agg(*(column.alias(f"c{n}") for n, column in enumerate([*own, *wanted]))).collect()
+    _check_required(required, row[1 : len(own)])
+    return int(row[0]), row[len(own) :]
+
+
+def _nulls(name: str) -> Column:
+    """Return how many rows have null in a column."""
+    return F.count_if(quoted(name).isNull())
+
+
+def _check_required(names: Sequence[str], nulls: Sequence[int]) -> None:
+    for name, count in zip(names, nulls, strict=True):
+        if count:
+            raise DataError(
+                f"column {name!r}: null in {count} row{'s' if count > 1 else ''}; drop or fill nulls first, "
+                "for example with df.dropna() or df.fillna(), or set handleInvalid='skip'",
+                code="data-null",
+            )
+
+
+# -- numbers ---------------------------------------------------------------------------------------
+
+
+def _check_finite(name: str, low: float, high: float, deviation: float = 0.0) -> None:
+    if not (isfinite(low) and isfinite(high) and isfinite(deviation)):
+        raise DataError(
+            f"features column {name!r} holds infinite values, or too large ones (from {low} to {high}): "
+            "filter such rows, or make null of such values",
+            code="data-value",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Summary:
+    """What a column of numbers holds."""
+
+    count: int
+    mean: float
+    deviation: float
+    low: float
+    high: float
+    distinct: int
+    quantiles: tuple[float, ...]
+
+    def useless(self, rows: int) -> str:
+        """Return why the column tells no rows apart; empty if it does."""
+        if not self.count:
+            return "all rows are null"
+        return "all rows have one value" if self.low == self.high and self.count == rows else ""
+
+    def number(self, name: str, kind: Kind, rows: int, knots: Sequence[float]) -> Number:
+        deviation = self.deviation if self.deviation > 0 else 1.0
+        scaled = sorted({round((knot - self.mean) / deviation, 7) for knot in knots})
+        bends = tuple(scaled) if len(scaled) > 2 else ()
+        return Number(name, kind, self.mean, deviation, self.count < rows, bends)
+
+    @property
+    def frequent(self) -> tuple[float, ...]:
+        """Values that so many rows have that several quantiles fall on them."""
+        return tuple(a for a, b in zip(self.quantiles, self.quantiles[1:], strict=False) if a == b)
+
+
+def _summarise(
+    df: DataFrame, columns: Mapping[str, Column], required: Sequence[str]
+) -> tuple[int, dict[str, _Summary]]:
+    """Return the number of rows, and the summary of each column, in one pass."""
+    wanted: list[Column] = []
+    for value in columns.values():
+        wanted += [F.count(value), F.avg(value), F.stddev_pop(value), F.min(value), F.max(value)]
+        wanted += [F.approx_count_distinct(value), F.percentile_approx(value, _SHARES, _ACCURACY)]
+    rows, values = _aggregated(df, wanted, required)
+    found: dict[str, _Summary] = {}
+    for n, name in enumerate(columns):
+        count, mean, deviation, low, high, distinct, quantiles = values[7 * n : 7 * n + 7]
+        if count:
+            _check_finite(name, low, high, deviation)
+        # A sum of equal values may be off by its last digit, and so would a deviation from its mean.
+        deviation = 0.0 if low == high else deviation or 0.0
+        found[name] = _Summary(count, mean or 0.0, deviation, low, high, distinct, tuple(quantiles or ()))
+    return rows, found
+
+
+def _knots(
+    df: DataFrame, columns: Mapping[str, Column], summaries: Mapping[str, _Summary]
+) -> dict[str, list[float]]:
+    """Return the knots of each column: all its values if they are few, else quantiles.
+
+    Where most rows have one value, such as 0, nearly all quantiles would be that one. So the
+    frequent values are knots, and the quantiles those of the other rows.
+    """
+    known: dict[str, list[float]] = {}
+    wanted: dict[str, Column] = {}
+    for name, summary in summaries.items():
+        if summary.distinct <= FEW:
+            wanted[name] = F.collect_set(columns[name])
+        elif summary.frequent:
+            others = F.when(~columns[name].isin(*summary.frequent), columns[name])
+            wanted[name] = F.percentile_approx(others, _SHARES, _ACCURACY)
+            known[name] = list(summary.frequent)
+        else:
+            known[name] = list(summary.quantiles)
+    if wanted:
+        (row,) = df.agg(*(column.alias(f"c{n}") for n, column in enumerate(wanted.values()))).collect()
+        for name, values in zip(wanted, row, strict=True):
+            known[name] = [*known.get(name, ()), *(values or ())]
+    return known
+
+
+# -- categories ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """The frequent values of a column of strings, most frequent first."""
+
+    values: tuple[str, ...]
+    rows: int
+    distinct: int
+
+    def useless(self, rows: int, least: int) -> str:
+        """Return why the column tells no rows apart; empty if it does."""
+        if not self.distinct:
+            return "all rows are null"
+        if not self.values and self.rows == rows:
+            return f"none of its {self.distinct} values is in {least} rows"
+        if self.distinct == 1 and self.rows == rows:
+            return "all rows have one value"
+        return ""
+
+
+def _count(df: DataFrame, columns: Mapping[str, Column], most: int, least: int) -> dict[str, _Counted]:
+    """Count the values of columns of strings, equal counts in the order of the alphabet, in one job."""
+    if not columns:
+        return {}
+    pairs = [F.struct(F.lit(n).alias("n"), value.alias("v")) for n, value in enumerate(columns.values())]
+    counts = (
+        df.select(F.explode(F.array(*pairs)).alias("p"))
+        .select("p.n", "p.v")
+        .where(F.col("v").isNotNull())
+        .groupBy("n", "v")
+        .agg(F.count(F.lit(1)).alias("rows"))
+    )
+    by_count = Window.partitionBy("n").orderBy(F.col("rows").desc(), "v")
+    whole = Window.partitionBy("n")
+    ranked = counts.select(
+        "n",
+        "v",
+        "rows",
+        F.row_number().over(by_count).alias("rank"),
+        F.sum("rows").over(whole).alias("all_rows"),
+        F.count(F.lit(1)).over(whole).alias("distinct"),
+    )
+    kept = ranked.where((F.col("rank") == 1) | ((F.col("rank") <= most) & (F.col("rows") >= least)))
+    found: dict[int, list[Any]] = {n: [] for n in range(len(columns))}
+    for row in kept.collect():
+        found[row["n"]].append(row)
+    result: dict[str, _Counted] = {}
+    for n, name in enumerate(columns):
+        ranks = sorted(found[n], key=lambda row: row["rank"])
+        values = tuple(row["v"] for row in ranks if row["rows"] >= least)
+        totals = (int(ranks[0]["all_rows"]), int(ranks[0]["distinct"])) if ranks else (0, 0)
+        result[name] = _Counted(values, *totals)
+    return result

@@ -1,0 +1,134 @@
+"""Applying a table's encoding to DataFrames."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from sparkdl.data.columns import Column, ColumnPlan, Columns, structure_of, tensor_metadata
+from sparkdl.exceptions import DataError
+from sparkdl.ml.stages.outputs import lists
+from sparkdl.ml.stages.rowwise import quoted
+from sparkdl.ml.stages.tabular_fit import kinds_of, plain
+from sparkdl.ml.stages.udf import by_rows, has_arrow_udf, has_udt, make_udf
+from sparkdl.table.encoding import Kind, TableEncoding
+from sparkdl.wire.frame import Array
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SqlColumn
+    from pyspark.sql import DataFrame
+
+_FITS: Mapping[Kind, tuple[Kind, ...]] = {
+    "number": ("number", "boolean"),
+    "boolean": ("boolean", "number"),
+    "date": ("date", "timestamp"),
+    "timestamp": ("timestamp", "date"),
+    "string": ("string",),
+}
+
+
+def inputs_of(encoding: TableEncoding, named: bool) -> Columns:
+    """Return the columns that a module gets of an encoded table.
+
+    Args:
+        encoding: of the table.
+        named: whether it gets them by name, as ``categories`` and ``numbers``.
+    """
+    columns = {name: Column(name, (width,), dtype) for name, (width, dtype) in encoding.outputs.items()}
+    return columns if named else list(columns.values())
+
+
+def plans_of(encoding: TableEncoding, named: bool) -> tuple[ColumnPlan, ...]:
+    """Return how these columns become a module's inputs."""
+    inputs = inputs_of(encoding, named)
+    chosen = structure_of(inputs, "features").disassemble(inputs)
+    return tuple(ColumnPlan(key, c.name, False, c.dtype, c.shape) for key, c in chosen.items())
+
+
+def arguments(df: DataFrame, encoding: TableEncoding) -> list[SqlColumn]:
+    """Return the columns that an encoding reads, as it wants them.
+
+    Raises:
+        DataError: naming the column that is missing, or of another type than in the fit.
+    """
+    values = []
+    for name, found in kinds_of(df, encoding.columns).items():
+        fitted = encoding.kinds[name]
+        if found not in _FITS[fitted]:
+            kind = df.schema[name].dataType.simpleString()
+            raise DataError(
+                f"features column {name!r} has type {kind}: the encoding was fitted on a {fitted} column; "
+                "cast it to that type",
+                code="data-type",
+            )
+        values.append(_in_unit(plain(df, name, found), found, fitted))
+    return values
+
+
+def _in_unit(column: SqlColumn, found: Kind, wanted: Kind) -> SqlColumn:
+    """Turn days into seconds, or back."""
+    if (found, wanted) == ("date", "timestamp"):
+        return column * 86400.0
+    return F.floor(column / 86400.0).cast("double") if (found, wanted) == ("timestamp", "date") else column
+
+
+def encoded(
+    df: DataFrame, encoding: TableEncoding, outputs: Mapping[str, str], keep: Sequence[str] | None = None
+) -> DataFrame:
+    """Add the arrays of an encoding to a DataFrame; nothing is computed until its rows are asked for.
+
+    Args:
+        df: any DataFrame that has the columns.
+        encoding: fitted.
+        outputs: name of the new column by name of an array; others are left out.
+        keep: columns to keep; all by default.
+
+    Raises:
+        DataError: if a column is missing or of another type than in the fit.
+    """
+    chosen = {name: outputs[name] for name in encoding.outputs if outputs.get(name)}
+    values = arguments(df, encoding)
+    kept = [F.col("*")] if keep is None else [quoted(name) for name in keep]
+    if not chosen:
+        return df.select(*kept)
+    kinds: dict[str, Any] = {"int32": T.IntegerType(), "float32": T.FloatType()}
+    fields = [T.StructField(name, T.ArrayType(kinds[encoding.outputs[name][1]])) for name in chosen]
+    if has_arrow_udf() and has_udt(df.schema):
+        df = by_rows(df, encoding.columns[0])
+    task = _Task(encoding, tuple(chosen))
+    result = f"sparkdl_{uuid.uuid4().hex}"
+    df = df.select(*kept, make_udf(task, T.StructType(fields))(*values).alias(result))
+    added = []
+    for name, column in chosen.items():
+        width, dtype = encoding.outputs[name]
+        added.append(F.col(result).getField(name).alias(column, metadata=tensor_metadata((width,), dtype)))
+    return df.select("*", *added).drop(result)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """Encodes the rows of a task."""
+
+    encoding: TableEncoding
+    names: tuple[str, ...]
+
+    @property
+    def arity(self) -> int:
+        """Number of columns that are passed."""
+        return len(self.encoding.columns)
+
+    def __call__(self, batches: Iterator[pa.Array | tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        """Encode batches."""
+        for batch in batches:
+            columns = batch if isinstance(batch, tuple) else (batch,)
+            found = self.encoding.encode(dict(zip(self.encoding.columns, columns, strict=True)))
+            yield self._struct([found[name] for name in self.names])
+
+    def _struct(self, arrays: Sequence[Array]) -> pa.Array:
+        return pa.StructArray.from_arrays([lists(array) for array in arrays], self.names)

@@ -1,0 +1,359 @@
+"""Texts in DataFrame columns to rows of token numbers in DataFrame columns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+from pyspark import keyword_only
+from pyspark.ml import Estimator, Model
+from pyspark.ml.param import Param, Params, TypeConverters
+from pyspark.ml.param.shared import HasInputCol, HasOutputCol
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from sparkdl.data.text import TextIndex, tokenize
+from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.ml.params.converters import one_of
+from sparkdl.ml.persistence.stored import ParamsReader, ParamsWriter, StoredStage
+from sparkdl.ml.stages.rowwise import HandleInvalid, Settable, add_column, defined, find_field, quoted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import Column, DataFrame
+
+_FORMAT = 1
+
+
+class _IndexParams(HasInputCol, HasOutputCol, HandleInvalid):
+    """Params of the way from texts to token numbers, given a vocabulary."""
+
+    maxLength: Param[int] = Param(
+        Params._dummy(), "maxLength", "tokens of each output row", typeConverter=TypeConverters.toInt
+    )
+    pattern: Param[str] = Param(
+        Params._dummy(),
+        "pattern",
+        "regular expression (Python's) of a token; not used where the input column holds tokens",
+        typeConverter=TypeConverters.toString,
+    )
+    toLowercase: Param[bool] = Param(
+        Params._dummy(),
+        "toLowercase",
+        "whether to lower the case of texts; not used where the input column holds tokens",
+        typeConverter=TypeConverters.toBoolean,
+    )
+    padding: Param[str] = Param(
+        Params._dummy(),
+        "padding",
+        "end of short texts at which they are padded: 'start' or 'end'",
+        typeConverter=one_of("padding", "start", "end"),
+    )
+    truncation: Param[str] = Param(
+        Params._dummy(),
+        "truncation",
+        "end of long texts that is cut off: 'start' or 'end'",
+        typeConverter=one_of("truncation", "start", "end"),
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._setDefault(maxLength=128, pattern=r"\w+", toLowercase=True, padding="end", truncation="end")
+
+    def _index(self, vocabulary: Sequence[str]) -> TextIndex:
+        chosen: dict[str, Any] = {
+            "vocabulary": tuple(vocabulary),
+            "length": self.getMaxLength(),
+            "pattern": self.getPattern(),
+            "lowercase": self.getToLowercase(),
+            "padding": self.getPadding(),
+            "truncation": self.getTruncation(),
+        }
+        return TextIndex(**chosen)
+
+    def setInputCol(self, value: str) -> Self:
+        """Set ``inputCol``."""
+        return self._set(inputCol=value)
+
+    def setOutputCol(self, value: str) -> Self:
+        """Set ``outputCol``."""
+        return self._set(outputCol=value)
+
+    def setMaxLength(self, value: int) -> Self:
+        """Set ``maxLength``."""
+        return self._set(maxLength=value)
+
+    def getMaxLength(self) -> int:
+        """Return the value of ``maxLength``."""
+        return self.getOrDefault(self.maxLength)
+
+    def setPattern(self, value: str) -> Self:
+        """Set ``pattern``."""
+        return self._set(pattern=value)
+
+    def getPattern(self) -> str:
+        """Return the value of ``pattern``."""
+        return self.getOrDefault(self.pattern)
+
+    def setToLowercase(self, value: bool) -> Self:
+        """Set ``toLowercase``."""
+        return self._set(toLowercase=value)
+
+    def getToLowercase(self) -> bool:
+        """Return the value of ``toLowercase``."""
+        return self.getOrDefault(self.toLowercase)
+
+    def setPadding(self, value: str) -> Self:
+        """Set ``padding``."""
+        return self._set(padding=value)
+
+    def getPadding(self) -> str:
+        """Return the value of ``padding``."""
+        return self.getOrDefault(self.padding)
+
+    def setTruncation(self, value: str) -> Self:
+        """Set ``truncation``."""
+        return self._set(truncation=value)
+
+    def getTruncation(self) -> str:
+        """Return the value of ``truncation``."""
+        return self.getOrDefault(self.truncation)
+
+
+class TextIndexer(
+    Estimator["TextIndexerModel"],
+    _IndexParams,
+    Settable,
+    StoredStage,
+):
+    r"""Learns a vocabulary; its model turns texts into rows of token numbers, all of one length.
+
+    The input column holds texts, or arrays of tokens from any of Spark's transformers, such as
+    ``RegexTokenizer`` or ``StopWordsRemover``. The output column is ``array<int>``; its length and dtype
+    (int64, as ``nn.Embedding`` takes it) are in the column's metadata, where :class:`sparkdl.Dataset` finds
+    them. Number 0 is padding, number 1 stands for tokens outside the vocabulary, and the others follow by
+    falling count, equal counts in the order of the alphabet.
+
+    Null texts do not count in a fit; in a transform they are invalid (``handleInvalid``). A text without a
+    token is all padding.
+
+    Args:
+        inputCol: column of texts or of arrays of tokens.
+        outputCol: column of numbers.
+        maxLength: tokens of each output row.
+        maxSize: most tokens in the vocabulary, padding and unknown included: rows of the embedding.
+        minCount: least number of times that a token of the vocabulary occurs.
+        padToken: name of the padding token.
+        unknownToken: name of the token that stands for all others.
+        pattern: regular expression (Python's) of a token in a text; ``r"\S+"`` splits at white space.
+        toLowercase: whether to lower the case of texts.
+        padding: the end at which short texts are padded, ``"start"`` or ``"end"``.
+        truncation: the end of long texts that is cut off, ``"start"`` or ``"end"``.
+        handleInvalid: ``"error"``, ``"skip"`` or ``"keep"``.
+    """
+
+    maxSize: Param[int] = Param(
+        Params._dummy(),
+        "maxSize",
+        "most tokens in the vocabulary, padding and unknown included",
+        typeConverter=TypeConverters.toInt,
+    )
+    minCount: Param[int] = Param(
+        Params._dummy(),
+        "minCount",
+        "least number of times that a token of the vocabulary occurs",
+        typeConverter=TypeConverters.toInt,
+    )
+    padToken: Param[str] = Param(
+        Params._dummy(), "padToken", "name of the padding token", typeConverter=TypeConverters.toString
+    )
+    unknownToken: Param[str] = Param(
+        Params._dummy(),
+        "unknownToken",
+        "name of the token that stands for all others",
+        typeConverter=TypeConverters.toString,
+    )
+
+    _input_kwargs: dict[str, Any]
+
+    @keyword_only
+    def __init__(
+        self,
+        *,
+        inputCol: str | None = None,
+        outputCol: str | None = None,
+        maxLength: int = 128,
+        maxSize: int = 50_000,
+        minCount: int = 1,
+        padToken: str = "<pad>",
+        unknownToken: str = "<unk>",
+        pattern: str = r"\w+",
+        toLowercase: bool = True,
+        padding: str = "end",
+        truncation: str = "end",
+        handleInvalid: str = "error",
+    ) -> None:
+        super().__init__()
+        self._setDefault(maxSize=50_000, minCount=1, padToken="<pad>", unknownToken="<unk>")
+        self._set(**self._input_kwargs)
+
+    def _fit(self, dataset: DataFrame) -> TextIndexerModel:
+        defined(self, "inputCol")
+        special = (self.getPadToken(), self.getUnknownToken())
+        self._index(special)  # what cannot work is said before the job
+        if self.getMaxSize() <= len(special):
+            raise ConfigError(
+                f"maxSize={self.getMaxSize()}: expected more than padding and unknown, 2 tokens"
+            )
+        counts = (
+            self._tokens(dataset)
+            .groupBy("token")
+            .count()
+            .filter(F.col("token").isNotNull() & ~F.col("token").isin(*special))
+            .filter(F.col("count") >= self.getMinCount())
+            .orderBy(F.col("count").desc(), "token")
+            .limit(self.getMaxSize() - len(special))
+        )
+        tokens = [row["token"] for row in counts.collect()]
+        if not tokens:
+            raise DataError(
+                f"inputCol {self.getInputCol()!r} holds no token that occurs minCount={self.getMinCount()} "
+                "times: there is no vocabulary to learn"
+            )
+        model = TextIndexerModel((*special, *tokens))
+        model._resetUid(self.uid)
+        return self._copyValues(model)
+
+    def _tokens(self, df: DataFrame) -> DataFrame:
+        """Return all tokens, one a row."""
+        column, split = _text(self, df)
+        if not split:
+            pattern, lowercase = self.getPattern(), self.getToLowercase()
+
+            def find(text: str | None) -> list[str]:
+                return tokenize(text or "", pattern, lowercase)
+
+            column = F.udf(find, T.ArrayType(T.StringType()), useArrow=False)(column)
+        return df.select(F.explode(column).alias("token"))
+
+    def setMaxSize(self, value: int) -> Self:
+        """Set ``maxSize``."""
+        return self._set(maxSize=value)
+
+    def getMaxSize(self) -> int:
+        """Return the value of ``maxSize``."""
+        return self.getOrDefault(self.maxSize)
+
+    def setMinCount(self, value: int) -> Self:
+        """Set ``minCount``."""
+        return self._set(minCount=value)
+
+    def getMinCount(self) -> int:
+        """Return the value of ``minCount``."""
+        return self.getOrDefault(self.minCount)
+
+    def setPadToken(self, value: str) -> Self:
+        """Set ``padToken``."""
+        return self._set(padToken=value)
+
+    def getPadToken(self) -> str:
+        """Return the value of ``padToken``."""
+        return self.getOrDefault(self.padToken)
+
+    def setUnknownToken(self, value: str) -> Self:
+        """Set ``unknownToken``."""
+        return self._set(unknownToken=value)
+
+    def getUnknownToken(self) -> str:
+        """Return the value of ``unknownToken``."""
+        return self.getOrDefault(self.unknownToken)
+
+
+class TextIndexerModel(Model, _IndexParams, StoredStage):
+    """Turns texts into rows of token numbers, see :class:`TextIndexer`.
+
+    Attributes:
+        vocabulary: tokens by number, padding and unknown first.
+    """
+
+    def __init__(self, vocabulary: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.vocabulary = tuple(vocabulary)
+
+    @classmethod
+    def from_vocabulary(cls, vocabulary: Sequence[str], **params: Any) -> Self:
+        """Return a model with a vocabulary that was made elsewhere.
+
+        Args:
+            vocabulary: tokens by number; the first is padding, the second stands for all others.
+            params: Params of :class:`TextIndexer` that a transform uses, such as ``inputCol``.
+
+        Raises:
+            ConfigError: if a token occurs twice or padding and unknown are missing.
+        """
+        model = cls(vocabulary)._set(**params)
+        model._index(model.vocabulary)
+        return model
+
+    @property
+    def index(self) -> TextIndex:
+        """The model's function of one text, for use without Spark."""
+        return self._index(self.vocabulary)
+
+    def _transform(self, dataset: DataFrame) -> DataFrame:
+        defined(self, "inputCol")
+        index = self.index
+        column, _ = _text(self, dataset)
+        return add_column(
+            dataset,
+            self.getOutputCol(),
+            index,
+            self.getInputCol(),
+            [column],
+            None,
+            T.ArrayType(T.IntegerType(), containsNull=False),
+            (index.length,),
+            "int64",
+            self.getHandleInvalid(),
+        )
+
+    def write(self) -> ParamsWriter:
+        """Return a writer of the model: the vocabulary lies beside the Params, in the same JSON."""
+        return ParamsWriter(self, {"formatVersion": _FORMAT, "vocabulary": list(self.vocabulary)})
+
+    @classmethod
+    def read(cls) -> ParamsReader[TextIndexerModel]:
+        """Return a reader of saved models."""
+        return _TextIndexerReader(cls)
+
+
+class _TextIndexerReader(ParamsReader["TextIndexerModel"]):
+    def load(self, path: str) -> TextIndexerModel:
+        model, metadata = self.with_metadata(path)
+        version, vocabulary = metadata.get("formatVersion", _FORMAT), metadata.get("vocabulary")
+        if type(version) is not int or version > _FORMAT:
+            raise ConfigError(
+                f"{path} has format version {version!r:.50}, this sparkdl reads up to {_FORMAT}: "
+                "read it with the sparkdl that wrote it, or a later one"
+            )
+        if not isinstance(vocabulary, list) or not all(isinstance(token, str) for token in vocabulary):
+            raise ConfigError(f"path={path!r} holds no vocabulary", code="config-saved")
+        model.vocabulary = tuple(vocabulary)
+        return model
+
+
+def _text(stage: _IndexParams, df: DataFrame) -> tuple[Column, bool]:
+    """Return the input column, and whether it holds tokens already.
+
+    Raises:
+        DataError: if it holds neither texts nor tokens.
+    """
+    name = stage.getInputCol()
+    found = find_field(df, "inputCol", name).dataType
+    split = isinstance(found, T.ArrayType)
+    text = found.elementType if isinstance(found, T.ArrayType) else found
+    if not isinstance(text, T.StringType):
+        raise DataError(
+            f"inputCol {name!r} has type {found.simpleString()}: expected string or array<string>"
+        )
+    return quoted(name), split

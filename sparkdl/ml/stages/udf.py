@@ -1,0 +1,145 @@
+"""Scorers as functions that Spark can call, on classic Spark and on Spark Connect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import pandas as pd
+import pyarrow as pa
+from torch import nn
+
+from sparkdl.access import models_in
+from sparkdl.access.models import Lasting
+from sparkdl.ml.stages.outputs import VECTOR
+from sparkdl.nn import serialize
+
+
+class Task(Protocol):
+    """What runs in the tasks: from batches of columns to batches of one column."""
+
+    @property
+    def arity(self) -> int:
+        """Number of columns."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Fields of the struct that is returned; none where it is a single value."""
+
+    def __call__(self, batches: Iterator[pa.Array | tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+        """Return a result for each batch."""
+
+
+def has_arrow_udf() -> bool:
+    """Whether this Spark has UDFs on Arrow arrays, from 4.1 on; before, pandas is in between."""
+    from pyspark.sql import functions as F
+
+    return hasattr(F, "arrow_udf")
+
+
+def make_udf(scorer: Task, returns: Any) -> Any:
+    """Return a scorer, or another task, as a UDF.
+
+    It is an iterator UDF: other columns stay in the JVM, Spark knows what goes in and out, and works in SQL,
+    streams and Connect alike; ``mapInArrow`` would be little faster, and would send every column to and fro.
+
+    Args:
+        scorer: what to call.
+        returns: the SQL type of what it returns.
+    """
+    single = scorer.arity == 1
+    if has_arrow_udf():
+        from pyspark.sql.pandas.functions import arrow_udf
+
+        # The hints are how Spark tells the kinds of UDFs.
+        def predict(batches: Iterator[pa.Array]) -> Iterator[pa.Array]:
+            return scorer(batches)
+
+        def predict_several(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
+            return scorer(batches)
+
+        chosen: Any = predict if single else predict_several
+        return arrow_udf(chosen, returns)
+
+    from pyspark.sql.pandas.functions import pandas_udf
+
+    def pandas_series(batches: Iterator[pd.Series]) -> Iterator[pd.Series]:
+        return through_pandas(scorer, batches)
+
+    def pandas_several(batches: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.Series]:
+        return through_pandas(scorer, batches)
+
+    def pandas_frame(batches: Iterator[pd.Series]) -> Iterator[pd.DataFrame]:
+        return through_pandas(scorer, batches)
+
+    def pandas_frame_several(batches: Iterator[tuple[pd.Series, ...]]) -> Iterator[pd.DataFrame]:
+        return through_pandas(scorer, batches)
+
+    function: Any
+    if scorer.names:
+        function = pandas_frame if single else pandas_frame_several
+    else:
+        function = pandas_series if single else pandas_several
+    return pandas_udf(function, returns)
+
+
+def through_pandas(scorer: Task, batches: Iterator[Any]) -> Iterator[Any]:
+    """Score pandas series, for which null and NaN are the same."""
+
+    def columns() -> Iterator[tuple[pa.Array, ...]]:
+        for batch in batches:
+            several = batch if isinstance(batch, tuple) else (batch,)
+            yield tuple(_from_pandas(series) for series in several)
+
+    for result in scorer(columns()):
+        if not scorer.names:
+            yield result.to_pandas()
+        else:
+            # flatten() gives the fields of null structs as null, field() would not.
+            fields = zip(scorer.names, result.flatten(), strict=True)
+            yield pd.DataFrame({name: column.to_pandas() for name, column in fields})
+
+
+def _from_pandas(column: Any) -> pa.Array:
+    """Return a column that Spark gave as pandas; ML vectors are data frames of their fields."""
+    if not isinstance(column, pd.DataFrame):
+        return pa.array(column, from_pandas=False)
+    fields = [pa.array(column[field.name], field.type, from_pandas=True) for field in VECTOR]
+    return pa.StructArray.from_arrays(fields, fields=list(VECTOR), mask=pa.array(column["type"].isna()))
+
+
+def has_udt(data_type: Any) -> bool:
+    """Whether a type is or holds a user-defined one, such as that of ML vectors."""
+    from pyspark.sql import types as T
+
+    if isinstance(data_type, T.StructType):
+        return any(has_udt(field.dataType) for field in data_type.fields)
+    if isinstance(data_type, T.ArrayType):
+        return has_udt(data_type.elementType)
+    if isinstance(data_type, T.MapType):
+        return has_udt(data_type.keyType) or has_udt(data_type.valueType)
+    return isinstance(data_type, T.UserDefinedType)
+
+
+def by_rows(df: Any, column: str) -> Any:
+    """Make Spark hand over rows.
+
+    From 4.3 on it gives Arrow UDFs the columns of a scan as they are, but fails where it meets ML vectors. A
+    filter works on rows. This one lets all of them pass, which Spark cannot know: the hash of a boolean is
+    never 0. It keeps no other filter from moving below it.
+    """
+    from pyspark.sql import functions as F
+
+    return df.where(F.hash(F.col(f"`{column.replace('`', '``')}`").isNull()) != 0)
+
+
+# -- the module's way to the tasks -----------------------------------------------------------------
+
+
+def ship(spark: Any, module: nn.Module) -> Lasting:
+    """Pickle a module for the tasks of transforms.
+
+    Raises:
+        SerializationError: if the module cannot be pickled.
+    """
+    return models_in(spark).lasting(serialize.dumps(module, "the module"))

@@ -1,0 +1,1 @@
+"""Optimizers on shards of the flat weights: runs, segments, packed rows."""

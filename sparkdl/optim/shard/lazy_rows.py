@@ -1,0 +1,74 @@
+"""Optimizers of rows that come one after the other, as in embedding variables: the state of new rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparkdl.exceptions import ConfigError
+from sparkdl.optim.adagrad_decay import AdagradDecay
+from sparkdl.optim.ftrl import Ftrl
+from sparkdl.optim.spec import OptimizerSpec
+from sparkdl.wire.frame import Array
+
+LAZY = (torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam, AdagradDecay, Ftrl)
+_SPOILERS = ("momentum", "weight_decay")
+
+
+def check_lazy(spec: OptimizerSpec, group: int, name: str) -> None:
+    """Check that the optimizer of a parameter group can update some rows alone.
+
+    Raises:
+        ConfigError: naming the embedding variable.
+    """
+    cls, options = _class_and_options(spec, group)
+    known = "torch.optim.SparseAdam, Adagrad or SGD, or sparkdl.optim.AdagradDecay or Ftrl"
+    if cls not in LAZY:
+        raise ConfigError(
+            f"optimizer: {cls.__name__} changes rows without a gradient, and the embedding variable {name!r} "
+            f"has too many for that: give it {known}, as in optimizer={{'{name}.*': "
+            "partial(torch.optim.SparseAdam, lr=1e-3), '*': ...}"
+        )
+    spoilt = [option for option in _SPOILERS if options.get(option)]
+    if spoilt:
+        raise ConfigError(
+            f"optimizer: {spoilt[0]}={options[spoilt[0]]!r} changes rows without a gradient, and the "
+            f"embedding variable {name!r} has too many for that: leave it out, or give the variable an "
+            "optimizer of its own"
+        )
+    if spec.group_penalties[group]:
+        raise ConfigError(f"groups: the embedding variable {name!r} cannot have penalties (l1, l2)")
+
+
+def fresh_state(spec: OptimizerSpec, group: int, rows: Array, scalars: Mapping[str, Any]) -> dict[str, Array]:
+    """Return the state of rows that no step has changed, as the optimizer begins it.
+
+    Args:
+        spec: the optimizer, or several.
+        group: the rows' parameter group.
+        rows: shape (n, width).
+        scalars: the optimizer's state of the table as a whole.
+    """
+    cls, options = _class_and_options(spec, group)
+    if cls is torch.optim.SparseAdam:
+        return {name: np.zeros_like(rows) for name in ("exp_avg", "exp_avg_sq")}
+    if cls in (torch.optim.Adagrad, AdagradDecay):
+        return {"sum": np.full_like(rows, options["initial_accumulator_value"])}
+    if cls is Ftrl:
+        begin = torch.full_like(torch.from_numpy(rows), options["initial_accumulator_value"])
+        lr = float(scalars.get("lr", options["lr"]))
+        linear = begin.pow(-options["lr_power"]).div_(-lr).mul_(torch.from_numpy(rows))
+        return {"accumulator": begin.numpy(), "linear": linear.numpy()}
+    return {}
+
+
+def _class_and_options(
+    spec: OptimizerSpec, group: int
+) -> tuple[type[torch.optim.Optimizer], Mapping[str, Any]]:
+    for shadow, cls, groups in zip(spec.shadow(), spec.classes, spec.group_ranges, strict=True):
+        if group in groups:
+            return cls, shadow.param_groups[group - groups.start]
+    raise IndexError(group)

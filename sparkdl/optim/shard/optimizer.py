@@ -1,0 +1,307 @@
+"""The optimizer on one shard of the flat weights.
+
+An elementwise optimizer does the same to a shard as to the whole. A shard is divided into *runs*:
+stretches with one parameter group and one history. Torch skips a parameter whose gradient is
+``None`` (no weight decay, no momentum, no step count); a run is split where such a parameter
+begins and ends, from the first iteration in which it differs from its neighbours.
+
+Torch's optimizers make several arrays as long as a parameter in each step. An elementwise one gets a long run
+in blocks, whose arrays stay in the processor's cache.
+
+A :class:`~sparkdl.optim.reducing.ReducingOptimizer` needs sums over all shards in the middle of its
+step, and with ``per_parameter`` sums of each parameter alone: its runs then are parameters, or parts
+of one. It goes along with all others also on a shard that has none of its weights, by a run without
+elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from sparkdl.optim.reducing import ReducingOptimizer
+from sparkdl.optim.reduction import Reduction, Sums, drive
+from sparkdl.optim.shard.division import Division
+from sparkdl.optim.shard.run import ShardRun, cut_runs, one_by_one, pack_runs, read_runs
+from sparkdl.optim.shard.segments import segments
+from sparkdl.optim.spec import Built, OptimizerSpec
+from sparkdl.wire.frame import Frame, Parts
+from sparkdl.wire.held import Held
+from sparkdl.wire.layout import ParamLayout
+from sparkdl.wire.touched_rows import row_width
+
+Touched = Mapping[int, NDArray[np.bool_]]
+"""Rows of a parameter's first dimension that have a gradient, by the parameter's index in the layout."""
+
+
+class ShardOptimizer:
+    """Optimizer and state of elements [start, stop) of the flat weights.
+
+    Args:
+        spec: how to build the optimizer, or several.
+        layout: where the parameters are.
+        start: first element of the shard.
+        stop: one past its last element.
+        state: frame from :meth:`state_frame` of the same shard; fresh without. An owned one is the
+            optimizer's from now on.
+
+    Attributes:
+        runs: the shard's, in order, with their state.
+        division: how they are divided.
+    """
+
+    def __init__(
+        self,
+        spec: OptimizerSpec,
+        layout: ParamLayout,
+        start: int,
+        stop: int,
+        state: Held[Frame] | None = None,
+    ) -> None:
+        self.spec = spec
+        self.layout = layout
+        self.start = start
+        self.stop = stop
+        self.division = Division(spec, layout)
+        fresh = self.division.fresh(start, stop)
+        self.runs = list(fresh) if state is None else self.division.joined(read_runs(state))
+
+    def step(
+        self,
+        weights: torch.Tensor,
+        gradient: torch.Tensor,
+        used: NDArray[np.bool_],
+        hyper: Sequence[Mapping[str, Any]] = (),
+        touched: Touched | None = None,
+    ) -> None:
+        """Update the weights in place, as the only shard; see :meth:`update`."""
+        drive([self.update(weights, gradient, used, hyper, touched)])
+
+    def update(
+        self,
+        weights: torch.Tensor,
+        gradient: torch.Tensor,
+        used: NDArray[np.bool_],
+        hyper: Sequence[Mapping[str, Any]] = (),
+        touched: Touched | None = None,
+    ) -> Reduction:
+        """Update the shard's weights in place.
+
+        Args:
+            weights: the shard, shape (stop - start,).
+            gradient: its gradient, same shape.
+            used: per parameter of the layout, whether it has a gradient in this iteration.
+            hyper: per group of all optimizers, hyper-parameters that replace the optimizer's own, as from
+                :meth:`OptimizerSpec.hyper_of`; empty for none.
+            touched: for optimizers of sparse gradients, which rows of a parameter have one. Of
+                parameters that are not in it, the elements whose gradient is not zero.
+
+        Yields:
+            ``spec.reductions`` times partial sums, and is sent their totals over all shards. For an
+            optimizer with sums per parameter, shape (parameters of the layout, k).
+        """
+        if len(self.runs) > 1:  # those whose histories have become equal
+            self.runs = self.division.joined(self.runs)
+        if not used.all():
+            self.runs = list(self.division.split(self.runs, used))
+        blocks: list[tuple[ShardRun, list[ShardRun]]] = []
+        for run in self.runs:
+            if not self.division.comes_in_blocks(run):
+                blocks.append((run, [run]))
+            elif run.state:
+                blocks.append((run, run.blocks()))
+            else:
+                for part in one_by_one(run):
+                    drive([self._advance(part, weights, gradient, used, hyper, touched)])
+                    run.take(part)
+        together = [part for _, parts in blocks for part in parts]
+        yield from self._advance(together, weights, gradient, used, hyper, touched)
+        for run, parts in blocks:
+            if len(parts) > 1:
+                run.take_back(parts)
+
+    def _advance(
+        self,
+        runs: Sequence[ShardRun],
+        weights: torch.Tensor,
+        gradient: torch.Tensor,
+        used: NDArray[np.bool_],
+        hyper: Sequence[Mapping[str, Any]],
+        touched: Touched | None,
+    ) -> Reduction:
+        """Update some runs; see :meth:`update`."""
+        if not runs:
+            return
+        run_of: dict[torch.Tensor, ShardRun] = {}
+        states: dict[torch.Tensor, dict[str, Any]] = {}
+        for run in runs:
+            begin, end = run.start - self.start, run.stop - self.start
+            tensor, own = weights[begin:end], gradient[begin:end]
+            state = run.state
+            if self.division.is_sparse(run):
+                # Adding a sparse tensor to a view, torch writes beyond it: it counts the offset twice.
+                mask = self._touched(run, own, touched)
+                tensor, own = tensor.clone(), _sparse(own, mask)
+                if own.dim() == 2:
+                    tensor, state = tensor[None], _reshaped(state, (end - begin,), (1, end - begin))
+            if self.division.is_used(run, used):
+                tensor.grad = own
+            run_of[tensor] = run
+            if state:
+                states[tensor] = state
+        built = self.spec.build_all((tensor, run.group) for tensor, run in run_of.items())
+        for optimizer, groups in built:
+            for tensor in _tensors(optimizer):
+                if tensor in states:
+                    optimizer.state[tensor] = states[tensor]
+            if hyper:
+                for group, index in zip(optimizer.param_groups, groups, strict=True):
+                    _override(group, hyper[index])
+        yield from self._step(built, run_of)
+        for optimizer, _ in built:
+            for tensor in _tensors(optimizer):
+                run = run_of[tensor]
+                run.state = _reshaped(optimizer.state.get(tensor, {}), (1, run.stop - run.start), (-1,))
+                if tensor.grad is not None and tensor.grad.is_sparse:
+                    weights[run.start - self.start : run.stop - self.start] = tensor.view(-1)
+
+    def _step(self, built: Sequence[Built], run_of: Mapping[torch.Tensor, ShardRun]) -> Reduction:
+        reducing = [optimizer for optimizer, _ in built if isinstance(optimizer, ReducingOptimizer)]
+        if reducing:
+            with torch.no_grad():
+                partials = [optimizer.partials() for optimizer in reducing]
+            rows = [self._rows(optimizer, run_of) for optimizer in reducing]
+            spread = [self._spread(own, index) for own, index in zip(partials, rows, strict=True)]
+            totals = yield from _exchange(spread)
+            with torch.no_grad():
+                for optimizer, own, index, total in zip(reducing, partials, rows, totals, strict=True):
+                    optimizer.apply(_gather(own, index, total))
+        for other, _ in built:
+            if not isinstance(other, ReducingOptimizer):
+                other.step()
+
+    def _rows(
+        self, optimizer: ReducingOptimizer, run_of: Mapping[torch.Tensor, ShardRun]
+    ) -> list[int | None] | None:
+        """Return the parameter of each row of an optimizer's sums; ``None`` for sums of all weights."""
+        if not optimizer.per_parameter:
+            return None
+        return [self.division.first_param(run_of[tensor]) for tensor in _tensors(optimizer)]
+
+    def _spread(self, partials: torch.Tensor, rows: list[int | None] | None) -> Sums:
+        """Put the rows of an optimizer's sums where the layout has the parameters."""
+        values: Sums = partials.detach().numpy()
+        if rows is None:
+            return values
+        spread = np.zeros((len(self.layout.params), values.shape[1]))
+        for row, index in zip(values, rows, strict=True):
+            if index is not None:
+                spread[index] = row
+        return spread
+
+    def _touched(self, run: ShardRun, gradient: torch.Tensor, touched: Touched | None) -> torch.Tensor:
+        """Return which elements of a run have a gradient."""
+        mask = gradient != 0
+        for segment in segments(self.layout, run.start, run.stop):
+            rows = (touched or {}).get(segment.param)
+            if rows is not None:
+                spec = self.layout.params[segment.param]
+                of_segment = np.repeat(rows, row_width(spec))[
+                    segment.start - spec.offset : segment.stop - spec.offset
+                ]
+                mask[segment.start - run.start : segment.stop - run.start] = torch.from_numpy(of_segment)
+        return mask
+
+    def take(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        """Take a state away that is not the optimizer's own; return it for the whole shard, zeros without.
+
+        Args:
+            name: its name.
+            like: a tensor of the shard's shape.
+        """
+        found = torch.zeros_like(like)
+        for run in self.runs:
+            value = run.state.pop(name, None)
+            if value is not None:
+                found[run.start - self.start : run.stop - self.start] = value
+        return found
+
+    def put(self, name: str, values: torch.Tensor) -> None:
+        """Keep a state that is not the optimizer's own beside it, until :meth:`take` takes it away."""
+        for run in self.runs:
+            if run.start < run.stop:
+                run.state[name] = values[run.start - self.start : run.stop - self.start].clone()
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the tensors of its state."""
+        tensors = (v for run in self.runs for v in run.state.values() if isinstance(v, torch.Tensor))
+        return sum(tensor.nbytes for tensor in tensors)
+
+    def state_frame(self) -> Parts:
+        """Serialize runs and state; arrays are referenced, not copied."""
+        return pack_runs(self.runs, self.spec.name)
+
+    def state_frame_of(self, start: int, stop: int) -> Parts:
+        """Serialize what concerns a part of the shard."""
+        return pack_runs(list(cut_runs(self.runs, start, stop)), self.spec.name)
+
+
+def _tensors(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _override(group: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Set hyper-parameters of a group; a tensor stays a tensor, but a new one."""
+    for name, value in values.items():
+        own = group[name]
+        group[name] = torch.full_like(own, value) if isinstance(own, torch.Tensor) else value
+
+
+def _sparse(gradient: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return some elements of a gradient as a sparse vector.
+
+    All of them are one row of a sparse matrix, for which torch needs no index per element.
+    """
+    if mask.all():
+        row = torch.zeros((1, 1), dtype=torch.int64)
+        return torch.sparse_coo_tensor(
+            row, gradient[None], (1, len(gradient)), is_coalesced=True, check_invariants=False
+        )
+    positions = mask.nonzero().flatten()
+    return torch.sparse_coo_tensor(
+        positions[None], gradient[positions], gradient.shape, is_coalesced=True, check_invariants=False
+    )
+
+
+def _reshaped(state: dict[str, Any], shape: tuple[int, ...], new: tuple[int, ...]) -> dict[str, Any]:
+    """Give a state's tensors of one shape another."""
+    return {
+        name: value.view(new) if isinstance(value, torch.Tensor) and value.shape == shape else value
+        for name, value in state.items()
+    }
+
+
+def _exchange(partials: Sequence[Sums]) -> Generator[Sums, Sums, list[Sums]]:
+    """Yield the sums of one or several optimizers at once and return their totals."""
+    if len(partials) == 1:
+        return [(yield partials[0])]
+    totals = yield np.concatenate([own.reshape(-1) for own in partials])
+    ends = np.cumsum([own.size for own in partials])[:-1]
+    return [total.reshape(own.shape) for total, own in zip(np.split(totals, ends), partials, strict=True)]
+
+
+def _gather(partials: torch.Tensor, rows: list[int | None] | None, totals: Sums) -> torch.Tensor:
+    """Return the totals in the order of the optimizer's own tensors."""
+    if rows is None:
+        return torch.from_numpy(np.array(totals))
+    gathered = partials.clone()
+    for row, index in enumerate(rows):
+        if index is not None:
+            gathered[row] = torch.from_numpy(np.array(totals[index]))
+    return gathered

@@ -1,0 +1,200 @@
+"""Stretches of the flat weights that the optimizer treats as one parameter each; their state as a frame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from sparkdl.exceptions import OptimizerError
+from sparkdl.wire.frame import Array, Frame, Parts, pack
+from sparkdl.wire.held import Held, Owned, Shared
+
+BLOCK = 1 << 18
+"""Most elements of a block: shorter ones cost more in Python than they save in memory."""
+
+_SCALARS = (bool, int, float, str, type(None))
+
+
+@dataclass(slots=True)
+class ShardRun:
+    """A stretch of the flat weights that the optimizer treats as one parameter.
+
+    Attributes:
+        start: first element, in the flat vector of all weights.
+        stop: one past the last element.
+        group: parameter group.
+        state: the optimizer's state of this stretch, as torch keeps it.
+    """
+
+    start: int
+    stop: int
+    group: int
+    state: dict[str, Any] = field(default_factory=dict)
+
+    def cut(self, start: int, stop: int) -> ShardRun:
+        """Return a part of the run with a copy of its part of the state."""
+        part = self._view(start, stop)
+        for name, value in part.state.items():
+            if isinstance(value, torch.Tensor):
+                part.state[name] = value.clone()
+        return part
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it has more elements than a block."""
+        return self.stop - self.start > BLOCK
+
+    def blocks(self) -> list[ShardRun]:
+        """Return parts of about equal length, whose states are views into the run's, or copies of scalars."""
+        length = self.stop - self.start
+        count = -(-length // BLOCK)
+        borders = [self.start + length * i // count for i in range(count + 1)]
+        return [self._view(start, stop) for start, stop in pairwise(borders)]
+
+    def _view(self, start: int, stop: int) -> ShardRun:
+        view: dict[str, Any] = {}
+        for name, value in self.state.items():
+            if self.is_elementwise(value):
+                view[name] = value[start - self.start : stop - self.start]
+            else:
+                view[name] = value.clone() if isinstance(value, torch.Tensor) else value
+        return ShardRun(start, stop, self.group, view)
+
+    def take(self, blocks: Sequence[ShardRun]) -> None:
+        """Take the state away that some of its blocks have made in their first step."""
+        for block in blocks:
+            for name, value in block.state.items():
+                if not block.is_elementwise(value):
+                    self.state[name] = value
+                    continue
+                if name not in self.state:
+                    self.state[name] = value.new_empty(self.stop - self.start)
+                self.state[name][block.start - self.start : block.stop - self.start] = value
+            block.state = {}
+
+    def take_back(self, blocks: Sequence[ShardRun]) -> None:
+        """Take over the state of its blocks after a step."""
+        state = dict(blocks[0].state)
+        for name, value in state.items():
+            if blocks[0].is_elementwise(value):
+                in_place = self._is_in_place(name, blocks)
+                state[name] = self.state[name] if in_place else torch.cat([b.state[name] for b in blocks])
+        self.state = state
+
+    def _is_in_place(self, name: str, blocks: Sequence[ShardRun]) -> bool:
+        """Whether a state of its blocks still is views into the run's."""
+        whole: Any = self.state.get(name)
+        return self.is_elementwise(whole) and all(
+            block.state[name].data_ptr() == whole[block.start - self.start :].data_ptr() for block in blocks
+        )
+
+    def goes_on_with(self, other: ShardRun) -> bool:
+        """Return whether another run begins where this one ends and has the same history."""
+        if (self.stop, self.group, self.state.keys()) != (other.start, other.group, other.state.keys()):
+            return False
+        pairs = ((value, other.state[name]) for name, value in self.state.items())
+        return all(self.is_elementwise(a) or _equal(a, b) for a, b in pairs)
+
+    def append(self, other: ShardRun) -> None:
+        """Take over a run that this one goes on with."""
+        self.state = {
+            name: torch.cat([value, other.state[name]]) if self.is_elementwise(value) else value
+            for name, value in self.state.items()
+        }
+        self.stop = other.stop
+
+    def is_elementwise(self, value: Any) -> bool:
+        """Whether a state has one value per weight."""
+        return isinstance(value, torch.Tensor) and value.shape == (self.stop - self.start,)
+
+
+def one_by_one(run: ShardRun) -> Iterator[Sequence[ShardRun]]:
+    """Yield blocks of a run for their first step: the state that they make is there twice for a while."""
+    first, *others = run.blocks()
+    yield [first]
+    yield from ([block] for block in others) if run.state else [others]
+
+
+def _equal(first: Any, second: Any) -> bool:
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
+        return torch.equal(first, second)
+    return type(first) is type(second) and bool(first == second)
+
+
+def cut_states(states: Sequence[Frame], bounds: Sequence[tuple[int, int]]) -> list[Parts]:
+    """Cut the states of all shards for other shards.
+
+    Args:
+        states: frames from :meth:`ShardOptimizer.state_frame`, in the order of the shards.
+        bounds: [start, stop) of each new shard.
+
+    Returns:
+        A state frame per new shard.
+    """
+    runs = [run for state in states for run in read_runs(Shared(state))]
+    return [pack_runs(list(cut_runs(runs, start, stop)), "the optimizer") for start, stop in bounds]
+
+
+def cut_runs(runs: Sequence[ShardRun], start: int, stop: int) -> Iterator[ShardRun]:
+    """Yield the runs in elements [start, stop), those at the ends cut."""
+    for run in runs:
+        if start <= run.start and run.stop <= stop and run.start < run.stop:
+            yield run
+        elif run.start < stop and run.stop > start:
+            yield run.cut(max(start, run.start), min(stop, run.stop))
+
+
+def pack_runs(runs: Sequence[ShardRun], optimizer: str) -> Parts:
+    """Serialize runs of an optimizer, named for errors; arrays are referenced, not copied."""
+    table: list[Any] = []
+    arrays: dict[str, Array] = {}
+    for index, run in enumerate(runs):
+        scalars: dict[str, Any] = {}
+        for name, value in run.state.items():
+            if isinstance(value, torch.Tensor):
+                arrays[f"{index}.{name}"] = value.detach().numpy()
+            elif isinstance(value, _SCALARS):
+                scalars[name] = value
+            else:
+                raise OptimizerError(
+                    f"{optimizer} keeps a {type(value).__name__} as state {name!r}; only tensors "
+                    "and plain scalars can be kept per shard"
+                )
+        table.append([run.start, run.stop, run.group, scalars])
+    return pack({"kind": "state", "runs": table}, arrays)
+
+
+def read_runs(state: Held[Frame]) -> list[ShardRun]:
+    """Read runs back, with copies of what is shared."""
+    runs = []
+    message, mine = state.value, isinstance(state, Owned)
+    for index, (start, stop, group, scalars) in enumerate(message.meta["runs"]):
+        values: dict[str, Any] = dict(scalars)
+        prefix = f"{index}."
+        for name, array in message.arrays.items():
+            if name.startswith(prefix):
+                values[name.removeprefix(prefix)] = tensor_of(array if mine else np.array(array))
+        runs.append(ShardRun(start, stop, group, values))
+    return runs
+
+
+def tensor_of(array: Array) -> torch.Tensor:
+    """Return a tensor of the same memory: the one that the array was made of, if it was made of one.
+
+    State that is laid out and read again with each step in one process would else be a tensor of an array of
+    a tensor of an array: a chain that grows with each step.
+    """
+    behind: Any = array
+    while not isinstance(behind, torch.Tensor):
+        following = behind.obj if isinstance(behind, memoryview) else getattr(behind, "base", None)
+        if following is None:
+            return torch.from_numpy(array)
+        behind = following
+    made = torch.from_numpy(array)
+    same = (behind.data_ptr(), behind.shape, behind.dtype) == (made.data_ptr(), made.shape, made.dtype)
+    return behind if same and behind.is_contiguous() else made

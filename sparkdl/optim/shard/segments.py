@@ -1,0 +1,42 @@
+"""Which parameters a stretch of the flat weights covers."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from sparkdl.wire.layout import ParamLayout, TensorPlace
+
+
+class Segment(NamedTuple):
+    """The part of one parameter that lies in a stretch.
+
+    Attributes:
+        param: index of the parameter in the layout.
+        start: first element, in the flat vector of all weights.
+        stop: one past the last element.
+        whole: whether it is all of the parameter.
+    """
+
+    param: int
+    start: int
+    stop: int
+    whole: bool
+
+
+def segments(layout: ParamLayout, start: int, stop: int) -> Iterator[Segment]:
+    """Yield the parameters in elements [start, stop), in order; those without elements are left out."""
+    first = bisect_right(layout.params, start, key=_end)
+    for index in range(first, len(layout.params)):
+        spec = layout.params[index]
+        if spec.offset >= stop:
+            return
+        end = spec.end
+        if spec.offset < end:
+            whole = start <= spec.offset and end <= stop
+            yield Segment(index, max(spec.offset, start), min(end, stop), whole)
+
+
+def _end(spec: TensorPlace) -> int:
+    return spec.end

@@ -1,0 +1,188 @@
+"""What has changed in a module with embedding variables since a version of it, as a safetensors file.
+
+The file has the parameters and buffers under the names of the ``state_dict``. Of each embedding variable it
+has the ids and rows that have changed, and in ``gone`` the ids that were evicted. A version is a number of
+completed iterations of one run, and of those that resume it::
+
+    data = write_changes(trained, since=1200, until=1300)
+    apply_changes(served, data, at=1200)  # 1300: the version that ``served`` has now
+
+A trained module knows what has changed as long as it is in memory: that of ``FitResult``, or of
+``Run.trained_module``. A module whose rows came from a file does not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from sparkdl.exceptions import ConfigError, ModelError
+from sparkdl.keyed.entries import ROW, Entries
+from sparkdl.keyed.table import KeyedTable
+from sparkdl.nn.embedding import EmbeddingVariable, embedding_variables, row_names
+from sparkdl.saved.weights import place, unique_tensors
+
+GONE = "gone"
+"""Name, beside ``ids`` and ``rows``, of the ids that were evicted."""
+_ABOUT = "sparkdl"
+_ROW_DTYPES = (torch.float16, torch.float32, torch.float64)
+_LARGEST = np.iinfo(np.int64).max
+
+
+def changed_tensors(module: nn.Module, since: int) -> tuple[dict[str, Tensor], dict[str, str]] | None:
+    """Return what a module's ``state_dict`` has, but of embedding variables only what has changed.
+
+    Args:
+        module: the module.
+        since: completed iterations of the earlier version.
+
+    Returns:
+        Tensors by name, and for names that were left out the one that stands for them. ``None`` if it cannot
+        be told what has changed: the rows came from a file, or more ids were evicted than are remembered.
+
+    Raises:
+        ConfigError: if the state_dict holds something that cannot be saved as plain tensors.
+    """
+    variables = embedding_variables(module)
+    parts = {name: variable.store.changed(since) for name, variable in variables.items()}
+    if not since or any(not part.since for part in parts.values()):
+        return None
+    with ExitStack() as held:
+        for name, variable in variables.items():
+            held.enter_context(variable.holding(parts[name]))
+        tensors, aliases = unique_tensors(module)
+    for name, part in parts.items():
+        tensors[_of(name, GONE)] = torch.from_numpy(np.unique(part.gone))
+    return tensors, aliases
+
+
+def write_changes(module: nn.Module, since: int, until: int) -> bytes | None:
+    """Return what has changed as the bytes of a file; ``None`` if that cannot be told: write the module then.
+
+    Args:
+        module: a module that was trained.
+        since: completed iterations of the version that will be changed.
+        until: completed iterations of this one.
+
+    Raises:
+        ConfigError: if the state_dict holds something that cannot be saved as plain tensors.
+    """
+    found = changed_tensors(module, since)
+    if found is None:
+        return None
+    tensors, aliases = found
+    about = json.dumps({"since": since, "until": until, "aliases": aliases})
+    return save({name: value.contiguous() for name, value in tensors.items()}, metadata={_ABOUT: about})
+
+
+def apply_changes(module: nn.Module, data: bytes, at: int) -> int:
+    """Make the changes of :func:`write_changes` in a module; the cost is that of the changes.
+
+    Nobody may look rows up meanwhile. To go on with the old version apply them to a copy.
+
+    Args:
+        module: a module like the one that was trained; unchanged if this fails.
+        data: the bytes of the file, whose checksum the caller has compared.
+        at: completed iterations of the version that the module has.
+
+    Returns:
+        Completed iterations of the version that it has now.
+
+    Raises:
+        ConfigError: if the file is none of these, or its changes begin after ``at``.
+        ModelError: naming what does not fit the module.
+    """
+    try:
+        tensors = load(data)
+        length = int.from_bytes(data[:8], "little")
+        about = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_ABOUT])
+        since, until = (_count(about[name]) for name in ("since", "until"))
+    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(
+            f"changes of a module: not a file of write_changes: {error!r:.200}", code="config-saved"
+        ) from error
+    if not since <= at <= until:
+        raise ConfigError(
+            f"changes from iteration {since} to {until} cannot be applied to a module of iteration {at}: "
+            "apply the changes before them first, or load the module as a whole",
+            code="config-saved",
+        )
+    apply_tensors(module, tensors, since=since, until=until)
+    return until
+
+
+def apply_tensors(module: nn.Module, tensors: Mapping[str, Tensor], *, since: int, until: int) -> None:
+    """Make the changes that tensors of :func:`changed_tensors` tell.
+
+    Raises:
+        ModelError: naming what does not fit the module; nothing is changed then.
+    """
+    variables = embedding_variables(module)
+    kept = row_names(module)
+    with ExitStack() as held:
+        for variable in variables.values():  # all rows would be put in order
+            held.enter_context(variable.holding(KeyedTable(variable.store.rule).entries()))
+        own = {name: value for name, value in module.state_dict(keep_vars=True).items() if name not in kept}
+    parts: dict[str, Entries] = {}
+    problems = [
+        f"{name} has shape {tuple(tensors[name].shape)} there and {tuple(value.shape)} in the module"
+        for name, value in own.items()
+        if name in tensors and tensors[name].shape != value.shape
+    ]
+    places = {place(name, value) for name, value in own.items() if name in tensors}
+    problems += [f"{name} is missing" for name, value in own.items() if place(name, value) not in places]
+    extra = tensors.keys() - own.keys() - kept - {_of(name, GONE) for name in variables}
+    problems += [f"{name} is not in the module" for name in sorted(extra)]
+    for name, variable in variables.items():
+        part = _entries(name, variable, tensors, since, until)
+        if isinstance(part, str):
+            problems.append(part)
+        else:
+            parts[name] = part
+    if problems:
+        some = "; ".join(problems[:8]) + ("; ..." if len(problems) > 8 else "")
+        raise ModelError(f"changes do not fit {type(module).__name__}: {some}", code="model-weights")
+    module.load_state_dict({name: tensors[name] for name in own if name in tensors}, strict=False)
+    for name, part in parts.items():
+        variables[name].store.put(part)
+
+
+def _entries(
+    name: str, variable: EmbeddingVariable, tensors: Mapping[str, Tensor], since: int, until: int
+) -> Entries | str:
+    """Return the changes of a table, or what is wrong with them."""
+    names = [_of(name, own) for own in ("ids", "rows", GONE)]
+    missing = [own for own in names if own not in tensors]
+    if missing:
+        return f"{missing[0]} is missing"
+    ids, rows, gone = (tensors[own] for own in names)
+    width, dtype = variable.store.rule.width, variable.store.rule.dtype
+    for own, found in zip(names[::2], (ids, gone), strict=True):
+        if found.dtype != torch.int64 or found.dim() != 1 or len(torch.unique(found)) != len(found):
+            return f"{own} has shape {tuple(found.shape)} of {found.dtype}, expected distinct integers"
+    if rows.shape != (len(ids), width) or rows.dtype not in _ROW_DTYPES:
+        return f"{names[1]} has shape {tuple(rows.shape)} of {rows.dtype}, expected {(len(ids), width)}"
+    counts, at = np.full(len(ids), variable.store.rule.min_count), np.full(len(ids), until)
+    values = {ROW: np.array(rows.numpy().astype(dtype))}
+    admitted = np.ones(len(ids), np.bool_)
+    return Entries(
+        ids.numpy(), counts, at, admitted, values, {}, gone.numpy(), np.full(len(gone), until), since, until
+    )
+
+
+def _of(name: str, own: str) -> str:
+    return f"{name}.{own}" if name else own
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
+        raise TypeError(f"{value!r:.40} is no count")
+    return value

@@ -1,0 +1,94 @@
+"""Rows of embedding variables for services: exported without anything that only training needs."""
+
+from __future__ import annotations
+
+import copy
+import os
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sparkdl.exceptions import ConfigError
+from sparkdl.keyed.mix import Ids
+from sparkdl.keyed.served import ROWS_PER_FILE, ExportedRows, ServedRows, write_rows
+from sparkdl.keyed.table import KeyedTable
+from sparkdl.nn.embedding import EmbeddingVariable, embedding_variables
+
+__all__ = ["ServedRows", "export_rows", "read_rows_from", "without_rows"]
+
+
+def export_rows(module: nn.Module, folder: str | os.PathLike[str], per_file: int = ROWS_PER_FILE) -> None:
+    """Write the rows of a module's embedding variables, for :class:`ServedRows` or any reader of safetensors.
+
+    Args:
+        module: a module that was trained.
+        folder: a local folder, empty or not there yet.
+        per_file: rows of a file; so many are in memory at a time, beside the module.
+
+    Raises:
+        ConfigError: if the module has no embedding variables, or the folder is not empty.
+        OSError: if a file cannot be written.
+    """
+    variables = embedding_variables(module)
+    if not variables:
+        raise ConfigError(
+            f"{type(module).__name__} has no embedding variables, so there are no rows to export"
+        )
+    write_rows(folder, {name: _rows(variable) for name, variable in variables.items()}, per_file)
+
+
+def without_rows(module: nn.Module) -> nn.Module:
+    """Return a copy of a module whose embedding variables have no rows; these are not copied first.
+
+    Saved like this, a model is small, and reads its rows from files: ``Predictor.load(path, rows=folder)``.
+    """
+    variables = embedding_variables(module).values()
+    return copy.deepcopy(module, {id(own.store): KeyedTable(own.store.rule) for own in variables})
+
+
+def read_rows_from(module: nn.Module, folder: str | os.PathLike[str]) -> None:
+    """Let a module look its rows up in the files of :func:`export_rows`, which are mapped to memory.
+
+    Raises:
+        ConfigError: naming the file that is missing or damaged, or the table that is missing or of another
+            width.
+    """
+    served, variables = ServedRows(folder), embedding_variables(module)
+    for name, variable in variables.items():
+        width = variable.store.rule.width
+        found = served.width(name) if name in served.names else None
+        if found != width:
+            what = "is not there" if found is None else f"has rows of {found} elements"
+            raise ConfigError(
+                f"rows={str(folder)!r}: the table {name!r} {what}, expected rows of {width}; there are "
+                f"{', '.join(served.names) or 'no tables'}",
+                code="config-saved",
+            )
+    for name, variable in variables.items():
+        variable.read_from(_Mapped(served, name))
+
+
+@dataclass(frozen=True, slots=True)
+class _Mapped:
+    """Rows of a table in files."""
+
+    served: ServedRows
+    name: str
+
+    def __call__(self, table: EmbeddingVariable, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the places of the ids, -1 without a row, and rows."""
+        wanted, inverse = np.unique(ids.detach().cpu().numpy().reshape(-1), return_inverse=True)
+        there, rows = self.served.find(self.name, wanted)
+        places = np.where(there, np.arange(len(wanted)), -1)[inverse]
+        device = table.weight.device
+        found = torch.from_numpy(places.astype(np.int64)).to(ids.device).view(ids.shape)
+        return found, torch.from_numpy(rows).to(device, table.weight.dtype)
+
+
+def _rows(variable: EmbeddingVariable) -> ExportedRows:
+    table: KeyedTable = variable.store
+    ids: Ids = np.sort(table.admitted)
+    other = variable.weight.detach().cpu().numpy().reshape(-1)
+    return ExportedRows(ids, lambda some: table.look_up(some)[1], other)

@@ -1,0 +1,307 @@
+"""A saved model from columns to columns, as its ``transform``, in a process without a JVM."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import nn
+
+from sparkdl.data import sparse
+from sparkdl.data.collate import MASK, tensor_of
+from sparkdl.data.columns import ColumnPlan, structure_of
+from sparkdl.data.store import ragged
+from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.ml.estimators.model import TorchClassificationModel, TorchModel, TorchRegressionModel
+from sparkdl.ml.persistence.saving import instance_of
+from sparkdl.ml.persistence.stored import explained, set_params
+from sparkdl.ml.stages.arrow_columns import null_rows
+from sparkdl.ml.stages.inference import inference_of
+from sparkdl.ml.stages.outputs import OutputColumn, select
+from sparkdl.ml.stages.scorer import rows_per_batch
+from sparkdl.ml.stages.tabular_frame import plans_of
+from sparkdl.nn.batch import call
+from sparkdl.nn.embedding import embedding_variables
+from sparkdl.nn.prepack import prepack
+from sparkdl.nn.trace import explain_failure
+from sparkdl.saved.metadata import KEY
+from sparkdl.saved.reading import SavedVersion, changed_copy, read_model
+from sparkdl.saved.trust import Entry
+from sparkdl.serve.columns import converted, in_words, is_text, moments, one_chunk
+from sparkdl.serve.columns import plans_of as column_plans
+from sparkdl.serve.passes import cut
+from sparkdl.serve.sharing import copy_sharing
+from sparkdl.table.encoding import TableEncoding
+from sparkdl.wire.frame import Array
+
+MODELS = (TorchModel, TorchClassificationModel, TorchRegressionModel)
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleInputs:
+    """Rows as the module takes them, checked.
+
+    Attributes:
+        valid: which rows there are results for; the others have null in a column.
+        arrays: of the valid rows, by input of the module.
+    """
+
+    valid: Array
+    arrays: Mapping[str, Array]
+
+    def __len__(self) -> int:
+        return len(self.valid)
+
+
+class ServedModel:
+    """A fitted model without Spark: Arrow columns in, the columns that ``transform`` adds out.
+
+    It is called in two parts, so that a server can join the rows of several requests: :meth:`prepare` checks
+    rows and names the one at fault, :meth:`run` computes. ML vectors are lists of doubles; those of a sparse
+    column may be structs with indices and values, or what Spark makes of them. Rows that differ in length
+    share a forward pass if the module has an ``attention_mask``, else those of one length do.
+
+    Args:
+        model: a fitted model; its module stays as it is, and its weights are shared.
+        version: tells models apart that are served one after the other.
+
+    Attributes:
+        version: as given.
+        encoding: what becomes of a table's columns; ``None`` where the module gets arrays as they are.
+        outputs: the columns of a result.
+
+    Raises:
+        ConfigError: if what goes into the module or comes out is not known.
+    """
+
+    def __init__(self, model: Any, *, version: str = "") -> None:
+        inference = inference_of(model)
+        self.version = version
+        self._whole: tuple[Any, SavedVersion] | None = None
+        self.name = type(model).__name__
+        self.encoding: TableEncoding | None = model.encoding
+        self.outputs: tuple[OutputColumn, ...] = inference.outputs
+        self._module: nn.Module = prepack(copy_sharing(inference.module.eval()))
+        inputs = sparse.spread(inference.inputs)
+        self._structure = structure_of(inputs, "features")
+        self._keep = inference.handle_invalid != "error"
+        if self.encoding is None:
+            self._plans = tuple(column_plans(self._structure.disassemble(inputs)))
+        else:
+            self._plans = plans_of(self.encoding, self._structure.kind == "dict")
+        if any(plan.dtype is None for plan in self._plans):
+            raise ConfigError(
+                f"what {self.name} takes is not known: make it with from_module(module, example=rows)"
+            )
+        # A mask hides what fills shorter rows up, and 0 in sparse rows is no value.
+        self._padded = MASK in self._structure.names or all(p.part or not p.ragged for p in self._plans)
+        typical = [replace(p, shape=(ragged.ANY,)) if p.ragged else p for p in self._plans]
+        self.batch_size = inference.batch_size or rows_per_batch(typical)
+
+    @classmethod
+    def load(
+        cls, path: str, *, trust: Entry | Iterable[Entry] = (), quantize: bool | None = None
+    ) -> ServedModel:
+        """Read what ``model.save(path)`` wrote; nothing is unpickled.
+
+        Args:
+            path: folder, or URL of one that fsspec can open.
+            trust: packages, modules or classes that the model may name besides those of torch, torchmetrics
+                and sparkdl.
+            quantize: whether to compute with 8-bit integers; by default as the model's Param says.
+
+        Raises:
+            ConfigError: if there is no complete model that this version can read, or it needs a pickle, or
+                names code that is not trusted.
+            ModelError: if the module cannot be built, or the weights do not fit it.
+        """
+        model, version = read_fitted(path, trust=trust)
+        if quantize is not None:
+            model.setQuantize(quantize)
+        return cls._read(model, version)
+
+    @classmethod
+    def _read(cls, model: Any, version: SavedVersion) -> ServedModel:
+        served = cls(model, version=version.name)
+        if embedding_variables(model.module):  # of others no changes are published
+            served._whole = (model, version)
+        return served
+
+    def after_changes(self, path: str) -> ServedModel | None:
+        """Return the model with the changes that were published since; this one stays as it is.
+
+        Returns:
+            ``None`` if changes alone do not lead to what is there now: it must be read as a whole.
+
+        Raises:
+            ConfigError: if what is there cannot be read.
+            ModelError: if the changes do not fit the module.
+        """
+        if self._whole is None:
+            return None
+        model, version = self._whole
+        found = changed_copy(path, model.module, version)
+        if found is None:
+            return None
+        changed = copy.copy(model)
+        changed.module = found[0]
+        return self._read(changed, found[1])
+
+    def copy(self) -> Self:
+        """Return a second one that shares the weights and nothing else, for another thread."""
+        other = type(self).__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._module = copy_sharing(self._module)
+        return other
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The columns that a row must have, and their types, in words."""
+        if self.encoding is not None:
+            return dict(self.encoding.kinds)
+        return {plan.source: in_words(plan) for plan in self._plans}
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """The columns that hold sparse vectors."""
+        return tuple(dict.fromkeys(plan.source for plan in self._plans if plan.part))
+
+    @property
+    def plans(self) -> tuple[ColumnPlan, ...]:
+        """What the module gets: shape, dtype and column of each input."""
+        return self._plans
+
+    def prepare(self, table: pa.Table) -> ModuleInputs:
+        """Check rows and convert them.
+
+        Args:
+            table: has the columns; others are passed over. Dates may be texts in ISO 8601.
+
+        Raises:
+            DataError: naming column and row of what is missing, null or no value of the right kind.
+        """
+        names = tuple(self.columns)
+        for name in names:
+            if name not in table.column_names:
+                raise DataError(
+                    f"column {name!r} is missing; the model takes {', '.join(names)}, and there are "
+                    f"{', '.join(table.column_names) or 'none':.300}",
+                    code="data-column",
+                )
+        columns = {name: one_chunk(table.column(name)) for name in names}
+        if self.encoding is not None:
+            for name, kind in self.encoding.kinds.items():
+                if kind in ("date", "timestamp") and is_text(columns[name].type):
+                    columns[name] = moments(name, columns[name])
+            encoded = self.encoding.encode(columns)
+            valid = np.ones(len(table), np.bool_)
+            return ModuleInputs(valid, {plan.key: encoded[plan.source] for plan in self._plans})
+        return self._arrays(columns, len(table))
+
+    def run(self, requests: Sequence[ModuleInputs]) -> list[pa.Table]:
+        """Compute the results of several requests at once.
+
+        Raises:
+            ModelError: naming the layer that fails.
+        """
+        valid = np.concatenate([rows.valid for rows in requests])
+        # A copy, also of a single request's: torch wants memory that may be written to.
+        arrays = {
+            plan.key: np.concatenate([rows.arrays[plan.key] for rows in requests]) for plan in self._plans
+        }
+        table = self._table(self._forward(arrays, int(valid.sum())), valid)
+        ends = np.cumsum([len(rows) for rows in requests])
+        return [
+            table.slice(int(end) - len(rows), len(rows)) for end, rows in zip(ends, requests, strict=True)
+        ]
+
+    def warm_up(self) -> None:
+        """Compute a row of zeros, so that the first request need not wait for what is made once.
+
+        Raises:
+            ModelError: naming the layer that fails.
+        """
+        self._forward({}, 0)
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        """Return the results of rows; errors as of :meth:`prepare` and :meth:`run`."""
+        return self.run([self.prepare(table)])[0]
+
+    def _arrays(self, columns: Mapping[str, pa.Array], rows: int) -> ModuleInputs:
+        """Convert columns, without the rows that are null if these are kept."""
+        valid = np.ones(rows, np.bool_)
+        if self._keep:
+            for column in columns.values():
+                null = null_rows(column)
+                valid = valid if null is None else valid & ~null
+        chosen = np.flatnonzero(valid)
+        arrays = {}
+        for plan in self._plans:
+            column = columns[plan.source]
+            if len(chosen) < rows:
+                column = column.filter(pa.array(valid))
+            arrays[plan.key] = converted(plan, column, chosen)
+        return ModuleInputs(valid, arrays)
+
+    def _forward(self, arrays: Mapping[str, Array], rows: int) -> list[Array]:
+        """Return what each output column is made of."""
+        if not rows:  # modules may fail without any: one of zeros tells shapes
+            return [values[:0] for values in self._forward({p.key: _zeros(p) for p in self._plans}, 1)]
+        plans = {plan.key: plan for plan in self._plans}
+        passes = cut([arrays[plan.key] for plan in self._plans], self.batch_size, padded=self._padded)
+        parts: list[list[Array]] = []
+        for chosen in passes.rows:
+            batch = {key: tensor_of(plans[key], values[chosen]) for key, values in arrays.items()}
+            inputs = self._structure.assemble(batch)
+            with torch.inference_mode():
+                try:
+                    output = call(self._module, inputs)
+                except Exception as error:
+                    raise explain_failure(
+                        self._module, inputs, call, error, ("the module", "look at its forward method")
+                    ) from error
+                count = len(next(iter(batch.values())))
+                parts.append([select(output, wanted.key, count) for wanted in self.outputs])
+        return [passes.joined(column) for column in zip(*parts, strict=True)]
+
+    def _table(self, values: Sequence[Array], valid: Array) -> pa.Table:
+        mask = None if valid.all() else ~valid
+        columns = []
+        for output, found in zip(self.outputs, values, strict=True):
+            if mask is not None:
+                spread = np.zeros((len(valid), *found.shape[1:]), found.dtype)
+                spread[valid] = found
+                found = spread
+            columns.append(output.to_arrow(found, mask, vectors=False))
+        return pa.table(columns, names=[output.column for output in self.outputs])
+
+
+def read_fitted(path: str, *, trust: Entry | Iterable[Entry] = ()) -> tuple[Any, SavedVersion]:
+    """Read a fitted model without Spark, and its version; arguments and errors as of the load method."""
+    content, metadata, version = read_model(path, trust=trust)
+    kinds: dict[str, Any] = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in MODELS}
+    kind = kinds.get(metadata["class"])
+    if kind is None:
+        raise ConfigError(
+            f"path={path!r} holds a {metadata['class']:.200}: expected one of "
+            f"{', '.join(kind.__name__ for kind in MODELS)}",
+            code="config-saved",
+        )
+    with explained(path):
+        model = instance_of(kind, content)
+        for name in metadata[KEY]["hyper"]:
+            model.getParam(name)
+    set_params(model, metadata, path)
+    return model, version
+
+
+def _zeros(plan: ColumnPlan) -> Array:
+    """Return a row of zeros."""
+    if plan.ragged:
+        return ragged.of_rows([np.zeros(1, plan.dtype)])
+    return np.zeros((1, *(plan.shape or ())), plan.dtype)

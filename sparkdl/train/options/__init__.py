@@ -1,0 +1,1 @@
+"""The options of a Trainer, checked when they are given."""

@@ -1,0 +1,1 @@
+"""Trials at work: one task each, or distributed fits."""

@@ -1,0 +1,74 @@
+"""Trials as distributed fits, one after the other or side by side in pools of a fair scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from threading import Event
+from typing import Any
+
+from sparkdl.data.dataset import Dataset
+from sparkdl.train.trainer import Trainer
+from sparkdl.tune.journal import Rung
+from sparkdl.tune.running.advance import Advanced, advance
+from sparkdl.tune.running.runners import averaged, divided, inherited
+from sparkdl.wire.frame import Packed
+
+_POOL = "spark.scheduler.pool"
+POOL = "sparkdl-trial-{}"
+"""Name of a trial's pool; with ``spark.scheduler.mode=FAIR`` pools share the cores in equal parts."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ClusterRunner:
+    """Runs each rung as a distributed fit.
+
+    Attributes:
+        trainer: makes the Trainer of params.
+        folds: for each fold the rows to train on, and those to validate on.
+        validation: rows to validate on, by name, where folds have none.
+        threads: runs fits side by side; ``None`` to run one after the other.
+        over: set when the search ends, so that what has not begun does not.
+    """
+
+    trainer: Callable[[Mapping[str, Any]], Trainer]
+    folds: Sequence[tuple[Dataset, Dataset | None]]
+    validation: Mapping[str, Dataset]
+    threads: Executor | None
+    over: Event
+
+    def start(self, rung: Rung, state: Callable[[], bytes] | None) -> Callable[[], Advanced]:
+        """See :class:`sparkdl.tune.search.Runner`."""
+        trainers = [self.trainer(rung.params) for _ in self.folds]
+        begun = state() if state is not None else None
+        if self.threads is None:
+            found = self._run(rung, trainers, begun)
+            return lambda: found
+
+        def run() -> Advanced:
+            return self._run(rung, trainers, begun)
+
+        data = self.folds[0][0]
+        if data.access.jobs is None:
+            return self.threads.submit(run).result
+
+        def run_in_pool() -> Advanced:
+            sc = data.spark.sparkContext
+            sc.setLocalProperty(_POOL, POOL.format(rung.trial))
+            try:
+                return run()
+            finally:
+                sc.setLocalProperty(_POOL, None)  # type: ignore[arg-type]  # which unsets it
+
+        return self.threads.submit(inherited(run_in_pool)).result
+
+    def _run(self, rung: Rung, trainers: Sequence[Trainer], state: Packed | None) -> Advanced:
+        if self.over.is_set():
+            raise RuntimeError("the search is over")
+        states: Sequence[Packed | None] = [None] * len(self.folds) if state is None else divided(state)
+        found = []
+        for (train, held), trainer, own in zip(self.folds, trainers, states, strict=True):
+            sets = self.validation if held is None else {"val": held}
+            found.append(advance(trainer, train, sets, rung.until, rung.done, own))
+        return averaged(found)

@@ -1,0 +1,223 @@
+"""Rungs as Spark jobs of one task each."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from threading import Event
+from typing import Any
+
+import numpy as np
+from pyspark import inheritable_thread_target
+
+from sparkdl._spark.errors import is_job_failure, task_error
+from sparkdl.access.base import Access, BytesRef, Frames
+from sparkdl.exceptions import TaskError
+from sparkdl.nn import serialize
+from sparkdl.train.trainer import Trainer
+from sparkdl.tune.journal import Rung
+from sparkdl.tune.parts import RowShare
+from sparkdl.tune.running.advance import Advanced, advance
+from sparkdl.tune.running.shared_rows import SharedRows
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Packed, Parts
+from sparkdl.wire.pieces import cut, joined
+
+Folds = Sequence[tuple[RowShare | None, RowShare | None]]
+"""For each fold the rows to train on, and those to validate on; ``None`` for all rows of a Dataset."""
+
+_ATTEMPTS = 5
+"""How often a rung's job is run if Spark gives up for lost executors."""
+
+
+_CANCELLED = "cancelled"
+"""In what Spark says of a job that Ctrl-C, or somebody in its UI, has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class RungTask:
+    """Task that takes one trial some epochs further.
+
+    Attributes:
+        trainer: the trial's Trainer, pickled.
+        state: what the trial has left, if it has begun.
+        done: completed epochs.
+        until: epochs to complete.
+        rows: to train on, or to divide into folds.
+        validation: Datasets to validate on, by name.
+        folds: what of the rows is for training and what for validation.
+    """
+
+    trainer: BytesRef
+    state: BytesRef | None
+    done: int
+    until: int
+    rows: SharedRows
+    validation: Mapping[str, SharedRows]
+    folds: Folds
+
+    def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
+        """Yield the result in pieces."""
+        for _ in frames:
+            pass
+        state = self.state.read(once=True) if self.state is not None else None
+        states: Sequence[Packed | None] = [None] * len(self.folds) if state is None else divided(state)
+        pickled = self.trainer.read(once=True)
+        found = []
+        for (train, validate), own in zip(self.folds, states, strict=True):
+            sets = {name: rows.dataset() for name, rows in self.validation.items()}
+            if validate is not None:
+                sets = {"val": self.rows.dataset(validate)}
+            trainer = serialize.loads(pickled)
+            found.append(advance(trainer, self.rows.dataset(train), sets, self.until, self.done, own))
+        result = averaged(found)
+        meta = {
+            "kind": "advanced",
+            "reports": result.reports,
+            "ending": result.ending,
+            "seconds": result.seconds,
+        }
+        arrays = {} if result.state is None else {"state": np.frombuffer(_joined(result.state), np.uint8)}
+        yield from cut(0, [frame.pack(meta, arrays)])
+
+
+def averaged(found: Sequence[Advanced]) -> Advanced:
+    """Return the result of a trial of several folds: the mean of each value, and all states."""
+    if len(found) == 1:
+        return found[0]
+    diverged = any(result.ending == "diverged" for result in found)
+    finished = all(result.ending == "finished" for result in found)
+    shared = min(len(result.reports) for result in found)
+    reports = []
+    for rows in zip(*(result.reports[:shared] for result in found), strict=True):
+        names = [name for name in rows[0] if all(name in row for row in rows)]
+        reports.append({name: float(np.mean([row[name] for row in rows])) for name in names})
+    states = {
+        f"{n}": np.frombuffer(_joined(r.state), np.uint8) for n, r in enumerate(found) if r.state is not None
+    }
+    return Advanced(
+        reports,
+        "diverged" if diverged else "finished" if finished else "",
+        None if diverged else frame.pack({"kind": "folds"}, states),
+        sum(result.seconds for result in found),
+    )
+
+
+def divided(state: Packed) -> list[Packed | None]:
+    """Return the state of each fold."""
+    found = frame.unpack(state)
+    if found.meta["kind"] != "folds":
+        return [state]
+    return [found.arrays[f"{n}"].tobytes() for n in range(len(found.arrays))]
+
+
+def _joined(state: Packed) -> bytes:
+    return frame.join(frame.parts(state))
+
+
+def pool(threads: int) -> Executor:
+    """Return what runs the driver's side of so many rungs at a time."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="sparkdl-tune")
+
+
+def inherited(run: Any) -> Any:
+    """Return a function that runs in another thread with the confs of this one's jobs, such as its pool."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it would say that tags are not among them
+        return inheritable_thread_target(run)
+
+
+@dataclass(slots=True, kw_only=True)
+class TaskRunner:
+    """Runs each rung as a Spark job of one task.
+
+    Attributes:
+        access: the cluster.
+        trainer: makes the Trainer of params.
+        rows: to train on.
+        validation: to validate on, by name.
+        folds: see :class:`RungTask`.
+        broadcasts: those that the rows are in.
+        threads: runs jobs side by side.
+        name: begins the names of jobs in the Spark UI.
+        over: set when the search ends, so that what was cancelled does not run again.
+    """
+
+    access: Access
+    trainer: Callable[[Mapping[str, Any]], Trainer]
+    rows: SharedRows
+    validation: Mapping[str, SharedRows]
+    folds: Folds
+    broadcasts: Sequence[Any]
+    threads: Executor
+    name: str
+    over: Event = field(default_factory=Event)
+
+    def start(self, rung: Rung, state: Callable[[], bytes] | None) -> Callable[[], Advanced]:
+        """See :class:`sparkdl.tune.search.Runner`."""
+        trainer = self.trainer(rung.params)
+        trainer.result = None
+        pickled = serialize.dumps(trainer, f"the Trainer of trial {rung.trial}")
+        run: Any = self._run
+        if self.access.jobs is not None:
+            run = inherited(run)
+        future: Future[Advanced] = self.threads.submit(run, rung, pickled, state)
+        return future.result
+
+    def _run(self, rung: Rung, trainer: bytes, read_state: Callable[[], bytes] | None) -> Advanced:
+        access = self.access
+        doing = f"training trial {rung.trial} from epoch {rung.done} to {rung.until}"
+        sent = [access.send(trainer, inline=True)]
+        try:
+            if read_state is not None:
+                sent.append(access.send(read_state(), inline=True))
+            task = RungTask(
+                sent[0].ref,
+                sent[1].ref if len(sent) > 1 else None,
+                rung.done,
+                rung.until,
+                self.rows,
+                self.validation,
+                self.folds,
+            )
+            broadcasts = [*self.broadcasts, *(b for published in sent for b in published.broadcasts)]
+            for attempt in range(1, _ATTEMPTS + 1):
+                access.describe(f"{self.name}: trial {rung.trial}, epochs {rung.done + 1} to {rung.until}")
+                try:
+                    frames = access.collect(access.stage(_one_task(access), task, broadcasts))
+                    return _read(next(iter(joined(frames))))
+                except Exception as error:
+                    if not is_job_failure(error):
+                        raise
+                    found = task_error(error, f"{doing}, with {dict(rung.params)!r:.300}")
+                    lost = isinstance(found, TaskError) and not found.remote_traceback
+                    over = self.over.is_set() or _CANCELLED in str(found) or not access.is_alive()
+                    if not lost or over or attempt == _ATTEMPTS:
+                        raise found from None
+                finally:
+                    access.describe(None)
+            raise AssertionError
+        finally:
+            if access.is_alive():
+                for published in sent:
+                    published.release()
+
+
+def _one_task(access: Access) -> Frames:
+    """Return what a job of one task reads, which is nothing."""
+    start = [(0, frame.pack({"kind": "start"}))]
+    jobs = access.jobs
+    return access.scattered(start, 1) if jobs is None else jobs.values(jobs.scattered(start))
+
+
+def _read(data: Any) -> Advanced:
+    found = frame.unpack(data)
+    state = found.arrays.get("state")
+    return Advanced(
+        found.meta["reports"],
+        found.meta["ending"],
+        None if state is None else state.tobytes(),
+        found.meta["seconds"],
+    )

@@ -1,0 +1,202 @@
+"""All rows of a Dataset in one place on each executor that needs them, shared by the tasks there.
+
+A task of a search trains on all rows, but each executor has its partitions only. The driver reads the
+partition store in blocks, one at a time, and makes each a broadcast. The first task on an executor writes the
+blocks into one partition of raw column files; all tasks there map these files, so the rows are in its memory
+once, whatever the number of trials. Shares and folds are views of the same files.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from sparkdl.access.alone import AloneAccess, LazyFrames
+from sparkdl.access.base import Access, BytesRef, Frames, Published
+from sparkdl.allreduce.choose import TRANSPORT
+from sparkdl.data.collate import Collate
+from sparkdl.data.columns import TablePlan
+from sparkdl.data.dataset import Dataset, Transform
+from sparkdl.data.sources import Partitions, Source
+from sparkdl.data.store import partition as store
+from sparkdl.data.store import ragged
+from sparkdl.data.store.partition import StoreBatch, Token
+from sparkdl.train.passes.sweep import sweep
+from sparkdl.tune.parts import RowShare
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Array, Parts
+from sparkdl.wire.private import local_folders, make_folder, opener
+
+BLOCK_BYTES = 32 << 20
+"""So many bytes of rows, about, pass through the driver's memory at a time."""
+
+_LENGTHS = ".lengths"
+_ORDER = "order"
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRows:
+    """All rows of a Dataset, as tasks get at them.
+
+    Attributes:
+        store: names the rows' folder on an executor.
+        blocks: the rows, in the order of partitions.
+        plan: their columns.
+        transform: of the Dataset.
+        collate: of the Dataset.
+    """
+
+    store: str
+    blocks: tuple[BytesRef, ...]
+    plan: TablePlan
+    transform: Transform | None
+    collate: Collate | None
+
+    def dataset(self, part: RowShare | None = None) -> Dataset:
+        """Return rows as a Dataset of this process alone; called in tasks.
+
+        Args:
+            part: which rows; all by default.
+        """
+        token = self._token()
+        if part is not None:
+            token = store.view_of(token, part.name, part.rows(token.rows))
+        return Dataset(
+            None,  # type: ignore[arg-type]  # there is no session in a task
+            self.plan,
+            _TokenSource(token),
+            1,
+            self.transform,
+            self.collate,
+            access=AloneAccess({TRANSPORT: "shuffle"}),  # nobody else listens
+        )
+
+    def _token(self) -> Token:
+        """Return the token of all rows in the order of their source, written if this executor lacks them."""
+        folder = local_folders()[0] / "sparkdl" / self.store
+        make_folder(folder)
+        found = folder / "token"
+        with open(folder / "lock", "wb", opener=opener) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not found.exists():
+                token = store.write_partition(self.store, 0, "", self.plan.columns, self._batches())
+                positions = store.read_positions(token, np.arange(token.rows))
+                if (np.diff(positions) < 0).any():
+                    token = store.view_of(token, _ORDER, np.argsort(positions, kind="stable"))
+                draft = found.with_suffix(".draft")
+                draft.write_bytes(token.to_frame())
+                draft.rename(found)
+            return Token.from_frame(frame.unpack(found.read_bytes()))
+
+    def _batches(self) -> Iterator[StoreBatch]:
+        for block in self.blocks:
+            arrays = frame.unpack(block.read(once=True)).arrays
+            positions = arrays["positions"]
+            columns = {
+                key: ragged.split(arrays[key], np.cumsum(arrays[f"{key}{_LENGTHS}"]))
+                if f"{key}{_LENGTHS}" in arrays
+                else arrays[key]
+                for key in (column.key for column in self.plan.columns)
+            }
+            yield positions, columns
+
+
+@contextmanager
+def shared(data: Dataset) -> Iterator[tuple[SharedRows, list[Any]]]:
+    """Make all rows of a Dataset available to tasks; yields how, and the broadcasts that they read.
+
+    The Dataset's own store is used as it is; nothing else stays at the end.
+    """
+    access = data.access
+    data.store()
+    sent: list[Published] = []
+    name = f"shared-{data.id}"
+    try:
+        for token in data.store().partitions:
+            size = max(1, BLOCK_BYTES // max(1, token.nbytes // max(token.rows, 1)))
+            for first in range(0, token.rows, size):
+                read = _ReadBlock(token.partition, first, min(first + size, token.rows))
+                describe = f"sparkdl tune: read rows of partition {token.partition}"
+                found = [
+                    message
+                    for message in sweep(
+                        access, data, read, [], describe=describe, doing="reading the rows to share"
+                    )
+                    if message.arrays
+                ]
+                sent.append(access.send(frame.join(frame.pack(found[0].meta, found[0].arrays))))
+        refs = tuple(published.ref for published in sent)
+        broadcasts = [broadcast for published in sent for broadcast in published.broadcasts]
+        yield SharedRows(name, refs, data.plan, data.transform, data.collate), broadcasts
+    finally:
+        if access.is_alive():
+            _delete(access, name)
+            for published in sent:
+                published.release()
+
+
+def _delete(access: Access, name: str) -> None:
+    access.describe("sparkdl tune: delete the shared rows")
+    try:
+        access.run_on_executors(partial(store.delete_store, name))
+    finally:
+        access.describe(None)
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadBlock:
+    """Task that reads some rows of one partition, and nothing of others.
+
+    Attributes:
+        partition: whose rows.
+        first: number of the first row.
+        stop: one past the last.
+    """
+
+    partition: int
+    first: int
+    stop: int
+
+    def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
+        """Yield them as one frame."""
+        (token,) = [Token.from_frame(frame.unpack(data)) for data in frames]
+        if partition != self.partition:
+            return
+        rows = np.arange(self.first, self.stop)
+        try:
+            columns = store.read_rows(token, rows)
+            arrays: dict[str, Array] = {"positions": store.read_positions(token, rows)}
+        except store.PartitionMissingError:
+            yield store.missing(partition)
+            return
+        for key, values in columns.items():
+            if values.dtype == object:
+                arrays[key], arrays[f"{key}{_LENGTHS}"] = ragged.joined(values)
+            else:
+                arrays[key] = values
+        yield frame.pack({"kind": "rows", "partition": partition}, arrays)
+
+
+class _TokenSource(Source):
+    """Rows that lie in files of this executor.
+
+    Args:
+        token: their token.
+    """
+
+    def __init__(self, token: Token) -> None:
+        self._token = token
+
+    def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
+        """See :class:`sparkdl.data.sources.Source`."""
+        return store.read_rows(self._token, np.arange(min(rows, self._token.rows)))
+
+    def tokens(self, access: Access, plan: TablePlan, name: str, partitions: Partitions) -> Frames:
+        """See :class:`sparkdl.data.sources.Source`."""
+        return LazyFrames(1, lambda _: [self._token.to_frame()])

@@ -1,0 +1,62 @@
+"""What a search hears from outside and tells others: Ctrl-C and time, loggers and the table of trials."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from sparkdl.tune.loggers import TrialLogger
+from sparkdl.tune.running.retried import Retried
+from sparkdl.tune.search import Search
+from sparkdl.tune.shown import SearchProgress
+from sparkdl.tune.trial import Trial
+
+
+@dataclass(slots=True, kw_only=True)
+class SearchWatch:
+    """Tells whether a search is to end, and tells others of its course.
+
+    Attributes:
+        interrupted: whether Ctrl-C was pressed.
+        timeout: seconds that the search may take, with a fit that follows it.
+        refit: how long that takes, in multiples of the seconds that the best trial has trained; 0 for none.
+        retried: notes how far the search has come.
+        loggers: hear of each rung.
+        progress: the table of trials; ``None`` to show none.
+        began: when the search did, by the monotonic clock.
+    """
+
+    interrupted: Callable[[], bool]
+    timeout: float | None
+    refit: float = 0.0
+    retried: Retried
+    loggers: Sequence[TrialLogger]
+    progress: SearchProgress | None
+    began: float = field(default_factory=time.monotonic)
+    _kept: float = 0.0
+
+    def stop(self) -> str:
+        """Return why no further rung is to begin; empty if one may."""
+        if self.interrupted():
+            return "interrupt"
+        late = self.timeout is not None and time.monotonic() - self.began + self._kept > self.timeout
+        return "timeout" if late else ""
+
+    def rung(self, search: Search, trial: Trial, ended: bool) -> None:
+        """Tell of a rung."""
+        if (best := search.best) is not None:
+            found = search.trials[best.trial]
+            self._kept = self.refit * found.seconds * best.epoch / max(1, found.epochs)
+        self.retried.reached(search.rungs)
+        for logger in self.loggers:
+            logger.rung(trial, ended)
+        if self.progress is not None:
+            self.progress.update(search.trials, search.spent)
+
+    def close(self, search: Search, stopped_by: str) -> None:
+        """Tell of the end."""
+        for logger in self.loggers:
+            logger.end(stopped_by, search.best.trial if search.best is not None else None)
+        if self.progress is not None:
+            self.progress.close(search.trials)

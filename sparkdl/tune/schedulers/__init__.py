@@ -1,0 +1,1 @@
+"""Schedulers of trials: successive halving, stopping, population-based training."""

@@ -1,0 +1,42 @@
+"""Who may overwrite a value: ownership of arrays, in their types.
+
+Large arrays are updated in place where that is allowed, which saves copies of the weights. The type of a
+value says whether it is allowed; it is never guessed from an array's flags.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from sparkdl.wire import buffers
+from sparkdl.wire.frame import Array
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Owned(Generic[T]):
+    """A value that its holder may overwrite or give away."""
+
+    value: T
+
+
+@dataclass(frozen=True, slots=True)
+class Shared(Generic[T]):
+    """A value with other readers: its holder must not overwrite it."""
+
+    value: T
+
+
+Held = Owned[T] | Shared[T]
+
+
+def own(held: Held[Array]) -> Array:
+    """Return an array that the caller may overwrite: the held one, or a copy of a shared one."""
+    return held.value if isinstance(held, Owned) else buffers.copy(held.value)
+
+
+def held(array: Array, *, mine: bool) -> Held[Array]:
+    """Return an array as owned if it is the caller's and its memory can be written to."""
+    return Owned(array) if mine and array.flags.writeable else Shared(array)

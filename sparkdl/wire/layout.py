@@ -1,0 +1,93 @@
+"""Where each parameter and buffer of a module lives in the flat vectors that travel.
+
+All trainable parameters of a module lie one after the other in one vector, and all floating-point
+buffers in a second one. This vocabulary is shared by every package: ``nn`` fills the vectors,
+``allreduce`` cuts them, ``optim`` updates the pieces.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPlace:
+    """One tensor's place in a flat vector.
+
+    Attributes:
+        name: qualified name in the module, such as ``"conv1.weight"``.
+        shape: shape of the tensor.
+        offset: index of its first element in the flat vector.
+        group: index of its optimizer parameter group (0 for buffers).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    group: int = 0
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def end(self) -> int:
+        """Index one past its last element in the flat vector."""
+        return self.offset + self.numel
+
+
+@dataclass(frozen=True, slots=True)
+class ParamLayout:
+    """The flat layout of a module's trainable parameters and of its buffers.
+
+    Attributes:
+        params: trainable parameters, tied ones once, in the order of ``module.parameters()``.
+        buffers: floating-point buffers, such as BatchNorm's running statistics.
+        counters: integer and boolean buffers, such as BatchNorm's number of batches.
+        dtype: common dtype of parameters and floating-point buffers, ``"float32"`` or
+            ``"float64"``.
+    """
+
+    params: tuple[TensorPlace, ...]
+    buffers: tuple[TensorPlace, ...] = ()
+    counters: tuple[TensorPlace, ...] = ()
+    dtype: str = "float32"
+
+    @property
+    def numel(self) -> int:
+        """Number of trainable scalars."""
+        return self.params[-1].end if self.params else 0
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes per parameter scalar."""
+        return 8 if self.dtype == "float64" else 4
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the flat vector of trainable scalars."""
+        return self.numel * self.itemsize
+
+    def param_at(self, index: int) -> TensorPlace:
+        """Return the parameter that owns element ``index`` of the flat vector.
+
+        Raises:
+            IndexError: if the index lies outside of the vector.
+        """
+        for spec in self.params:
+            if spec.offset <= index < spec.end:
+                return spec
+        raise IndexError(index)
+
+
+def lay_out(entries: list[tuple[str, tuple[int, ...], int]]) -> tuple[TensorPlace, ...]:
+    """Place tensors, given as (name, shape, group), one after the other."""
+    specs: list[TensorPlace] = []
+    offset = 0
+    for name, shape, group in entries:
+        spec = TensorPlace(name, shape, offset, group)
+        specs.append(spec)
+        offset = spec.end
+    return tuple(specs)
