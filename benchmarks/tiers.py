@@ -52,7 +52,6 @@ from sparkdl.allreduce.messages import OwnedRows, RowGradients
 from sparkdl.allreduce.shard_files import Streamed, WriteShard, name_of, parts_of, write_whole
 from sparkdl.allreduce.update.table import beginning, update_table
 from sparkdl.compute.lookup import RowGradient
-from sparkdl.keyed import arrays
 from sparkdl.keyed.entries import ROW, Entries
 from sparkdl.keyed.memory import RowMemory
 from sparkdl.keyed.mix import mix
@@ -61,7 +60,7 @@ from sparkdl.optim.rule import UpdateRule
 from sparkdl.optim.spec import optimizer_spec
 from sparkdl.train.checkpoint.mark import STATE, WEIGHTS, Mark, sealed
 from sparkdl.train.checkpoint.merging import merge
-from sparkdl.wire import frame
+from sparkdl.wire import arrays, frame
 from sparkdl.wire.pieces import cut
 
 WIDTH, RECORD = 16, 3 * 16 * 4

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sparkdl._version import __version__
+from sparkdl.saved.moved import allow_old_imports
 
 if TYPE_CHECKING:
     from sparkdl import session as session
@@ -66,5 +67,6 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
+allow_old_imports()
 if os.environ.get("SPARKDL_ATTEMPTS"):  # this is a driver of `sparkdl submit --retries`
     import_module("sparkdl.attempts").watch()

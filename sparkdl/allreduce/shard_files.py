@@ -27,9 +27,9 @@ from safetensors.numpy import load
 
 from sparkdl.allreduce.kept import is_of_rows
 from sparkdl.allreduce.messages import Master, OwnedRows
-from sparkdl.keyed.arrays import LARGE, trim_all
 from sparkdl.keyed.entries import Entries
 from sparkdl.wire import frame
+from sparkdl.wire.arrays import LARGE, trim_all
 from sparkdl.wire.frame import Array, Buffer, Packed, Parts
 from sparkdl.wire.private import local_folders
 

@@ -1,10 +1,10 @@
 """The whole model in a process's memory, brought from version to version by what iterations have changed.
 
 Where all processes update all weights, each does so in the memory of its own module replica. A *change* has
-the elements that an iteration has updated (:mod:`sparkdl.wire.touched_rows`): all of them, or the rows of tables that a
-batch has touched. Where several processes of an executor take turns, the executor keeps the last changes as
-files, and the whole model at the beginning of the group, from which a process starts that is new or has to
-compute an earlier iteration again. What an executor lacks, the driver sends.
+the elements that an iteration has updated (:mod:`sparkdl.wire.touched_rows`): all of them, or the rows of
+tables that a batch has touched. Where several processes of an executor take turns, the executor keeps the
+last changes as files, and the whole model at the beginning of the group, from which a process starts that
+is new or has to compute an earlier iteration again. What an executor lacks, the driver sends.
 """
 
 from __future__ import annotations

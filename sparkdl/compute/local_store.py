@@ -17,8 +17,8 @@ import struct
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 
-from sparkdl.keyed.arrays import LARGE, trim_all
 from sparkdl.wire import buffers, frame, private
+from sparkdl.wire.arrays import LARGE, trim_all
 from sparkdl.wire.frame import Buffer, Packed, Parts
 from sparkdl.wire.private import local_folders
 

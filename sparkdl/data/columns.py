@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sparkdl.data.store.ragged import TYPICAL, is_ragged
+from sparkdl.data.ragged import TYPICAL, is_ragged
 from sparkdl.exceptions import ConfigError, DataError
 
 METADATA = "sparkdl"
@@ -192,7 +192,7 @@ class ColumnPlan:
         shape: shape of one row, ``None`` until the first row is seen.
         finite: whether NaN and infinities are errors (labels and weights).
         non_negative: whether negative values are errors (weights).
-        ragged: whether rows may differ in their first dimension; see :mod:`sparkdl.data.store.ragged`.
+        ragged: whether rows may differ in their first dimension; see :mod:`sparkdl.data.ragged`.
         fill: what fills the shorter rows of a batch up, where the column's metadata says so.
         part: which tensor of a sparse column this is, one of ``PARTS``; empty for other columns.
     """

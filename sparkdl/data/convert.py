@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkdl.data import ragged
 from sparkdl.data.columns import ColumnPlan, name_id
-from sparkdl.data.store import ragged
 from sparkdl.exceptions import DataError
 from sparkdl.wire.frame import Array
 

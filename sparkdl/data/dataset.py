@@ -26,11 +26,11 @@ from sparkdl.data.columns import (
     structure_of,
 )
 from sparkdl.data.elements import TorchSource, check_rdd, plan_element, plan_items, unnamed
+from sparkdl.data.ragged import ANY, kind_of
 from sparkdl.data.schema import arrays_of, plan_dataframe
-from sparkdl.data.sources import ArraySource, DataFrameSource, Partitions, RddSource, Source
 from sparkdl.data.store.built import PartitionStore, build_store, delete, described
 from sparkdl.data.store.manifest import check_same_rows
-from sparkdl.data.store.ragged import ANY, kind_of
+from sparkdl.data.store.sources import ArraySource, DataFrameSource, Partitions, RddSource, Source
 from sparkdl.data.tables import check_dataframe, check_no_stream, is_pandas, plan_pandas
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.wire.frame import Array

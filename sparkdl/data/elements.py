@@ -11,8 +11,8 @@ import numpy as np
 
 from sparkdl.access.base import Access, Frames, Published
 from sparkdl.data.columns import STORED_DTYPES, ColumnPlan, Structure, TablePlan, make_plan, structure_of
-from sparkdl.data.sources import Partitions, Source
 from sparkdl.data.store import build
+from sparkdl.data.store.sources import Partitions, Source
 from sparkdl.exceptions import ConfigError, DataError, SerializationError
 from sparkdl.wire.frame import Array
 from sparkdl.wire.pieces import cut

@@ -1,6 +1,6 @@
 """Sparse vectors: columns of ML vectors that stay sparse in the store and in batches.
 
-Such a column becomes two ragged ones (:mod:`sparkdl.data.store.ragged`), the indices and the values of each row,
+Such a column becomes two ragged ones (:mod:`sparkdl.data.ragged`), the indices and the values of each row,
 and two tensors of shape (rows, longest) in a batch. Value 0 at index 0 fills shorter rows up.
 """
 

@@ -22,9 +22,9 @@ from sparkdl.access.base import Access, BytesRef, Frames, Published
 from sparkdl.data.collate import Collate
 from sparkdl.data.columns import ColumnPlan, Structure, TablePlan
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.sources import Partitions, Source
 from sparkdl.data.store import partition as store
 from sparkdl.data.store.partition import StoreBatch, Token
+from sparkdl.data.store.sources import Partitions, Source
 from sparkdl.distill.teachers import Answering
 from sparkdl.exceptions import ModelError
 from sparkdl.nn import serialize
@@ -196,11 +196,11 @@ class LabelledSource(Source):
         self._sent: Published | None = None
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
-        """See :class:`sparkdl.data.sources.Source`."""
+        """See :class:`sparkdl.data.store.sources.Source`."""
         return {column.key: self._peeked[column.key][:rows] for column in plan.columns}
 
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
-        """See :class:`sparkdl.data.sources.Source`."""
+        """See :class:`sparkdl.data.store.sources.Source`."""
         written = self._source.tokens(access, self._plan, store, partitions)
         if self._sent is None:
             self._sent = access.send(serialize.dumps(self._labelling, "teachers"))

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl.keyed.arrays import InMemory
 from sparkdl.keyed.entries import ROW
+from sparkdl.wire.arrays import InMemory
 from sparkdl.wire.frame import Array
 
 BLOCK = 1 << 17

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl.keyed.arrays import Numbers, Reserved
+from sparkdl.wire.arrays import Numbers, Reserved
 
 _HOTTEST = 3
 _NONE = -1

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from sparkdl.keyed.arrays import Mapped, Records
+from sparkdl.wire.arrays import Mapped, Records
 
 _MAPPED_SHARE = 16
 """One part in so many of the memory is for pages of files that are mapped."""

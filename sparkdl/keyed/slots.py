@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl.keyed.arrays import InMemory
 from sparkdl.keyed.columns import BLOCK
 from sparkdl.keyed.mix import Ids, mix
+from sparkdl.wire.arrays import InMemory
 from sparkdl.wire.frame import Array
 
 _LEAST = 64

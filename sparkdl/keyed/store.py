@@ -8,10 +8,10 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl.keyed.arrays import InMemory
 from sparkdl.keyed.columns import BLOCK, FreshState, Held, Places, blocks
 from sparkdl.keyed.mix import Ids
 from sparkdl.keyed.slots import SlotTable, compact
+from sparkdl.wire.arrays import InMemory
 from sparkdl.wire.frame import Array
 
 _NONE = -1

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl.keyed.arrays import Grown, Numbers
 from sparkdl.keyed.columns import FreshState, Places, blocks
 from sparkdl.keyed.entries import ROW
 from sparkdl.keyed.hot import HotRecords
@@ -26,6 +25,7 @@ from sparkdl.keyed.memory import RowMemory
 from sparkdl.keyed.mix import Ids, distinct
 from sparkdl.keyed.slots import compact
 from sparkdl.keyed.store import Counted, Told
+from sparkdl.wire.arrays import Grown, Numbers
 from sparkdl.wire.frame import Array
 
 _HEAD = 16

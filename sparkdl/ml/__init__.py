@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sparkdl.ml.estimators.embedding import EmbeddingModel as EmbeddingModel
     from sparkdl.ml.estimators.estimator import TorchClassifier as TorchClassifier
     from sparkdl.ml.estimators.estimator import TorchEstimator as TorchEstimator
     from sparkdl.ml.estimators.estimator import TorchRegressor as TorchRegressor
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from sparkdl.ml.persistence.trusting import trust as trust
     from sparkdl.ml.series.stage import TimeSeriesEstimator as TimeSeriesEstimator
     from sparkdl.ml.series.stage import TimeSeriesModel as TimeSeriesModel
-    from sparkdl.ml.stages.embedding import EmbeddingModel as EmbeddingModel
     from sparkdl.ml.stages.hf import HFDecoder as HFDecoder
     from sparkdl.ml.stages.hf import HFTokenizer as HFTokenizer
     from sparkdl.ml.stages.images import ImageToTensor as ImageToTensor
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from sparkdl.ml.stages.text import TextIndexerModel as TextIndexerModel
 
 _HOME = {
-    "EmbeddingModel": "sparkdl.ml.stages.embedding",
+    "EmbeddingModel": "sparkdl.ml.estimators.embedding",
     "HFDecoder": "sparkdl.ml.stages.hf",
     "HFTokenizer": "sparkdl.ml.stages.hf",
     "ImageToTensor": "sparkdl.ml.stages.images",

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from sparkdl.data.columns import ColumnPlan
+from sparkdl.data.ragged import ANY
 from sparkdl.data.sparse import of_row
-from sparkdl.data.store.ragged import ANY
 from sparkdl.exceptions import DataError
 from sparkdl.ml.stages.outputs import OutputColumn
 from sparkdl.serve.served import ServedModel

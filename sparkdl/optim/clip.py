@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from sparkdl.exceptions import ConfigError
 from sparkdl.optim.reduction import Reduction
-from sparkdl.optim.shard.segments import segments
+from sparkdl.optim.segments import segments
 from sparkdl.wire.layout import ParamLayout
 
 _EPS = 1e-6  # torch's own, against division by zero

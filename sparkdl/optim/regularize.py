@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.optim.shard.segments import segments
+from sparkdl.optim.segments import segments
 from sparkdl.wire.layout import ParamLayout
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from sparkdl import seeding
 from sparkdl.exceptions import ConfigError
-from sparkdl.optim.shard.segments import segments
+from sparkdl.optim.segments import segments
 from sparkdl.wire.layout import ParamLayout
 from sparkdl.wire.touched_rows import row_width
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError
 from sparkdl.keyed.mix import Ids
-from sparkdl.keyed.served import ROWS_PER_FILE, ExportedRows, ServedRows, write_rows
 from sparkdl.keyed.table import KeyedTable
 from sparkdl.nn.embedding import EmbeddingVariable, embedding_variables
+from sparkdl.saved.served_rows import ROWS_PER_FILE, ExportedRows, ServedRows, write_rows
 
 __all__ = ["ServedRows", "export_rows", "read_rows_from", "without_rows"]
 

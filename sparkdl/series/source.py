@@ -12,9 +12,9 @@ import pyarrow as pa
 from sparkdl.access.base import Access, Frames
 from sparkdl.data.columns import ColumnPlan, Structure, TablePlan
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.sources import Partitions, Source
 from sparkdl.data.store.partition import StoreBatch, Token, write_partition
-from sparkdl.data.store.windows import windows_of
+from sparkdl.data.store.sources import Partitions, Source
+from sparkdl.data.windows import windows_of
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.series.grid import Series, scaled
 from sparkdl.series.layout import STATIC, TARGET, Layout
@@ -115,7 +115,7 @@ class SeriesSource(Source):
         self._df, self._layout, self._cut = df, layout, cut
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
-        """See :class:`sparkdl.data.sources.Source`; zeros where the first series has no window."""
+        """See :class:`sparkdl.data.store.sources.Source`; zeros where the first series has no window."""
         from pyspark.sql import functions as F
 
         first = self._df.select(F.lit(0) if not self._layout.id else self._df[f"`{self._layout.id}`"]).first()
@@ -145,7 +145,7 @@ class SeriesSource(Source):
         return windows or {key: np.zeros((rows, *shape), np.float32) for key, shape in shapes.items()}
 
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
-        """See :class:`sparkdl.data.sources.Source`."""
+        """See :class:`sparkdl.data.store.sources.Source`."""
         if not isinstance(partitions, int):
             raise ConfigError(
                 "num_partitions='input': a panel's series are spread by their ids; give a number"

@@ -12,10 +12,9 @@ import pyarrow as pa
 import torch
 from torch import nn
 
-from sparkdl.data import sparse
+from sparkdl.data import ragged, sparse
 from sparkdl.data.collate import MASK, tensor_of
 from sparkdl.data.columns import ColumnPlan, structure_of
-from sparkdl.data.store import ragged
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.estimators.model import TorchClassificationModel, TorchModel, TorchRegressionModel
 from sparkdl.ml.persistence.saving import instance_of
@@ -30,6 +29,7 @@ from sparkdl.nn.embedding import embedding_variables
 from sparkdl.nn.prepack import prepack
 from sparkdl.nn.trace import explain_failure
 from sparkdl.saved.metadata import KEY
+from sparkdl.saved.moved import current_class
 from sparkdl.saved.reading import SavedVersion, changed_copy, read_model
 from sparkdl.saved.trust import Entry
 from sparkdl.serve.columns import converted, in_words, is_text, moments, one_chunk
@@ -285,7 +285,7 @@ def read_fitted(path: str, *, trust: Entry | Iterable[Entry] = ()) -> tuple[Any,
     """Read a fitted model without Spark, and its version; arguments and errors as of the load method."""
     content, metadata, version = read_model(path, trust=trust)
     kinds: dict[str, Any] = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in MODELS}
-    kind = kinds.get(metadata["class"])
+    kind = kinds.get(current_class(metadata["class"]))
     if kind is None:
         raise ConfigError(
             f"path={path!r} holds a {metadata['class']:.200}: expected one of "

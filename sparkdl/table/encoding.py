@@ -1,7 +1,7 @@
 """What a table's columns become: standardised numbers and numbered categories.
 
-A :class:`TableEncoding` is fitted by :mod:`sparkdl.ml.stages.tabular`. It is plain data: it is saved as JSON, and
-encodes Arrow columns in the tasks of a Spark job and, without Spark, for a model that is served.
+A :class:`TableEncoding` is fitted by :mod:`sparkdl.ml.stages.tabular`. It is plain data: it is saved as JSON,
+and encodes Arrow columns in the tasks of a Spark job and, without Spark, for a model that is served.
 """
 
 from __future__ import annotations

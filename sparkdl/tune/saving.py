@@ -18,6 +18,7 @@ from sparkdl.ml.estimators import estimator as estimators
 from sparkdl.ml.estimators import model as models
 from sparkdl.ml.persistence.stored import ParamsWriter, check_class, explained, read_metadata
 from sparkdl.saved.metadata import check_seal
+from sparkdl.saved.moved import current_class
 from sparkdl.tune.result import BestTrial, SearchResult
 from sparkdl.tune.schedulers.halving import ASHA, Hyperband, SuccessiveHalving
 from sparkdl.tune.schedulers.moves import Scheduler
@@ -89,7 +90,7 @@ def read(
     if metadata is None or stage is None:
         raise ConfigError(f"path={path!r}: nothing complete was saved there", code="config-saved")
     check_seal(metadata, path)
-    kind = _STAGES.get(str(stage.get("class")))
+    kind = _STAGES.get(current_class(str(stage.get("class"))))
     if kind is None:
         raise ConfigError(
             f"path={inner!r} holds a {stage.get('class')!s:.100}; expected one of "

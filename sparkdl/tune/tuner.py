@@ -23,19 +23,19 @@ from sparkdl.train.passes.validation import validation_sets
 from sparkdl.train.tables import Chosen, datasets_of
 from sparkdl.train.trainer import Trainer
 from sparkdl.tune import parts
-from sparkdl.tune.journal import Journal
 from sparkdl.tune.loggers import TrialLogger
 from sparkdl.tune.result import BestTrial, SearchResult
 from sparkdl.tune.running.alone import check_alone
 from sparkdl.tune.running.distributed import ClusterRunner
+from sparkdl.tune.running.journal import Journal
 from sparkdl.tune.running.retried import Retried
 from sparkdl.tune.running.runners import Folds, TaskRunner, pool
+from sparkdl.tune.running.search import Runner, Search
 from sparkdl.tune.running.shared_rows import shared
 from sparkdl.tune.running.watch import SearchWatch
 from sparkdl.tune.sampling import Asker, sampler_of
 from sparkdl.tune.schedulers.moves import Outline, Scheduler
 from sparkdl.tune.schedulers.stopping import FIFO, Pruned
-from sparkdl.tune.search import Runner, Search
 from sparkdl.tune.shown import SearchProgress
 from sparkdl.tune.space import Space
 from sparkdl.tune.views import divided_datasets

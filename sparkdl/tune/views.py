@@ -10,9 +10,9 @@ from sparkdl import seeding
 from sparkdl.access.base import Access, Frames
 from sparkdl.data.columns import TablePlan
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.sources import Partitions, Source
 from sparkdl.data.store import partition as store
 from sparkdl.data.store.partition import Token
+from sparkdl.data.store.sources import Partitions, Source
 from sparkdl.tune.parts import RowShare
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Parts
@@ -70,11 +70,11 @@ class _PartSource(Source):
         self._data, self._part = data, part
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
-        """See :class:`sparkdl.data.sources.Source`."""
+        """See :class:`sparkdl.data.store.sources.Source`."""
         return {key: values[:rows] for key, values in self._data.peek().items()}
 
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
-        """See :class:`sparkdl.data.sources.Source`."""
+        """See :class:`sparkdl.data.store.sources.Source`."""
         return access.stage(self._data.store().tokens, _Select(self._part), [])
 
 

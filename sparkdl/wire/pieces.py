@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from sparkdl.keyed.arrays import LARGE, Mapped, trim_all
 from sparkdl.wire import buffers, frame
+from sparkdl.wire.arrays import LARGE, Mapped, trim_all
 from sparkdl.wire.frame import Array, Buffer, Parts
 from sparkdl.wire.private import local_folders
 

@@ -13,14 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_keyed_table import arrays_of, rule
 
-from sparkdl.keyed import arrays, columns, memory, store
-from sparkdl.keyed.arrays import Grown, Mapped, Records
+from sparkdl.keyed import columns, memory, store
 from sparkdl.keyed.entries import ROW
 from sparkdl.keyed.index import CompactIndex
 from sparkdl.keyed.memory import RowMemory
 from sparkdl.keyed.mix import mix
 from sparkdl.keyed.table import KeyedTable
 from sparkdl.keyed.tiers import TieredStore
+from sparkdl.wire import arrays
+from sparkdl.wire.arrays import Grown, Mapped, Records
 from sparkdl.wire.frame import Array
 
 IDS = np.unique(np.random.default_rng(0).integers(-(2**62), 2**62, 400))

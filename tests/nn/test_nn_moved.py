@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import io
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.ml.util import DefaultParamsReader
 from torch import nn
 
 import sparkdl.nn
 from sparkdl.exceptions import ConfigError
-from sparkdl.ml import TorchEstimator
+from sparkdl.ml import TimeSeriesModel, TorchEstimator, TorchModel
 from sparkdl.ml.persistence.saving import instance_of
 from sparkdl.saved import content
 from sparkdl.saved.allowlist import LISTED, NAMES
 from sparkdl.saved.importing import find, path_of
-from sparkdl.saved.moved import MOVED, RENAMED, current
+from sparkdl.saved.moved import MOVED, RENAMED, current, current_class
 from sparkdl.saved.source import ModuleSource, decode, encode
 from sparkdl.saved.trust import LISTED_ONLY, Trust
 from sparkdl.train.hooks.callbacks import EarlyStopping
@@ -32,10 +34,33 @@ LISTED_ONCE = [
 ]
 
 
-def test_what_has_moved_is_no_longer_at_its_old_place_and_is_at_the_new_one() -> None:
-    for before, now in MOVED.items():
-        assert importlib.util.find_spec(now), now
-        assert importlib.util.find_spec(before) is None, before
+@pytest.mark.parametrize(("before", "now"), MOVED.items())
+def test_an_old_import_finds_the_module_of_today(before: str, now: str) -> None:
+    module = importlib.import_module(before)
+    assert module is importlib.import_module(now)
+    assert module.__spec__ is not None
+    assert module.__spec__.name == module.__name__ == now
+
+
+def test_no_file_is_at_an_old_place() -> None:
+    package = Path(sparkdl.__file__).parent
+    for before in MOVED:
+        place = package.parent.joinpath(*before.split("."))
+        assert not place.with_suffix(".py").exists(), before
+        assert not (place / "__init__.py").exists(), before
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ("sparkdl.ml.model.TorchModel", TorchModel),
+        ("sparkdl.ml.series.TimeSeriesModel", TimeSeriesModel),
+        ("sparkdl.ml.estimators.model.TorchModel", TorchModel),
+    ],
+)
+def test_classes_in_metadata_of_earlier_releases_are_found_by_spark_and_by_us(before: str, now: type) -> None:
+    assert current_class(before) == f"{now.__module__}.{now.__qualname__}"
+    assert DefaultParamsReader._DefaultParamsReader__get_class(before) is now
 
 
 def test_everything_of_ours_that_is_listed_is_there() -> None:

@@ -16,10 +16,10 @@ from support.serving import save
 from torch import nn
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.keyed.served import MARK
 from sparkdl.ml import TorchModel
 from sparkdl.nn import DeepFM, EmbeddingBagVariable, EmbeddingVariable
 from sparkdl.nn.embedding import embedding_variables
+from sparkdl.saved.served_rows import MARK
 from sparkdl.saved.table_rows import ServedRows, export_rows, without_rows
 from sparkdl.serve import Predictor
 

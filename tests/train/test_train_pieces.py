@@ -23,9 +23,8 @@ from sparkdl import Dataset, Trainer
 from sparkdl._spark.frames import key
 from sparkdl.access import in_pieces as pieces
 from sparkdl.access.in_pieces import InPieces, InRounds
-from sparkdl.keyed import arrays
 from sparkdl.train import MaxIteration
-from sparkdl.wire import frame
+from sparkdl.wire import arrays, frame
 from sparkdl.wire.frame import Buffer, Parts
 from sparkdl.wire.pieces import PIECE_BYTES, cut, joined, joined_by_source
 

@@ -24,12 +24,12 @@ from sparkdl.tune import (
     choice,
     uniform,
 )
-from sparkdl.tune.journal import Journal, Rung
 from sparkdl.tune.running.advance import Advanced
+from sparkdl.tune.running.journal import Journal, Rung
+from sparkdl.tune.running.search import Search
 from sparkdl.tune.sampling import Asker, sampler_of
 from sparkdl.tune.schedulers.halving import rungs_of
 from sparkdl.tune.schedulers.moves import Outline, Scheduler
-from sparkdl.tune.search import Search
 from sparkdl.tune.space import Space
 from sparkdl.tune.trial import Trial
 from sparkdl.wire import frame

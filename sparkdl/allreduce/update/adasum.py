@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkdl.allreduce.update.gradients import PartitionGradient
-from sparkdl.optim.shard.segments import segments
+from sparkdl.optim.segments import segments
 from sparkdl.wire.frame import Array
 from sparkdl.wire.layout import ParamLayout
 

@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from sparkdl.data.columns import ColumnPlan
-from sparkdl.data.store.ragged import is_ragged, joined, kind_of, split
+from sparkdl.data.ragged import is_ragged, joined, kind_of, split
 from sparkdl.exceptions import DataError
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Frame, Parts
@@ -65,7 +65,7 @@ class Token:
             if they are all of them.
         stored: rows in the files, if there is a view.
         stretches: (key, stored column, offset, length) of each column of a view whose rows are windows, see
-            :mod:`sparkdl.data.store.windows`.
+            :mod:`sparkdl.data.windows`.
         seconds: that it took to compute columns which were added to those of the source.
     """
 

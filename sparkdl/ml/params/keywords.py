@@ -1,7 +1,7 @@
 """The arguments of the estimators' constructors and ``setParams``, for type checkers and editors.
 
-Names and types only: what a Param is, and its default, is in the table (:mod:`sparkdl.ml.params.entries`). A test
-compares.
+Names and types only: what a Param is, and its default, is in the table (:mod:`sparkdl.ml.params.entries`).
+A test compares.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from sparkdl.exceptions import ConfigError
 from sparkdl.ml.persistence import trusting
 from sparkdl.ml.persistence.stored import literal
 from sparkdl.saved.integrity import unique_names
+from sparkdl.saved.moved import current_class
 from sparkdl.saved.trust import Entry, Trust
 
 _METADATA = "metadata"  # Spark's folder in that of each stage
@@ -27,7 +28,7 @@ _OWN = frozenset(
         "sparkdl.ml.estimators.estimator.TorchClassifier",
         "sparkdl.ml.estimators.estimator.TorchEstimator",
         "sparkdl.ml.estimators.estimator.TorchRegressor",
-        "sparkdl.ml.stages.embedding.EmbeddingModel",
+        "sparkdl.ml.estimators.embedding.EmbeddingModel",
         "sparkdl.ml.stages.hf.HFDecoder",
         "sparkdl.ml.stages.hf.HFTokenizer",
         "sparkdl.ml.stages.images.ImageToTensor",
@@ -100,6 +101,6 @@ def _check(text: str, folder: str, trust: Trust) -> None:
         raise ConfigError(
             f"{folder} holds no metadata of Spark ML: {error!r}", code="config-saved"
         ) from error
-    if name not in _OWN and (not _SPARKS.fullmatch(name) or name.endswith(_ANY_SQL)):
+    if current_class(name) not in _OWN and (not _SPARKS.fullmatch(name) or name.endswith(_ANY_SQL)):
         module, _, cls = name.rpartition(".")
         trust.check(f"{module}:{cls}")

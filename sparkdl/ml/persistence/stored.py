@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 from sparkdl.access import models_in
 from sparkdl.exceptions import ConfigError, SparkdlError
 from sparkdl.saved.metadata import KEY, METADATA, check_inside, check_seal, parse, seal
+from sparkdl.saved.moved import current_class
 
 R = TypeVar("R", bound=MLReadable[Any])
 
@@ -122,7 +123,7 @@ def check_class(metadata: Mapping[str, Any], path: str, cls: type) -> None:
     Raises:
         ConfigError: if it is of another.
     """
-    if metadata.get("class") != f"{cls.__module__}.{cls.__qualname__}":
+    if current_class(str(metadata.get("class"))) != f"{cls.__module__}.{cls.__qualname__}":
         found = str(metadata.get("class")).rpartition(".")[2]
         raise ConfigError(
             f"path={path!r} holds a {found:.100}, expected a {cls.__name__}: {found:.100}.load(...)",

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from sparkdl.data import sparse
 from sparkdl.data.columns import ColumnPlan
 from sparkdl.data.convert import from_arrow
-from sparkdl.data.store.ragged import kind_of
+from sparkdl.data.ragged import kind_of
 from sparkdl.exceptions import DataError
 from sparkdl.ml.stages.outputs import dense
 from sparkdl.table.encoding import TableEncoding

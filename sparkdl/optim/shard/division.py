@@ -9,8 +9,8 @@ import torch
 from numpy.typing import NDArray
 
 from sparkdl.optim.reducing import ReducingOptimizer
+from sparkdl.optim.segments import segments
 from sparkdl.optim.shard.run import ShardRun
-from sparkdl.optim.shard.segments import segments
 from sparkdl.optim.spec import OptimizerSpec
 from sparkdl.wire.layout import ParamLayout
 

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 
 from sparkdl.optim.reducing import ReducingOptimizer
 from sparkdl.optim.reduction import Reduction, Sums, drive
+from sparkdl.optim.segments import segments
 from sparkdl.optim.shard.division import Division
 from sparkdl.optim.shard.run import ShardRun, cut_runs, one_by_one, pack_runs, read_runs
-from sparkdl.optim.shard.segments import segments
 from sparkdl.optim.spec import Built, OptimizerSpec
 from sparkdl.wire.frame import Frame, Parts
 from sparkdl.wire.held import Held

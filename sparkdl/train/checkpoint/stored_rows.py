@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from sparkdl.allreduce.messages import OwnedRows
 from sparkdl.allreduce.shard_files import ShardFile, StoredArray, Streamed
-from sparkdl.keyed.arrays import LARGE
 from sparkdl.keyed.entries import Entries, joined, merged
 from sparkdl.keyed.mix import Ids, distinct, mix, owners
+from sparkdl.wire.arrays import LARGE
 from sparkdl.wire.frame import Array
 
 _KNOWN = 1 << 21

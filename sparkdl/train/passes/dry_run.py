@@ -12,7 +12,7 @@ import torch
 from sparkdl.compute.forward_backward import make_batch
 from sparkdl.compute.spec import FitSpec
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.store.ragged import is_ragged, kind_of
+from sparkdl.data.ragged import is_ragged, kind_of
 from sparkdl.exceptions import DataError, ModelError
 from sparkdl.nn import serialize
 from sparkdl.nn.batch import Batch, tensors_of

@@ -1,8 +1,9 @@
 """The first fit of a script as a rehearsal, for the commands ``plan`` and ``profile``.
 
-The command starts the user's script with a request in :data:`sparkdl.train.planning.request.VARIABLE`. The script goes as
-far as its first ``fit``. This fit rehearses instead, writes the answer to the file that the request names,
-and ends the script in order, by ``SystemExit``: ``finally`` blocks run and sessions stop.
+The command starts the user's script with a request in
+:data:`sparkdl.train.planning.request.VARIABLE`. The script goes as far as its first ``fit``. This fit
+rehearses instead, writes the answer to the file that the request names, and ends the script in order, by
+``SystemExit``: ``finally`` blocks run and sessions stop.
 """
 
 from __future__ import annotations

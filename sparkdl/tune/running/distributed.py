@@ -10,8 +10,8 @@ from typing import Any
 
 from sparkdl.data.dataset import Dataset
 from sparkdl.train.trainer import Trainer
-from sparkdl.tune.journal import Rung
 from sparkdl.tune.running.advance import Advanced, advance
+from sparkdl.tune.running.journal import Rung
 from sparkdl.tune.running.runners import averaged, divided, inherited
 from sparkdl.wire.frame import Packed
 
@@ -39,7 +39,7 @@ class ClusterRunner:
     over: Event
 
     def start(self, rung: Rung, state: Callable[[], bytes] | None) -> Callable[[], Advanced]:
-        """See :class:`sparkdl.tune.search.Runner`."""
+        """See :class:`sparkdl.tune.running.search.Runner`."""
         trainers = [self.trainer(rung.params) for _ in self.folds]
         begun = state() if state is not None else None
         if self.threads is None:

@@ -17,9 +17,9 @@ from sparkdl.access.base import Access, BytesRef, Frames
 from sparkdl.exceptions import TaskError
 from sparkdl.nn import serialize
 from sparkdl.train.trainer import Trainer
-from sparkdl.tune.journal import Rung
 from sparkdl.tune.parts import RowShare
 from sparkdl.tune.running.advance import Advanced, advance
+from sparkdl.tune.running.journal import Rung
 from sparkdl.tune.running.shared_rows import SharedRows
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Packed, Parts
@@ -156,7 +156,7 @@ class TaskRunner:
     over: Event = field(default_factory=Event)
 
     def start(self, rung: Rung, state: Callable[[], bytes] | None) -> Callable[[], Advanced]:
-        """See :class:`sparkdl.tune.search.Runner`."""
+        """See :class:`sparkdl.tune.running.search.Runner`."""
         trainer = self.trainer(rung.params)
         trainer.result = None
         pickled = serialize.dumps(trainer, f"the Trainer of trial {rung.trial}")

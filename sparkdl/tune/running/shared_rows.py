@@ -20,13 +20,13 @@ import numpy as np
 from sparkdl.access.alone import AloneAccess, LazyFrames
 from sparkdl.access.base import Access, BytesRef, Frames, Published
 from sparkdl.allreduce.choose import TRANSPORT
+from sparkdl.data import ragged
 from sparkdl.data.collate import Collate
 from sparkdl.data.columns import TablePlan
 from sparkdl.data.dataset import Dataset, Transform
-from sparkdl.data.sources import Partitions, Source
 from sparkdl.data.store import partition as store
-from sparkdl.data.store import ragged
 from sparkdl.data.store.partition import StoreBatch, Token
+from sparkdl.data.store.sources import Partitions, Source
 from sparkdl.train.passes.sweep import sweep
 from sparkdl.tune.parts import RowShare
 from sparkdl.wire import frame
@@ -194,9 +194,9 @@ class _TokenSource(Source):
         self._token = token
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
-        """See :class:`sparkdl.data.sources.Source`."""
+        """See :class:`sparkdl.data.store.sources.Source`."""
         return store.read_rows(self._token, np.arange(min(rows, self._token.rows)))
 
     def tokens(self, access: Access, plan: TablePlan, name: str, partitions: Partitions) -> Frames:
-        """See :class:`sparkdl.data.sources.Source`."""
+        """See :class:`sparkdl.data.store.sources.Source`."""
         return LazyFrames(1, lambda _: [self._token.to_frame()])

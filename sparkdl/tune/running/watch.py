@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from sparkdl.tune.loggers import TrialLogger
 from sparkdl.tune.running.retried import Retried
-from sparkdl.tune.search import Search
+from sparkdl.tune.running.search import Search
 from sparkdl.tune.shown import SearchProgress
 from sparkdl.tune.trial import Trial
 

@@ -53,7 +53,7 @@ class Scheduler(ABC):
     """Decides how far trials go.
 
     A scheduler sees results in one fixed order, whatever the order in which tasks end (see
-    :mod:`sparkdl.tune.search`), and decides by them and by its seed alone.
+    :mod:`sparkdl.tune.running.search`), and decides by them and by its seed alone.
     """
 
     def trials(self, max_epochs: int) -> int | None:

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.tune.journal import Journal, Rung
 from sparkdl.tune.running.advance import Advanced
+from sparkdl.tune.running.journal import Journal, Rung
 from sparkdl.tune.sampling import Asker
 from sparkdl.tune.schedulers.moves import Go, Scheduler
 from sparkdl.tune.trial import Trial
