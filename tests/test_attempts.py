@@ -389,7 +389,7 @@ def fake_spark(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None
     prelude = f"""
     import os, sys, time, signal
     from pathlib import Path
-    from sparkdl.attempts import Note, Notes, Place
+    from sparkdl.attempts import Note, Notes, CheckpointPlace
     from sparkdl.cli import properties
     confs = properties.read(Path(sys.argv[sys.argv.index("--properties-file") + 1]))
     where = os.environ.get("{VARIABLE}") or next(v for k, v in confs.items() if k.endswith("{VARIABLE}"))
@@ -408,7 +408,7 @@ def test_a_driver_that_is_killed_is_started_again(
 ) -> None:
     body = """
     if number < 3:
-        notes.write(number, Note(1, (("c", Place(number)),)))
+        notes.write(number, Note(1, (("c", CheckpointPlace(number)),)))
         left = os.fork()
         if left == 0:
             time.sleep(60)  # something that it leaves behind, which would hold files

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -54,7 +55,9 @@ def examples(text: str) -> list[list[str]]:
 
 
 def test_these_are_all_commands(capsys: Any) -> None:
-    assert {module.__name__.split(".")[-1] for module in __main__._COMMANDS} == set(COMMANDS)
+    assert {
+        re.sub(r"\.command$", "", module.__name__).split(".")[-1] for module in __main__._COMMANDS
+    } == set(COMMANDS)
     with pytest.raises(SystemExit):
         __main__.main(["--help"])
     out = capsys.readouterr().out
@@ -88,7 +91,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_examples_run(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     here = init.read_table
     monkeypatch.setattr(packing, "packed_path", lambda prefix: folder / "packed.tar.gz")
-    report = doctor.Report(spark={"threads_per_task": 1})
+    report = doctor.DoctorReport(spark={"threads_per_task": 1})
     monkeypatch.setattr(doctor.command, "examine", lambda *_, **__: report)
     monkeypatch.setattr(doctor.command, "render", lambda report: "it can train")
     monkeypatch.setattr(

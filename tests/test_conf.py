@@ -55,7 +55,7 @@ def test_every_setting_says_why(path: Path) -> None:
 
 @pytest.mark.skipif(VERSION < (4, 1), reason="some settings are those of later versions")
 def test_spark_knows_every_setting() -> None:
-    texts = [*FILES, ROOT / "sparkdl" / "commands" / "templates.py"]
+    texts = [*FILES, ROOT / "sparkdl" / "cli" / "templates.py"]
     names = {
         n
         for file in texts

@@ -104,8 +104,10 @@ def test_failures_of_the_probing_job_are_explained(text: str, expected: str) -> 
     assert expected in checks._task_failure(RuntimeError(text))
 
 
-def judged(**found: Any) -> doctor.Report:
-    report = doctor.Report(versions=dict.fromkeys(NEEDED_IN_TASKS, "1.0"), spark={"threads_per_task": 4})
+def judged(**found: Any) -> doctor.DoctorReport:
+    report = doctor.DoctorReport(
+        versions=dict.fromkeys(NEEDED_IN_TASKS, "1.0"), spark={"threads_per_task": 4}
+    )
     task = {
         "host": "h",
         "executable": "/usr/bin/python3",

@@ -11,7 +11,7 @@ from sparkdl.exceptions import ConfigError
 
 VARIABLE = "SPARKDL_LOG"
 LEVELS = ("DEBUG", "INFO", "WARN", "ERROR")
-_CONFIGURATION = Path(__file__).parent / "conf" / "log4j2.properties"
+_CONFIGURATION = Path(__file__).parents[1] / "conf" / "log4j2.properties"
 
 
 def _redact(record: logging.LogRecord) -> bool:

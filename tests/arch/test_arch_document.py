@@ -22,7 +22,7 @@ def test_files_that_are_named_are_there() -> None:
 
 @pytest.mark.parametrize(
     "package",
-    ["_spark", "access", "allreduce", "auto", "commands", "compute", "distill", "series", "train", "tune"],
+    ["_spark", "access", "allreduce", "auto", "cli", "compute", "distill", "series", "train", "tune"],
 )
 def test_each_module_is_named(package: str) -> None:
     """Whoever reads it finds every module, with a few words on it, in the table of files."""

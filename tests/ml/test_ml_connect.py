@@ -28,7 +28,8 @@ from torch import nn
 from sparkdl._spark.session import is_connect
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml import TorchClassificationModel, TorchModel
-from sparkdl.ml.stages.inference import Inference, Output, apply
+from sparkdl.ml.stages.inference import Inference, apply
+from sparkdl.ml.stages.outputs import OutputColumn
 from sparkdl.recsys import (
     count_categories,
     hash_ids,
@@ -76,7 +77,7 @@ def error(frame, column, expected):
     return [sorted(got), got.get(9, "none"), float(worst)]
 
 
-outputs = (Output(column="p", kind="floats"),)
+outputs = (OutputColumn(column="p", kind="floats"),)
 for column in ("array", "vector"):
     for mode in ("keep", "skip"):
         wanted = Inference(module=module, inputs=column, outputs=outputs, handle_invalid=mode, batch_size=2)

@@ -22,13 +22,13 @@ from sparkdl.exceptions import ConfigError, DataError, ModelError, Serialization
 from sparkdl.ml import TorchClassificationModel, TorchModel, TorchRegressionModel
 from sparkdl.ml.stages import inference, scorer, sql, udf
 from sparkdl.ml.stages.arrow_columns import ArrowColumns, null_rows
-from sparkdl.ml.stages.inference import Inference, Output, apply
-from sparkdl.ml.stages.outputs import VECTOR, decide, dense, probability_of, raw_of, select
+from sparkdl.ml.stages.inference import Inference, apply
+from sparkdl.ml.stages.outputs import VECTOR, OutputColumn, decide, dense, probability_of, raw_of, select
 from sparkdl.ml.stages.scorer import Scorer
 
 FLOATS = pa.list_(pa.float32())
-DOUBLED = Output(column="doubled", kind="number")
-PREDICTION = (Output(column="prediction", kind="floats"),)
+DOUBLED = OutputColumn(column="doubled", kind="number")
+PREDICTION = (OutputColumn(column="prediction", kind="floats"),)
 
 
 class Twice(nn.Module):
@@ -164,13 +164,13 @@ def test_null_rows_are_not_seen_and_keep_their_place(size):
 
 def test_only_nulls_give_nulls_of_every_kind():
     kinds = ("number", "floats", "doubles", "vector", "raw", "probability", "class")
-    outputs = tuple(Output(column=kind, kind=kind) for kind in kinds)
+    outputs = tuple(OutputColumn(column=kind, kind=kind) for kind in kinds)
     assert score(Twice(), lists(None, None), keep=True, outputs=outputs) == [[None, None]] * len(kinds)
 
 
 def test_single_output_without_struct_has_nulls_of_its_own():
     for kind in ("number", "vector", "floats"):
-        (output,) = (Output(column="p", kind=kind),)
+        (output,) = (OutputColumn(column="p", kind=kind),)
         found = score(Twice(), lists(None, [1.0]), keep=True, outputs=(output,), bare=True)
         assert [value is None for value in found] == [True, False]
 
@@ -215,18 +215,21 @@ def test_vectors_as_pandas_gives_them():
 def test_several_inputs_and_outputs():
     a, b = pa.array([[1.0, 2.0], [3.0, 4.0]], FLOATS), pa.array([10.0, 20.0])
     outputs = (
-        Output(column="s", kind="number", key="sum"),
-        Output(column="g", kind="doubles", key="grid", dims=2),
+        OutputColumn(column="s", kind="number", key="sum"),
+        OutputColumn(column="g", kind="doubles", key="grid", dims=2),
     )
     expected = [[13.0, 27.0], [[[1.0, 2.0], [2.0, 4.0]], [[3.0, 4.0], [6.0, 8.0]]]]
     assert score(Pair(), (a, b), outputs=outputs) == expected
     assert score(Pair(), (b, a), outputs=outputs, inputs={"b": "c0", "a": "c1"}) == expected
-    flat = (Output(column="g", kind="floats", key="grid"),)
+    flat = (OutputColumn(column="g", kind="floats", key="grid"),)
     assert score(Pair(), (a, b), outputs=flat) == [[[1.0, 2.0, 2.0, 4.0], [3.0, 4.0, 6.0, 8.0]]]
 
 
 def test_runs_in_evaluation_mode_with_the_threads_asked_for():
-    outputs = (Output(column="threads", kind="number", key=0), Output(column="x", kind="floats", key=2))
+    outputs = (
+        OutputColumn(column="threads", kind="number", key=0),
+        OutputColumn(column="x", kind="floats", key=2),
+    )
     before = torch.get_num_threads()
     module = nn.Sequential(nn.Dropout(0.9))
     try:
@@ -308,7 +311,7 @@ def test_a_failing_module_is_explained():
 )
 def test_outputs_that_do_not_fit(kind, options, message):
     with pytest.raises((ModelError, ConfigError), match=message):
-        score(Twice(), lists([1.0, 2.0]), outputs=(Output(column="p", kind=kind, **options),))
+        score(Twice(), lists([1.0, 2.0]), outputs=(OutputColumn(column="p", kind=kind, **options),))
 
 
 @pytest.mark.parametrize("output", [torch.zeros(3), torch.tensor(1.0), [torch.zeros(2)], None])
@@ -355,7 +358,7 @@ def test_values_of_an_inference_are_checked():
     with pytest.raises(ConfigError, match="expected different names"):
         Inference(module=module, inputs="x", outputs=PREDICTION * 2)
     with pytest.raises(ConfigError, match="thresholds"):
-        Output(column="p", kind="class", thresholds=(0.0, 0.0))
+        OutputColumn(column="p", kind="class", thresholds=(0.0, 0.0))
 
 
 # -- on Spark --------------------------------------------------------------------------------------
@@ -437,7 +440,7 @@ INPUTS = {
 def test_equals_plain_torch(spark, linear, size, partitions):
     module, df = Cat(linear), frame(spark, partitions)
     for column, inputs in INPUTS.items():
-        outputs = (Output(column=column, kind="floats"),)
+        outputs = (OutputColumn(column=column, kind="floats"),)
         df = apply(df, Inference(module=module, inputs=inputs, outputs=outputs, batch_size=size))
     check_all(df, dict.fromkeys(INPUTS, plain(module)))
 
@@ -468,11 +471,11 @@ def test_duplicate_names_of_other_columns_are_no_problem(spark, linear):
 
 def test_output_kinds_and_columns(spark, linear):
     outputs = (
-        Output(column="raw", kind="raw", metadata={"ml_attr": {"num_attrs": 3}}),
-        Output(column="probability", kind="probability"),
-        Output(column="class", kind="class", thresholds=(0.5, 0.2, 0.9)),
-        Output(column="doubles", kind="doubles"),
-        Output(column="vector2", kind="vector"),
+        OutputColumn(column="raw", kind="raw", metadata={"ml_attr": {"num_attrs": 3}}),
+        OutputColumn(column="probability", kind="probability"),
+        OutputColumn(column="class", kind="class", thresholds=(0.5, 0.2, 0.9)),
+        OutputColumn(column="doubles", kind="doubles"),
+        OutputColumn(column="vector2", kind="vector"),
     )
     df = apply(frame(spark), Inference(module=linear, inputs="array", outputs=outputs))
     kinds = [df.schema[output.column].dataType.simpleString() for output in outputs]
@@ -514,7 +517,7 @@ def test_module_is_loaded_once_per_python_worker_and_has_the_cores_of_the_task(s
         check(added, "prediction", VALUES)
     loads = path.read_text().split()
     assert len(loads) == len(set(loads)) < 12  # tasks; on a busy machine Spark replaces workers of two slots
-    outputs = (Output(column="threads", kind="number", key=0),)
+    outputs = (OutputColumn(column="threads", kind="number", key=0),)
     threads = apply(df, Inference(module=Threads(), inputs="array", outputs=outputs))
     assert {row.threads for row in threads.collect()} == {1.0}
     more = apply(df, Inference(module=Threads(), inputs="array", outputs=outputs, threads=2))
@@ -563,7 +566,9 @@ def test_columns_that_cannot_be(spark, linear):
         with pytest.raises(DataError, match=message):
             apply(df, Inference(module=linear, inputs=inputs, outputs=PREDICTION))
     with pytest.raises(DataError, match="output column 'a' is in the DataFrame already"):
-        apply(df, Inference(module=linear, inputs="array", outputs=(Output(column="a", kind="number"),)))
+        apply(
+            df, Inference(module=linear, inputs="array", outputs=(OutputColumn(column="a", kind="number"),))
+        )
     stuck = nn.Identity()
     stuck.lock = (n for n in range(3))
     with pytest.raises(SerializationError, match=r"the module.*lock"):
@@ -579,7 +584,11 @@ def test_failures_in_tasks_are_explained(spark):
 def test_without_arrow_udfs_pandas_gives_the_same(spark, linear, monkeypatch):
     for home in (udf, inference, sql):
         monkeypatch.setattr(home, "has_arrow_udf", lambda: False)
-    outputs = (*PREDICTION, Output(column="p", kind="probability"), Output(column="c", kind="class"))
+    outputs = (
+        *PREDICTION,
+        OutputColumn(column="p", kind="probability"),
+        OutputColumn(column="c", kind="class"),
+    )
     logits = plain(linear)
     for inputs in ("vector", "array", Column("nested", shape=(4,)), ["a", "b", "c", "d"]):
         module = Cat(linear)

@@ -232,7 +232,7 @@ def test_a_search_is_shown_while_it_runs(
         told = capsys.readouterr().err
         pages: list[str] = []
         monkeypatch.setattr(shown, "in_notebook", lambda: True)
-        monkeypatch.setattr(shown.Output, "show", lambda self, page: pages.append(page))
+        monkeypatch.setattr(shown.NotebookOutput, "show", lambda self, page: pages.append(page))
         tuner(**options, progress=True).fit(data)
     assert "2 trials, 2 ended, 2 epochs, best loss=" in told
     header, first, second = told.splitlines()[-3:]
