@@ -107,7 +107,7 @@ class Replicated:
         phases: list[Phase] = []
         directives: Directives | None = None
         for done, step in enumerate(steps, start=-1):
-            forward = step.forward(start, tells=len(steps) > 1)
+            forward = step.forward(start, tells=len(steps) > 1 or not start.raises)
             phases.append(self._phase(start, done, directives, forward))
             directives = step.directives
         return [*phases, self._phase(start, len(steps) - 1, directives, None)]

@@ -126,7 +126,7 @@ class Sharded:
         updates = 1 + (self.reductions if self.shards > 1 else 0)
         phases: list[Phase] = []
         for done, step in enumerate(steps):
-            forward = step.forward(start, tells=len(steps) > 1)
+            forward = step.forward(start, tells=len(steps) > 1 or not start.raises)
             phases.append(_Gather(start, done, forward))
             phases += [
                 _UpdateShard(start, done, step.directives, number, number == updates - 1)
