@@ -87,7 +87,7 @@ class Recipe:
         Raises:
             ConfigError: if an option cannot work.
             ModelError: if the module's parameters cannot be trained.
-            OptimizerError: if the optimizer cannot be applied to shards.
+            OptimizerError: if the optimizer cannot be trained with.
         """
         unfreezes = [pattern for hook in config.hooks for pattern in hook.unfreezes]
         groups, trains = config.groups, not is_frozen(module, unfreezes)

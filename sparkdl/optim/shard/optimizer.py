@@ -8,6 +8,8 @@ begins and ends, from the first iteration in which it differs from its neighbour
 Torch's optimizers make several arrays as long as a parameter in each step. An elementwise one gets a long run
 in blocks, whose arrays stay in the processor's cache.
 
+An optimizer that needs whole tensors gets a run for each parameter, in its shape; shards do not cut them.
+
 A :class:`~sparkdl.optim.reducing.ReducingOptimizer` needs sums over all shards in the middle of its
 step, and with ``per_parameter`` sums of each parameter alone: its runs then are parameters, or parts
 of one. It goes along with all others also on a shard that has none of its weights, by a run without
