@@ -8,7 +8,7 @@
     ├── DataError              a column or row cannot become a tensor
     ├── ModelError             the module, or the loss, fails on the data
     │   └── NonFiniteError     loss or gradient became NaN or infinite
-    ├── OptimizerError         the optimizer cannot be applied to shards of the weights
+    ├── OptimizerError         the optimizer cannot be trained with
     ├── SerializationError     an object cannot be shipped to the executors
     └── TaskError              a task failed on an executor, after Spark's own retries
 
@@ -141,7 +141,7 @@ class NonFiniteError(ModelError):
 
 
 class OptimizerError(SparkdlError, ValueError):
-    """The optimizer cannot be applied to shards of the weights."""
+    """The optimizer cannot be trained with: it needs a closure, fails, or keeps what no task can carry on."""
 
     codes: ClassVar[tuple[str, ...]] = ("optimizer",)
 

@@ -6,18 +6,44 @@ That is what makes a retried, speculated or replayed task return the same bits.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 
 # Separate streams, so that the order of rows and the dropout masks are independent draws.
 ORDER = 0
 TASK = 1
 STALENESS = 2
+OPTIMIZER = 3
 
 
 def derive(stream: int, *coordinates: int) -> int:
     """Mix a stream and coordinates into a 64-bit seed (numpy's ``SeedSequence`` hash)."""
     words = np.random.SeedSequence([stream, *coordinates]).generate_state(2, np.uint32)
     return int(words[0]) << 32 | int(words[1])
+
+
+@contextmanager
+def drawing(seed: int | None) -> Iterator[None]:
+    """Let torch, numpy and ``random`` draw from a seed for a while; ``None`` changes nothing."""
+    import random
+
+    import torch
+
+    if seed is None:
+        yield
+        return
+    states = torch.default_generator.get_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 - user code draws from the global state
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        random.setstate(states[2])
 
 
 def seed_task(seed: int, epoch: int, iteration: int, partition: int) -> None:

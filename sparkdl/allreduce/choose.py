@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from sparkdl.access.base import Access
+from sparkdl.allreduce import shards
 from sparkdl.allreduce.engine import Route
 from sparkdl.allreduce.plans.base import LONGEST_GROUP, Plan
 from sparkdl.allreduce.plans.driver import ThroughDriver, count_shards
@@ -152,7 +153,14 @@ class Wanted:
         """
         self.check(access)
         wanted, nbytes = self._exchange, self.layout.nbytes
-        fits = nbytes <= ranks * _MOST_SHARD_BYTES
+        most_of_shard = shards.largest(self.layout, ranks)
+        fits = nbytes <= ranks * _MOST_SHARD_BYTES and most_of_shard <= _MOST_SHARD_BYTES
+        if wanted == "sharded" and not fits and nbytes <= ranks * _MOST_SHARD_BYTES:
+            raise ConfigError(
+                f"exchange='sharded': the optimizer needs whole tensors, so that a shard would have "
+                f"{most_of_shard >> 20} MiB, more than {_MOST_SHARD_BYTES >> 20} MiB; take "
+                "exchange='replicated', where every process has all weights"
+            )
         if wanted == "sharded" and not fits:
             raise ConfigError(
                 f"exchange='sharded': {nbytes >> 20} MiB of weights over {ranks} partitions are shards of "
@@ -173,6 +181,8 @@ class Wanted:
         shards_pay_early = not self.reductions and self.exchanges_directly(access, "sharded")
         most = _REPLICATED_DIRECTLY if shards_pay_early else _REPLICATED_BYTES
         if self.suits_rows or ranks * nbytes <= most:
+            return "replicated"
+        if not fits and self.layout.uncut:  # a shard would be as large in any plan
             return "replicated"
         return "sharded" if fits or access.jobs is None else "driver"
 

@@ -18,7 +18,7 @@ def sound(steps: Sequence[Step], problems: Sequence[Problem]) -> Sequence[Step]:
 
     Raises:
         NonFiniteError: if it is the first of them, whose loss or gradient is not finite.
-        ModelError: if the module fails.
+        DataError: if a partition has other rows than before.
     """
     fatal = [problem for problem in problems if isinstance(problem, Fatal)]
     if not fatal:
@@ -26,6 +26,6 @@ def sound(steps: Sequence[Step], problems: Sequence[Problem]) -> Sequence[Step]:
     completed = fatal[0].iteration - steps[0].iteration
     if completed > 0:  # those are completed; the next group will begin with the failing one
         return steps[:completed]
-    if isinstance(fatal[0], FailedModel) and len(steps) > 1:
-        return steps[:1]  # alone it raises in its task, which Spark tries again
+    if isinstance(fatal[0], FailedModel):
+        return steps[:1]  # alone, and by shuffles, it raises in its task, which Spark tries again
     raise fatal[0].error(str(steps[0]))

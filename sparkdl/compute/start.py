@@ -49,6 +49,8 @@ class Start:
             is none.
         local: whether messages of a rank to itself stay on its executor.
         changes: whether of rows of embedding variables only those stay that the group changes.
+        raises: whether an error of the module in a group of one step is raised in its task, so that Spark
+            tries the task again; otherwise it is sent as a problem, as in longer groups.
     """
 
     version: ModelVersion
@@ -59,6 +61,7 @@ class Start:
     seed: tuple[BytesRef, ...] = ()
     local: bool = True
     changes: bool = False
+    raises: bool = True
 
     def after(self, steps: int) -> ModelVersion:
         """Return the version after some steps of the group."""

@@ -100,7 +100,7 @@ class Distiller:
     Raises:
         ConfigError: if an option cannot work.
         ModelError: if the student's parameters cannot be trained.
-        OptimizerError: if the optimizer cannot be applied to shards.
+        OptimizerError: if the optimizer cannot be trained with.
     """
 
     def __init__(

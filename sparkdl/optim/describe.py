@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,14 @@ def describe_optimizer(spec: OptimizerSpec) -> dict[str, Any]:
     return {
         "classes": [cls.__qualname__ for cls in spec.classes],
         "groups": [len(part.groups) for part in parts],
-        "state": [_state_of(OptimizerSpec(p.factory, (group,))) for p in parts for group in p.groups],
+        "state": [_state_of(p, index) for p in parts for index in range(len(p.groups))],
     }
 
 
-def _state_of(spec: OptimizerSpec) -> list[str]:
-    layout = ParamLayout(lay_out([("weight", (2, 2), 0)]))
-    whole = ShardOptimizer(spec, layout, 0, 4)
-    whole.step(torch.zeros(4), torch.ones(4), np.ones(1, np.bool_))
+def _state_of(part: OptimizerSpec, group: int) -> list[str]:
+    shape = part.shapes[group] if part.shapes else (2, 2)
+    spec = replace(part, groups=part.groups[group : group + 1], penalties=(), others=(), shapes=())
+    layout = ParamLayout(lay_out([("weight", shape, 0)]))
+    whole = ShardOptimizer(spec, layout, 0, layout.numel)
+    whole.step(torch.zeros(layout.numel), torch.ones(layout.numel), np.ones(1, np.bool_))
     return sorted({name for run in whole.runs for name in run.state})

@@ -26,11 +26,13 @@ class UpdateRule:
         optimizer: how to build the optimizer; knows the penalties of its groups.
         clip: how the gradient is clipped, if at all.
         staleness: which gradients come late, if any.
+        seed: of the random numbers that the optimizer draws, if it draws any.
     """
 
     optimizer: OptimizerSpec
     clip: Clip | None = None
     staleness: Staleness | None = None
+    seed: int = 0
 
     @property
     def reductions(self) -> int:
@@ -46,6 +48,7 @@ class UpdateRule:
         hyper: Sequence[Mapping[str, Any]] = (),
         touched: Touched | None = None,
         late: torch.Tensor | None = None,
+        draws: int | None = None,
     ) -> Reduction:
         """Update a shard in place: its weights, its gradient and the optimizer's state.
 
@@ -58,6 +61,7 @@ class UpdateRule:
             touched: see :meth:`ShardOptimizer.update`.
             late: the part of the gradient that waits for the next update, same shape; ``None`` if no
                 gradient ever does.
+            draws: see :meth:`ShardOptimizer.update`.
 
         Yields:
             ``reductions`` times partial sums, and is sent their totals over all shards.
@@ -70,6 +74,6 @@ class UpdateRule:
         regularize(gradient, weights, penalties, layout, start, stop, used)
         if self.clip is not None:
             yield from self.clip.clip(gradient, layout, start, stop, used)
-        yield from shard_optimizer.update(weights, gradient, used, hyper, touched)
+        yield from shard_optimizer.update(weights, gradient, used, hyper, touched, draws)
         if late is not None:
             shard_optimizer.put(LATE, late)

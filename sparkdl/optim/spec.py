@@ -6,12 +6,13 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
 
 from sparkdl.exceptions import ConfigError
+from sparkdl.optim.carried import frozen, own_attributes, same
 from sparkdl.optim.groups import Match, ParamGroup, assign, describe
 from sparkdl.optim.reducing import ReducingOptimizer
 from sparkdl.optim.regularize import Penalty
@@ -21,6 +22,10 @@ OptimizerFactory = Callable[[Any], torch.optim.Optimizer]
 
 Optimizers = OptimizerFactory | torch.optim.Optimizer | Mapping[Match, OptimizerFactory]
 """What :func:`optimizer_spec` takes."""
+
+Scope = Literal["element", "tensor", "model"]
+"""What an optimizer's step needs to see at once: any stretch of the weights, whole tensors, or all of its
+tensors. Those of the last two kinds see the tensors as torch would show them, with their shapes."""
 
 GroupOf = Callable[[nn.Parameter], int]
 """From a parameter of the module to the index of its group."""
@@ -32,10 +37,12 @@ class Built(NamedTuple):
     Attributes:
         optimizer: the optimizer.
         groups: index of each of its parameter groups among all groups of the spec.
+        scope: what its step needs to see at once.
     """
 
     optimizer: torch.optim.Optimizer
     groups: list[int]
+    scope: Scope = "element"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +54,16 @@ class OptimizerSpec:
         groups: hyper-parameters of each parameter group.
         penalties: regularisation of each parameter group; empty for none at all.
         others: further optimizers, for other parameters. Their groups count on from these.
+        scope: what the optimizer's step needs to see at once, as :func:`tried_optimizer` finds out.
+        shapes: per group, the shape of a tensor that the optimizer takes; empty if it takes all.
     """
 
     factory: OptimizerFactory
     groups: tuple[Mapping[str, Any], ...] = ({},)
     penalties: tuple[Penalty, ...] = ()
     others: tuple[OptimizerSpec, ...] = ()
+    scope: Scope = "element"
+    shapes: tuple[tuple[int, ...], ...] = ()
 
     @property
     def parts(self) -> tuple[OptimizerSpec, ...]:
@@ -69,6 +80,12 @@ class OptimizerSpec:
     def classes(self) -> tuple[type[torch.optim.Optimizer], ...]:
         """The class of each optimizer, one per part."""
         return tuple(_class_of(part.factory) for part in (self, *self.others))
+
+    @property
+    def whole_groups(self) -> frozenset[int]:
+        """The groups, of all optimizers, whose tensors are seen as a whole."""
+        pairs = zip((self, *self.others), self.group_ranges, strict=True)
+        return frozenset(group for part, groups in pairs if part.scope != "element" for group in groups)
 
     @property
     def reductions(self) -> int:
@@ -117,7 +134,7 @@ class OptimizerSpec:
         for part, groups in zip((self, *self.others), self.group_ranges, strict=True):
             own = [(tensor, group - groups.start) for tensor, group in pairs if group in groups]
             if own:
-                built.append(Built(part.build(own), [g for g in groups if g in present]))
+                built.append(Built(part.build(own), [g for g in groups if g in present], part.scope))
         return built
 
     def shadow(self) -> list[torch.optim.Optimizer]:
@@ -125,13 +142,13 @@ class OptimizerSpec:
 
         They may be changed freely: what the scheduler writes reaches no other optimizer of this spec.
         """
-        count = self.group_ranges[-1].stop
-        built = self.build_all((torch.zeros(1, requires_grad=True), group) for group in range(count))
-        for optimizer, _ in built:
+        shapes = [shape for part in self.parts for shape in part.shapes or [(1,)] * len(part.groups)]
+        built = self.build_all((torch.zeros(s, requires_grad=True), group) for group, s in enumerate(shapes))
+        for optimizer, *_ in built:
             for group in optimizer.param_groups:
                 # A learning rate given as a tensor is the factory's own, and schedulers write in place.
                 group.update({k: v.clone() for k, v in group.items() if isinstance(v, torch.Tensor)})
-        return [optimizer for optimizer, _ in built]
+        return [one.optimizer for one in built]
 
     def hyper_of(self, shadows: Sequence[torch.optim.Optimizer]) -> tuple[dict[str, Any], ...]:
         """Return, per group of all optimizers, the hyper-parameters that a fresh one has otherwise.
@@ -305,8 +322,14 @@ def _from_instance(optimizer: torch.optim.Optimizer, module: nn.Module) -> tuple
                 "give it all trainable parameters, or freeze the others with requires_grad_(False)"
             )
     accepted = _Arguments(type(optimizer))
+    # What is neither an argument nor a default is the user's own, and the optimizer reads it in its step.
     groups = tuple(
-        {name: value for name, value in group.items() if name in accepted} for group in optimizer.param_groups
+        {
+            name: value
+            for name, value in group.items()
+            if name in accepted or name not in {*_LEFT_BY_TORCH, *optimizer.defaults}
+        }
+        for group in optimizer.param_groups
     )
     penalties = tuple(_split_options(group, set(optimizer.defaults))[1] for group in optimizer.param_groups)
     missing = [name for name in accepted.required if name not in groups[0]]
@@ -317,8 +340,44 @@ def _from_instance(optimizer: torch.optim.Optimizer, module: nn.Module) -> tuple
         )
     defaults = {name: value for name, value in optimizer.defaults.items() if name in accepted}
     factory = partial(type(optimizer), **defaults)
+    _check_like(optimizer, factory, groups)
     spec = OptimizerSpec(factory, groups, penalties if any(penalties) else ())
     return spec, lambda p: group_of[id(p)]
+
+
+_LEFT_BY_TORCH = (
+    *("params", "param_names", "l1", "l2"),
+    *("initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"),
+)
+"""Entries of groups that are not the optimizer's: those of schedulers, and our penalties."""
+
+_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+
+def _check_like(
+    optimizer: torch.optim.Optimizer, factory: OptimizerFactory, groups: Sequence[Mapping[str, Any]]
+) -> None:
+    """Check that an optimizer built anew is like the one that was given.
+
+    Raises:
+        ConfigError: if it has hooks, or an attribute that its groups do not tell.
+    """
+    name, advice = type(optimizer).__name__, "pass a factory such as partial(MyOptimizer, ...) instead"
+    if any(getattr(optimizer, hooks, None) for hooks in _HOOKS):
+        raise ConfigError(f"the {name} has hooks around its step, which tasks would not call; leave them out")
+    try:
+        pairs = zip(optimizer.param_groups, groups, strict=True)
+        fresh = factory([{**own, "params": list(group["params"])} for group, own in pairs])
+    except Exception as error:
+        raise ConfigError(f"the {name} cannot be built anew ({error}); {advice}") from error
+    mine, other = own_attributes(optimizer), own_attributes(fresh)
+    for attribute in mine.keys() & other.keys():
+        if not same(frozen(mine[attribute]), frozen(other[attribute])):
+            raise ConfigError(
+                f"cannot tell the arguments that the {name} was built with: its {attribute} is "
+                f"{mine[attribute]!r:.80}, and {other[attribute]!r:.80} if it is built from its groups; "
+                f"{advice}"
+            )
 
 
 class _Arguments:

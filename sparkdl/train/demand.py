@@ -17,6 +17,9 @@ _log = logging.getLogger("sparkdl")
 _STEPS = 8
 """Steps with a number of partitions before anything is decided, beyond the first half, which warms up."""
 _LASTING = 64
+_UNSHARED = 0.01
+"""Up to so many seconds of a rank's work may not shrink with its rows: calls of Python, small kernels. Nobody
+knows while a run has had one number of executors only; with one fewer it is measured."""
 _GRANTED = 60.0
 """Seconds after which executors that have not come are not expected any more."""
 
@@ -26,7 +29,9 @@ class Demand:
     """Decides how many executors to ask for: more while they pay, fewer when the last ones do not.
 
     A number of executors that the run has had counts by its measured steps, any other by the cost model. What
-    a rank does with its rows shrinks with their number, but for a part that two numbers of executors tell.
+    a rank does with its rows shrinks with their number, but for a fixed part that two numbers of executors
+    tell. Until then, a forecast for fewer executors takes some milliseconds as fixed: runs with short steps
+    try them.
 
     Args:
         elastic: the rules.
@@ -100,6 +105,8 @@ class Demand:
         work = min(seconds, works[now])
         growth = self._exchange(executors) - self._exchange(now)
         share = line.at(1 / executors) / line.at(1 / now)
+        if executors < now and len(works) == 1:
+            share = 1 + (share - 1) * max(0.0, work - _UNSHARED) / work if work else 1.0
         return max(1e-9, work * share + max(0.0, seconds - work + growth))
 
     def _wanted(self, now: int) -> int:

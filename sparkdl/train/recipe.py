@@ -26,10 +26,11 @@ from sparkdl.nn import serialize
 from sparkdl.nn.flat import write_back
 from sparkdl.nn.objective import Objective
 from sparkdl.nn.parameters import dense_tables, layout_of, nothing_to_train, sparse_tables, trainable
-from sparkdl.optim import OptimizerSpec, check_shardable, optimizer_spec
+from sparkdl.optim import OptimizerSpec, optimizer_spec
 from sparkdl.optim.describe import describe_optimizer
 from sparkdl.optim.rule import UpdateRule
 from sparkdl.optim.shard.packed import lazy_groups, sparse_groups
+from sparkdl.optim.shard.shardable import tried_optimizer
 from sparkdl.optim.spec import Optimizers
 from sparkdl.optim.staleness import Staleness
 from sparkdl.train.checkpoint.setting import setting_of
@@ -86,7 +87,7 @@ class Recipe:
         Raises:
             ConfigError: if an option cannot work.
             ModelError: if the module's parameters cannot be trained.
-            OptimizerError: if the optimizer cannot be applied to shards.
+            OptimizerError: if the optimizer cannot be trained with.
         """
         unfreezes = [pattern for hook in config.hooks for pattern in hook.unfreezes]
         groups, trains = config.groups, not is_frozen(module, unfreezes)
@@ -94,17 +95,19 @@ class Recipe:
             unfreezes, groups, optimizer = _stand_in(module), (), partial(torch.optim.SGD, lr=0.0)
         with _trainable(module, unfreezes) as frozen:
             spec, group_of = optimizer_spec(optimizer, module, groups)
-            layout = layout_of(module, group_of)
+            tried = tried_optimizer(spec, layout_of(module, group_of))
+            spec, layout = tried.spec, tried.layout
             keyed = check_keyed(module, layout, spec, config)
             sparse, dense = sparse_tables(module), dense_tables(module)
         staleness = _staleness_of(config, spec, keyed)
-        rule, inner = UpdateRule(spec, config.clip, staleness), None
-        stateful = check_shardable(spec) or staleness is not None
+        rule, inner = UpdateRule(spec, config.clip, staleness, config.seed), None
+        stateful = tried.stateful or staleness is not None
         if config.local is not None:  # the optimizer is that of the partitions, and the shards' an outer one
             inner = InnerRule(rule, layout, stateful)
             outer, _ = optimizer_spec(config.local.outer, module)
-            rule, stateful = UpdateRule(outer), check_shardable(outer)
             layout = replace(layout, params=tuple(replace(param, group=0) for param in layout.params))
+            tried = tried_optimizer(outer, layout)
+            rule, layout, stateful = UpdateRule(tried.spec, seed=config.seed), tried.layout, tried.stateful
         # To SparseAdam an element of zero is none, and to name its row would make it one.
         lazy, by_element = lazy_groups(rule.optimizer), sparse_groups(rule.optimizer)
         return cls(

@@ -67,7 +67,7 @@ class Trainer:
             schedule. A model of ``transformers`` or ``peft`` has a loss of its own, too.
         optimizer: factory such as ``partial(torch.optim.Adam, lr=1e-3)``, an optimizer over
             ``module.parameters()``, or a dict from patterns of parameter names to factories. Any
-            elementwise optimizer works, and those of :mod:`sparkdl.optim`.
+            optimizer works whose ``step()`` needs no closure.
         config: options as one object; keyword options replace its fields.
         **options: fields of :class:`TrainConfig`. The run:
 
@@ -142,7 +142,7 @@ class Trainer:
     Raises:
         ConfigError: if an option cannot work.
         ModelError: if the module's parameters cannot be trained.
-        OptimizerError: if the optimizer cannot be applied to shards.
+        OptimizerError: if the optimizer cannot be trained with.
     """
 
     def __init__(

@@ -48,12 +48,15 @@ class ParamLayout:
         counters: integer and boolean buffers, such as BatchNorm's number of batches.
         dtype: common dtype of parameters and floating-point buffers, ``"float32"`` or
             ``"float64"``.
+        uncut: stretches [start, stop) of the trainable scalars that no shard may cut, in order: tensors
+            that an optimizer needs as a whole.
     """
 
     params: tuple[TensorPlace, ...]
     buffers: tuple[TensorPlace, ...] = ()
     counters: tuple[TensorPlace, ...] = ()
     dtype: str = "float32"
+    uncut: tuple[tuple[int, int], ...] = ()
 
     @property
     def numel(self) -> int:

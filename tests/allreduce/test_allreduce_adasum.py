@@ -18,7 +18,7 @@ SHARDS = [1, 3]
 def run(gradients, count, layout=LAYOUT):
     """Adasum in shards, as the tasks and the driver do it."""
     grams, jobs = [], []
-    for lo, hi in shards.bounds(layout.numel, count):
+    for lo, hi in shards.bounds(layout, count):
         parts = [PartitionGradient(i, 1.0, Shared(g[lo:hi])) for i, g in enumerate(gradients)]
         grams.append(adasum.gram_partials(parts, layout, lo, hi))
         jobs.append((parts, lo, hi))

@@ -1,5 +1,6 @@
 import gc
 import weakref
+from collections import deque
 from functools import partial
 from itertools import pairwise
 
@@ -284,7 +285,39 @@ def test_plain_scalars_are_kept_as_state(value):
     assert restored.runs[0].state == {"extra": value}
 
 
-@pytest.mark.parametrize("value", [[1], {"a": 1}, np.zeros(1)], ids=repr)
+KEPT = [[1, 2.5], (1, None), {"a": [1]}, deque([1, 2], maxlen=2), np.arange(3.0)]
+
+
+@pytest.mark.parametrize("value", KEPT, ids=repr)
+def test_lists_and_dicts_are_kept_as_state(value):
+    optimizer = make(factory=type("Own", (Counting,), {"value": value}))
+    step(optimizer, [True] * 5)
+    state = frame.unpack(frame.join(optimizer.state_frame()))
+    found = ShardOptimizer(OptimizerSpec(Counting), LAYOUT, 0, 46, Shared(state)).runs[0].state["extra"]
+    assert type(found) is type(value)
+    assert repr(found) == repr(value)
+
+
+def test_tensors_in_lists_are_kept_with_their_dtype():
+    value = [
+        torch.arange(4.0).view(2, 2),
+        {"half": torch.ones(3, dtype=torch.bfloat16)},
+        torch.tensor([1 + 2j]),
+    ]
+    optimizer = make(factory=type("Own", (Counting,), {"value": value}))
+    step(optimizer, [True] * 5)
+    state = frame.unpack(frame.join(optimizer.state_frame()))
+    found = ShardOptimizer(OptimizerSpec(Counting), LAYOUT, 0, 46, Shared(state)).runs[0].state["extra"]
+    assert torch.equal(found[0], value[0])
+    assert torch.equal(found[1]["half"], value[1]["half"])
+    assert torch.equal(found[2], value[2])
+    with pytest.raises(OptimizerError, match="'extra' is a list, which cannot be cut"):
+        optimizer.state_frame_of(3, 20)
+
+
+@pytest.mark.parametrize(
+    "value", [{1}, [object()], torch.ones(2).to_sparse()], ids=["set", "object", "sparse"]
+)
 def test_other_objects_cannot_be_kept(value):
     optimizer = make(factory=type("Own", (Counting,), {"value": value}))
     step(optimizer, [True] * 5)

@@ -37,9 +37,10 @@ from sparkdl.nn.flat import FlatModule, write_back
 from sparkdl.nn.numerics import Numerics
 from sparkdl.nn.objective import LossObjective
 from sparkdl.nn.parameters import dense_tables, layout_of, sparse_tables
-from sparkdl.optim import OptimizerSpec, check_shardable, optimizer_spec
+from sparkdl.optim import OptimizerSpec, optimizer_spec
 from sparkdl.optim.rule import UpdateRule
 from sparkdl.optim.shard.packed import lazy_groups, sparse_groups
+from sparkdl.optim.shard.shardable import tried_optimizer
 from sparkdl.optim.staleness import Staleness
 from sparkdl.session import Executors
 from sparkdl.wire.codec import Cast, Codec, codec_of
@@ -123,13 +124,16 @@ def train(
         transport: makes what carries messages; all ranks in this process if not given.
     """
     optimizer, _ = optimizer_spec(case.optimizer, case.module, ())
-    layout = layout_of(case.module, optimizer_spec(case.optimizer, case.module, ())[1])
+    tried = tried_optimizer(
+        optimizer, layout_of(case.module, optimizer_spec(case.optimizer, case.module, ())[1])
+    )
+    optimizer, layout = tried.spec, tried.layout
     rule, inner = UpdateRule(optimizer, case.clip, case.staleness), None
-    stateful = check_shardable(optimizer) or case.staleness is not None
+    stateful = tried.stateful or case.staleness is not None
     if case.local_steps:
         inner = InnerRule(rule, layout, stateful)
-        rule = UpdateRule(OptimizerSpec(partial(torch.optim.SGD, lr=1.0)))
-        stateful = check_shardable(rule.optimizer)
+        tried = tried_optimizer(OptimizerSpec(partial(torch.optim.SGD, lr=1.0)), layout)
+        rule, layout, stateful = UpdateRule(tried.spec), tried.layout, tried.stateful
     lazy, by_element = lazy_groups(rule.optimizer), sparse_groups(rule.optimizer)
     tables = tuple(i for i in sparse_tables(case.module) if layout.params[i].group in lazy)
     spec = FitSpec(

@@ -380,6 +380,15 @@ def test_executors_that_bring_nothing_are_given_back() -> None:
     assert follow(lambda n: (0.06 + 0.04 / n, 0.02), 4)[0] == 1
 
 
+def test_short_steps_try_fewer_executors() -> None:
+    # The fixed part of a small module's passes: with three ranks on few cores it is most of a step.
+    assert follow(lambda n: (0.008, 0.004), 3, max_partitions=3) == (1, [2, 1])
+    # If the work does shrink with the rows, the run asks for the executor again, once.
+    assert follow(lambda n: (0.024 / n, 0.001), 3, max_partitions=3) == (3, [2, 3])
+    # Longer steps keep what they have.
+    assert follow(lambda n: (0.6 / n, 0.05), 3, max_partitions=3) == (3, [])
+
+
 def test_a_cluster_without_more_is_not_asked_again() -> None:
     demand, asked, now = None, [], iter(range(10_000))
     demand = Demand(

@@ -74,7 +74,7 @@ class ThroughDriver:
     @property
     def message_bytes(self) -> int:
         """Bytes of a shard."""
-        return self.layout.nbytes // self.shards
+        return shards.largest(self.layout, self.shards)
 
     @property
     def shard_bytes(self) -> int:
@@ -141,7 +141,7 @@ class _ForwardBackward:
         contribution = self.forward(
             me.worker, me.token, lambda: frame.unpack(self.weights.read()).arrays, me.clock
         )
-        bounds = shards.bounds(me.worker.spec.layout.numel, self.shards)
+        bounds = shards.bounds(me.worker.spec.layout, self.shards)
         for n, shard in enumerate(contribute.shards(me, self.forward, contribution, bounds)):
             yield ToRank(n, shard)
         yield ToRank(0, contribute.report(me, contribution))
@@ -162,7 +162,7 @@ class _Sync:
         """Send the shard, or partial sums, to the driver; keep its state."""
         spec = me.worker.spec
         received = me.clock.lap("receive")
-        start, stop = shards.bounds(spec.layout.numel, self.shards)[me.rank]
+        start, stop = shards.bounds(spec.layout, self.shards)[me.rank]
         before = frame.unpack(self.weights.read()).arrays
         states, averages = inbox.of(State), inbox.of(Average)
         update = ShardUpdate(
@@ -175,6 +175,7 @@ class _Sync:
             combine=spec.combine,
             averaging=spec.averaging,
             directives=self.directives,
+            shards=self.shards,
             totals=self.totals,
         )
         optimizer = update.optimizer(states[0] if states else None)

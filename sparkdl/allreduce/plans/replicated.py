@@ -95,11 +95,11 @@ class Replicated:
     @property
     def shard_bytes(self) -> int:
         """Bytes of a shard of the weights."""
-        return self.layout.nbytes // self.shards
+        return shards.largest(self.layout, self.shards)
 
     def seed(self, fetch: Callable[[], Kept]) -> list[Packed]:
         """Return the state of all weights, in one piece."""
-        (whole,) = cut_kept(unpacked(fetch()), shards.bounds(self.layout.numel, 1))
+        (whole,) = cut_kept(unpacked(fetch()), shards.bounds(self.layout, 1))
         return [frame.join(encode(whole))]
 
     def phases(self, start: Start, steps: Sequence[Step]) -> list[Phase]:
@@ -107,7 +107,7 @@ class Replicated:
         phases: list[Phase] = []
         directives: Directives | None = None
         for done, step in enumerate(steps, start=-1):
-            forward = step.forward(start, tells=len(steps) > 1)
+            forward = step.forward(start, tells=len(steps) > 1 or not start.raises)
             phases.append(self._phase(start, done, directives, forward))
             directives = step.directives
         return [*phases, self._phase(start, len(steps) - 1, directives, None)]
@@ -153,7 +153,7 @@ class _UpdateAll:
             return
         me.clock.lap("update")
         contribution = contribute.compute(me, self.forward, live.arrays)
-        whole = shards.bounds(me.worker.spec.layout.numel, 1)
+        whole = shards.bounds(me.worker.spec.layout, 1)
         for shard in contribute.shards(me, self.forward, contribution, whole):
             yield ToOthers(shard)
             yield ToSelf(self._after(0).part(f"gradient-{me.rank}"), [shard], lent=True)
@@ -248,7 +248,7 @@ class _UpdateAll:
             yield ToDriver(GroupReport(steps, live.buffers, live.counters, params, live.gradient))
         if not self.keeps:
             return
-        start, stop = shards.bounds(layout.numel, me.ranks)[me.rank]
+        start, stop = shards.bounds(layout, me.ranks)[me.rank]
         if not self.returns_weights:
             yield Stay(Master(live.params[start:stop]))
         yield Stay(State(Shared(frame.unpack(live.optimizer.state_frame_of(start, stop)))))

@@ -100,7 +100,7 @@ class Sharded:
     @property
     def message_bytes(self) -> int:
         """Bytes of a shard."""
-        return self.layout.nbytes // self.shards
+        return shards.largest(self.layout, self.shards)
 
     @property
     def shard_bytes(self) -> int:
@@ -126,7 +126,7 @@ class Sharded:
         updates = 1 + (self.reductions if self.shards > 1 else 0)
         phases: list[Phase] = []
         for done, step in enumerate(steps):
-            forward = step.forward(start, tells=len(steps) > 1)
+            forward = step.forward(start, tells=len(steps) > 1 or not start.raises)
             phases.append(_Gather(start, done, forward))
             phases += [
                 _UpdateShard(start, done, step.directives, number, number == updates - 1)
@@ -167,7 +167,7 @@ class _Gather:
         me.clock.lap("weights_in")
         loadable: dict[str, Any] = {"params": weights, **model.arrays}
         contribution = contribute.compute(me, self.forward, loadable)
-        bounds = shards.bounds(me.worker.spec.layout.numel, me.ranks)
+        bounds = shards.bounds(me.worker.spec.layout, me.ranks)
         version = self.start.after(self.done)
         for n, shard in enumerate(contribute.shards(me, self.forward, contribution, bounds)):
             if n == me.rank:
@@ -195,7 +195,7 @@ class _Gather:
         model = ModelFiles({name: np.array(sent.arrays[name]) for name in ("buffers", "counters")}, [])
         model.leave(files, start, 0)
         params, codec = sent.arrays["params"], spec.weights_codec
-        bounds = shards.bounds(len(params), me.ranks)
+        bounds = shards.bounds(spec.layout, me.ranks)
         return model, [rounded(codec, params[begin:end]) for begin, end in bounds]
 
     def _arrived(self, me: Participant, inbox: Inbox, spec: FitSpec) -> tuple[ModelFiles, Sequence[Array]]:
@@ -272,7 +272,7 @@ class _UpdateShard:
         if self.number:
             partials = sorted(inbox.of(Partials), key=lambda message: message.start)
             totals.append(add_up(message.sums for message in partials))
-        bounds = shards.bounds(me.worker.spec.layout.numel, me.ranks)[n]
+        bounds = shards.bounds(me.worker.spec.layout, me.ranks)[n]
         buffers, weights = model_before(self.start, self.done, n, files, bounds)
         mine = OwnShard.read(files, self.start, self.done, n, take=self.last)
         if mine.weights is not None:
@@ -289,6 +289,7 @@ class _UpdateShard:
             combine=spec.combine,
             averaging=spec.averaging,
             directives=self.directives,
+            shards=me.ranks,
             totals=tuple(totals),
         )
         made = update_shard(update, arrived, update.optimizer(mine.state), mine.average)

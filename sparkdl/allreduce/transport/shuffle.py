@@ -48,6 +48,11 @@ class ShuffleTransport:
         """No: an executor's first task waits for its process."""
         return False
 
+    @property
+    def is_possible(self) -> bool:
+        """Whether stages can be where they need to be."""
+        return self._executors is None or self._executors() <= 1
+
     def run(self, group: Group) -> GroupResult:
         """Run all phases of a group as the stages of one job.
 

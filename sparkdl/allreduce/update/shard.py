@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from sparkdl import seeding
 from sparkdl.allreduce.directives import Directives
 from sparkdl.allreduce.messages import (
     Average,
@@ -55,6 +56,7 @@ class ShardUpdate:
         directives: instructions for this step.
         totals: sums over all shards that are known; their number is the phase.
         rows: whether these are rows of an embedding variable.
+        shards: how many shards there are, some of which may be empty.
     """
 
     layout: ParamLayout
@@ -68,6 +70,7 @@ class ShardUpdate:
     directives: Directives = field(default_factory=Directives)
     totals: Sequence[Array] = ()
     rows: bool = False
+    shards: int = 1
 
     @property
     def staleness(self) -> Staleness | None:
@@ -78,7 +81,7 @@ class ShardUpdate:
     @property
     def whole(self) -> bool:
         """Whether this is the only shard, so that its partial sums are the totals."""
-        return self.stop - self.start == self.layout.numel
+        return self.shards == 1
 
     @property
     def last(self) -> bool:
@@ -222,6 +225,7 @@ def _steps(
         hyper=update.directives.hyper,
         touched=gradients.touched,
         late=torch.from_numpy(gradients.late) if gradients.late is not None else None,
+        draws=seeding.derive(seeding.OPTIMIZER, update.rule.seed, update.iteration, start),
     )
     return combined
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sparkdl.optim.reducing import ReducingOptimizer
 from sparkdl.optim.segments import segments
 from sparkdl.optim.shard.run import ShardRun
-from sparkdl.optim.spec import OptimizerSpec
+from sparkdl.optim.spec import OptimizerSpec, Scope
 from sparkdl.wire.layout import ParamLayout
 
 
@@ -27,11 +27,17 @@ class Division:
         self._layout = layout
         self._ranges = spec.group_ranges
         self._classes = spec.classes
+        self._scopes = [part.scope for part in spec.parts]
+        self._whole = spec.whole_groups
         self._borders = {param.offset for param in layout.params}
 
     def class_of(self, run: ShardRun) -> type[torch.optim.Optimizer]:
         """Return the class of a run's optimizer."""
         return next(c for c, groups in zip(self._classes, self._ranges, strict=True) if run.group in groups)
+
+    def scope_of(self, run: ShardRun) -> Scope:
+        """Return what a run's optimizer needs to see at once."""
+        return next(s for s, groups in zip(self._scopes, self._ranges, strict=True) if run.group in groups)
 
     def is_sparse(self, run: ShardRun) -> bool:
         """Whether the run's optimizer takes sparse gradients only."""
@@ -40,7 +46,12 @@ class Division:
     def comes_in_blocks(self, run: ShardRun) -> bool:
         """Whether the run is long, and the optimizer does the same to each of its elements."""
         reducing = issubclass(self.class_of(run), ReducingOptimizer)
-        return run.is_long and not reducing and not self.is_sparse(run)
+        return run.is_long and not reducing and not self.is_sparse(run) and run.group not in self._whole
+
+    def shape_of(self, run: ShardRun) -> tuple[int, ...] | None:
+        """Return the shape in which the run's optimizer sees it, ``None`` if any will do."""
+        index = self.first_param(run) if run.group in self._whole else None
+        return None if index is None else self._layout.params[index].shape
 
     def first_param(self, run: ShardRun) -> int | None:
         """Return the parameter that a run begins in; ``None`` for a run without elements."""
@@ -56,9 +67,9 @@ class Division:
         return any(used[i] for i, spec in enumerate(self._layout.params) if spec.group in own)
 
     @property
-    def _apart(self) -> set[int]:
+    def _apart(self) -> frozenset[int]:
         """The groups in which each parameter needs a run of its own."""
-        return {
+        return self._whole | {
             group
             for cls, groups in zip(self._classes, self._ranges, strict=True)
             if issubclass(cls, ReducingOptimizer) and cls.per_parameter

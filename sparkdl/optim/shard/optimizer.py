@@ -8,6 +8,8 @@ begins and ends, from the first iteration in which it differs from its neighbour
 Torch's optimizers make several arrays as long as a parameter in each step. An elementwise one gets a long run
 in blocks, whose arrays stay in the processor's cache.
 
+An optimizer that needs whole tensors gets a run for each parameter, in its shape; shards do not cut them.
+
 A :class:`~sparkdl.optim.reducing.ReducingOptimizer` needs sums over all shards in the middle of its
 step, and with ``per_parameter`` sums of each parameter alone: its runs then are parameters, or parts
 of one. It goes along with all others also on a shard that has none of its weights, by a run without
@@ -23,6 +25,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from sparkdl import seeding
+from sparkdl.exceptions import OptimizerError
+from sparkdl.optim.carried import CARRIED, Carried
 from sparkdl.optim.reducing import ReducingOptimizer
 from sparkdl.optim.reduction import Reduction, Sums, drive
 from sparkdl.optim.segments import segments
@@ -33,6 +38,8 @@ from sparkdl.wire.frame import Frame, Parts
 from sparkdl.wire.held import Held
 from sparkdl.wire.layout import ParamLayout
 from sparkdl.wire.touched_rows import row_width
+
+_ALIGNMENT = 64  # bytes
 
 Touched = Mapping[int, NDArray[np.bool_]]
 """Rows of a parameter's first dimension that have a gradient, by the parameter's index in the layout."""
@@ -88,6 +95,7 @@ class ShardOptimizer:
         used: NDArray[np.bool_],
         hyper: Sequence[Mapping[str, Any]] = (),
         touched: Touched | None = None,
+        draws: int | None = None,
     ) -> Reduction:
         """Update the shard's weights in place.
 
@@ -99,6 +107,7 @@ class ShardOptimizer:
                 :meth:`OptimizerSpec.hyper_of`; empty for none.
             touched: for optimizers of sparse gradients, which rows of a parameter have one. Of
                 parameters that are not in it, the elements whose gradient is not zero.
+            draws: random seed of an optimizer that draws numbers; ``None`` to go on as the process does.
 
         Yields:
             ``spec.reductions`` times partial sums, and is sent their totals over all shards. For an
@@ -119,7 +128,7 @@ class ShardOptimizer:
                     drive([self._advance(part, weights, gradient, used, hyper, touched)])
                     run.take(part)
         together = [part for _, parts in blocks for part in parts]
-        yield from self._advance(together, weights, gradient, used, hyper, touched)
+        yield from self._advance(together, weights, gradient, used, hyper, touched, draws)
         for run, parts in blocks:
             if len(parts) > 1:
                 run.take_back(parts)
@@ -132,6 +141,7 @@ class ShardOptimizer:
         used: NDArray[np.bool_],
         hyper: Sequence[Mapping[str, Any]],
         touched: Touched | None,
+        draws: int | None = None,
     ) -> Reduction:
         """Update some runs; see :meth:`update`."""
         if not runs:
@@ -142,6 +152,9 @@ class ShardOptimizer:
             begin, end = run.start - self.start, run.stop - self.start
             tensor, own = weights[begin:end], gradient[begin:end]
             state = run.state
+            shape = self.division.shape_of(run)
+            if shape is not None:
+                tensor, own = torch.nn.Parameter(_placed(tensor).view(shape)), _placed(own).view(shape)
             if self.division.is_sparse(run):
                 # Adding a sparse tensor to a view, torch writes beyond it: it counts the offset twice.
                 mask = self._touched(run, own, touched)
@@ -154,23 +167,37 @@ class ShardOptimizer:
             if state:
                 states[tensor] = state
         built = self.spec.build_all((tensor, run.group) for tensor, run in run_of.items())
-        for optimizer, groups in built:
+        carried: dict[int, Carried] = {}
+        for optimizer, groups, scope in built:
+            if scope != "element":
+                first = next(_tensors(optimizer))
+                carried[id(optimizer)] = Carried(optimizer, groups, states.get(first, {}).pop(CARRIED, None))
             for tensor in _tensors(optimizer):
                 if tensor in states:
                     optimizer.state[tensor] = states[tensor]
             if hyper:
                 for group, index in zip(optimizer.param_groups, groups, strict=True):
                     _override(group, hyper[index])
-        yield from self._step(built, run_of)
-        for optimizer, _ in built:
+            if id(optimizer) in carried:
+                carried[id(optimizer)].begin()
+        yield from self._step(built, run_of, draws)
+        for optimizer, _, scope in built:
             for tensor in _tensors(optimizer):
                 run = run_of[tensor]
+                if scope != "element":
+                    run.state = dict(optimizer.state.get(tensor, {}))
+                    _write_back(tensor, weights[run.start - self.start : run.stop - self.start])
+                    continue
                 run.state = _reshaped(optimizer.state.get(tensor, {}), (1, run.stop - run.start), (-1,))
                 if tensor.grad is not None and tensor.grad.is_sparse:
                     weights[run.start - self.start : run.stop - self.start] = tensor.view(-1)
+            if id(optimizer) in carried:
+                self._keep(carried[id(optimizer)].changed(), run_of[next(_tensors(optimizer))])
 
-    def _step(self, built: Sequence[Built], run_of: Mapping[torch.Tensor, ShardRun]) -> Reduction:
-        reducing = [optimizer for optimizer, _ in built if isinstance(optimizer, ReducingOptimizer)]
+    def _step(
+        self, built: Sequence[Built], run_of: Mapping[torch.Tensor, ShardRun], draws: int | None
+    ) -> Reduction:
+        reducing = [one.optimizer for one in built if isinstance(one.optimizer, ReducingOptimizer)]
         if reducing:
             with torch.no_grad():
                 partials = [optimizer.partials() for optimizer in reducing]
@@ -180,9 +207,21 @@ class ShardOptimizer:
             with torch.no_grad():
                 for optimizer, own, index, total in zip(reducing, partials, rows, totals, strict=True):
                     optimizer.apply(_gather(own, index, total))
-        for other, _ in built:
+        for other, _, scope in built:
             if not isinstance(other, ReducingOptimizer):
-                other.step()
+                with seeding.drawing(draws if scope != "element" else None):
+                    other.step()
+
+    def _keep(self, values: dict[str, Any], run: ShardRun) -> None:
+        """Keep what an optimizer has beside the state of its tensors with the first of them."""
+        if not values:
+            return
+        if self.division.scope_of(run) == "tensor" and self.stop - self.start < self.layout.numel:
+            raise OptimizerError(
+                f"{self.division.class_of(run).__name__} has changed {sorted(next(iter(values.values())))} "
+                "beside the state of its tensors, which shards cannot share: take exchange='replicated'"
+            )
+        run.state[CARRIED] = values
 
     def _rows(
         self, optimizer: ReducingOptimizer, run_of: Mapping[torch.Tensor, ShardRun]
@@ -254,6 +293,17 @@ class ShardOptimizer:
 def _tensors(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     for group in optimizer.param_groups:
         yield from group["params"]
+
+
+def _placed(values: torch.Tensor) -> torch.Tensor:
+    """Return values where torch places tensors: products of matrices may depend on it in their last bits."""
+    return values if values.data_ptr() % _ALIGNMENT == 0 else values.clone()
+
+
+def _write_back(tensor: torch.Tensor, weights: torch.Tensor) -> None:
+    """Copy the weights that an optimizer has updated elsewhere."""
+    if tensor.data_ptr() != weights.data_ptr() or not tensor.is_contiguous():
+        weights.copy_(tensor.detach().reshape(-1))
 
 
 def _override(group: dict[str, Any], values: Mapping[str, Any]) -> None:

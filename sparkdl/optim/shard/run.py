@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -11,13 +12,13 @@ import numpy as np
 import torch
 
 from sparkdl.exceptions import OptimizerError
+from sparkdl.optim.carried import frozen, same
+from sparkdl.optim.values import from_json, is_direct, to_json
 from sparkdl.wire.frame import Array, Frame, Parts, pack
 from sparkdl.wire.held import Held, Owned, Shared
 
 BLOCK = 1 << 18
 """Most elements of a block: shorter ones cost more in Python than they save in memory."""
-
-_SCALARS = (bool, int, float, str, type(None))
 
 
 @dataclass(slots=True)
@@ -61,8 +62,10 @@ class ShardRun:
         for name, value in self.state.items():
             if self.is_elementwise(value):
                 view[name] = value[start - self.start : stop - self.start]
-            else:
+            elif isinstance(value, torch.Tensor | None | bool | int | float | str):
                 view[name] = value.clone() if isinstance(value, torch.Tensor) else value
+            else:
+                raise OptimizerError(f"state {name!r} is a {type(value).__name__}, which cannot be cut")
         return ShardRun(start, stop, self.group, view)
 
     def take(self, blocks: Sequence[ShardRun]) -> None:
@@ -123,7 +126,7 @@ def one_by_one(run: ShardRun) -> Iterator[Sequence[ShardRun]]:
 def _equal(first: Any, second: Any) -> bool:
     if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor):
         return torch.equal(first, second)
-    return type(first) is type(second) and bool(first == second)
+    return same(frozen(first), frozen(second))
 
 
 def cut_states(states: Sequence[Frame], bounds: Sequence[tuple[int, int]]) -> list[Parts]:
@@ -156,29 +159,42 @@ def pack_runs(runs: Sequence[ShardRun], optimizer: str) -> Parts:
     for index, run in enumerate(runs):
         scalars: dict[str, Any] = {}
         for name, value in run.state.items():
-            if isinstance(value, torch.Tensor):
+            if is_direct(value):
                 arrays[f"{index}.{name}"] = value.detach().numpy()
-            elif isinstance(value, _SCALARS):
-                scalars[name] = value
-            else:
+                continue
+            try:
+                scalars[name] = to_json(value, partial(_add, arrays))
+            except TypeError as error:
                 raise OptimizerError(
-                    f"{optimizer} keeps a {type(value).__name__} as state {name!r}; only tensors "
-                    "and plain scalars can be kept per shard"
-                )
+                    f"{optimizer} keeps a {type(value).__name__} as state {name!r}, with a {error}; tensors, "
+                    "numbers, and lists, tuples and dicts of them can be kept"
+                ) from None
         table.append([run.start, run.stop, run.group, scalars])
     return pack({"kind": "state", "runs": table}, arrays)
+
+
+def _add(arrays: dict[str, Array], array: Array) -> str:
+    """Put an array beside others, which are in a list or dict as well, and return its name."""
+    name = f"nested {len(arrays)}"
+    arrays[name] = array
+    return name
 
 
 def read_runs(state: Held[Frame]) -> list[ShardRun]:
     """Read runs back, with copies of what is shared."""
     runs = []
     message, mine = state.value, isinstance(state, Owned)
+
+    def read(name: str) -> torch.Tensor:
+        array = message.arrays[name]
+        return tensor_of(array if mine else np.array(array))
+
     for index, (start, stop, group, scalars) in enumerate(message.meta["runs"]):
-        values: dict[str, Any] = dict(scalars)
+        values: dict[str, Any] = {name: from_json(value, read) for name, value in scalars.items()}
         prefix = f"{index}."
-        for name, array in message.arrays.items():
+        for name in message.arrays:
             if name.startswith(prefix):
-                values[name.removeprefix(prefix)] = tensor_of(array if mine else np.array(array))
+                values[name.removeprefix(prefix)] = read(name)
         runs.append(ShardRun(start, stop, group, values))
     return runs
 

@@ -207,7 +207,7 @@ class ResumePoint:
         """Return what stays with each of ``count`` shards; cut anew if there were others."""
         if len(self.kept) in (0, count):
             return self.kept
-        cut = cut_kept(unpacked(self.kept), shards.bounds(layout.numel, count))
+        cut = cut_kept(unpacked(self.kept), shards.bounds(layout, count))
         return [[frame.join(parts) for parts in frames] for frames in cut]
 
 

@@ -12,11 +12,12 @@ from sparkdl._spark.errors import is_job_failure
 from sparkdl.access.base import Access, Chain, Host
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Message, Problems, of_type
-from sparkdl.allreduce.transport.base import Group, GroupResult, Transport
+from sparkdl.allreduce.transport.base import Group, GroupResult
 from sparkdl.allreduce.transport.direct.membership import Joining, Membership
 from sparkdl.allreduce.transport.direct.peer import KIND, Peer
 from sparkdl.allreduce.transport.direct.task import Assemble, Circle, Dismiss, GetReady, GroupTask
-from sparkdl.compute.problems import LostPeer
+from sparkdl.allreduce.transport.shuffle import ShuffleTransport
+from sparkdl.compute.problems import FailedModel, LostPeer
 from sparkdl.compute.worker import FitRef
 from sparkdl.data.store.built import PartitionStore
 from sparkdl.wire import frame
@@ -79,7 +80,7 @@ class DirectTransport:
         profile: Any,
         chain: Chain,
         circle: Circle,
-        shuffles: Transport,
+        shuffles: ShuffleTransport,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._access = access
@@ -106,6 +107,7 @@ class DirectTransport:
         self._away = _UNTIL_BACK_SECONDS
         self._told = False
         self._failures = 0
+        self._failed: FailedModel | None = None  # in the latest group
 
     @property
     def longest_group(self) -> int:
@@ -136,13 +138,25 @@ class DirectTransport:
         return not self._joining.is_over(self._clock())
 
     def run(self, group: Group) -> GroupResult:
-        """Run a group directly, or by shuffles after a loss."""
+        """Run a group directly; by shuffles after a loss, or if the module has failed in its one step.
+
+        Raises:
+            ModelError: if the module has failed, and the group cannot go by shuffles.
+        """
+        failed, self._failed = self._failed, None
+        if failed is not None and self._begins_at(group, failed):
+            # Spark cannot try one of the tasks again that exchange directly: the others would be gone.
+            if not self._shuffles.is_possible:
+                raise failed.error(str(group.steps[0]))
+            self._failed = failed
+            return self._shuffles.run(group)
         if len(group.steps) > self._shuffles.longest_group or self._is_possible():
             result = self._run(group)
         else:
             self._say_if_crowded(group)
             result = self._shuffles.run(group)
         if result.problems:  # how long it took says nothing of a step
+            self._failed = next((p for p in result.problems if isinstance(p, FailedModel)), None)
             return result
         each = sum(result.seconds.values()) / len(group.steps)
         if not result.direct:
@@ -153,6 +167,10 @@ class DirectTransport:
             self._away = min(2 * self._away, _LONGEST_PAUSE) if self._is_away() else _UNTIL_BACK_SECONDS
         self._longest_step = max(self._longest_step, each)
         return result
+
+    @staticmethod
+    def _begins_at(group: Group, failed: FailedModel) -> bool:
+        return len(group.steps) == 1 and group.steps[0].iteration == failed.iteration
 
     def forget(self, partition: int) -> None:
         """Forget where a partition's rows are, since its files are not there."""
@@ -229,7 +247,7 @@ class DirectTransport:
         if membership is None:
             return self._lost(group, started, begin, [])
         self._last_group = max(self._last_group + 1, time.time_ns())
-        plan, start, count = group.plan, group.start, len(group.steps)
+        plan, start, count = group.plan, replace(group.start, raises=False), len(group.steps)
         # A rank that computes for longer than ever before is no lost one.
         patience = max(self._grace * self._circle.patience, 20 * self._longest_step)
         task = GroupTask(
