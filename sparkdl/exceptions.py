@@ -12,6 +12,8 @@
     ├── SerializationError     an object cannot be shipped to the executors
     └── TaskError              a task failed on an executor, after Spark's own retries
 
+    SparkdlWarning             something goes on, and its result may not be what was meant
+
 Each message names what was found, what was expected and what to do. It ends with a link to a section of
 ``docs/troubleshooting.md``, whose anchor is the error's :attr:`~SparkdlError.code`::
 
@@ -164,3 +166,19 @@ class TaskError(SparkdlError):
     def __init__(self, message: str, remote_traceback: str = "", *, code: str | None = None) -> None:
         super().__init__(message, code=code)
         self.remote_traceback = redaction.text(remote_traceback)
+
+
+class SparkdlWarning(UserWarning):
+    """Something goes on, and its result may not be what was meant.
+
+    Args:
+        message: the warning; it gets a link like that of an error.
+        code: the anchor of the link.
+
+    Attributes:
+        code: what was found, in a word that stays the same from version to version.
+    """
+
+    def __init__(self, message: str, *, code: str) -> None:
+        super().__init__(f"{redaction.text(message)} [{_PAGE}#{code}]")
+        self.code = code

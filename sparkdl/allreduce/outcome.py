@@ -141,8 +141,6 @@ def _outcome(
     other = [report["source"] for report in reports if report["other"]]
     if other:
         warnings.warn(other_values(other), UserWarning, stacklevel=2)
-    weight = sum(report["weight"] for report in reports)
-    loss = sum(report["loss"] * report["weight"] for report in reports) / weight if weight else math.nan
     slowest_task = max(report["task"]["seconds"] for report in reports)
     slowest_update = max(update["task"]["phases"]["update"] for update in updates)
     phases = {
@@ -177,7 +175,7 @@ def _outcome(
         dropped=sum(report["dropped"] for report in reports),
         taken={report["source"]: report["rows"] for report in reports if report["dropped"]},
         lost=sum(report["lost"] for report in reports),
-        loss=loss,
+        loss=_mean_loss(reports),
         phases=phases,
         bytes=bytes_by_kind,
         extras=_mean_extras(reports),
@@ -186,6 +184,14 @@ def _outcome(
         seconds=sum(seconds.values()),
         direct=direct,
     )
+
+
+def _mean_loss(reports: Sequence[Mapping[str, Any]]) -> float:
+    """Return the mean over the partitions by divisor; by weight, to the bit, where both are proportional."""
+    whole, weight = (sum(report[name] for report in reports) for name in ("divisor", "weight"))
+    equal = all(report["divisor"] * weight == report["weight"] * whole for report in reports)
+    total, name = (weight, "weight") if equal else (whole, "divisor")
+    return sum(report["loss"] * report[name] for report in reports) / total if whole else math.nan
 
 
 def _mean_extras(reports: Sequence[Mapping[str, Any]]) -> dict[str, float]:

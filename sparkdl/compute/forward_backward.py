@@ -46,11 +46,13 @@ class Gradient:
             weights after.
         used: per parameter of the layout, whether it has one.
         touched: rows that have one, by parameter, where the gradient is row-sparse.
+        weight: its weight in the mean over partitions: what the loss was divided by.
     """
 
     values: Array
     used: NDArray[np.bool_]
     touched: Mapping[int, NDArray[np.bool_]]
+    weight: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class Contribution:
 
     Attributes:
         loss: loss, weight and rows of its share of the global batch.
-        gradient: its gradient; ``None`` without rows, or if all of them have weight zero.
+        gradient: its gradient; ``None`` without rows, if all have weight zero, or if no label counts.
         buffers: the buffers that the forward pass has changed, by kind.
         before: the partition's own state before the step, by kind.
         kept: the partition's own state after the step, without the residual.
@@ -150,7 +152,7 @@ class ForwardBackward:
             raise ProblemError(NonFiniteLoss(self.iteration, partition, result.loss, found))
         changed = changed_buffers(replica, current)
         other = self.manifest.has_other_values(token)
-        own = gradient if result.weight > 0 else None
+        own = gradient if gradient.weight > 0 else None
         return Contribution(result, own, changed, before, kept, lost, other)
 
     def batches(
@@ -221,7 +223,7 @@ class ForwardBackward:
                 lambda batch: forward_backward(replica, batch, spec.objective, spec.micro_batch_size),
             )
             kept = [went.state] if spec.inner.stateful else []
-            return went.loss, Gradient(went.way, went.used, {}), kept
+            return went.loss, Gradient(went.way, went.used, {}, went.loss.weight), kept
         (batch,) = batches
         if allowed is None:
             result = forward_backward(replica, batch, spec.objective, spec.micro_batch_size)
@@ -234,7 +236,7 @@ class ForwardBackward:
                 size,
                 lambda done: allowed.ends(partition, done, clock.total()),
             )
-        return result, Gradient(replica.grad_numpy(), replica.used, replica.touched), []
+        return result, Gradient(replica.grad_numpy(), replica.used, replica.touched, result.divisor), []
 
 
 def make_batch(

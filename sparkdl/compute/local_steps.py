@@ -112,7 +112,7 @@ def take_steps(
         losses.append(result)
         if not math.isfinite(result.loss):
             break
-        if result.weight == 0:
+        if result.divisor == 0:
             continue
         own, touched = replica.used, replica.touched
         used |= own
@@ -127,7 +127,8 @@ def take_steps(
 def _mean(losses: list[BatchLoss]) -> BatchLoss:
     """Return the mean over all steps."""
     weight = sum(result.weight for result in losses)
-    loss = sum(result.loss * result.weight for result in losses) / weight if weight else 0.0
+    divisor = sum(result.divisor for result in losses)
+    loss = sum(result.loss * result.divisor for result in losses) / divisor if divisor else 0.0
     sums: defaultdict[str, float] = defaultdict(float)
     having: defaultdict[str, float] = defaultdict(float)
     for result in losses:
@@ -135,4 +136,4 @@ def _mean(losses: list[BatchLoss]) -> BatchLoss:
             sums[name] += value * result.weight
             having[name] += result.weight
     extras = {name: sums[name] / having[name] for name in sums if having[name]}
-    return BatchLoss(loss, weight, sum(result.rows for result in losses), extras)
+    return BatchLoss(loss, weight, sum(result.rows for result in losses), extras, divisor=divisor)

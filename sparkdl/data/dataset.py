@@ -80,6 +80,7 @@ class Dataset:
         self._num_partitions = num_partitions
         self._plan = plan
         self._peeked: dict[str, Array] | None = None
+        self._first: dict[str, Array] | None = None
         self._store: PartitionStore | None = None
         self._lock = threading.RLock()
         if collate is not None and not callable(collate):
@@ -286,6 +287,27 @@ class Dataset:
                 self._plan = replace(self._plan, columns=columns)
                 self._peeked = rows
             return self._peeked
+
+    def first_rows(self, count: int) -> dict[str, Array]:
+        """Return as many rows: the first ones, repeated side by side if there are fewer; for trials.
+
+        Where one of them cannot be converted, which the build of the store tells, those of :meth:`peek` stand
+        for all.
+        """
+        with self._lock:
+            peeked = self.peek()
+            if self._first is None or len(next(iter(self._first.values()))) != count:
+                try:
+                    with described(self.access, "look at the first rows"):
+                        found = self.source.peek(self._plan, count)
+                except DataError:
+                    found = peeked
+                order = [np.sort(np.arange(count) % len(values)) for values in found.values()]
+                self._first = {
+                    key: np.take(values, rows, axis=0)
+                    for (key, values), rows in zip(found.items(), order, strict=True)
+                }
+            return self._first
 
     def store(self) -> PartitionStore:
         """Build the partition store if it is not built yet, and return it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
@@ -35,6 +36,11 @@ class BatchLoss:
     rows: int
     extras: dict[str, float] = field(default_factory=dict)
     dropped: int = 0
+    divisor: float = field(default=math.nan)
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.divisor):
+            object.__setattr__(self, "divisor", self.weight)
 
 
 def forward_backward(
@@ -72,7 +78,8 @@ def _accumulate(
     size = min(micro_batch_size or batch.rows, batch.rows)
     weights = _weights(batch, size)
     total = sum(weights)
-    mean, came, rows = 0.0, 0.0, 0
+    mean, came, rows, divisor = 0.0, 0.0, 0, 0.0
+    whole = 0.0  # the divisor of all rows, if it is to them as the first one is to its rows
     extras: defaultdict[str, float] = defaultdict(float)
     reported: defaultdict[str, float] = defaultdict(float)
     for index, weight in enumerate(weights):
@@ -86,20 +93,26 @@ def _accumulate(
         part = batch.narrow(start, rows - start) if len(weights) > 1 else batch
         evaluated = _compute(replica, part, objective, training=True)
         value = evaluated.loss
+        own = weight if evaluated.divisor is None else evaluated.divisor
+        for name, extra in evaluated.extras.items():
+            if own or math.isfinite(extra):
+                extras[name] += weight * extra
+                reported[name] += weight
+        if not own:
+            continue  # no label counts: 0/0
         if not value.requires_grad:
             raise _no_gradient(replica)
-        share = weight / total
+        whole = whole or total * (own / weight)
+        divisor += own
+        share = own / whole
         _backward(replica, value if share == 1.0 else value * share)
         mean += share * value.item()
-        for name, extra in evaluated.extras.items():
-            extras[name] += weight * extra
-            reported[name] += weight
     replica.check_gradients()
-    if rows < batch.rows and came:
-        replica.grad.mul_(total / came)
-        mean *= total / came
+    if divisor and divisor != whole:
+        replica.grad.mul_(whole / divisor)
+        mean *= whole / divisor
     means = {name: extras[name] / reported[name] for name in extras}
-    return BatchLoss(mean, came, rows, means, batch.rows - rows)
+    return BatchLoss(mean, came, rows, means, batch.rows - rows, divisor)
 
 
 def evaluate(replica: FlatModule, batch: Batch, objective: Objective) -> Evaluated:

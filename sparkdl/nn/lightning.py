@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import nn
@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.nn.attached import attached, begin, overrides, users_batch, warn_of_hooks
 from sparkdl.nn.batch import Batch, call
+from sparkdl.nn.divisor import Watch, watched
 from sparkdl.nn.objective import Evaluated, Objective, explain_step, read_step
 
 _LIBRARIES = ("lightning.pytorch", "pytorch_lightning")
@@ -120,25 +121,22 @@ class LightningObjective(Objective):
         with attached(module, batch) as logged:
             begin(module, batch)
             begun = dict(logged)
-        loss, extras, _ = _run(module, "training_step", batch)
-        return Evaluated(loss, begun | extras)
+        found = _run(module, "training_step", batch)
+        return replace(found, extras=begun | found.extras, output=None)
 
     def evaluate(self, module: nn.Module, batch: Batch) -> Evaluated:
         """Return loss, logged scalars and the output of ``forward``, if the module has one."""
         base = _base(module)
-        result = None
+        found, logged = None, {}
         if base is not None and overrides(module, base, "validation_step"):
-            result = _run(module, "validation_step", batch, may_return_none=True)
-        if result is None or result[0] is None:
-            logged = {} if result is None else result[1]
+            found, logged = _validate(module, batch)
+        if found is None:
             with attached(module, batch):
                 begin(module, batch)  # which the step may build on
-            result = _run(module, "training_step", batch)
-            result = (result[0], logged, result[2])
-        loss, extras, output = result
-        if output is None and base is not None and overrides(module, base, "forward"):
-            output = call(module, batch.inputs)
-        return Evaluated(loss, extras, output)
+            found = replace(_run(module, "training_step", batch), extras=logged)
+        if found.output is None and base is not None and overrides(module, base, "forward"):
+            return replace(found, output=call(module, batch.inputs))
+        return found
 
     def explain(self, module: nn.Module, batch: Batch, error: Exception) -> ModelError:
         """Say whether a layer or other code in the step failed."""
@@ -161,17 +159,27 @@ def _base(module: nn.Module) -> type | None:
     return None
 
 
-def _run(module: nn.Module, method: str, batch: Batch, may_return_none: bool = False) -> Any:
-    """Run a step and return its loss, its scalars and its output."""
+def _run(module: nn.Module, method: str, batch: Batch) -> Evaluated:
+    """Run a step that returns a loss; what it logs are the extras."""
+    result, logged, watch = _call_step(module, method, batch)
+    return replace(read_step(result, batch, watch, method), extras=logged)
+
+
+def _validate(module: nn.Module, batch: Batch) -> tuple[Evaluated | None, dict[str, float]]:
+    """Run the validation step; it need not return a loss."""
+    result, logged, watch = _call_step(module, "validation_step", batch)
+    if result is None or (isinstance(result, Mapping) and "loss" not in result):
+        return None, logged
+    return replace(read_step(result, batch, watch, "validation_step"), extras=logged), logged
+
+
+def _call_step(module: nn.Module, method: str, batch: Batch) -> tuple[Any, dict[str, float], Watch]:
     with attached(module, batch) as logged:
-        result = getattr(module, method)(users_batch(batch), 0)
+        result, watch = watched(getattr(module, method), users_batch(batch), 0)
     if isinstance(result, Mapping):
         # Lightning passes the other keys on to its hooks; scalars are what was logged.
-        result = {key: value for key, value in result.items() if key in ("loss", "output")}
-    if may_return_none and (result is None or (isinstance(result, Mapping) and "loss" not in result)):
-        return None, logged, None
-    loss, _, output = read_step(result, batch, method)
-    return loss, logged, output
+        result = {key: value for key, value in result.items() if key in ("loss", "output", "divisor")}
+    return result, logged, watch
 
 
 def _read_configured(name: str, configured: Any) -> LightningParts:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from sparkdl.exceptions import ModelError
 from sparkdl.hf.outputs import with_loss
 from sparkdl.nn.batch import Batch, call
+from sparkdl.nn.divisor import Watch, watched
 from sparkdl.nn.trace import describe, explain_failure
 
 Loss = Callable[[Any, Any], Tensor]
@@ -33,11 +35,14 @@ class Evaluated:
         loss: scalar mean over the batch, weighted by the samples' weights.
         extras: further scalars by name, means over the batch.
         output: the output, for metrics; only from :meth:`Objective.evaluate`.
+        divisor: what the loss has been divided by, such as the number of labels that count; ``None`` if it
+            is a mean over rows.
     """
 
     loss: Tensor
     extras: dict[str, float] = field(default_factory=dict)
     output: Any = None
+    divisor: float | None = None
 
 
 class Objective(ABC):
@@ -86,12 +91,18 @@ class LossObjective(Objective):
 
     def __call__(self, module: nn.Module, batch: Batch) -> Evaluated:
         """Return the loss; the output is let go of."""
-        return Evaluated(mean_loss(self.loss, call(module, batch.inputs), batch))
+        return self.of(call(module, batch.inputs), batch)
 
     def evaluate(self, module: nn.Module, batch: Batch) -> Evaluated:
         """Return loss and the module's output."""
         output = call(module, batch.inputs)
-        return Evaluated(mean_loss(self.loss, output, batch), output=output)
+        return replace(self.of(output, batch), output=output)
+
+    def of(self, output: Any, batch: Batch) -> Evaluated:
+        """Return the loss of an output."""
+        target = batch.inputs if batch.label is None else batch.label
+        loss, watch = watched(self.loss, output, target)
+        return Evaluated(_scalar_mean(loss, batch, "the loss"), divisor=watch.divisor_of(loss))
 
     def explain(self, module: nn.Module, batch: Batch, error: Exception) -> ModelError:
         """Say whether a layer or the loss failed."""
@@ -109,19 +120,20 @@ class StepObjective(Objective):
     Attributes:
         step: ``step(module, batch)`` gives the loss, a scalar mean or one value per sample, or a
             dict with ``"loss"``, an ``"output"`` for metrics if there is one, and further scalars
-            (means over the batch) to report. It calls neither ``backward`` nor ``zero_grad``.
+            (means over the batch) to report. ``"divisor"`` says what a scalar loss has been divided by,
+            if that is not the number of rows. It calls neither ``backward`` nor ``zero_grad``.
     """
 
     step: Step
 
     def __call__(self, module: nn.Module, batch: Batch) -> Evaluated:
         """Return the step's loss and further scalars."""
-        loss, extras, _ = read_step(self.step(module, batch), batch)
-        return Evaluated(loss, extras)
+        return replace(self.evaluate(module, batch), output=None)
 
     def evaluate(self, module: nn.Module, batch: Batch) -> Evaluated:
         """Return the loss, further scalars, and the step's ``"output"`` or ``None``."""
-        return Evaluated(*read_step(self.step(module, batch), batch))
+        result, watch = watched(self.step, module, batch)
+        return read_step(result, batch, watch)
 
     def explain(self, module: nn.Module, batch: Batch, error: Exception) -> ModelError:
         """Say whether a layer or the step's own code failed."""
@@ -142,15 +154,21 @@ def explain_step(
     )
 
 
-def read_step(result: Any, batch: Batch, name: str = "the step") -> tuple[Tensor, dict[str, float], Any]:
-    """Return scalar loss, extras and output from a step's result.
+def read_step(result: Any, batch: Batch, watch: Watch, name: str = "the step") -> Evaluated:
+    """Return loss, extras, output and divisor from a step's result.
+
+    Args:
+        result: what the step returned.
+        batch: what it was given.
+        watch: what was seen of its divisors.
+        name: names it in errors.
 
     Raises:
         ModelError: if it holds no loss, or something that cannot be reported.
     """
     result = with_loss(result)
     if not isinstance(result, Mapping):
-        return _scalar_mean(result, batch, name), {}, None
+        return Evaluated(_scalar_mean(result, batch, name), divisor=watch.divisor_of(result))
     if "loss" not in result:
         raise ModelError(
             f"{name} returned a dict with the keys {list(result)}; it needs 'loss', the tensor to minimise",
@@ -159,9 +177,30 @@ def read_step(result: Any, batch: Batch, name: str = "the step") -> tuple[Tensor
     extras = {
         key: as_scalar(value, f"{name} returned {key!r}")
         for key, value in result.items()
-        if key not in ("loss", "output")
+        if key not in ("loss", "output", "divisor")
     }
-    return _scalar_mean(result["loss"], batch, name), extras, result.get("output")
+    loss = _scalar_mean(result["loss"], batch, name)
+    divisor = watch.divisor_of(result["loss"])
+    if "divisor" in result:
+        divisor = _checked_divisor(result["divisor"], result["loss"], name)
+    return Evaluated(loss, extras, result.get("output"), divisor)
+
+
+def _checked_divisor(value: Any, loss: Tensor, name: str) -> float:
+    divisor = as_scalar(value, f"{name} returned 'divisor'")
+    if loss.dim():
+        raise ModelError(
+            f"{name} returned one loss per row, and a 'divisor' of their mean; return only one of them: the "
+            "mean of the rows, or a scalar that has been divided",
+            code="model-output",
+        )
+    if not 0 <= divisor < math.inf:
+        raise ModelError(
+            f"{name} returned 'divisor' {divisor}; expected what the loss has been divided by, at least 0, "
+            "such as the number of labels that count",
+            code="model-output",
+        )
+    return divisor
 
 
 def as_scalar(value: Any, what: str) -> float:

@@ -50,7 +50,7 @@ VALUES = np.arange(6, dtype=np.float32)
 USED = np.array([True, False])
 LAYOUT = ParamLayout(lay_out([("table", (2, 2), 0), ("b", (2,), 0)]))
 FACTS = UpdateFacts(0, 7, 8, 9, {"seconds": 1.0})
-REPORT = Report(1, 2, False, 0, 0, 2.0, 0.5, {"accuracy": 1.0}, {"seconds": 0.1}, {"buffers": VALUES})
+REPORT = Report(1, 2, False, 0, 0, 2.0, 3.0, 0.5, {"accuracy": 1.0}, {"seconds": 0.1}, {"buffers": VALUES})
 PROBLEMS = [
     NonFiniteGradient(3, "b", (0, 2)),
     MissingPartition(2, 1),

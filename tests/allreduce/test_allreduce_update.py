@@ -163,7 +163,7 @@ BUFFERS, COUNTERS = np.array([1, 2], np.float32), np.array([5], np.int64)
 
 
 def report(source, weight=1.0, **buffers):
-    return Report(source, 1, False, 0, 0, weight, 0.5, {}, {}, buffers)
+    return Report(source, 1, False, 0, 0, weight, weight, 0.5, {}, {}, buffers)
 
 
 def combined(*reports):

@@ -22,6 +22,7 @@ class Report:
         dropped: rows that were left out.
         lost: 1 if it began with a fresh state of its own because that was lost.
         weight: sum of its rows' weights.
+        divisor: what its loss has been divided by.
         loss: mean loss.
         extras: further scalars that a training step returned.
         task: place, start, seconds and phases of its task.
@@ -35,6 +36,7 @@ class Report:
     dropped: int
     lost: int
     weight: float
+    divisor: float
     loss: float
     extras: Mapping[str, float]
     task: Mapping[str, Any]

@@ -66,7 +66,7 @@ def shards(
         rest = left_out[start:stop] if left_out is not None else None
         yield Shard.of(
             me.rank,
-            contribution.loss.weight,
+            gradient.weight,
             values[start:stop],
             gradient.used,
             rows,
@@ -93,6 +93,7 @@ def report(me: Participant, contribution: Contribution) -> Report:
         dropped=loss.dropped,
         lost=int(contribution.lost),
         weight=loss.weight,
+        divisor=loss.divisor,
         loss=loss.loss,
         extras=loss.extras,
         task=me.clock.facts(),

@@ -13,16 +13,20 @@ from sparkdl.compute.forward_backward import make_batch
 from sparkdl.compute.spec import FitSpec
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.ragged import is_ragged, kind_of
-from sparkdl.exceptions import DataError, ModelError
+from sparkdl.exceptions import DataError, ModelError, SparkdlWarning
 from sparkdl.nn import serialize
 from sparkdl.nn.batch import Batch, tensors_of
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import forward_backward
 from sparkdl.nn.meeting import ROWS, find_broadcast
 from sparkdl.nn.numerics import make_replica
+from sparkdl.nn.row_mean import differs, is_known
 from sparkdl.nn.trace import describe
 from sparkdl.train.passes.sweep import BatchReader
 from sparkdl.wire.frame import Array
+
+_TRIED_ROWS = 6
+"""Rows with which a loss is tried, whole and in parts."""
 
 
 def dry_run(spec: FitSpec, data: Dataset) -> bytes:
@@ -61,7 +65,29 @@ def dry_run(spec: FitSpec, data: Dataset) -> bytes:
             culprit = "" if error.input is None else f"column {data.plan.columns[error.input].source!r}, "
             raise ModelError(f"{culprit}row 0 of the Dataset ({found}): {error}") from error.__cause__
         check_shapes(local, replica, BatchReader.of(data).batch(some_rows(data)))
+        told = _tell_coupled(local, replica, data)
+    if told:
+        warnings.warn(SparkdlWarning(told, code="model-output"), stacklevel=4)
     return shipped
+
+
+def _tell_coupled(spec: FitSpec, replica: FlatModule, data: Dataset) -> str:
+    """Return a warning if the loss is no mean over rows, and the rows of a batch are not together."""
+    partitions = data.num_partitions or data.access.executors().count
+    if is_known(spec.objective) or (partitions == 1 and spec.micro_batch_size is None):
+        return ""
+    batch = BatchReader.of(data).batch(data.first_rows(_TRIED_ROWS))
+    with replica.computing():
+        found = differs(spec.objective, replica.module, replica.prepare(batch))
+    if found is None:
+        return ""
+    return (
+        f"the loss is no mean over rows: that of {batch.rows} rows is {found[0]:.6g}, and the mean of two "
+        f"parts is {found[1]:.6g}. Partitions and micro-batches each compute the loss of their own rows, so "
+        "the gradient is not that of the whole batch. Train with one partition (num_partitions=1) and no "
+        "micro_batch_size where rows of a batch are compared with each other; divide a sum by its rows; "
+        "return {'loss': mean, 'divisor': number} from step= where something else than rows is counted"
+    )
 
 
 def some_rows(data: Dataset) -> dict[str, Array]:

@@ -86,17 +86,20 @@ class Evaluate:
 
 def forward(
     spec: FitSpec, replica: FlatModule, batch: Batch
-) -> tuple[float | None, Any, Mapping[str, float]]:
-    """Return the mean loss of a batch, the module's output, and what its step logs as scores.
+) -> tuple[tuple[float, float] | None, Any, Mapping[str, float]]:
+    """Return the mean loss of a batch and its weight, the module's output, and what its step logs as scores.
 
-    The loss is ``None`` if the batch has not the label that the run trains with, and compares with the
-    inputs if the run trains without one, although the batch may have a label for the metrics.
+    The weight is what the loss has been divided by. The loss is ``None`` if the batch has not the label that
+    the run trains with, and compares with the inputs if the run trains without one, although the batch may
+    have a label for the metrics.
     """
     if spec.label.kind != "none" and batch.label is None:
         return None, output_of(replica, batch), {}
     seen = batch if spec.label.kind != "none" else replace(batch, label=None)
     found = evaluate(replica, seen, spec.objective)
-    return found.loss.item(), found.output, found.extras if spec.objective.scores else {}
+    weight = batch.rows if batch.weight is None else batch.weight.double().sum()
+    loss = found.loss.item(), float(weight) if found.divisor is None else found.divisor
+    return loss, found.output, found.extras if spec.objective.scores else {}
 
 
 def measure(
@@ -123,12 +126,11 @@ def measure(
     """
     loss, output, extras = forward(spec, replica, batch)
     logged.add(extras, batch.rows)
-    weight = float(batch.rows if batch.weight is None else batch.weight.double().sum())
     for name, metric in metrics.items():
         if not isinstance(metric.metric, Loss):
             _update(name, metric, output, batch)
-        elif loss is not None and weight:
-            metric.metric.update(loss, weight)
+        elif loss is not None and loss[1]:
+            metric.metric.update(*loss)
     return output
 
 

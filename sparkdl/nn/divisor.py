@@ -1,0 +1,89 @@
+"""What a mean loss is divided by, where that is not the number of rows.
+
+``CrossEntropyLoss(weight=...)`` divides by the sum of the labels' weights, and labels of ``ignore_index`` do
+not count. A mean over several shares of a batch is that over the whole batch only if each share has this
+divisor as its weight. The losses that divide so end in three functions of torch, whoever calls them: a loss
+module, a lambda, a model of Hugging Face, a training step. A :class:`Watch` sees the calls, and follows their
+results to the loss.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as nnf
+from torch.overrides import TorchFunctionMode
+
+_CALLS: dict[Any, inspect.Signature] = {
+    function: inspect.signature(function)
+    for function in (nnf.cross_entropy, nnf.nll_loss, getattr(nnf, "linear_cross_entropy", nnf.nll_loss))
+}
+
+
+class Watch(TorchFunctionMode):
+    """Follows what means are divided by, from the functions that divide to the loss that they become."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._divisors: dict[int, frozenset[float]] = {}
+        self._kept: list[Tensor] = []  # the id of a tensor that is freed could come back as another's
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function; note its divisor, or those of its arguments, for its result."""
+        result = func(*args, **(kwargs or {}))
+        signature = _CALLS.get(func)
+        if signature is not None:
+            divisor = _divisor(signature, args, kwargs or {})
+            if divisor is not None:
+                self._note(result, frozenset((divisor,)))
+        elif self._divisors:
+            found = frozenset[float]().union(
+                *(self._of(value) for value in (*args, *(kwargs or {}).values()))
+            )
+            if found:
+                self._note(result, found)
+        return result
+
+    def divisor_of(self, loss: Any) -> float | None:
+        """Return what a loss is divided by; ``None`` if that is not known, or its terms do not agree."""
+        found = self._divisors.get(id(loss), frozenset())
+        return next(iter(found)) if len(found) == 1 else None
+
+    def _of(self, value: Any) -> frozenset[float]:
+        if isinstance(value, list | tuple):
+            return frozenset[float]().union(*map(self._of, value))
+        return self._divisors.get(id(value), frozenset())
+
+    def _note(self, result: Any, divisors: frozenset[float]) -> None:
+        for value in result if isinstance(result, list | tuple) else [result]:
+            if isinstance(value, Tensor):
+                self._divisors[id(value)] = divisors
+                self._kept.append(value)
+
+
+def watched(compute: Callable[..., Any], *arguments: Any) -> tuple[Any, Watch]:
+    """Return the result of a computation, and what was seen of its divisors."""
+    with Watch() as watch:
+        return compute(*arguments), watch
+
+
+def _divisor(signature: inspect.Signature, args: Any, kwargs: Any) -> float | None:
+    """Return the divisor of a call; ``None`` if it takes no mean over labels that are class numbers."""
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+    target, weight, ignored = given["target"], given["weight"], given["ignore_index"]
+    # The two options that reduction= has replaced come first where they are given.
+    old = (given.get("size_average"), given.get("reduce"))
+    mean = given["reduction"] == "mean" if old == (None, None) else False not in old
+    if not mean or target.is_floating_point():  # probabilities of classes: a mean over rows
+        return None
+    with torch.no_grad():
+        counts = target != (-100 if ignored is None else ignored)
+        if weight is None:
+            return float(counts.sum())
+        return float(weight.detach().double()[target[counts]].sum())

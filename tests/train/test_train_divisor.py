@@ -1,0 +1,78 @@
+"""Losses with a divisor of their own over partitions, against torch over the whole batch."""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.data import as_dataset, partitioned
+from support.reference import Partition
+from torch import nn
+from torch.nn import functional
+
+from sparkdl import Dataset, Trainer
+from sparkdl.exceptions import SparkdlWarning
+from sparkdl.train import MaxIteration
+
+SIZES = [20, 31, 9]
+WEIGHT = torch.linspace(1, 50, 10)
+
+
+def module() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(64, 10)
+
+
+def trainer(loss: Any, **options: Any) -> Trainer:
+    settings = {"batch_size": sum(SIZES), "end_when": MaxIteration(3), "progress": False}
+    return Trainer(module(), loss=loss, optimizer=partial(torch.optim.SGD, lr=0.1), **settings | options)
+
+
+def labelled() -> list[Partition]:
+    """Rows of which one partition has no label that counts."""
+    first, second, third = partitioned(SIZES)
+    return [first, Partition(second.x, np.full_like(second.y, -100)), third]
+
+
+@pytest.mark.parametrize("exchange", ["replicated", "driver"])
+def test_weights_and_labels_that_do_not_count(spark: Any, exchange: str) -> None:
+    loss = nn.CrossEntropyLoss(weight=WEIGHT)
+    with as_dataset(spark, labelled()) as data:
+        options = {"exchange": exchange, "micro_batch_size": 7, "validation_batch_size": 8}
+        result = trainer(loss, **options).fit(data, validation=data)
+    x = torch.tensor(np.concatenate([part.x for part in labelled()]))
+    y = torch.tensor(np.concatenate([part.y for part in labelled()]))
+    plain, losses = module(), []
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        found = loss(plain(x), y)
+        losses.append(found.item())
+        found.backward()
+        optimizer.step()
+    assert [row["loss"] for row in result.history] == pytest.approx(losses, rel=1e-5)
+    torch.testing.assert_close(result.module.weight, plain.weight, rtol=1e-5, atol=1e-6)
+    with torch.no_grad():
+        assert result.history.validations[-1]["loss"] == pytest.approx(loss(plain(x), y).item(), rel=1e-5)
+
+
+def total(output: Any, label: Any) -> Any:
+    return functional.cross_entropy(output, label, reduction="sum")
+
+
+def test_a_sum_is_told_once(spark: Any) -> None:
+    told = pytest.warns(SparkdlWarning, match="no mean over rows.*num_partitions=1.*divisor")
+    with as_dataset(spark, partitioned(SIZES)) as data, told as found:
+        trainer(total).fit(data)
+    assert len(found) == 1
+
+
+def test_one_partition_is_torch_whatever_the_loss_is(spark: Any) -> None:
+    arrays = partitioned([30])[0]
+    with warnings.catch_warnings(), Dataset.from_numpy(arrays.x, arrays.y, num_partitions=1) as data:
+        warnings.simplefilter("error")
+        trainer(total, batch_size=30).fit(data)
