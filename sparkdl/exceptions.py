@@ -179,6 +179,10 @@ class SparkdlWarning(UserWarning):
         code: what was found, in a word that stays the same from version to version.
     """
 
-    def __init__(self, message: str, *, code: str) -> None:
-        super().__init__(f"{redaction.text(message)} [{_PAGE}#{code}]")
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(redaction.text(message), code)
         self.code = code
+
+    def __str__(self) -> str:
+        """Return the message and the link."""
+        return f"{self.args[0]} [{_PAGE}#{self.code}]"

@@ -19,7 +19,7 @@ from sparkdl.exceptions import (
 )
 
 ROOT = Path(__file__).parents[1]
-CLASSES = [c for _, c in inspect.getmembers(exceptions, inspect.isclass) if issubclass(c, Exception)]
+CLASSES = [c for _, c in inspect.getmembers(exceptions, inspect.isclass) if issubclass(c, SparkdlError)]
 CODES = [(cls, code) for cls in CLASSES for code in cls.codes]
 
 
@@ -120,3 +120,8 @@ def test_task_error_keeps_the_remote_traceback():
     assert TaskError("x").remote_traceback == ""
     copy = pickle.loads(pickle.dumps(TaskError("x", "Traceback ...")))
     assert copy.remote_traceback == "Traceback ..."
+
+
+def test_a_warning_has_a_link_and_survives_pickle():
+    copy = pickle.loads(pickle.dumps(exceptions.SparkdlWarning("what and why", "model-output")))
+    assert (str(copy), copy.code) == ("what and why [docs/troubleshooting.md#model-output]", "model-output")

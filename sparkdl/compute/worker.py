@@ -24,6 +24,7 @@ from sparkdl.compute.spec import FitSpec
 from sparkdl.keyed.memory import RowMemory
 from sparkdl.nn import serialize
 from sparkdl.nn.flat import FlatModule
+from sparkdl.nn.lightning import to_train
 from sparkdl.nn.numerics import device_of_task, make_replica
 from sparkdl.wire import buffers
 from sparkdl.wire.private import local_folders
@@ -81,7 +82,7 @@ class Worker:
         replica = self._replicas.get(device)
         if replica is None:
             module = self._another_spec().module if self._replicas else self.spec.module
-            replica = make_replica(module.train(), self.spec.layout, self.spec.numerics, device)
+            replica = make_replica(to_train(module), self.spec.layout, self.spec.numerics, device)
             self._replicas[device] = replica
         return replica
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from sparkdl.exceptions import ModelError
 from sparkdl.nn.batch import Batch
+from sparkdl.nn.log_options import check_log, is_metric
 from sparkdl.nn.objective import as_scalar
 
 _INSTEAD = {
@@ -40,6 +41,8 @@ _LEFT_OUT = (
 )
 """Hooks of a LightningModule that do not run here."""
 _EPOCH = "_sparkdl_epoch"
+_LOG_OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "enable_graph", "sync_dist")
+"""Options of ``log`` that may be given by position, as far as anybody does."""
 
 
 def overrides(module: nn.Module, base: type, method: str) -> bool:
@@ -103,15 +106,17 @@ def attached(module: nn.Module, batch: Batch) -> Iterator[dict[str, float]]:
     """Collect what the module logs, and tell it its place; Lightning's own methods want a Trainer."""
     logged: dict[str, float] = {}
 
-    def log(name: str, value: Any, *_: Any, **__: Any) -> None:
-        if hasattr(value, "compute") and hasattr(value, "reset"):  # a metric: this batch's value
+    def log(name: str, value: Any, *args: Any, **options: Any) -> None:
+        options |= dict(zip(_LOG_OPTIONS, args, strict=False))
+        check_log(name, value, training=module.training, rows=batch.rows, **options)
+        if is_metric(value):  # this batch's value
             metric, value = value, value.compute()
             metric.reset()
         logged[name] = as_scalar(value, f"self.log({name!r}) got a value")
 
-    def log_dict(dictionary: Mapping[str, Any], *_: Any, **__: Any) -> None:
+    def log_dict(dictionary: Mapping[str, Any], *args: Any, **options: Any) -> None:
         for name, value in dictionary.items():
-            log(name, value)
+            log(name, value, *args, **options)
 
     own: Any = module
     own.log, own.log_dict = log, log_dict

@@ -28,7 +28,7 @@ class Watch(TorchFunctionMode):
     """Follows what means are divided by, from the functions that divide to the loss that they become."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._divisors: dict[int, frozenset[float]] = {}
         self._kept: list[Tensor] = []  # the id of a tensor that is freed could come back as another's
 

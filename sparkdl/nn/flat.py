@@ -17,7 +17,7 @@ from torch import nn
 
 from sparkdl.exceptions import ModelError
 from sparkdl.nn.batch import Batch
-from sparkdl.nn.module_buffers import BufferVector, writable_buffers
+from sparkdl.nn.module_buffers import BufferVector, SparseBuffers, writable_buffers
 from sparkdl.nn.parameters import layout_of, sparse_tables, trainable
 from sparkdl.wire.frame import Array
 from sparkdl.wire.layout import ParamLayout, TensorPlace
@@ -82,6 +82,7 @@ class FlatModule:
             module, self.layout.buffers, torch.float64 if doubles else dtype, self.device
         )
         self._counters = BufferVector(module, self.layout.counters, torch.int64, self.device)
+        self._sparse = SparseBuffers(module)
 
     def _watch_sparse(self) -> None:
         """Record the rows of sparse gradients; only embeddings built for them are watched."""
@@ -136,11 +137,13 @@ class FlatModule:
         self.grad[begin:].zero_()
 
     def check_gradients(self) -> None:
-        """Check that backward wrote into the flat vector.
+        """Check that backward wrote into the flat vector, and forward into no sparse buffer.
 
         Raises:
-            ModelError: if the step replaced a gradient, for example by ``zero_grad()``.
+            ModelError: if the step replaced a gradient, for example by ``zero_grad()``, or changed such a
+                buffer.
         """
+        self._sparse.check()
         for index in np.flatnonzero(~self.used):
             if self._tensors[index].grad is not self._grads[index]:
                 self._tensors[index].grad = self._grads[index]

@@ -63,6 +63,27 @@ def is_lightning(module: nn.Module) -> bool:
     return _base(module) is not None
 
 
+def to_train(module: nn.Module) -> nn.Module:
+    """Put a module into training mode; a LightningModule keeps the modes of its layers, as in Lightning.
+
+    So a BatchNorm that was put into evaluation mode before the fit keeps its statistics.
+    """
+    return module if is_lightning(module) else module.train()
+
+
+def check_mode(module: nn.Module) -> None:
+    """Check that a LightningModule is in training mode, which Lightning leaves to the user.
+
+    Raises:
+        ModelError: if it is not.
+    """
+    if is_lightning(module) and not module.training:
+        raise ModelError(
+            f"{type(module).__name__} is in evaluation mode: dropout and BatchNorm would not train. Call "
+            "module.train() before fit, and eval() of the layers that are to stay as they are"
+        )
+
+
 def from_lightning(module: nn.Module) -> LightningParts | None:
     """Read objective, optimizer and schedule from a LightningModule.
 
@@ -127,7 +148,8 @@ class LightningObjective(Objective):
     def evaluate(self, module: nn.Module, batch: Batch) -> Evaluated:
         """Return loss, logged scalars and the output of ``forward``, if the module has one."""
         base = _base(module)
-        found, logged = None, {}
+        found: Evaluated | None = None
+        logged: dict[str, float] = {}
         if base is not None and overrides(module, base, "validation_step"):
             found, logged = _validate(module, batch)
         if found is None:

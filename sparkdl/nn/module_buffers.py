@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from sparkdl.exceptions import ModelError
 from sparkdl.wire.frame import Array
 from sparkdl.wire.layout import TensorPlace
 
@@ -19,12 +20,51 @@ def as_real(buffer: torch.Tensor) -> torch.Tensor:
 
 
 def writable_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return a module's buffers by name, expanded ones replaced by buffers with own memory."""
+    """Return a module's buffers by name, expanded ones replaced by buffers with own memory.
+
+    Sparse ones are left out, see :class:`SparseBuffers`.
+    """
     for layer in module.modules():
         for name, buffer in layer._buffers.items():
-            if buffer is not None and 0 in buffer.stride():
+            if buffer is not None and is_dense(buffer) and 0 in buffer.stride():
                 layer._buffers[name] = buffer.clone(memory_format=torch.contiguous_format)
-    return {name: as_real(buffer) for name, buffer in module.named_buffers()}
+    return {name: as_real(buffer) for name, buffer in module.named_buffers() if is_dense(buffer)}
+
+
+def is_dense(buffer: torch.Tensor) -> bool:
+    """Return whether a buffer has an element in memory for each of its values."""
+    return buffer.layout == torch.strided
+
+
+class SparseBuffers:
+    """Sparse buffers of a module, such as adjacency matrices: they travel with it and must stay as they are.
+
+    Args:
+        module: the module.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        sparse = [(name, buffer) for name, buffer in module.named_buffers() if not is_dense(buffer)]
+        self._known = {name: (buffer, buffer._version) for name, buffer in sparse}
+
+    def check(self) -> None:
+        """Check that forward has not changed one.
+
+        Raises:
+            ModelError: naming it.
+        """
+        if not self._known:
+            return
+        now = dict(self._module.named_buffers())
+        for name, (buffer, version) in self._known.items():
+            if now.get(name) is not buffer or buffer._version != version:
+                raise ModelError(
+                    f"the forward pass changed buffer {name!r}, which is sparse ({buffer.layout}): "
+                    "only dense buffers are kept from step to step. Register it as a dense tensor, or keep "
+                    "its values in a dense buffer and build the sparse tensor in forward",
+                    code="model-output",
+                )
 
 
 class BufferVector:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sparkdl.exceptions import ModelError
-from sparkdl.nn.module_buffers import as_real
+from sparkdl.nn.module_buffers import as_real, is_dense
 from sparkdl.wire.layout import ParamLayout, lay_out
 
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
@@ -59,7 +59,7 @@ def layout_of(module: nn.Module, group_of: Callable[[nn.Parameter], int] | None 
             f"all parameters must have one dtype: {found}; call module.float()", code="model-parameters"
         )
     _reject_overlap(params)
-    buffers = list(module.named_buffers())
+    buffers = [(name, buffer) for name, buffer in module.named_buffers() if is_dense(buffer)]
     for name, b in buffers:
         if isinstance(b, nn.parameter.UninitializedBuffer):
             raise ModelError(

@@ -20,7 +20,7 @@ from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.nn.attached import _LEFT_OUT
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import Batch, evaluate, forward_backward
-from sparkdl.nn.lightning import Rebound, from_lightning, is_lightning
+from sparkdl.nn.lightning import Rebound, check_mode, from_lightning, is_lightning, to_train
 
 ROWS = 6
 X, Y = torch.randn(ROWS, 3, generator=torch.Generator().manual_seed(0)), torch.arange(ROWS) % 2
@@ -437,3 +437,92 @@ def test_lightning_is_not_imported():
         "assert not [m for m in sys.modules if 'lightning' in m and not m.startswith('sparkdl')]"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# -- what log is asked for ----------------------------------------------------------------------
+
+
+class Logs(Own):
+    """Logs something in its training or validation step."""
+
+    def __init__(self, log, validates=False):
+        super().__init__(lambda m: SGD(m.parameters()))
+        self.what, self.validates = log, validates
+        self.f1 = torchmetrics.classification.MulticlassF1Score(2)
+
+    def training_step(self, batch, batch_idx):
+        if not self.validates:
+            self.what(self)
+        return functional.cross_entropy(self(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        self.f1(self(batch[0]), batch[1])
+        if self.validates:
+            self.what(self)
+
+
+REFUSED = {
+    "max": (lambda m: m.log("x", 1.0, reduce_fx="max"), r"reduce_fx='max'.*MaxMetric"),
+    "sum": (lambda m: m.log_dict({"x": 1.0}, reduce_fx=torch.sum), r"'x'.*reduce_fx='sum'"),
+    "by position": (lambda m: m.log("x", 1.0, False, None, None, None, "min"), r"reduce_fx='min'"),
+    "batch_size": (lambda m: m.log("x", 1.0, batch_size=40), rf"batch_size=40 of a batch of {ROWS} rows"),
+}
+TAKEN = {
+    "shown": lambda m: m.log("x", 1.0, True, True, True, True, "mean", sync_dist=True),
+    "torch.mean": lambda m: m.log("x", 1.0, reduce_fx=torch.mean, batch_size=ROWS, rank_zero_only=True),
+}
+
+
+def run(module):
+    replica = FlatModule(module)
+    if not module.validates:
+        return forward_backward(replica, batch(), from_lightning(module).objective, None)
+    with replica.evaluating():
+        return evaluate(replica, batch(), from_lightning(module).objective)
+
+
+@pytest.mark.parametrize("validates", [False, True], ids=["training", "validation"])
+@pytest.mark.parametrize("name", [*REFUSED, *TAKEN])
+def test_options_of_log_hold_or_are_refused_by_name(name, validates):
+    if name in TAKEN:
+        assert run(Logs(TAKEN[name], validates)).extras == {"x": 1.0}
+        return
+    log, message = REFUSED[name]
+    with pytest.raises(ModelError, match=message):
+        run(Logs(log, validates))
+
+
+def test_a_metric_over_all_batches_is_refused_by_name():
+    with pytest.raises(ModelError, match=r"MulticlassF1Score over all batches.*metrics=\{'f1'"):
+        run(Logs(lambda m: m.log("f1", m.f1), validates=True))
+    with pytest.raises(ModelError, match="MulticlassF1Score over all batches"):
+        run(Logs(lambda m: m.log("f1", m.f1, on_epoch=True)))
+
+
+def test_a_score_of_a_step_is_refused():
+    with pytest.raises(ModelError, match="on_epoch=False in a validation"):
+        run(Logs(lambda m: m.log("x", 1.0, on_epoch=False), validates=True))
+
+
+def test_an_option_that_lightning_does_not_know():
+    with pytest.raises(ModelError, match="unexpected keyword argument 'reduce'"):
+        run(Logs(lambda m: m.log("x", 1.0, reduce="max")))
+
+
+# -- modes --------------------------------------------------------------------------------------
+
+
+def test_layers_keep_the_mode_that_they_have_before_the_fit():
+    module = Own()
+    module.norm = nn.BatchNorm1d(3).eval()
+    assert to_train(module) is module
+    assert (module.training, module.layer.training, module.norm.training) == (True, True, False)
+    plain = nn.Sequential(nn.BatchNorm1d(3).eval())
+    assert to_train(plain)[0].training
+
+
+def test_a_module_in_evaluation_mode_is_refused():
+    check_mode(Own())
+    check_mode(nn.Linear(1, 1).eval())
+    with pytest.raises(ModelError, match=r"evaluation mode.*module\.train\(\)"):
+        check_mode(Own().eval())

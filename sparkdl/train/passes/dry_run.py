@@ -18,6 +18,7 @@ from sparkdl.nn import serialize
 from sparkdl.nn.batch import Batch, tensors_of
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import forward_backward
+from sparkdl.nn.lightning import check_mode, to_train
 from sparkdl.nn.meeting import ROWS, find_broadcast
 from sparkdl.nn.numerics import make_replica
 from sparkdl.nn.row_mean import differs, is_known
@@ -57,8 +58,9 @@ def dry_run(spec: FitSpec, data: Dataset) -> bytes:
         if batch.weight is not None:  # weights of zero would leave nothing to try
             batch = replace(batch, weight=torch.ones_like(batch.weight))
         # Compiling takes longer than the dry run may; the workers fall back where it fails.
+        check_mode(local.module)
         numerics = replace(local.numerics, compile=False)
-        replica = make_replica(local.module.train(), local.layout, numerics)
+        replica = make_replica(to_train(local.module), local.layout, numerics)
         try:
             forward_backward(replica, batch, local.objective, None)
         except ModelError as error:
