@@ -6,6 +6,7 @@ from functools import partial
 from math import prod
 from typing import Self, Unpack
 
+import torch
 from pyspark import keyword_only
 from pyspark.ml import Estimator
 from pyspark.ml.classification import ProbabilisticClassifier
@@ -18,7 +19,7 @@ from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.estimators import fitting, sparsity, tables
 from sparkdl.ml.estimators.base import FitsTorch
 from sparkdl.ml.estimators.model import TorchClassificationModel, TorchModel, TorchRegressionModel, classes_of
-from sparkdl.ml.estimators.stage import FitPlan, FitRows
+from sparkdl.ml.estimators.stage import FitPlan, FitRows, building
 from sparkdl.ml.params import converters
 from sparkdl.ml.params.attributes import ATTRIBUTES
 from sparkdl.ml.params.columns import HasClassOutputs, HasOutputs, HasPrediction, value_of
@@ -26,6 +27,8 @@ from sparkdl.ml.params.entries import ParamEntry, constructed_by, getter, setter
 from sparkdl.ml.params.keywords import ClassifierKeywords, EstimatorKeywords, RegressorKeywords
 from sparkdl.ml.params.training import HasScaling
 from sparkdl.ml.stages.outputs import check_thresholds
+from sparkdl.ml.stages.probabilities import check_logits
+from sparkdl.nn.batch import group
 from sparkdl.nn.losses import binary_cross_entropy, cross_entropy, squared_error
 from sparkdl.nn.models.mlp import MLP
 from sparkdl.nn.models.sparse import SparseMLP
@@ -199,11 +202,14 @@ class TorchClassifier(FitsTorch, HasClassOutputs, HasScaling, ProbabilisticClass
             label, loss = Column(name, shape, "float32"), binary_cross_entropy
         else:
             label, loss = Column(name, dtype="int64"), cross_entropy
+        chosen = self._loss_or(loss, module)
+        with building, torch.random.fork_rng(devices=[]):
+            check_logits(module, group(rows.tensors, rows.names), chosen)
         return FitPlan(
             module=module,
             source=source,
             signature=signature,
-            loss=self._loss_or(loss, module),
+            loss=chosen,
             label=label,
             classes=classes_of(shape),
         )

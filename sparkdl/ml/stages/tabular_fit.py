@@ -39,6 +39,8 @@ _PARTS: Mapping[Kind, tuple[Part, ...]] = {
 }
 _SHARES = [n / PIECES for n in range(PIECES + 1)]
 _ACCURACY = 10_000
+_IN_A_PASS = 1400
+"""Aggregates of one plan: those of 200 columns of numbers."""
 
 
 def kinds_of(df: DataFrame, names: Sequence[str]) -> dict[str, Kind]:
@@ -176,9 +178,22 @@ def _aggregated(
 ) -> tuple[int, Sequence[Any]]:
     """Return the number of rows, and aggregates, in one pass that also looks for nulls in some columns."""
     own = [F.count(F.lit(1)), *map(_nulls, required)]
-    (row,) = df.agg(*(column.alias(f"c{n}") for n, column in enumerate([*own, *wanted]))).collect()
+    row = _collected(df, [*own, *wanted])
     _check_required(required, row[1 : len(own)])
     return int(row[0]), row[len(own) :]
+
+
+def _collected(df: DataFrame, wanted: Sequence[Column]) -> list[Any]:
+    """Return aggregates of the rows, in one pass unless they are very many.
+
+    The memory of Spark's driver grows with the expressions of a plan: 17,500 end in an OutOfMemoryError.
+    """
+    found: list[Any] = []
+    for start in range(0, len(wanted), _IN_A_PASS):
+        some = wanted[start : start + _IN_A_PASS]
+        (row,) = df.agg(*(column.alias(f"c{n}") for n, column in enumerate(some))).collect()
+        found += row
+    return found
 
 
 def _nulls(name: str) -> Column:
@@ -278,8 +293,7 @@ def _knots(
         else:
             known[name] = list(summary.quantiles)
     if wanted:
-        (row,) = df.agg(*(column.alias(f"c{n}") for n, column in enumerate(wanted.values()))).collect()
-        for name, values in zip(wanted, row, strict=True):
+        for name, values in zip(wanted, _collected(df, list(wanted.values())), strict=True):
             known[name] = [*known.get(name, ()), *(values or ())]
     return known
 
