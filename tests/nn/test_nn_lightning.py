@@ -526,3 +526,27 @@ def test_a_module_in_evaluation_mode_is_refused():
     check_mode(nn.Linear(1, 1).eval())
     with pytest.raises(ModelError, match=r"evaluation mode.*module\.train\(\)"):
         check_mode(Own().eval())
+
+
+def test_class_weights_are_the_divisor_in_micro_batches_and_validation():
+    weight = torch.tensor([1.0, 20.0])
+
+    class Weighted(Own):
+        def training_step(self, batch, batch_idx):
+            return functional.cross_entropy(self(batch[0]), batch[1], weight)
+
+        def validation_step(self, batch, batch_idx):
+            return {"loss": self.training_step(batch, batch_idx)}
+
+    module = Weighted(lambda m: SGD(m.parameters()))
+    plain = nn.Linear(3, 2)
+    plain.load_state_dict(module.layer.state_dict())
+    expected = functional.cross_entropy(plain(X), Y, weight)
+    expected.backward()
+    replica, objective = FlatModule(module), from_lightning(module).objective
+    result = forward_backward(replica, batch(), objective, 5)
+    assert (result.loss, result.divisor) == (pytest.approx(expected.item()), weight[Y].sum())
+    found = torch.cat([plain.weight.grad.flatten(), plain.bias.grad])
+    torch.testing.assert_close(replica.grad, found)
+    with replica.evaluating():
+        assert evaluate(replica, batch(), objective).divisor == weight[Y].sum()

@@ -176,7 +176,7 @@ def count_rows(df: DataFrame, names: Sequence[str], required: Sequence[str] = ()
 def _aggregated(
     df: DataFrame, wanted: Sequence[Column], required: Sequence[str]
 ) -> tuple[int, Sequence[Any]]:
-    """Return the number of rows, and aggregates, in one pass that also looks for nulls in some columns."""
+    """Return the number of rows, and aggregates; also look for nulls in some columns."""
     own = [F.count(F.lit(1)), *map(_nulls, required)]
     row = _collected(df, [*own, *wanted])
     _check_required(required, row[1 : len(own)])
@@ -256,7 +256,7 @@ class _Summary:
 def _summarise(
     df: DataFrame, columns: Mapping[str, Column], required: Sequence[str]
 ) -> tuple[int, dict[str, _Summary]]:
-    """Return the number of rows, and the summary of each column, in one pass."""
+    """Return the number of rows, and the summary of each column."""
     wanted: list[Column] = []
     for value in columns.values():
         wanted += [F.count(value), F.avg(value), F.stddev_pop(value), F.min(value), F.max(value)]
