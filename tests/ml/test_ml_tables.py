@@ -83,6 +83,14 @@ def fitted(spark: Any) -> TorchClassificationModel:
 # -- the encoding ------------------------------------------------------------------------------------
 
 
+def test_an_encoding_of_many_columns_is_found_in_several_passes(
+    table: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = TabularEncoder(inputCols=FEATURES).fit(table).encoding
+    monkeypatch.setattr("sparkdl.ml.stages.tabular_fit._IN_A_PASS", 16)
+    assert TabularEncoder(inputCols=FEATURES).fit(table).encoding == whole
+
+
 def test_an_encoding_follows_from_types_and_values(table: Any, tmp_path: Path) -> None:
     encoder = TabularEncoder(inputCols=FEATURES, minFrequency=2)
     model = encoder.fit(table)
