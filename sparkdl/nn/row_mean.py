@@ -75,7 +75,8 @@ def _computing(
             evaluated = objective.of(part.inputs, part)
         else:
             evaluated = objective(module, part)
-        return evaluated.loss.item(), length if evaluated.divisor is None else evaluated.divisor
+        weight = length if part.weight is None else float(part.weight.double().sum())
+        return evaluated.loss.item(), weight if evaluated.divisor is None else evaluated.divisor
 
     return compute
 

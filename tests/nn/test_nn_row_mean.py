@@ -77,3 +77,13 @@ def test_a_step_says_the_divisor() -> None:
         return {"loss": own_weights(module(batch.inputs), batch.label), "divisor": weight.sum()}
 
     assert differs(StepObjective(step), module(), Batch(INPUTS, LABEL, None, ROWS)) is None
+
+
+@pytest.mark.parametrize("as_step", [False, True], ids=["loss", "step"])
+def test_sample_weights_weigh_the_parts(as_step: bool) -> None:
+    loss = MEANS["rows"]
+    step = StepObjective(lambda module, batch: loss(module(batch.inputs), batch.label))
+    batch = Batch(INPUTS, LABEL, torch.tensor([0.0, 0.0, 0.0, 1.0, 9.0, 2.0]), ROWS)
+    assert differs(step if as_step else LossObjective(loss), module(), batch) is None
+    batch = Batch(INPUTS, LABEL, torch.tensor([3.0, 0.5, 0.0, 1.0, 9.0, 2.0]), ROWS)
+    assert differs(step if as_step else LossObjective(loss), module(), batch) is None
