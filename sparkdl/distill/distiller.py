@@ -26,13 +26,12 @@ from sparkdl.exceptions import ConfigError, ModelError, SparkdlError
 from sparkdl.nn.batch import call
 from sparkdl.nn.trace import explain_failure
 from sparkdl.optim.spec import Optimizers
-from sparkdl.train.given import check_dataset, inputs_of
+from sparkdl.train.given import Chosen, check_dataset, inputs_of
 from sparkdl.train.hooks.checkpoint import Resume
 from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.passes.dry_run import some_rows
 from sparkdl.train.passes.sweep import BatchReader
 from sparkdl.train.result import FitResult
-from sparkdl.train.tables import Chosen
 from sparkdl.train.trainer import Trainer
 from sparkdl.wire.frame import Array
 

@@ -15,8 +15,8 @@ from sparkdl.distill.service import Service
 from sparkdl.distill.step import LABEL
 from sparkdl.distill.teachers import Answering, SoftLabels, Teacher
 from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.train.given import Chosen, check_features, check_none_chosen, is_frame, split
 from sparkdl.train.passes.validation import Validation
-from sparkdl.train.tables import Chosen, check_features, check_none_chosen, is_frame, split
 
 AnyTeacher = Teacher | SoftLabels | Service
 

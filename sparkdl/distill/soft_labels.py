@@ -31,7 +31,7 @@ from sparkdl.nn import serialize
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.numerics import device_of_task
 from sparkdl.train.passes.sweep import BatchReader, located, rows_per_batch
-from sparkdl.train.resources import threads_per_task
+from sparkdl.train.shipped import threads_per_task
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Parts
 

@@ -16,11 +16,10 @@ from sparkdl.allreduce.shard_files import WriteShard
 from sparkdl.allreduce.state import ModelState
 from sparkdl.exceptions import DataError, TaskError
 from sparkdl.keyed.entries import Entries
-from sparkdl.train.ahead import Ahead
 from sparkdl.train.checkpoint.resume import ResumePoint
 from sparkdl.train.demand import Demand
 from sparkdl.train.epochs import Epochs
-from sparkdl.train.forecast import Forecast
+from sparkdl.train.groups import Ahead, Forecast
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.hooks.calls import HookCalls
 from sparkdl.train.keyed import Counters

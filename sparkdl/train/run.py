@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from torch import nn
@@ -26,6 +26,25 @@ if TYPE_CHECKING:
     from sparkdl.allreduce.outcome import Outcome
     from sparkdl.data.dataset import Dataset
     from sparkdl.train.checkpoint.resume import ResumePoint
+
+
+class Trained(Protocol):
+    """What a run asks of its loop: the weights and all else that has been trained until now."""
+
+    def current(self) -> Snapshot:
+        """Return the weights."""
+
+    def averaged(self) -> Snapshot:
+        """Return the averaged weights."""
+
+    def rows(self) -> Mapping[str, Entries]:
+        """Return the rows of embedding variables."""
+
+    def point(self, with_state: bool = True, since: int = 0) -> ResumePoint:
+        """Return all that another run needs."""
+
+    def write_shards(self, folder: str, since: int = 0) -> dict[str, str]:
+        """Let executors write the state of the shards."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,16 +93,21 @@ class Run:
     begin: TrainState = field(default_factory=TrainState)
     error: BaseException | None = None
     source: Base | None = None
-    _current: Callable[[], Snapshot]
-    _average: Callable[[], Snapshot]
-    _rows: Callable[[], Mapping[str, Entries]] = dict
-    _point: Callable[[bool, int], ResumePoint]
-    _write_shards: Callable[[str, int], dict[str, str]]
     _write_back: Callable[[Snapshot], nn.Module]
+    _trained: Trained | None = None
     _replacement: Snapshot | None = None
 
     def __post_init__(self) -> None:
         self.batch_size = self.batch_size or self.config.batch_size
+
+    def follow(self, trained: Trained) -> None:
+        """Take weights and checkpoints from a loop; for the Trainer, before hooks see the run."""
+        self._trained = trained
+
+    @property
+    def _loop(self) -> Trained:
+        assert self._trained is not None  # hooks see the run only while the loop runs
+        return self._trained
 
     def _repr_html_(self) -> str:
         return shown.run(self)
@@ -94,11 +118,11 @@ class Run:
 
     def snapshot(self) -> Snapshot:
         """Return the weights as they are; cheap, for nothing is copied."""
-        return self._replacement or self._current()
+        return self._replacement or self._loop.current()
 
     def averaged(self) -> Snapshot:
         """Return the averaged weights (``averaging=``), or the current ones without averaging."""
-        return self._replacement or self._average()
+        return self._replacement or self._loop.averaged()
 
     def trained_module(self, snapshot: Snapshot | None = None, *, rows: bool = True) -> nn.Module:
         """Return a copy of the module with the given weights, by default the current ones.
@@ -109,7 +133,7 @@ class Run:
         """
         module = self._write_back(snapshot or self.snapshot())
         if rows:
-            fill(module, self._rows())
+            fill(module, self._loop.rows())
         return module
 
     def parameters(self, snapshot: Snapshot | None = None) -> dict[str, Array]:
@@ -142,7 +166,7 @@ class Run:
         Raises:
             TaskError: if the state cannot be read from the executors.
         """
-        return self._point(with_state, since)
+        return self._loop.point(with_state, since)
 
     def write_shards(self, folder: str, since: int = 0) -> dict[str, str]:
         """Let the executors write the optimizer's state into a folder that they all reach.
@@ -157,7 +181,7 @@ class Run:
         Raises:
             TaskError: if the state cannot be read, or the files cannot be written.
         """
-        return self._write_shards(folder, since)
+        return self._loop.write_shards(folder, since)
 
     def stop(self, reason: str) -> None:
         """End the run after the current iteration and its hooks."""

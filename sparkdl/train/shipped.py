@@ -1,4 +1,4 @@
-"""What is on the executors while a Trainer works: the fixed part of a run, and its weights."""
+"""The fixed part of a run and its weights on the executors, and the threads of its tasks."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from sparkdl.data.dataset import Dataset
 from sparkdl.data.store.built import PartitionStore
 from sparkdl.nn import serialize
 from sparkdl.nn.flat import FlatModule
+from sparkdl.session import Executors
 from sparkdl.train.leaving import unless_under_way
 from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.recipe import Recipe
-from sparkdl.train.resources import task_profile, threads_per_task
 
 if TYPE_CHECKING:
     from sparkdl.train.passes.evaluate import Evaluator
@@ -129,3 +129,18 @@ def shipped(recipe: Recipe, data: Dataset, module: nn.Module, label: Structure |
                     for clean_up in ship.cleanups:
                         clean_up()
                 sent.release()
+
+
+def threads_per_task(executors: Executors, partitions: int) -> int:
+    """Divide an executor's cores among the tasks that run on it at a time.
+
+    One partition per executor gives one task with all cores; more partitions share them. Where
+    ``spark.task.cpus`` gives a task several cores, it has at least those.
+    """
+    tasks = min(-(-partitions // executors.count), executors.tasks)
+    return max(1, executors.cores // tasks)
+
+
+def task_profile(access: Access, executors: Executors, partitions: int) -> Any:
+    """Return the resource profile that gives a task its threads' cores, where Spark can."""
+    return access.profile(threads_per_task(executors, partitions))

@@ -1,9 +1,8 @@
-"""The Trainer: checks first, then ships the run's fixed part, then the loop."""
+"""The Trainer: what it is made of and given; a fit itself is in :mod:`sparkdl.train.fit`."""
 
 from __future__ import annotations
 
 import copy
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -17,35 +16,32 @@ from sparkdl.nn import serialize, shown
 from sparkdl.nn.lightning import from_lightning
 from sparkdl.nn.objective import Loss, Objective, Step
 from sparkdl.optim.spec import Optimizers
-from sparkdl.train.assembled import loop_of_run, train_to_the_end
-from sparkdl.train.epochs import Epochs
+from sparkdl.train.fit import Fit
 from sparkdl.train.given import (
+    Chosen,
     check_dataset,
     check_elastic,
     check_rows,
     configure,
+    dataset_of,
+    datasets_of,
     inputs_of,
+    is_frame,
     objective_of,
-    scheduled,
     with_schedule,
 )
-from sparkdl.train.hooks.checkpoint import Resume, find_resume_point, of_attempt
-from sparkdl.train.hooks.of_run import hooks_of
+from sparkdl.train.hooks.checkpoint import Resume
 from sparkdl.train.leaving import ErrorsCarryResult
 from sparkdl.train.options.checks import integer_option
 from sparkdl.train.options.config import TrainConfig
-from sparkdl.train.passes.dry_run import dry_run
 from sparkdl.train.passes.predict import run_prediction
-from sparkdl.train.passes.validation import Validation, check_validation, validation_sets
-from sparkdl.train.passes.validator import Validator
-from sparkdl.train.passes.weights import check_monitored, check_weights
+from sparkdl.train.passes.validation import Validation
 from sparkdl.train.planning.asked import answer_if_asked
 from sparkdl.train.recipe import Recipe, is_frozen
 from sparkdl.train.result import FitResult
 from sparkdl.train.scheduled import ScheduledHyper
 from sparkdl.train.shipped import shipped
 from sparkdl.train.shown import trainer as trainer_html
-from sparkdl.train.tables import Chosen, dataset_of, datasets_of, is_frame
 
 if TYPE_CHECKING:
     from sparkdl.metrics import Metrics
@@ -239,45 +235,13 @@ class Trainer:
         check_rows(rows, resume)
         check_elastic(self.config, data)
         self._label = data.plan.label
-        sets = validation_sets(validation)
-        self._recipe.wanted().check(data.access)
-        tried = dry_run(self._recipe.spec(data, self.module, self._label), data)
-        monitor = check_validation(self.config, tried, sets)
-        schedule = scheduled(self._recipe.optimizer, self.config.schedule, monitor)
-        hooks = hooks_of(self.config, self.name)
-        resume, rows = of_attempt(resume, rows, hooks)
-        point = find_resume_point(resume, hooks)
-
-        with (
-            shipped(self._recipe, data, self.module, self._label) as ship,
-            ship.evaluator(self.config) if sets else nullcontext() as evaluator,
-        ):
-            check_weights(ship.access, data)
-            check_monitored(ship.access, monitor, sets)
-            epochs = Epochs(ship.access, ship.fit, ship.sent, data, self.name)
-            ship.cleanups.append(epochs.release)
-            if point is not None:
-                point = point.on_new_rows(sum(epochs.store.rows)) if rows == "new" else point
-                point.check(self._recipe.setting(epochs.store.rows))
-            loop = loop_of_run(
-                ship,
-                self._recipe,
-                epochs,
-                name=self.name,
-                config=self.config,
-                module=self.module,
-                data=data,
-                monitor=monitor,
-                schedule=schedule,
-                validator=lambda run: Validator(run, evaluator, sets, monitor, schedule),
-                hooks=hooks,
-            )
-            try:
-                train_to_the_end(loop, point, kept)
-            finally:
-                self.result = kept.result or self.result
-            assert self.result is not None  # it has ended, without an error
-            return self.result
+        fit = Fit(recipe=self._recipe, name=self.name, config=self.config, module=self.module, data=data)
+        try:
+            fit.run(validation, resume, rows, kept)
+        finally:
+            self.result = kept.result or self.result
+        assert self.result is not None  # it has ended, without an error
+        return self.result
 
     def evaluate(
         self,

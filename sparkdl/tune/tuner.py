@@ -16,11 +16,10 @@ from sparkdl.compute.worker import MOST_FITS
 from sparkdl.data.columns import ColumnLike, Columns
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
-from sparkdl.train.given import check_dataset
-from sparkdl.train.interrupt import interruptible
+from sparkdl.train.given import Chosen, check_dataset, datasets_of
+from sparkdl.train.leaving import interruptible
 from sparkdl.train.options.checks import integer_option
 from sparkdl.train.passes.validation import validation_sets
-from sparkdl.train.tables import Chosen, datasets_of
 from sparkdl.train.trainer import Trainer
 from sparkdl.tune import parts
 from sparkdl.tune.loggers import TrialLogger

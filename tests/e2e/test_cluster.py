@@ -31,8 +31,7 @@ from sparkdl.data.store.partition import Token
 from sparkdl.data.store.placement import crowded
 from sparkdl.optim import LAMB, ClipByNorm
 from sparkdl.train import EMA, Hook, MaxIteration
-from sparkdl.train.resources import task_profile, threads_per_task
-from sparkdl.train.shipped import Shipped
+from sparkdl.train.shipped import Shipped, task_profile, threads_per_task
 from sparkdl.wire import frame
 
 ADAM = partial(torch.optim.Adam, lr=1e-3)

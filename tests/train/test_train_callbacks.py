@@ -52,12 +52,22 @@ class Driver:
             history=History(),
             previous=state,
             state=state,
-            _current=lambda: self.snapshot(self.run.state.iteration),
-            _average=lambda: self.snapshot(averaged or self.run.state.iteration),
-            _point=self.point,
-            _write_shards=lambda folder, since: {},
             _write_back=self.write_back,
         )
+        self._average = averaged
+        self.run.follow(self)
+
+    def current(self):
+        return self.snapshot(self.run.state.iteration)
+
+    def averaged(self):
+        return self.snapshot(self._average or self.run.state.iteration)
+
+    def rows(self):
+        return {}
+
+    def write_shards(self, folder, since=0):
+        return {}
 
     def snapshot(self, value):
         params = np.full(self.run.layout.numel, value, np.float32)

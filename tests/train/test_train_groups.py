@@ -40,7 +40,7 @@ from sparkdl.train import (
     Run,
     TrainState,
 )
-from sparkdl.train.ahead import Ahead
+from sparkdl.train.groups import Ahead
 from sparkdl.train.shipped import Shipped
 
 PARTS = partitioned([130, 0, 110])  # 4 iterations an epoch
@@ -352,7 +352,7 @@ def test_groups_grow_until_their_fixed_cost_is_a_small_part(monkeypatch: pytest.
             now += self.fixed + 0.5 * len(group)
             return steps
 
-    monkeypatch.setattr("sparkdl.train.ahead.perf_counter", lambda: now)
+    monkeypatch.setattr("sparkdl.train.groups.perf_counter", lambda: now)
     step = SimpleNamespace(same_as=lambda other: True)
     for fixed, expected in ((0.9, 58), (3.0, 114)):  # 0.9 / 0.03 = 30 seconds; 100 would be more than 60
         Costly.fixed = fixed

@@ -12,9 +12,8 @@ from torch import nn
 
 from sparkdl.exceptions import DataError, TaskError
 from sparkdl.train import FitResult, History, TrainState
-from sparkdl.train.ahead import Ahead
-from sparkdl.train.interrupt import interruptible
-from sparkdl.train.leaving import ErrorsCarryResult, unless_under_way
+from sparkdl.train.groups import Ahead
+from sparkdl.train.leaving import ErrorsCarryResult, interruptible, unless_under_way
 
 RESULT = FitResult(nn.Identity(), History(), TrainState(iteration=3), "error")
 

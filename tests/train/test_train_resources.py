@@ -18,7 +18,7 @@ from sparkdl._spark.jobs import FrameJobs
 from sparkdl._spark.tasks import task_resources
 from sparkdl.access.classic import task_resource_amounts
 from sparkdl.train import MaxIteration
-from sparkdl.train.resources import task_profile
+from sparkdl.train.shipped import task_profile
 
 
 def test_amounts_of_task_resources() -> None:

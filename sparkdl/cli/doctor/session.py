@@ -106,7 +106,7 @@ _WATCHED = (
 def _check_executors(report: DoctorReport, spark: SparkSession) -> None:
     from sparkdl import session
     from sparkdl.exceptions import ConfigError
-    from sparkdl.train.resources import threads_per_task
+    from sparkdl.train.shipped import threads_per_task
 
     report.spark = {"master": str(spark.sparkContext.master), "version": spark.version}
     waiting_failed: Exception | None = None

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from sparkdl.data.columns import ColumnLike, Columns
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
-from sparkdl.train.given import check_dataset, inputs_of
+from sparkdl.train.given import Chosen, check_dataset, datasets_of, inputs_of
 from sparkdl.train.options.checks import integer_option
 from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.planning.cluster_plan import ClusterPlan, make_plan
@@ -16,7 +16,6 @@ from sparkdl.train.planning.costs import Kind
 from sparkdl.train.planning.model import StepModel
 from sparkdl.train.planning.rehearsal import rehearse
 from sparkdl.train.recipe import Recipe
-from sparkdl.train.tables import Chosen, datasets_of
 
 
 class Plans(Protocol):

@@ -27,8 +27,8 @@ from sparkdl.train.options.triggers import MaxIteration
 from sparkdl.train.planning.costs import Kind
 from sparkdl.train.planning.measured import Fit, Rehearsal
 from sparkdl.train.planning.probe import MemoryWatch
-from sparkdl.train.resources import threads_per_task
 from sparkdl.train.result import FitResult
+from sparkdl.train.shipped import threads_per_task
 
 _log = logging.getLogger("sparkdl")
 _GROUPS = 4
