@@ -1,4 +1,4 @@
-"""Reads what stays with the shards of a model: state, and rows of embedding variables in all their layers."""
+"""State of the shards of a model, fetched: optimizer state, and rows of embedding variables in all layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trial: one choice of params, and how far it has come."""
+"""A trial: one choice of params, and its progress."""
 
 from __future__ import annotations
 

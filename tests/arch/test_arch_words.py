@@ -1,4 +1,4 @@
-"""Public names and pages use the words of the glossary in ARCHITECTURE.md, one meaning each."""
+"""Public names and pages use the words of the glossary in docs/design/words.md, one meaning each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sparkdl.train.history import BYTES, PHASES, History
 from sparkdl.train.options.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]
-GLOSSARY = "ARCHITECTURE.md"
+GLOSSARY = "docs/design/words.md"
 
 OLD = {
     "slice": "shard",
@@ -76,8 +76,7 @@ PACKAGES = (
 def glossary() -> dict[str, str]:
     """Return each word with its meaning."""
     text = (ROOT / GLOSSARY).read_text()
-    rows = text[text.index("## Words") : text.index("## Decisions")]
-    return dict(re.findall(r"^\| ([\w -]+) \| (.+) \|$", rows, re.MULTILINE)[1:])
+    return dict(re.findall(r"^\| ([\w -]+) \| (.+) \|$", text, re.MULTILINE)[1:])
 
 
 def words(name: str) -> set[str]:
@@ -161,8 +160,8 @@ def test_the_glossary_gives_each_word_one_line_and_one_meaning() -> None:
 )
 def test_the_words_of_the_field_are_used_beyond_the_glossary(word: str) -> None:
     assert word in glossary()
-    text = (ROOT / GLOSSARY).read_text()
-    beyond = text[: text.index("## Words")] + text[text.index("## Decisions") :]
+    design = sorted(ROOT.glob("docs/design/*.md"))
+    beyond = "".join(p.read_text() for p in [ROOT / "ARCHITECTURE.md", *design] if p.name != "words.md")
     pages = [page for page in PAGES if page != GLOSSARY and word in (ROOT / page).read_text()]
     assert word in beyond
     assert pages or word == "rank"

@@ -59,8 +59,10 @@ def test_options(options: Any, message: str) -> None:
         Trainer(mlp(), loss=nn.CrossEntropyLoss(), **({"optimizer": SGD} | options))
 
 
-def test_optimizers_that_cannot_be_sharded() -> None:
-    with pytest.raises(OptimizerError, match="LBFGS cannot be applied to shards.*SGD, Adam"):
+def test_optimizers_that_need_a_closure() -> None:
+    with pytest.raises(
+        OptimizerError, match=r"LBFGS cannot be trained with.*needs a closure.*sparkdl\.optim\.LBFGS"
+    ):
         Trainer(mlp(), loss=nn.CrossEntropyLoss(), optimizer=torch.optim.LBFGS)
 
 
@@ -315,7 +317,7 @@ def test_a_poison_row_costs_one_retry_budget_and_leaves_nothing_running(cluster:
         fit(cluster, Poisoned(), x=x, y=np.zeros(80, np.int64), batch_size=80)
     print(f"failed after {time.monotonic() - begin:.1f} s")
     assert 'raise RuntimeError("this row is poison")' in str(caught.value)  # the user's own traceback
-    # Directly once; then four attempts (spark.task.maxFailures); each with a second pass to name the layer.
-    assert attempts.stat().st_size == 10
+    # Directly at most once; then four attempts (spark.task.maxFailures); each with a second pass to name the layer.
+    assert attempts.stat().st_size in (8, 10)
     assert cluster.sparkContext.statusTracker().getActiveJobsIds() == []
     assert cluster.sparkContext.statusTracker().getActiveStageIds() == []

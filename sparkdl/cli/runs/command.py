@@ -1,4 +1,4 @@
-"""``sparkdl runs PATH``: which runs a folder holds, and how far they came."""
+"""``sparkdl runs PATH``: the runs of a folder, and their last iterations."""
 
 from __future__ import annotations
 

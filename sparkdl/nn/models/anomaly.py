@@ -1,4 +1,4 @@
-"""An anomaly detector: a forecast, and how far off it may be."""
+"""An anomaly detector: a forecast, and the error that is still normal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What schedulers decide: how far a trial goes next."""
+"""Decisions of schedulers: the next epochs of a trial."""
 
 from __future__ import annotations
 
