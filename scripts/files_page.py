@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "design" / "files.md"
 HEAD = """# Files
 
-Every module of `sparkdl/`, with the first line of its docstring. `python scripts/files_page.py` writes this page,
-and a test compares.
+Every module of `sparkdl/`, with the first line of its docstring. `python scripts/files_page.py` writes this
+page, and a test compares.
 """
 
 

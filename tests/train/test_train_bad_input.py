@@ -317,7 +317,7 @@ def test_a_poison_row_costs_one_retry_budget_and_leaves_nothing_running(cluster:
         fit(cluster, Poisoned(), x=x, y=np.zeros(80, np.int64), batch_size=80)
     print(f"failed after {time.monotonic() - begin:.1f} s")
     assert 'raise RuntimeError("this row is poison")' in str(caught.value)  # the user's own traceback
-    # Directly at most once; then four attempts (spark.task.maxFailures); each with a second pass to name the layer.
+    # At most once directly; then four attempts (spark.task.maxFailures); each twice, to name the layer.
     assert attempts.stat().st_size in (8, 10)
     assert cluster.sparkContext.statusTracker().getActiveJobsIds() == []
     assert cluster.sparkContext.statusTracker().getActiveStageIds() == []
