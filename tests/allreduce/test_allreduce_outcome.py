@@ -8,7 +8,16 @@ import pytest
 
 from sparkdl.allreduce.outcome import _outcome
 
-ROWS = {"rows": 4, "weight": 4.0, "loss": 1.0, "dropped": 0, "lost": 0, "other": None, "extras": {}}
+ROWS = {
+    "rows": 4,
+    "weight": 4.0,
+    "divisor": 4.0,
+    "loss": 1.0,
+    "dropped": 0,
+    "lost": 0,
+    "other": None,
+    "extras": {},
+}
 
 
 def launch(task: dict[str, float], update: float, job: float) -> float:

@@ -40,7 +40,7 @@ def texts(spark):
     pages = Path(__file__).parents[2]
     rows = [
         (line, float(label))
-        for label, page in enumerate((pages / "LICENSE", pages / "ARCHITECTURE.md"))
+        for label, page in enumerate((pages / "LICENSE", pages / "docs/design/decisions.md"))
         for line in page.read_text(encoding="utf-8").splitlines()[:24]
         if line.strip()
     ]
