@@ -24,7 +24,7 @@ _PLACES = (  # package of earlier releases, package of today, modules (old>new w
     ("sparkdl.allreduce", "sparkdl.wire", "codec"),
     ("sparkdl", "sparkdl.wire", "frame pieces codec layout held buffers private rows>touched_rows"),
     ("sparkdl", "sparkdl._spark", "logs"),
-    ("sparkdl", "sparkdl.cli", "arguments checkpoints commands doctor"),
+    ("sparkdl", "sparkdl.cli", "arguments checkpoints doctor"),
     (
         "sparkdl.commands",
         "sparkdl.cli",
@@ -94,7 +94,6 @@ MOVED = {
     f"{before}.{names.partition('>')[0]}": f"{now}.{names.rpartition('>')[2]}"
     for before, now, modules in _PLACES
     for names in modules.split()
-    if names != "commands"
 } | {"sparkdl.commands": "sparkdl.cli"}
 """Modules by the place that they had. A module whose old name is that of a package today is not here."""
 
