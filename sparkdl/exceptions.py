@@ -131,6 +131,7 @@ class ModelError(SparkdlError):
         "model-input",
         "model-output",
         "model-parameters",
+        "model-state",
         "model-teacher",
         "model-weights",
     )

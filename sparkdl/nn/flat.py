@@ -17,7 +17,7 @@ from torch import nn
 
 from sparkdl.exceptions import ModelError
 from sparkdl.nn.batch import Batch
-from sparkdl.nn.module_buffers import BufferVector, SparseBuffers, writable_buffers
+from sparkdl.nn.module_buffers import BufferVector, SparseBuffers, carried
 from sparkdl.nn.parameters import layout_of, sparse_tables, trainable
 from sparkdl.wire.frame import Array
 from sparkdl.wire.layout import ParamLayout, TensorPlace
@@ -66,6 +66,9 @@ class FlatModule:
             p.grad = gradient
             self._grads.append(gradient)
         self._versions = [gradient._version for gradient in self._grads]
+        self._hooked = [
+            index for index, p in enumerate(self._tensors) if getattr(p, "_post_accumulate_grad_hooks", None)
+        ]
         if self.device.type == "cpu":
             self._host_params, self._host_grad = self.params, self.grad
             self.own_params = self.params.numpy()
@@ -76,7 +79,7 @@ class FlatModule:
         self._touched: dict[int, NDArray[np.bool_]] = {}
         self._dense: set[int] = set()
         self._watch_sparse()
-        named = writable_buffers(module)
+        named = carried(module, [spec.name for spec in (*self.layout.buffers, *self.layout.counters)])
         doubles = any(named[spec.name].dtype == torch.float64 for spec in self.layout.buffers)
         self._buffers = BufferVector(
             module, self.layout.buffers, torch.float64 if doubles else dtype, self.device
@@ -144,6 +147,14 @@ class FlatModule:
                 buffer.
         """
         self._sparse.check()
+        for hooked in self._hooked:  # a hook after accumulation may replace the gradient
+            gradient, own = self._tensors[hooked].grad, self._grads[hooked]
+            if gradient is not own:
+                if gradient is None:
+                    own.zero_()
+                else:
+                    own.copy_(gradient)
+                self._tensors[hooked].grad = own
         for index in np.flatnonzero(~self.used):
             if self._tensors[index].grad is not self._grads[index]:
                 self._tensors[index].grad = self._grads[index]
@@ -277,7 +288,7 @@ def write_back(
     module: nn.Module, layout: ParamLayout, params: Array, buffers: Array, counters: Array
 ) -> None:
     """Copy flat vectors into a module's own, separate parameters and buffers."""
-    named = writable_buffers(module)
+    named = carried(module, [spec.name for spec in (*layout.buffers, *layout.counters)])
     with torch.no_grad():
         _scatter([p for _, p in trainable(module)], layout.params, params)
         _scatter([named[spec.name] for spec in layout.buffers], layout.buffers, buffers)

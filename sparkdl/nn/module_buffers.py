@@ -1,8 +1,8 @@
-"""Buffers of a module as one flat vector."""
+"""Buffers of a module, and frozen parameters that forward changes, as one flat vector."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,16 +67,23 @@ class SparseBuffers:
                 )
 
 
+def carried(module: nn.Module, names: Iterable[str]) -> dict[str, torch.Tensor]:
+    """Return the tensors with these names that travel as buffers do: buffers, and frozen parameters."""
+    buffers, parameters = writable_buffers(module), dict(module.named_parameters())
+    return {name: buffers[name] if name in buffers else as_real(parameters[name]) for name in names}
+
+
 class BufferVector:
-    """Buffers of a module, read and written as one vector."""
+    """Buffers of a module, and frozen parameters among them, read and written as one vector."""
 
     def __init__(
         self, module: nn.Module, specs: Sequence[TensorPlace], dtype: torch.dtype, device: torch.device
     ) -> None:
-        owners = {
-            f"{prefix}.{name}" if prefix else name: (layer._buffers, name)
+        owners: dict[str, tuple[dict[str, Any], str]] = {
+            f"{prefix}.{name}" if prefix else name: (tensors, name)
             for prefix, layer in module.named_modules()
-            for name in layer._buffers
+            for tensors in (layer._parameters, layer._buffers)
+            for name in tensors
         }
         self._owners = [owners[spec.name] for spec in specs]
         self._known: list[Any] = [owner[name] for owner, name in self._owners]
@@ -89,7 +96,10 @@ class BufferVector:
         for index, (owner, name) in enumerate(self._owners):
             now, known = owner.get(name), self._known[index]
             # One of another size is a cache that grew, and nothing that could be averaged.
-            if now is not known and now is not None and now.shape == known.shape:
+            if now is None or now.shape != known.shape:
+                continue
+            # The view of a complex tensor's parts is of the memory that it had.
+            if now is not known or known.is_complex():
                 self._known[index] = now
                 self._tensors[index] = as_real(now)
         return self._tensors

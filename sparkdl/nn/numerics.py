@@ -154,7 +154,7 @@ class Replica(FlatModule):
         """Do the work of a pass; if compilation fails in it, undo it and do it without."""
         if not self._compiled:
             return work()
-        generators, buffers, counters = _RandomState(self.device), self.buffers(), self.counters()
+        generators, buffers, counters = RandomState(self.device), self.buffers(), self.counters()
         try:
             with warnings.catch_warnings():
                 # The compiler looks at the gradients of all that passes a graph break.
@@ -181,7 +181,7 @@ class Replica(FlatModule):
         self._compiled = False
 
 
-class _RandomState:
+class RandomState:
     """The state of every generator that a forward pass may draw from."""
 
     def __init__(self, device: torch.device) -> None:
@@ -192,6 +192,7 @@ class _RandomState:
         self._python = random.getstate()
 
     def restore(self) -> None:
+        """Set all of them back to it."""
         torch.set_rng_state(self._torch)
         if self._cuda is not None and self._device is not None:
             torch.cuda.set_rng_state(self._cuda, self._device)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -20,12 +21,17 @@ def trainable(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, p) for name, p in module.named_parameters() if p.requires_grad]
 
 
-def layout_of(module: nn.Module, group_of: Callable[[nn.Parameter], int] | None = None) -> ParamLayout:
+def layout_of(
+    module: nn.Module,
+    group_of: Callable[[nn.Parameter], int] | None = None,
+    moving: Container[str] = (),
+) -> ParamLayout:
     """Describe how a module's parameters and buffers lie in flat vectors.
 
     Args:
         module: any module with at least one trainable parameter.
         group_of: optimizer group of a parameter; all in group 0 by default.
+        moving: names of frozen parameters that forward changes; they lie among the buffers.
 
     Raises:
         ModelError: if there is nothing to train, or a parameter cannot be flattened.
@@ -67,6 +73,7 @@ def layout_of(module: nn.Module, group_of: Callable[[nn.Parameter], int] | None 
                 "call the module once on a sample batch before training it",
                 code="model-parameters",
             )
+    buffers += [(n, p) for n, p in module.named_parameters() if n in moving and not p.requires_grad]
     floating = [(n, as_real(b)) for n, b in buffers if b.is_floating_point() or b.is_complex()]
     integers = [(n, b) for n, b in buffers if not (b.is_floating_point() or b.is_complex())]
     group = group_of or (lambda _: 0)
@@ -76,6 +83,15 @@ def layout_of(module: nn.Module, group_of: Callable[[nn.Parameter], int] | None 
         counters=lay_out([(n, tuple(b.shape), 0) for n, b in integers]),
         dtype=_DTYPES[params[0][1].dtype],
     )
+
+
+def moving_with_buffers(layout: ParamLayout, module: nn.Module, moving: Collection[str]) -> ParamLayout:
+    """Return a layout in which frozen parameters that forward changes lie among the buffers."""
+    if not moving:
+        return layout
+    known = {spec.name for spec in (*layout.buffers, *layout.counters)}
+    found = layout_of(module, moving={*moving, *known})
+    return replace(layout, buffers=found.buffers, counters=found.counters)
 
 
 def nothing_to_train(module: nn.Module) -> ModelError:

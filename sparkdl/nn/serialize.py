@@ -6,14 +6,16 @@ cell, in ``__main__`` or as a lambda) by value and everything else by name.
 
 from __future__ import annotations
 
+import io
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from types import MethodType
 from typing import Any
 
 import cloudpickle
 from torch import nn
+from torch.nn.utils import parametrize
 
 from sparkdl.exceptions import SerializationError
 
@@ -29,7 +31,9 @@ def dumps(obj: Any, what: str) -> bytes:
         SerializationError: naming the attribute that cannot be pickled.
     """
     try:
-        return bytes(cloudpickle.dumps(obj))
+        file = io.BytesIO()
+        _Pickler(file).dump(obj)
+        return file.getvalue()
     except Exception as error:
         path, culprit = _find_culprit(obj, what)
         raise SerializationError(
@@ -44,9 +48,52 @@ def loads(data: bytes) -> Any:
     return pickle.loads(data)
 
 
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles what torch leaves out or refuses: hooks of parameters, and parametrized modules."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Return how an object is made again."""
+        if isinstance(obj, nn.Parameter):
+            hooks = {name: dict(found) for name in _HOOKS if (found := getattr(obj, name, None))}
+            if hooks:
+                make, arguments = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)[:2]  # type: ignore[no-untyped-call]
+                # As state, which is pickled after the parameter: a hook may refer to it.
+                return make, arguments, hooks, None, None, _set_hooks
+        elif isinstance(obj, nn.Module) and parametrize.is_parametrized(obj):
+            names = [*obj.parametrizations]  # type: ignore[misc]
+            return _parametrized, (type(obj).__bases__[0], names), vars(obj), None, None, _set_state
+        return super().reducer_override(obj)
+
+
+_HOOKS = {
+    "_backward_hooks": "register_hook",
+    "_post_accumulate_grad_hooks": "register_post_accumulate_grad_hook",
+}
+"""Where a tensor has hooks, and how they are registered."""
+
+
+def _set_hooks(parameter: Any, hooks: Mapping[str, Mapping[int, Any]]) -> None:
+    for name, found in hooks.items():
+        for hook in found.values():
+            getattr(parameter, _HOOKS[name])(hook)
+
+
+def _parametrized(base: type[nn.Module], names: list[str]) -> nn.Module:
+    """Return an empty module of the class that torch makes for a parametrized one."""
+    module = base.__new__(base)
+    parametrize._inject_new_class(module)
+    for name in names:
+        parametrize._inject_property(module, name)
+    return module
+
+
+def _set_state(module: nn.Module, state: Mapping[str, Any]) -> None:
+    module.__setstate__(dict(state))  # type: ignore[no-untyped-call]
+
+
 def _picklable(obj: Any) -> bool:
     try:
-        cloudpickle.dumps(obj)
+        _Pickler(io.BytesIO()).dump(obj)
     except Exception:
         return False
     return True

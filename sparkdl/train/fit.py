@@ -54,7 +54,8 @@ class Fit:
         sets = validation_sets(validation)
         recipe.wanted().check(data.access)
         tried = dry_run(recipe.spec(data, self.module, label), data)
-        monitor = check_validation(config, tried, sets)
+        recipe = recipe.moving(tried.moving)
+        monitor = check_validation(config, tried.shipped, sets)
         schedule = scheduled(recipe.optimizer, config.schedule, monitor)
         hooks = hooks_of(config, self.name)
         resume, rows = of_attempt(resume, rows, hooks)
@@ -71,7 +72,9 @@ class Fit:
             if point is not None:
                 point = point.on_new_rows(sum(epochs.store.rows)) if rows == "new" else point
                 point.check(recipe.setting(epochs.store.rows))
-            run = self._seen_by_hooks(epochs, f"{monitor.set}/{monitor.score}" if monitor is not None else "")
+            run = self._seen_by_hooks(
+                recipe, epochs, f"{monitor.set}/{monitor.score}" if monitor is not None else ""
+            )
             loop = Loop(
                 run=run,
                 engine=ship.engine(recipe, self.name),
@@ -86,21 +89,21 @@ class Fit:
             ship.release_model = loop.release
             train_to_the_end(loop, point, kept)
 
-    def _seen_by_hooks(self, epochs: Epochs, monitored: str) -> Run:
+    def _seen_by_hooks(self, recipe: Recipe, epochs: Epochs, monitored: str) -> Run:
         config = self.config
         return Run(
             name=self.name,
             config=config,
             module=self.module,
             data=self.data,
-            layout=self.recipe.layout,
+            layout=recipe.layout,
             steps=epochs.steps(config.rows_per_iteration(config.batch_size, 0)),
             history=History(),
             previous=TrainState(),
             state=TrainState(),
-            frozen=self.recipe.frozen,
+            frozen=recipe.frozen,
             monitored=monitored,
-            _write_back=self.recipe.write_back,
+            _write_back=recipe.write_back,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
@@ -25,7 +25,14 @@ from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.nn import serialize
 from sparkdl.nn.flat import write_back
 from sparkdl.nn.objective import Objective
-from sparkdl.nn.parameters import dense_tables, layout_of, nothing_to_train, sparse_tables, trainable
+from sparkdl.nn.parameters import (
+    dense_tables,
+    layout_of,
+    moving_with_buffers,
+    nothing_to_train,
+    sparse_tables,
+    trainable,
+)
 from sparkdl.optim import OptimizerSpec, optimizer_spec
 from sparkdl.optim.describe import describe_optimizer
 from sparkdl.optim.rule import UpdateRule
@@ -126,6 +133,10 @@ class Recipe:
             keyed=keyed,
             trains=trains,
         )
+
+    def moving(self, names: Collection[str]) -> Recipe:
+        """Return it with some frozen parameters that travel as buffers do, since forward changes them."""
+        return replace(self, layout=moving_with_buffers(self.layout, self.module, names))
 
     def check_trains(self) -> None:
         """Check that there is something to train.
@@ -296,8 +307,8 @@ def _trainable(module: nn.Module, patterns: Sequence[str]) -> Iterator[frozenset
 
 def _check_fits(module: nn.Module, layout: ParamLayout) -> None:
     """Check that a module is like the one that the layout was made of."""
-    own = layout_of(module)
     known = {t.name for t in (*layout.buffers, *layout.counters)}  # a forward pass may have made others
+    own = layout_of(module, moving=known)
     found = [*own.params, *(t for t in (*own.buffers, *own.counters) if t.name in known)]
     expected = [*layout.params, *layout.buffers, *layout.counters]
     for here, there in zip_longest(found, expected):

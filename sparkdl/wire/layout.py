@@ -44,7 +44,8 @@ class ParamLayout:
 
     Attributes:
         params: trainable parameters, tied ones once, in the order of ``module.parameters()``.
-        buffers: floating-point buffers, such as BatchNorm's running statistics.
+        buffers: floating-point buffers, such as BatchNorm's running statistics, and frozen parameters
+            that forward changes, such as those of a target network.
         counters: integer and boolean buffers, such as BatchNorm's number of batches.
         dtype: common dtype of parameters and floating-point buffers, ``"float32"`` or
             ``"float64"``.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,17 @@ from sparkdl.data.ragged import is_ragged, kind_of
 from sparkdl.exceptions import DataError, ModelError, SparkdlWarning
 from sparkdl.nn import serialize
 from sparkdl.nn.batch import Batch, tensors_of
+from sparkdl.nn.changing import Watch, refuse_trained, refuse_untrained
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import forward_backward
 from sparkdl.nn.lightning import check_mode, to_train
 from sparkdl.nn.meeting import ROWS, find_broadcast
 from sparkdl.nn.numerics import make_replica
+from sparkdl.nn.objective import Objective
+from sparkdl.nn.parameters import moving_with_buffers
 from sparkdl.nn.row_mean import differs, is_known
 from sparkdl.nn.trace import describe
+from sparkdl.train.passes.dependence import check_attributes
 from sparkdl.train.passes.sweep import BatchReader
 from sparkdl.wire.frame import Array
 
@@ -30,13 +34,27 @@ _TRIED_ROWS = 6
 """Rows with which a loss is tried, whole and in parts."""
 
 
-def dry_run(spec: FitSpec, data: Dataset) -> bytes:
-    """Train on the first rows once, on copies, and return the pickled spec.
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """The result of a dry run.
+
+    Attributes:
+        shipped: the pickled spec.
+        moving: names of frozen parameters that forward writes to.
+    """
+
+    shipped: bytes
+    moving: frozenset[str]
+
+
+def dry_run(spec: FitSpec, data: Dataset) -> Tried:
+    """Train on the first rows once, on copies.
 
     Raises:
         SerializationError: if module, loss or another part cannot be shipped to the executors.
         DataError: if the transform fails on the rows.
-        ModelError: naming the layer that cannot process them.
+        ModelError: naming the layer that cannot process them, or state that forward changes and that
+            cannot travel.
     """
     shipped = _ship(spec)
     rows = {key: _at_least_two(values) for key, values in data.peek().items()}
@@ -61,16 +79,23 @@ def dry_run(spec: FitSpec, data: Dataset) -> bytes:
         check_mode(local.module)
         numerics = replace(local.numerics, compile=False)
         replica = make_replica(to_train(local.module), local.layout, numerics)
+        watch = Watch(replica, [*_users_parts(local.objective).values()], trained=True)
         try:
             forward_backward(replica, batch, local.objective, None)
         except ModelError as error:
             culprit = "" if error.input is None else f"column {data.plan.columns[error.input].source!r}, "
             raise ModelError(f"{culprit}row 0 of the Dataset ({found}): {error}") from error.__cause__
+        refuse_untrained(watch.untrained())
+        written, moving = watch.tensors()
+        refuse_trained(written)
+        if watch.attributes():
+            layout = moving_with_buffers(local.layout, local.module, moving)
+            check_attributes(shipped, replace(local, layout=layout, numerics=numerics), watch, batch)
         check_shapes(local, replica, BatchReader.of(data).batch(some_rows(data)))
         told = _tell_coupled(local, replica, data)
     if told:
         warnings.warn(SparkdlWarning(told, code="model-output"), stacklevel=4)
-    return shipped
+    return Tried(shipped, frozenset(moving))
 
 
 def _tell_coupled(spec: FitSpec, replica: FlatModule, data: Dataset) -> str:
@@ -129,10 +154,9 @@ def refuse(found: str, what: str) -> None:
 
 
 def _ship(spec: FitSpec) -> bytes:
-    objective = spec.objective
     parts = {
         "module": spec.module,
-        **{name: getattr(objective, name) for name in ("loss", "step") if hasattr(objective, name)},
+        **_users_parts(spec.objective),
         "optimizer": spec.rule.optimizer,
         "transform": spec.transform,
         "collate": spec.collate,
@@ -140,6 +164,11 @@ def _ship(spec: FitSpec) -> bytes:
     for name, part in parts.items():
         serialize.dumps(part, name)
     return serialize.dumps(spec, "the training setup")
+
+
+def _users_parts(objective: Objective) -> dict[str, Any]:
+    """Return loss or step."""
+    return {name: getattr(objective, name) for name in ("loss", "step") if hasattr(objective, name)}
 
 
 def _at_least_two(values: Array) -> Array:

@@ -1,0 +1,217 @@
+"""What torch's users write in modules trains as in torch, or is refused by name."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.data import as_dataset
+from support.reference import Partition, iteration_rows
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+
+from sparkdl import Trainer
+from sparkdl.exceptions import ModelError
+from sparkdl.train import MaxIteration
+
+X = np.random.default_rng(0).normal(size=(48, 4)).astype(np.float32)
+Y = (X @ np.ones((4, 1)) + 0.1).astype(np.float32)
+SIZES = {"1": [48], "2": [32, 16]}
+STEPS, BATCH, SEED = 6, 12, 3
+SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+
+
+def parts_of(sizes: list[int]) -> list[Partition]:
+    bounds = np.cumsum([0, *sizes])
+    return [Partition(X[a:b], Y[a:b]) for a, b in pairwise(bounds)]
+
+
+def fit(spark: Any, module: nn.Module, sizes: list[int], loss: Any = None, **options: Any) -> Any:
+    with as_dataset(spark, parts_of(sizes)) as data:
+        settings = {"batch_size": BATCH, "seed": SEED, "end_when": MaxIteration(STEPS), "progress": False}
+        loss = nn.MSELoss() if loss is None and "step" not in options else loss
+        return Trainer(module, loss=loss, optimizer=SGD, **(settings | options)).fit(data)
+
+
+def in_torch(module: nn.Module, sizes: list[int], loss: Any = None) -> tuple[nn.Module, list[float]]:
+    """Train in place, on whole batches."""
+    loss, parts, losses = loss or nn.MSELoss(), parts_of(sizes), []
+    optimizer = SGD([p for p in module.parameters() if p.requires_grad])
+    for iteration in range(STEPS):
+        _, rows = iteration_rows(parts, BATCH, iteration, SEED)
+        x, y = (
+            torch.from_numpy(np.concatenate([getattr(p, n)[r] for p, r in zip(parts, rows, strict=True)]))
+            for n in "xy"
+        )
+        optimizer.zero_grad()
+        value = loss(module(x), y)
+        value.backward()
+        optimizer.step()
+        losses.append(value.item())
+    return module, losses
+
+
+def assert_equal(found: nn.Module, expected: nn.Module, sizes: list[int]) -> None:
+    state = found.state_dict()
+    for name, value in expected.state_dict().items():
+        torch.testing.assert_close(state[name], value, rtol=0 if len(sizes) == 1 else 1e-4, atol=1e-6)
+
+
+class Byol(nn.Module):
+    """A target network that follows by a moving average; ``write`` is how it is moved."""
+
+    def __init__(self, write: str = "in place") -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.online = nn.Linear(4, 1)
+        self.target = copy.deepcopy(self.online).requires_grad_(False)
+        self.write = write
+
+    def forward(self, x: Any) -> Any:
+        if self.training:
+            with torch.no_grad():
+                for a, b in zip(self.online.parameters(), self.target.parameters(), strict=True):
+                    if self.write == "in place":
+                        b.mul_(0.5).add_(a, alpha=0.5)
+                    elif self.write == "data":
+                        b.data.mul_(0.5).add_(a.data, alpha=0.5)
+                    else:
+                        b.data = b.data * 0.5 + a.data * 0.5
+        return self.online(x) + 0.5 * self.target(x)
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"iterations_per_job": 1},
+        {"exchange": "sharded"},
+        {"exchange": "driver"},
+        {"transport": "shuffle"},
+    ],
+    ids=str,
+)
+def test_frozen_parameters_that_forward_moves(spark: Any, sizes: list[int], options: Any) -> None:
+    expected, losses = in_torch(Byol(), sizes)
+    result = fit(spark, Byol(), sizes, **options)
+    assert not torch.equal(expected.target.weight, Byol().target.weight)
+    assert_equal(result.module, expected, sizes)
+    np.testing.assert_allclose([row["loss"] for row in result.history], losses, rtol=1e-5)
+
+
+def test_frozen_parameters_that_are_replaced(spark: Any) -> None:
+    expected, _ = in_torch(Byol("replaced"), [48])
+    assert_equal(fit(spark, Byol("replaced"), [48]).module, expected, [48])
+
+
+class Counting(nn.Module):
+    def __init__(self, use: Any = lambda self, y: y) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.steps, self.cache, self.use = nn.Linear(4, 1), 0, {}, use
+
+    def forward(self, x: Any) -> Any:
+        self.steps += 1
+        scale = self.cache.setdefault(x.shape[1], torch.full((1,), 2.0))
+        return self.use(self, self.layer(x) * scale)
+
+
+def test_counters_and_caches_that_nothing_reads_work(spark: Any) -> None:
+    expected, _ = in_torch(Counting(), [48])
+    assert_equal(fit(spark, Counting(), [48]).module, expected, [48])
+
+
+def test_a_counter_that_the_loss_depends_on_is_refused(spark: Any) -> None:
+    with pytest.raises(ModelError, match=r"forward changes 'steps'.*register_buffer"):
+        fit(spark, Counting(lambda m, y: y * 0.9**m.steps), [48])
+
+
+class Clamped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(4, 1)
+
+    def forward(self, x: Any) -> Any:
+        self.layer.weight.data.clamp_(-0.1, 0.1)
+        return self.layer(x)
+
+
+def test_a_forward_pass_that_writes_to_trained_weights_is_refused(spark: Any) -> None:
+    with pytest.raises(ModelError, match=r"writes to 'layer.weight'.*parametrize"):
+        fit(spark, Clamped(), [48])
+
+
+def _mask(mask: Any, parameter: Any) -> None:
+    parameter.grad.mul_(mask)
+
+
+def masked(method: str) -> nn.Module:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    mask = torch.tensor([1.0, 0.0, 1.0, 0.0]).unsqueeze(1)
+    weight = module[0].weight
+    if method == "hook":
+        weight.register_hook(lambda gradient: gradient * mask)
+    elif method == "in place":
+        weight.register_post_accumulate_grad_hook(partial(_mask, mask))
+    elif method == "replaced":
+        weight.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", p.grad * mask))
+    elif method == "of module":
+        module[0].register_forward_hook(lambda _, __, output: output * 2)
+    else:
+        prune.random_unstructured(module[0], "weight", 0.5)
+    return module
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("method", ["hook", "in place", "replaced", "of module", "pruned"])
+def test_hooks(spark: Any, method: str, sizes: list[int]) -> None:
+    expected, _ = in_torch(masked(method), sizes)
+    found = fit(spark, masked(method), sizes).module
+    assert_equal(found, expected, sizes)
+    if method in ("hook", "in place", "replaced"):
+        assert torch.equal(found[0].weight[1], masked(method)[0].weight[1])
+        assert not torch.equal(found[0].weight[0], masked(method)[0].weight[0])
+
+
+class Centres(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.centre = nn.Parameter(torch.zeros(1))
+
+    def forward(self, output: Any, label: Any) -> Any:
+        return ((output - label - self.centre) ** 2).mean()
+
+
+def test_a_loss_with_parameters_is_refused(spark: Any) -> None:
+    with pytest.raises(ModelError, match=r"'Centres.centre' of the loss.*step="):
+        fit(spark, nn.Linear(4, 1), [48], Centres())
+    loss = Centres()
+    with pytest.raises(ModelError, match="centre"):
+        fit(spark, nn.Linear(4, 1), [48], step=lambda m, b: loss(m(b.inputs), b.label))
+    fit(spark, nn.Linear(4, 1), [48], Centres().requires_grad_(False))
+
+
+PARAMETRIZATIONS = {
+    "weight_norm": parametrizations.weight_norm,
+    "spectral_norm": parametrizations.spectral_norm,
+    "orthogonal": parametrizations.orthogonal,
+}
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize("name", PARAMETRIZATIONS)
+def test_parametrizations(spark: Any, name: str, sizes: list[int]) -> None:
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(PARAMETRIZATIONS[name](nn.Linear(4, 4)), nn.Linear(4, 1))
+
+    expected, _ = in_torch(make(), sizes)
+    assert_equal(fit(spark, make(), sizes).module, expected, sizes)
