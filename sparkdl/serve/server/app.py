@@ -29,6 +29,9 @@ from sparkdl.serve.server.options import ServerOptions
 from sparkdl.serve.server.versions import Versions
 
 logger = logging.getLogger("sparkdl")
+LONGEST_HEADER = 16 << 10
+"""Most bytes of a request's line and header."""
+
 _AT_ONCE = 64 << 10  # so many bytes are parsed faster than handed to another thread
 
 
@@ -63,7 +66,8 @@ class ServerParts:
         app = Starlette(routes=routes, lifespan=self._lifespan)
         app.router.redirect_slashes = False
         options = self.options
-        return Guard(app, options.token, local=options.is_local and options.token is None)
+        local = options.is_local and options.token is None
+        return Guard(app, options.token, local=local, longest_header=LONGEST_HEADER)
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -152,9 +156,9 @@ class _Endpoints:
         return Response(b"ok\n", media_type="text/plain")
 
     async def ready(self, request: Request) -> Response:
-        """Say whether it takes requests: not while it stops, nor while its queue is full."""
+        """Say whether it takes requests: not while it stops, nor while its queue or its bodies are full."""
         service = self._service
         full = service.batcher.rows_waiting + service.options.max_rows > service.options.max_queue
-        if service.stopping or full:
+        if service.stopping or full or self._bodies.full:
             return error(503, "stopping" if service.stopping else "busy", "not ready", retry_after=1)
         return Response(b"ok\n", media_type="text/plain")

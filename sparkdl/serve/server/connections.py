@@ -1,71 +1,162 @@
-"""uvicorn's connections, with limits that it does not have: their number, and time for a request's header."""
+"""uvicorn's connections, with limits that it does not have: their number, and clocks.
+
+A client may let a server wait in four ways: it does not finish the TLS handshake, a header or a body, or it
+does not read its answer. The body's clock is in ``bodies.py``, the three others are here. A connection counts
+from ``accept``, and any connection that waits for its client may be closed for a new one.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import ssl
+import sys
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+try:
+    import fcntl
+    import termios
+except ImportError:  # Windows
+    termios = None  # type: ignore[assignment]
 
-def connections(limit: int, seconds: float) -> type[asyncio.Protocol]:
+_LEAST_READ = 16 << 10
+"""A client that has not read its answer must read so many bytes in the time for a header."""
+
+
+def connections(limit: int, seconds: float, tls: ssl.SSLContext | None = None) -> type[asyncio.Protocol]:
     """Return a class of connections for uvicorn's option ``http``.
 
     Args:
-        limit: most connections. One more closes the oldest of those whose client has not sent a whole
-            request, or is closed itself if there is none.
-        seconds: that a client has for the header of a request, from the connection's start or the header's
-            first byte.
+        limit: most connections, from ``accept`` on. One more closes one of those that wait for their client:
+            first those that have had no answer yet, and of these the one that waits longest. If none waits,
+            the new one is closed.
+        seconds: that a client has for the TLS handshake, for the header of a request, from the connection's
+            start or the header's first byte, and for reading the next bytes of an answer.
+        tls: with it, connections begin with a handshake. uvicorn's own handshake comes before it counts.
     """
 
     class Connection(H11Protocol):
-        _deadline: asyncio.TimerHandle | None = None
-        _made = 0.0
+        _clock: asyncio.TimerHandle | None = None
+        _handshake: asyncio.Task[None] | None = None
+        _answered = False
+        _turn = 0.0  # when the client's turn began
+        _header_since: float | None = None
+        _unsent = 0
+        _read_at = 0.0
+        _has_read = False
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self._made = self.loop.time()
-            self._expect_header()
+            self._raw = transport
+            self._turn = self._read_at = self.loop.time()
+            self._clock = self.loop.call_later(seconds / 4, self._look)
+            if tls is None:
+                super().connection_made(transport)
+            else:
+                self.connections.add(self)
+                self.transport = transport
+                transport.pause_reading()
+                self._early: list[bytes] = []
+                self._handshake = self.loop.create_task(self._shake_hands(transport, tls))
+            self._header_since = self._turn
             if len(self.connections) > limit:
-                others: set[Any] = self.connections
-                waiting = [other for other in others if other._owes()]
-                last = min(waiting, key=lambda other: other._made, default=self)
-                others.discard(last)  # abort() tells it later, and others may come before
-                last.transport.abort()
+                self._make_room()
 
         def data_received(self, data: bytes) -> None:
+            if self._handshake is not None:  # the last part of the handshake may have brought a request
+                self._early.append(data)
+                return
+            idle = self.conn.their_state is h11.IDLE
             super().data_received(data)
-            if self._waits():
-                self._expect_header()
-            else:
-                self._header_is_there()
+            if idle and self.conn.their_state is not h11.IDLE:
+                self._turn = self.loop.time()
+            if not self._waits():
+                self._header_since = None
+            elif self._header_since is None:
+                self._header_since = self.loop.time()
+
+        def resume_writing(self) -> None:
+            self._has_read = True
+            super().resume_writing()
+
+        def on_response_complete(self) -> None:
+            self._turn, self._answered, self._has_read = self.loop.time(), True, True
+            super().on_response_complete()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._header_is_there()
-            super().connection_lost(exc)
+            self._end()
+            if self._handshake is None:
+                super().connection_lost(exc)
 
         def timeout_keep_alive_handler(self) -> None:
-            if self.transport.get_write_buffer_size():  # the client does not read
-                self.transport.abort()
+            if self._raw.get_write_buffer_size():  # the client does not read
+                self._raw.abort()
             else:
                 super().timeout_keep_alive_handler()
+
+        async def _shake_hands(self, raw: asyncio.Transport, tls: ssl.SSLContext) -> None:
+            """Exchange the raw transport for one with TLS."""
+            limits = {"ssl_handshake_timeout": seconds, "ssl_shutdown_timeout": seconds}
+            secure = None
+            try:
+                secure = await self.loop.start_tls(raw, self, tls, server_side=True, **limits)
+            except OSError:  # the client spoke no TLS, or not ours, or took too long
+                pass
+            self._handshake = None
+            if secure is None or raw.is_closing():
+                self._end()
+                raw.abort()
+                return
+            self._turn = self._header_since = self.loop.time()
+            super().connection_made(secure)
+            for data in self._early:
+                self.data_received(data)
+
+        def _make_room(self) -> None:
+            others: set[Any] = self.connections
+            waiting = [other for other in others if other._owes()]
+            last = min(waiting, key=lambda other: (other._answered, other._turn), default=self)
+            others.discard(last)  # abort() tells it later, and others may come before
+            last._raw.abort()
 
         def _waits(self) -> bool:
             """Whether no answer is being made: a header is awaited, or a body that nobody asked for."""
             return self.conn.their_state is h11.IDLE or self.conn.our_state is h11.DONE
 
         def _owes(self) -> bool:
-            """Whether it is the client's turn to send."""
-            return self._waits() or self.conn.their_state is h11.SEND_BODY
+            """Whether it is the client's turn, to send or to read."""
+            waits = self._waits() or self.conn.their_state is h11.SEND_BODY
+            return waits or self._raw.get_write_buffer_size() > 0
 
-        def _expect_header(self) -> None:
-            if self._deadline is None:
-                self._deadline = self.loop.call_later(seconds, self.transport.abort)
+        def _look(self) -> None:
+            """Close the connection if its client has taken too long; look again later."""
+            now = self.loop.time()
+            self._clock = self.loop.call_later(seconds / 4, self._look)
+            unsent = _unsent(self._raw)
+            if not unsent or self._has_read or unsent <= self._unsent - _LEAST_READ:
+                self._unsent, self._read_at, self._has_read = unsent, now, False
+            self._unsent = max(self._unsent, unsent)
+            header = self._handshake is None and self._header_since is not None
+            if now - self._read_at >= seconds or (header and now - (self._header_since or 0.0) >= seconds):
+                self._raw.abort()
 
-        def _header_is_there(self) -> None:
-            if self._deadline is not None:
-                self._deadline.cancel()
-                self._deadline = None
+        def _end(self) -> None:
+            self.connections.discard(self)
+            if self._clock is not None:
+                self._clock.cancel()
+                self._clock = None
 
     return Connection
+
+
+def _unsent(transport: asyncio.Transport) -> int:
+    """Return how many bytes of an answer the client has not got, 0 if the system has taken all of them."""
+    waiting = transport.get_write_buffer_size()
+    if not waiting or termios is None:
+        return waiting
+    try:  # the system asks for more only when a third of its megabytes have gone
+        found = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+    except OSError:
+        return waiting
+    return waiting + int.from_bytes(found, sys.byteorder)

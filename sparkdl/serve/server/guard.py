@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -12,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 OPEN_PATHS = ("/health", "/ready")
 """Paths that need no token: they say that the server is there, which a connection says too."""
 
-_LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
+_LOCAL = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.ASCII | re.IGNORECASE)
 
 
 class Guard:
@@ -26,10 +27,12 @@ class Guard:
         app: gets the requests that pass.
         token: what clients must have, if anything.
         local: whether to answer to names of this machine alone.
+        longest_header: most bytes of a request's line and header. h11 has a limit for what has not come as a
+            whole; this one holds however it came.
     """
 
-    def __init__(self, app: ASGIApp, token: str | None, *, local: bool) -> None:
-        self._app, self._local = app, local
+    def __init__(self, app: ASGIApp, token: str | None, *, local: bool, longest_header: int) -> None:
+        self._app, self._local, self._longest = app, local, longest_header
         self._digest = None if token is None else _digest(token)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -37,11 +40,20 @@ class Guard:
         if scope["type"] == "http":
             headers = Headers(scope=scope)
             refusal: JSONResponse | None = None
-            if self._digest is not None:
+            if _length(scope) > self._longest:
+                message = f"the header has more than {self._longest} bytes"
+                refusal = error(431, "header", message, close=True)
+            elif "transfer-encoding" in headers and (
+                "content-length" in headers or scope["http_version"] != "1.1"
+            ):
+                # Proxies and servers may disagree where such a request ends.
+                message = "send either Content-Length or, in HTTP/1.1, Transfer-Encoding"
+                refusal = error(400, "length", message, close=True)
+            elif self._digest is not None:
                 if scope["path"] not in OPEN_PATHS and not self._proves(headers):
                     refusal = error(401, "token", "send the header Authorization: Bearer TOKEN", close=True)
                     refusal.headers["WWW-Authenticate"] = "Bearer"
-            elif self._local and _name(headers.get("host", "")) not in _LOCAL_NAMES:
+            elif self._local and not _LOCAL.fullmatch(headers.get("host", "")):
                 refusal = error(421, "host", "this server answers to localhost alone", close=True)
             if refusal is not None:
                 await refusal(scope, receive, send)
@@ -78,8 +90,7 @@ def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
-def _name(host: str) -> str:
-    """Return the name in a Host header, without its port."""
-    if host.startswith("["):
-        return host.partition("]")[0] + "]"
-    return host.partition(":")[0].lower()
+def _length(scope: Scope) -> int:
+    """Return the bytes of a request's line and header."""
+    line = len(scope["method"]) + len(scope["raw_path"]) + len(scope["query_string"])
+    return line + sum(len(name) + len(value) + 4 for name, value in scope["headers"])

@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import signal
+import ssl
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,18 +17,26 @@ import uvicorn
 
 from sparkdl.exceptions import ConfigError
 from sparkdl.saved.trust import Entry
-from sparkdl.serve.server.app import ServerParts
+from sparkdl.serve.server.app import LONGEST_HEADER, ServerParts
 from sparkdl.serve.server.batching import Batcher
 from sparkdl.serve.server.connections import connections
 from sparkdl.serve.server.meters import Meters
 from sparkdl.serve.server.options import ServerOptions
+from sparkdl.serve.server.sparing import Sparing
 from sparkdl.serve.server.versions import Versions
+
+try:
+    import resource
+except ImportError:
+    resource = None  # type: ignore[assignment]
 
 logger = logging.getLogger("sparkdl")
 _HEADER_SECONDS = 10.0
-_LONGEST_HEADER = 16 << 10
 _IDLE_SECONDS = 75
 _BACKLOG = 512
+_AT_ONCE = 32
+"""So many connections are accepted before any of them is read, and the oldest are closed for them."""
+_OTHER_FILES = 256
 
 
 class Server:
@@ -109,6 +118,11 @@ class _Uvicorn(uvicorn.Server):
     async def startup(self, sockets: Any = None) -> None:
         await super().startup(sockets)
         if self.started:
+            for listener in (socket for server in self.servers for socket in server.sockets):
+                with listener.dup() as same:
+                    same.listen(
+                        _BACKLOG
+                    )  # asyncio has one number for those that wait and those it accepts at once
             options, model = self._service.options, self._service.versions.current.model
             logger.info(
                 "serving %s, version %s, at %s:%s, %s",
@@ -154,6 +168,10 @@ def run(server: Server) -> None:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
+    for name in ("sparkdl", "asyncio", "uvicorn.error"):  # strangers can cause lines of these
+        logging.getLogger(name).addFilter(Sparing())
+    options = server.service.options
+    _have_files(options.max_connections + 2 * _AT_ONCE + _OTHER_FILES)
     gc.collect()
     gc.freeze()  # torch's objects stay: no collection need look at them while requests are parsed
     asyncio.run(server.serve())
@@ -165,7 +183,7 @@ def _config(service: ServerParts) -> uvicorn.Config:
         service.app(),
         host=options.host,
         port=options.port,
-        http=connections(options.max_connections, _HEADER_SECONDS),
+        http=connections(options.max_connections, _HEADER_SECONDS, _tls(options)),
         ws="none",
         loop="asyncio",
         lifespan="on",
@@ -174,10 +192,36 @@ def _config(service: ServerParts) -> uvicorn.Config:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        backlog=_BACKLOG,
+        backlog=min(_AT_ONCE, max(8, options.max_connections // 4)),
         timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=int(options.timeout) + 5,
-        h11_max_incomplete_event_size=_LONGEST_HEADER,
-        ssl_certfile=options.certificate,
-        ssl_keyfile=options.key,
+        h11_max_incomplete_event_size=LONGEST_HEADER,
     )
+
+
+def _tls(options: ServerOptions) -> ssl.SSLContext | None:
+    """Return the context of TLS, which connections begin themselves."""
+    if options.certificate is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(options.certificate, options.key)
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(
+            f"certificate={options.certificate!r} and key={options.key!r} cannot be used: {error}"
+        ) from error
+    return context
+
+
+def _have_files(needed: int) -> None:
+    """Let this process open as many files as its connections need."""
+    if resource is None:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        if hard != resource.RLIM_INFINITY and hard < needed:
+            raise ConfigError(
+                f"this process may open {hard} files: a server needs {needed} for its connections. "
+                "Raise the limit: ulimit -n"
+            )
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
