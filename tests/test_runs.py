@@ -134,3 +134,19 @@ def test_a_file_that_cannot_be_read_is_passed_over(
     found = capsys.readouterr()
     assert "passed over logs/twice.jsonl: " in found.err
     assert "digits" in found.out
+
+
+def test_pipes_and_devices_are_passed_over(folder: Path, capsys: Any) -> None:
+    assert main(["runs", str(folder), "--json"]) == 0
+    before = capsys.readouterr().out
+    os.mkfifo(folder / "a.jsonl")
+    (folder / "b.jsonl").symlink_to(folder / "a.jsonl")
+    (folder / "c.ndjson").symlink_to("/dev/zero")
+    (folder / "iteration-1").mkdir()
+    os.mkfifo(folder / "iteration-1" / "state.json")
+    assert main(["runs", str(folder), "--json"]) == 0
+    assert capsys.readouterr().out == before
+    (folder / "linked").mkdir()
+    (folder / "linked" / "link.jsonl").symlink_to(folder / "digits" / "history.jsonl")
+    assert main(["runs", str(folder), "--json"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(before.splitlines()) + 1

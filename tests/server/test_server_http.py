@@ -381,6 +381,9 @@ def test_other_addresses_need_a_token_or_a_word(tmp_path: Path) -> None:
     assert find_token(None, {"SPARKDL_SERVE_TOKEN": TOKEN}) == TOKEN
     with pytest.raises(ConfigError, match="cannot be read"):
         find_token(str(tmp_path / "nothing"))
+    os.mkfifo(tmp_path / "pipe", 0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        find_token(str(tmp_path / "pipe"))
 
 
 # -- batches, versions, the end -----------------------------------------------------------------

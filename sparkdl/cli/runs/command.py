@@ -92,6 +92,13 @@ def runs(path: str, *, courses: bool = False) -> Iterator[RunSummary]:
         raise ConfigError(f"path={path!r} cannot be read: {error}", code="config-command") from error
     if not files and not fs.isdir(root):
         raise ConfigError(f"path={path!r} is not a folder", code="config-command")
+    # A pipe would be waited for, a device might have no end.
+    local = "file" in fs.protocol
+    files = {
+        name: info
+        for name, info in files.items()
+        if info["type"] == "file" or (local and Path(name).is_file())  # a link is neither for fsspec
+    }
     checkpoints = _checkpoints(fs, files)
     logs = [name for name in files if name.endswith((".jsonl", ".ndjson"))]
     homes = [posixpath.dirname(name) for name in logs]

@@ -7,7 +7,6 @@ import os
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from sparkdl.exceptions import ConfigError
 
@@ -100,7 +99,7 @@ def find_token(path: str | None, environment: Mapping[str, str] = os.environ) ->
     if path is None:
         return environment.get(TOKEN_VARIABLE) or None
     try:
-        with Path(path).open("rb") as file:
+        with open(path, "rb", opener=_without_waiting) as file:
             status = os.fstat(file.fileno())
             text = file.read(_LONGEST_TOKEN + 1)
     except OSError as error:
@@ -111,6 +110,11 @@ def find_token(path: str | None, environment: Mapping[str, str] = os.environ) ->
             "it. It must be yours alone: chmod 600"
         )
     return text.decode("utf-8", "replace").strip()
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Open a file; a pipe whose other end nobody has opened, too."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def _check_token(token: str) -> None:
