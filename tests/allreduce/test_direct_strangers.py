@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import os
 import random
 import resource
 import secrets
@@ -11,7 +12,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from support.peers import HOST, SECRET, at_once, endpoints, open_files
 
 from sparkdl.allreduce.transport.direct.endpoint import Endpoint
 from sparkdl.allreduce.transport.direct.mesh import Mesh
+from sparkdl.allreduce.transport.direct.peer import LostPeerError
 
 LEARNED = 64
 """A random number and a proof: more no stranger gets to see."""
@@ -286,3 +288,59 @@ def test_a_stranger_at_a_members_old_address(stack: ExitStack) -> None:
     )
     assert not [error for error in found if isinstance(error, Exception)], found
     assert {len(data) for data in heard} <= {0, 32}
+
+
+@contextmanager
+def no_more_files(room: int) -> Iterator[None]:
+    """Let this process open so many files more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(fd) for fd in os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 2 + room, hard))
+    filled = []
+    try:
+        with suppress(OSError):
+            while True:
+                filled.append(os.open(os.devnull, os.O_RDONLY))
+        for _ in range(room):
+            os.close(filled.pop())
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in filled:
+            os.close(fd)
+
+
+def test_strangers_cannot_take_the_last_files(stack: ExitStack) -> None:
+    those = [stack.enter_context(closing(one)) for one in endpoints(2)]
+    strangers = [stack.enter_context(socket.socket()) for _ in range(100)]
+    with no_more_files(room=20):  # for both endpoints
+        for n, sock in enumerate(strangers):
+            sock.setblocking(False)
+            sock.connect_ex((HOST, those[n % 2].peer.port))
+        group(those, 1, 0.1)
+
+
+def test_no_files_at_all_take_no_processor_time_and_end_in_time(stack: ExitStack) -> None:
+    one, other = (stack.enter_context(closing(made)) for made in endpoints(2))
+    if one.peer.id < other.peer.id:
+        one, other = other, one  # the other dials
+    stranger = stack.enter_context(socket.socket())
+    with no_more_files(room=0):
+        stranger.connect((HOST, one.peer.port))
+        begun = time.thread_time()
+        with pytest.raises(LostPeerError, match="not found in time"):
+            one.meet(1, [0], 2, [one.peer, other.peer], 0.5)
+        assert time.thread_time() - begun < 0.2
+        with pytest.raises(LostPeerError, match="Too many open files"):
+            other.meet(1, [1], 2, [one.peer, other.peer], 0.5)
+    group([one, other], 2, 0.0)
+
+
+@pytest.mark.parametrize("jump", [-1e6, 1e6])
+def test_a_clock_that_is_set_disturbs_nobody(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    those = [stack.enter_context(closing(one)) for one in endpoints(3)]
+    real, begun = time.time, time.monotonic()
+    monkeypatch.setattr(time, "time", lambda: real() + jump * (time.monotonic() - begun))
+    group(those, 1, 0.05)

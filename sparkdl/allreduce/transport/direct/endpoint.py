@@ -6,6 +6,7 @@ the process is another peer afterwards.
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
 import time
@@ -26,8 +27,13 @@ _MOST_AT_ONCE = 32
 _REDIAL_SECONDS = 0.05
 """After so long a peer is dialled again that was there, and has closed the connection."""
 
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
 _PROOF_SECONDS = 2.0
 """So long may a stranger take to prove the secret."""
+
+_DEAF_SECONDS = 0.05
+"""For so long nobody is let in after the system had no socket for one, and no stranger's could be taken."""
 
 _BACKLOG = 1024
 
@@ -111,6 +117,7 @@ class _Meeting:
         self._strangers: dict[int, Handshake] = {}
         self._by_fd: dict[int, Connection] = {}
         self._poll = select.poll()
+        self._deaf_until: float | None = None
         self._refused = ""
 
     def hold(self, members: Sequence[Peer], deadline: float) -> Mapping[int, Connection]:
@@ -132,7 +139,8 @@ class _Meeting:
                 raise self._absent()
             self._turn_away(now)
             self._redial(now)
-            pause = _REDIAL_SECONDS if self._redials else 0.25
+            self._hear_again(now)
+            pause = _REDIAL_SECONDS if self._redials or self._deaf_until is not None else 0.25
             for fd, events in self._poll.poll(max(1.0, min(deadline - now, pause) * 1000)):
                 self._handle(fd, events)
         return self._found
@@ -187,10 +195,13 @@ class _Meeting:
     # -- strangers ------------------------------------------------------------------------------
 
     def _dial(self, member: Peer) -> None:
-        try:
-            sock = open_socket(member.host)
-        except OSError as error:  # too many files are open
-            raise LostPeerError(None, str(error)) from None
+        while True:
+            try:
+                sock = open_socket(member.host)
+                break
+            except OSError as error:  # too many files are open
+                if not self._drop_oldest():
+                    raise LostPeerError(None, str(error)) from None
         sock.setblocking(False)
         sock.connect_ex((member.host, member.port))
         self._dialling[sock.fileno()] = Handshake(sock, self._endpoint.secret, member.id, self._own)
@@ -210,13 +221,19 @@ class _Meeting:
         for _ in range(_MOST_AT_ONCE):
             try:
                 sock, _ = self._endpoint._listener.accept()
-            except OSError:  # there is nobody any more
+            except OSError as error:  # there is nobody any more
+                if error.errno not in _NO_ROOM:
+                    return
+                if self._drop_oldest():
+                    continue
+                self._poll.unregister(self._endpoint._listener)  # it would be ready all the time
+                self._deaf_until = time.monotonic() + _DEAF_SECONDS
                 return
             sock.setblocking(False)
             handshake = Handshake(sock, self._endpoint.secret, self._own)
             handshake.deadline = time.monotonic() + _PROOF_SECONDS
             if len(self._strangers) >= _MOST_STRANGERS:
-                self._drop(next(iter(self._strangers)), self._strangers)
+                self._drop_oldest()
             self._strangers[sock.fileno()] = handshake
             self._poll.register(sock, select.POLLIN)
 
@@ -256,6 +273,18 @@ class _Meeting:
     def _turn_away(self, now: float) -> None:
         for fd in [fd for fd, handshake in self._strangers.items() if handshake.deadline < now]:
             self._drop(fd, self._strangers)
+
+    def _hear_again(self, now: float) -> None:
+        if self._deaf_until is not None and self._deaf_until <= now:
+            self._deaf_until = None
+            self._poll.register(self._endpoint._listener, select.POLLIN)
+
+    def _drop_oldest(self) -> bool:
+        """Turn the oldest stranger away; return whether there was one."""
+        if not self._strangers:
+            return False
+        self._drop(next(iter(self._strangers)), self._strangers)
+        return True
 
     def _drop(self, fd: int, among: dict[int, Handshake]) -> None:
         self._poll.unregister(fd)
