@@ -168,8 +168,13 @@ ALL: dict[str, Hold] = {
 """All kinds, by name."""
 
 
-async def attack(target: Target, kinds: Sequence[Hold], connections: int, seconds: float) -> int:
-    """Hold so many connections of each kind for a time; return how often one was opened."""
+async def attack(
+    target: Target, kinds: Sequence[Hold], connections: int, seconds: float, pause: float = 0.05
+) -> int:
+    """Hold so many connections of each kind for a time; return how often one was opened.
+
+    One that is closed is opened again after a pause.
+    """
     opened = 0
 
     async def again(hold: Hold) -> None:
@@ -178,7 +183,7 @@ async def attack(target: Target, kinds: Sequence[Hold], connections: int, second
             opened += 1
             with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
                 await hold(target)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(pause)
 
     tasks = [asyncio.create_task(again(hold)) for hold in kinds for _ in range(connections)]
     _, pending = await asyncio.wait(tasks, timeout=seconds)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import sys
+from itertools import chain
 from typing import Any
 
 import h11
@@ -36,12 +37,13 @@ def connections(limit: int, seconds: float, tls: ssl.SSLContext | None = None) -
             start or the header's first byte, and for reading the next bytes of an answer.
         tls: with it, connections begin with a handshake. uvicorn's own handshake comes before it counts.
     """
+    strangers: dict[Any, None] = {}
+    known: dict[Any, None] = {}  # have had an answer; both in the order in which the clients' turns began
 
     class Connection(H11Protocol):
         _clock: asyncio.TimerHandle | None = None
         _handshake: asyncio.Task[None] | None = None
         _answered = False
-        _turn = 0.0  # when the client's turn began
         _header_since: float | None = None
         _unsent = 0
         _read_at = 0.0
@@ -49,7 +51,8 @@ def connections(limit: int, seconds: float, tls: ssl.SSLContext | None = None) -
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             self._raw = transport
-            self._turn = self._read_at = self.loop.time()
+            self._read_at = self._header_since = self.loop.time()
+            self._begin_turn()
             self._clock = self.loop.call_later(seconds / 4, self._look)
             if tls is None:
                 super().connection_made(transport)
@@ -59,7 +62,6 @@ def connections(limit: int, seconds: float, tls: ssl.SSLContext | None = None) -
                 transport.pause_reading()
                 self._early: list[bytes] = []
                 self._handshake = self.loop.create_task(self._shake_hands(transport, tls))
-            self._header_since = self._turn
             if len(self.connections) > limit:
                 self._make_room()
 
@@ -70,7 +72,7 @@ def connections(limit: int, seconds: float, tls: ssl.SSLContext | None = None) -
             idle = self.conn.their_state is h11.IDLE
             super().data_received(data)
             if idle and self.conn.their_state is not h11.IDLE:
-                self._turn = self.loop.time()
+                self._begin_turn()
             if not self._waits():
                 self._header_since = None
             elif self._header_since is None:
@@ -81,7 +83,8 @@ def connections(limit: int, seconds: float, tls: ssl.SSLContext | None = None) -
             super().resume_writing()
 
         def on_response_complete(self) -> None:
-            self._turn, self._answered, self._has_read = self.loop.time(), True, True
+            self._answered = self._has_read = True
+            self._begin_turn()
             super().on_response_complete()
 
         def connection_lost(self, exc: Exception | None) -> None:
@@ -108,17 +111,20 @@ def connections(limit: int, seconds: float, tls: ssl.SSLContext | None = None) -
                 self._end()
                 raw.abort()
                 return
-            self._turn = self._header_since = self.loop.time()
+            self._header_since = self.loop.time()
             super().connection_made(secure)
             for data in self._early:
                 self.data_received(data)
 
         def _make_room(self) -> None:
-            others: set[Any] = self.connections
-            waiting = [other for other in others if other._owes()]
-            last = min(waiting, key=lambda other: (other._answered, other._turn), default=self)
-            others.discard(last)  # abort() tells it later, and others may come before
+            last = next((other for other in chain(strangers, known) if other._owes()), self)
+            last._end()  # abort() tells it later, and others may come before
             last._raw.abort()
+
+        def _begin_turn(self) -> None:
+            strangers.pop(self, None)
+            known.pop(self, None)
+            (known if self._answered else strangers)[self] = None
 
         def _waits(self) -> bool:
             """Whether no answer is being made: a header is awaited, or a body that nobody asked for."""
@@ -143,6 +149,8 @@ def connections(limit: int, seconds: float, tls: ssl.SSLContext | None = None) -
 
         def _end(self) -> None:
             self.connections.discard(self)
+            strangers.pop(self, None)
+            known.pop(self, None)
             if self._clock is not None:
                 self._clock.cancel()
                 self._clock = None
