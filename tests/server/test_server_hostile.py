@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import resource
 import shutil
 import socket
 import ssl
@@ -182,8 +183,8 @@ def test_a_certificate_that_cannot_be_used_is_named(model: Path, tmp_path: Path)
 
 def test_more_connections_than_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[Any] = []
-    monkeypatch.setattr(server_run.resource, "getrlimit", lambda _: (256, 1000))
-    monkeypatch.setattr(server_run.resource, "setrlimit", lambda _, value: limits.append(value))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 1000))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, value: limits.append(value))
     server_run._have_files(200)
     server_run._have_files(900)
     assert limits == [(900, 1000)]

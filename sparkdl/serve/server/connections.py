@@ -100,10 +100,16 @@ def connections(limit: int, seconds: float, tls: ssl.SSLContext | None = None) -
 
         async def _shake_hands(self, raw: asyncio.Transport, tls: ssl.SSLContext) -> None:
             """Exchange the raw transport for one with TLS."""
-            limits = {"ssl_handshake_timeout": seconds, "ssl_shutdown_timeout": seconds}
             secure = None
             try:
-                secure = await self.loop.start_tls(raw, self, tls, server_side=True, **limits)
+                secure = await self.loop.start_tls(
+                    raw,
+                    self,
+                    tls,
+                    server_side=True,
+                    ssl_handshake_timeout=seconds,
+                    ssl_shutdown_timeout=seconds,
+                )
             except OSError:  # the client spoke no TLS, or not ours, or took too long
                 pass
             self._handshake = None

@@ -25,11 +25,6 @@ from sparkdl.serve.server.options import ServerOptions
 from sparkdl.serve.server.sparing import Sparing
 from sparkdl.serve.server.versions import Versions
 
-try:
-    import resource
-except ImportError:
-    resource = None  # type: ignore[assignment]
-
 logger = logging.getLogger("sparkdl")
 _HEADER_SECONDS = 10.0
 _IDLE_SECONDS = 75
@@ -215,7 +210,9 @@ def _tls(options: ServerOptions) -> ssl.SSLContext | None:
 
 def _have_files(needed: int) -> None:
     """Let this process open as many files as its connections need."""
-    if resource is None:  # Windows has no such limit
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < needed:
