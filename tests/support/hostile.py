@@ -39,7 +39,8 @@ class Target:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.setblocking(False)
         try:
-            await asyncio.wait_for(asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self.port)), 5)
+            async with asyncio.timeout(5):
+                await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", self.port))
         except BaseException:
             sock.close()
             raise
@@ -175,11 +176,11 @@ async def attack(
 
     One that is closed is opened again after a pause.
     """
-    opened = 0
+    opened, over = 0, False
 
     async def again(hold: Hold) -> None:
         nonlocal opened
-        while True:
+        while not over:
             opened += 1
             with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
                 await hold(target)
@@ -187,8 +188,11 @@ async def attack(
 
     tasks = [asyncio.create_task(again(hold)) for hold in kinds for _ in range(connections)]
     _, pending = await asyncio.wait(tasks, timeout=seconds)
-    for task in pending:
-        task.cancel()
+    over = True
+    while pending:  # asyncio loses a cancellation that comes with what was waited for
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=1)
     ended = await asyncio.gather(*tasks, return_exceptions=True)
     failures = [e for e in ended if isinstance(e, Exception)]
     if failures:
