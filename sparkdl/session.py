@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl import daemon
 from sparkdl._spark import logs
-from sparkdl._spark.session import is_alive, task_slots
+from sparkdl._spark.session import confs, is_alive, task_slots
 from sparkdl.exceptions import ConfigError
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def recommended() -> dict[str, str]:
 def missing(spark: SparkSession) -> list[Setting]:
     """List the settings that a session lacks, of those its Spark version has."""
     version = spark_version(spark)
-    conf = spark.sparkContext.getConf()
+    conf = confs(spark.sparkContext)
     return [s for s in SETTINGS if version >= s.since and not _satisfied(s, conf.get(s.name))]
 
 
@@ -232,7 +232,7 @@ def check_encryption(spark: SparkSession) -> None:
         ConfigError: if ``spark.io.encryption.enabled`` is true and :data:`PLAIN_FILES` is not.
     """
     refuse_encryption(
-        spark.sparkContext.getConf().get("spark.io.encryption.enabled"), spark.conf.get(PLAIN_FILES, "false")
+        confs(spark.sparkContext).get("spark.io.encryption.enabled"), spark.conf.get(PLAIN_FILES, "false")
     )
 
 
@@ -305,8 +305,8 @@ def executors(spark: SparkSession, wait_seconds: float = 30.0) -> Executors:
     if local:
         given = local.group(1) or "1"
         cores = (os.cpu_count() or 1) if given == "*" else int(given)
-        return Executors(1, cores, max(1, cores // int(sc.getConf().get("spark.task.cpus", "1"))))
-    promised = _promised(master, sc.getConf())
+        return Executors(1, cores, max(1, cores // int(confs(sc).get("spark.task.cpus", "1"))))
+    promised = _promised(master, confs(sc))
     deadline = time.monotonic() + wait_seconds
     seen, since = -1, time.monotonic()
     while True:

@@ -33,6 +33,12 @@ def is_alive(sc: Any) -> bool:
         return False
 
 
+def confs(sc: Any) -> Any:
+    """Return the confs of a SparkContext, to be read alone."""
+    # Its getConf copies them all, each with some calls to the JVM.
+    return getattr(sc, "_conf", None) or sc.getConf()
+
+
 def lost_context() -> bool:
     """Return whether this process has a SparkContext that ended although the program did not stop it."""
     if "pyspark" not in sys.modules:

@@ -82,7 +82,7 @@ class ClassicAccess:
 
     def conf(self, name: str, default: str = "") -> str:
         """Return a conf of the session."""
-        found: str = self.jobs.sc.getConf().get(name, default)
+        found: str = private.confs(self.jobs.sc).get(name, default)
         return found
 
     def executors(self) -> Executors:
@@ -101,7 +101,7 @@ class ClassicAccess:
         where the cluster manager does not support task profiles.
         """
         sc = self.jobs.sc
-        conf = sc.getConf()
+        conf = private.confs(sc)
         master = str(sc.master)
         local = master.startswith("local") and not master.startswith("local-cluster")
         if threads == 1 or local or conf.get(DYNAMIC, "false") == "true":
