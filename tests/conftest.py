@@ -80,7 +80,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             return 1
         if "sessions" in names:
             return 2
-        return 3 if item.get_closest_marker("cluster") or item.get_closest_marker("early") else 0
+        return 3 if item.get_closest_marker("cluster") or item.get_closest_marker("whole") else 0
 
     groups: list[list[pytest.Item]] = [[], [], [], []]
     for item in items:

@@ -239,7 +239,7 @@ def test_shares_are_of_the_later_groups(tmp_path: Path) -> None:
     assert rows["step"]["ms_per_step"] == 10.0
 
 
-@pytest.mark.early
+@pytest.mark.whole
 def test_what_is_wrapped_is_there() -> None:
     code = "import profile_step as p; print(p.wrap(p.Ledger()))"
     paths = os.pathsep.join([str(FOLDER), str(FOLDER.parent)])
@@ -253,7 +253,7 @@ def test_what_is_wrapped_is_there() -> None:
 # -- carrier ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.early
+@pytest.mark.whole
 def test_two_processes_carry_the_same_values() -> None:
     options = ["--peers", "2", "--bytes", "100", "3e6", "--seconds", "0.05"]
     command = [sys.executable, str(FOLDER / "carrier.py"), *options]

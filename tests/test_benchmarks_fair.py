@@ -52,7 +52,7 @@ def test_local_steps_are_compared_with_those_of_ddp() -> None:
     assert {row["rows_per_step"] for row in found.values()} == {128}
 
 
-@pytest.mark.early
+@pytest.mark.whole
 @pytest.mark.parametrize("local_steps", [1, 4])
 def test_two_processes_train_by_ddp_or_by_local_sgd(local_steps: int) -> None:
     with socket.socket() as free:

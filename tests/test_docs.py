@@ -92,6 +92,7 @@ def test_training_guide(namespace: dict[str, Any], tmp_path: Path) -> None:
     assert {"history.jsonl", "history.png", "runs", "mlruns"} <= {path.name for path in tmp_path.iterdir()}
 
 
+@pytest.mark.whole
 def test_recovery_guide(namespace: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     run_page("docs/recovery.md", namespace)

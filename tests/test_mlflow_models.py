@@ -180,6 +180,7 @@ def test_what_is_refused(registry: str, tmp_path: Path) -> None:
         save_local(classifier(), tmp_path / "d")
 
 
+@pytest.mark.whole
 @pytest.mark.jvm
 def test_autologging_registering_and_spark_udf(registry: str, spark: Any, tmp_path: Path) -> None:
     from pyspark.sql import functions as F

@@ -14,7 +14,7 @@ import pytest
 from sparkdl.ml import TorchClassifier, TorchEstimator, TorchRegressor
 from sparkdl.ml.params.entries import entries
 
-pytestmark = pytest.mark.early
+pytestmark = pytest.mark.whole
 ROOT = Path(__file__).parents[1]
 EXTERNAL = re.compile(
     r"""<(?:script|img|iframe|link rel="stylesheet")[^>]+(?:src|href)=["']?(?:https?:)?//"""

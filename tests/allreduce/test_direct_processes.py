@@ -38,7 +38,10 @@ TWO_SLOTS_ARE_SLOW = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one slot", "two slots"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(1, id="one slot"), pytest.param(2, id="two slots", marks=pytest.mark.whole)],
+)
 def those(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
     executors = {1: 3, 2: 2}[request.param]
     with processes(tmp_path_factory.mktemp("executors"), executors, request.param) as made:
@@ -232,8 +235,11 @@ def test_transports_may_change_between_groups(
         assert not session.failed
 
 
-def seeds(fast: int, count: int) -> list[Any]:
-    return [*range(fast), *(pytest.param(n, marks=pytest.mark.slow) for n in range(fast, count))]
+def seeds(fast: int, whole: int, count: int) -> list[Any]:
+    """Return numbers up to a count: the first run always, the next in scripts/test-whole."""
+    marks = [()] * fast + [pytest.mark.whole] * whole
+    marks += [pytest.mark.slow] * (count - len(marks))
+    return [pytest.param(n, marks=mark) for n, mark in enumerate(marks)]
 
 
 # -- losses ---------------------------------------------------------------------------------------
@@ -279,7 +285,7 @@ def lossy(those: Processes, of: Case, fate: Fate | None, folder: Path, patience:
     return session
 
 
-@pytest.mark.parametrize("seed", seeds(3, 50))
+@pytest.mark.parametrize("seed", seeds(1, 2, 50))
 def test_processes_that_are_killed(those: Processes, tmp_path: Path, seed: int) -> None:
     exchange, feature = ("sharded", "replicated")[seed % 2], ["adam", "lamb", "rows"][seed % 3]
     of = replace(FEATURES[feature](exchange, SIZES), iterations=16, group=4)
@@ -292,7 +298,7 @@ def test_processes_that_are_killed(those: Processes, tmp_path: Path, seed: int) 
 
 
 @TWO_SLOTS_ARE_SLOW
-@pytest.mark.parametrize("seed", seeds(2, 20))
+@pytest.mark.parametrize("seed", seeds(2, 0, 20))
 def test_processes_that_are_stopped(those: Processes, tmp_path: Path, seed: int) -> None:
     # Those that go on after everybody else has given them up find that they are alone.
     of = replace(case(("sharded", "replicated")[seed % 2]), iterations=12, group=4)
@@ -301,7 +307,7 @@ def test_processes_that_are_stopped(those: Processes, tmp_path: Path, seed: int)
 
 
 @TWO_SLOTS_ARE_SLOW
-@pytest.mark.parametrize("seed", seeds(2, 20))
+@pytest.mark.parametrize("seed", seeds(2, 0, 20))
 def test_tasks_that_raise(those: Processes, tmp_path: Path, seed: int) -> None:
     of = replace(case(("sharded", "replicated")[seed % 2]), iterations=12, group=4)
     session = lossy(those, of, Fate(seed, ("raise",), 3, every=2), tmp_path)
@@ -371,6 +377,7 @@ def test_nothing_is_left_after_a_fit(those: Processes, tmp_path: Path, exchange:
         assert (endpoints, files, count) == (0, was[1], was[2])
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("steps", [2000, pytest.param(20_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("exchange", ["replicated", pytest.param("sharded", marks=pytest.mark.slow)])
 def test_many_steps_take_no_more_of_anything(

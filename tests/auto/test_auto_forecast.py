@@ -29,6 +29,7 @@ def estimator(**more: Any) -> TimeSeriesEstimator:
     return TimeSeriesEstimator(**{**given, **more})
 
 
+@pytest.mark.whole
 @pytest.mark.jvm
 def test_the_best_of_a_search_beside_baselines_is_fitted_to_all_rows(real: Any, monkeypatch: Any) -> None:
     """A space of one Param; the leaderboard has models, and baselines, by errors on steps kept away."""

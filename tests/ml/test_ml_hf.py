@@ -132,6 +132,7 @@ def test_a_pipeline_of_texts_of_any_length(texts: Any, tmp_path: Path) -> None:
     assert not list((tmp_path / "model").rglob("code"))
 
 
+@pytest.mark.whole
 def test_an_estimator_takes_the_models_own_loss(texts: Any) -> None:
     tokens = stage(padding="max_length").transform(texts.withColumn("y", F.col("y").cast("int")))
     model = TorchEstimator(
@@ -168,6 +169,7 @@ def test_generation_and_its_text(texts: Any) -> None:
         assert row.said == tokenizer().decode([int(n) for n in row.ids], skip_special_tokens=True)
 
 
+@pytest.mark.whole
 def test_one_model_in_each_process(texts: Any) -> None:
     """Models are unpickled once in a Python worker, whatever the number of tasks."""
     model = TorchModel.from_module(

@@ -244,6 +244,7 @@ def test_every_param_is_set_read_explained_and_kept(spark: Any, tmp_path: Path) 
     assert ImageToTensor.load(path).getSize() == [3, 3]
 
 
+@pytest.mark.whole
 def test_in_a_saved_pipeline(spark: Any, drawn: Path, tmp_path: Path) -> None:
     df = read(spark, drawn)
     stages = [
@@ -294,6 +295,7 @@ class Shapes(nn.Sequential):
         )
 
 
+@pytest.mark.whole
 def test_a_folder_of_images_is_learnt(spark: Any, tmp_path: Path) -> None:
     draw(tmp_path / "train", 200, seed=1)
     draw(tmp_path / "test", 100, seed=2)

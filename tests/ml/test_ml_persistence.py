@@ -185,6 +185,7 @@ def test_models_on_another_file_system(remote: str, tmp_path: Path) -> None:
         TorchModel.load(f"{remote}/nothing")
 
 
+@pytest.mark.whole
 def test_pipelines_on_another_file_system(remote: str, tmp_path: Path) -> None:
     assembler = VectorAssembler(inputCols=["a"], outputCol="features")
     Pipeline(stages=[assembler, TorchRegressor(maxEpochs=2)]).save(f"{remote}/pipeline")

@@ -96,6 +96,7 @@ def test_a_pipeline_with_metadata(flowers, tmp_path):
         assert a.found == b.found
 
 
+@pytest.mark.whole
 def test_cross_validation_over_the_modules_hyper_parameters(iris):
     train, _ = iris
     est = quick(maxEpochs=1)

@@ -141,6 +141,7 @@ def test_a_backtest_has_the_errors_of_torchmetrics_and_uses_the_past_alone(real:
         assert row.pinball == pytest.approx(np.mean(losses), rel=1e-5)
 
 
+@pytest.mark.whole
 def test_refitting_before_each_origin_and_a_fit_that_withholds(real: Any) -> None:
     df = real.createDataFrame(frame(2))
     est = estimator(seed=1)

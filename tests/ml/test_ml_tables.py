@@ -167,6 +167,7 @@ def test_mistakes_in_a_table_are_named(spark: Any, table: Any) -> None:
         model.transform(table.withColumn("n", F.lit("x")))
 
 
+@pytest.mark.whole
 def test_the_stage_works_in_pipelines_and_grids(table: Any, tmp_path: Path) -> None:
     encoder = TabularEncoder(inputCols=["n", "s"])
     est = TorchRegressor(module=Head, featuresCols=["categories", "numbers"], labelCol="z", maxIter=5)
@@ -381,6 +382,7 @@ def test_loss_and_metrics_of_a_table(fitted: Any, table: Any) -> None:
 # -- with other rows -----------------------------------------------------------------------------------
 
 
+@pytest.mark.whole
 def test_a_fit_on_other_rows_keeps_what_numbers_mean(spark: Any, tmp_path: Path) -> None:
     """The other rows have other frequencies, so their own encoding would give other numbers."""
 

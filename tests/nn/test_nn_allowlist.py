@@ -65,6 +65,7 @@ def check_unreachable(scope: str, least: int, monkeypatch: pytest.MonkeyPatch) -
                 decode(value)
 
 
+@pytest.mark.whole
 def test_nothing_else_that_the_old_rule_admitted_is_reachable(monkeypatch: pytest.MonkeyPatch) -> None:
     check_unreachable("fast", 3000, monkeypatch)
 

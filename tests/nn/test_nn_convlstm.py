@@ -41,6 +41,7 @@ def test_can_be_trained_and_shipped():
     check_trainable(ConvLSTM(1, (4, 3), steps=2, kernel=3, patch=2), torch.rand(2, 3, 1, 8, 8))
 
 
+@pytest.mark.whole
 def test_learns_to_move_a_square_further():
     """Squares of 4 x 4 pixels that move by one pixel an image to the left or right."""
     torch.manual_seed(0)

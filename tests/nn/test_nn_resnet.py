@@ -87,6 +87,7 @@ def test_large_ones_can_be_trained_and_shipped(layers):
     check_trainable(ResNet(layers, 3, channels=1, width=4, small=True), torch.randn(4, 1, 32, 32))
 
 
+@pytest.mark.whole
 def test_resnet18_learns_digits():
     torch.manual_seed(0)
     images, label = digits(side=16)

@@ -68,6 +68,7 @@ def learn(spark: Any, online: OnlineTrainer, folder: Path) -> Any:
     return online.start(rows, features="x", label="y", num_partitions=2, trigger=trigger)
 
 
+@pytest.mark.whole
 @pytest.mark.jvm
 def test_a_stream_that_dies_goes_on(spark: Any, tmp_path: Path) -> None:
     """It raises in the middle of a batch; an empty file and one of a single row are batches as well."""

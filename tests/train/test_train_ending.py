@@ -100,6 +100,7 @@ ENDS: dict[str, tuple[When, int]] = {
 }
 
 
+@pytest.mark.whole
 @pytest.mark.jvm
 def test_a_run_that_ends_goes_on_with_the_same_bits(data: Dataset, tmp_path: Path) -> None:
     straight = fit(data, EarlyStopping(50))

@@ -158,6 +158,7 @@ class Dies(Scores):
         return super().forward(pair)
 
 
+@pytest.mark.whole
 @pytest.mark.jvm
 def test_bounded_memory_gives_the_same_bits_also_if_a_process_dies(spark: Any, tmp_path: Path) -> None:
     options: dict[str, Any] = {"min_count": 2, "max_age": 4, "evict_every": 3}

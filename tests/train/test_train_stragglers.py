@@ -62,6 +62,7 @@ def train(spark: Any, module: nn.Module, iterations: int = 16, **options: Any) -
 DROP = DropStragglers(window=8, chunks=4, patience=8, max_fraction=0.1)
 
 
+@pytest.mark.whole
 def test_slow_rows_are_left_out_and_counted(spark: Any) -> None:
     """A piece of the second partition has 10 rows; each takes a second from the 33rd piece on."""
     result = train(spark, Sleepy(1.0, rows=10, after=4 * 8), drop_stragglers=DROP)

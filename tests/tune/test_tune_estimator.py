@@ -16,6 +16,7 @@ from sparkdl.ml import load
 from sparkdl.tune import saving
 
 
+@pytest.mark.whole
 @pytest.mark.jvm
 def test_the_best_params_of_folds_fit_all_rows(spark: Any, tmp_path: Path) -> None:
     """On real tasks, several at a time; folds of all trials read one copy of the rows."""
