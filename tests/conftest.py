@@ -28,6 +28,8 @@ os.environ["SPARK_DAEMON_JAVA_OPTS"] = JVM_OPTIONS  # of masters and workers
 # Tests run many small queries, each once: the Java code that Spark writes for one costs more to compile
 # than it saves. Programs that tests start have Spark's default.
 INTERPRETED = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+WITHOUT_JVM = {"distill", "hf", "online", "train", "tune"}
+"""Folders whose tests do without a JVM if they are not marked ``jvm``."""
 # For tasks, which run helpers of the tests, and the package of this folder, whatever is installed.
 TASKS_PATH = os.pathsep.join(str(folder) for folder in Path(__file__).parents[:2])
 
@@ -43,9 +45,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--connect", action="store_true", help="run tests on Spark Connect; see on_connect.py")
 
 
-def _wants_jvm(item: pytest.Item) -> bool:
-    """Return whether a test of a folder whose tests may do without a JVM is to have one."""
-    return bool(item.config.getoption("jvm")) or item.get_closest_marker("jvm") is not None
+def _needs_jvm(item: pytest.Item) -> bool:
+    """Return whether the fixture ``spark`` of a test is a real session."""
+    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    wanted = bool(item.config.getoption("jvm")) or item.get_closest_marker("jvm") is not None
+    return folder not in WITHOUT_JVM or wanted
+
+
+def _has_jvm(item: pytest.Item) -> bool:
+    """Return whether a test takes a real session."""
+    names = getattr(item, "fixturenames", ())
+    return "real" in names or ("spark" in names and "in_process" not in names and _needs_jvm(item))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -71,14 +81,13 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Group tests by the Spark they need: starting one takes seconds."""
     if config.getoption("connect"):
-        items[:], others = on_connect.choose(items, _wants_jvm)
+        items[:], others = on_connect.choose(items, _has_jvm)
         config.hook.pytest_deselected(items=others)
 
     def group(item: pytest.Item) -> int:
-        names = getattr(item, "fixturenames", ())
-        if "real" in names or ("spark" in names and _wants_jvm(item)):
+        if _has_jvm(item):
             return 1
-        if "sessions" in names:
+        if "sessions" in getattr(item, "fixturenames", ()):
             return 2
         return 3 if item.get_closest_marker("cluster") or item.get_closest_marker("whole") else 0
 
@@ -197,9 +206,9 @@ def real(request: pytest.FixtureRequest, sessions: _Sessions) -> Iterator[SparkS
 
 
 @pytest.fixture
-def spark(real: SparkSession) -> SparkSession:
-    """A local session; in some folders one without a JVM, unless a test is marked ``jvm``."""
-    return real
+def spark(request: pytest.FixtureRequest) -> Any:
+    """A local session; in some folders one without a JVM, but with the marker ``jvm`` or with ``--jvm``."""
+    return request.getfixturevalue("real" if _needs_jvm(request.node) else "in_process")
 
 
 @pytest.fixture

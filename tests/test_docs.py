@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import linecache
 import re
 import sys
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from four_tasks.run import lines_of
 from support.data import digits
 from support.serving import classifier
 
@@ -19,7 +17,6 @@ from sparkdl import Dataset
 from sparkdl.train.checkpoint import latest, read_point
 
 ROOT = Path(__file__).parents[1]
-TASKS = ROOT / "benchmarks/four_tasks"
 BLOCK = re.compile(r"^```python(?P<info>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -170,43 +167,6 @@ def test_migration_guide(namespace: dict[str, Any]) -> None:
     namespace |= {"df": df, "held_out": df.limit(20)}
     run_page("docs/migrate.md", namespace)
     assert namespace["predicted"].count() == 20
-
-
-def test_lines_in_the_migration_guide_are_counted() -> None:
-    """The table at its end is what counting the examples gives."""
-    codes = [code for _, _, code in blocks("docs/migrate.md")]
-    text = (ROOT / "docs/migrate.md").read_text()
-    pairs = [(a, b) for a, b in itertools.pairwise(codes) if a.startswith("# ") and b.startswith("# sparkdl")]
-    assert len(pairs) == 7
-    for there, here in pairs:
-        lines = [
-            sum(bool(line.strip()) and not line.strip().startswith("#") for line in code.splitlines())
-            for code in (there, here)
-        ]
-        name = there.splitlines()[0].removeprefix("# ")
-        assert f"| {name} | {lines[0]} | {lines[1]} |" in text
-
-
-def test_lines_of_the_four_tasks_are_counted() -> None:
-    """The table of the migration guide has the lines of the programs."""
-    text = (ROOT / "docs/migrate.md").read_text()
-    for peer, name in (
-        ("sparkdl", "sparkdl"),
-        ("TorchDistributor", "distributor"),
-        ("Lightning", "lightning"),
-        ("Ray Train", "ray"),
-        ("BigDL Orca", "orca"),
-    ):
-        (row,) = [
-            line for line in text.splitlines() if line.startswith(f"| {peer} | ") and " lines |" in line
-        ]
-        cells = [cell.strip() for cell in row.strip("| ").split("|")][1:]
-        tasks = (
-            ("table", "module", "bert", "dataset") if peer == "sparkdl" else ("", "table", "bert", "dataset")
-        )
-        for cell, task in zip(cells, tasks, strict=True):
-            if task:
-                assert cell == f"{lines_of(TASKS / f'{name}_{task}.py')} lines"
 
 
 def test_readme(namespace: dict[str, Any]) -> None:

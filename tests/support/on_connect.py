@@ -91,20 +91,17 @@ def on_connect(folder: Path) -> Iterator[OnConnect]:
         spark.stop()
 
 
-def choose(items: Sequence[pytest.Item], wants_jvm: Any) -> tuple[list[pytest.Item], list[pytest.Item]]:
+def choose(items: Sequence[pytest.Item], has_jvm: Any) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """Return the tests that run, and the others.
 
     Args:
         items: all tests.
-        wants_jvm: returns whether a test of training takes a real session.
+        has_jvm: returns whether a test takes a real session.
     """
     chosen: list[pytest.Item] = []
     others: list[pytest.Item] = []
     for item in items:
-        names = getattr(item, "fixturenames", ())
-        takes = "real" in names and (not item.nodeid.startswith("tests/train/") or wants_jvm(item))
-        takes |= item.nodeid.startswith("tests/train/") and "spark" in names and wants_jvm(item)
-        (chosen if takes and item.nodeid.startswith(FOLDERS) else others).append(item)
+        (chosen if has_jvm(item) and item.nodeid.startswith(FOLDERS) else others).append(item)
     for item in chosen:
         for prefix, reason in LEFT_OUT.items():
             if item.nodeid.startswith(prefix):

@@ -7,6 +7,7 @@ from concurrent.futures import Executor, Future
 from typing import Any
 
 import pytest
+from support import no_jvm
 
 from sparkdl.tune import tuner
 
@@ -24,9 +25,8 @@ class Inline(Executor):
 
 
 @pytest.fixture
-def spark(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A session without a JVM; a real one for tests that are marked ``jvm``, and for all with ``--jvm``."""
-    if request.node.get_closest_marker("jvm") is not None or request.config.getoption("jvm"):
-        return request.getfixturevalue("real")
-    monkeypatch.setattr(tuner, "pool", lambda _: Inline())
-    return request.getfixturevalue("in_process")
+def spark(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A session without a JVM runs trials one after the other."""
+    if isinstance(spark, no_jvm.Session):
+        monkeypatch.setattr(tuner, "pool", lambda _: Inline())
+    return spark
