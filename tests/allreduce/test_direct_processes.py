@@ -342,6 +342,7 @@ def test_a_process_is_replaced_between_two_groups(those: Processes, tmp_path: Pa
     assert session.completed >= 4
 
 
+@pytest.mark.whole
 @TWO_SLOTS_ARE_SLOW
 def test_an_idle_membership_is_made_anew(those: Processes, tmp_path: Path) -> None:
     of = case("replicated", iterations=9, group=3)

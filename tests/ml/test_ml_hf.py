@@ -97,6 +97,7 @@ def test_columns_of_tokens(texts: Any) -> None:
         stage(outputCols=["y", "m"]).transform(df)
 
 
+@pytest.mark.whole
 def test_a_pipeline_of_texts_of_any_length(texts: Any, tmp_path: Path) -> None:
     tokens = stage()
     model = TorchClassifier(

@@ -24,7 +24,7 @@ def fit(data: Dataset, module: Any) -> Any:
     return trainer(module, end_when=MaxIteration(14), **options).fit(data)
 
 
-@pytest.mark.parametrize("most", [1, 16])
+@pytest.mark.parametrize("most", [pytest.param(1, marks=pytest.mark.whole), 16])
 def test_a_run_that_goes_back_to_any_commit_ends_with_the_same_bits(
     data: Dataset, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
