@@ -19,6 +19,8 @@ from sparkdl.keyed.mix import Ids
 from sparkdl.keyed.table import KeyedTable, TableRule
 
 Mode = Literal["sum", "mean", "max"]
+IDENTITY = "_sparkdl_identity"
+"""Attribute that says of which run a module is: :mod:`sparkdl.saved.identity`."""
 _DTYPES = {torch.float32: "float32", torch.float64: "float64"}
 
 
@@ -278,6 +280,7 @@ class EmbeddingVariable(nn.Module):
             return f"seed: found shape {tuple(seed.shape)} of {seed.dtype}, expected one integer"
         values = np.array(rows.numpy().astype(rule.dtype))
         counts, last = np.full(len(ids), rule.min_count), np.zeros(len(ids), np.int64)
+        self.__dict__.pop(IDENTITY, None)
         self.store = KeyedTable(replace(rule, seed=int(seed)))
         admitted = np.ones(len(ids), np.bool_)
         logged = np.iinfo(np.int64).max  # nobody knows when these rows have changed

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
+from torch import nn
+
 from sparkdl.online.ledger import Ledger
+from sparkdl.saved.identity import Identity, identity_of
 from sparkdl.train.checkpoint import Path
 from sparkdl.train.checkpoint.resume import ResumePoint
 from sparkdl.train.hooks.checkpoint import Checkpoint
@@ -45,6 +49,17 @@ class Commit(Checkpoint):
     def state_dict(self) -> dict[str, Any]:
         """Return the ledger with this batch."""
         return dict(self._state)
+
+
+def begun(module: nn.Module, point: ResumePoint | None) -> Identity | None:
+    """Return of which run a module is that training goes on with; ``None`` if it is of none."""
+    found = identity_of(module)
+    return Identity("", point.state.iteration) if found is None and point is not None else found
+
+
+def continued(point: ResumePoint, own: Identity | None) -> ResumePoint:
+    """Return a commit to go on from: of the same start if it is the last one that this program has made."""
+    return replace(point, continues=own is not None and own.is_same(point.identity))
 
 
 def ledger_of(point: ResumePoint | None) -> Ledger:

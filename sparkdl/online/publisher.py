@@ -8,7 +8,8 @@ import re
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path as LocalPath
 from typing import Any
@@ -21,8 +22,12 @@ from sparkdl.ml.estimators.model import TorchModel
 from sparkdl.ml.persistence.local import save_local
 from sparkdl.ml.persistence.saving import described
 from sparkdl.nn.embedding import embedding_variables
+from sparkdl.online.chains import content_of, identity_in, metadata_in, pointer_to
 from sparkdl.saved.changes import write_changes
+from sparkdl.saved.identity import Identity, identity_of, marked, told
+from sparkdl.saved.metadata import digest_of
 from sparkdl.saved.published import LONGEST, POINTER, Chains, ChangesFile, Current, changes_name, name_of
+from sparkdl.train.checkpoint.lock import alone_in
 from sparkdl.train.checkpoint.store import CheckpointStore, Path, join
 
 _DRAFT = re.compile(
@@ -123,12 +128,26 @@ class Publisher:
         waited = enough and time.time() - last.seconds >= self._seconds
         return iteration != last.iteration and waited
 
-    def check(self, module: nn.Module, data: Dataset) -> None:
+    def check(self, module: nn.Module, data: Dataset, begun: Identity | None = None) -> None:
         """Check that versions can be written, before anything is trained.
 
+        Args:
+            module: the module.
+            data: the rows.
+            begun: of which moment of which run the module is; ``None`` if the run begins.
+
         Raises:
-            ConfigError: if the module cannot be saved without a pickle, or no model can be made of it.
+            ConfigError: if the module cannot be saved without a pickle, or no model can be made of it; or if
+                the version that is served is of another run.
         """
+        last = self.current()
+        if last is not None and (begun is None or not begun.came_through(last.identity)):
+            raise ConfigError(
+                f"Publisher({self.path!r}): the version that is served is of {told(last.identity)}, and this "
+                f"run begins with {told(begun)}, which never was there. Give each run a folder of its own, "
+                "or go back with rollback(), or delete the folder",
+                code="config-saved",
+            )
         if self._make is None:
             columns, structure = {c.key: c for c in data.plan.columns}, data.plan.features
             example = structure.assemble(data.peek())
@@ -147,7 +166,8 @@ class Publisher:
     def publish(self, module: nn.Module, iteration: int, batches: int = 0) -> str:
         """Write a version, and make it the current one; return its path.
 
-        A version that is there already is complete, and of the same weights: it becomes current.
+        A version of the same number is complete. It becomes current if it has the same weights; another one
+        is an error.
 
         Args:
             module: the trained module.
@@ -155,20 +175,24 @@ class Publisher:
             batches: batches of the stream that it has learned.
 
         Raises:
-            ConfigError: if the module cannot be saved.
+            ConfigError: if the module cannot be saved, or a version of this number has other weights.
             OSError: if the files cannot be written.
         """
         if self._make is None:
             raise ConfigError("Publisher(model=None): say how to make a model of the module")
         self._store.make(self._root)
+        with self._alone():
+            return self._publish(self._make(module), iteration, batches)
+
+    def _publish(self, model: Any, iteration: int, batches: int) -> str:
         target, changes = self._full(iteration), tuple[ChangesFile, ...]()
-        if not self._store.local or not self._store.exists(target):
-            model = self._make(module)
+        there = metadata_in(self._store, target)
+        if there is None:
             changes = self._write_changes(model.module, iteration)
-            if not changes:
-                self._save(model, target)
-            self._last = _Published(iteration, changes, _shapes(model.module))
-        self._point(Current(iteration, batches, time.time(), changes))
+        digest = self._last.digest if changes and self._last is not None else self._save(model, target, there)
+        identity = marked(model.module)
+        self._last = _Published(identity, changes, _shapes(model.module), digest)
+        self._point(Current(iteration, batches, time.time(), changes, identity.run, digest))
         self._prune()
         return self._store.outside(join(self._root, changes[-1].name) if changes else target)
 
@@ -180,20 +204,20 @@ class Publisher:
             delete: whether to delete the newer ones.
 
         Raises:
-            ConfigError: if there is no such version.
+            ConfigError: if there is no such version, or its files are damaged or not of one run.
         """
+        self._store.make(self._root)
+        with self._alone():
+            return self._rollback(iteration, delete)
+
+    def _rollback(self, iteration: int, delete: bool) -> str:
         there = self.versions()
         chains = Chains.of(self._store.entries(self._root))
         if iteration not in there:
             raise ConfigError(
                 f"rollback({iteration}): {self.path} has the versions {', '.join(map(str, there)) or 'none'}"
             )
-        last = self.current()
-        changes = tuple(
-            ChangesFile(since, until, self._store.digest(join(self._root, changes_name(since, until))))
-            for since, until in chains.leading_to(iteration)
-        )
-        self._point(Current(iteration, last.batches if last is not None else 0, time.time(), changes))
+        self._point(pointer_to(self._store, self._root, iteration, self.current(), time.time()))
         self._last = None
         if delete:
             for name in chains.newer(iteration):
@@ -206,27 +230,39 @@ class Publisher:
         Returns:
             Nothing if this version must be complete.
         """
-        last, current = self._last, self.current()
+        last, current, own = self._last, self.current(), identity_of(module)
         if (
             last is None
             or current is None
-            or (current.iteration, current.changes) != (last.iteration, last.changes)
-            or not last.iteration < iteration
+            or (current.identity.point, current.changes) != (last.identity.point, last.changes)
+            or not last.identity.iteration < iteration
+            or own is None
+            or own.iteration != iteration  # the caller counts otherwise
+            or not own.came_through(last.identity)
             or len(last.changes) + 1 >= self._full_every
             or not embedding_variables(module)
             or _shapes(module) != last.shapes
         ):
             return ()
-        data = write_changes(module, last.iteration, iteration)
-        if data is None:
+        since = last.identity.iteration
+        base = last.changes[-1].sha256 if last.changes else last.digest
+        data = write_changes(module, since, iteration, base)
+        if data is None or self._store.exists(join(self._root, changes_name(since, iteration))):
             return ()
         self._delete_drafts()
-        change = ChangesFile(last.iteration, iteration, hashlib.sha256(data).hexdigest())
+        change = ChangesFile(since, iteration, hashlib.sha256(data).hexdigest())
         chain = (*last.changes, change)
-        if 2 * len(Current(iteration, changes=chain).to_json()) > LONGEST:  # nobody reads a longer one
+        pointer = Current(iteration, changes=chain, run=own.run, digest=last.digest)
+        if 2 * len(pointer.to_json()) > LONGEST:  # nobody reads a longer one
             return ()
         self._replace(change.name, data)
         return chain
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Let one program at a time publish to a local folder."""
+        with alone_in(self._root) if self._store.local else nullcontext():
+            yield
 
     def _point(self, current: Current) -> None:
         """Replace ``current.json`` at once."""
@@ -243,20 +279,48 @@ class Publisher:
         os.replace(draft, target)
         self._store.sync(self._root)
 
-    def _save(self, model: Any, target: str) -> None:
-        """Write a version where nobody looks for it yet."""
+    def _save(self, model: Any, target: str, there: Mapping[str, Any] | None) -> str:
+        """Write a version where nobody looks for it yet; return its checksum.
+
+        Args:
+            model: what to save.
+            target: its folder.
+            there: metadata of the version in that folder, which is to be the same.
+        """
         if self._store.local:
             self._delete_drafts()
             draft = join(self._root, f".{os.path.basename(target)}.{uuid.uuid4().hex}")
             save_local(model, draft)
-            os.rename(draft, target)
-            return
+            saved = metadata_in(self._store, draft)
+            if there is None:
+                os.rename(draft, target)
+            else:
+                self._delete(os.path.basename(draft))
+            return self._checked(saved, there, target)
         with tempfile.TemporaryDirectory() as folder:
             save_local(model, LocalPath(folder) / "model")
+            saved = metadata_in(CheckpointStore(folder), join(folder, "model"))
+            digest = self._checked(saved, there, target)
+            if there is not None:
+                return digest
             for file in _files(LocalPath(folder) / "model"):
                 where = join(target, *file.relative_to(LocalPath(folder) / "model").parts)
                 self._store.make(os.path.dirname(where))
                 self._store.write(where, file.read_bytes())
+        return digest
+
+    def _checked(self, saved: Any, there: Mapping[str, Any] | None, target: str) -> str:
+        """Return the checksum of the version in a folder, which must be what was saved now."""
+        if there is None:
+            return digest_of(saved)
+        if content_of(saved) != content_of(there):
+            raise ConfigError(
+                f"publish: {self._store.outside(target)} is there already and has other weights: it is of "
+                f"{told(identity_in(there))}, and this module of {told(identity_in(saved))}. Give each run a "
+                "folder of its own, or delete the versions of the run before",
+                code="config-saved",
+            )
+        return digest_of(there)
 
     def _delete_drafts(self) -> None:
         """Delete what a crash has left."""
@@ -289,9 +353,10 @@ class Publisher:
 class _Published:
     """A version that this program has published."""
 
-    iteration: int
+    identity: Identity
     changes: tuple[ChangesFile, ...]
     shapes: dict[str, tuple[int, ...]]
+    digest: str
 
 
 def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -21,10 +21,11 @@ from sparkdl.data.dataset import Dataset
 from sparkdl.data.schema import plan_dataframe
 from sparkdl.data.tables import check_dataframe
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.online.commit import Commit, ledger_of
+from sparkdl.online.commit import Commit, begun, continued, ledger_of
 from sparkdl.online.ledger import Ledger
 from sparkdl.online.publisher import Publisher
 from sparkdl.online.query import OnlineQuery
+from sparkdl.saved.identity import Identity, identity_of
 from sparkdl.train.checkpoint import CheckpointFolder, Path, latest, load_weights, read_point
 from sparkdl.train.checkpoint.resume import ResumePoint
 from sparkdl.train.checkpoint.store import CheckpointStore, join
@@ -111,6 +112,7 @@ class OnlineTrainer:
         self._busy = threading.RLock()
         self._checked = False
         self._loaded: tuple[str | None, nn.Module] | None = None
+        self._own: Identity | None = None  # of the last commit of this program
 
     # -- the stream ---------------------------------------------------------------------------
 
@@ -269,7 +271,7 @@ class OnlineTrainer:
             self.publisher.rollback(iteration, delete=training)
             if training:
                 folder.delete_after(iteration)
-                self._loaded = None
+                self._loaded = self._own = None
 
     @contextmanager
     def between_batches(self) -> Iterator[None]:
@@ -315,7 +317,7 @@ class OnlineTrainer:
     ) -> Ledger:
         """Score a batch, train on it and commit it; return the ledger with it."""
         if self.publisher is not None and not self._checked:
-            self.publisher.check(module, rows)
+            self.publisher.check(module, rows, begun(module, point))
         self._checked = True
         if self._given_score is not None:
             scores = {name: float(value) for name, value in self._given_score(module, given).items()}
@@ -324,11 +326,12 @@ class OnlineTrainer:
         count = len(rows)
         self._commit.entry = lambda n: before.added(stream, batch, count, n, scores, self._history)
         with mixed as lesson:
-            resume: Any = {"resume": point, "rows": "new"} if point is not None else {}
+            resume: Any = {"resume": continued(point, self._own), "rows": "new"} if point is not None else {}
+            self._own = None
             result = self._trainer.fit(lesson, **resume)
         if result.stopped_by == "interrupt":
             raise KeyboardInterrupt(f"batch {batch} was not learned to its end; it is to come again")
-        self._loaded = (latest(self._commits), result.module)
+        self._loaded, self._own = (latest(self._commits), result.module), identity_of(result.module)
         return self._commit.entry(result.state.iteration)
 
     def _point(self, newest: str | None) -> ResumePoint | None:

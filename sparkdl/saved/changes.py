@@ -2,7 +2,8 @@
 
 The file has the parameters and buffers under the names of the ``state_dict``. Of each embedding variable it
 has the ids and rows that have changed, and in ``gone`` the ids that were evicted. A version is a number of
-completed iterations of one run, and of those that resume it::
+completed iterations of one run, and of those that resume it. A module knows of which run it is
+(:mod:`sparkdl.saved.identity`)::
 
     data = write_changes(trained, since=1200, until=1300)
     apply_changes(served, data, at=1200)  # 1300: the version that ``served`` has now
@@ -13,10 +14,8 @@ A trained module knows what has changed as long as it is in memory: that of ``Fi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,13 +27,13 @@ from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.keyed.entries import ROW, Entries
 from sparkdl.keyed.table import KeyedTable
 from sparkdl.nn.embedding import EmbeddingVariable, embedding_variables, row_names
+from sparkdl.saved.change_file import About, read_about, sealed
+from sparkdl.saved.identity import identity_of, mark, marked, told
 from sparkdl.saved.weights import place, unique_tensors
 
 GONE = "gone"
 """Name, beside ``ids`` and ``rows``, of the ids that were evicted."""
-_ABOUT = "sparkdl"
 _ROW_DTYPES = (torch.float16, torch.float32, torch.float64)
-_LARGEST = np.iinfo(np.int64).max
 
 
 def changed_tensors(module: nn.Module, since: int) -> tuple[dict[str, Tensor], dict[str, str]] | None:
@@ -64,13 +63,14 @@ def changed_tensors(module: nn.Module, since: int) -> tuple[dict[str, Tensor], d
     return tensors, aliases
 
 
-def write_changes(module: nn.Module, since: int, until: int) -> bytes | None:
+def write_changes(module: nn.Module, since: int, until: int, base: str = "") -> bytes | None:
     """Return what has changed as the bytes of a file; ``None`` if that cannot be told: write the module then.
 
     Args:
         module: a module that was trained.
         since: completed iterations of the version that will be changed.
         until: completed iterations of this one.
+        base: checksum of the artefact that will be changed, if it is known.
 
     Raises:
         ConfigError: if the state_dict holds something that cannot be saved as plain tensors.
@@ -79,8 +79,8 @@ def write_changes(module: nn.Module, since: int, until: int) -> bytes | None:
     if found is None:
         return None
     tensors, aliases = found
-    about = json.dumps({"since": since, "until": until, "aliases": aliases})
-    return save({name: value.contiguous() for name, value in tensors.items()}, metadata={_ABOUT: about})
+    data = save({name: value.contiguous() for name, value in tensors.items()})
+    return sealed(data, About(since, until, marked(module).at(until), base), aliases)
 
 
 def apply_changes(module: nn.Module, data: bytes, at: int) -> int:
@@ -90,33 +90,49 @@ def apply_changes(module: nn.Module, data: bytes, at: int) -> int:
 
     Args:
         module: a module like the one that was trained; unchanged if this fails.
-        data: the bytes of the file, whose checksum the caller has compared.
+        data: the bytes of the file.
         at: completed iterations of the version that the module has.
 
     Returns:
         Completed iterations of the version that it has now.
 
     Raises:
-        ConfigError: if the file is none of these, or its changes begin after ``at``.
+        ConfigError: if the file is none of these, or damaged, or its changes begin after ``at``, or are of
+            another run than the module.
         ModelError: naming what does not fit the module.
+    """
+    about, own = read_about(data), identity_of(module)
+    if not about.since <= at <= about.until:
+        raise ConfigError(
+            f"changes from iteration {about.since} to {about.until} cannot be applied to a module of "
+            f"iteration {at}: apply the changes before them first, or load the module as a whole",
+            code="config-saved",
+        )
+    if own is None or about.identity is None or own.iteration != at or not about.identity.came_through(own):
+        raise ConfigError(
+            f"changes of {told(about.identity)} cannot be applied to a module of {told(own)}: it is not a "
+            "version on the way there. Load the module as a whole",
+            code="config-saved",
+        )
+    apply_known(module, data, about)
+    return about.until
+
+
+def apply_known(module: nn.Module, data: bytes, about: About) -> None:
+    """Make changes whose place in a chain has been checked.
+
+    Raises:
+        ConfigError: if the file is no safetensors file.
+        ModelError: naming what does not fit the module; nothing is changed then.
     """
     try:
         tensors = load(data)
-        length = int.from_bytes(data[:8], "little")
-        about = json.loads(json.loads(data[8 : 8 + length])["__metadata__"][_ABOUT])
-        since, until = (_count(about[name]) for name in ("since", "until"))
-    except (SafetensorError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (SafetensorError, ValueError) as error:
         raise ConfigError(
             f"changes of a module: not a file of write_changes: {error!r:.200}", code="config-saved"
         ) from error
-    if not since <= at <= until:
-        raise ConfigError(
-            f"changes from iteration {since} to {until} cannot be applied to a module of iteration {at}: "
-            "apply the changes before them first, or load the module as a whole",
-            code="config-saved",
-        )
-    apply_tensors(module, tensors, since=since, until=until)
-    return until
+    apply_tensors(module, tensors, since=about.since, until=about.until)
+    mark(module, about.identity)
 
 
 def apply_tensors(module: nn.Module, tensors: Mapping[str, Tensor], *, since: int, until: int) -> None:
@@ -180,9 +196,3 @@ def _entries(
 
 def _of(name: str, own: str) -> str:
     return f"{name}.{own}" if name else own
-
-
-def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
-        raise TypeError(f"{value!r:.40} is no count")
-    return value

@@ -16,8 +16,9 @@ from torch.nn.parameter import is_lazy
 
 from sparkdl.hf import rebuilt
 from sparkdl.hf.outputs import is_model
+from sparkdl.nn.embedding import IDENTITY
 
-_OWN_VALUES = frozenset({"_parameters", "_buffers", "_modules", "training"})
+_OWN_VALUES = frozenset({"_parameters", "_buffers", "_modules", "training", IDENTITY})
 
 
 def difference(module: nn.Module, twin: nn.Module) -> str | None:

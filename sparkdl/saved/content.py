@@ -26,7 +26,7 @@ from torch import nn
 from sparkdl._version import __version__
 from sparkdl.exceptions import ConfigError, ModelError, SerializationError, SparkdlError
 from sparkdl.nn.signature import Signature
-from sparkdl.saved import compare, integrity, weights
+from sparkdl.saved import compare, identity, integrity, weights
 from sparkdl.saved import source as sources
 from sparkdl.saved.metadata import CODE, FORMAT, FORMAT_WITHOUT_TABLE, SHA256, WEIGHTS
 from sparkdl.saved.moved import current
@@ -72,6 +72,7 @@ def describe(content: Content, allow_pickle: bool) -> tuple[dict[str, Any], byte
              "module": {"source": {"path": ..., "arguments": ...}, "frozen": [...], "signature": ...},
              "attributes": {"loss": ...},
              "pickled": ["optimizer"],
+             "identity": {"run": ..., ...},                    only with a module
              "table": {"encoding": ..., "labels": [...]}}      only of a model of a table, or of text labels
 
         To these Spark's side adds "hyper", the names of Params that stand for a factory's arguments, and
@@ -112,6 +113,8 @@ def describe(content: Content, allow_pickle: bool) -> tuple[dict[str, Any], byte
         "attributes": attributes,
         "pickled": list(pickled),
     }
+    if module is not None:
+        info[identity.KEY] = identity.marked(module).to_json()
     if content.table:
         info["table"] = dict(content.table)
     return info, _dumps(pickled, module) if pickled else None
@@ -183,6 +186,7 @@ def build(
         for name, parameter in module.named_parameters():
             if name in frozen:
                 parameter.requires_grad_(False)
+        identity.mark(module, identity.Identity.parse(info.get(identity.KEY)))
     except SparkdlError as error:
         raise type(error)(f"path={path!r}: {error}", code=error.code) from error
     except Exception as error:  # whatever else stumbles over a description that is none

@@ -131,6 +131,11 @@ def check(metadata: Mapping[str, Any], path: str) -> dict[str, Any]:
     return info
 
 
+def digest_of(metadata: Mapping[str, Any]) -> str:
+    """Return the checksum that a saved model's metadata has of all its files; empty for those of format 1."""
+    return str(metadata[KEY].get(SHA256, {}).get(METADATA, ""))
+
+
 def version_of(metadata: Mapping[str, Any]) -> str:
     """Return the first digits of the checksum that a saved model's metadata has of all its files."""
     digest = metadata[KEY].get(SHA256, {}).get(METADATA)

@@ -20,12 +20,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sparkdl.exceptions import ConfigError
+from sparkdl.saved.identity import Identity
 
 POINTER = "current.json"
 LONGEST = 1 << 16
 _LARGEST = (1 << 63) - 1
 _NAME = re.compile(r"version-([0-9]{8,})", re.ASCII)
 _CHANGES = re.compile(r"changes-([0-9]{8,})-([0-9]{8,})\.safetensors", re.ASCII)
+_RUN = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
@@ -58,12 +60,17 @@ class Current:
         batches: batches of the stream that it has learned.
         seconds: when it was published, in seconds since 1970.
         changes: what leads to it from a version that was saved as a whole, in this order.
+        run: of which run it is (:class:`sparkdl.saved.identity.Identity`); empty if an earlier release has
+            published it.
+        digest: checksum of the version that was saved as a whole; likewise.
     """
 
     iteration: int
     batches: int = 0
     seconds: float = 0.0
     changes: tuple[ChangesFile, ...] = ()
+    run: str = ""
+    digest: str = ""
 
     @property
     def base(self) -> int:
@@ -74,6 +81,16 @@ class Current:
     def name(self) -> str:
         """The folder of that version."""
         return name_of(self.base)
+
+    @property
+    def identity(self) -> Identity:
+        """Of which moment of which run it is."""
+        return Identity(self.run, self.iteration)
+
+    def before(self, change: ChangesFile) -> str:
+        """Return the checksum of what a change is made in."""
+        place = self.changes.index(change)
+        return self.changes[place - 1].sha256 if place else self.digest
 
     def to_json(self) -> bytes:
         """Return the file."""
@@ -95,7 +112,12 @@ class Current:
             seconds = float(values["seconds"])
             if not math.isfinite(seconds):
                 raise ValueError(f"seconds are {seconds}")
-            return cls(iteration, batches, seconds, changes)
+            run, digest = values.get("run", ""), values.get("digest", "")
+            if run and not _RUN.fullmatch(run):
+                raise TypeError(f"{run!r:.80} names no run")
+            if digest and not _SHA256.fullmatch(digest):
+                raise TypeError(f"{digest!r:.80} is no checksum")
+            return cls(iteration, batches, seconds, changes, run, digest)
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
             raise ConfigError(
                 f"path={path!r}: its {POINTER} does not name a version: {error!r:.200}", code="config-saved"

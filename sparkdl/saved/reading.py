@@ -19,8 +19,10 @@ from torch import nn
 from sparkdl.exceptions import ConfigError
 from sparkdl.saved import content as saved
 from sparkdl.saved import weights
-from sparkdl.saved.changes import apply_changes
+from sparkdl.saved.change_file import read_about
+from sparkdl.saved.changes import apply_changes, apply_known
 from sparkdl.saved.content import Content
+from sparkdl.saved.integrity import check_digest
 from sparkdl.saved.metadata import (
     CODE,
     LONGEST_METADATA,
@@ -28,6 +30,7 @@ from sparkdl.saved.metadata import (
     WEIGHTS,
     check,
     check_inside,
+    digest_of,
     parse,
     version_of,
 )
@@ -169,7 +172,14 @@ class _Folder:
         return posixpath.join(root, self._current.name)
 
     def version(self, metadata: Mapping[str, Any]) -> SavedVersion:
-        """Return which version it is."""
+        """Return which version it is.
+
+        Raises:
+            ConfigError: if it is not the one that ``current.json`` means.
+        """
+        if self._current is not None and self._current.digest:
+            what = f"path={self._path!r}: {self._current.name}, which {POINTER} names, is"
+            check_digest(what, digest_of(metadata), self._current.digest, "config-saved")
         return SavedVersion(version_of(metadata), self._current.changes if self._current is not None else ())
 
     def change(self, module: nn.Module, changes: Iterable[ChangesFile]) -> None:
@@ -185,6 +195,16 @@ class _Folder:
             if hashlib.sha256(data).hexdigest() != change.sha256:
                 raise ConfigError(
                     f"path={self._path!r}: {change.name} is damaged: it is not what was written",
+                    code="config-saved",
+                )
+            about = read_about(data, f"path={self._path!r}: {change.name}")
+            if self._current is None or not self._current.digest:  # of an earlier release: names alone
+                apply_known(module, data, about)
+                continue
+            if about.base != self._current.before(change):
+                raise ConfigError(
+                    f"path={self._path!r}: {change.name} does not belong to the version before it: it was "
+                    f"made of {about.base:.16}, and that is {self._current.before(change):.16}",
                     code="config-saved",
                 )
             apply_changes(module, data, at=change.since)

@@ -27,6 +27,7 @@ from safetensors.numpy import save
 
 from sparkdl.exceptions import ConfigError
 from sparkdl.keyed.mix import Ids
+from sparkdl.saved.integrity import of_json
 from sparkdl.wire.frame import Array
 
 MARK = "tables.json"
@@ -53,7 +54,10 @@ class ExportedRows:
 
 
 def write_rows(
-    folder: str | os.PathLike[str], tables: Mapping[str, ExportedRows], per_file: int = ROWS_PER_FILE
+    folder: str | os.PathLike[str],
+    tables: Mapping[str, ExportedRows],
+    per_file: int = ROWS_PER_FILE,
+    about: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the rows of tables; so many at a time are in memory.
 
@@ -61,6 +65,7 @@ def write_rows(
         folder: a local folder; made if it is not there.
         tables: by name.
         per_file: rows of a file.
+        about: JSON-compatible: of which model they are.
 
     Raises:
         ConfigError: if the folder is not empty.
@@ -81,7 +86,8 @@ def write_rows(
             files.append({"name": file, "first": int(ids[0]), "sha256": hashlib.sha256(data).hexdigest()})
         told[name] = {"files": files, "other": table.other.tolist(), "dtype": str(table.other.dtype)}
     draft = where / f"{MARK}.draft"
-    draft.write_text(json.dumps({"format": _FORMAT, "tables": told}, indent=1))
+    mark = {"format": _FORMAT, "tables": told, "about": dict(about or {})}
+    draft.write_text(json.dumps({**mark, "seal": of_json(json.loads(json.dumps(mark)))}, indent=1))
     draft.replace(where / MARK)
 
 
@@ -92,6 +98,9 @@ class ServedRows:
         folder: the folder.
         verify: whether to read all files and compare their checksums first.
 
+    Attributes:
+        about: of which model they are, as it was written; empty if an earlier release has written them.
+
     Raises:
         ConfigError: naming the file that is missing, damaged, or something else.
     """
@@ -99,6 +108,7 @@ class ServedRows:
     def __init__(self, folder: str | os.PathLike[str], *, verify: bool = True) -> None:
         self._where = Path(folder)
         self._tables: dict[str, _Table] = {}
+        self.about: dict[str, Any] = {}
         try:
             told = json.loads(_regular(self._where / MARK).read_bytes())
             if told["format"] != _FORMAT:
@@ -106,6 +116,10 @@ class ServedRows:
                     f"{self._where / MARK} has format {told['format']!r:.40}; this sparkdl reads {_FORMAT}",
                     code="config-saved",
                 )
+            self.about = dict(told.get("about", {}))
+            seal = told.pop("seal", None)  # earlier releases wrote none
+            if seal is not None and seal != of_json(told):
+                raise ValueError(f"{MARK} is damaged: it is not what was written")
             for name, table in told["tables"].items():
                 parts = [self._part(file, verify=verify) for file in table["files"]]
                 other = np.array(

@@ -14,9 +14,15 @@ from sparkdl.exceptions import ConfigError
 from sparkdl.keyed.mix import Ids
 from sparkdl.keyed.table import KeyedTable
 from sparkdl.nn.embedding import EmbeddingVariable, embedding_variables
+from sparkdl.saved.identity import KEY, Identity, check_same, digest_of, identity_of, marked
 from sparkdl.saved.served_rows import ROWS_PER_FILE, ExportedRows, ServedRows, write_rows
 
 __all__ = ["ServedRows", "export_rows", "read_rows_from", "without_rows"]
+
+
+_WEIGHTS = "weights"
+"""Checksum of the other weights, beside the identity."""
+_REMEDY = "Export the rows of the module that you save: export_rows(trained), then save without_rows(trained)"
 
 
 def export_rows(module: nn.Module, folder: str | os.PathLike[str], per_file: int = ROWS_PER_FILE) -> None:
@@ -36,7 +42,8 @@ def export_rows(module: nn.Module, folder: str | os.PathLike[str], per_file: int
         raise ConfigError(
             f"{type(module).__name__} has no embedding variables, so there are no rows to export"
         )
-    write_rows(folder, {name: _rows(variable) for name, variable in variables.items()}, per_file)
+    about = {KEY: marked(module).to_json(), _WEIGHTS: digest_of(module)}
+    write_rows(folder, {name: _rows(variable) for name, variable in variables.items()}, per_file, about)
 
 
 def without_rows(module: nn.Module) -> nn.Module:
@@ -44,6 +51,7 @@ def without_rows(module: nn.Module) -> nn.Module:
 
     Saved like this, a model is small, and reads its rows from files: ``Predictor.load(path, rows=folder)``.
     """
+    marked(module)  # the rows stay of one run with the rest
     variables = embedding_variables(module).values()
     return copy.deepcopy(module, {id(own.store): KeyedTable(own.store.rule) for own in variables})
 
@@ -53,7 +61,7 @@ def read_rows_from(module: nn.Module, folder: str | os.PathLike[str]) -> None:
 
     Raises:
         ConfigError: naming the file that is missing or damaged, or the table that is missing or of another
-            width.
+            width; or if the rows are not of the moment of the run that the module is of.
     """
     served, variables = ServedRows(folder), embedding_variables(module)
     for name, variable in variables.items():
@@ -66,8 +74,22 @@ def read_rows_from(module: nn.Module, folder: str | os.PathLike[str]) -> None:
                 f"{', '.join(served.names) or 'no tables'}",
                 code="config-saved",
             )
+    check_same(f"rows={str(folder)!r} and the model", _identity(served), identity_of(module), _REMEDY)
+    if served.about.get(_WEIGHTS) != digest_of(module):
+        raise ConfigError(
+            f"rows={str(folder)!r} and the model do not belong together: the rows were exported beside other "
+            f"weights. {_REMEDY}",
+            code="config-saved",
+        )
     for name, variable in variables.items():
         variable.read_from(_Mapped(served, name))
+
+
+def _identity(served: ServedRows) -> Identity | None:
+    try:
+        return Identity.parse(served.about.get(KEY))
+    except (TypeError, ValueError, LookupError):
+        return None
 
 
 @dataclass(frozen=True, slots=True)

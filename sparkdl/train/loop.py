@@ -16,6 +16,7 @@ from sparkdl.allreduce.shard_files import WriteShard
 from sparkdl.allreduce.state import ModelState
 from sparkdl.exceptions import DataError, TaskError
 from sparkdl.keyed.entries import Entries
+from sparkdl.saved.identity import Identity
 from sparkdl.train.checkpoint.resume import ResumePoint
 from sparkdl.train.demand import Demand
 from sparkdl.train.epochs import Epochs
@@ -127,6 +128,10 @@ class Loop:
         run.previous, run.state = point.unfinished or state, state
         self._finished = point.unfinished is None
         run.begin, run.source = point.begin, point.source
+        if not point.continues or point.identity is None:
+            run.identity = Identity.resumed(point.identity, state.iteration)
+        else:
+            run.identity = point.identity
         run.history, run.scores, self._averaged = point.history, dict(point.scores), point.averaged
         run.batch_size, run.learning_rate_scale = point.batch_size, point.learning_rate_scale
         if state.step:

@@ -14,6 +14,7 @@ from sparkdl.allreduce.kept import Snapshot
 from sparkdl.exceptions import ConfigError
 from sparkdl.keyed.entries import Entries
 from sparkdl.nn.embedding import embedding_variables, fill
+from sparkdl.saved.identity import Identity, mark
 from sparkdl.train import shown
 from sparkdl.train.checkpoint.mark import Base
 from sparkdl.train.history import History
@@ -71,6 +72,7 @@ class Run:
         stopped: why the run was stopped before ``end_when`` fired; empty while it goes on.
         begin: where the run took over these rows from others (``rows="new"``); the start otherwise.
         source: the checkpoint from which the run goes on.
+        identity: names this start of the run, and those that led to it.
         error: what ended the run with an exception; ``None`` while it goes on.
     """
 
@@ -93,6 +95,7 @@ class Run:
     begin: TrainState = field(default_factory=TrainState)
     error: BaseException | None = None
     source: Base | None = None
+    identity: Identity = field(default_factory=Identity.begin)
     _write_back: Callable[[Snapshot], nn.Module]
     _trained: Trained | None = None
     _replacement: Snapshot | None = None
@@ -134,6 +137,7 @@ class Run:
         module = self._write_back(snapshot or self.snapshot())
         if rows:
             fill(module, self._loop.rows())
+        mark(module, self.identity.at(self.state.iteration))
         return module
 
     def parameters(self, snapshot: Snapshot | None = None) -> dict[str, Array]:

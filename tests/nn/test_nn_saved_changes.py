@@ -14,7 +14,9 @@ from torch import nn
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.keyed.entries import ROW
 from sparkdl.nn import EmbeddingVariable
-from sparkdl.saved.changes import apply_changes, write_changes
+from sparkdl.saved.change_file import read_about
+from sparkdl.saved.changes import apply_changes, apply_known, write_changes
+from sparkdl.saved.identity import mark, marked
 
 GENERATOR = np.random.default_rng(0)
 IDS = np.unique(GENERATOR.integers(-(2**62), 2**62, 300))
@@ -50,6 +52,7 @@ def test_a_chain_of_changes_leads_to_the_module() -> None:
         train(module, iteration)
     served = Module()
     served.load_state_dict(module.state_dict())
+    mark(served, marked(module).at(10))
     version, before = 10, len(served.table.store)
     for until in (13, 14, 26):
         for iteration in range(version, until):
@@ -90,6 +93,7 @@ def test_changes_of_something_else_are_refused(
     for iteration in range(3):
         train(module, iteration)
     other = Module(width)
+    mark(other, marked(module).at(at))
     before = state(other)
     with pytest.raises(error, match=message):
         apply_changes(other, data or write_changes(module, 2, 3) or b"", at)
@@ -118,6 +122,7 @@ def test_changes_that_nobody_writes_are_refused(
     about = json.dumps({"since": 2, "until": until, "aliases": {}})
     other = Module()
     before = state(other)
+    whole = save(tensors, {"sparkdl": about})
     with pytest.raises(error, match=message):
-        apply_changes(other, save(tensors, {"sparkdl": about}), 2)
+        apply_known(other, whole, read_about(whole))
     assert state(other) == before

@@ -198,8 +198,9 @@ def test_on_a_store_without_locks_the_newest_run_goes_on(caplog: Any) -> None:
 
 
 def test_a_run_that_was_killed_holds_nothing_back(tmp_path: Path) -> None:
+    """Nor does a child that it has left behind."""
     program = """
-        import sys, time
+        import os, sys, time
         from torch import nn
         from sparkdl.train.checkpoint import CheckpointFolder
         from sparkdl.train.state import TrainState
@@ -207,18 +208,22 @@ def test_a_run_that_was_killed_holds_nothing_back(tmp_path: Path) -> None:
         folder.claim("killed")
         folder.save(nn.Linear(2, 1), TrainState(iteration=1), {})
         folder.begin(2)
-        print("ready", flush=True)
+        child = os.fork()
+        if child:
+            print(child, flush=True)
         time.sleep(600)
     """
     command = [sys.executable, "-c", textwrap.dedent(program), str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
+        child = int(process.stdout.readline())
         folder = CheckpointFolder(tmp_path)
         with pytest.raises(CheckpointError, match=rf"'killed' \(process {process.pid} on "):
             folder.claim("next")
         process.send_signal(signal.SIGKILL)
-    folder.claim("next")
+        process.wait()
+        folder.claim("next")
+        os.kill(child, signal.SIGKILL)
     folder.create()
     write(folder, 2)
     folder.release()

@@ -14,9 +14,10 @@ import socket
 import uuid
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, BinaryIO
+from typing import Any
 
 from sparkdl.exceptions import CheckpointError, ConfigError
+from sparkdl.train.checkpoint.lock import Lock
 from sparkdl.train.checkpoint.store import CheckpointStore, join
 
 RUNNING = ".running.json"
@@ -41,7 +42,7 @@ class Claim:
     def __init__(self, store: CheckpointStore, name: str) -> None:
         self._store = store
         self._path = join(store.root, RUNNING)
-        self._lock: BinaryIO | None = None
+        self._lock: Lock | None = None
         since = datetime.now(UTC).isoformat(timespec="seconds")
         host, pid = socket.gethostname(), os.getpid()
         self._own = {"id": uuid.uuid4().hex, "name": name, "host": host, "pid": pid, "since": since}
@@ -101,24 +102,16 @@ class Claim:
             return {}
         return found if isinstance(found, dict) else {}
 
-    def _take_lock(self) -> BinaryIO | None:
-        """Lock the file and return it; ``None`` where the file system has no locks.
-
-        Whoever forgets the claim gives the lock back, as a notebook does whose run was interrupted twice.
-        """
-        try:
-            import fcntl
-        except ImportError:
-            return None
+    def _take_lock(self) -> Lock | None:
+        """Lock the file and return it; ``None`` where the file system has no locks."""
         while True:
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-            file = os.fdopen(os.open(self._path, flags, 0o644), "r+b", buffering=0)
+            file = Lock(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                file.take(wait=False)
             except BlockingIOError:
                 file.close()
                 raise self._refused() from None
-            except OSError as error:
+            except (OSError, ImportError) as error:
                 file.close()
                 _log.warning("Checkpoint: cannot lock %s: %s", self._path, error)
                 return None

@@ -19,6 +19,7 @@ from sparkdl._version import __version__
 from sparkdl.allreduce import shard_files
 from sparkdl.allreduce.kept import Kept
 from sparkdl.nn.embedding import row_names
+from sparkdl.saved.identity import KEY, identity_of
 from sparkdl.saved.weights import unique_tensors
 from sparkdl.train.checkpoint.mark import ROWS_APART, TRAINING, WEIGHTS
 from sparkdl.train.checkpoint.resume import ResumePoint
@@ -89,6 +90,8 @@ class CheckpointFiles:
             "state": {name: _plain(value) for name, value in asdict(state).items()},
             "scores": {name: _plain(value) for name, value in scores.items()},
         }
+        if (own := identity_of(module)) is not None:
+            mark[KEY] = own.to_json()
         training = point.to_arrays() if point is not None else None
         return cls(state.iteration, tensors, aliases, training, point.kept if point else [], mark, base)
 

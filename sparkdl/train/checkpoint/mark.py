@@ -18,6 +18,7 @@ from typing import Any
 from sparkdl._version import __version__
 from sparkdl.allreduce import shard_files
 from sparkdl.exceptions import ConfigError
+from sparkdl.saved.identity import KEY, Identity
 
 FORMAT = 3
 ROWS_APART = 3
@@ -61,6 +62,7 @@ class Mark:
         format: format of the checkpoint.
         base: where the rows are that it does not have; ``None`` if it has all rows.
         seal: checksum of ``state.json``; empty in checkpoints of early releases.
+        identity: of which moment of which run it is; ``None`` in checkpoints of earlier releases.
     """
 
     state: Mapping[str, Any]
@@ -69,6 +71,7 @@ class Mark:
     format: int = FORMAT
     base: Base | None = None
     seal: str = ""
+    identity: Identity | None = None
 
     @property
     def layers(self) -> list[list[str]]:
@@ -114,7 +117,11 @@ class Mark:
             if not isinstance(found.get(name), dict):
                 raise _foreign(where, f"has {name}={found.get(name)!r:.40}")
         base, seal = _base(where, found.get("base")), str(found.get("seal", ""))
-        mark = cls(found["state"], found["scores"], found["sha256"], version, base, seal)
+        try:
+            identity = Identity.parse(found.get(KEY))
+        except (TypeError, ValueError, LookupError) as error:
+            raise _foreign(where, f"has {KEY}={found[KEY]!r:.100}") from error
+        mark = cls(found["state"], found["scores"], found["sha256"], version, base, seal, identity)
         known = {WEIGHTS, TRAINING, *chain.from_iterable(mark.layers)}
         for name, digest in mark.digests.items():
             if name not in known:

@@ -23,6 +23,7 @@ from sparkdl.allreduce.row_layers import complete, rows_only
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.keyed.entries import ROW
 from sparkdl.nn.embedding import EmbeddingVariable, row_names
+from sparkdl.saved.identity import Identity, mark
 from sparkdl.saved.weights import place
 from sparkdl.train.checkpoint import exported
 from sparkdl.train.checkpoint.folder import CheckpointFolder, name_of
@@ -65,7 +66,7 @@ def load_weights(path: Path, module: nn.Module) -> None:
         ConfigError: if there is no complete checkpoint, it cannot be read, or is damaged.
         ModelError: naming the parameters and buffers that do not fit.
     """
-    with _weights(path) as (file, rows):
+    with _weights(path) as (file, rows, identity):
         saved = _with_aliases({**load_file(file), **rows()}, module)
         _check_fit(path, saved, module)
         try:
@@ -74,6 +75,7 @@ def load_weights(path: Path, module: nn.Module) -> None:
             raise ModelError(
                 f"checkpoint {path} does not fit {type(module).__name__}: {error}", code="model-weights"
             ) from error
+        mark(module, identity)
 
 
 def read_point(path: Path) -> ResumePoint:
@@ -95,7 +97,8 @@ def read_point(path: Path) -> ResumePoint:
         with checkpoint.verified(TRAINING) as file:
             meta, arrays = _read_training(file)
         point = ResumePoint.from_arrays(meta, arrays, checkpoint.kept())
-        return replace(point, source=Base(point.state.iteration, checkpoint.mark.seal))
+        base = Base(point.state.iteration, checkpoint.mark.seal)
+        return replace(point, source=base, identity=checkpoint.mark.identity)
 
 
 def read_told(path: Path) -> Mapping[str, Any]:
@@ -119,7 +122,7 @@ def export_weights(path: Path, file: str) -> None:
     Raises:
         ConfigError: if it is damaged, or the file cannot be written.
     """
-    with _weights(path) as (own, rows):
+    with _weights(path) as (own, rows, _):
         try:
             if more := rows():
                 with safe_open(own, "pt") as opened:
@@ -218,14 +221,14 @@ class Opened:
 
 
 @contextmanager
-def _weights(path: Path) -> Iterator[tuple[str, Callable[[], dict[str, torch.Tensor]]]]:
-    """Give a local path of the weights of a checkpoint, or of a file, and what returns further rows."""
+def _weights(path: Path) -> Iterator[tuple[str, Callable[[], dict[str, torch.Tensor]], Identity | None]]:
+    """Give a local path of the weights of a checkpoint or a file, what gives further rows, whose they are."""
     if exported.is_exported(path):
         with _explained(path), exported.verified(path) as file:
-            yield file, dict
+            yield file, dict, None
     else:
         with _reading(path) as checkpoint, checkpoint.verified(WEIGHTS) as file:
-            yield file, checkpoint.rows
+            yield file, checkpoint.rows, checkpoint.mark.identity
 
 
 @contextmanager

@@ -18,6 +18,7 @@ import numpy as np
 from sparkdl.allreduce import shards
 from sparkdl.allreduce.kept import Kept, Snapshot, check_kept, cut_kept, state_names, unpacked
 from sparkdl.exceptions import ConfigError
+from sparkdl.saved.identity import Identity
 from sparkdl.train.checkpoint.mark import Base
 from sparkdl.train.checkpoint.setting import check_setting, check_state
 from sparkdl.train.history import History
@@ -55,6 +56,8 @@ class ResumePoint:
         unfinished: state before the last iteration if an error came before its validation and the end of
             its epoch were done.
         source: the checkpoint from which it was read.
+        identity: of the checkpoint; ``None`` if an earlier release has written it.
+        continues: whether the program that has written it goes on: nobody else has made anything of it.
     """
 
     state: TrainState
@@ -74,6 +77,8 @@ class ResumePoint:
     hooks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     unfinished: TrainState | None = None
     source: Base | None = None
+    identity: Identity | None = None
+    continues: bool = False
 
     def to_arrays(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """Return JSON-compatible values and named arrays, without ``kept``.

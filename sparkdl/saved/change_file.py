@@ -1,0 +1,100 @@
+"""The file of changes from one version to another: which versions these are, and a checksum of it all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sparkdl.exceptions import ConfigError
+from sparkdl.saved.identity import KEY, Identity
+from sparkdl.saved.integrity import check_digest, of_json
+
+_METADATA, _ABOUT, _SEAL = "__metadata__", "sparkdl", "seal"
+_LARGEST = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a file of changes says of itself.
+
+    Attributes:
+        since: completed iterations of the version that it changes.
+        until: completed iterations of the version after.
+        identity: of that version; ``None`` in files of earlier releases, which have no checksum either.
+        base: checksum of the artefact that it changes; empty if it was not known.
+    """
+
+    since: int
+    until: int
+    identity: Identity | None = None
+    base: str = ""
+
+
+def sealed(data: bytes, about: About, aliases: Mapping[str, str]) -> bytes:
+    """Return a safetensors file that says what it is.
+
+    Args:
+        data: a safetensors file without metadata.
+        about: what it is.
+        aliases: names that were left out, and what stands for them.
+    """
+    header, body = _cut(data)
+    told: dict[str, Any] = {"since": about.since, "until": about.until, "aliases": dict(aliases)}
+    if about.identity is not None:
+        told |= {KEY: about.identity.to_json(), "base": about.base}
+        told[_SEAL] = _seal_of(header, told, body)
+    text = json.dumps({_METADATA: {_ABOUT: json.dumps(told)}, **header}).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at multiples of 8
+    return len(text).to_bytes(8, "little") + text + body
+
+
+def read_about(data: bytes, name: str = "the file of changes") -> About:
+    """Read what a file says of itself, and compare its checksum.
+
+    Args:
+        data: the file.
+        name: how errors call it.
+
+    Raises:
+        ConfigError: if it is damaged, or not what :func:`sealed` returns.
+    """
+    try:
+        header, body = _cut(data)
+        told = json.loads(header.pop(_METADATA)[_ABOUT])
+        seal = told.pop(_SEAL, None)
+        if seal is not None:
+            check_digest(f"{name} is", _seal_of(header, told, body), seal, "config-saved")
+        identity = Identity.parse(told.get(KEY))
+        if (identity is None) != (seal is None):
+            raise ValueError("an identity needs a checksum")
+        return About(_count(told["since"]), _count(told["until"]), identity, str(told.get("base", "")))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(
+            f"{name}: not a file of write_changes: {error!r:.200}", code="config-saved"
+        ) from error
+
+
+def _cut(data: bytes) -> tuple[dict[str, Any], bytes]:
+    """Return the header of a safetensors file, and the values."""
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    if not isinstance(header, dict):
+        raise TypeError("the header is no object")
+    return header, data[8 + length :]
+
+
+def _seal_of(header: Mapping[str, Any], told: Mapping[str, Any], body: bytes) -> str:
+    whole = hashlib.sha256(of_json({"tensors": dict(header), "about": dict(told)}).encode())
+    whole.update(body)
+    return whole.hexdigest()
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
+        raise TypeError(f"{value!r:.40} is no count")
+    return value
