@@ -71,7 +71,7 @@ class Fit:
             ship.cleanups.append(epochs.release)
             if point is not None:
                 point = point.on_new_rows(sum(epochs.store.rows)) if rows == "new" else point
-                point.check(recipe.setting(epochs.store.rows))
+                point.check(recipe.setting(epochs.store.partitions))
             run = self._seen_by_hooks(
                 recipe, epochs, f"{monitor.set}/{monitor.score}" if monitor is not None else ""
             )
@@ -83,7 +83,7 @@ class Fit:
                 schedule=schedule,
                 validator=Validator(run, evaluator, sets, monitor, schedule),
                 hooks=hooks,
-                setting=lambda: recipe.setting(epochs.store.rows),
+                setting=lambda: recipe.setting(epochs.store.partitions),
             )
             run.follow(loop)
             ship.release_model = loop.release

@@ -21,6 +21,7 @@ from sparkdl.compute.local_steps import InnerRule
 from sparkdl.compute.spec import FitSpec
 from sparkdl.data.columns import Structure
 from sparkdl.data.dataset import Dataset
+from sparkdl.data.store.partition import Token
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.nn import serialize
 from sparkdl.nn.flat import write_back
@@ -40,7 +41,7 @@ from sparkdl.optim.shard.packed import lazy_groups, sparse_groups
 from sparkdl.optim.shard.shardable import tried_optimizer
 from sparkdl.optim.spec import Optimizers
 from sparkdl.optim.staleness import Staleness
-from sparkdl.train.checkpoint.setting import setting_of
+from sparkdl.train.checkpoint.setting import checksums, setting_of
 from sparkdl.train.keyed import check_keyed, rules_of
 from sparkdl.train.options.config import TrainConfig
 from sparkdl.wire.codec import codec_of, has_error_feedback
@@ -213,16 +214,16 @@ class Recipe:
             keyed=self.keyed,
         )
 
-    def setting(self, rows: Sequence[int]) -> dict[str, Any]:
+    def setting(self, tokens: Sequence[Token]) -> dict[str, Any]:
         """Return what must be the same for another run to go on from a checkpoint of this one.
 
         Args:
-            rows: of each partition.
+            tokens: of the rows' store.
         """
         config, tables = self.config, rules_of(self.module)
         setting = setting_of(
             self.layout,
-            rows,
+            [token.rows for token in tokens],
             batch_size=config.batch_size,
             local_steps=config.local.steps if config.local is not None else None,
             seed=config.seed,
@@ -232,6 +233,7 @@ class Recipe:
         )
         stale = asdict(self.rule.staleness) if self.rule.staleness is not None else None
         added = {"tables": tables, "staleness": stale}
+        setting |= checksums(tokens)
         return setting | {name: value for name, value in added.items() if value is not None}
 
     def write_back(self, snapshot: Snapshot) -> nn.Module:

@@ -128,8 +128,20 @@ def test_mistakes(spark: Any, tmp_path: Path) -> None:
             trainer(tmp_path, MaxEpoch(1)).fit(old, rows="new")
         assert caught.value.code == "config-resume"
         trainer(tmp_path, MaxEpoch(1)).fit(old, resume=True, rows="new")  # the first day
-        with rows(spark, NEW) as new:
-            with pytest.raises(ConfigError, match="resume: rows is 130 now and was 200.*rows='new'"):
-                trainer(tmp_path, MaxEpoch(1)).fit(new, resume=True)
-            with pytest.raises(ConfigError, match="resume: batch_size is 25"):
-                trainer(tmp_path, MaxEpoch(1), batch_size=25).fit(new, resume=True, rows="new")
+        with (
+            rows(spark, NEW) as new,
+            pytest.raises(ConfigError, match="resume: rows is 130 now and was 200.*rows='new'"),
+        ):
+            trainer(tmp_path, MaxEpoch(1)).fit(new, resume=True)
+        with (
+            rows(spark, slice(100, 300)) as others,
+            pytest.raises(ConfigError, match="gives rows of other values.*rows='new'"),
+        ):
+            trainer(tmp_path, MaxEpoch(2)).fit(others, resume=True)
+        with (
+            rows(spark, slice(0, 250)) as grown,
+            pytest.raises(ConfigError, match="was 200.*the table has grown, or.*rows='new'"),
+        ):
+            trainer(tmp_path, MaxEpoch(2)).fit(grown, resume=True)
+        with rows(spark, NEW) as new, pytest.raises(ConfigError, match="resume: batch_size is 25"):
+            trainer(tmp_path, MaxEpoch(1), batch_size=25).fit(new, resume=True, rows="new")

@@ -20,7 +20,7 @@ from sparkdl.allreduce.kept import Kept, Snapshot, check_kept, cut_kept, state_n
 from sparkdl.exceptions import ConfigError
 from sparkdl.saved.identity import Identity
 from sparkdl.train.checkpoint.mark import Base
-from sparkdl.train.checkpoint.setting import check_setting, check_state
+from sparkdl.train.checkpoint.setting import check_setting, check_state, without_checksums
 from sparkdl.train.history import History
 from sparkdl.train.state import TrainState
 from sparkdl.wire import frame
@@ -186,7 +186,7 @@ class ResumePoint:
         state = replace(state, score=math.nan, best_score=math.nan, stale=0)
         counted = {name: getattr(state, name) for name in _COUNTED}
         self.history.new_rows.append({**counted, "rows": before, "now": rows, "left": left})
-        setting = {**self.setting, "rows": rows}
+        setting = {**without_checksums(self.setting), "rows": rows}
         return replace(
             self, state=state, setting=setting, scores={}, first=0, left=None, hooks={}, unfinished=None
         )

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sparkdl import attempts
+from sparkdl.data.store.manifest import total
+from sparkdl.data.store.partition import Token
 from sparkdl.exceptions import ConfigError
 from sparkdl.wire.layout import ParamLayout
 
-_ADDED = ("dtype", "buffers", "optimizer", "inner_optimizer")
+_SUMS = ("positions", "contents")
+_ADDED = ("dtype", "buffers", "optimizer", "inner_optimizer", *_SUMS)
 """Entries that checkpoints of earlier releases lack."""
 _OTHER_ROWS = ", or go on with other rows by fit(..., resume=, rows='new')"
 _MOST = 4
@@ -57,8 +62,21 @@ def setting_of(
     )
 
 
+def checksums(tokens: Sequence[Token]) -> dict[str, Any]:
+    """Return, JSON-compatible, the checksums of rows: of their positions, and of each partition's bytes."""
+    return {"positions": total(tokens), "contents": [token.content for token in tokens]}
+
+
+def without_checksums(setting: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the setting of a run that goes on with other rows."""
+    return {name: value for name, value in setting.items() if name not in _SUMS}
+
+
 def check_setting(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Compare the setting of a checkpoint with that of a run.
+
+    Rows are compared where the partitions are those that there were. Other bytes are a warning
+    if the next driver of a job goes on by itself: its query is the same, and sums may differ in a last digit.
 
     Raises:
         ConfigError: naming what differs, and both sides.
@@ -66,6 +84,9 @@ def check_setting(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     for name, value in now.items():
         found = then.get(name)
         if found == value or name == "partitions" or (name in _ADDED and name not in then):
+            continue
+        if name in _SUMS:
+            _check_rows(name, then, now)
             continue
         if name == "layout":
             raise _another_module(_layout_differences(found, value))
@@ -76,9 +97,30 @@ def check_setting(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
             continue
         raise ConfigError(
             f"resume: {name} is {value!r} now and was {found!r} when the checkpoint was written; resume "
-            f"with the same{_OTHER_ROWS if name == 'rows' else ''}",
+            f"with the same{(_grown(found, value) + _OTHER_ROWS) if name == 'rows' else ''}",
             code="config-resume",
         )
+
+
+def _check_rows(name: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Check that rows are those of the checkpoint."""
+    if then["partitions"] != now["partitions"]:
+        return  # positions and bytes follow from the partitions
+    found = "rows at other places in their source"
+    if name == "contents":
+        found = "rows of other values, or in another order,"
+    message = (
+        f"resume: the Dataset gives {found} than when the checkpoint was written, though as many; resume "
+        f"with the same: one version of a table, or a copy in Parquet{_OTHER_ROWS}"
+    )
+    if name == "contents" and attempts.current() is not None:
+        warnings.warn(message, UserWarning, stacklevel=5)
+        return
+    raise ConfigError(message, code="config-resume")
+
+
+def _grown(then: Any, now: Any) -> str:
+    return ": the table has grown" if isinstance(then, int) and now > then else ""
 
 
 def check_state(then: Mapping[int, set[str]], setting: Mapping[str, Any], *, exactly: bool) -> None:
