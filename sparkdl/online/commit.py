@@ -57,9 +57,12 @@ def begun(module: nn.Module, point: ResumePoint | None) -> Identity | None:
     return Identity("", point.state.iteration) if found is None and point is not None else found
 
 
-def continued(point: ResumePoint, own: Identity | None) -> ResumePoint:
-    """Return a commit to go on from: of the same start if it is the last one that this program has made."""
-    return replace(point, continues=own is not None and own.is_same(point.identity))
+def continued(point: ResumePoint | None, own: Identity | None) -> dict[str, Any]:
+    """Return what ``fit`` goes on from; the same start goes on from the last commit of this program."""
+    if point is None:
+        return {}
+    continues = own is not None and own.is_same(point.identity)
+    return {"resume": replace(point, continues=continues), "rows": "new"}
 
 
 def ledger_of(point: ResumePoint | None) -> Ledger:

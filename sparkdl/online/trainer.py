@@ -325,10 +325,9 @@ class OnlineTrainer:
             scores = self._trainer.evaluate(rows, module=module)
         count = len(rows)
         self._commit.entry = lambda n: before.added(stream, batch, count, n, scores, self._history)
+        own, self._own = self._own, None
         with mixed as lesson:
-            resume: Any = {"resume": continued(point, self._own), "rows": "new"} if point is not None else {}
-            self._own = None
-            result = self._trainer.fit(lesson, **resume)
+            result = self._trainer.fit(lesson, **continued(point, own))
         if result.stopped_by == "interrupt":
             raise KeyboardInterrupt(f"batch {batch} was not learned to its end; it is to come again")
         self._loaded, self._own = (latest(self._commits), result.module), identity_of(result.module)
@@ -336,11 +335,9 @@ class OnlineTrainer:
 
     def _point(self, newest: str | None) -> ResumePoint | None:
         """Return where training goes on; ``None`` for the beginning."""
-        if newest is None:
-            if self._begin is None:
-                return None
+        if newest is None and self._begin is not None:
             newest = latest(self._begin) or str(self._begin)
-        return read_point(newest).shortened(self._history)
+        return read_point(newest).shortened(self._history) if newest is not None else None
 
     def _module(self, newest: str | None) -> nn.Module:
         """Return the module with the weights of a commit, or those to begin with."""

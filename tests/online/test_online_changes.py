@@ -146,8 +146,8 @@ def test_a_server_follows_a_trainer_under_load(spark: Any, tmp_path: Path) -> No
             until = time.monotonic() + 60
             while versions.current.model.version == before and time.monotonic() < until:
                 time.sleep(0.01)
-        online.rollback(online.history[2]["iteration"])
         before = versions.current.model.version
+        online.rollback(online.history[2]["iteration"])
         until = time.monotonic() + 60
         while versions.current.model.version == before and time.monotonic() < until:
             time.sleep(0.01)
