@@ -236,7 +236,7 @@ def test_transports_may_change_between_groups(
 
 
 def seeds(fast: int, whole: int, count: int) -> list[Any]:
-    """Return numbers up to a count: the first run always, the next in scripts/test-whole."""
+    """Return numbers up to a count: the first run always, the next with the mark whole."""
     marks = [()] * fast + [pytest.mark.whole] * whole
     marks += [pytest.mark.slow] * (count - len(marks))
     return [pytest.param(n, marks=mark) for n, mark in enumerate(marks)]
