@@ -28,7 +28,8 @@ class Frequency:
     """How far apart the steps of a series are.
 
     A time belongs to the nearest step, counted from the series' first time; in months, quarters and years to
-    the one that its calendar month is in.
+    the one that its calendar month is in. Days and what is longer are counted on the calendar: times are
+    those of a clock on the wall there.
 
     Attributes:
         every: so many units.
@@ -72,23 +73,50 @@ class Frequency:
         nearest: Array = (times - times[0] + size // 2) // size
         return nearest
 
-    def after(self, last: int, steps: Array) -> Array:
+    @property
+    def on_calendar(self) -> bool:
+        """Whether steps are days or longer, which a zone's clock decides on."""
+        return self.unit in ("D", "W", *_MONTHS)
+
+    @property
+    def whole_days(self) -> bool:
+        """Whether dates can tell all steps apart."""
+        return self.on_calendar or self.every * _FIXED.get(self.unit, 1) % _FIXED["D"] == 0
+
+    def day(self, times: Array) -> int:
+        """Return the day of the month that a series is on; months that are shorter have it on their last day.
+
+        It is the day that most times are on. Of several it is the latest one: 31, the end of each month, if
+        all times are the last day of their month. Where no day is that of most, the last time decides.
+        """
+        if self.unit not in _MONTHS:
+            return 1
+        month = _month(times)
+        days = (times - _start(month)) // _FIXED["D"] + 1
+        lengths = (_start(month + 1) - _start(month)) // _FIXED["D"]
+        pairs, counts = np.unique(np.stack([days, lengths]), axis=1, return_counts=True)
+        every = np.arange(1, 32)
+        votes = 2 * ((np.minimum(every[:, None], pairs[1]) == pairs[0]) * counts).sum(1)
+        votes += np.minimum(every, lengths[-1]) == days[-1]
+        return int(every[votes == votes.max()][-1])
+
+    def after(self, last: int, steps: Array, day: int | None = None) -> Array:
         """Return the times so many steps after a time.
 
-        Months keep the day, and the last day of a month stays the last one.
+        Args:
+            last: the time; its time of day stays.
+            steps: how many, for each result.
+            day: of the month, see :meth:`day`; that of the time by default.
         """
         if self.unit not in _MONTHS:
             found: Array = last + steps.astype(np.int64) * self.every * _FIXED.get(self.unit, 1)
             return found
         time = np.array([last], np.int64)
-        month = _month(time)[0]
-        start = _start(time - time + month)[0]
-        day = (last - start) // _FIXED["D"]
-        months = month + steps.astype(np.int64) * self.every * _MONTHS[self.unit]
-        starts, days = _start(months), (_start(months + 1) - _start(months)) // _FIXED["D"]
-        is_last = day == (_start(_month(time) + 1)[0] - start) // _FIXED["D"] - 1
-        kept = days - 1 if is_last else np.minimum(day, days - 1)
-        shifted: Array = starts + kept * _FIXED["D"] + (last - start) % _FIXED["D"]
+        day = self.day(time) if day is None else day
+        months = _month(time) + steps.astype(np.int64) * self.every * _MONTHS[self.unit]
+        starts = _start(months)
+        lengths = (_start(months + 1) - starts) // _FIXED["D"]
+        shifted: Array = starts + (np.minimum(day, lengths) - 1) * _FIXED["D"] + time % _FIXED["D"]
         return shifted
 
 

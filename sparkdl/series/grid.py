@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from sparkdl.exceptions import DataError
+from sparkdl.series.dates import Dates
 from sparkdl.series.layout import Layout
 from sparkdl.series.scaling import scale_of
 from sparkdl.wire.frame import Array
@@ -22,7 +23,7 @@ class Series:
 
     Attributes:
         id: what its id column holds.
-        times: time of each step of the target, int64.
+        dates: when its steps are.
         target: value of each step, without gaps, float64.
         observed: which of them were there.
         past: covariates of these steps, shape (steps, columns).
@@ -31,7 +32,7 @@ class Series:
     """
 
     id: Any
-    times: Array
+    dates: Dates
     target: Array
     observed: Array
     past: Array
@@ -40,6 +41,11 @@ class Series:
 
     def __len__(self) -> int:
         return len(self.target)
+
+    @property
+    def times(self) -> Array:
+        """Time of each step of the target, int64."""
+        return self.dates.clock[: len(self)]
 
     def until(self, steps: int, missing: str) -> Series:
         """Return the series as it was after so many steps of the target; the known covariates keep theirs.
@@ -54,7 +60,7 @@ class Series:
             target = np.concatenate([target[:last], np.full(steps - last, target[last])])
         return Series(
             self.id,
-            self.times[:steps],
+            self.dates,
             target,
             observed,
             self.past[:steps],
@@ -74,7 +80,7 @@ def on_grid(id: Any, rows: Mapping[str, Array], layout: Layout) -> Series:
     Args:
         id: for the result, and for errors.
         rows: ``time``, int64, ascending; ``target``, ``past``, ``known``, ``static``, float64 with NaN for
-            null.
+            null; ``instant`` where the times are those of a zone's clock, see :class:`Dates`.
         layout: of the panel.
 
     Raises:
@@ -107,23 +113,15 @@ def on_grid(id: Any, rows: Mapping[str, Array], layout: Layout) -> Series:
     length = int(steps[filled[-1] - first]) + 1  # of the past
     values = np.full(count, np.nan)
     values[steps] = target
-    every = np.zeros(count, np.int64)
-    every[steps] = times
-    missing = np.ones(count, np.bool_)
-    missing[steps] = False
-    if missing.any():  # from the row before, so that a clock that shifts leaves no drift
-        before = np.maximum.accumulate(np.where(missing, 0, np.arange(count)))
-        empty = np.flatnonzero(missing)
-        for gap in np.split(empty, np.flatnonzero(np.diff(before[empty])) + 1):
-            at = int(before[gap[0]])
-            every[gap] = layout.frequency.after(int(every[at]), gap - at)
+    instants = rows.get("instant")
+    dates = Dates.of_rows(layout.frequency, steps, times, None if instants is None else instants[first:])
     observed = np.isfinite(values[:length])
     past = _carried(_spread(rows["past"][first:], steps, count)[:length], id, layout.past, layout)
     known = _carried(_spread(rows["known"][first:], steps, count), id, layout.known, layout)
     return Series(
         id,
-        every[:length],
-        _filled(values[:length], observed, every, id, layout),
+        dates,
+        _filled(values[:length], observed, dates.clock, id, layout),
         observed,
         past,
         known,

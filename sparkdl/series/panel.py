@@ -17,8 +17,9 @@ from sparkdl.wire.frame import Array
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
 
-HASH, ID, TIME = "__hash", "__id", "__time"
+HASH, ID, TIME, CLOCK = "__hash", "__id", "__time", "__clock"
 _GROUPS = ("past", "known", "static")
 
 
@@ -69,6 +70,19 @@ def check_columns(df: DataFrame, layout: Layout) -> None:
             f"frequency={f'{layout.frequency.every}{layout.frequency.unit}'!r} with time column "
             f"{layout.time!r} of type {kind.simpleString()}: expected {expected}"
         )
+    if isinstance(kind, T.DateType) and not layout.frequency.whole_days:
+        raise ConfigError(
+            f"frequency={f'{layout.frequency.every}{layout.frequency.unit}'!r} with time column "
+            f"{layout.time!r} of type date: several steps have one date; expected days or longer, such as "
+            "'D', or timestamps, such as by .cast('timestamp')"
+        )
+
+
+def on_clock(df: DataFrame, layout: Layout) -> bool:
+    """Return whether steps are counted on the clock of the session's time zone."""
+    from pyspark.sql import types as T
+
+    return layout.frequency.on_calendar and isinstance(_kind(df, layout.time), T.TimestampType)
 
 
 def grouped(df: DataFrame, layout: Layout, partitions: int | None) -> DataFrame:
@@ -94,6 +108,8 @@ def grouped(df: DataFrame, layout: Layout, partitions: int | None) -> DataFrame:
         _microseconds(df, layout.time, quoted(layout.time)).alias(TIME),
         number(layout.target).alias("target"),
     ]
+    if on_clock(df, layout):
+        chosen.append(_clock(quoted(layout.time).cast("timestamp_ntz")).alias(CLOCK))
     for group in _GROUPS:
         names: Sequence[str] = getattr(layout, group)
         chosen += [number(name).alias(f"{group}_{n}") for n, name in enumerate(names)]
@@ -102,36 +118,56 @@ def grouped(df: DataFrame, layout: Layout, partitions: int | None) -> DataFrame:
     return spread.sortWithinPartitions(HASH, ID, TIME)
 
 
+def _kind(df: DataFrame, name: str) -> DataType:
+    return next(field.dataType for field in df.schema.fields if field.name == name)
+
+
 def _microseconds(df: DataFrame, name: str, column: Column) -> Column:
     from pyspark.sql import functions as F
     from pyspark.sql import types as T
 
-    kind = next(field.dataType for field in df.schema.fields if field.name == name)
+    kind = _kind(df, name)
     if isinstance(kind, T.DateType):
         return F.unix_date(column).cast("long") * F.lit(86_400_000_000)
     if isinstance(kind, T.IntegralType):
         return column.cast("long")
-    if isinstance(kind, T.TimestampNTZType):  # the clocks of the session's time zone may shift
-        days = F.unix_date(column.cast("date")).cast("long")
-        minutes = 1440 * days + 60 * F.hour(column) + F.minute(column)
-        seconds = 60 * minutes + F.extract(F.lit("SECOND"), column)
-        return (seconds * F.lit(1_000_000)).cast("long")
+    if isinstance(kind, T.TimestampNTZType):
+        return _clock(column)
     return F.unix_micros(column.cast("timestamp"))
 
 
-def as_times(df: DataFrame, name: str, column: Column) -> Column:
-    """Return int64 times as the type that a panel's time column has."""
+def _clock(column: Column) -> Column:
+    """Return the microseconds of a timestamp without a time zone, whose days all have 24 hours."""
+    from pyspark.sql import functions as F
+
+    days = F.unix_date(column.cast("date")).cast("long")
+    minutes = 1440 * days + 60 * F.hour(column) + F.minute(column)
+    seconds = 60 * minutes + F.extract(F.lit("SECOND"), column)
+    return (seconds * F.lit(1_000_000)).cast("long")
+
+
+def as_times(df: DataFrame, name: str, column: Column, instant: Column | None = None) -> Column:
+    """Return int64 times as the type that a panel's time column has.
+
+    Args:
+        df: the panel.
+        name: its time column.
+        column: the times.
+        instant: where they are of the session's clock, see :func:`on_clock`: microseconds in UTC, or null
+            where a time has no row.
+    """
     from pyspark.sql import functions as F
     from pyspark.sql import types as T
 
-    kind = next(field.dataType for field in df.schema.fields if field.name == name)
+    kind = _kind(df, name)
     if isinstance(kind, T.DateType):
         return F.date_from_unix_date((column / F.lit(86_400_000_000)).cast("int"))
     if isinstance(kind, T.IntegralType):
         return column.cast(kind)
-    if isinstance(kind, T.TimestampNTZType):
+    if isinstance(kind, T.TimestampNTZType) or instant is not None:
         seconds = column.cast("decimal(18,0)") / F.lit(1_000_000)
-        return F.lit("1970-01-01").cast(kind) + F.make_dt_interval(secs=seconds)
+        clock = F.lit("1970-01-01").cast("timestamp_ntz") + F.make_dt_interval(secs=seconds)
+        return clock if instant is None else F.coalesce(F.timestamp_micros(instant), clock.cast(kind))
     return F.timestamp_micros(column).cast(kind)
 
 
@@ -194,6 +230,9 @@ def _arrays(batch: pa.RecordBatch, layout: Layout) -> dict[str, Array]:
     found = {"hash": column(HASH), "target": column("target")}
     found["empty"] = batch.column(TIME).is_null().to_numpy(zero_copy_only=False)
     found["time"] = pc.fill_null(batch.column(TIME), 0).to_numpy()
+    if CLOCK in batch.schema.names:
+        found["instant"] = found["time"]
+        found["time"] = pc.fill_null(batch.column(CLOCK), 0).to_numpy()
     for group in _GROUPS:
         names: Sequence[str] = getattr(layout, group)
         columns = [column(f"{group}_{n}") for n in range(len(names))]

@@ -200,6 +200,11 @@ def test_errors_come_before_any_job(real: Any) -> None:
             ConfigError,
             "frequency='2' with time column 'time' of type date: expected a unit",
         ),
+        (
+            {"frequency": "6h"},
+            ConfigError,
+            "frequency='6h' with time column 'time' of type date: several steps have one date; expected days",
+        ),
         ({"knownCols": ["size"], "staticCols": ["size"]}, ConfigError, "'size' is knownCols and staticCols"),
         ({"validationSteps": 2}, ConfigError, "validationSteps=2: expected 0, or at least horizon=3"),
         ({"earlyStoppingPatience": 2}, ConfigError, "set validationSteps"),
@@ -235,6 +240,31 @@ def test_timestamps_without_a_time_zone_keep_their_clock(real: Any) -> None:
         assert past.where("time between cutoff and cutoff + interval 3 days").count() == 6
         found = model.anomalies(past, model.thresholds(past, share=0.4))
         assert found.where("anomaly").count() == 2
+    finally:
+        real.conf.set("spark.sql.session.timeZone", zone)
+
+
+@pytest.mark.parametrize(("frequency", "alias"), [("M", "MS"), ("D", "D"), ("6h", "6h")])
+def test_timestamps_are_steps_on_the_clock_of_the_session(real: Any, frequency: str, alias: str) -> None:
+    """Month starts and midnights stay what they are while clocks shift, and hours have 60 minutes."""
+    zone = real.conf.get("spark.sql.session.timeZone")
+    real.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        times = pd.date_range("2024-01-01", periods=320, freq=alias, tz="Europe/Berlin")
+        seconds = [(int(time.timestamp()), float(n)) for n, time in enumerate(times[:-3])]
+        df = real.createDataFrame(seconds, "s long, value double").selectExpr(
+            "'a' as id", "timestamp_seconds(s) as time", "value"
+        )
+        est = estimator(architecture="naive", seasonality=1, scaler="none", frequency=frequency)
+        model = est.fit(df)
+        expected = [int(time.timestamp()) for time in times]
+        asked = "unix_seconds(time) as time"
+        assert [row.time for row in model.transform(df).selectExpr(asked).collect()] == expected[-3:]
+        past = model.forecasts(df, windows=100).selectExpr(asked, "unix_seconds(cutoff) as cutoff", "value")
+        rows = past.toPandas()
+        assert rows.time.tolist() == expected[-303:-3]
+        assert rows.value.tolist() == [float(n) for n in range(17, 317)]
+        assert rows.cutoff.tolist() == np.repeat(expected[-304:-4:3], 3).tolist()
     finally:
         real.conf.set("spark.sql.session.timeZone", zone)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 import torch
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from torch import nn
@@ -19,9 +19,10 @@ from sparkdl.ml.stages.rowwise import quoted
 from sparkdl.ml.stages.scorer import load_shipped
 from sparkdl.ml.stages.udf import ship
 from sparkdl.nn.batch import call
+from sparkdl.series.dates import NO_INSTANT
 from sparkdl.series.grid import Series, scaled
 from sparkdl.series.layout import STATIC, Layout
-from sparkdl.series.panel import ID, as_times, check_columns, grouped, series_of
+from sparkdl.series.panel import ID, as_times, check_columns, grouped, on_clock, series_of
 from sparkdl.wire.frame import Array
 
 Local = Callable[[Array], Array]
@@ -31,6 +32,7 @@ BATCH_SIZE = 1024
 """Windows per forward pass, where nobody chooses."""
 
 CUTOFF, STEP, SCALE = "cutoff", "step", "scale"
+INSTANT = "{}_instant"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,26 +160,34 @@ class ForecastTask:
         output = forecast(windows)
         horizon = self.layout.horizon
         ahead = np.arange(1, horizon + 1)
-        after = self.layout.frequency.after
-        times = np.stack([after(int(window.series.times[-1]), ahead) for window in windows])
         ids = pa.array([window.series.id for window in windows], kind)
         columns = {ID: ids.take(pa.array(np.repeat(np.arange(len(windows)), horizon)))}
+        ends = [(window.series.dates, len(window.series)) for window in windows]
         if self.origins:
-            cutoffs = np.array([window.series.times[-1] for window in windows])
-            scales = np.array([_naive_error(window.series, self.season) for window in windows])
-            columns[CUTOFF] = pa.array(np.repeat(cutoffs, horizon))
+            _put_times(columns, CUTOFF, [dates.between(end - 1, end) for dates, end in ends], horizon)
             columns[STEP] = pa.array(np.tile(ahead, len(windows)), pa.int32())
-            columns["time"] = pa.array(times.ravel())
+        _put_times(columns, "time", [dates.between(end, end + horizon) for dates, end in ends])
+        if self.origins:
+            scales = np.array([_naive_error(window.series, self.season) for window in windows])
             came = np.concatenate([window.values for window in windows if window.values is not None])
             columns["value"] = pa.array(came, mask=~np.isfinite(came))
             columns[SCALE] = pa.array(
                 np.repeat(scales, horizon), mask=~np.isfinite(np.repeat(scales, horizon))
             )
-        else:
-            columns["time"] = pa.array(times.ravel())
         for number in range(output.shape[2]):
             columns[f"output_{number}"] = pa.array(output[:, :, number].ravel())
         return pa.RecordBatch.from_pydict(columns)
+
+
+def _put_times(
+    columns: dict[str, pa.Array], name: str, times: Sequence[tuple[Array, Array | None]], repeats: int = 1
+) -> None:
+    """Add clocks, and instants where there are some: null for a step without a row."""
+    columns[name] = pa.array(np.repeat(np.concatenate([clock for clock, _ in times]), repeats))
+    instants = [instant for _, instant in times if instant is not None]
+    if instants:
+        found = np.repeat(np.concatenate(instants), repeats)
+        columns[INSTANT.format(name)] = pa.array(found, mask=found == NO_INSTANT)
 
 
 def _window(series: Series, layout: Layout, values: Array | None) -> Window:
@@ -252,10 +262,15 @@ def forecast_rows(
     )
     rows = grouped(df, layout, None)
     kind = rows.schema[ID].dataType
-    fields = [T.StructField(ID, kind)]
+    fields, instant = [T.StructField(ID, kind)], on_clock(df, layout)
+
+    def times(name: str) -> list[T.StructField]:
+        names = [name, INSTANT.format(name)] if instant else [name]
+        return [T.StructField(each, T.LongType()) for each in names]
+
     if origins:
-        fields += [T.StructField(CUTOFF, T.LongType()), T.StructField(STEP, T.IntegerType())]
-    fields.append(T.StructField("time", T.LongType()))
+        fields += [*times(CUTOFF), T.StructField(STEP, T.IntegerType())]
+    fields += times("time")
     if origins:
         fields += [T.StructField(name, T.DoubleType()) for name in ("value", SCALE)]
     fields += [T.StructField(f"output_{n}", T.DoubleType()) for n in range(len(outputs))]
@@ -263,11 +278,14 @@ def forecast_rows(
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return task(batches)
 
+    def shown(name: str) -> Column:
+        return as_times(df, layout.time, F.col(name), F.col(INSTANT.format(name)) if instant else None)
+
     found = rows.mapInArrow(run, T.StructType(fields))
     chosen = [F.col(ID).alias(layout.id)] if layout.id else []
     if origins:
-        chosen += [as_times(df, layout.time, F.col(CUTOFF)).alias(CUTOFF), F.col(STEP)]
-    chosen.append(as_times(df, layout.time, F.col("time")).alias(layout.time))
+        chosen += [shown(CUTOFF).alias(CUTOFF), F.col(STEP)]
+    chosen.append(shown("time").alias(layout.time))
     if origins:
         chosen += [F.col("value").alias(layout.target), F.col(SCALE)]
     chosen += [quoted(f"output_{n}").alias(name) for n, name in enumerate(outputs)]
