@@ -11,7 +11,7 @@ import numpy as np
 from sparkdl.exceptions import DataError
 from sparkdl.series.dates import Dates
 from sparkdl.series.layout import Layout
-from sparkdl.series.scaling import scale_of
+from sparkdl.series.scaling import divisor_of, scale_of
 from sparkdl.wire.frame import Array
 
 _MOST_EMPTY = 1000  # steps of a gap for each row of the series: a frequency that is too fine makes more
@@ -87,6 +87,7 @@ def on_grid(id: Any, rows: Mapping[str, Array], layout: Layout) -> Series:
         DataError: naming the series and the time.
     """
     times, target = rows["time"], rows["target"]
+    _check_finite(id, rows, layout)
     filled = np.flatnonzero(np.isfinite(target))
     if not len(filled):
         _fail(layout, id, f"column {layout.target!r} has no value", "drop the series")
@@ -127,6 +128,25 @@ def on_grid(id: Any, rows: Mapping[str, Array], layout: Layout) -> Series:
         known,
         _static(rows["static"], id, layout),
     )
+
+
+def _check_finite(id: Any, rows: Mapping[str, Array], layout: Layout) -> None:
+    """Refuse infinite values; null and NaN are missing ones."""
+    for group, names in (
+        ("target", [layout.target]),
+        ("past", layout.past),
+        ("known", layout.known),
+        ("static", layout.static),
+    ):
+        found = rows[group].reshape(len(rows["time"]), len(names))
+        for place, column in np.argwhere(np.isinf(found)):
+            time = name_time(rows["time"][place], layout)
+            _fail(
+                layout,
+                id,
+                f"column {names[column]!r} is {found[place, column]} at {time}",
+                "expected a finite number, or null for a missing one",
+            )
 
 
 def _spread(values: Array, steps: Array, count: int) -> Array:
@@ -192,6 +212,8 @@ def _static(values: Array, id: Any, layout: Layout) -> Array:
 def scaled(series: Series, scaling: str, until: int | None = None) -> tuple[dict[str, Array], float, float]:
     """Return target and covariates on the common scale, and centre and size of the target.
 
+    A size of 0 is that of a constant, whose scaled values are 0 as long as it is one.
+
     Args:
         series: on its grid.
         scaling: see :func:`sparkdl.series.scaling.scale_of`; static values stay as they are.
@@ -199,11 +221,11 @@ def scaled(series: Series, scaling: str, until: int | None = None) -> tuple[dict
     """
     until = len(series) if until is None else until
     centre, size = scale_of(np.where(series.observed, series.target, np.nan)[:until], scaling)
-    found = {"target": (series.target - centre) / size}
+    found = {"target": (series.target - centre) / divisor_of(centre, size)}
     for name, values in (("past", series.past), ("known", series.known)):
         if values.shape[1]:
             middle, spread = scale_of(values[:until], scaling)
-            found[name] = (values - middle) / spread
+            found[name] = (values - middle) / divisor_of(middle, spread)
     return found, float(centre), float(size)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparkdl.exceptions import ConfigError
+from sparkdl.series.scaling import scale_of
 from sparkdl.wire.frame import Array
 
 
@@ -29,10 +30,10 @@ class HoltWinters:
         """Return the forecast; called in tasks."""
         from statsmodels.tsa.holtwinters import ExponentialSmoothing
 
-        if len(values) < 5 or np.ptp(values) == 0:
+        size = float(scale_of(values, "standard")[1])  # the fit's tolerances are absolute
+        if len(values) < 5 or size == 0:
             return np.full(self.horizon, values[-1])
         seasonal = self.season > 1 and 2 * self.season <= len(values)
-        size = float(np.std(values))  # the fit's tolerances are absolute
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of fits that have not converged: their forecast counts as it is
             fitted = ExponentialSmoothing(

@@ -10,6 +10,7 @@ from sparkdl.wire.frame import Array
 
 Scaling = Literal["standard", "mean", "none"]
 SCALINGS = ("standard", "mean", "none")
+_ROUNDING = 1e-12  # deviation of a constant, as a share of it
 
 
 def scale_of(values: Array, scaling: str) -> tuple[Array, Array]:
@@ -21,7 +22,8 @@ def scale_of(values: Array, scaling: str) -> tuple[Array, Array]:
             ``none``.
 
     Returns:
-        Arrays of shape () or (columns,). A size that would be 0 is 1.
+        Arrays of shape () or (columns,). The size of a column that is constant but for rounding is 0 by
+        ``standard``, and its centre is one of its values; by ``mean`` that of a column of zeros is 0.
     """
     kept = values.astype(np.float64)
     known = np.isfinite(kept)
@@ -30,10 +32,24 @@ def scale_of(values: Array, scaling: str) -> tuple[Array, Array]:
     if scaling == "none":
         return zero, zero + 1
     kept = np.where(known, kept, 0.0)
+    exponent = np.frexp(np.abs(kept).max(0, initial=0.0))[
+        1
+    ]  # a power of two, so no bit changes: squares keep in range
+    kept = np.ldexp(kept, -exponent)
     if scaling == "mean":
-        centre, size = zero, np.abs(kept).sum(0) / count
-    else:
-        centre = kept.sum(0) / count
-        size = np.sqrt((np.where(known, kept - centre, 0.0) ** 2).sum(0) / count)
-    tiny = 1e-12 * np.maximum(np.abs(centre), 1.0)  # rounding of a series that is constant
-    return centre, np.where(size > tiny, size, 1.0)
+        return zero, np.ldexp(np.abs(kept).sum(0) / count, exponent)
+    centre = kept.sum(0) / count
+    size = np.sqrt((np.where(known, kept - centre, 0.0) ** 2).sum(0) / count)
+    constant = size <= _ROUNDING * np.abs(centre)
+    value = np.where(known, kept, -np.inf).max(0, initial=-np.inf)
+    centre = np.where(constant & known.any(0), value, centre)
+    return np.ldexp(centre, exponent), np.ldexp(np.where(constant, 0.0, size), exponent)
+
+
+def divisor_of(centre: Array, size: Array) -> Array:
+    """Return what values less their centre are divided by: of a constant column its value, or 1 if it is 0.
+
+    A forecast is multiplied by the size itself, so that the one of a constant is the constant.
+    """
+    found: Array = np.where(size > 0, size, np.where(centre != 0, np.abs(centre), 1.0))
+    return found

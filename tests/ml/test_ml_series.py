@@ -269,6 +269,30 @@ def test_timestamps_are_steps_on_the_clock_of_the_session(real: Any, frequency: 
         real.conf.set("spark.sql.session.timeZone", zone)
 
 
+def test_constants_and_tiny_series_beside_others(real: Any) -> None:
+    """A constant is forecast as the constant, and a tiny wave as that wave of ordinary size."""
+    steps = np.arange(40)
+    series = {f"c{value:g}": np.full(40, value) for value in (0.0, 0.001, -5e-9, 1e9)}
+    series |= {f"w{scale:g}": scale * np.sin(steps / 2) for scale in (2.0**-43, 1.0, 2.0**70)}
+    parts = [pd.DataFrame({"id": name, "time": steps, "value": value}) for name, value in series.items()]
+    df = real.createDataFrame(pd.concat(parts))
+    found = estimator(frequency="1", quantiles=[0.1, 0.5]).fit(df).transform(df).toPandas().groupby("id")
+    for name, rows in found:
+        outputs = rows[["forecast", "forecast_q10"]].to_numpy()
+        if name[0] == "c":
+            assert (outputs == float(name[1:])).all()
+        else:
+            near = found.get_group("w1")[["forecast", "forecast_q10"]].to_numpy()
+            np.testing.assert_allclose(outputs, near * series[name].max() / series["w1"].max(), rtol=1e-4)
+
+
+def test_an_infinite_value_is_refused_before_the_fit(real: Any) -> None:
+    table = frame(2, 20)
+    table.loc[7, "value"] = np.inf
+    with pytest.raises(DataError, match="series 's0': column 'value' is inf at 2024-01-08T00:00:00"):
+        estimator().fit(real.createDataFrame(table))
+
+
 def test_an_id_of_several_values_is_an_error_before_any_work(real: Any) -> None:
     df = real.range(9).selectExpr("array(id) as id", "int(id) as time", "double(id) as value")
     with pytest.raises(DataError, match="id column 'id' is array<bigint>; expected one value"):

@@ -143,6 +143,18 @@ def test_covariates_keep_the_value_of_the_step_before() -> None:
     [
         (rows([1, 2], [np.nan, np.nan]), {}, "series 'a': column 'y' has no value; drop the series"),
         (rows([1, 2, 2], [1, 2, 3]), {}, "series 'a': two rows in one step, at 2 and 2"),
+        (rows([1, 2, 3], [1, np.inf, 2]), {}, "series 'a': column 'y' is inf at 2; expected a finite number"),
+        (rows([1, 2], [-np.inf, 1]), {}, "series 'a': column 'y' is -inf at 1"),
+        (
+            rows([1, 2], [1, 2], known=np.array([[0, 1], [1, np.inf]])),
+            {"known": ["k", "l"]},
+            "series 'a': column 'l' is inf at 2",
+        ),
+        (
+            rows([1, 2], [1, 2], static=np.array([[1], [np.inf]])),
+            {"static": ["s"]},
+            "series 'a': column 's' is inf at 2",
+        ),
         (rows([1, 3], [1, 2]), {"missing": "error"}, "series 'a': column 'y' has no value at 2"),
         (rows([0, 10_000], [1, 2]), {}, "2 rows span 10,001 steps; choose a coarser frequency than '1'"),
         (
@@ -172,7 +184,32 @@ def test_scales_are_those_of_numpy() -> None:
     np.testing.assert_allclose(size, np.nanmean(np.abs(known), 0))
     assert not centre.any()
     assert [x.tolist() for x in scale_of(known, "none")] == [[0, 0], [1, 1]]
-    assert scale_of(np.full(5, 0.1), "standard")[1] == 1  # nothing is divided by rounding errors
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-200, 1e-13, 1e-5, 1.0, 1e9, 1e200, 1e300])
+@pytest.mark.parametrize("scaling", ["standard", "mean"])
+def test_scales_are_relative(scale: float, scaling: str) -> None:
+    """Powers of two change no bit: those of a series of any size are those of one near 1."""
+    wave = np.sin(np.arange(40.0)) + np.arange(40) / 100
+    exact = 2.0 ** round(np.log2(scale))
+    for values in (wave, np.where(np.arange(40) % 7 == 3, np.nan, wave)):
+        near, far = scale_of(values, scaling), scale_of(exact * values, scaling)
+        assert [exact * value for value in near] == list(far)
+    centre = np.mean(wave) if scaling == "standard" else 0.0
+    assert scale_of(wave, scaling)[0] == centre
+    size = np.std(wave) if scaling == "standard" else np.mean(np.abs(wave))
+    assert scale_of(wave, scaling)[1] == size
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -0.001, 1e-13, 1e-300, 12345.678, -1e300])
+def test_a_constant_is_forecast_as_the_constant_whatever_a_module_says(value: float) -> None:
+    """And a step after it, which validates, is on its own scale."""
+    found = on_grid("a", rows(np.arange(9), [*[value] * 7, 2 * value, value]), layout())
+    values, centre, size = scaled(found, "standard", until=7)
+    assert centre == value
+    assert size == 0
+    assert values["target"].tolist() == [0] * 7 + [np.sign(value), 0]
+    assert scaled(found, "mean", until=7)[2] == pytest.approx(abs(value), rel=1e-15)
 
 
 def test_the_scale_depends_on_observed_steps_up_to_the_cut_alone() -> None:
