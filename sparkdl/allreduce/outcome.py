@@ -28,7 +28,7 @@ class Outcome:
         direct: whether its tasks exchanged directly.
         loss: their mean loss; NaN if all of them have weight zero.
         extras: further scalars that a training step returned, as means.
-        phases: seconds by phase.
+        phases: its share of the seconds of its group by phase; they add up to ``seconds``.
         bytes: bytes by kind.
         tasks: one dict per task, and one for the driver: kind, place, start, seconds, phases.
         gradient: the combined gradient before clipping, if it was asked for.
@@ -102,14 +102,16 @@ def outcomes_of(
         publish_seconds: how long the driver took to publish the weights before it.
     """
     count = len(steps)
-    spent = {**result.seconds, "broadcast": publish_seconds}
+    spent = {"broadcast": publish_seconds, **result.seconds}
     share = {name: seconds / count for name, seconds in spent.items()}
+    phases = _phases(report.steps, share)
     returned = report.params.nbytes // count if report.params is not None else 0
     return [
         _outcome(
             told,
-            started=result.started + index * sum(share.values()),
+            started=result.started - publish_seconds + index * sum(share.values()),
             seconds=share,
+            phases=phases,
             moved={"weights": weights_bytes, "shards": returned},
             gradient=report.gradient if step.directives.gradient else None,
             direct=result.direct,
@@ -118,11 +120,56 @@ def outcomes_of(
     ]
 
 
+def within(phases: Mapping[str, float], seconds: float, rest: str) -> dict[str, float]:
+    """Return phases that add up to some seconds.
+
+    What overlaps, and so takes more, is counted once: all phases get shorter by the same factor.
+
+    Args:
+        phases: seconds by name.
+        seconds: what they are to add up to.
+        rest: name of what they leave.
+    """
+    seconds, total = max(0.0, seconds), sum(phases.values())
+    found = dict(phases) if total <= seconds else {n: s * seconds / total for n, s in phases.items()}
+    found[rest] = found.get(rest, 0.0) + max(0.0, seconds - total)
+    return found
+
+
+_FORWARD = ("weights_in", "data", "compute", "gradient_out")
+
+
+def _phases(steps: Sequence[Mapping[str, Any]], share: Mapping[str, float]) -> dict[str, float]:
+    """Return the phases of each step of a group, which adds up to its share of the group's jobs.
+
+    Work is that of each step's slowest task, divided among the steps: a job's start belongs to all of them.
+
+    Args:
+        steps: reports of the partitions and updates of each step.
+        share: seconds of one step: ``job1`` and ``job2``, or ``job``, and ``broadcast``.
+    """
+    forward, update = dict.fromkeys(_FORWARD, 0.0), 0.0
+    for told in steps:
+        tasks = [report["task"]["phases"] for report in told["reports"]]
+        slowest = max(tasks, key=lambda phases: sum(phases.get(name, 0.0) for name in _FORWARD))
+        for name in _FORWARD:
+            forward[name] += slowest.get(name, 0.0) / len(steps)
+        # With the replicated plan it is in the next step's task, too.
+        update += max(each["task"]["phases"]["update"] for each in told["updates"]) / len(steps)
+    updates = {"update": update}
+    if "job" in share:
+        found = {**within({**forward, **updates}, share["job"], "launch"), "shuffle": 0.0}
+    else:
+        found = {**within(forward, share["job1"], "launch"), **within(updates, share["job2"], "shuffle")}
+    return {**found, "broadcast": share["broadcast"]}
+
+
 def _outcome(
     told: Mapping[str, Any],
     *,
     started: float,
     seconds: Mapping[str, float],
+    phases: Mapping[str, float],
     moved: Mapping[str, int],
     gradient: Array | None,
     direct: bool,
@@ -133,6 +180,7 @@ def _outcome(
         told: reports of the step's partitions and of its updates.
         started: when its first job began, in seconds since 1970.
         seconds: how long its jobs took: ``job1`` and ``job2``, or ``job``, and ``broadcast``.
+        phases: see :class:`Outcome`.
         moved: bytes that were moved, by kind, besides those of the reports.
         gradient: the combined gradient, if it was asked for.
         direct: whether its tasks exchanged directly.
@@ -141,23 +189,6 @@ def _outcome(
     other = [report["source"] for report in reports if report["other"]]
     if other:
         warnings.warn(other_values(other), UserWarning, stacklevel=2)
-    slowest_task = max(report["task"]["seconds"] for report in reports)
-    slowest_update = max(update["task"]["phases"]["update"] for update in updates)
-    phases = {
-        name: max(report["task"]["phases"].get(name, 0.0) for report in reports)
-        for name in ("weights_in", "data", "compute", "gradient_out")
-    }
-    phases["update"] = slowest_update
-    phases["broadcast"] = seconds["broadcast"]
-    if "job" in seconds:
-        # With the replicated plan the phase that reports has made the update before, too.
-        updated = any("update" in report["task"]["phases"] for report in reports)
-        at_work = slowest_task if updated else slowest_task + slowest_update
-        # A step's share of its job, which a slow step may exceed.
-        phases["launch"], phases["shuffle"] = max(0.0, seconds["job"] - at_work), 0.0
-    else:
-        phases["launch"] = seconds["job1"] - slowest_task
-        phases["shuffle"] = seconds["job2"] - slowest_update
     bytes_by_kind = {
         "weights": moved["weights"],
         "gradients": sum(int(update["received"]) for update in updates),
@@ -176,7 +207,7 @@ def _outcome(
         taken={report["source"]: report["rows"] for report in reports if report["dropped"]},
         lost=sum(report["lost"] for report in reports),
         loss=_mean_loss(reports),
-        phases=phases,
+        phases=dict(phases),
         bytes=bytes_by_kind,
         extras=_mean_extras(reports),
         tasks=tasks,

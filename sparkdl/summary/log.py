@@ -73,7 +73,11 @@ class LogLine(Hook):
 
     def _log(self, run: Run) -> None:
         interval = self._interval
-        shown = {name: share for name, share in interval.shares().items() if share >= _LEAST_SHARE}
+        shown = {
+            name: share
+            for name, share in interval.shares().items()
+            if share >= _LEAST_SHARE and name != "other"
+        }
         shown["other"] = max(1 - sum(shown.values()), 0.0)
         logger.info(
             "%s: %s: loss %.4g, lr %.4g, %s records/s; %s",

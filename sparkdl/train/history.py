@@ -18,8 +18,19 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-PHASES = ("launch", "weights_in", "data", "compute", "gradient_out", "shuffle", "update", "broadcast")
-"""Phases of an iteration, in order. Seconds of the slowest task where several run:
+PHASES = (
+    "launch",
+    "weights_in",
+    "data",
+    "compute",
+    "gradient_out",
+    "shuffle",
+    "update",
+    "broadcast",
+    "other",
+)
+"""Phases of an iteration, in order; they add up to its ``seconds``. Of several tasks the slowest counts; in a
+job of many iterations each has the same share:
 
 - ``launch``: the job beyond its slowest tasks: scheduling, sockets, shuffle files, waiting for other tasks;
   of two jobs the first;
@@ -30,7 +41,8 @@ PHASES = ("launch", "weights_in", "data", "compute", "gradient_out", "shuffle", 
 - ``shuffle``: of two jobs, the second beyond its slowest update: scheduling, fetching gradients, collecting
   new shards; otherwise 0;
 - ``update``: summing gradients, optimizer on the shard;
-- ``broadcast``: publishing the new weights.
+- ``broadcast``: publishing the new weights;
+- ``other``: what is left: the driver between jobs, and attempts that failed.
 """
 
 BYTES = ("weights", "gradients", "state", "shards")

@@ -11,7 +11,7 @@ from typing import Any
 
 from sparkdl.allreduce.engine import Engine
 from sparkdl.allreduce.kept import Snapshot
-from sparkdl.allreduce.outcome import Outcome
+from sparkdl.allreduce.outcome import Outcome, within
 from sparkdl.allreduce.shard_files import WriteShard
 from sparkdl.allreduce.state import ModelState
 from sparkdl.exceptions import DataError, TaskError
@@ -317,6 +317,7 @@ class Loop:
         if self._demand is not None and outcome is not None:
             work = max(outcome.row_seconds, default=0.0)
             self._demand.add(len(self._epochs.store.partitions), now - begin - later, work)
+        seconds = max(0.0, now - begin - later)
         run.history.append(
             {
                 "epoch": before.epoch + 1,
@@ -327,8 +328,8 @@ class Loop:
                 "lost": outcome.lost if outcome else 0,
                 "direct": int(outcome.direct) if outcome else 0,
                 "lr": learning_rate,
-                "seconds": now - begin - later,
-                "phases": outcome.phases if outcome else {},
+                "seconds": seconds,
+                "phases": within(outcome.phases if outcome else {}, seconds, "other"),
                 "bytes": outcome.bytes if outcome else {},
                 "extras": outcome.extras if outcome else {},
             }

@@ -222,9 +222,10 @@ def _draw_rate(ax: Axes, iterations: Array, rate: Array) -> None:
 
 
 def _draw_phases(ax: Axes, iterations: Array, history: Columns) -> None:
-    """Stack the phases' mean seconds; what they leave of an iteration is ``other``."""
+    """Stack the phases' mean seconds; small ones are part of ``other``."""
     seconds = np.array(history.column("seconds"))
-    names = [name.removeprefix("phases.") for name in history.columns if name.startswith("phases.")]
+    found = (name.removeprefix("phases.") for name in history.columns if name.startswith("phases."))
+    names = [name for name in found if name != "other"]
     order = sorted(names, key=lambda name: list(_PHASES).index(name) if name in _PHASES else len(_PHASES))
     steady = slice(1 if len(seconds) > 2 else 0, None)  # the first iteration starts Python and loads torch
     total = max(float(seconds[steady].sum()), 1e-9)

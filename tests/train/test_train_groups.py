@@ -77,6 +77,31 @@ def told(history: History) -> list[tuple[Any, ...]]:
     return [(row["epoch"], row["iteration"], row["loss"], row["samples"], row["lr"]) for row in history]
 
 
+@pytest.mark.parametrize("transport", ["shuffle", "direct"])
+@pytest.mark.parametrize("mode", MODES)
+def test_phases_add_up_to_the_seconds(spark: Any, mode: str, transport: str) -> None:
+    """Of every iteration, and so of any stretch; of the driver's row in a timeline, too."""
+    jobs: list[dict[str, Any]] = []
+
+    class Jobs(Hook):
+        def on_iteration_end(self, run: Run) -> None:
+            if run.outcome is not None:
+                jobs.extend(task for task in run.outcome.tasks if task["kind"] == "driver")
+
+    own = {} if mode == "driver" else {"transport": transport}
+    with as_dataset(spark, partitioned([130, 110])) as data:
+        found = fit(data, mode, hooks=[Jobs()], **own).history
+    for row in found:
+        assert sum(row["phases"].values()) == pytest.approx(row["seconds"])
+        assert min(row["phases"].values()) >= 0
+    for name in ("compute", "update", "launch"):
+        assert sum(found.column(f"phases.{name}")) > 0
+    for job, following in zip(jobs, [*jobs[1:], None], strict=True):
+        assert sum(job["phases"].values()) == pytest.approx(job["seconds"])
+        assert following is None or job["start"] + job["seconds"] <= following["start"] + 1e-4
+    assert sum(job["seconds"] for job in jobs) <= sum(found.column("seconds"))
+
+
 OPTIONS: dict[str, dict[str, Any]] = {
     "sgd": {"optimizer": partial(torch.optim.SGD, lr=0.1)},
     "adam": {},

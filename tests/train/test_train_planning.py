@@ -312,6 +312,9 @@ def test_parts_of_a_step_add_up() -> None:
     assert found["waiting for the slowest rank"] == 1.0
     assert found["exchange"] == pytest.approx(2.5)
     assert sum(found.values()) == pytest.approx(10.0)
+    overlapping = parts_of(phases, step=3.75, job=0.5, skip=1)
+    assert sum(overlapping.values()) == pytest.approx(3.75)
+    assert overlapping["forward and backward"] == pytest.approx(2.5)
     told = advice(found, [], trainer().config, "replicated", "direct")
     assert told[0].startswith("forward and backward (50%)")
     assert "gradient_codec" in told[1]

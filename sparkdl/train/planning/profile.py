@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from sparkdl.allreduce.outcome import within
 from sparkdl.data.dataset import Dataset
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.hooks.of_run import none_of_every_run
@@ -157,8 +158,7 @@ def parts_of(
         "waiting for the slowest rank": slowest - statistics.fmean(of_rank.values()) if of_rank else 0.0,
         "scheduling": job,
     }
-    found["exchange"] = max(0.0, step - sum(found.values()))
-    return found
+    return within(found, step, "exchange")
 
 
 def layer_events(spans: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
