@@ -1,3 +1,4 @@
+import re
 import sys
 import warnings
 
@@ -36,6 +37,46 @@ def test_the_score_stays_in_the_next_epoch(capsys):
 def test_it_says_that_it_validates(capsys):
     FakeRun(steps=2).train(Progress("digits"), iterations=2)
     assert "validating val" in capsys.readouterr().err
+
+
+def test_rates_are_those_of_the_iterations_whenever_they_arrive(capsys):
+    """Groups bring many iterations at once: ten records in half a second each, played at once."""
+    FakeRun(steps=30).train(Progress("digits"), iterations=60)
+    first, second = (line for line in lines(capsys) if "30/30" in line)
+    for line, score in ((first, 30 / 31), (second, 60 / 61)):
+        assert f"val/accuracy={score:.4f}, 20 records/s" in line
+        assert "it/s" not in line
+        assert "left" not in line
+
+
+@pytest.mark.usefixtures("terminal")
+def test_the_time_that_is_left_is_that_of_the_iterations(capsys):
+    hook, run = Progress("digits"), FakeRun(steps=1000)
+    hook.on_train_begin(run)
+    run.iterate(hook, seconds=30.0)  # which starts Python
+    for _ in range(9):
+        run.iterate(hook)
+    assert "08:15 left" in hook._text(run)  # 990 times half a second
+    assert f"{100 / 34.5:,.0f} records/s" in hook._text(run)
+    hook.on_train_end(run)
+
+
+def test_eighty_columns_hold_all_that_counts(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    hook, run = Progress("a run of a long name"), FakeRun(steps=200)
+    run.train(hook, iterations=5000, samples=154912)
+    shown = lines(capsys)
+    assert max(map(len, shown)) <= 80
+    ends = [line for line in shown if "100%" in line and "validating" not in line]
+    assert ends[-1] == "epoch 25: 100%, loss=0.0002, val/accuracy=0.9998, 309,824 records/s"
+    run.iterate(hook, samples=154912)
+    assert len(f"epoch 26:   1%, {hook._text(run)}") <= 80
+    hook.on_train_end(run)
+
+
+def lines(capsys):
+    return [line.rstrip() for line in re.split("[\r\n]+", capsys.readouterr().err) if line.strip()]
 
 
 def test_in_log_files_an_epoch_is_two_lines(capsys):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import shutil
 import sys
-import time
 import warnings
+from collections import deque
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from sparkdl.train.hooks.base import Hook
@@ -16,8 +18,17 @@ if TYPE_CHECKING:
     from sparkdl.train.run import Run
 
 
+_WIDE = 100
+"""Columns of a terminal from which there is room for the name, the bar and the number of iterations."""
+
+_RECENT = 50  # iterations that tell how long the others of the epoch will take
+
+
 class Progress(Hook):
     """A tqdm bar over the iterations of each epoch, in terminals, notebooks and log files.
+
+    A line stays for each epoch: loss, monitored score, and records per second of its iterations' ``seconds``.
+    Iterations arrive in groups, so the clock between two of them says nothing.
 
     Args:
         name: name of the run.
@@ -26,8 +37,13 @@ class Progress(Hook):
     def __init__(self, name: str) -> None:
         self._name = name
         self._bar: Any = None
-        self._since = time.perf_counter()
         self._samples = 0
+        self._seconds = 0.0
+        self._recent: deque[float] = deque(maxlen=_RECENT)
+
+    def on_train_begin(self, run: Run) -> None:
+        """Forget an earlier run."""
+        self._recent.clear()
 
     def on_iteration_end(self, run: Run) -> None:
         """Move the bar; the first iteration of an epoch opens it."""
@@ -35,13 +51,17 @@ class Progress(Hook):
             self._open(run)
         row = run.history[-1]
         self._samples += row["samples"]
+        self._seconds += row["seconds"]
+        if len(self._recent) == 1:  # the first iteration of a run starts Python and loads torch
+            self._recent.clear()
+        self._recent.append(row["seconds"])
         self._bar.set_postfix_str(self._text(run), refresh=False)
         self._bar.update()
 
     def on_validation_begin(self, run: Run, name: str) -> None:
         """Say what takes the time."""
         if self._bar is not None:
-            self._bar.set_postfix_str(f"{self._text(run)}, validating {name}", refresh=_lively())
+            self._bar.set_postfix_str(self._text(run, f"validating {name}"), refresh=_lively())
 
     def on_validation_end(self, run: Run, name: str, scores: Mapping[str, float]) -> None:
         """Show the new score."""
@@ -56,24 +76,37 @@ class Progress(Hook):
         """Close a bar that an epoch cut short has left."""
         self._close()
 
-    def _text(self, run: Run) -> str:
-        rate = self._samples / max(time.perf_counter() - self._since, 1e-9)
-        text = f"loss={run.state.loss:.4f}, {rate:.0f} records/s"
-        if math.isnan(run.state.score):
-            return text
-        return f"{text}, {run.monitored}={run.state.score:.4f}"
+    def _text(self, run: Run, doing: str = "") -> str:
+        parts = [f"loss={_number(run.state.loss)}"]
+        if not math.isnan(run.state.score):
+            parts.append(f"{run.monitored}={_number(run.state.score)}")
+        if doing:
+            return ", ".join([*parts, doing])
+        parts.append(f"{self._samples / max(self._seconds, 1e-9):,.0f} records/s")
+        left = run.steps - run.state.step if run.state.step else 0
+        if left and self._recent:
+            seconds = left * sum(self._recent) / len(self._recent)
+            parts.append(f"{str(timedelta(seconds=round(seconds))).removeprefix('0:')} left")
+        return ", ".join(parts)
 
     def _open(self, run: Run) -> None:
-        self._bar = open_bar(
-            f"{self._name} epoch {run.previous.epoch + 1}", "it", total=run.steps, initial=run.previous.step
-        )
-        # The bar opens when its first iteration is over, which took time, too.
-        self._since, self._samples = time.perf_counter() - run.history[-1]["seconds"], 0
+        self._samples, self._seconds = 0, 0.0
+        name, form = f"epoch {run.previous.epoch + 1}", "{desc}: {percentage:3.0f}%{postfix}"
+        if not sys.stderr.isatty() or shutil.get_terminal_size().columns >= _WIDE:
+            name, form = (
+                f"{self._name} {name}",
+                "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}",
+            )
+        self._bar = open_bar(name, "it", total=run.steps, initial=run.previous.step, bar_format=form)
 
     def _close(self) -> None:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.4g}"
 
 
 def open_bar(name: str, unit: str, **options: Any) -> Any:
