@@ -40,10 +40,12 @@ class Progress(Hook):
         self._samples = 0
         self._seconds = 0.0
         self._recent: deque[float] = deque(maxlen=_RECENT)
+        self._warm = False
 
     def on_train_begin(self, run: Run) -> None:
         """Forget an earlier run."""
         self._recent.clear()
+        self._warm = False
 
     def on_iteration_end(self, run: Run) -> None:
         """Move the bar; the first iteration of an epoch opens it."""
@@ -52,9 +54,9 @@ class Progress(Hook):
         row = run.history[-1]
         self._samples += row["samples"]
         self._seconds += row["seconds"]
-        if len(self._recent) == 1:  # the first iteration of a run starts Python and loads torch
-            self._recent.clear()
-        self._recent.append(row["seconds"])
+        if self._warm:  # the first iteration of a run starts Python and loads torch
+            self._recent.append(row["seconds"])
+        self._warm = True
         self._bar.set_postfix_str(self._text(run), refresh=False)
         self._bar.update()
 
