@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from pyspark.ml import Pipeline, PipelineModel
@@ -17,6 +19,7 @@ from pyspark.ml.evaluation import RegressionEvaluator
 from pyspark.ml.feature import StringIndexer
 from pyspark.ml.linalg import Vectors
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
+from pyspark.sql import GroupedData
 from pyspark.sql import functions as F
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
@@ -83,12 +86,48 @@ def fitted(spark: Any) -> TorchClassificationModel:
 # -- the encoding ------------------------------------------------------------------------------------
 
 
-def test_an_encoding_of_many_columns_is_found_in_several_passes(
-    table: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.whole
+def test_three_hundred_columns_are_summarised_by_the_plan_of_one(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = TabularEncoder(inputCols=FEATURES).fit(table).encoding
-    monkeypatch.setattr("sparkdl.ml.stages.tabular_fit._IN_A_PASS", 16)
-    assert TabularEncoder(inputCols=FEATURES).fit(table).encoding == whole
+    rows = np.random.default_rng(0).normal(5, 2, (240, 300))
+    rows[:, 100:200] = np.round(rows[:, 100:200])
+    rows[:, 200:] *= rows[:, 200:] > 6
+    names = [f"x{n}" for n in range(300)]
+    df = spark.createDataFrame(rows.tolist(), ", ".join(f"{name} double" for name in names)).coalesce(2)
+    plans: list[int] = []
+    agg = GroupedData.agg
+
+    def counted(grouped: Any, *wanted: Any) -> Any:
+        plans.append(len(wanted))
+        return agg(grouped, *wanted)
+
+    monkeypatch.setattr(GroupedData, "agg", counted)
+    encoding = TabularEncoder(inputCols=names).fit(df).encoding
+    assert plans == [8, 4, 4], "moments, knots, and knots where most rows have one value"
+    for number, column in zip(encoding.numbers, rows.T, strict=True):
+        assert number.mean == pytest.approx(column.mean(), rel=1e-12)
+        assert number.deviation == pytest.approx(column.std(), rel=1e-12)
+        knots = np.array(number.knots) * number.deviation + number.mean
+        assert np.abs(knots[:, None] - column).min(axis=1).max() < 1e-5, "knots are values"
+        assert knots[[0, -1]] == pytest.approx([column.min(), column.max()], abs=1e-4)
+    assert [len(number.knots) for number in encoding.numbers[:100]] == [33] * 100
+    values = [np.unique(column).size for column in rows[:, 100:200].T]
+    assert [len(number.knots) for number in encoding.numbers[100:200]] == values
+
+
+@pytest.mark.slow
+def test_three_thousand_columns_fit_in_the_memory_of_a_driver(spark: Any, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    columns = {f"x{n}": random.normal(n, 1, 20_000) for n in range(3000)}
+    columns["y"] = columns["x0"] - columns["x2999"]
+    pq.write_table(pa.table(columns), str(tmp_path / "wide.parquet"), row_group_size=1000)
+    df = spark.read.parquet(str(tmp_path / "wide.parquet"))
+    names = list(columns)[:-1]
+    model = TorchRegressor(featuresCols=names, labelCol="y", maxIter=2).fit(df)
+    means = [number.mean for number in model.encoding.numbers]
+    np.testing.assert_allclose(means, [columns[name].mean() for name in names], rtol=1e-12)
+    assert model.transform(df.limit(3)).where("prediction is not null").count() == 3
 
 
 def test_an_encoding_follows_from_types_and_values(table: Any, tmp_path: Path) -> None:

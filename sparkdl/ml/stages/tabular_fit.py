@@ -1,13 +1,14 @@
-"""Fitting a table's encoding: three aggregations of Spark SQL, whatever the number of columns.
+"""Fitting a table's encoding: at most four aggregations of Spark SQL, whatever the number of columns.
 
-The first finds count, mean, deviation and quantiles of all numbers, the second looks closer where most rows
-have one of few values, and the third counts the values of all strings.
+The first finds count, mean and deviation of all numbers, the second their quantiles, the third looks closer
+where most rows have one of few values, and the fourth counts the values of all strings.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +40,6 @@ _PARTS: Mapping[Kind, tuple[Part, ...]] = {
 }
 _SHARES = [n / PIECES for n in range(PIECES + 1)]
 _ACCURACY = 10_000
-_IN_A_PASS = 1400
-"""Aggregates of one plan: those of 200 columns of numbers."""
 
 
 def kinds_of(df: DataFrame, names: Sequence[str]) -> dict[str, Kind]:
@@ -163,9 +162,8 @@ def count_rows(df: DataFrame, names: Sequence[str], required: Sequence[str] = ()
     """
     kinds = kinds_of(df, names)
     numeric = {name: plain(df, name, kind) for name, kind in kinds.items() if kind != "string"}
-    wanted = [end(value) for value in numeric.values() for end in (F.min, F.max)]
-    rows, ends = _aggregated(df, wanted, required)
-    for name, low, high in zip(numeric, ends[::2], ends[1::2], strict=True):
+    rows, ends = _aggregated(df, numeric, [F.min("v"), F.max("v")], required)
+    for name, (low, high) in ends.items():
         if low is not None:
             _check_finite(name, low, high)
     if not rows:
@@ -174,31 +172,23 @@ def count_rows(df: DataFrame, names: Sequence[str], required: Sequence[str] = ()
 
 
 def _aggregated(
-    df: DataFrame, wanted: Sequence[Column], required: Sequence[str]
-) -> tuple[int, Sequence[Any]]:
-    """Return the number of rows, and aggregates; also look for nulls in some columns."""
-    own = [F.count(F.lit(1)), *map(_nulls, required)]
-    row = _collected(df, [*own, *wanted])
-    _check_required(required, row[1 : len(own)])
-    return int(row[0]), row[len(own) :]
+    df: DataFrame, columns: Mapping[str, Column], wanted: Sequence[Column], required: Sequence[str] = ()
+) -> tuple[int, dict[str, Sequence[Any]]]:
+    """Return the number of rows, and aggregates of each column's values ``v``; also look for nulls.
 
-
-def _collected(df: DataFrame, wanted: Sequence[Column]) -> list[Any]:
-    """Return aggregates of the rows, in one pass unless they are very many.
-
-    The memory of Spark's driver grows with the expressions of a plan: 17,500 end in an OutOfMemoryError.
+    The columns become rows, one for each value. So the plan has as many aggregates for 3,000 columns as for
+    one: Spark's driver has no memory for a plan of thousands.
     """
-    found: list[Any] = []
-    for start in range(0, len(wanted), _IN_A_PASS):
-        some = wanted[start : start + _IN_A_PASS]
-        (row,) = df.agg(*(column.alias(f"c{n}") for n, column in enumerate(some))).collect()
-        found += row
-    return found
-
-
-def _nulls(name: str) -> Column:
-    """Return how many rows have null in a column."""
-    return F.count_if(quoted(name).isNull())
+    nulls = [F.when(quoted(name).isNull(), 0.0) for name in required]
+    values = [*nulls, *columns.values()] or [F.lit(0.0)]
+    grouped = df.select(F.posexplode(F.array(*values)).alias("n", "v")).groupBy("n")
+    found: dict[int, Any] = {
+        row[0]: row[1:] for row in grouped.agg(F.count(F.lit(1)), F.count("v"), *wanted).collect()
+    }
+    if not found:
+        return 0, {}
+    _check_required(required, [found[n][1] for n in range(len(required))])
+    return int(found[0][0]), {name: found[n][2:] for n, name in enumerate(columns, len(required))}
 
 
 def _check_required(names: Sequence[str], nulls: Sequence[int]) -> None:
@@ -233,7 +223,6 @@ class _Summary:
     low: float
     high: float
     distinct: int
-    quantiles: tuple[float, ...]
 
     def useless(self, rows: int) -> str:
         """Return why the column tells no rows apart; empty if it does."""
@@ -247,29 +236,21 @@ class _Summary:
         bends = tuple(scaled) if len(scaled) > 2 else ()
         return Number(name, kind, self.mean, deviation, self.count < rows, bends)
 
-    @property
-    def frequent(self) -> tuple[float, ...]:
-        """Values that so many rows have that several quantiles fall on them."""
-        return tuple(a for a, b in zip(self.quantiles, self.quantiles[1:], strict=False) if a == b)
-
 
 def _summarise(
     df: DataFrame, columns: Mapping[str, Column], required: Sequence[str]
 ) -> tuple[int, dict[str, _Summary]]:
     """Return the number of rows, and the summary of each column."""
-    wanted: list[Column] = []
-    for value in columns.values():
-        wanted += [F.count(value), F.avg(value), F.stddev_pop(value), F.min(value), F.max(value)]
-        wanted += [F.approx_count_distinct(value), F.percentile_approx(value, _SHARES, _ACCURACY)]
-    rows, values = _aggregated(df, wanted, required)
+    v = F.col("v")
+    wanted = [F.count(v), F.avg(v), F.stddev_pop(v), F.min(v), F.max(v), F.approx_count_distinct(v)]
+    rows, values = _aggregated(df, columns, wanted, required)
     found: dict[str, _Summary] = {}
-    for n, name in enumerate(columns):
-        count, mean, deviation, low, high, distinct, quantiles = values[7 * n : 7 * n + 7]
+    for name, (count, mean, deviation, low, high, distinct) in values.items():
         if count:
             _check_finite(name, low, high, deviation)
         # A sum of equal values may be off by its last digit, and so would a deviation from its mean.
         deviation = 0.0 if low == high else deviation or 0.0
-        found[name] = _Summary(count, mean or 0.0, deviation, low, high, distinct, tuple(quantiles or ()))
+        found[name] = _Summary(count, mean or 0.0, deviation, low, high, distinct)
     return rows, found
 
 
@@ -281,21 +262,35 @@ def _knots(
     Where most rows have one value, such as 0, nearly all quantiles would be that one. So the
     frequent values are knots, and the quantiles those of the other rows.
     """
-    known: dict[str, list[float]] = {}
-    wanted: dict[str, Column] = {}
-    for name, summary in summaries.items():
-        if summary.distinct <= FEW:
-            wanted[name] = F.collect_set(columns[name])
-        elif summary.frequent:
-            others = F.when(~columns[name].isin(*summary.frequent), columns[name])
-            wanted[name] = F.percentile_approx(others, _SHARES, _ACCURACY)
-            known[name] = list(summary.frequent)
-        else:
-            known[name] = list(summary.quantiles)
-    if wanted:
-        for name, values in zip(wanted, _collected(df, list(wanted.values())), strict=True):
-            known[name] = [*known.get(name, ()), *(values or ())]
-    return known
+    few = {name: columns[name] for name, summary in summaries.items() if summary.distinct <= FEW}
+    many = {name: columns[name] for name in summaries if name not in few}
+    known = _values_and_quantiles(df, few, many)
+    frequent = {name: _repeated(known[name]) for name in many}
+    skewed = {
+        name: F.when(~columns[name].isin(*often), columns[name]) for name, often in frequent.items() if often
+    }
+    others = _values_and_quantiles(df, {}, skewed)
+    return known | {name: [*frequent[name], *quantiles] for name, quantiles in others.items()}
+
+
+def _values_and_quantiles(
+    df: DataFrame, few: Mapping[str, Column], many: Mapping[str, Column]
+) -> dict[str, list[float]]:
+    """Return all values of some columns, and the quantiles of others."""
+    if not few and not many:
+        return {}
+    n, v = F.col("n"), F.col("v")
+    wanted = [
+        F.collect_set(F.when(n < len(few), v)),
+        F.percentile_approx(F.when(n >= len(few), v), _SHARES, _ACCURACY),
+    ]
+    _, found = _aggregated(df, {**few, **many}, wanted)
+    return {name: [*values, *(quantiles or ())] for name, (values, quantiles) in found.items()}
+
+
+def _repeated(quantiles: Sequence[float]) -> list[float]:
+    """Return values that so many rows have that several quantiles fall on them."""
+    return [a for a, b in pairwise(quantiles) if a == b]
 
 
 # -- categories ------------------------------------------------------------------------------------
