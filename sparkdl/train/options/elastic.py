@@ -18,8 +18,7 @@ class Elastic:
 
     Without it a run keeps its partitions. Partitions of a lost executor move to other executors and wait for
     a free slot; a new executor takes over some partitions. This costs time but changes no bit. With it the
-    rows move to new partitions, which changes how gradients are rounded. Each row is still seen once in the
-    epoch.
+    rows move to new partitions, so that other rows share a batch. Each row is still seen once in the epoch.
 
     Attributes:
         min_partitions: never fewer than this.

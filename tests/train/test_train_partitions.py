@@ -1,0 +1,60 @@
+"""What the number of partitions changes: which rows share a batch, and by rounding what a batch gives."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.data import as_dataset, partitioned
+from support.models import mlp
+from support.reference import Partition, iteration_rows, relative_error
+from torch import nn
+
+from sparkdl import Trainer
+from sparkdl.train import MaxIteration
+
+ROWS = 120
+WHOLE = partitioned([ROWS])[0]
+SGD = partial(torch.optim.SGD, lr=0.1)
+
+
+def in_shares(count: int) -> list[Partition]:
+    """Return the same rows, in the same order, in as many partitions."""
+    x, y = np.array_split(WHOLE.x, count), np.array_split(WHOLE.y, count)
+    return [Partition(*share) for share in zip(x, y, strict=True)]
+
+
+def trained(spark: Any, count: int, batch_size: int, **options: Any) -> nn.Module:
+    ends = {"end_when": MaxIteration(12), "seed": 3, "progress": False}
+    trainer = Trainer(
+        mlp(), loss=nn.CrossEntropyLoss(), optimizer=SGD, batch_size=batch_size, **ends, **options
+    )
+    with as_dataset(spark, in_shares(count)) as data:
+        return trainer.fit(data).module
+
+
+def test_a_batch_of_all_rows_differs_by_rounding(spark: Any) -> None:
+    module, loss = mlp(), nn.CrossEntropyLoss()
+    optimizer = SGD(module.parameters())
+    for _ in range(12):
+        optimizer.zero_grad()
+        loss(module(torch.from_numpy(WHOLE.x)), torch.from_numpy(WHOLE.y)).backward()
+        optimizer.step()
+    for count in (1, 3, 4):
+        assert relative_error(trained(spark, count, ROWS), module) < 1e-6
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_partitions_decide_which_rows_share_a_batch(spark: Any, shuffle: bool) -> None:
+    one, three = (trained(spark, count, 30, shuffle=shuffle) for count in (1, 3))
+    assert relative_error(one, three) > 1e-4
+
+
+def test_a_batch_has_a_share_of_each_partition() -> None:
+    _, rows = iteration_rows(in_shares(3), 30, 0, seed=3)
+    assert [len(share) for share in rows] == [10, 10, 10]
+    _, whole = iteration_rows(in_shares(1), 30, 0, seed=3)
+    assert set(whole[0]) != {n + 40 * p for p, share in enumerate(rows) for n in share}
