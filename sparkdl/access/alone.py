@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sparkdl._spark.frames import Task, key
-from sparkdl.access.base import RESULT, BytesRef, Published
+from sparkdl.access.base import BytesRef, Published
 from sparkdl.access.in_pieces import ChainTask, InPieces
+from sparkdl.access.stages import RESULT
+from sparkdl.access.without_rdds import WithoutRdds
 from sparkdl.exceptions import ConfigError
 from sparkdl.session import Executors
 from sparkdl.wire import frame
@@ -52,7 +54,7 @@ class LazyFrames:
 
 @dataclass(frozen=True, slots=True)
 class CalledChain:
-    """Runs the stages of one rank as calls; see :class:`sparkdl.access.base.Chain`.
+    """Runs the stages of one rank as calls; see :class:`sparkdl.access.stages.Chain`.
 
     Attributes:
         tokens: the token of the only partition.
@@ -95,7 +97,7 @@ class CalledChain:
 
 
 @dataclass(frozen=True, slots=True)
-class AloneAccess:
+class AloneAccess(WithoutRdds):
     """This process as a cluster of one; see :class:`sparkdl.access.base.Access`.
 
     Attributes:
@@ -105,11 +107,6 @@ class AloneAccess:
 
     confs: Mapping[str, str] = field(default_factory=dict)
     longest_chain: int = 1000
-
-    @property
-    def jobs(self) -> None:
-        """There are no RDDs."""
-        return
 
     @property
     def moves_tasks(self) -> bool:

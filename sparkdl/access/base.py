@@ -8,36 +8,27 @@ sessions (:mod:`sparkdl.access.classic`), and DataFrames of frames, for Spark Co
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sparkdl._spark.frames import Task
 from sparkdl._spark.tasks import broadcast_value
 from sparkdl.access.in_pieces import ChainTask
+from sparkdl.access.stages import Chain, Kept, ParameterSync
 from sparkdl.session import Executors
-from sparkdl.wire.frame import Buffer, Packed, Parts
+from sparkdl.wire.frame import Packed, Parts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from sparkdl._spark.jobs import FrameJobs
-
-RESULT = 0
-"""Key of the frames of a chain's last stage that go to the driver."""
-STATE = 1
-"""Key of those that stay."""
-
-FRAMES_PER_RANK = 2
-"""Each task sends each partition so many frames, some of them empty: of the first one the length is known."""
+T = TypeVar("T")
 
 DYNAMIC = "spark.dynamicAllocation.enabled"
 """Conf of sessions in which Spark asks for executors when tasks wait."""
 
 Frames = Any
 """Frames on the executors, partition by partition: what :meth:`Access.stage` returns. Opaque to others."""
-
-Kept = Any
-"""Frames that a chain has left on the executors. Opaque to others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,19 +79,6 @@ class Published:
             self.delete()
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
-    """A task that has several ranks.
-
-    Attributes:
-        executor: id of the executor where it is to run, if that is there.
-        tokens: the tokens of their partitions.
-    """
-
-    executor: str
-    tokens: Sequence[bytes]
-
-
 class RunningJob(Protocol):
     """A job that has begun."""
 
@@ -113,99 +91,17 @@ class RunningJob(Protocol):
         ...
 
 
-class Gathering(Protocol):
-    """Runs stages of fewer tasks than ranks over a partition store."""
-
-    def hosts(self, slots: int) -> list[Host]:
-        """Return the tasks of which each has all ranks whose rows are on its executor, or some of them.
-
-        Builds partitions again that are lost, or whose executor takes no more tasks.
-
-        Args:
-            slots: task slots of an executor; it has no more tasks.
-        """
-        ...
-
-    def run(
-        self,
-        task: ChainTask,
-        hosts: Sequence[Host],
-        broadcasts: Sequence[Any],
-        name: str,
-        *,
-        kept_bytes: int | None = None,
-    ) -> tuple[list[Buffer], Kept | None]:
-        """Run one stage.
-
-        Args:
-            task: gets the tokens of several partitions. The key of what stays is ``STATE`` and the number of
-                the rank for which it does.
-            hosts: for each task, where it is to run, and what it gets.
-            broadcasts: broadcasts that it reads.
-            name: names the job in the Spark UI.
-            kept_bytes: length of a frame that stays, about; ``None`` if none does.
-
-        Returns:
-            Frames for the driver, and what stays, as :meth:`Chain.run` does; of that nothing unless it is
-            complete.
-        """
-        ...
-
-
-class Chain(Protocol):
-    """Runs chains of stages over a partition store, with an exchange of all with all between them."""
-
-    @property
-    def stays(self) -> bool:
-        """Whether each stage of a rank runs where its rows are."""
-        ...
-
-    @property
-    def gathering(self) -> Gathering | None:
-        """Runs tasks of several ranks; ``None`` where each rank has a task of its own."""
-        ...
-
-    def run(
-        self,
-        tasks: Sequence[ChainTask],
-        broadcasts: Sequence[Any],
-        name: str,
-        frame_bytes: int,
-        *,
-        kept_bytes: int | None = None,
-    ) -> tuple[list[Buffer], Kept | None]:
-        """Run the stages.
-
-        Args:
-            tasks: the task of each stage. All but the last yield two keyed frames for each partition; its
-                frames go to the driver and stay, by their keys. The first one gets a partition's token,
-                the others what has arrived for it too.
-            broadcasts: broadcasts that the tasks read.
-            name: names the job in the Spark UI.
-            frame_bytes: bytes of the first frame that a task sends to a partition, about; the second one is
-                small.
-            kept_bytes: length of a frame that stays after the last stage, about; ``None`` if none does.
-
-        Returns:
-            Frames for the driver, and what stays.
-        """
-        ...
-
-    def forget(self, partition: int) -> None:
-        """Forget where a partition's rows are, since its files are not there."""
-        ...
-
-    def release(self) -> None:
-        """Delete all files on the executors for the store."""
-        ...
-
-
 class Access(Protocol):
     """A session's cluster, as sparkdl sees it."""
 
     @property
-    def jobs(self) -> FrameJobs | None:
-        """Jobs over RDDs of frames, by which the driver plan works; ``None`` if the session has none."""
+    def has_sync(self) -> bool:
+        """Whether an iteration may be jobs of its own: see :meth:`sync`."""
+        ...
+
+    @property
+    def tells_executors(self) -> bool:
+        """Whether it is known at any time, without a job, which executors take tasks."""
         ...
 
     @property
@@ -270,6 +166,10 @@ class Access(Protocol):
         """
         ...
 
+    def ask_for_executors(self, total: int) -> bool:
+        """Ask the cluster for so many executors; return whether it takes such wishes."""
+        ...
+
     def profile(self, threads: int) -> Any:
         """Return the resource profile of tasks of so many threads; ``None`` where there can be none."""
         ...
@@ -305,7 +205,19 @@ class Access(Protocol):
         """
         ...
 
+    def one_task(self, data: bytes | Parts) -> Frames:
+        """Return a small frame of the driver's, for a job of one task."""
+        ...
+
     # -- tasks ----------------------------------------------------------------------------------
+
+    def inherited(self, run: Callable[..., T]) -> Callable[..., T]:
+        """Return a function that runs in another thread with the confs of jobs of this one."""
+        ...
+
+    def in_pool(self, name: str) -> AbstractContextManager[None]:
+        """Let the jobs of this thread run in a pool of a fair scheduler, where the session has one."""
+        ...
 
     def describe(self, description: str | None) -> None:
         """Name the jobs that follow in the Spark UI."""
@@ -356,6 +268,30 @@ class Access(Protocol):
 
     def chain(self, tokens: Frames, ranks: int, profile: Any) -> Chain:
         """Return what runs chains of stages over a partition store."""
+        ...
+
+    def sync(
+        self,
+        tokens: Frames,
+        task: ChainTask,
+        shards: int,
+        state: Kept | None,
+        broadcasts: Sequence[Any],
+        profile: Any,
+    ) -> ParameterSync:
+        """Return what runs an iteration as jobs of its own.
+
+        Args:
+            tokens: tokens of the partition store.
+            task: gets a partition's token, and yields keyed frames for the shards.
+            shards: how many there are.
+            state: what stays with the shards, from the iteration before.
+            broadcasts: broadcasts that the tasks read.
+            profile: resource profile of the tasks that read tokens.
+
+        Raises:
+            ConfigError: if the session has no such jobs.
+        """
         ...
 
     # -- keeping --------------------------------------------------------------------------------

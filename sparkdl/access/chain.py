@@ -15,9 +15,9 @@ from typing import Any
 from sparkdl._spark.frames import JavaObject
 from sparkdl._spark.jobs import FrameJobs
 from sparkdl.access import in_pieces as pieces
-from sparkdl.access.base import FRAMES_PER_RANK, RESULT, STATE, Host
 from sparkdl.access.gathered import LACKING, AtHome, Gathered, by_executor
 from sparkdl.access.in_pieces import ChainTask, InPieces
+from sparkdl.access.stages import FRAMES_PER_RANK, RESULT, STATE, Host
 from sparkdl.wire.frame import Buffer
 from sparkdl.wire.pieces import joined
 
@@ -65,7 +65,7 @@ class StageChain:
         *,
         kept_bytes: int | None = None,
     ) -> tuple[list[Buffer], JavaObject | None]:
-        """Run the stages; see :class:`sparkdl.access.base.Chain`."""
+        """Run the stages; see :class:`sparkdl.access.stages.Chain`."""
         jobs, ranks = self._jobs, self._ranks
         cut, blocks = pieces.count(frame_bytes), pieces.blocks(frame_bytes)
         stage = shuffled = None
@@ -123,7 +123,7 @@ class _Pad:
 
 @dataclass(frozen=True, slots=True)
 class GatheredStages:
-    """Runs such stages over a partition store; see :class:`sparkdl.access.base.Gathering`.
+    """Runs such stages over a partition store; see :class:`sparkdl.access.stages.Gathering`.
 
     Attributes:
         jobs: Spark access.

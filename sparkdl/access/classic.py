@@ -4,27 +4,37 @@ from __future__ import annotations
 
 import re
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+
+from pyspark import inheritable_thread_target
 
 from sparkdl import session
 from sparkdl._spark import session as private
 from sparkdl._spark.frames import JavaObject, Task, frames_of, key
 from sparkdl._spark.jobs import FrameJobs, SubmittedJob
 from sparkdl._spark.tasks import broadcast_id
-from sparkdl.access.base import DYNAMIC, RESULT, STATE, BytesRef, Published
+from sparkdl.access.base import DYNAMIC, BytesRef, Published
 from sparkdl.access.chain import StageChain, staying
+from sparkdl.access.in_pieces import ChainTask, InPieces
+from sparkdl.access.stages import RESULT, STATE
+from sparkdl.access.sync import ShuffledSync
 from sparkdl.session import Executors
 from sparkdl.wire.frame import Parts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+T = TypeVar("T")
+
 _INLINE_BYTES = 64 << 10
 """Up to this size bytes travel inside the stage's task binary, which Spark broadcasts anyway; a
 broadcast of their own would cost more than it saves."""
 
+_POOL = "spark.scheduler.pool"
 _LOCALITY = "spark.shuffle.reduceLocality.enabled"
 
 
@@ -36,11 +46,15 @@ class ClassicAccess:
         jobs: jobs over RDDs of frames.
         spark: the session, where something needs one.
         longest_chain: a job of more stages saves nothing more, and takes longer to undo.
+        has_sync: an iteration may be the two sides of a shuffle.
+        tells_executors: Spark's driver knows them.
     """
 
     jobs: FrameJobs
     spark: SparkSession
     longest_chain: int = 50
+    has_sync: ClassVar[bool] = True
+    tells_executors: ClassVar[bool] = True
 
     @classmethod
     def of(cls, spark: SparkSession) -> ClassicAccess:
@@ -93,6 +107,10 @@ class ClassicAccess:
         """Return how many executors there are now."""
         return self.jobs.count_executors()
 
+    def ask_for_executors(self, total: int) -> bool:
+        """Ask the cluster for so many executors; return whether it takes such wishes."""
+        return self.jobs.ask_for_executors(total)
+
     def profile(self, threads: int) -> JavaObject | None:
         """Return the resource profile that gives a task its threads' cores, where Spark can.
 
@@ -137,7 +155,28 @@ class ClassicAccess:
         jobs = self.jobs
         return jobs.values(jobs.shuffle(jobs.scattered(pieces), partitions))
 
+    def one_task(self, data: bytes | Parts) -> JavaObject:
+        """Return a frame of the driver's, for a job of one task."""
+        return self.jobs.values(self.jobs.scattered([(0, data)]))
+
     # -- tasks ----------------------------------------------------------------------------------
+
+    def inherited(self, run: Callable[..., T]) -> Callable[..., T]:
+        """Return a function that runs in another thread with the confs of jobs of this one."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it would say that tags are not among them
+            found: Callable[..., T] = inheritable_thread_target(run)
+            return found
+
+    @contextmanager
+    def in_pool(self, name: str) -> Iterator[None]:
+        """Let the jobs of this thread run in a pool of a fair scheduler."""
+        sc = self.jobs.sc
+        sc.setLocalProperty(_POOL, name)
+        try:
+            yield
+        finally:
+            sc.setLocalProperty(_POOL, None)  # which unsets it
 
     def describe(self, description: str | None) -> None:
         """Name the jobs that follow in the Spark UI."""
@@ -171,6 +210,19 @@ class ClassicAccess:
         """Return what runs chains of stages over a partition store."""
         gathers = self.conf(DYNAMIC, "false") != "true"  # else Spark asks for executors only while tasks wait
         return StageChain(self.jobs, tokens, ranks, profile, gathers=gathers)
+
+    def sync(
+        self,
+        tokens: JavaObject,
+        task: ChainTask,
+        shards: int,
+        state: JavaObject | None,
+        broadcasts: Sequence[Any],
+        profile: Any,
+    ) -> ShuffledSync:
+        """Return what runs an iteration as jobs of its own."""
+        scattered = self.jobs.stage(tokens, InPieces(task), broadcasts, profile=profile)
+        return ShuffledSync(self.jobs, scattered, shards, state, broadcasts)
 
     # -- keeping --------------------------------------------------------------------------------
 

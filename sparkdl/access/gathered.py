@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from sparkdl._spark.frames import key, keyed_by
-from sparkdl.access.base import RESULT, STATE
 from sparkdl.access.in_pieces import ChainTask, cut_keyed
+from sparkdl.access.stages import RESULT, STATE
 from sparkdl.wire.frame import Buffer, Parts
 from sparkdl.wire.pieces import joined
 

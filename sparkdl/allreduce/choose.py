@@ -125,8 +125,8 @@ class Wanted:
         Raises:
             ConfigError: if the session forbids it.
         """
-        if access.jobs is None:
-            self._check_without_rdds()
+        if not access.has_sync:
+            self._check_without_sync()
         if self._exchange in ("replicated", "sharded") and access.moves_tasks:
             raise ConfigError(
                 f"exchange={self._exchange!r} needs a session with {_LOCALITY}=false, which is read when "
@@ -184,9 +184,9 @@ class Wanted:
             return "replicated"
         if not fits and self.layout.uncut:  # a shard would be as large in any plan
             return "replicated"
-        return "sharded" if fits or access.jobs is None else "driver"
+        return "sharded" if fits or not access.has_sync else "driver"
 
-    def _check_without_rdds(self) -> None:
+    def _check_without_sync(self) -> None:
         """Check that nothing needs the driver plan.
 
         Raises:
@@ -292,8 +292,7 @@ class Wanted:
         plan = self.plan(exchange, ranks, changes, directly=directly)
         transport: Transport
         if exchange == "driver":
-            assert access.jobs is not None  # see choose()
-            transport = TwoJobTransport(access.jobs, store, fit, profile)
+            transport = TwoJobTransport(access, store, fit, profile)
         else:
             chain = access.chain(store.tokens, ranks, profile)
             moves = bool(self.keyed) and not chain.stays

@@ -170,7 +170,7 @@ def check_elastic(config: TrainConfig, data: Dataset) -> None:
             f"elastic: the Dataset was made with num_partitions={data.num_partitions!r}; leave it out to "
             "let its partitions follow the cluster"
         )
-    if data.access.jobs is None:
+    if not data.access.tells_executors:
         raise ConfigError(
             "elastic: a Spark Connect session does not tell which executors come and go; leave it out, "
             "or fit in a classic session",

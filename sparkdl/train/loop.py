@@ -73,12 +73,12 @@ class Loop:
         )
         self._ahead = Ahead(self._recovery, config.iterations_per_job)
         self._epochs = epochs
-        rules, jobs = Elastic.of(config.elastic), run.data.access.jobs
-        self._watch = PartitionWatch(rules, run.data.access.count_executors) if rules is not None else None
+        rules, access = Elastic.of(config.elastic), run.data.access
+        self._watch = PartitionWatch(rules, access.count_executors) if rules is not None else None
         self._demand: Demand | None = None
-        if rules is not None and rules.asks and jobs is not None:
+        if rules is not None and rules.asks:
             kind: Kind = "sharded" if engine.plan.weights_bytes else "replicated"
-            self._demand = Demand(rules, jobs.ask_for_executors, run.layout.nbytes, kind)
+            self._demand = Demand(rules, access.ask_for_executors, run.layout.nbytes, kind)
         self._deadlines = Deadlines(config.drop_stragglers) if config.drop_stragglers else None
         self._resumed: ResumePoint | None = None
         self._schedule = schedule

@@ -83,6 +83,38 @@ def test_only_access_tells_kinds_of_sessions_apart() -> None:
     assert "is_connect" in told_apart((PACKAGE / "access/__init__.py").read_text())
 
 
+HANDLES = re.compile(r"jobs|rdd|RDD|FrameJobs|JavaObject|frames_of|_jvm|_jsc")
+"""Names of RDDs, of objects of the JVM, and of what makes jobs of them."""
+
+TAKE_RDDS = {
+    "data/dataset.py": {"RDD"},  # Dataset.from_rdd: the type of its argument
+    "data/store/sources.py": {"RDD", "frames_of"},  # reads it
+}
+"""Where a user's own RDD becomes the frames of an ``Access``, and the names there. May only shrink."""
+
+
+def handles(source: str) -> Iterator[str]:
+    """Iterate over the names of RDDs and JVM objects that a module imports, or asks others for."""
+    for node in ast.walk(ast.parse(source)):
+        names: list[str] = []
+        if isinstance(node, ast.ImportFrom):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            names = [node.attr]
+        yield from (name for name in names if HANDLES.fullmatch(name))
+
+
+def test_rdds_and_objects_of_the_jvm_stay_behind_access() -> None:
+    rooms = (ROOM, PACKAGE / "access")
+    found = {
+        str(path.relative_to(PACKAGE)): names
+        for path in PACKAGE.rglob("*.py")
+        if not any(room in path.parents for room in rooms) and (names := {*handles(path.read_text())})
+    }
+    assert found == TAKE_RDDS
+    assert {"jobs", "FrameJobs", "JavaObject"} <= {*handles((PACKAGE / "access/classic.py").read_text())}
+
+
 def test_the_room_needs_what_it_is_for() -> None:
     found = {name for path in ROOM.glob("*.py") for name in used(path.read_text())}
     assert {"_jvm", "_jsc", "_jdf", "py4j.protocol", "pyspark.serializers"} <= found

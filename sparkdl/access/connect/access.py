@@ -25,6 +25,7 @@ from sparkdl.access.connect.files import new_files, send_files
 from sparkdl.access.connect.keeping import Keeping, is_lost
 from sparkdl.access.connect.rows import ConnectFrames, by_key
 from sparkdl.access.connect.tasks import ARROW_SCHEMA, SCHEMA, ArrowTask, TaskSpec, Written, in_batches
+from sparkdl.access.without_rdds import WithoutRdds
 from sparkdl.exceptions import ConfigError
 from sparkdl.session import Executors
 from sparkdl.wire.frame import Parts
@@ -70,18 +71,16 @@ def connect_access(spark: SparkSession) -> ConnectAccess:
 
 
 @dataclass(eq=False, slots=True)
-class ConnectAccess:
+class ConnectAccess(WithoutRdds):
     """See :class:`sparkdl.access.base.Access`.
 
     Attributes:
         spark: the session.
-        jobs: there are no RDDs.
         moves_tasks: stages after the first one run anywhere, of which :class:`ConnectChain` tells.
         longest_chain: what leaves a chain passes through the driver.
     """
 
     spark: SparkSession
-    jobs: None = None
     moves_tasks: bool = False
     longest_chain: int = 1
     _offered: Executors | None = None

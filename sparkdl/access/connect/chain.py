@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from sparkdl._spark.errors import is_job_failure
 from sparkdl._spark.frames import Task
-from sparkdl.access.base import RESULT
 from sparkdl.access.connect.files import KeptFile
 from sparkdl.access.connect.rows import ConnectFrames, by_key
 from sparkdl.access.connect.tasks import LOST, SCHEMA, ArrowTask, Leaving, OverKept, Round, TaskSpec
 from sparkdl.access.in_pieces import ChainTask, per_round
+from sparkdl.access.stages import RESULT
 from sparkdl.exceptions import TaskError
 from sparkdl.wire.frame import Buffer
 from sparkdl.wire.pieces import PIECE_BYTES, joined
@@ -119,7 +119,7 @@ class OnDriver:
 
 @dataclass(eq=False, slots=True)
 class ConnectChain:
-    """Runs groups over a partition store; see :class:`sparkdl.access.base.Chain`.
+    """Runs groups over a partition store; see :class:`sparkdl.access.stages.Chain`.
 
     Attributes:
         access: the cluster.

@@ -16,8 +16,8 @@ import cloudpickle
 import pyarrow as pa
 
 from sparkdl._spark.frames import Task, keyed_by
-from sparkdl.access.base import RESULT
 from sparkdl.access.connect.files import KeptFile, sent_file
+from sparkdl.access.stages import RESULT
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Buffer, Parts
 from sparkdl.wire.pieces import joined, pieces_of

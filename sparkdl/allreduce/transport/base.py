@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sparkdl._spark.frames import key
-from sparkdl.access.base import RESULT, STATE
+from sparkdl.access.stages import RESULT, STATE
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.directives import Step
 from sparkdl.allreduce.messages import Message, Problems, of_type

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
-from sparkdl._spark.frames import JavaObject
-from sparkdl._spark.jobs import FrameJobs
-from sparkdl.access.base import RESULT, STATE
-from sparkdl.access.chain import staying
-from sparkdl.access.in_pieces import InPieces
+from sparkdl.access.base import Access
+from sparkdl.access.stages import Kept
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Message, Partials, Problems, Reports, UpdatedShard, of_type
 from sparkdl.allreduce.plans.base import Phase
@@ -21,14 +19,13 @@ from sparkdl.compute.worker import FitRef
 from sparkdl.data.store.built import PartitionStore
 from sparkdl.optim.reduction import add_up
 from sparkdl.wire.frame import Array
-from sparkdl.wire.pieces import joined
 
 
 class TwoJobTransport:
     """Runs an iteration as two jobs.
 
     Args:
-        jobs: Spark access.
+        access: the cluster.
         store: the partition store.
         fit: the fixed part of the fit.
         profile: resource profile of forward-backward tasks.
@@ -41,33 +38,28 @@ class TwoJobTransport:
     longest_group = 1
     is_joining = False
 
-    def __init__(
-        self, jobs: FrameJobs, store: PartitionStore, fit: FitRef, profile: JavaObject | None
-    ) -> None:
-        self._jobs = jobs
+    def __init__(self, access: Access, store: PartitionStore, fit: FitRef, profile: Any) -> None:
+        self._access = access
         self._store = store
         self._fit = fit
         self._profile = profile
 
     def run(self, group: Group) -> GroupResult:
         """Run an iteration's jobs."""
-        jobs, plan, (step,) = self._jobs, group.plan, group.steps
+        plan, (step,) = group.plan, group.steps
         assert isinstance(plan, ThroughDriver)
         forward, update = plan.phases(group.start, group.steps)
         started, times = time.time(), [time.perf_counter()]
-
-        # Job 1: each partition's gradient, cut into shards, written as the map side of a shuffle.
-        task = InPieces(self._task(forward, group, token=True, last=False, ranks=plan.shards))
-        stage = jobs.stage(self._store.tokens, task, group.broadcasts, profile=self._profile)
-        shuffled = jobs.shuffle(jobs.keyed(stage), plan.shards)
-        kept: JavaObject | None = None
-        sums: JavaObject | None = None
+        kept: Kept | None = None
         arrived: list[Message] = []
         totals: list[Array] = []
         torn = False
-        try:
-            jobs.describe(f"{group.name}, forward-backward")
-            jobs.run_map_side(shuffled)
+        gradients = self._task(forward, group, token=True, last=False, ranks=plan.shards)
+        with self._access.sync(
+            self._store.tokens, gradients, plan.shards, group.kept, group.broadcasts, self._profile
+        ) as sync:
+            # Job 1: each partition's gradient, cut into shards, written as the map side of a shuffle.
+            sync.scatter(f"{group.name}, forward-backward")
             times.append(time.perf_counter())
 
             # Job 2: shard n of all partitions and the state of shard n meet in task n. Where an update
@@ -75,23 +67,14 @@ class TwoJobTransport:
             # gradients, from which the later ones go on.
             for number in range(plan.updates):
                 last = number == plan.updates - 1
-                arriving = jobs.values(shuffled) if sums is None else staying(jobs, sums)
-                if group.kept is not None:
-                    arriving = jobs.union(staying(jobs, group.kept), arriving)
                 stays = plan.keeps if last else number == 0
-                sync = self._task(update, group, token=False, last=True, ranks=plan.shards, stays=stays)
-                task = InPieces(sync, token=False, keyed=stays)
-                results = jobs.stage(arriving, task, group.broadcasts, preserves_partitioning=True)
-                if stays and last:
-                    kept = results
-                    jobs.persist_replicated(kept, plan.shard_bytes)
-                elif stays:
-                    sums = results
-                    jobs.persist(sums)
-                if stays:
-                    results = jobs.select(jobs.keyed(results), RESULT, drop=[STATE])
-                jobs.describe(f"{group.name}, {'parameter sync' if last else 'reduction'}")
-                received = [messages.decode(data) for data in joined(jobs.collect(results))]
+                task = self._task(update, group, token=False, last=True, ranks=plan.shards, stays=stays)
+                if last:
+                    kept_bytes = plan.shard_bytes if stays else None
+                    frames, kept = sync.finish(task, f"{group.name}, parameter sync", kept_bytes=kept_bytes)
+                else:
+                    frames = sync.reduce(task, f"{group.name}, reduction", leaves=stays)
+                received = list(map(messages.decode, frames))
                 arrived += received
                 torn = _torn(received)
                 if torn or of_type(received, Problems):
@@ -101,22 +84,13 @@ class TwoJobTransport:
                     totals.append(add_up(message.sums for message in partials))
                     update = plan.update(group.start, step.directives, totals)
             times.append(time.perf_counter())
-        except BaseException:
-            if kept is not None:
-                jobs.unpersist(kept)
-            raise
-        finally:
-            jobs.describe(None)
-            if sums is not None:
-                jobs.unpersist(sums)
-            jobs.release_shuffle(shuffled)
         seconds = {"job1": times[1] - times[0], "job2": times[2] - times[1]}
         refused = torn or _too_many(arrived, step.allowance)
         return GroupResult(arrived, kept, started, seconds, refused)
 
     def forget(self, partition: int) -> None:
         """Forget where a partition's rows are, since its files are not there."""
-        self._jobs.drop_block(self._store.tokens.id(), partition)
+        self._access.forget(self._store.tokens, partition)
 
     def release(self) -> None:
         """Delete nothing: an iteration leaves nothing."""

@@ -12,10 +12,9 @@ from sparkdl.data.dataset import Dataset
 from sparkdl.train.trainer import Trainer
 from sparkdl.tune.running.advance import Advanced, advance
 from sparkdl.tune.running.journal import Rung
-from sparkdl.tune.running.runners import averaged, divided, inherited
+from sparkdl.tune.running.runners import averaged, divided
 from sparkdl.wire.frame import Packed
 
-_POOL = "spark.scheduler.pool"
 POOL = "sparkdl-trial-{}"
 """Name of a trial's pool; with ``spark.scheduler.mode=FAIR`` pools share the cores in equal parts."""
 
@@ -46,22 +45,13 @@ class ClusterRunner:
             found = self._run(rung, trainers, begun)
             return lambda: found
 
-        def run() -> Advanced:
-            return self._run(rung, trainers, begun)
-
-        data = self.folds[0][0]
-        if data.access.jobs is None:
-            return self.threads.submit(run).result
+        access = self.folds[0][0].access
 
         def run_in_pool() -> Advanced:
-            sc = data.spark.sparkContext
-            sc.setLocalProperty(_POOL, POOL.format(rung.trial))
-            try:
-                return run()
-            finally:
-                sc.setLocalProperty(_POOL, None)  # type: ignore[arg-type]  # which unsets it
+            with access.in_pool(POOL.format(rung.trial)):
+                return self._run(rung, trainers, begun)
 
-        return self.threads.submit(inherited(run_in_pool)).result
+        return self.threads.submit(access.inherited(run_in_pool)).result
 
     def _run(self, rung: Rung, trainers: Sequence[Trainer], state: Packed | None) -> Advanced:
         if self.over.is_set():

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from threading import Event
 from typing import Any
 
 import numpy as np
-from pyspark import inheritable_thread_target
 
 from sparkdl._spark.errors import is_job_failure, task_error
-from sparkdl.access.base import Access, BytesRef, Frames
+from sparkdl.access.base import Access, BytesRef
 from sparkdl.exceptions import TaskError
 from sparkdl.nn import serialize
 from sparkdl.train.trainer import Trainer
@@ -31,6 +29,8 @@ Folds = Sequence[tuple[RowShare | None, RowShare | None]]
 _ATTEMPTS = 5
 """How often a rung's job is run if Spark gives up for lost executors."""
 
+_START = frame.pack({"kind": "start"})
+"""A job of one task reads a frame in which nothing is."""
 
 _CANCELLED = "cancelled"
 """In what Spark says of a job that Ctrl-C, or somebody in its UI, has ended."""
@@ -122,13 +122,6 @@ def pool(threads: int) -> Executor:
     return ThreadPoolExecutor(threads, thread_name_prefix="sparkdl-tune")
 
 
-def inherited(run: Any) -> Any:
-    """Return a function that runs in another thread with the confs of this one's jobs, such as its pool."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it would say that tags are not among them
-        return inheritable_thread_target(run)
-
-
 @dataclass(slots=True, kw_only=True)
 class TaskRunner:
     """Runs each rung as a Spark job of one task.
@@ -160,11 +153,7 @@ class TaskRunner:
         trainer = self.trainer(rung.params)
         trainer.result = None
         pickled = serialize.dumps(trainer, f"the Trainer of trial {rung.trial}")
-        run: Any = self._run
-        if self.access.jobs is not None:
-            run = inherited(run)
-        future: Future[Advanced] = self.threads.submit(run, rung, pickled, state)
-        return future.result
+        return self.threads.submit(self.access.inherited(self._run), rung, pickled, state).result
 
     def _run(self, rung: Rung, trainer: bytes, read_state: Callable[[], bytes] | None) -> Advanced:
         access = self.access
@@ -186,7 +175,7 @@ class TaskRunner:
             for attempt in range(1, _ATTEMPTS + 1):
                 access.describe(f"{self.name}: trial {rung.trial}, epochs {rung.done + 1} to {rung.until}")
                 try:
-                    frames = access.collect(access.stage(_one_task(access), task, broadcasts))
+                    frames = access.collect(access.stage(access.one_task(_START), task, broadcasts))
                     return _read(next(iter(joined(frames))))
                 except Exception as error:
                     if not is_job_failure(error):
@@ -203,13 +192,6 @@ class TaskRunner:
             if access.is_alive():
                 for published in sent:
                     published.release()
-
-
-def _one_task(access: Access) -> Frames:
-    """Return what a job of one task reads, which is nothing."""
-    start = [(0, frame.pack({"kind": "start"}))]
-    jobs = access.jobs
-    return access.scattered(start, 1) if jobs is None else jobs.values(jobs.scattered(start))
 
 
 def _read(data: Any) -> Advanced:

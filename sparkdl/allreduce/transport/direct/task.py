@@ -11,7 +11,7 @@ from itertools import chain
 import torch
 
 from sparkdl._spark.frames import key
-from sparkdl.access.base import RESULT
+from sparkdl.access.stages import RESULT
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Message, Problems, of_type
 from sparkdl.allreduce.plans.base import (

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from sparkdl._spark.errors import is_job_failure
-from sparkdl.access.base import Access, Chain, Host
+from sparkdl.access.base import Access
+from sparkdl.access.stages import Chain, Host
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Message, Problems, of_type
 from sparkdl.allreduce.transport.base import Group, GroupResult
