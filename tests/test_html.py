@@ -18,8 +18,18 @@ from torch import nn
 from sparkdl import Dataset, Trainer, html
 from sparkdl.data import Pad
 from sparkdl.exceptions import ConfigError
-from sparkdl.ml import TorchClassificationModel
-from sparkdl.train import LivePlot, MaxEpoch
+from sparkdl.ml import (
+    TimeSeriesEstimator,
+    TimeSeriesModel,
+    TorchClassificationModel,
+    TorchClassifier,
+    TorchEstimator,
+)
+from sparkdl.ml.estimators.summary import TrainingSummary
+from sparkdl.nn import MLP
+from sparkdl.optim import ClipByNorm, ParamGroup
+from sparkdl.table.encoding import Category, Number, TableEncoding
+from sparkdl.train import History, LivePlot, MaxEpoch
 
 EVIL = "<script>alert(1)</script>"
 TAGS = {"div", "p", "b", "table", "thead", "tbody", "tr", "th", "td", "svg", "polyline"}
@@ -82,7 +92,17 @@ def test_a_dataset_and_its_training(spark: Any) -> None:
     shown = told(parsed(trainer._repr_html_()))
     assert "0 Linear weight [4, 3], bias [4] 16 16" in shown
     assert "end_when MaxEpoch(epochs=2)" in shown
+    assert "optimizer SGD(lr=0.1)" in shown
     assert repr(trainer) == f"Trainer({EVIL}, 26 parameters)"
+    loss, score = result.state.loss, result.scores["val/loss"]
+    told_of = f"2 epochs, 4 iterations in {result.state.seconds:.1f} s, stopped by end_when"
+    assert repr(result) == f"FitResult(Sequential: {told_of}, loss {loss:.4g}, val/loss {score:.4g})"
+    summary = TrainingSummary(result)
+    assert repr(summary) == f"TrainingSummary({told_of}, loss {loss:.4g}, val/loss {score:.4g})"
+    for shown in (told(parsed(summary._repr_html_())), told(parsed(result.history._repr_html_()))):
+        assert "iterations 4" in shown
+        assert f"val/loss {result.history.validations[0]['loss']:.4g} {score:.4g}" in shown
+    parsed(History()._repr_html_())
     root = parsed(result._repr_html_())
     assert "epochs 2 , iterations 4" in told(root)
     assert "loss" in told(root)
@@ -156,6 +176,62 @@ def test_rows_of_different_lengths(spark: Any) -> None:
 def test_a_model() -> None:
     module = nn.Sequential(*[nn.Linear(2, 2) for _ in range(40)])
     model = TorchClassificationModel.from_module(module, example=torch.zeros(1, 2), featuresCol=EVIL)
+    assert repr(model) == (
+        f"TorchClassificationModel: uid={model.uid}, module=Sequential, numClasses=2, numFeatures=2 ({EVIL})"
+    )
     shown = told(parsed(model._repr_html_()))
     assert f"features {EVIL}" in shown
     assert "... 10 more" in shown
+
+
+def test_models_say_what_they_are_in_a_line() -> None:
+    """As Spark's: ``LogisticRegressionModel: uid=..., numClasses=2, numFeatures=4``."""
+    names = [f"column {number}" for number in range(9)]
+    encoding = TableEncoding(tuple(Number(name, "number", 0.0, 1.0) for name in names), (), {}, 10)
+    model = TorchClassificationModel(MLP(9, 2), encoding=encoding, labels=["no", "yes"])
+    model._set(featuresCols=names)
+    shown = repr(model)
+    assert shown.startswith(f"TorchClassificationModel: uid={model.uid}, module=MLP, numClasses=")
+    assert shown.endswith(f"(no, yes), numFeatures=9 ({', '.join(names[:6])}, ... 3 more)")
+    series = TimeSeriesModel(nn.Linear(2, 2))
+    assert repr(series) == f"TimeSeriesModel: uid={series.uid}, module=Linear"
+
+
+def test_estimators_show_what_is_not_the_default() -> None:
+    assert repr(TorchEstimator()) == "TorchEstimator()"
+    estimator = TorchClassifier(
+        module=MLP,
+        optimizer=partial(torch.optim.SGD, lr=0.5),
+        maxEpochs=30,
+        labelCol="state",
+        batchSize=TorchClassifier().getBatchSize(),
+        clip=ClipByNorm(1.0),
+        groups=[ParamGroup("*.bias", lr=0.1)],
+        options={"token": "secret"},
+    )
+    assert repr(estimator) == (
+        "TorchClassifier(labelCol='state', maxEpochs=30, module=MLP, optimizer=SGD(lr=0.5), "
+        "groups=[ParamGroup], clip=ClipByNorm, options={token})"
+    )
+    assert repr(TimeSeriesEstimator(horizon=3, loss=nn.MSELoss())) == (
+        "TimeSeriesEstimator(horizon=3, loss=MSELoss)"
+    )
+
+
+def test_an_encoding() -> None:
+    found = TableEncoding(
+        (Number("age", "number", 40.0, 10.0),), (Category(EVIL, "string", ("a",)),), {"id": "unique"}, 1000
+    )
+    assert repr(found) == ("TableEncoding(numbers: 1, categories: 1, left out: 1; fitted on 1,000 rows)")
+    shown = told(parsed(found._repr_html_()))
+    assert f"{EVIL} category of 1 values id left out, unique" in shown
+
+
+def test_optimizers_as_one_would_write_them() -> None:
+    for optimizer, groups, expected in (
+        (torch.optim.Adam, (), "Adam()"),
+        (partial(torch.optim.Adam, lr=0.5), [ParamGroup("bias", lr=0.1)], "Adam(lr=0.5, 2 groups)"),
+        (lambda parameters: torch.optim.Adam(parameters, lr=0.5), (), "Adam(...)"),
+    ):
+        trainer = Trainer(nn.Linear(2, 2), loss=nn.MSELoss(), optimizer=optimizer, groups=groups)
+        assert str(trainer._recipe.optimizer) == expected

@@ -76,6 +76,18 @@ class OptimizerSpec:
         factories = [getattr(part.factory, "func", part.factory) for part in (self, *self.others)]
         return " + ".join(str(getattr(f, "__name__", type(f).__name__)) for f in factories)
 
+    def __str__(self) -> str:
+        """Return the optimizers as one would write them: ``SGD(lr=0.5)``."""
+        found = []
+        for part in self.parts:
+            options = {**getattr(part.factory, "keywords", {}), **part.groups[0]}
+            given = [f"{name}={value}" for name, value in options.items()]
+            if not isinstance(part.factory, type | partial):  # only the function knows what it sets
+                given = ["..."]
+            given += [f"{len(part.groups)} groups"] if len(part.groups) > 1 else []
+            found.append(f"{_class_of(part.factory).__name__}({', '.join(given)})")
+        return " + ".join(found)
+
     @property
     def classes(self) -> tuple[type[torch.optim.Optimizer], ...]:
         """The class of each optimizer, one per part."""

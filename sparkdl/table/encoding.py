@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkdl import html
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.table.calendar import PARTS, Part, part_of
 from sparkdl.wire.frame import Array
@@ -142,6 +143,16 @@ class TableEncoding:
         """Width and dtype by name of the arrays that there are, in order."""
         found = {CATEGORIES: (len(self.categories), "int32"), NUMBERS: (self.width, "float32")}
         return {name: output for name, output in found.items() if output[0]}
+
+    def __repr__(self) -> str:
+        columns = {"numbers": self.numbers, "categories": self.categories, "left out": self.left_out}
+        counts = ", ".join(f"{name}: {len(found)}" for name, found in columns.items())
+        return f"TableEncoding({counts}; fitted on {self.rows:,} rows)"
+
+    def _repr_html_(self) -> str:
+        facts = {"rows": f"{self.rows:,}", "numbers": self.width, "categories": len(self.categories)}
+        lines = [line.split(": ", 1) for line in self.describe().split("\n") if line]
+        return html.block("TableEncoding", facts, html.table(["column", "becomes"], lines))
 
     def describe(self) -> str:
         """Return what becomes of each column, one a line."""

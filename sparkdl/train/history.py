@@ -272,6 +272,11 @@ class History(Sequence[dict[str, Any]]):
         last = f", last loss {self[-1]['loss']:.6g}" if len(self) else ""
         return f"History({len(self)} iterations{last})"
 
+    def _repr_html_(self) -> str:
+        from sparkdl.train.shown import history
+
+        return history(self)
+
 
 def json_line(kind: str, row: Mapping[str, Any]) -> str:
     """Return a row as one line of JSON; what JSON cannot say (NaN, infinities) is ``null``."""

@@ -48,5 +48,9 @@ class FitResult:
         """
         return self.history.plot()
 
+    def __repr__(self) -> str:
+        name = type(self.module).__name__
+        return f"FitResult({name}: {shown.ending(self.state, self.stopped_by, self.scores)})"
+
     def _repr_html_(self) -> str:
         return shown.result(self)

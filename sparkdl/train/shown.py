@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from sparkdl import html
 from sparkdl.nn import shown
-from sparkdl.train.history import History
 from sparkdl.train.options.config import TrainConfig
+from sparkdl.train.state import TrainState
 
+if TYPE_CHECKING:
+    from sparkdl.train.plot import Columns
+
+_PLACE = ("epoch", "iteration", "name")
 _LARGE = (480, 96)
 """Size of a line that one looks at while it grows, in pixels."""
 
@@ -30,16 +35,35 @@ def trainer(name: str, module: nn.Module, optimizer: object, config: TrainConfig
 
 def result(found: Any) -> str:
     """Return a result: where the run ended, its last scores, and lines of loss and scores."""
-    state = found.state
-    facts = {
+    facts = {**ended(found.state, found.stopped_by), "parameters": shown.size(found.module)}
+    name = f"Result of {type(found.module).__name__}"
+    return html.block(name, facts, curves(found.history, found.scores))
+
+
+def ended(state: TrainState, stopped_by: str) -> dict[str, object]:
+    """Return how far a run has come, and why it ended."""
+    return {
         "epochs": state.epoch,
         "iterations": state.iteration,
         "seconds": f"{state.seconds:.1f}",
-        "stopped by": found.stopped_by,
-        "parameters": shown.size(found.module),
+        "stopped by": stopped_by,
     }
-    name = f"Result of {type(found.module).__name__}"
-    return html.block(name, facts, curves(found.history, found.scores))
+
+
+def ending(state: TrainState, stopped_by: str, scores: Mapping[str, float]) -> str:
+    """Return in a line how a run ended: its length, why, the last loss and scores."""
+    length = f"{state.epoch} epochs, {state.iteration} iterations in {state.seconds:.1f} s"
+    found = "".join(f", {name} {value:.4g}" for name, value in {"loss": state.loss, **scores}.items())
+    return f"{length}, stopped by {stopped_by}{found}"
+
+
+def history(found: Columns) -> str:
+    """Return a history: its length, and lines of loss and scores."""
+    facts: dict[str, object] = {"iterations": f"{len(found):,}"}
+    if len(found):
+        facts |= {"epochs": found[-1]["epoch"], "seconds": f"{sum(found.column('seconds')):.1f}"}
+    names = [f"{row['name']}/{score}" for row in found.validations for score in row if score not in _PLACE]
+    return html.block("History", facts, curves(found, dict.fromkeys(names, 0.0)))
 
 
 def run(found: Any) -> str:
@@ -61,7 +85,7 @@ def run(found: Any) -> str:
     return html.block(f"Run of {found.name}", facts, curves(history, found.scores, _LARGE))
 
 
-def curves(history: History, scores: dict[str, float], size: tuple[int, int] = html.SMALL) -> str:
+def curves(history: Columns, scores: dict[str, float], size: tuple[int, int] = html.SMALL) -> str:
     """Return a table of loss and scores: first and last value, and a line of some size."""
     series = {"loss": [float(value) for value in history.column("loss")]}
     for name in scores:

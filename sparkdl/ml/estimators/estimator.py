@@ -128,8 +128,9 @@ class TorchClassifier(FitsTorch, HasClassOutputs, HasScaling, ProbabilisticClass
 
     Without a module it is a small multilayer perceptron, :class:`sparkdl.nn.MLP`, on standardised
     features, whose ``hidden``, ``activation`` and ``dropout`` are Params that :meth:`hyper` returns. Labels
-    are integers from 0. The number of classes is what the label column's metadata says (StringIndexer
-    writes it), else the largest label and one, up to 1,000 classes; more are told by ``setHyper(outputs=)``.
+    are strings, which are indexed, the most frequent first, or integers from 0. The number of classes is that
+    of the strings, or what the label column's metadata says (StringIndexer writes it), else the largest label
+    and one, up to 1,000 classes; more are told by ``setHyper(outputs=)``.
 
     Args:
         module: as of :class:`TorchEstimator`; optional.

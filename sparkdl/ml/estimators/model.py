@@ -70,6 +70,11 @@ class Fitted(HasRun, TorchWritable, TorchReadable):
         self.labels = tuple(labels)
         self._summary = summary
 
+    def __repr__(self) -> str:
+        from sparkdl.ml.estimators.shown import line
+
+        return line(self)
+
     @property
     def hasSummary(self) -> bool:
         """Whether the model has a summary: it has if it comes from a fit, not from disk."""

@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sparkdl import html
 from sparkdl.nn import shown
 from sparkdl.nn.signature import TensorSpec
 from sparkdl.train.shown import curves
+
+_MOST = 6  # names in a line
+
+
+def line(fitted: Any) -> str:
+    """Return a fitted model in a line, as Spark's own models are shown.
+
+    Args:
+        fitted: a model of this package.
+    """
+    facts = {"uid": fitted.uid, "module": type(fitted.module).__name__}
+    if hasattr(fitted, "numClasses"):
+        classes = len(fitted.labels) or fitted.numClasses
+        facts["numClasses"] = f"{_known(classes)}{_names(fitted.labels) if fitted.labels else ''}"
+    if hasattr(fitted, "featuresNames"):
+        facts["numFeatures"] = f"{_known(fitted.numFeatures)}{_names(fitted.featuresNames())}"
+    return f"{type(fitted).__name__}: {', '.join(f'{name}={value}' for name, value in facts.items())}"
+
+
+def _known(count: int) -> str:
+    return str(count) if count > 0 else "not known yet"
+
+
+def _names(names: Sequence[str]) -> str:
+    more = f", ... {len(names) - _MOST} more" if len(names) > _MOST else ""
+    return f" ({', '.join(names[:_MOST])}{more})"
 
 
 def model(fitted: Any) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sparkdl import html
+from sparkdl.train import shown
 from sparkdl.train.history import History
 from sparkdl.train.result import FitResult
 from sparkdl.train.state import TrainState
@@ -56,4 +58,8 @@ class TrainingSummary:
         return self.history.plot()
 
     def __repr__(self) -> str:
-        return f"TrainingSummary({self.totalIterations} iterations, stopped by {self.stoppedBy})"
+        return f"TrainingSummary({shown.ending(self.state, self.stoppedBy, self.scores)})"
+
+    def _repr_html_(self) -> str:
+        facts = shown.ended(self.state, self.stoppedBy)
+        return html.block("Training", facts, shown.curves(self.history, self.scores))

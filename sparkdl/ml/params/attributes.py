@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 from pyspark.ml.param import Param, Params
@@ -32,6 +34,9 @@ ATTRIBUTES: Mapping[str, Any] = {
 }
 """The attributes, with their defaults in a constructor."""
 
+_SHOWN = reprlib.Repr()
+_SHOWN.maxother = 60
+
 _EMPTY: Mapping[str, Any] = {"hooks": (), "groups": (), "options": {}}
 
 
@@ -59,6 +64,17 @@ class HasAttributes(Params):
         self.groups = ()
         self.clip = None
         self.options = _EMPTY["options"]
+
+    def __repr__(self) -> str:
+        """Return the estimator with what was set and is not the default."""
+        params = {p.name: self.getOrDefault(p) for p in self.params if self.isSet(p)}
+        usual = {p.name: self._defaultParamMap[p] for p in self.params if self.hasDefault(p)}
+        given = [f"{n}={_SHOWN.repr(v)}" for n, v in params.items() if n not in usual or usual[n] != v]
+        for name, default in ATTRIBUTES.items():
+            value = getattr(self, name)
+            if value is not None and value != _EMPTY.get(name, default):
+                given.append(f"{name}={_shown(value)}")
+        return f"{type(self).__name__}({', '.join(given)})"
 
     def _take(self, **values: Any) -> Self:
         """Set Params and attributes by the names that the constructor has."""
@@ -128,3 +144,16 @@ class HasAttributes(Params):
                 "out there"
             ) from error
         return that
+
+
+def _shown(value: Any) -> str:
+    """Return a value that may be a module, a class, a function or a partial one in a few words."""
+    if isinstance(value, Mapping):  # values may be secret
+        return f"{{{', '.join(map(str, value))}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_shown, value))}]"
+    if isinstance(value, partial):
+        given = ", ".join(f"{name}={_SHOWN.repr(each)}" for name, each in value.keywords.items())
+        return f"{_shown(value.func)}({given})"
+    named = value if hasattr(value, "__name__") else type(value)
+    return str(named.__name__)
