@@ -23,7 +23,7 @@ from sparkdl.ml.estimators.stage import FitPlan, FitRows, building
 from sparkdl.ml.params import converters
 from sparkdl.ml.params.attributes import ATTRIBUTES
 from sparkdl.ml.params.columns import HasClassOutputs, HasOutputs, HasPrediction, value_of
-from sparkdl.ml.params.entries import ParamEntry, constructed_by, getter, setter
+from sparkdl.ml.params.entries import ParamEntry, accessors, constructed_by
 from sparkdl.ml.params.keywords import ClassifierKeywords, EstimatorKeywords, RegressorKeywords
 from sparkdl.ml.params.training import HasScaling
 from sparkdl.ml.stages.outputs import check_thresholds
@@ -73,8 +73,7 @@ class TorchEstimator(FitsTorch, HasOutputs, Estimator[TorchModel]):
         converters.names("labelCols"),
     )
 
-    getLabelCols = getter(labelCols)
-    setLabelCols = setter(labelCols)
+    getLabelCols, setLabelCols = accessors(labelCols)
 
     @keyword_only
     def __init__(self, **params: Unpack[EstimatorKeywords]) -> None:

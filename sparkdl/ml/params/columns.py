@@ -22,7 +22,7 @@ from sparkdl.data.columns import Column, Columns
 from sparkdl.exceptions import ConfigError
 from sparkdl.hf.outputs import takes_by_name
 from sparkdl.ml.params import converters
-from sparkdl.ml.params.entries import HasEntries, ParamEntry, getter, setter
+from sparkdl.ml.params.entries import HasEntries, ParamEntry, accessors, getter, setter
 
 T = TypeVar("T")
 _MAY_BE_EMPTY = "an empty name leaves the column out"
@@ -102,24 +102,18 @@ class HasInputs(HasEntries, HasFeaturesCol, HasHandleInvalid):
         False,
     )
 
-    getFeaturesCols = getter(featuresCols)
+    getFeaturesCols, setFeaturesCols = accessors(featuresCols)
     getInputNames = getter(inputNames)
     getInputShapes = getter(inputShapes)
     getInputTypes = getter(inputTypes)
-    getEncode = getter(encode)
-    getMaxCategories = getter(maxCategories)
-    getMinFrequency = getter(minFrequency)
-    getInferenceBatchSize = getter(inferenceBatchSize)
-    getQuantize = getter(quantize)
+    getEncode, setEncode = accessors(encode)
+    getMaxCategories, setMaxCategories = accessors(maxCategories)
+    getMinFrequency, setMinFrequency = accessors(minFrequency)
+    getInferenceBatchSize, setInferenceBatchSize = accessors(inferenceBatchSize)
+    getQuantize, setQuantize = accessors(quantize)
 
     setFeaturesCol = setter(featuresCol)
-    setFeaturesCols = setter(featuresCols)
     setHandleInvalid = setter(handleInvalid)
-    setEncode = setter(encode)
-    setMaxCategories = setter(maxCategories)
-    setMinFrequency = setter(minFrequency)
-    setInferenceBatchSize = setter(inferenceBatchSize)
-    setQuantize = setter(quantize)
 
     def setInputNames(self, value: list[str] | str) -> Self:
         """Sets the value of :py:attr:`inputNames`; one name is short for a list of one."""
@@ -215,8 +209,7 @@ class HasOutputs(HasPrediction):
         converters.names("outputCols"),
     )
 
-    getOutputCols = getter(outputCols)
-    setOutputCols = setter(outputCols)
+    getOutputCols, setOutputCols = accessors(outputCols)
 
     def outputNames(self) -> list[str]:
         """Return the names of the output columns, in order."""

@@ -4,8 +4,8 @@ A line of the table is an :class:`ParamEntry` in the body of a mixin; its name, 
 there alone. Accessors, defaults, the signature and the documentation of a constructor are made of it::
 
     class HasTraining(HasEntries, HasMaxIter):
-        maxEpochs = Entry("maxEpochs", "passes over the rows.", whole("maxEpochs", 0, "passes"), 20)
-        getMaxEpochs = getter(maxEpochs)
+        maxEpochs = ParamEntry("maxEpochs", "passes over the rows.", whole("maxEpochs", 0, "passes"), 20)
+        getMaxEpochs, setMaxEpochs = accessors(maxEpochs)
 
 What a type checker and an editor must know besides, the names and types of a constructor's arguments, are in
 :mod:`sparkdl.ml.params.keywords`.
@@ -86,6 +86,11 @@ def setter(param: Param[T], note: str = "") -> Callable[[P, T], P]:
     doc = f"Sets the value of :py:attr:`{param.name}`{'; ' if note else ''}{note}."
     _name(set_, "set", param, doc)
     return set_
+
+
+def accessors(param: Param[T]) -> tuple[Callable[[Any], T], Callable[[P, T], P]]:
+    """Return the methods that read and set a Param."""
+    return getter(param), setter(param)
 
 
 def _name(method: Callable[..., Any], verb: str, param: Param[Any], doc: str) -> None:

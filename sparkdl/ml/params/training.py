@@ -17,7 +17,7 @@ from pyspark.ml.param.shared import (
 )
 
 from sparkdl.ml.params import converters
-from sparkdl.ml.params.entries import HasEntries, ParamEntry, getter, setter
+from sparkdl.ml.params.entries import HasEntries, ParamEntry, accessors, getter, setter
 from sparkdl.wire.codec import CODECS
 
 _DEVIATIONS = 5.0
@@ -80,10 +80,7 @@ class HasRun(HasEntries, HasLabelCol, HasBatchSize, HasMaxIter, HasLearningRate,
         "auto",
     )
     shuffle = ParamEntry(
-        "shuffle",
-        "whether each epoch visits the rows in another order.",
-        TypeConverters.toBoolean,
-        True,
+        "shuffle", "whether each epoch visits the rows in another order.", TypeConverters.toBoolean, True
     )
     gradientClipNorm = ParamEntry(
         "gradientClipNorm",
@@ -121,10 +118,7 @@ class HasRun(HasEntries, HasLabelCol, HasBatchSize, HasMaxIter, HasLearningRate,
         TypeConverters.toString,
     )
     verbose = ParamEntry(
-        "verbose",
-        "whether to show a progress bar while training.",
-        TypeConverters.toBoolean,
-        False,
+        "verbose", "whether to show a progress bar while training.", TypeConverters.toBoolean, False
     )
 
     getMaxEpochs = getter(maxEpochs)
@@ -211,8 +205,7 @@ class HasScaling(HasTrainingSetters, HasStandardization):
         True,
     )
 
-    getStandardization = getter(standardization)
-    setStandardization = setter(standardization)
+    getStandardization, setStandardization = accessors(standardization)
 
     def _limit(self) -> float | None:
         """Return how many deviations from the mean the default module tells apart."""

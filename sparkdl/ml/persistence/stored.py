@@ -20,6 +20,7 @@ from sparkdl.saved.moved import current_class
 
 R = TypeVar("R", bound=MLReadable[Any])
 
+_FORMAT = 1
 _PATTERN = re.compile(r"[\\{}\[\]*?]")
 
 
@@ -61,10 +62,6 @@ class ParamsReader(MLReader[R]):
         Raises:
             ConfigError: if there is nothing that this version can read, or it is of another class.
         """
-        return self.with_metadata(path)[0]
-
-    def with_metadata(self, path: str) -> tuple[R, dict[str, Any]]:
-        """Load, and return the metadata too."""
         path = str(path)
         metadata = read_metadata(self.sparkSession, path)
         if metadata is None:
@@ -72,17 +69,31 @@ class ParamsReader(MLReader[R]):
         check_class(metadata, path, self.cls)
         if KEY in metadata:  # what the first release saved had no checksum
             check_seal(metadata, path)
+        version = metadata.get("formatVersion", _FORMAT)
+        if type(version) is not int or version > _FORMAT:
+            raise ConfigError(
+                f"{path} has format version {version!r:.50}, this sparkdl reads up to {_FORMAT}: "
+                "read it with the sparkdl that wrote it, or a later one"
+            )
         instance: Any = self.cls()
         set_params(instance, metadata, path)
-        return cast(R, instance), metadata
+        instance._restore(metadata, path)
+        return cast(R, instance)
 
 
 class StoredStage(MLWritable, MLReadable[Any]):
     """Mixin for stages with Params and little else; Spark's own would import any class in the metadata."""
 
+    def _stored(self) -> dict[str, Any]:
+        """Return what lies beside the Params, in the same JSON."""
+        return {}
+
+    def _restore(self, metadata: Mapping[str, Any], path: str) -> None:
+        """Take what lies beside the Params."""
+
     def write(self) -> ParamsWriter:
         """Return a writer."""
-        return ParamsWriter(self)
+        return ParamsWriter(self, self._stored())
 
     @classmethod
     def read(cls) -> ParamsReader[Self]:

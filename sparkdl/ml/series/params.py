@@ -11,7 +11,7 @@ from pyspark.ml.param.shared import HasHandleInvalid, HasLabelCol
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.params import converters
 from sparkdl.ml.params.columns import HasPrediction, value_of
-from sparkdl.ml.params.entries import ParamEntry, getter, setter
+from sparkdl.ml.params.entries import ParamEntry, accessors, getter, setter
 from sparkdl.ml.params.training import HasRun
 from sparkdl.nn.models.forecaster import ARCHITECTURES, LEVELS, check_quantiles
 from sparkdl.series.frequency import Frequency
@@ -47,9 +47,7 @@ class HasSeries(HasRun, HasPrediction, HasHandleInvalid):
         "timeCol", "column of dates, timestamps or integers.", TypeConverters.toString, "time"
     )
     pastCols = ParamEntry(
-        "pastCols",
-        "columns of numbers that are known up to the present.",
-        converters.names("pastCols"),
+        "pastCols", "columns of numbers that are known up to the present.", converters.names("pastCols")
     )
     knownCols = ParamEntry(
         "knownCols",
@@ -130,8 +128,8 @@ class HasSeries(HasRun, HasPrediction, HasHandleInvalid):
         converters.whole("inferenceBatchSize", 1, "series per forward pass"),
     )
 
-    getIdCol = getter(idCol)
-    getTimeCol = getter(timeCol)
+    getIdCol, setIdCol = accessors(idCol)
+    getTimeCol, setTimeCol = accessors(timeCol)
     getPastCols = getter(pastCols)
     getKnownCols = getter(knownCols)
     getStaticCols = getter(staticCols)
@@ -142,12 +140,9 @@ class HasSeries(HasRun, HasPrediction, HasHandleInvalid):
     getQuantiles = getter(quantiles)
     getArchitecture = getter(architecture)
     getLevel = getter(level)
-    getInferenceBatchSize = getter(inferenceBatchSize)
+    getInferenceBatchSize, setInferenceBatchSize = accessors(inferenceBatchSize)
 
-    setIdCol = setter(idCol)
-    setTimeCol = setter(timeCol)
     setHandleInvalid = setter(handleInvalid)
-    setInferenceBatchSize = setter(inferenceBatchSize)
 
     def getSeasonality(self) -> int:
         """Gets the value of seasonality, or the usual one of the frequency."""
@@ -226,8 +221,8 @@ class HasSeriesTraining(HasSeries):
         0,
     )
 
-    getWindowStep = getter(windowStep)
-    getValidationSteps = getter(validationSteps)
+    getWindowStep, setWindowStep = accessors(windowStep)
+    getValidationSteps, setValidationSteps = accessors(validationSteps)
 
     setPastCols = setter(HasSeries.pastCols)
     setKnownCols = setter(HasSeries.knownCols)
@@ -241,5 +236,3 @@ class HasSeriesTraining(HasSeries):
     setQuantiles = setter(HasSeries.quantiles)
     setArchitecture = setter(HasSeries.architecture)
     setLevel = setter(HasSeries.level)
-    setWindowStep = setter(windowStep)
-    setValidationSteps = setter(validationSteps)

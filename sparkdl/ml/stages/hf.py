@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from pyspark import keyword_only
 from pyspark.ml import Transformer
-from pyspark.ml.param import Param, Params, TypeConverters
+from pyspark.ml.param import TypeConverters
 from pyspark.ml.param.shared import HasInputCol, HasOutputCol, HasOutputCols
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -18,14 +18,16 @@ from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.hf import tokens
 from sparkdl.hf.tokens import INPUTS, Decoding, TokenEncoding
 from sparkdl.ml.params.converters import one_of
-from sparkdl.ml.persistence.stored import ParamsReader, ParamsWriter, StoredStage
+from sparkdl.ml.params.entries import ParamEntry, accessors, setter
+from sparkdl.ml.persistence.stored import StoredStage
 from sparkdl.ml.stages.rowwise import HandleInvalid, Settable, defined, find_field, quoted
 from sparkdl.ml.stages.udf import by_rows, has_arrow_udf, has_udt, make_udf
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pyspark.sql import DataFrame
 
-_FORMAT = 1
 _LENGTH = 512
 
 
@@ -39,6 +41,8 @@ class _Tokenizing(Transformer, HasInputCol, Settable, StoredStage):
     json: str
 
     _input_kwargs: dict[str, Any]
+
+    setInputCol = setter(HasInputCol.inputCol)
 
     def _hold(self, tokenizer: Any) -> tokens.UserTokenizer | None:
         """Hold the tokeniser that the constructor was given, if any, and return what it says of itself."""
@@ -70,21 +74,18 @@ class _Tokenizing(Transformer, HasInputCol, Settable, StoredStage):
             )
         return self.json
 
-    def setInputCol(self, value: str) -> Self:
-        """Set ``inputCol``."""
-        return self._set(inputCol=value)
+    def _stored(self) -> dict[str, Any]:
+        return {"formatVersion": 1, "tokenizer": self._text()}
 
-    def write(self) -> ParamsWriter:
-        """Return a writer of the stage: the ``tokenizer.json`` lies beside the Params."""
-        return ParamsWriter(self, {"formatVersion": _FORMAT, "tokenizer": self._text()})
-
-    @classmethod
-    def read(cls) -> ParamsReader[Self]:
-        """Return a reader of saved stages."""
-        return _TokenizerReader(cls)
+    def _restore(self, metadata: Mapping[str, Any], path: str) -> None:
+        text = metadata.get("tokenizer")
+        if not isinstance(text, str):
+            raise ConfigError(f"path={path!r} holds no tokenizer.json", code="config-saved")
+        tokens.check(text)
+        self.json = text
 
 
-class HFTokenizer(_Tokenizing, HasOutputCols, HandleInvalid):
+class HFTokenizer(_Tokenizing, HandleInvalid, HasOutputCols):
     """Turns texts into token numbers with a fast tokeniser of Hugging Face.
 
     ::
@@ -114,36 +115,37 @@ class HFTokenizer(_Tokenizing, HasOutputCols, HandleInvalid):
         handleInvalid: ``"error"``, ``"skip"`` or ``"keep"`` for rows with null.
     """
 
-    pairCol: Param[str] = Param(
-        Params._dummy(),
-        "pairCol",
-        "column of second texts, for models of pairs",
-        typeConverter=TypeConverters.toString,
-    )
-    maxLength: Param[int] = Param(
-        Params._dummy(), "maxLength", "most tokens of a text", typeConverter=TypeConverters.toInt
-    )
-    padding: Param[str] = Param(
-        Params._dummy(),
+    pairCol = ParamEntry("pairCol", "column of second texts, for models of pairs", TypeConverters.toString)
+    maxLength = ParamEntry("maxLength", "most tokens of a text", TypeConverters.toInt, _LENGTH)
+    padding = ParamEntry(
         "padding",
         "'batch' to fill each batch up to its longest row, 'max_length' to fill all rows up to maxLength",
-        typeConverter=one_of("padding", "batch", "max_length"),
+        one_of("padding", "batch", "max_length"),
+        "batch",
     )
-    paddingSide: Param[str] = Param(
-        Params._dummy(),
+    paddingSide = ParamEntry(
         "paddingSide",
         "side at which rows are filled up to maxLength: 'right' or 'left'",
-        typeConverter=one_of("paddingSide", "right", "left"),
+        one_of("paddingSide", "right", "left"),
+        "right",
     )
-    padToken: Param[str] = Param(
-        Params._dummy(), "padToken", "token that fills texts up", typeConverter=TypeConverters.toString
-    )
-    addSpecialTokens: Param[bool] = Param(
-        Params._dummy(),
+    padToken = ParamEntry("padToken", "token that fills texts up", TypeConverters.toString)
+    addSpecialTokens = ParamEntry(
         "addSpecialTokens",
         "whether to add the tokens that models expect, such as [CLS]",
-        typeConverter=TypeConverters.toBoolean,
+        TypeConverters.toBoolean,
+        True,
     )
+
+    outputCols = ParamEntry.of(HasOutputCols.outputCols, list(INPUTS[:2]))
+
+    getPairCol, setPairCol = accessors(pairCol)
+    setOutputCols = setter(outputCols)
+    getMaxLength, setMaxLength = accessors(maxLength)
+    getPadding, setPadding = accessors(padding)
+    getPaddingSide, setPaddingSide = accessors(paddingSide)
+    getPadToken, setPadToken = accessors(padToken)
+    getAddSpecialTokens, setAddSpecialTokens = accessors(addSpecialTokens)
 
     @keyword_only
     def __init__(
@@ -161,8 +163,6 @@ class HFTokenizer(_Tokenizing, HasOutputCols, HandleInvalid):
         handleInvalid: str = "error",
     ) -> None:
         super().__init__()
-        self._setDefault(outputCols=list(INPUTS[:2]), maxLength=_LENGTH, padding="batch", paddingSide="right")
-        self._setDefault(addSpecialTokens=True)
         given = self._hold(tokenizer)
         if given is not None:
             self._setDefault(outputCols=list(given.inputs), paddingSide=given.padding_side)
@@ -237,58 +237,6 @@ class HFTokenizer(_Tokenizing, HasOutputCols, HandleInvalid):
         number = tokens.token_id(self._text(), self.getPadToken()) or 0
         return ragged_metadata("int64", number if field == INPUTS[0] else 0)
 
-    def setPairCol(self, value: str) -> Self:
-        """Set ``pairCol``."""
-        return self._set(pairCol=value)
-
-    def getPairCol(self) -> str:
-        """Return the value of ``pairCol``."""
-        return self.getOrDefault(self.pairCol)
-
-    def setOutputCols(self, value: list[str]) -> Self:
-        """Set ``outputCols``."""
-        return self._set(outputCols=value)
-
-    def setMaxLength(self, value: int) -> Self:
-        """Set ``maxLength``."""
-        return self._set(maxLength=value)
-
-    def getMaxLength(self) -> int:
-        """Return the value of ``maxLength``."""
-        return self.getOrDefault(self.maxLength)
-
-    def setPadding(self, value: str) -> Self:
-        """Set ``padding``."""
-        return self._set(padding=value)
-
-    def getPadding(self) -> str:
-        """Return the value of ``padding``."""
-        return self.getOrDefault(self.padding)
-
-    def setPaddingSide(self, value: str) -> Self:
-        """Set ``paddingSide``."""
-        return self._set(paddingSide=value)
-
-    def getPaddingSide(self) -> str:
-        """Return the value of ``paddingSide``."""
-        return self.getOrDefault(self.paddingSide)
-
-    def setPadToken(self, value: str) -> Self:
-        """Set ``padToken``."""
-        return self._set(padToken=value)
-
-    def getPadToken(self) -> str:
-        """Return the value of ``padToken``."""
-        return self.getOrDefault(self.padToken)
-
-    def setAddSpecialTokens(self, value: bool) -> Self:
-        """Set ``addSpecialTokens``."""
-        return self._set(addSpecialTokens=value)
-
-    def getAddSpecialTokens(self) -> bool:
-        """Return the value of ``addSpecialTokens``."""
-        return self.getOrDefault(self.addSpecialTokens)
-
 
 class HFDecoder(_Tokenizing, HasOutputCol):
     """Turns rows of token numbers, such as a model generates, into texts.
@@ -300,12 +248,15 @@ class HFDecoder(_Tokenizing, HasOutputCol):
         skipSpecialTokens: whether special tokens, such as padding, are left out.
     """
 
-    skipSpecialTokens: Param[bool] = Param(
-        Params._dummy(),
+    skipSpecialTokens = ParamEntry(
         "skipSpecialTokens",
         "whether special tokens, such as padding, are left out",
-        typeConverter=TypeConverters.toBoolean,
+        TypeConverters.toBoolean,
+        True,
     )
+
+    setOutputCol = setter(HasOutputCol.outputCol)
+    getSkipSpecialTokens, setSkipSpecialTokens = accessors(skipSpecialTokens)
 
     @keyword_only
     def __init__(
@@ -317,7 +268,6 @@ class HFDecoder(_Tokenizing, HasOutputCol):
         skipSpecialTokens: bool = True,
     ) -> None:
         super().__init__()
-        self._setDefault(skipSpecialTokens=True)
         self._hold(tokenizer)
         self._set_given()
 
@@ -333,34 +283,6 @@ class HFDecoder(_Tokenizing, HasOutputCol):
         _check_new(dataset, self.getOutputCol())
         udf = make_udf(Decoding(self._text(), self.getSkipSpecialTokens()), T.StringType())
         return _rows(dataset, name).withColumn(self.getOutputCol(), udf(quoted(name)))
-
-    def setOutputCol(self, value: str) -> Self:
-        """Set ``outputCol``."""
-        return self._set(outputCol=value)
-
-    def setSkipSpecialTokens(self, value: bool) -> Self:
-        """Set ``skipSpecialTokens``."""
-        return self._set(skipSpecialTokens=value)
-
-    def getSkipSpecialTokens(self) -> bool:
-        """Return the value of ``skipSpecialTokens``."""
-        return self.getOrDefault(self.skipSpecialTokens)
-
-
-class _TokenizerReader(ParamsReader[Any]):
-    def load(self, path: str) -> Any:
-        stage, metadata = self.with_metadata(path)
-        version, text = metadata.get("formatVersion", _FORMAT), metadata.get("tokenizer")
-        if type(version) is not int or version > _FORMAT:
-            raise ConfigError(
-                f"{path} has format version {version!r:.50}, this sparkdl reads up to {_FORMAT}: "
-                "read it with the sparkdl that wrote it, or a later one"
-            )
-        if not isinstance(text, str):
-            raise ConfigError(f"path={path!r} holds no tokenizer.json", code="config-saved")
-        tokens.check(text)
-        stage.json = text
-        return stage
 
 
 def _rows(df: DataFrame, column: str) -> DataFrame:

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pyspark import keyword_only
 from pyspark.ml import Transformer
-from pyspark.ml.param import Param, Params, TypeConverters
+from pyspark.ml.param import TypeConverters
 from pyspark.ml.param.shared import HasInputCol, HasOutputCol
 from pyspark.sql import types as T
 
 from sparkdl.data.images import ImageFormat, require_pillow
 from sparkdl.exceptions import DataError
 from sparkdl.ml.params.converters import one_of
+from sparkdl.ml.params.entries import ParamEntry, accessors, getter, setter
 from sparkdl.ml.persistence.stored import StoredStage
 from sparkdl.ml.stages.rowwise import HandleInvalid, Settable, add_column, defined, find_field, quoted
 
@@ -30,14 +31,7 @@ def _to_size(value: Any) -> list[int]:
     return TypeConverters.toListInt(value)
 
 
-class ImageToTensor(
-    Transformer,
-    HasInputCol,
-    HasOutputCol,
-    HandleInvalid,
-    Settable,
-    StoredStage,
-):
+class ImageToTensor(Transformer, HasInputCol, HasOutputCol, HandleInvalid, Settable, StoredStage):
     """Decodes images, brings them to one size and normalises them.
 
     The input column holds encoded images (column ``content`` of Spark's ``binaryFile`` source) or the structs
@@ -65,52 +59,51 @@ class ImageToTensor(
         handleInvalid: ``"error"``, ``"skip"`` or ``"keep"``.
     """
 
-    size: Param[list[int]] = Param(
-        Params._dummy(), "size", "height and width of the tensors in pixels", typeConverter=_to_size
-    )
-    mode: Param[str] = Param(
-        Params._dummy(),
+    size = ParamEntry("size", "height and width of the tensors in pixels", _to_size)
+    mode = ParamEntry(
         "mode",
         "'resize' stretches images to the size; 'crop' keeps proportions and cuts out the centre",
-        typeConverter=one_of("mode", "resize", "crop"),
+        one_of("mode", "resize", "crop"),
+        "resize",
     )
-    shorterSide: Param[int] = Param(
-        Params._dummy(),
+    shorterSide = ParamEntry(
         "shorterSide",
         "with mode='crop', pixels that the shorter side is scaled to before the cut; by default as few as "
         "the size needs",
-        typeConverter=TypeConverters.toInt,
+        TypeConverters.toInt,
     )
-    channels: Param[int] = Param(
-        Params._dummy(), "channels", "3 for colour, 1 for grey", typeConverter=TypeConverters.toInt
+    channels = ParamEntry("channels", "3 for colour, 1 for grey", TypeConverters.toInt, 3)
+    mean = ParamEntry(
+        "mean", "subtracted from each channel, with black 0 and white 1", TypeConverters.toListFloat
     )
-    mean: Param[list[float]] = Param(
-        Params._dummy(),
-        "mean",
-        "subtracted from each channel, with black 0 and white 1",
-        typeConverter=TypeConverters.toListFloat,
-    )
-    std: Param[list[float]] = Param(
-        Params._dummy(), "std", "then divides each channel", typeConverter=TypeConverters.toListFloat
-    )
-    dtype: Param[str] = Param(
-        Params._dummy(),
+    std = ParamEntry("std", "then divides each channel", TypeConverters.toListFloat)
+    dtype = ParamEntry(
         "dtype",
         "'float32' for values from 0 to 1, 'uint8' for values from 0 to 255",
-        typeConverter=one_of("dtype", "float32", "uint8"),
+        one_of("dtype", "float32", "uint8"),
+        "float32",
     )
-    layout: Param[str] = Param(
-        Params._dummy(),
-        "layout",
-        "'CHW' for channels first, 'HWC' for channels last",
-        typeConverter=one_of("layout", "CHW", "HWC"),
+    layout = ParamEntry(
+        "layout", "'CHW' for channels first, 'HWC' for channels last", one_of("layout", "CHW", "HWC"), "CHW"
     )
-    pathCol: Param[str] = Param(
-        Params._dummy(),
+    pathCol = ParamEntry(
         "pathCol",
         "string column that names encoded images in errors; it may be missing",
-        typeConverter=TypeConverters.toString,
+        TypeConverters.toString,
+        "path",
     )
+
+    setInputCol = setter(HasInputCol.inputCol)
+    setOutputCol = setter(HasOutputCol.outputCol)
+    getSize = getter(size)
+    getMode, setMode = accessors(mode)
+    getShorterSide, setShorterSide = accessors(shorterSide)
+    getChannels, setChannels = accessors(channels)
+    getMean = getter(mean)
+    getStd = getter(std)
+    getDtype, setDtype = accessors(dtype)
+    getLayout, setLayout = accessors(layout)
+    getPathCol, setPathCol = accessors(pathCol)
 
     _input_kwargs: dict[str, Any]
 
@@ -132,7 +125,6 @@ class ImageToTensor(
         handleInvalid: str = "error",
     ) -> None:
         super().__init__()
-        self._setDefault(mode="resize", channels=3, dtype="float32", layout="CHW", pathCol="path")
         self._set(**self._input_kwargs)
 
     @property
@@ -191,82 +183,14 @@ class ImageToTensor(
             self.getHandleInvalid(),
         )
 
-    def setInputCol(self, value: str) -> Self:
-        """Set ``inputCol``."""
-        return self._set(inputCol=value)
-
-    def setOutputCol(self, value: str) -> Self:
-        """Set ``outputCol``."""
-        return self._set(outputCol=value)
-
     def setSize(self, value: int | Sequence[int]) -> Self:
         """Set ``size``."""
         return self._set(size=value)
-
-    def getSize(self) -> list[int]:
-        """Return height and width."""
-        return self.getOrDefault(self.size)
-
-    def setMode(self, value: str) -> Self:
-        """Set ``mode``."""
-        return self._set(mode=value)
-
-    def getMode(self) -> str:
-        """Return the value of ``mode``."""
-        return self.getOrDefault(self.mode)
-
-    def setShorterSide(self, value: int) -> Self:
-        """Set ``shorterSide``."""
-        return self._set(shorterSide=value)
-
-    def getShorterSide(self) -> int:
-        """Return the value of ``shorterSide``."""
-        return self.getOrDefault(self.shorterSide)
-
-    def setChannels(self, value: int) -> Self:
-        """Set ``channels``."""
-        return self._set(channels=value)
-
-    def getChannels(self) -> int:
-        """Return the value of ``channels``."""
-        return self.getOrDefault(self.channels)
 
     def setMean(self, value: Sequence[float]) -> Self:
         """Set ``mean``."""
         return self._set(mean=value)
 
-    def getMean(self) -> list[float]:
-        """Return the value of ``mean``."""
-        return self.getOrDefault(self.mean)
-
     def setStd(self, value: Sequence[float]) -> Self:
         """Set ``std``."""
         return self._set(std=value)
-
-    def getStd(self) -> list[float]:
-        """Return the value of ``std``."""
-        return self.getOrDefault(self.std)
-
-    def setDtype(self, value: str) -> Self:
-        """Set ``dtype``."""
-        return self._set(dtype=value)
-
-    def getDtype(self) -> str:
-        """Return the value of ``dtype``."""
-        return self.getOrDefault(self.dtype)
-
-    def setLayout(self, value: str) -> Self:
-        """Set ``layout``."""
-        return self._set(layout=value)
-
-    def getLayout(self) -> str:
-        """Return the value of ``layout``."""
-        return self.getOrDefault(self.layout)
-
-    def setPathCol(self, value: str) -> Self:
-        """Set ``pathCol``."""
-        return self._set(pathCol=value)
-
-    def getPathCol(self) -> str:
-        """Return the value of ``pathCol``."""
-        return self.getOrDefault(self.pathCol)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from pyspark.ml.param import Param, Params
+from pyspark.ml.param import Params
 from pyspark.ml.param.shared import HasHandleInvalid
 from pyspark.sql import functions as F
 
@@ -14,30 +14,25 @@ from sparkdl.data.rowwise import Rowwise
 from sparkdl.data.schema import same_names
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.params.converters import one_of
+from sparkdl.ml.params.entries import HasEntries, ParamEntry, setter
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType, StructField
 
 
-class HandleInvalid(HasHandleInvalid):
+class HandleInvalid(HasEntries, HasHandleInvalid):
     """Mixin for the Param ``handleInvalid``: ``error`` (the default), ``skip`` or ``keep``."""
 
-    handleInvalid: Param[str] = Param(
-        Params._dummy(),
+    handleInvalid = ParamEntry(
         "handleInvalid",
         "how to handle rows that cannot be used. Options are error (throw an error that names the row), skip "
         "(leave the rows out), keep (the output is null).",
-        typeConverter=one_of("handleInvalid", "error", "skip", "keep"),
+        one_of("handleInvalid", "error", "skip", "keep"),
+        "error",
     )
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._setDefault(handleInvalid="error")
-
-    def setHandleInvalid(self, value: str) -> Self:
-        """Set ``handleInvalid``."""
-        return self._set(handleInvalid=value)
+    setHandleInvalid = setter(handleInvalid)
 
 
 class Settable(Params):

@@ -14,8 +14,8 @@ from sparkdl.data.tables import check_dataframe, check_no_stream
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.params import converters
 from sparkdl.ml.params.columns import HasInputs, value_of
-from sparkdl.ml.params.entries import HasEntries, ParamEntry, getter, setter
-from sparkdl.ml.persistence.stored import ParamsReader, ParamsWriter, StoredStage
+from sparkdl.ml.params.entries import HasEntries, ParamEntry, accessors, setter
+from sparkdl.ml.persistence.stored import StoredStage
 from sparkdl.ml.stages.rowwise import Settable, defined
 from sparkdl.ml.stages.tabular_fit import fit_encoding
 from sparkdl.ml.stages.tabular_frame import encoded
@@ -46,12 +46,10 @@ class _TabularParams(HasEntries, HasInputCols):
         NUMBERS,
     )
 
-    getCategoriesCol = getter(categoriesCol)
-    getNumbersCol = getter(numbersCol)
+    getCategoriesCol, setCategoriesCol = accessors(categoriesCol)
+    getNumbersCol, setNumbersCol = accessors(numbersCol)
 
     setInputCols = setter(inputCols)
-    setCategoriesCol = setter(categoriesCol)
-    setNumbersCol = setter(numbersCol)
 
 
 class TabularEncoder(Estimator["TabularEncoderModel"], _TabularParams, Settable, StoredStage):
@@ -88,11 +86,8 @@ class TabularEncoder(Estimator["TabularEncoderModel"], _TabularParams, Settable,
     maxCategories = ParamEntry.of(HasInputs.maxCategories, 10_000)
     minFrequency = ParamEntry.of(HasInputs.minFrequency)
 
-    getMaxCategories = getter(maxCategories)
-    getMinFrequency = getter(minFrequency)
-
-    setMaxCategories = setter(maxCategories)
-    setMinFrequency = setter(minFrequency)
+    getMaxCategories, setMaxCategories = accessors(maxCategories)
+    getMinFrequency, setMinFrequency = accessors(minFrequency)
 
     _input_kwargs: dict[str, Any]
 
@@ -175,22 +170,11 @@ class TabularEncoderModel(Model, _TabularParams, Settable, StoredStage):
                 )
         return encoded(dataset, self.encoding, chosen)
 
-    def write(self) -> ParamsWriter:
-        """Return a writer of the model: the encoding lies beside the Params, in the same JSON."""
-        return ParamsWriter(self, {_KEY: self.encoding.to_json()})
+    def _stored(self) -> dict[str, Any]:
+        return {_KEY: self.encoding.to_json()}
 
-    @classmethod
-    def read(cls) -> ParamsReader[TabularEncoderModel]:
-        """Return a reader of saved models."""
-        return _TabularEncoderReader(cls)
-
-
-class _TabularEncoderReader(ParamsReader["TabularEncoderModel"]):
-    def load(self, path: str) -> TabularEncoderModel:
-        model, metadata = self.with_metadata(path)
-        found: Mapping[str, Any] | None = metadata.get(_KEY)
+    def _restore(self, metadata: Mapping[str, Any], path: str) -> None:
         try:
-            model.encoding = TableEncoding.from_json(found)
+            self.encoding = TableEncoding.from_json(metadata.get(_KEY))
         except ConfigError as error:
             raise ConfigError(f"path={path!r}: {error}", code="config-saved") from error
-        return model

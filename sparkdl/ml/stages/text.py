@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from pyspark import keyword_only
 from pyspark.ml import Estimator, Model
-from pyspark.ml.param import Param, Params, TypeConverters
+from pyspark.ml.param import TypeConverters
 from pyspark.ml.param.shared import HasInputCol, HasOutputCol
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -14,51 +14,52 @@ from pyspark.sql import types as T
 from sparkdl.data.text import TextIndex, tokenize
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.params.converters import one_of
-from sparkdl.ml.persistence.stored import ParamsReader, ParamsWriter, StoredStage
+from sparkdl.ml.params.entries import ParamEntry, accessors, setter
+from sparkdl.ml.persistence.stored import StoredStage
 from sparkdl.ml.stages.rowwise import HandleInvalid, Settable, add_column, defined, find_field, quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from pyspark.sql import Column, DataFrame
-
-_FORMAT = 1
 
 
 class _IndexParams(HasInputCol, HasOutputCol, HandleInvalid):
     """Params of the way from texts to token numbers, given a vocabulary."""
 
-    maxLength: Param[int] = Param(
-        Params._dummy(), "maxLength", "tokens of each output row", typeConverter=TypeConverters.toInt
-    )
-    pattern: Param[str] = Param(
-        Params._dummy(),
+    maxLength = ParamEntry("maxLength", "tokens of each output row", TypeConverters.toInt, 128)
+    pattern = ParamEntry(
         "pattern",
         "regular expression (Python's) of a token; not used where the input column holds tokens",
-        typeConverter=TypeConverters.toString,
+        TypeConverters.toString,
+        r"\w+",
     )
-    toLowercase: Param[bool] = Param(
-        Params._dummy(),
+    toLowercase = ParamEntry(
         "toLowercase",
         "whether to lower the case of texts; not used where the input column holds tokens",
-        typeConverter=TypeConverters.toBoolean,
+        TypeConverters.toBoolean,
+        True,
     )
-    padding: Param[str] = Param(
-        Params._dummy(),
+    padding = ParamEntry(
         "padding",
         "end of short texts at which they are padded: 'start' or 'end'",
-        typeConverter=one_of("padding", "start", "end"),
+        one_of("padding", "start", "end"),
+        "end",
     )
-    truncation: Param[str] = Param(
-        Params._dummy(),
+    truncation = ParamEntry(
         "truncation",
         "end of long texts that is cut off: 'start' or 'end'",
-        typeConverter=one_of("truncation", "start", "end"),
+        one_of("truncation", "start", "end"),
+        "end",
     )
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._setDefault(maxLength=128, pattern=r"\w+", toLowercase=True, padding="end", truncation="end")
+    setInputCol = setter(HasInputCol.inputCol)
+    setOutputCol = setter(HasOutputCol.outputCol)
+    getMaxLength, setMaxLength = accessors(maxLength)
+    getPattern, setPattern = accessors(pattern)
+    getToLowercase, setToLowercase = accessors(toLowercase)
+    getPadding, setPadding = accessors(padding)
+    getTruncation, setTruncation = accessors(truncation)
 
     def _index(self, vocabulary: Sequence[str]) -> TextIndex:
         chosen: dict[str, Any] = {
@@ -71,61 +72,8 @@ class _IndexParams(HasInputCol, HasOutputCol, HandleInvalid):
         }
         return TextIndex(**chosen)
 
-    def setInputCol(self, value: str) -> Self:
-        """Set ``inputCol``."""
-        return self._set(inputCol=value)
 
-    def setOutputCol(self, value: str) -> Self:
-        """Set ``outputCol``."""
-        return self._set(outputCol=value)
-
-    def setMaxLength(self, value: int) -> Self:
-        """Set ``maxLength``."""
-        return self._set(maxLength=value)
-
-    def getMaxLength(self) -> int:
-        """Return the value of ``maxLength``."""
-        return self.getOrDefault(self.maxLength)
-
-    def setPattern(self, value: str) -> Self:
-        """Set ``pattern``."""
-        return self._set(pattern=value)
-
-    def getPattern(self) -> str:
-        """Return the value of ``pattern``."""
-        return self.getOrDefault(self.pattern)
-
-    def setToLowercase(self, value: bool) -> Self:
-        """Set ``toLowercase``."""
-        return self._set(toLowercase=value)
-
-    def getToLowercase(self) -> bool:
-        """Return the value of ``toLowercase``."""
-        return self.getOrDefault(self.toLowercase)
-
-    def setPadding(self, value: str) -> Self:
-        """Set ``padding``."""
-        return self._set(padding=value)
-
-    def getPadding(self) -> str:
-        """Return the value of ``padding``."""
-        return self.getOrDefault(self.padding)
-
-    def setTruncation(self, value: str) -> Self:
-        """Set ``truncation``."""
-        return self._set(truncation=value)
-
-    def getTruncation(self) -> str:
-        """Return the value of ``truncation``."""
-        return self.getOrDefault(self.truncation)
-
-
-class TextIndexer(
-    Estimator["TextIndexerModel"],
-    _IndexParams,
-    Settable,
-    StoredStage,
-):
+class TextIndexer(Estimator["TextIndexerModel"], _IndexParams, Settable, StoredStage):
     r"""Learns a vocabulary; its model turns texts into rows of token numbers, all of one length.
 
     The input column holds texts, or arrays of tokens from any of Spark's transformers, such as
@@ -152,27 +100,21 @@ class TextIndexer(
         handleInvalid: ``"error"``, ``"skip"`` or ``"keep"``.
     """
 
-    maxSize: Param[int] = Param(
-        Params._dummy(),
-        "maxSize",
-        "most tokens in the vocabulary, padding and unknown included",
-        typeConverter=TypeConverters.toInt,
+    maxSize = ParamEntry(
+        "maxSize", "most tokens in the vocabulary, padding and unknown included", TypeConverters.toInt, 50_000
     )
-    minCount: Param[int] = Param(
-        Params._dummy(),
-        "minCount",
-        "least number of times that a token of the vocabulary occurs",
-        typeConverter=TypeConverters.toInt,
+    minCount = ParamEntry(
+        "minCount", "least number of times that a token of the vocabulary occurs", TypeConverters.toInt, 1
     )
-    padToken: Param[str] = Param(
-        Params._dummy(), "padToken", "name of the padding token", typeConverter=TypeConverters.toString
+    padToken = ParamEntry("padToken", "name of the padding token", TypeConverters.toString, "<pad>")
+    unknownToken = ParamEntry(
+        "unknownToken", "name of the token that stands for all others", TypeConverters.toString, "<unk>"
     )
-    unknownToken: Param[str] = Param(
-        Params._dummy(),
-        "unknownToken",
-        "name of the token that stands for all others",
-        typeConverter=TypeConverters.toString,
-    )
+
+    getMaxSize, setMaxSize = accessors(maxSize)
+    getMinCount, setMinCount = accessors(minCount)
+    getPadToken, setPadToken = accessors(padToken)
+    getUnknownToken, setUnknownToken = accessors(unknownToken)
 
     _input_kwargs: dict[str, Any]
 
@@ -194,7 +136,6 @@ class TextIndexer(
         handleInvalid: str = "error",
     ) -> None:
         super().__init__()
-        self._setDefault(maxSize=50_000, minCount=1, padToken="<pad>", unknownToken="<unk>")
         self._set(**self._input_kwargs)
 
     def _fit(self, dataset: DataFrame) -> TextIndexerModel:
@@ -235,38 +176,6 @@ class TextIndexer(
 
             column = F.udf(find, T.ArrayType(T.StringType()), useArrow=False)(column)
         return df.select(F.explode(column).alias("token"))
-
-    def setMaxSize(self, value: int) -> Self:
-        """Set ``maxSize``."""
-        return self._set(maxSize=value)
-
-    def getMaxSize(self) -> int:
-        """Return the value of ``maxSize``."""
-        return self.getOrDefault(self.maxSize)
-
-    def setMinCount(self, value: int) -> Self:
-        """Set ``minCount``."""
-        return self._set(minCount=value)
-
-    def getMinCount(self) -> int:
-        """Return the value of ``minCount``."""
-        return self.getOrDefault(self.minCount)
-
-    def setPadToken(self, value: str) -> Self:
-        """Set ``padToken``."""
-        return self._set(padToken=value)
-
-    def getPadToken(self) -> str:
-        """Return the value of ``padToken``."""
-        return self.getOrDefault(self.padToken)
-
-    def setUnknownToken(self, value: str) -> Self:
-        """Set ``unknownToken``."""
-        return self._set(unknownToken=value)
-
-    def getUnknownToken(self) -> str:
-        """Return the value of ``unknownToken``."""
-        return self.getOrDefault(self.unknownToken)
 
 
 class TextIndexerModel(Model, _IndexParams, StoredStage):
@@ -317,29 +226,14 @@ class TextIndexerModel(Model, _IndexParams, StoredStage):
             self.getHandleInvalid(),
         )
 
-    def write(self) -> ParamsWriter:
-        """Return a writer of the model: the vocabulary lies beside the Params, in the same JSON."""
-        return ParamsWriter(self, {"formatVersion": _FORMAT, "vocabulary": list(self.vocabulary)})
+    def _stored(self) -> dict[str, Any]:
+        return {"formatVersion": 1, "vocabulary": list(self.vocabulary)}
 
-    @classmethod
-    def read(cls) -> ParamsReader[TextIndexerModel]:
-        """Return a reader of saved models."""
-        return _TextIndexerReader(cls)
-
-
-class _TextIndexerReader(ParamsReader["TextIndexerModel"]):
-    def load(self, path: str) -> TextIndexerModel:
-        model, metadata = self.with_metadata(path)
-        version, vocabulary = metadata.get("formatVersion", _FORMAT), metadata.get("vocabulary")
-        if type(version) is not int or version > _FORMAT:
-            raise ConfigError(
-                f"{path} has format version {version!r:.50}, this sparkdl reads up to {_FORMAT}: "
-                "read it with the sparkdl that wrote it, or a later one"
-            )
+    def _restore(self, metadata: Mapping[str, Any], path: str) -> None:
+        vocabulary = metadata.get("vocabulary")
         if not isinstance(vocabulary, list) or not all(isinstance(token, str) for token in vocabulary):
             raise ConfigError(f"path={path!r} holds no vocabulary", code="config-saved")
-        model.vocabulary = tuple(vocabulary)
-        return model
+        self.vocabulary = tuple(vocabulary)
 
 
 def _text(stage: _IndexParams, df: DataFrame) -> tuple[Column, bool]:
