@@ -9,9 +9,11 @@ keep two numbers. For positive scores without ties they agree with torchmetrics.
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torchmetrics import Metric
 from torchmetrics.utilities.data import dim_zero_cat
 
@@ -22,7 +24,7 @@ class _Ranking(Metric):
     """Mean over queries of a score of the ranked candidates.
 
     A candidate that ties with others ranks behind them if it is relevant: a module that gives every
-    candidate the same score earns nothing by it. NaN ranks last.
+    candidate the same score earns nothing by it; :class:`NDCG` shares the gain instead. NaN ranks last.
     """
 
     is_differentiable = False
@@ -89,8 +91,7 @@ class _Ranking(Metric):
 
     def _scores(self, preds: Tensor, target: Tensor) -> Tensor:
         """Return one score per query, float64."""
-        lowest = torch.finfo(torch.float64).min
-        key = preds.double().nan_to_num(nan=lowest, neginf=lowest)
+        key = _comparable(preds)
         # A relevant candidate goes just below its equals: by less than float32 scores can differ.
         key = torch.where(target > 0, key.nextafter(torch.tensor(-torch.inf, dtype=torch.float64)), key)
         length = min(self.k or key.shape[1], key.shape[1])
@@ -112,6 +113,11 @@ class _Ranking(Metric):
             rows = order[starts[sizes == size, None] + torch.arange(int(size))]
             total += self._scores(preds[rows], target[rows]).sum()
         return total, len(sizes)
+
+
+def _comparable(preds: Tensor) -> Tensor:
+    lowest = torch.finfo(torch.float64).min
+    return preds.double().nan_to_num(nan=lowest, neginf=lowest)
 
 
 class HitRatio(_Ranking):
@@ -138,14 +144,29 @@ class NDCG(_Ranking):
     """nDCG@k: relevance discounted by log2(rank + 1), over that of the best ranking.
 
     Järvelin and Kekäläinen, "Cumulated gain-based evaluation of IR techniques", 2002. The relevance may
-    be graded; its gain is linear.
+    be graded; its gain is linear. Candidates of one score have the mean of their gains, as in
+    ``sklearn.metrics.ndcg_score``: this is the mean over all orders in which they may stand.
 
     Args:
         k: length of the ranking.
+
+    Examples:
+        >>> NDCG()(torch.tensor([[0.5, 0.5, 0.1]]), torch.tensor([[3, 1, 0]]))  # in either order
+        tensor(0.8984)
     """
 
     def __init__(self, k: int = 10) -> None:
         super().__init__(k)
+
+    def _scores(self, preds: Tensor, target: Tensor) -> Tensor:
+        key, order = _comparable(preds).sort(dim=1, descending=True, stable=True)
+        gain = target.gather(1, order).double()
+        tied = pad(key[:, 1:] != key[:, :-1], (1, 0)).cumsum(dim=1)
+        sums = torch.zeros_like(gain).scatter_add_(1, tied, gain)
+        counts = torch.zeros_like(gain).scatter_add_(1, tied, torch.ones_like(gain))
+        shared = (sums / counts.clamp(min=1)).gather(1, tied)
+        length = min(self.k or key.shape[1], key.shape[1])
+        return self._score(shared[:, :length], target.double().topk(length, dim=1).values)
 
     def _score(self, ranked: Tensor, ideal: Tensor) -> Tensor:
         discount = 1 / torch.arange(2, ranked.shape[1] + 2, dtype=torch.float64).log2()
@@ -157,19 +178,30 @@ class MAP(_Ranking):
     """MAP@k: mean average precision.
 
     The average precision of a query is the sum of the precision at each relevant candidate among
-    the first k, divided by min(k, number of relevant candidates), as in Spark's ``RankingMetrics``.
+    the first k, divided by a number of relevant candidates. Without ``k`` all definitions agree; with it they
+    differ by what they divide by.
 
     Args:
         k: length of the ranking; all candidates by default.
+        over: ``"relevant"`` divides by min(k, relevant candidates of the query), as Spark's
+            ``RankingMetrics`` does; ``"found"`` by those among the first k, as
+            ``torchmetrics.retrieval.RetrievalMAP(top_k=k)`` does.
+
+    Raises:
+        ConfigError: if ``k`` or ``over`` is something else.
     """
 
-    def __init__(self, k: int | None = None) -> None:
+    def __init__(self, k: int | None = None, over: Literal["relevant", "found"] = "relevant") -> None:
         super().__init__(k)
+        if over not in ("relevant", "found"):
+            raise ConfigError(f"over={over!r}: expected 'relevant' or 'found'")
+        self.over = over
 
     def _score(self, ranked: Tensor, ideal: Tensor) -> Tensor:
         hits = (ranked > 0).double()
         precision = hits.cumsum(dim=1) / torch.arange(1, hits.shape[1] + 1)
-        return (precision * hits).sum(dim=1) / (ideal > 0).sum(dim=1).clamp(min=1)
+        divisor = (ideal > 0).sum(dim=1) if self.over == "relevant" else hits.sum(dim=1)
+        return (precision * hits).sum(dim=1) / divisor.clamp(min=1)
 
 
 class MRR(_Ranking):

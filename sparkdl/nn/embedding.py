@@ -302,6 +302,7 @@ class EmbeddingBagVariable(nn.Module):
         evict_every: iterations from one look for such ids to the next.
         counters: count look-ups of ids that have no row, in few bytes for each; ``None`` counts them exactly.
         dtype: ``torch.float32`` or ``torch.float64``.
+        padding_idx: an id that only fills bags up: it has no row and takes no part in sum, mean or maximum.
 
     Attributes:
         table: the rows.
@@ -324,10 +325,13 @@ class EmbeddingBagVariable(nn.Module):
         evict_every: int = 1000,
         counters: CountingBloom | None = None,
         dtype: torch.dtype = torch.float32,
+        padding_idx: int | None = None,
     ) -> None:
         super().__init__()
         if mode not in ("mean", "sum", "max"):
             raise ConfigError(f"mode={mode!r}: expected 'mean', 'sum' or 'max'")
+        if isinstance(padding_idx, bool) or not isinstance(padding_idx, int | None):
+            raise ConfigError(f"padding_idx={padding_idx!r}: expected an id, which is an integer, or None")
         self.table = EmbeddingVariable(
             embedding_dim,
             seed=seed,
@@ -339,21 +343,48 @@ class EmbeddingBagVariable(nn.Module):
             counters=counters,
             dtype=dtype,
         )
-        self.mode = mode
+        self.mode, self.padding_idx = mode, padding_idx
         # Under these names a description of the module finds them.
         self.embedding_dim, self.seed, self.std, self.dtype = embedding_dim, seed, std, dtype
         self.min_count, self.max_age = min_count, max_age
         self.min_norm, self.evict_every, self.counters = min_norm, evict_every, counters
 
-    def forward(self, ids: Tensor, offsets: Tensor | None = None) -> Tensor:
-        """Return a row for each bag.
+    def forward(
+        self, ids: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+    ) -> Tensor:
+        """Return a row for each bag; zeros for a bag without ids.
 
         Args:
             ids: of each bag, shape (bags, ids); or of all bags, one after the other, with ``offsets``.
             offsets: where each bag begins, shape (bags,).
+            per_sample_weights: a factor for the row of each id, of the shape of ``ids``; in mode ``"sum"``
+                only.
+
+        Raises:
+            ModelError: if the weights do not fit the ids or the mode, or the ids are no integers.
         """
+        if per_sample_weights is not None and (self.mode != "sum" or per_sample_weights.shape != ids.shape):
+            raise ModelError(
+                f"per_sample_weights of shape {tuple(per_sample_weights.shape)} for ids of shape "
+                f"{tuple(ids.shape)} in mode {self.mode!r}: expected the same shape, and mode 'sum'",
+                code="model-output",
+            )
+        if self.padding_idx is not None and ids.dim() == (2 if offsets is None else 1):
+            ids, offsets, per_sample_weights = self._without_padding(ids, offsets, per_sample_weights)
         places, rows = self.table.select(ids)
-        return functional.embedding_bag(places, rows, offsets, mode=self.mode)
+        return functional.embedding_bag(
+            places, rows, offsets, mode=self.mode, per_sample_weights=per_sample_weights
+        )
+
+    def _without_padding(
+        self, ids: Tensor, offsets: Tensor | None, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Leave the padding out before ids are looked up, so that it gets no row."""
+        kept = ids != self.padding_idx
+        if offsets is None:
+            offsets = torch.arange(ids.shape[0], device=ids.device) * ids.shape[1]
+        before = functional.pad(kept.flatten().cumsum(0), (1, 0))
+        return ids[kept], before[offsets.long()], None if weights is None else weights[kept]
 
     def extra_repr(self) -> str:
         """Describe the bag."""

@@ -161,6 +161,8 @@ def _hashed(values: Sequence[Column], types: Sequence[DataType], buckets: int | 
 def _combined(hashes: xxh64.Hashes, values: Values, name: str) -> xxh64.Hashes:
     """Hash one more column into hashes."""
     array = np.asarray(values)
+    if array.dtype.kind == "u" and array.size:
+        _check_long(int(array.max()), int(array.argmax()), name)
     if array.dtype.kind in "iub" and array.ndim == 1:
         flagged = xxh64.of_integers(np.zeros(len(array), np.int64), hashes)
         return xxh64.of_integers(array.astype(np.int64), flagged)
@@ -171,6 +173,7 @@ def _combined(hashes: xxh64.Hashes, values: Values, name: str) -> xxh64.Hashes:
         if isinstance(value, str):
             found[at] = xxh64.of_bytes(value.encode(), int(hashes[at]))
         elif isinstance(value, bool | int | np.integer | np.bool_):
+            _check_long(int(value), at, name)
             found[at] = xxh64.of_integers(np.array([value], np.int64), hashes[at : at + 1])[0]
         elif value is not None:
             raise DataError(
@@ -179,3 +182,13 @@ def _combined(hashes: xxh64.Hashes, values: Values, name: str) -> xxh64.Hashes:
                 code="data-type",
             )
     return found
+
+
+def _check_long(value: int, at: int, name: str) -> None:
+    """Check that Spark has a type for an integer: the id of another one would be taken for its id."""
+    if not -(1 << 63) <= value < 1 << 63:
+        raise DataError(
+            f"hash_ids: {name}, value {at} is {value}, expected an integer from -2**63 to 2**63 - 1, as "
+            "Spark's bigint holds; pass larger ones as strings, here and to with_hash",
+            code="data-type",
+        )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn.metrics import ndcg_score
 from torchmetrics.functional.retrieval import (
     retrieval_average_precision,
     retrieval_hit_rate,
@@ -101,6 +103,32 @@ def test_a_module_that_says_nothing_scores_nothing(preds):
     assert score(MAP(), preds, target) == pytest.approx(0.01)
 
 
+def test_graded_relevance_and_ties_are_those_of_scikit_learn():
+    random = np.random.default_rng(0)
+    preds, target = random.integers(0, 4, (40, 12)) / 4, random.integers(0, 4, (40, 12))
+    for k in (1, 3, 12):
+        assert score(NDCG(k), preds, target) == pytest.approx(ndcg_score(target, preds, k=k), abs=1e-6)
+    for order in ([3, 1, 0], [1, 3, 0]):
+        expected = ndcg_score([order], [[0.5, 0.5, 0.1]])
+        assert score(NDCG(), [[0.5, 0.5, 0.1]], [order]) == pytest.approx(expected, abs=1e-6)
+
+
+@settings(deadline=None, max_examples=30)
+@given(rankings(), st.integers(1, 14))
+def test_a_cut_map_is_sparks_or_torchmetrics(ranking, k):
+    preds, target = ranking
+    spark, torchs = [], []
+    for p, t in zip(preds, target, strict=True):
+        torchs.append(retrieval_average_precision(p, t, top_k=min(k, len(p))).item())
+        hits, gained = 0, 0.0  # as RankingMetrics.meanAveragePrecisionAt
+        for rank, at in enumerate(p.argsort(descending=True)[:k].tolist(), 1):
+            hits += int(t[at])
+            gained += hits / rank * int(t[at])
+        spark.append(gained / max(1, min(k, int(t.sum()))))
+    assert score(MAP(k), preds, target) == pytest.approx(np.mean(spark), abs=1e-6)
+    assert score(MAP(k, over="found"), preds, target) == pytest.approx(np.mean(torchs), abs=1e-6)
+
+
 def test_a_query_without_relevant_candidates_counts_zero():
     preds, target = torch.rand(2, 5), torch.tensor([[0] * 5, [1] * 5])
     assert [score(m, preds, target) for m in (HitRatio(2), NDCG(2), MAP())] == [0.5, 0.5, 0.5]
@@ -110,6 +138,8 @@ def test_flags_and_bad_arguments():
     assert all(kind.higher_is_better for kind in (HitRatio, NDCG, MAP))
     with pytest.raises(ConfigError, match="k=0"):
         HitRatio(0)
+    with pytest.raises(ConfigError, match="over='all': expected 'relevant' or 'found'"):
+        MAP(5, over="all")
     with pytest.raises(ValueError, match=r"preds has shape \(4,\); expected \(queries, candidates\)"):
         HitRatio().update(torch.rand(4), torch.ones(4))
     with pytest.raises(ValueError, match=r"must have one shape, got \[\(1, 4\), \(1, 3\)\]"):

@@ -38,6 +38,7 @@ from sparkdl.ml.estimators import tables
 from sparkdl.nn import DLRM, DeepFM, Tabular
 from sparkdl.serve import Predictor
 from sparkdl.table.encoding import Category, Number, TableEncoding, columns_of
+from sparkdl.train.planning.request import Request, take
 
 ROWS = 240
 FEATURES = ["n", "few", "s", "b", "d", "t", "same"]
@@ -389,6 +390,19 @@ def test_the_rate_falls_to_zero_over_a_fit() -> None:
     assert limited["schedule"].factory.keywords["total_iters"] == 5
     own = est.copy().setBatchSize(7).setOptimizer(torch.optim.SGD)
     assert tables.training(own, encoding, nn.Identity()) == {"batch_size": 7}
+
+
+def test_a_plan_for_more_rows_has_the_batch_of_their_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoding = TableEncoding((Number("a", "number", 0, 1),), (), {}, 1000)
+    request = Request(kind="plan", answer="unused", rows=1_000_000)
+    monkeypatch.setenv(*next(iter(request.variable().items())))
+    planned = tables.training(TorchClassifier(), encoding, nn.Identity())
+    assert take() == request, "it is still there for the fit"
+    real = tables.training(TorchClassifier(), replace(encoding, rows=1_000_000), nn.Identity())
+    assert planned["batch_size"] == real["batch_size"] == 1024
+    assert tables.training(TorchClassifier(), encoding, nn.Identity())["batch_size"] == 32
+    totals = [found["schedule"].factory.keywords["total_iters"] for found in (planned, real)]
+    assert totals[0] == totals[1]
 
 
 def test_factories_are_told_what_they_ask_for() -> None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.nn import CountingBloom, EmbeddingBagVariable, EmbeddingVariable
-from sparkdl.nn.embedding import embedding_variables
+from sparkdl.nn.embedding import Noted, embedding_variables
 from sparkdl.saved import content, weights
 from sparkdl.saved.content import Content
 from sparkdl.serve.sharing import copy_sharing
@@ -47,6 +47,43 @@ def test_bags_are_those_of_torch(mode: Any) -> None:
     expected = nn.functional.embedding_bag(torch.arange(6).view(2, 3), rows.view(6, 4), mode=mode)
     assert torch.allclose(bag(ids), expected)
     assert torch.allclose(bag(ids.view(-1), torch.tensor([0, 3])), expected)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_padding_takes_no_part_in_a_bag(mode: Any) -> None:
+    bag = trained(EmbeddingBagVariable(4, mode, seed=1, padding_idx=5))
+    torch.nn.init.ones_(bag.table.weight)  # what ids without a row would add
+    ids = torch.tensor([[5, FAR, 5], [3, 3, FAR], [5, 5, 5]])
+    rows = bag.table(ids).detach().view(9, 4)
+    own = torch.where(ids == 5, 0, torch.arange(9).view(3, 3))  # row 0 is one of the padding
+    expected = nn.functional.embedding_bag(own, rows, mode=mode, padding_idx=0)
+    assert torch.allclose(bag(ids), expected)
+    assert torch.allclose(bag(ids.view(-1), torch.tensor([0, 3, 6])), expected)
+    asked: list[Any] = []
+    with bag.table.reading(Noted(asked)):
+        bag(ids)
+    assert 5 not in asked[0], "padding gets no row"
+    with pytest.raises(ConfigError, match="padding_idx=0.5: expected an id"):
+        EmbeddingBagVariable(4, padding_idx=0.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("padding", [None, 5])
+def test_weights_of_ids_in_a_bag_are_those_of_torch(padding: int | None) -> None:
+    bag = trained(EmbeddingBagVariable(4, "sum", seed=1, padding_idx=padding))
+    ids = torch.tensor([[5, FAR, 5], [3, 3, FAR]])
+    weights = torch.rand(2, 3, requires_grad=True)
+    rows = bag.table(ids).detach().view(6, 4)
+    own = torch.arange(6).view(2, 3) if padding is None else torch.tensor([[0, 1, 0], [3, 4, 5]])
+    pad = None if padding is None else 0
+    expected = nn.functional.embedding_bag(own, rows, mode="sum", per_sample_weights=weights, padding_idx=pad)
+    found = bag(ids, per_sample_weights=weights)
+    assert torch.allclose(found, expected)
+    assert torch.allclose(bag(ids.view(-1), torch.tensor([0, 3]), weights.view(-1)), expected)
+    (wanted,) = torch.autograd.grad(expected.square().sum(), weights)
+    (got,) = torch.autograd.grad(found.square().sum(), weights)
+    assert torch.allclose(got, wanted)
+    with pytest.raises(ModelError, match=r"ids of shape \(2, 3\) in mode 'mean': expected the same shape"):
+        EmbeddingBagVariable(4, seed=1)(ids, per_sample_weights=weights)
 
 
 def test_rows_are_in_the_state_dict() -> None:

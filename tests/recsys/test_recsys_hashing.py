@@ -63,3 +63,17 @@ def test_what_cannot_be_hashed_is_named() -> None:
         hash_ids([1], buckets=0)
     with pytest.raises(ConfigError, match="at least one column"):
         hash_ids()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[1, 2**63], [1, 2**63, None], np.array([1, 2**63], np.uint64), [1, -(2**63) - 1]],
+    ids=["list", "with null", "unsigned", "negative"],
+)
+def test_integers_that_spark_has_no_type_for_are_refused(values: Any) -> None:
+    with pytest.raises(
+        DataError, match=r"columns\[0\], value 1 is -?922337203685477580[89], expected an integer"
+    ):
+        hash_ids(values)
+    ends = np.array([2**63 - 1, -(2**63)])
+    assert hash_ids(ends).tolist() == hash_ids(ends.tolist()).tolist()

@@ -20,6 +20,7 @@ from sparkdl.ml.stages.tabular_fit import count_rows, fit_encoding, kind_of
 from sparkdl.nn.lightning import is_lightning
 from sparkdl.table.encoding import TableEncoding
 from sparkdl.train.options.schedule import polynomial, sequence
+from sparkdl.train.planning.request import planned_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -148,14 +149,16 @@ def training(
     """Return the options of a fit that follow from a table's rows, as far as they are left open.
 
     These are the batch, and a learning rate that falls in a straight line to 0 at the last iteration. A run
-    that goes on with other rows keeps its batch, and its rate falls anew.
+    that goes on with other rows keeps its batch, and its rate falls anew. A plan for other rows takes those:
+    its fit is the one that has them.
     """
+    rows = planned_rows(encoding.rows)
     if estimator.isSet(estimator.batchSize):
         size = estimator.getBatchSize()
     else:
-        size = before.batch_size if before else batch_size(encoding.rows)
+        size = before.batch_size if before else batch_size(rows)
     found: dict[str, Any] = {"batch_size": size}
-    iterations = -(-encoding.rows // size) * estimator.getMaxEpochs()
+    iterations = -(-rows // size) * estimator.getMaxEpochs()
     limit = value_of(estimator, estimator.maxIter)
     iterations = iterations if limit is None else min(limit, iterations)
     free = estimator.schedule is None and estimator.optimizer is None and not is_lightning(module)

@@ -48,14 +48,27 @@ class Request:
 
 def take() -> Request | None:
     """Return the request of this process, once; ``None`` without one, and in tasks."""
+    found = _told()
+    if found is not None:
+        del os.environ[VARIABLE]
+    return found
+
+
+def planned_rows(rows: int) -> int:
+    """Return the rows of an epoch that a plan is asked for, those of the table if there is none."""
+    asked = _told()
+    return rows if asked is None or asked.rows is None else asked.rows
+
+
+def _told() -> Request | None:
     told = os.environ.get(VARIABLE)
     if not told or in_task():
         return None
-    del os.environ[VARIABLE]
     try:
         found = Request(**json.loads(told))
         return replace(found, executors=tuple(found.executors))
     except (ValueError, TypeError, RecursionError) as error:
+        del os.environ[VARIABLE]
         raise ConfigError(
             f"{VARIABLE}={told!r:.200}: expected what `sparkdl plan` sets: {error}", code="config-command"
         ) from None
