@@ -26,12 +26,14 @@ def with_history(
     output: str = "history",
     length: str = "length",
     seed: int = 0,
+    strict: bool = False,
 ) -> DataFrame:
     """Add the items of a user's last events before each event, oldest first, filled up with 0 at the end.
 
-    An event's own item is not in its history, and no later one: events of one moment are put in an order by a
-    hash, the order of :func:`leave_last_out`. Make histories before a split, so that held-out events have
-    theirs.
+    An event's own item is not in its history, and none of a later moment. Events of one moment are put in an
+    order by a hash, the order of :func:`leave_last_out`, and are in each other's histories in this order;
+    with ``strict`` they are not, and all have the history of the moments before. Make histories before a
+    split, so that held-out events have theirs.
 
     Args:
         df: the events.
@@ -42,6 +44,7 @@ def with_history(
         output: new column, ``array<bigint>`` with ``size`` elements.
         length: new column, ``int``: how many of them are items.
         seed: of the order.
+        strict: only events of earlier moments.
 
     Raises:
         ConfigError: if ``size`` cannot work.
@@ -64,9 +67,12 @@ def with_history(
         )
     ordered = Window.partitionBy(quoted(user)).orderBy(*time_order(user, item, time, seed))
     before = F.collect_list(quoted(item).cast("bigint")).over(ordered.rowsBetween(-size, -1))
+    together = Window.partitionBy(quoted(user), quoted(time)).orderBy(*time_order(user, item, time, seed))
     padding = F.array_repeat(F.lit(0).cast("bigint"), size)
     filled = F.slice(F.concat(F.col(_ITEMS), padding), 1, size)
     described = filled.alias(output, metadata=tensor_metadata((size,), "int64"))
     # On Spark Connect withColumn drops metadata.
     with_items = df.withColumn(_ITEMS, before)
+    if strict:  # before the first event of a moment are those of the moments before
+        with_items = with_items.withColumn(_ITEMS, F.first(_ITEMS).over(together))
     return with_items.select("*", described, F.size(_ITEMS).alias(length)).drop(_ITEMS)

@@ -70,13 +70,15 @@ def split_by_time(
 
     Args:
         df: the events.
-        time: column of the time.
+        time: column of the time, without nulls.
         at: the moment, a value of this column; or
-        share: how much of the events the first part has, about, if the column holds numbers or timestamps.
+        share: how much of the events the first part has, if the column holds numbers or timestamps. Events of
+            one moment stay together, so the first part has the share that comes nearest.
 
     Raises:
         ConfigError: unless one of ``at`` and ``share`` is given, and can work.
-        DataError: if the column is missing, or has no values.
+        DataError: if the column is missing, has nulls or no values; or, with ``share``, if all events have
+            one time.
     """
     from pyspark.sql import functions as F
 
@@ -84,10 +86,40 @@ def split_by_time(
     check_columns(df, owner, time=time)
     if (at is None) == (share is None):
         raise ConfigError(f"{owner}: at={at!r}, share={share!r}: expected one of them")
+    moment = quoted(time)
+    wanted = [F.count_if(moment.isNull()), F.count(moment), F.max(moment)]
+    if share is None:
+        nulls, rows, last = df.agg(*wanted).collect()[0]
+    elif not 0 < share < 1:
+        raise ConfigError(f"{owner}: share={share!r}: expected a number between 0 and 1")
+    else:
+        about = F.percentile_approx(moment, share, _ACCURACY)
+        nulls, rows, last, at = df.agg(*wanted, about).collect()[0]
+    if not rows:
+        raise DataError(f"{owner}: column {time!r} is null in all rows", code="data-empty")
+    if nulls:
+        raise DataError(
+            f"{owner}: column {time!r} is null in {nulls} of {nulls + rows} rows, which belong to neither "
+            f"part: drop them, as df.dropna(subset=[{time!r}]) does, or give them a time",
+            code="data-null",
+        )
     if share is not None:
-        if not 0 < share < 1:
-            raise ConfigError(f"{owner}: share={share!r}: expected a number between 0 and 1")
-        at = df.agg(F.percentile_approx(quoted(time), share, _ACCURACY)).collect()[0][0]
+        at = _nearest(df, time, at, share * rows)
         if at is None:
-            raise DataError(f"{owner}: column {time!r} is null in all rows", code="data-empty")
-    return df.where(quoted(time) < F.lit(at)), df.where(quoted(time) >= F.lit(at))
+            raise DataError(f"{owner}: all rows have {time}={last}: no moment splits them", code="data-value")
+    return df.where(moment < F.lit(at)), df.where(moment >= F.lit(at))
+
+
+def _nearest(df: DataFrame, time: str, at: Any, wanted: float) -> Any:
+    """Return the moment, this or the next, before which there are most nearly as many events as wanted."""
+    from pyspark.sql import functions as F
+
+    moment, border = quoted(time), F.lit(at)
+    before, until, then = df.agg(
+        F.count_if(moment < border),
+        F.count_if(moment <= border),
+        F.min(F.when(moment > border, moment)),
+    ).collect()[0]
+    if not before or (then is not None and abs(until - wanted) < abs(before - wanted)):
+        return then
+    return at

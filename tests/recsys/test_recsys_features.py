@@ -97,6 +97,39 @@ def test_the_last_events_are_held_out(spark: Any, events: Any, table: pd.DataFra
         leave_last_out(few, time="moment")
 
 
+def test_events_of_one_moment_stay_together(spark: Any) -> None:
+    times = [*[1] * 8, 2, 3]
+    df = spark.createDataFrame([(time,) for time in times], "time int")
+    sizes = [[part.count() for part in split_by_time(df, share=share)] for share in (0.1, 0.5, 0.87, 0.99)]
+    assert sizes == [[8, 2], [8, 2], [9, 1], [9, 1]]
+    even = spark.range(10).selectExpr("timestamp_seconds(id * 86400) as time")
+    assert [part.count() for part in split_by_time(even, share=0.5)] == [5, 5]
+    with pytest.raises(DataError, match="all rows have time=1: no moment splits them"):
+        split_by_time(df.where("time = 1"), share=0.5)
+
+
+@pytest.mark.parametrize("how", [{"share": 0.5}, {"at": 2}])
+def test_events_without_a_time_are_not_lost(spark: Any, how: dict[str, Any]) -> None:
+    df = spark.createDataFrame([(1,), (None,), (3,)], "time int")
+    with pytest.raises(DataError, match="column 'time' is null in 1 of 3 rows, which belong to neither part"):
+        split_by_time(df, **how)
+    with pytest.raises(DataError, match="null in all rows"):
+        split_by_time(df.where("time is null"), **how)
+
+
+def test_strict_histories_hold_earlier_moments_only(spark: Any) -> None:
+    rows = [("u", item, time) for item, time in [(1, 1), (2, 1), (3, 2), (4, 2), (5, 2), (6, 3)]]
+    df = spark.createDataFrame([*rows, ("v", 9, 2)], "user string, item int, time int").repartition(3)
+    found = {row.item: row for row in with_history(df, 4, strict=True).collect()}
+    seen = {item: {*row.history[: row.length]} for item, row in found.items()}
+    assert all(seen[item] == set() for item in (1, 2, 9))
+    assert all(seen[item] == {1, 2} for item in (3, 4, 5))
+    assert len(seen[6]) == 4
+    loose = {row.item: row for row in with_history(df, 4).collect()}
+    assert list(found[6].history) == list(loose[6].history), "the last four in the same order"
+    assert sorted(loose[item].length for item in (3, 4, 5)) == [2, 3, 4]
+
+
 def test_histories_hold_what_came_before(spark: Any, events: Any) -> None:
     found = with_history(events, 5).toPandas()
     for _, own in found.groupby("user"):
