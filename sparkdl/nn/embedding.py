@@ -380,7 +380,7 @@ class EmbeddingBagVariable(nn.Module):
         self, ids: Tensor, offsets: Tensor | None, weights: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Leave the padding out before ids are looked up, so that it gets no row."""
-        kept = ids != self.padding_idx
+        kept: Tensor = torch.ne(ids, self.padding_idx or 0)
         if offsets is None:
             offsets = torch.arange(ids.shape[0], device=ids.device) * ids.shape[1]
         before = functional.pad(kept.flatten().cumsum(0), (1, 0))
