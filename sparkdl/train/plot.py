@@ -230,8 +230,12 @@ def _draw_phases(ax: Axes, iterations: Array, history: Columns) -> None:
     steady = slice(1 if len(seconds) > 2 else 0, None)  # the first iteration starts Python and loads torch
     total = max(float(seconds[steady].sum()), 1e-9)
     layers, shares, rest = {}, {}, seconds
+    every = {name: np.array(history.column(f"phases.{name}")) for name in order}
+    added = np.sum([*every.values(), np.zeros_like(seconds)], axis=0)
+    # In histories of earlier releases phases overlap.
+    fitting = np.minimum(1.0, seconds / np.where(added > 0, added, 1.0))
     for name in order:
-        values = np.array(history.column(f"phases.{name}"))
+        values = every[name] * fitting
         if values[steady].sum() >= 0.005 * total:
             layers[name], shares[name] = values, values[steady].sum() / total
             rest = rest - values

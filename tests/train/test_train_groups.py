@@ -77,9 +77,21 @@ def told(history: History) -> list[tuple[Any, ...]]:
     return [(row["epoch"], row["iteration"], row["loss"], row["samples"], row["lr"]) for row in history]
 
 
-@pytest.mark.parametrize("transport", ["shuffle", "direct"])
-@pytest.mark.parametrize("mode", MODES)
-def test_phases_add_up_to_the_seconds(spark: Any, mode: str, transport: str) -> None:
+PLANS: dict[str, dict[str, Any]] = {
+    **{
+        f"{mode}, {transport}": {"mode": mode, "transport": transport}
+        for mode in ("replicated", "sharded")
+        for transport in ("shuffle", "direct")
+    },
+    "driver": {"mode": "driver"},
+    "driver, reductions": {"mode": "driver", "clip": ClipByNorm(0.01), "num_shards": 2},
+    "driver, stragglers": {"mode": "driver", "drop_stragglers": DropStragglers()},
+    "local steps": {"mode": "replicated", "local_steps": 2, "iterations_per_job": None},
+}
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_phases_add_up_to_the_seconds(spark: Any, plan: str) -> None:
     """Of every iteration, and so of any stretch; of the driver's row in a timeline, too."""
     jobs: list[dict[str, Any]] = []
 
@@ -88,9 +100,8 @@ def test_phases_add_up_to_the_seconds(spark: Any, mode: str, transport: str) -> 
             if run.outcome is not None:
                 jobs.extend(task for task in run.outcome.tasks if task["kind"] == "driver")
 
-    own = {} if mode == "driver" else {"transport": transport}
     with as_dataset(spark, partitioned([130, 110])) as data:
-        found = fit(data, mode, hooks=[Jobs()], **own).history
+        found = fit(data, **PLANS[plan], hooks=[Jobs()], end_when=MaxIteration(6)).history
     for row in found:
         assert sum(row["phases"].values()) == pytest.approx(row["seconds"])
         assert min(row["phases"].values()) >= 0

@@ -226,6 +226,16 @@ def test_plot_has_a_panel_for_each_scale():
     assert figure._repr_png_().startswith(b"\x89PNG")
 
 
+def test_shares_of_the_chart_add_up():
+    """Of histories of earlier releases, too, whose phases overlapped."""
+    pytest.importorskip("matplotlib")
+    for phases in ({"compute": 0.2, "update": 0.1, "other": 0.2}, {"compute": 0.5, "update": 1.5}):
+        *_, chart = trained(60, 10, seconds=0.5, phases=phases).plot().axes
+        shares = dict(text.get_text().split() for text in chart.get_legend().get_texts())
+        assert sum(int(share.rstrip("%")) for share in shares.values()) == 100
+        assert shares["update"] == ("20%" if "other" in phases else "75%")
+
+
 @pytest.mark.parametrize(
     "history",
     [

@@ -109,6 +109,8 @@ def check_same(data: Dataset, **options: Any) -> Any:
 def test_fit_gives_the_bits_of_tables_of_a_fixed_size(data: Dataset, exchange: Any) -> None:
     found = check_same(data, exchange=exchange)
     assert found.history.column("extras.users/rows")[-1] == len(np.unique(PAIRS[:, 0]))
+    for row in found.history:
+        assert sum(row["phases"].values()) == pytest.approx(row["seconds"])
 
 
 @pytest.mark.jvm

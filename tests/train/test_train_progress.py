@@ -58,6 +58,8 @@ def test_the_time_that_is_left_is_that_of_the_iterations(capsys):
         run.iterate(hook)
     assert "08:15 left" in hook._text(run)  # 990 times half a second
     assert f"{100 / 34.5:,.0f} records/s" in hook._text(run)
+    run.iterate(hook, seconds=5.5)  # one slow iteration makes no trend
+    assert "16:29 left" in hook._text(run)  # 989 times the mean of 9 of half a second and this one
     hook.on_train_end(run)
 
 
