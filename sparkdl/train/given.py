@@ -23,9 +23,15 @@ from sparkdl.optim.spec import OptimizerSpec
 from sparkdl.train.hooks.of_run import check_hooks
 from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.options.elastic import Elastic
+from sparkdl.train.options.names import OF_TRAINER, meant
 from sparkdl.train.options.schedule import PerEpoch, PerIteration, Schedule
 from sparkdl.train.passes.validation import Monitor, Validation
 from sparkdl.train.scheduled import ScheduledHyper
+
+_ARGUMENTS = ("loss", "step", "optimizer", "config")
+"""Arguments of a Trainer beside its options."""
+
+_OF_ALL_FITS = " (set for good when a Trainer is made: make another one)"
 
 
 def configure(config: TrainConfig | None, options: Mapping[str, Any]) -> TrainConfig:
@@ -34,12 +40,15 @@ def configure(config: TrainConfig | None, options: Mapping[str, Any]) -> TrainCo
     Raises:
         ConfigError: if there is no option of a name, or a value cannot work.
     """
-    try:
-        config = replace(config or TrainConfig(), **options)
-    except TypeError:
-        known = ", ".join(TrainConfig.__slots__)
-        unknown = ", ".join(sorted(set(options) - set(TrainConfig.__slots__)))
-        raise ConfigError(f"unknown option {unknown}; expected one of {known}") from None
+    known = (*_ARGUMENTS, *TrainConfig.__slots__)
+    unknown = [
+        name + (_OF_ALL_FITS if name in _ARGUMENTS else meant(name, value, known, OF_TRAINER))
+        for name, value in options.items()
+        if name not in TrainConfig.__slots__
+    ]
+    if unknown:
+        raise ConfigError(f"unknown option {', '.join(unknown)}; expected one of {', '.join(known)}")
+    config = replace(config or TrainConfig(), **options)
     check_hooks(config.hooks)
     if config.metrics is not None:
         from sparkdl.metrics.spec import metric_specs

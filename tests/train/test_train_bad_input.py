@@ -50,7 +50,7 @@ def fit(spark: Any, module: nn.Module, loss: Any = None, x: Any = X, y: Any = Y,
         ({"seed": -1}, "seed=-1"),
         ({"micro_batch_size": 0}, "micro_batch_size=0"),
         ({"end_when": 5}, r"end_when=5: expected a trigger such as MaxEpoch\(5\)"),
-        ({"batchsize": 5}, "unknown option batchsize; expected one of batch_size"),
+        ({"batchsize": 5}, r"unknown option batchsize \(did you mean batch_size\?\); expected one of loss"),
         ({"optimizer": 0.1}, "optimizer=0.1: expected a factory"),
     ],
 )

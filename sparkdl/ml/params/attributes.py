@@ -17,6 +17,7 @@ from sparkdl.optim.clip import ClipByNorm, ClipByValue
 from sparkdl.optim.groups import ParamGroup
 from sparkdl.optim.spec import Optimizers
 from sparkdl.train.hooks.base import Hook
+from sparkdl.train.options.names import OF_ESTIMATORS, meant
 from sparkdl.train.options.schedule import Schedule
 
 Factory = Callable[..., nn.Module]
@@ -84,7 +85,9 @@ class HasAttributes(Params):
             elif self.hasParam(name):
                 self._set(**{name: value})
             else:
-                raise TypeError(f"{type(self).__name__} has no parameter {name!r}")
+                known = [*ATTRIBUTES, *(param.name for param in self.params)]
+                nearest = meant(name, value, known, OF_ESTIMATORS)
+                raise TypeError(f"{type(self).__name__} has no parameter {name!r}{nearest}")
         return self
 
     def setModule(self, value: nn.Module | Factory | None) -> Self:

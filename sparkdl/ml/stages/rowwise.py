@@ -15,6 +15,7 @@ from sparkdl.data.schema import same_names
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.params.converters import one_of
 from sparkdl.ml.params.entries import HasEntries, ParamEntry, setter
+from sparkdl.train.options.names import meant
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -47,7 +48,8 @@ class Settable(Params):
         """
         for name in values:
             if not self.hasParam(name):
-                raise TypeError(f"{type(self).__name__} has no parameter {name!r}")
+                nearest = meant(name, values[name], [param.name for param in self.params], {})
+                raise TypeError(f"{type(self).__name__} has no parameter {name!r}{nearest}")
         return self._set(**values)
 
 
