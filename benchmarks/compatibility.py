@@ -13,7 +13,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -23,16 +23,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
-from compat import compare, hugging_face, metrics, torch_own, vision  # noqa: E402
+from compat import compare, metrics, torch_own  # noqa: E402
 from compat.page import page  # noqa: E402
 from support.no_jvm import no_jvm  # noqa: E402
 
 FAMILIES = {
     "modules": torch_own.modules,
     "optimizers": torch_own.optimizers,
-    "transformers": hugging_face.architectures,
-    "lora": hugging_face.adapted,
-    "vision": vision.models,
     "metrics": metrics.metrics,
 }
 
@@ -42,6 +39,15 @@ def entries(family: str = "*", only: str = "*") -> Iterator[Any]:
     for name, found in FAMILIES.items():
         if fnmatchcase(name, family):
             yield from (entry for entry in found() if fnmatchcase(entry.name, only))
+
+
+def unreached(kept: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return, by family, the names of entries without an outcome."""
+    found: dict[str, list[str]] = {}
+    for entry in entries():
+        if f"{entry.family}: {entry.name}" not in kept:
+            found.setdefault(entry.family, []).append(entry.name)
+    return found
 
 
 def main() -> int:
@@ -54,6 +60,7 @@ def main() -> int:
     args = parser.parse_args()
     torch.set_num_threads(1)
     kept = json.loads(args.json.read_text()) if args.json is not None and args.json.exists() else {}
+    saved = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, no_jvm(folder, "local[1]") as spark:
         for entry in entries(args.family, args.only):
             key = f"{entry.family}: {entry.name}"
@@ -65,12 +72,13 @@ def main() -> int:
             if outcome.verdict != "equal":
                 print(f"{entry.name}: {outcome.verdict}: {outcome.reason}", flush=True)
             kept[key]["seconds"] = round(time.perf_counter() - begin, 2)
-            if args.json is not None and len(kept) % 10 == 0:
+            if args.json is not None and time.perf_counter() - saved > 5:
                 args.json.write_text(json.dumps(kept, indent=1) + "\n")
+                saved = time.perf_counter()
     if args.json is not None:
         args.json.write_text(json.dumps(kept, indent=1) + "\n")
     if args.page is not None:
-        args.page.write_text(page(kept))
+        args.page.write_text(page(kept, unreached(kept)))
     counts: dict[str, int] = {}
     for one in kept.values():
         counts[one["verdict"]] = counts.get(one["verdict"], 0) + 1

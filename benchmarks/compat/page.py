@@ -16,14 +16,17 @@ _VERDICTS = {
     "different": "different",
     "not fed": "not tried",
 }
-_PACKAGES = ("torch", "torchvision", "transformers", "peft", "torchmetrics")
+_PACKAGES = ("torch", "torchmetrics")
 
 _INTRODUCTION = """# Compatibility
 
-Modules, losses, optimizers, models and metrics that other projects list in public databases, trained by
-sparkdl and by plain torch. Written by `python benchmarks/compatibility.py --json FILE --page
-docs/compatibility.md` on {date}, with {versions}. One command runs it again; it needs no JVM, and
-compares on CPUs.
+Modules, losses, optimizers and metrics that other projects list in public databases, trained by
+sparkdl and by plain torch. Written on {date}, with {versions}. One command runs it again, on CPUs, without
+a JVM:
+
+```sh
+python benchmarks/compatibility.py --json FILE --page docs/compatibility.md
+```
 
 Each entry trains six shuffled iterations of 22 rows in batches of different sizes, by SGD with momentum
 where the entry is no optimizer.
@@ -34,17 +37,22 @@ where the entry is no optimizer.
 - **Equal up to rounding**: the same, but with one partition some bits differ, for the reason given.
 - **Refused by name**: an error before the first iteration says what cannot be trained, and what to do.
 - **Different**: trained something else without an error. Each is a fault.
-- **Not tried**: torch itself does not train the entry, or it has no small configuration here.
+- **Not tried**: torch itself does not train the entry, or the table has no input for it.
 
 A batch of three partitions comes in shares. BatchNorm and dropout compute something else on a share than
-on the whole batch, in torch as well: these entries are compared with torch over the same shares. The
-column *over shares* counts them. Metrics are computed over three partitions and merged, and compared with
+on the whole batch, in torch as well, and so do losses that are no mean over rows, of which a warning
+tells: these entries are compared with torch over the same shares. The column *over shares* counts them. Metrics are computed over three partitions and merged, and compared with
 one pass over all rows.
 """
 
 
-def page(kept: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the page of outcomes, as the runner keeps them."""
+def page(kept: Mapping[str, Mapping[str, Any]], unreached: Mapping[str, Sequence[str]]) -> str:
+    """Return the page of outcomes.
+
+    Args:
+        kept: the outcomes, as the runner keeps them.
+        unreached: by family, names of entries that have none.
+    """
     families: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for outcome in kept.values():
         families[outcome["family"]].append(outcome)
@@ -64,11 +72,17 @@ def page(kept: Mapping[str, Mapping[str, Any]]) -> str:
     ):
         found = _by_reason(kept.values(), verdict)
         lines += ["", f"## {title}", ""] + (found or ["None."])
+    if unreached:
+        lines += ["", "## Not reached", "", "The run ended before these entries; `--go-on` adds them.", ""]
+        lines += [f"- {family}: {_names(names)}." for family, names in unreached.items()]
     lines += ["", "## All entries", ""]
     for family, outcomes in families.items():
-        names = ", ".join(f"`{name}`" for name in dict.fromkeys(o["name"].split("[")[0] for o in outcomes))
-        lines += [f"**{family}**: {names}.", ""]
+        lines += [f"**{family}**: {_names([outcome['name'] for outcome in outcomes])}.", ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in dict.fromkeys(name.split("[")[0] for name in names))
 
 
 def _row(family: str, outcomes: Sequence[Mapping[str, Any]]) -> str:
