@@ -41,8 +41,8 @@ where the entry is no optimizer.
 
 A batch of three partitions comes in shares. BatchNorm and dropout compute something else on a share than
 on the whole batch, in torch as well, and so do losses that are no mean over rows, of which a warning
-tells: these entries are compared with torch over the same shares. The column *over shares* counts them. Metrics are computed over three partitions and merged, and compared with
-one pass over all rows.
+tells: these entries are compared with torch over the same shares. The column *over shares* counts them.
+Metrics are computed over three partitions and merged, and compared with one pass over all rows.
 """
 
 
@@ -74,7 +74,9 @@ def page(kept: Mapping[str, Mapping[str, Any]], unreached: Mapping[str, Sequence
         lines += ["", f"## {title}", ""] + (found or ["None."])
     if unreached:
         lines += ["", "## Not reached", "", "The run ended before these entries; `--go-on` adds them.", ""]
-        lines += [f"- {family}: {_names(names)}." for family, names in unreached.items()]
+        lines += [
+            f"- {family}: {', '.join(f'`{name}`' for name in names)}." for family, names in unreached.items()
+        ]
     lines += ["", "## All entries", ""]
     for family, outcomes in families.items():
         lines += [f"**{family}**: {_names([outcome['name'] for outcome in outcomes])}.", ""]
