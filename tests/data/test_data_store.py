@@ -1,3 +1,4 @@
+import resource
 import shutil
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from sparkdl.data.store.partition import (
     read_positions,
     read_rows,
     view_of,
+    with_columns,
     write_partition,
 )
 from sparkdl.exceptions import DataError
@@ -216,3 +218,30 @@ COLUMNS = st.lists(
 )
 def test_tokens_round_trip(token):
     assert Token.from_frame(frame.unpack(token.to_frame())) == token
+
+
+@pytest.mark.parametrize("what", ["partition", "columns", "view"])
+def test_a_full_disk_is_an_error_that_leaves_no_files(local_dir, what):
+    """As a file system would say it, at any byte; the partition that was there is whole."""
+    rows = 20_000
+    values = np.arange(rows, dtype=np.float64)
+    batches = [(np.arange(rows), {"x": values})]
+    token = write_partition("full", 0, "executor", [ColumnPlan("x", "x")], batches)
+    before = sorted(path for path in Path(local_dir).rglob("*"))
+    added = [(np.arange(rows), {"y": values})]
+    writers = {
+        "partition": lambda: write_partition("full", 1, "executor", [ColumnPlan("x", "x")], batches),
+        "columns": lambda: with_columns(token, [ColumnPlan("y", "y")], added, ["x", "y"]),
+        "view": lambda: view_of(token, "part", np.arange(rows)[::-1]),
+    }
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for most in (0, 100_001, rows * 8 - 1):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+        try:
+            with pytest.raises(OSError, match="File too large"):
+                writers[what]()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        assert sorted(path for path in Path(local_dir).rglob("*")) == before
+    np.testing.assert_array_equal(read_rows(token, np.arange(rows))["x"], values)
+    assert writers[what]().rows == rows

@@ -18,8 +18,8 @@ import os
 import shutil
 import uuid
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -197,6 +197,17 @@ def _checksum(positions: Array) -> int:
         return int(np.sum(z ^ (z >> np.uint64(31))))
 
 
+@contextmanager
+def _gone_on_errors(drafts: Sequence[Path]) -> Iterator[None]:
+    """Delete files that could not be written to their end, for a disk that is full."""
+    try:
+        yield
+    except BaseException:
+        for draft in drafts:
+            draft.unlink(missing_ok=True)
+        raise
+
+
 def _create(folder: Path, key: str) -> BinaryIO:
     return open(folder / f"{key}.bin", "xb", opener=opener)
 
@@ -261,7 +272,7 @@ def with_columns(
     known = {plan.key: plan for plan in plans}
     content = dict.fromkeys(known, token.content)
     draft = f".{uuid.uuid4().hex}"
-    with ExitStack() as stack:
+    with _gone_on_errors([folder / f"{key}{draft}.bin" for key in known]), ExitStack() as stack:
         files = {key: stack.enter_context(_create(folder, f"{key}{draft}")) for key in known}
         for _, batch in batches:
             for key, values in batch.items():
@@ -299,7 +310,7 @@ def view_of(token: Token, name: str, rows: Array) -> Token:
     file = folder / f"{_VIEW}{name}.bin"
     if not file.exists():
         draft = f"{_VIEW}{name}.{uuid.uuid4().hex}"
-        with _create(folder, draft) as written:
+        with _gone_on_errors([folder / f"{draft}.bin"]), _create(folder, draft) as written:
             written.write(np.ascontiguousarray(numbers, np.int64).data)
         (folder / f"{draft}.bin").rename(file)
     return replace(token, rows=len(numbers), view=name, stored=count)
