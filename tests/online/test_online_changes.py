@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import threading
@@ -261,3 +262,37 @@ def test_nobody_waits_for_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "current.json")
     with pytest.raises(ConfigError, match="current.json is not a regular file"):
         Predictor.load(str(tmp_path))
+
+
+def test_publishers_take_turns_in_a_folder(tmp_path: Path) -> None:
+    """Of one program, whose threads have a lock, and of several, which have the kernel's."""
+    modules = {iteration: torch.nn.Linear(2, 1) for iteration in range(1, 5)}
+
+    def publish(iteration: int) -> None:
+        make = partial(TorchModel.from_module, example=np.zeros((1, 2), np.float32), featuresCol="x")
+        Publisher(tmp_path, make, seconds=None, keep=9).publish(modules[iteration], iteration)
+
+    publish(1)
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # another program publishes
+        threads = [threading.Thread(target=publish, args=(iteration,)) for iteration in (2, 3, 4)]
+        for thread in threads:
+            thread.start()
+        threads[0].join(0.1)
+        assert all(thread.is_alive() for thread in threads)
+        assert names(tmp_path) == ["current", "version-00000001"]
+    finally:
+        os.close(folder)
+    for thread in threads:
+        thread.join(30)
+    assert names(tmp_path) == ["current", *(f"version-{iteration:08d}" for iteration in modules)]
+    rows = np.ones((3, 2), np.float32)
+    last = Publisher(tmp_path, seconds=None).current()
+    assert last is not None
+    for path, iteration in (
+        (tmp_path, last.iteration),
+        *((tmp_path / f"version-{n:08d}", n) for n in modules),
+    ):
+        expected = modules[iteration](torch.from_numpy(rows)).detach().numpy()
+        assert Predictor.load(str(path)).predict(rows).tobytes() == expected.tobytes()
