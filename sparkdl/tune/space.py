@@ -7,17 +7,19 @@ Optuna's own may stand in a space as well, and so may a constant.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
-import optuna
 from optuna.distributions import (
     BaseDistribution,
     CategoricalDistribution,
     FloatDistribution,
     IntDistribution,
+    distribution_to_json,
 )
 
 from sparkdl.exceptions import ConfigError
+from sparkdl.saved.digest import label_of, stable_digest
 
 _CHOICES = (type(None), bool, int, float, str)
 
@@ -57,6 +59,13 @@ def choice(values: Sequence[Any]) -> CategoricalDistribution:
             )
     if not values:
         raise ConfigError("choice([]): expected at least one value")
+    for place, value in enumerate(values):
+        first = values[list(values).index(value)] if value == value else value
+        if type(first) is not type(value):
+            raise ConfigError(
+                f"choice: value {place}, {value!r:.100}, is equal to {first!r:.100}, so the second would "
+                "never be chosen; give a list instead of tune.choice([...]), or other values"
+            )
     return CategoricalDistribution(tuple(values))
 
 
@@ -65,7 +74,8 @@ class Space:
 
     Args:
         given: by name a distribution, a list of values, or a constant. The values of a list may be anything;
-            those that are no numbers, strings, booleans or ``None`` go by their ``repr`` in params of trials.
+            they are chosen by position. If some are no numbers, strings, booleans or ``None``, params of
+            trials have a short text for each, with its position where texts are alike.
 
     Attributes:
         distributions: what may be chosen, by name.
@@ -79,7 +89,7 @@ class Space:
             )
         self.distributions: dict[str, BaseDistribution] = {}
         self.constants: dict[str, Any] = {}
-        self._objects: dict[str, dict[str, Any]] = {}
+        self._objects: dict[str, list[tuple[str, Any]]] = {}
         for name, value in given.items():
             if not isinstance(name, str):
                 raise ConfigError(f"space: the name {name!r:.100} is no string")
@@ -96,18 +106,32 @@ class Space:
             )
 
     def _plain(self, name: str, values: list[Any]) -> list[Any]:
-        """Return values by which Optuna chooses from a list."""
-        if all(isinstance(value, _CHOICES) for value in values):
+        """Return values by which Optuna chooses from a list: texts of which no two are alike, for objects."""
+        alike = any(value == other and type(value) is not type(other) for value, other in _pairs(values))
+        if all(isinstance(value, _CHOICES) for value in values) and not alike:
             return values
-        self._objects[name] = {repr(value): value for value in values}
-        return list(self._objects[name])
+        labels = [label_of(value) for value in values]
+        labels = [f"{t} #{n}" if labels.count(t) > 1 else t for n, t in enumerate(labels)]
+        self._objects[name] = list(zip(labels, values, strict=True))
+        return labels
 
     def chosen(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Return params with the values of lists as they were given."""
-        return {
-            name: self._objects[name][value] if name in self._objects else value
-            for name, value in params.items()
-        }
+        return {name: self._given(name, value) for name, value in params.items()}
+
+    def _given(self, name: str, value: Any) -> Any:
+        found = [
+            own for label, own in self._objects.get(name, ()) if isinstance(value, str) and label == value
+        ]
+        return found[0] if found else value
+
+    def _label(self, name: str, value: Any) -> Any:
+        """Return by which text a value is chosen; the value where there is none."""
+        known = self._objects.get(name, [])
+        found = [label for label, own in known if own is value]
+        if not found and (digest := stable_digest(value)) is not None:
+            found = [label for label, own in known if stable_digest(own) == digest]
+        return found[0] if found else value
 
     def named(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Return given params as samplers have them.
@@ -121,7 +145,7 @@ class Space:
                 raise ConfigError(
                     f"first: {name!r:.100} is not to be chosen; the space has {', '.join(self.distributions)}"
                 )
-            chosen = repr(value) if name in self._objects else value
+            chosen = self._label(name, value)
             if not _holds(self.distributions[name], chosen):
                 raise ConfigError(f"first: {name}={value!r:.100} is not in {self.distributions[name]!r:.300}")
             found[name] = chosen
@@ -150,11 +174,29 @@ class Space:
         return found
 
     def describe(self) -> dict[str, Any]:
-        """Return, JSON-compatible, what tells two spaces apart."""
+        """Return, JSON-compatible, what tells two spaces apart.
+
+        Returns:
+            By name the distribution as Optuna writes it; for a list of objects, or a constant, text and
+            digest of each. Where the digest is ``None``, the value is compared by position alone.
+        """
         return {
-            **{n: optuna.distributions.distribution_to_json(d) for n, d in self.distributions.items()},
-            **{name: repr(value)[:200] for name, value in self.constants.items()},
+            **{name: distribution_to_json(kind) for name, kind in self.distributions.items()},
+            **{name: [[label, stable_digest(own)] for label, own in v] for name, v in self._objects.items()},
+            **{name: [label_of(value), stable_digest(value)] for name, value in self.constants.items()},
         }
+
+    def describe_before(self) -> dict[str, Any]:
+        """Return what earlier releases wrote: texts alone, and ``None`` for what texts do not tell apart."""
+        plain = {n: repr(v)[:200] if isinstance(v, _CHOICES) else None for n, v in self.constants.items()}
+        kinds = {name: distribution_to_json(kind) for name, kind in self.distributions.items()}
+        return {**kinds, **plain, **dict.fromkeys(self._objects)}
+
+
+def _pairs(values: list[Any]) -> list[tuple[Any, Any]]:
+    """Return all pairs of plain values."""
+    plain = [value for value in values if isinstance(value, _CHOICES)]
+    return list(combinations(plain, 2))
 
 
 def _holds(distribution: BaseDistribution, value: Any) -> bool:

@@ -25,6 +25,7 @@ from sparkdl.tune import parts
 from sparkdl.tune.loggers import TrialLogger
 from sparkdl.tune.result import BestTrial, SearchResult
 from sparkdl.tune.running.alone import check_alone
+from sparkdl.tune.running.described import describe_rows, describe_trainer
 from sparkdl.tune.running.distributed import ClusterRunner
 from sparkdl.tune.running.journal import Journal
 from sparkdl.tune.running.retried import Retried
@@ -190,13 +191,16 @@ class Tuner:
             folds: cross-validation: each trial trains so many models, on all rows but those of a fold, which
                 validate it; its values are their means. Without ``validation``.
             resume: whether to go on with the search in ``folder``, if there is one. Rungs that have run are
-                not run again, and the search ends as if it had never stopped.
+                not run again, and the search ends as if it had never stopped. Space, rows, losses and
+                options of Trainers must be the same; lambdas and closures are compared by their position
+                alone, and rows' values only with equal partitions.
 
         Returns:
             All trials, and the best.
 
         Raises:
-            ConfigError: if an option does not fit the data.
+            ConfigError: if an option does not fit the data, another program searches in ``folder``, or the
+                search there was another one.
             ModelError: if a trial's module cannot process the rows.
             TaskError: if a task keeps failing.
 
@@ -246,7 +250,7 @@ class Tuner:
         """Return the Trainer of some params, as trials get it.
 
         Args:
-            params: of a trial; values of lists that are no numbers or strings by their ``repr``.
+            params: of a trial, with the texts of objects in lists or the objects themselves.
 
         Raises:
             ConfigError: if ``train`` returns something else, or the Trainer cannot work in one task.
@@ -268,9 +272,12 @@ class Tuner:
         count = min(count, asker.count or count)
         self.scheduler.begin(Outline(count, self.max_epochs, self.space, self.seed))
         setting = self._setting(count, data, divided)
+        before = {**setting, "space": self.space.describe_before()}
+        if self.folder is not None:
+            setting |= self._rows(data, sets)
         retried.begun()
         with ExitStack() as stack:
-            journal = stack.enter_context(Journal(self.folder, setting, resume))
+            journal = stack.enter_context(Journal(self.folder, setting, resume, before))
             runner = stack.enter_context(self._runner(data, sets, divided))
             interrupted = stack.enter_context(interruptible("the rungs that run"))
             watch = SearchWatch(
@@ -294,6 +301,7 @@ class Tuner:
                 concurrent=self.concurrent,
                 stop=watch.stop,
                 on_rung=lambda trial, ended: watch.rung(search, trial, ended),
+                describe=self._described if journal.is_kept else lambda _: {},
             )
             for logger in self.loggers:
                 logger.begin(self.name, self.metric, setting)
@@ -365,6 +373,16 @@ class Tuner:
             "folds": repr(list(divided)),
             "rows": len(data),
         }
+
+    def _rows(self, data: Dataset, sets: Mapping[str, Dataset]) -> dict[str, Any]:
+        """Return which rows train and validate, to be compared with those of a search that goes on."""
+        found: dict[str, Any] = {"training rows": describe_rows(data)}
+        if self.per_trial == "cluster":
+            found["partitions"] = found["training rows"]["partitions"]
+        return found | {f"validation rows {name!r}": describe_rows(rows) for name, rows in sets.items()}
+
+    def _described(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(describe_trainer(self.trainer(params)))
 
     def _result(self, search: Search, journal: Journal, stopped_by: str) -> SearchResult:
         best, found = search.best, None

@@ -273,8 +273,8 @@ def test_a_line_that_is_damaged_is_an_error_that_names_the_file(tmp_path: Path, 
     file.write_text("\n".join([header, line, *others[1:], ""]))
     with pytest.raises(ConfigError, match=f"{tmp_path.name}.*search.jsonl cannot be read"):
         search(FIFO(), tmp_path, trials=2, resume=True)
-    file.write_text(header.replace('"sparkdl-tune": 1', '"sparkdl-tune": 2') + "\n")
-    with pytest.raises(ConfigError, match="search.jsonl cannot be read.*format 2, expected 1"):
+    file.write_text(header.replace('"sparkdl-tune": 2', '"sparkdl-tune": 3') + "\n")
+    with pytest.raises(ConfigError, match="search.jsonl cannot be read.*format 3, expected 2"):
         search(FIFO(), tmp_path, trials=2, resume=True)
 
 

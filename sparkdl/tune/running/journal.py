@@ -2,6 +2,9 @@
 
 A search that is resumed begins anew and decides the same, for its decisions follow from seed and results
 alone; rungs of which there is a line are not run again.
+
+Values are compared by digests that are equal in all processes. A value without one is a pair of its text and
+``null`` in the journal, and is compared by its position alone.
 """
 
 from __future__ import annotations
@@ -11,18 +14,25 @@ import json
 import math
 import os
 import tempfile
+import warnings
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, get_args
 
+from sparkdl import attempts
 from sparkdl.exceptions import ConfigError
+from sparkdl.saved.digest import label_of
+from sparkdl.train.checkpoint.lock import Lock
 from sparkdl.tune.running.advance import Advanced, Ending
 from sparkdl.wire import frame
 from sparkdl.wire.private import make_folder, opener
 
 _LINES = "search.jsonl"
-_FORMAT = 1
+_FORMAT = 2
+_BEFORE = 1
+"""Format of earlier releases, which noted no Trainers and no checksums of rows, and choices as text."""
+_OTHER = "resume with the same, or choose another folder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +46,7 @@ class Rung:
         until: completed epochs after.
         state: number of the rung whose state it begins with; ``None`` at the trial's beginning.
         params: the trial's.
+        made: text and digest of the parts of the trial's Trainer, by name; only in its first rung.
     """
 
     number: int
@@ -44,6 +55,7 @@ class Rung:
     until: int
     state: int | None
     params: Mapping[str, Any]
+    made: Mapping[str, Any] = field(default_factory=dict)
 
     def key(self) -> dict[str, Any]:
         """Return, JSON-compatible, what tells it from others."""
@@ -64,13 +76,19 @@ class Journal:
         folder: of the driver's machine; ``None`` for one that is deleted at the end.
         setting: what must be the same for a search to go on.
         resume: whether to go on with what is there.
+        before: the setting as earlier releases wrote it, without what they did not.
 
     Raises:
-        ConfigError: if there is a search and it is not to be resumed, or has another setting.
+        ConfigError: if there is a search and it is not to be resumed, or has another setting; or if another
+            program goes on with it now.
     """
 
     def __init__(
-        self, folder: str | os.PathLike[str] | None, setting: Mapping[str, Any], resume: bool
+        self,
+        folder: str | os.PathLike[str] | None,
+        setting: Mapping[str, Any],
+        resume: bool,
+        before: Mapping[str, Any] | None = None,
     ) -> None:
         self._own = tempfile.TemporaryDirectory(prefix="sparkdl-tune-") if folder is None else None
         self.folder = Path(self._own.name if self._own is not None else os.fspath(folder or ""))
@@ -79,11 +97,44 @@ class Journal:
         self._known: dict[int, dict[str, Any]] = {}
         self._digests: dict[int, str] = {}
         self._ahead: set[int] = set()
+        self._before = before
         header = {"sparkdl-tune": _FORMAT, "setting": json.loads(json.dumps(setting))}
-        if self._path.exists() and self._path.stat().st_size:
-            self._read(header, resume)
-        else:
-            self._append(header)
+        self._lock = self._locked()
+        try:
+            if self._path.stat().st_size:
+                self._read(header, resume)
+            else:
+                self._append(header)
+        except BaseException:
+            self._close()
+            raise
+
+    def _locked(self) -> Lock:
+        """Keep other programs out, where the file system has locks.
+
+        Raises:
+            ConfigError: if another one has the search.
+        """
+        open(self._path, "a", opener=opener).close()
+        lock = Lock(os.fspath(self._path), os.O_RDWR)
+        try:
+            lock.take(wait=False)
+        except BlockingIOError:
+            lock.close()
+            raise ConfigError(
+                f"folder={str(self.folder)!r}: another program searches there now. Give each search a "
+                "folder of its own; or wait until the other one has ended, or end it, and go on by "
+                "fit(..., resume=True)",
+                code="config-resume",
+            ) from None
+        except (OSError, ImportError):
+            pass
+        return lock
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the search can be resumed."""
+        return self._own is None
 
     @property
     def replayed(self) -> int:
@@ -105,16 +156,13 @@ class Journal:
             return
         try:
             found = [json.loads(line) for line in whole.splitlines()]
-            if found[0]["sparkdl-tune"] != _FORMAT:
-                raise ValueError(f"format {found[0]['sparkdl-tune']!r:.40}, expected {_FORMAT}")
-            for name, value in header["setting"].items():
-                before = found[0]["setting"].get(name)
-                if before != value:
-                    raise ConfigError(
-                        f"resume: {name} is {value!r:.200} now and was {before!r:.200} when it began; "
-                        "resume with the same, or choose another folder",
-                        code="config-resume",
-                    )
+            version = found[0]["sparkdl-tune"]
+            if version not in (_BEFORE, _FORMAT):
+                raise ValueError(f"format {version!r:.40}, expected {_FORMAT}")
+            if version == _FORMAT or self._before is None:
+                _check(found[0]["setting"], header["setting"])
+            else:
+                _check_before(found[0]["setting"], self._before)
             for line in found[1:]:
                 _result(line)
                 self._known[line["rung"]] = line
@@ -147,6 +195,8 @@ class Journal:
                 "the same versions of optuna and sparkdl, or choose another folder",
                 code="config-resume",
             )
+        if rung.made and "trainer" in line:  # earlier releases wrote none
+            _check_trainer(rung, line["trainer"])
         return _result(line)
 
     def add(self, rung: Rung, result: Advanced) -> None:
@@ -157,7 +207,7 @@ class Journal:
         digest = self._keep(rung.number, frame.parts(result.state)) if result.state is not None else None
         reports = [{k: _plain(v) for k, v in row.items()} for row in result.reports]
         told = {"reports": reports, "ending": result.ending, "seconds": result.seconds, "state": digest}
-        self._append({**rung.key(), **told})
+        self._append({**rung.key(), **told, **({"trainer": rung.made} if rung.made else {})})
 
     def _keep(self, number: int, parts: frame.Parts) -> str:
         """Write the state of a rung, to the disk if it is to outlast this process; return its checksum."""
@@ -219,6 +269,10 @@ class Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        self._lock.close()
         if self._own is not None:
             self._own.cleanup()
 
@@ -238,4 +292,96 @@ def _plain(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int | str):
         return value
-    return repr(value)[:200]
+    return label_of(value)
+
+
+def _check(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Check that a search has the setting that it had."""
+    for name, value in now.items():
+        before = then.get(name)
+        if before == value:
+            continue
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            if "contents" in value:
+                before = _comparable(name, before, value)
+            _check_parts(name, before, value)
+            continue
+        raise _other(name, value, before)
+
+
+_VALUES = {"positions": "have other places in their source", "contents": "have other values"}
+
+
+def _check_parts(name: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    for part in dict.fromkeys([*now, *then]):
+        if then.get(part) != now.get(part):
+            if part in _VALUES:
+                told = f"resume: {name} {_VALUES[part]} than when it began; {_OTHER}"
+                raise ConfigError(told, code="config-resume")
+            raise _other(f"{name}: {part!r}", now.get(part), then.get(part))
+
+
+def _comparable(name: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what is known of rows, as far as it can be compared: values only with equal partitions.
+
+    Other values are a warning if the next driver of a job goes on by itself: its query is the same, and sums
+    may differ in a last digit.
+    """
+    if then.get("partitions") != now["partitions"]:
+        return {**then, "partitions": now["partitions"], "contents": now["contents"]}
+    if then.get("contents") != now["contents"] and attempts.current() is not None:
+        warnings.warn(
+            f"resume: {name} have other values than when the search began", UserWarning, stacklevel=7
+        )
+        return {**then, "contents": now["contents"]}
+    return then
+
+
+def _check_before(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Check the setting of a search that an earlier release has begun, as far as that wrote it."""
+    for name in (name for name, value in now["space"].items() if value is None):
+        raise ConfigError(
+            f"resume: space: {name!r} was begun by an earlier release, which kept objects by their text, and "
+            "does not tell whether they are the same; choose another folder, or resume with that release",
+            code="config-resume",
+        )
+    _check(then, now)
+    warnings.warn(
+        "resume: the search was begun by an earlier release, which noted neither checksums of the rows nor "
+        "the Trainers' losses and options, so these are not compared",
+        UserWarning,
+        stacklevel=6,
+    )
+
+
+def _check_trainer(rung: Rung, then: Mapping[str, Any]) -> None:
+    """Check that a trial's Trainer is made of what it was made of.
+
+    Other first weights are a warning if the next driver of a job goes on by itself: they may differ in a last
+    digit on another machine.
+    """
+    for part in dict.fromkeys([*rung.made, *then]):
+        now, before = rung.made.get(part), then.get(part)
+        if _same(now, before):
+            continue
+        error = _other(
+            f"the Trainer of trial {rung.trial}: {part}", now or "the default", before or "the default"
+        )
+        if part == "weights" and attempts.current() is not None:
+            warnings.warn(str(error), UserWarning, stacklevel=4)
+            continue
+        raise error
+
+
+def _same(now: Any, before: Any) -> bool:
+    """Whether values are the same, as far as their digests tell."""
+    if now is None or before is None:
+        return now is before
+    return bool(now[1] == before[1] and (now[1] is not None or now[0] == before[0]))
+
+
+def _other(name: str, now: Any, before: Any) -> ConfigError:
+    return ConfigError(
+        f"resume: {name} is {now!r:.200} now and was {before!r:.200} when it began; {_OTHER}",
+        code="config-resume",
+    )

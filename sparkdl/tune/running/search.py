@@ -68,6 +68,7 @@ class Search:
         concurrent: how many rungs run at a time.
         stop: returns why no further rung is to begin; empty if one may.
         on_rung: called after each rung, with its trial and whether that has ended.
+        describe: returns what the Trainer of a new trial's params is made of, see :class:`Rung`.
         trials: all so far.
         best: the best state so far.
         spent: epochs that have run or are running.
@@ -87,6 +88,7 @@ class Search:
     concurrent: int
     stop: Callable[[], str]
     on_rung: Callable[[Trial, bool], None]
+    describe: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
     trials: list[Trial] = field(default_factory=list)
     best: Best | None = None
     spent: int = 0
@@ -143,7 +145,9 @@ class Search:
             trial.copies.append({"epoch": donor.epochs, "trial": donor.number, "params": dict(trial.params)})
             trial.state, trial.epochs = donor.state, donor.epochs
         trial.status = "running"
-        rung = Rung(self.rungs, trial.number, trial.epochs, move.until, trial.state, dict(trial.params))
+        params = dict(trial.params)
+        made = self.describe(params) if not trial.epochs else {}
+        rung = Rung(self.rungs, trial.number, trial.epochs, move.until, trial.state, params, made)
         self.rungs += 1
         self.spent += rung.until - rung.done
         known = self.journal.known(rung)
