@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -79,8 +80,10 @@ def _of_path(path: Path) -> UserTokenizer:
         text = file.read_text(encoding="utf-8")
         settings = file.with_name(_SETTINGS)
         found = json.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
-        json.loads(text)
-    except (OSError, ValueError) as error:
+        for name, content in ((_FILE, json.loads(text)), (_SETTINGS, found)):
+            if not isinstance(content, dict):
+                raise ValueError(f"{name} is no JSON object but a {type(content).__name__}")
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"tokenizer={str(path)!r}: expected a {_FILE}, or a folder with one, on the driver: {error}"
         ) from error
@@ -90,7 +93,9 @@ def _of_path(path: Path) -> UserTokenizer:
 def _with_settings(text: str, settings: Mapping[str, Any]) -> UserTokenizer:
     pad = settings.get("pad_token")
     pad = pad.get("content") if isinstance(pad, Mapping) else pad
-    names = settings.get("model_input_names") or INPUTS[:2]
+    names = settings.get("model_input_names")
+    names = names if isinstance(names, list | tuple) and names else INPUTS[:2]
+    pad = pad if isinstance(pad, str) else None
     limit = settings.get("model_max_length")
     bounded = isinstance(limit, int | float) and 0 < limit < _NO_LIMIT
     return UserTokenizer(
@@ -105,8 +110,11 @@ def _with_settings(text: str, settings: Mapping[str, Any]) -> UserTokenizer:
 def _padding_of(content: Mapping[str, Any]) -> str | None:
     """Return the padding token that a ``tokenizer.json`` names, or the added token that is called so."""
     if isinstance(content.get("padding"), Mapping):
-        return content["padding"].get("pad_token")  # type: ignore[no-any-return]
-    added = [token.get("content") for token in content.get("added_tokens") or ()]
+        found = content["padding"].get("pad_token")
+        return found if isinstance(found, str) else None
+    tokens = content.get("added_tokens")
+    listed = tokens if isinstance(tokens, list) else []
+    added = [token.get("content") for token in listed if isinstance(token, Mapping)]
     return next((token for token in ("[PAD]", "<pad>", "<|pad|>") if token in added), None)
 
 
@@ -177,7 +185,8 @@ class TokenEncoding:
         texts = [column.filter(pa.array(~null)).to_pylist() for column in columns]
         tokenizer = _tokenizer(self.text, self.length, self.pad_token, self.padding_side)
         given: Any = list(zip(*texts, strict=True)) if self.pairs else texts[0]
-        encodings = tokenizer.encode_batch(given, add_special_tokens=self.special_tokens)
+        with _explained(f"column {self.column!r}: the tokenizer.json cannot be used"):
+            encodings = tokenizer.encode_batch(given, add_special_tokens=self.special_tokens)
         found = {
             "input_ids": [encoding.ids for encoding in encodings],
             "attention_mask": [encoding.attention_mask for encoding in encodings],
@@ -206,7 +215,9 @@ class Decoding:
         tokenizer = _plain_tokenizer(self.text)
         for batch in batches:
             rows = [None if ids is None else [int(token) for token in ids] for ids in batch.to_pylist()]
-            texts = iter(tokenizer.decode_batch([ids for ids in rows if ids is not None], self.skip_special))
+            known = [ids for ids in rows if ids is not None]
+            with _explained("the tokenizer.json cannot be used"):
+                texts = iter(tokenizer.decode_batch(known, self.skip_special))
             yield pa.array([None if ids is None else next(texts) for ids in rows], pa.string())
 
 
@@ -246,19 +257,33 @@ def _row(index: int) -> str:
 def _plain_tokenizer(text: str) -> Any:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # Spark's tasks share the cores already
     tokenizers = need("tokenizers", _WHAT)
-    try:
+    with _explained("this is no tokenizer.json"):
         return tokenizers.Tokenizer.from_str(text)
-    except Exception as error:  # of Rust, without a class of its own
-        raise ConfigError(f"this is no tokenizer.json: {error!s:.300}", code="config-saved") from error
+
+
+@contextmanager
+def _explained(what: str) -> Iterator[None]:
+    """Turn errors of Rust into one of ours: they have no class of their own, or that of no ``Exception``."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ConfigError(f"{what}: {error!s:.300}", code="config-saved") from error
 
 
 @lru_cache(maxsize=8)
 def _tokenizer(text: str, length: int, pad_token: str | None, padding_side: str) -> Any:
     """Return this process's tokeniser with these settings, in place of those of its file."""
-    tokenizer = need("tokenizers", _WHAT).Tokenizer.from_str(_plain_tokenizer(text).to_str())
-    tokenizer.no_padding()
-    tokenizer.enable_truncation(length)
-    if pad_token is not None:
-        number = tokenizer.token_to_id(pad_token)
-        tokenizer.enable_padding(direction=padding_side, pad_id=number, pad_token=pad_token, length=length)
+    plain = _plain_tokenizer(text)
+    number = None if pad_token is None else plain.token_to_id(pad_token)
+    if pad_token is not None and number is None:
+        raise ConfigError(f"the tokenizer.json has no padding token {pad_token!r:.100}", code="config-saved")
+    with _explained("this is no tokenizer.json"):
+        tokenizer = need("tokenizers", _WHAT).Tokenizer.from_str(plain.to_str())
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(length)
+        if number is not None:
+            padding = {"pad_id": number, "pad_token": pad_token, "length": length}
+            tokenizer.enable_padding(direction=padding_side, **padding)
     return tokenizer

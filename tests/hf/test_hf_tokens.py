@@ -1,0 +1,57 @@
+"""Tokenisers of others: refused by name, whatever their files hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sparkdl.exceptions import ConfigError
+from sparkdl.hf import tokens
+
+tokenizers = pytest.importorskip("tokenizers")
+
+
+class PanicException(BaseException):
+    pass
+
+
+def use(folder: Path) -> dict[str, list[int]]:
+    found = tokens.given(folder)
+    encoding = tokens.TokenEncoding(found.text, found.inputs, 4, found.pad_token, found.padding_side)
+    return encoding.tokens("ab")
+
+
+@pytest.mark.parametrize(
+    ("change", "settings", "message"),
+    [
+        ([], {}, "tokenizer.json is no JSON object but a list"),
+        ({}, [], "tokenizer_config.json is no JSON object but a list"),
+        ({}, {"pad_token": "[NONE]"}, r"has no padding token '\[NONE\]'"),
+        ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]}}, {}, "no tokenizer.json"),
+        ({"added_tokens": 3}, {}, "no tokenizer.json"),
+    ],
+)
+def test_a_hostile_tokenizer_is_refused(tmp_path: Path, change: Any, settings: Any, message: str) -> None:
+    own = json.loads(tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0, "b": 1}, [])).to_str())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(own))
+    assert use(tmp_path)["input_ids"] == [0, 1]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(change if isinstance(change, list) else own | change))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match=message):
+        use(tmp_path)
+
+
+def test_a_panic_of_the_library_is_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no ``Exception``, and would pass all handlers."""
+
+    def panic(text: str) -> None:
+        raise PanicException("no entry found for key")
+
+    library = SimpleNamespace(Tokenizer=SimpleNamespace(from_str=panic))
+    monkeypatch.setattr(tokens, "need", lambda *_: library)
+    with pytest.raises(ConfigError, match=r"no tokenizer.json: no entry found"):
+        tokens.check("{}")
