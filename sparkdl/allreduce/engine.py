@@ -88,7 +88,7 @@ class Engine:
         self.store = store
         self._fit = replace(self._fit, in_memory=self._cluster.one_process(store.executors.tasks))
         route = self._choose(store, self._fit)
-        self._plan, self._transport = route.plan, route.transport
+        self._plan, self._traits, self._transport = route.plan, route.plan.traits, route.transport
         self._spreading = Spreading(self._cluster, store, route.transport)
 
     @property
@@ -99,11 +99,11 @@ class Engine:
     @property
     def longest_group(self) -> int:
         """How many steps may be one group, now."""
-        return min(self._plan.longest_group, self._transport.longest_group)
+        return min(self._traits.longest_group, self._transport.longest_group)
 
     @property
     def _persisted(self) -> Shards:
-        return self._cluster.shards(self._plan.shards, self._plan.shard_bytes)
+        return self._cluster.shards(self._traits.shards, self._traits.shard_bytes)
 
     def resize(self, store: PartitionStore) -> None:
         """Use another store from now on.
@@ -207,13 +207,13 @@ class Engine:
             self.store.manifest,
             tuple(published.ref for published in seed),
             local,
-            self._plan.keeps_rows and model.kept is not None and not model.layers.is_full,
+            self._traits.keeps_rows and model.kept is not None and not model.layers.is_full,
         )
 
     def _group(
         self, start: Start, steps: Sequence[Step], model: ModelState, seed: Sequence[Published]
     ) -> Group:
-        self._leaves_files |= self._plan.leaves_model
+        self._leaves_files |= self._traits.leaves_model
         sent = [*seed] if start.weights is None else [model.weights.publish(), *seed]
         broadcasts = [
             *self._sent.broadcasts,
@@ -241,14 +241,14 @@ class Engine:
         weights = Weights(self._cluster, params, np.array(report.buffers), np.array(report.counters))
         average = max(step.directives.average for step in steps)
         outcomes = outcomes_of(
-            steps, report, result, weights_bytes=plan.weights_bytes, publish_seconds=publishing
+            steps, report, result, weights_bytes=self._traits.weights_bytes, publish_seconds=publishing
         )
         after = ModelState(
             weights,
             kept,
             before if kept is not None else None,
             average_buffers(model.average_buffers, weights.buffers, average),
-            version=start.after(len(steps)) if plan.leaves_model else None,
+            version=start.after(len(steps)) if self._traits.leaves_model else None,
             made_of=start.version,
             seed=seed,
             layers=model.layers.above(
@@ -311,7 +311,7 @@ class Engine:
         Raises:
             TaskError: if it cannot be read.
         """
-        if not self._plan.keeps_rows or model.kept is None:
+        if not self._traits.keeps_rows or model.kept is None:
             return [self.fetch(model)]
         return fetching.changes(self._persisted, model, since)
 
@@ -321,7 +321,7 @@ class Engine:
         Raises:
             TaskError: if they cannot be read.
         """
-        there = model.kept is not None and self._plan.keeps_rows
+        there = model.kept is not None and self._traits.keeps_rows
         return fetching.rows(self._persisted, model) if there else {}
 
     def run_on_kept(

@@ -216,7 +216,7 @@ class Ahead:
         elapsed = perf_counter() - begin
         self._each = elapsed / len(outcomes)
         if self._size is None:
-            wanted = self._recovery.engine.plan.group_seconds
+            wanted = self._recovery.engine.plan.traits.group_seconds
             # Not all at once: the first ones take longer than those after them.
             fitting = int(seconds_of_group(wanted, fixed_seconds(outcomes, elapsed)) / self._each)
             self._now = max(1, min(fitting, 2 * self._now))

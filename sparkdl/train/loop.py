@@ -77,7 +77,7 @@ class Loop:
         self._watch = PartitionWatch(rules, access.count_executors) if rules is not None else None
         self._demand: Demand | None = None
         if rules is not None and rules.asks:
-            kind: Kind = "sharded" if engine.plan.weights_bytes else "replicated"
+            kind: Kind = "sharded" if engine.plan.traits.weights_bytes else "replicated"
             self._demand = Demand(rules, access.ask_for_executors, run.layout.nbytes, kind)
         self._deadlines = Deadlines(config.drop_stragglers) if config.drop_stragglers else None
         self._resumed: ResumePoint | None = None
@@ -152,7 +152,7 @@ class Loop:
 
     def _go_on_from(self, point: ResumePoint) -> None:
         """Give weights and the state of the shards back, to as many shards as there are now."""
-        kept = point.kept_for(self.run.layout, self._engine.plan.shards)
+        kept = point.kept_for(self.run.layout, self._engine.plan.traits.shards)
         self._recovery.restart(
             CommittedModel(point.snapshot, point.average_buffers, [kept], point.state.iteration)
         )
@@ -165,7 +165,7 @@ class Loop:
             since: see :meth:`point`.
         """
         self._ahead.settle()
-        task = partial(WriteShard, folder, self._engine.plan.shards, since)
+        task = partial(WriteShard, folder, self._engine.plan.traits.shards, since)
         written = self._recovery.run_on_kept(task, "write the optimizer's state", since)
         return {message.meta["name"]: message.meta["sha256"] for message in written}
 

@@ -216,7 +216,8 @@ class Stand:
     def run(self, most: int = 1000) -> bool:
         """Run a group as long as may be; return whether it exchanged directly."""
         steps: Sequence[Any] = [None] * min(most, self.transport.longest_group)
-        plan: Any = SimpleNamespace(phases=lambda *_: [], message_bytes=0, shard_bytes=0, keeps=False)
+        traits = SimpleNamespace(message_bytes=0, kept_bytes=None)
+        plan: Any = SimpleNamespace(phases=lambda *_: [], traits=traits)
         start: Any = Start(ModelVersion(0, 0), 0, None, False, None, (), True)  # type: ignore[arg-type]
         return self.transport.run(Group(plan, start, steps, None, [], "fit")).direct
 

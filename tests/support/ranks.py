@@ -215,7 +215,7 @@ def train(
     losses: list[float] = []
     groups = 0
     while len(losses) < case.iterations:
-        size = min(case.group, plan.longest_group, case.iterations - len(losses))
+        size = min(case.group, plan.traits.longest_group, case.iterations - len(losses))
         steps = [_step(case, len(losses) + n) for n in range(size)]
         before = model
         if case.undo:

@@ -152,57 +152,48 @@ class Phase(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanTraits:
+    """What engine, transports and loop need to know of a plan.
+
+    Attributes:
+        shards: in how many shards weights and optimizer state are persisted.
+        message_bytes: bytes of the larger message that a rank sends another one, about.
+        shard_bytes: bytes of what stays with a shard, about.
+        weights_bytes: bytes of weights that each executor receives in a step.
+        group_seconds: how long a group of iterations should take, if it may be of any size.
+        longest_group: how many iterations may be one group, at most.
+        keeps: whether anything stays with the shards between groups.
+        keeps_rows: whether rows of embedding variables are among what stays with the shards.
+        returns_weights: whether the driver gets the weights at the end of each group; otherwise it fetches
+            them.
+        leaves_model: whether the executors have the model after a group, too, and the next one may start
+            from there.
+    """
+
+    shards: int
+    message_bytes: int
+    shard_bytes: int
+    weights_bytes: int
+    group_seconds: float
+    longest_group: int
+    keeps: bool
+    keeps_rows: bool = False
+    returns_weights: bool
+    leaves_model: bool
+
+    @property
+    def kept_bytes(self) -> int | None:
+        """Bytes of what stays with a shard, about; ``None`` if nothing does."""
+        return self.shard_bytes if self.keeps else None
+
+
 class Plan(Protocol):
     """A way to exchange gradients for weights."""
 
     @property
-    def shards(self) -> int:
-        """In how many shards weights and optimizer state are persisted."""
-        ...
-
-    @property
-    def message_bytes(self) -> int:
-        """Bytes of the larger message that a rank sends another one, about."""
-        ...
-
-    @property
-    def shard_bytes(self) -> int:
-        """Bytes of what stays with a shard, about."""
-        ...
-
-    @property
-    def group_seconds(self) -> float:
-        """How long a group of iterations should take, if it may be of any size."""
-        ...
-
-    @property
-    def longest_group(self) -> int:
-        """How many iterations may be one group, at most."""
-        ...
-
-    @property
-    def keeps(self) -> bool:
-        """Whether anything stays with the shards between groups."""
-        ...
-
-    @property
-    def keeps_rows(self) -> bool:
-        """Whether rows of embedding variables are among what stays with the shards."""
-        ...
-
-    @property
-    def returns_weights(self) -> bool:
-        """Whether the driver gets the weights at the end of each group; otherwise it fetches them."""
-        ...
-
-    @property
-    def leaves_model(self) -> bool:
-        """Whether the executors have the model after a group, too, and the next one may start from there."""
-        ...
-
-    @property
-    def weights_bytes(self) -> int:
-        """Bytes of weights that each executor receives in a step."""
+    def traits(self) -> PlanTraits:
+        """What others need to know of it."""
         ...
 
     def seed(self, fetch: Callable[[], Kept]) -> list[Packed]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -29,7 +28,7 @@ from sparkdl.allreduce.messages import (
     of_type,
 )
 from sparkdl.allreduce.plans import contribute
-from sparkdl.allreduce.plans.base import Inbox, Participant, Phase, Send, Stay, ToDriver, ToRank
+from sparkdl.allreduce.plans.base import Inbox, Participant, Phase, PlanTraits, Send, Stay, ToDriver, ToRank
 from sparkdl.allreduce.update.buffers import combine_reports
 from sparkdl.allreduce.update.shard import Finished, ShardUpdate, update_shard
 from sparkdl.compute.forward_backward import ForwardBackward
@@ -55,41 +54,31 @@ class ThroughDriver:
         reductions: sums over all shards that an update needs.
     """
 
-    returns_weights: ClassVar[bool] = True
-    """Whether the driver gets the weights."""
-    keeps_rows: ClassVar[bool] = False
-    """Whether rows of embedding variables stay with the shards."""
-    leaves_model: ClassVar[bool] = False
-    """Whether the executors have the model after a group, too."""
-    longest_group: ClassVar[int] = 1
-    """How many iterations may be one group."""
-    group_seconds: ClassVar[float] = 1.0
-    """How long a group should take; there are no others than those of one iteration."""
-
     layout: ParamLayout
     shards: int
     keeps: bool
     reductions: int
 
     @property
-    def message_bytes(self) -> int:
-        """Bytes of a shard."""
-        return shards.largest(self.layout, self.shards)
-
-    @property
-    def shard_bytes(self) -> int:
-        """Bytes of a shard."""
-        return self.message_bytes
+    def traits(self) -> PlanTraits:
+        """Each iteration is a group, whose weights pass through the driver."""
+        shard = shards.largest(self.layout, self.shards)
+        return PlanTraits(
+            shards=self.shards,
+            message_bytes=shard,
+            shard_bytes=shard,
+            weights_bytes=self.layout.nbytes,
+            group_seconds=1.0,  # there are no others than those of one iteration
+            longest_group=1,
+            keeps=self.keeps,
+            returns_weights=True,
+            leaves_model=False,
+        )
 
     @property
     def updates(self) -> int:
         """Number of phases of an update."""
         return 1 + (self.reductions if self.shards > 1 else 0)
-
-    @property
-    def weights_bytes(self) -> int:
-        """Bytes of weights that each executor receives in a step."""
-        return self.layout.nbytes
 
     def seed(self, fetch: Callable[[], Kept]) -> list[Packed]:
         """Return nothing: the shards' state arrives with their gradients."""

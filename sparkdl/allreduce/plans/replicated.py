@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -37,6 +36,7 @@ from sparkdl.allreduce.plans.base import (
     Inbox,
     Participant,
     Phase,
+    PlanTraits,
     Send,
     Stay,
     ToAll,
@@ -76,13 +76,6 @@ class Replicated:
         changes: how many changes executors keep as files; none if one process runs all tasks of one.
     """
 
-    keeps_rows: ClassVar[bool] = False
-    """Whether rows of embedding variables stay with the shards."""
-    leaves_model: ClassVar[bool] = True
-    """Whether the executors have the model after a group, too."""
-    weights_bytes: ClassVar[int] = 0
-    """Bytes of weights that each executor receives in a step: none, it makes them."""
-
     layout: ParamLayout
     shards: int
     keeps: bool
@@ -93,9 +86,19 @@ class Replicated:
     changes: int = 0
 
     @property
-    def shard_bytes(self) -> int:
-        """Bytes of a shard of the weights."""
-        return shards.largest(self.layout, self.shards)
+    def traits(self) -> PlanTraits:
+        """Each executor makes the weights itself, and keeps them after a group."""
+        return PlanTraits(
+            shards=self.shards,
+            message_bytes=self.message_bytes,
+            shard_bytes=shards.largest(self.layout, self.shards),
+            weights_bytes=0,
+            group_seconds=self.group_seconds,
+            longest_group=self.longest_group,
+            keeps=self.keeps,
+            returns_weights=self.returns_weights,
+            leaves_model=True,
+        )
 
     def seed(self, fetch: Callable[[], Kept]) -> list[Packed]:
         """Return the state of all weights, in one piece."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -41,6 +41,7 @@ from sparkdl.allreduce.plans.base import (
     Inbox,
     Participant,
     Phase,
+    PlanTraits,
     Send,
     Stay,
     ToDriver,
@@ -83,39 +84,26 @@ class Sharded:
         longest_group: how many iterations may be one group.
     """
 
-    keeps: ClassVar[bool] = True
-    """Whether anything stays with the shards: the weights, if nothing else."""
-    returns_weights: ClassVar[bool] = False
-    """Whether the driver gets the weights at the end of each group."""
-    keeps_rows: ClassVar[bool] = False
-    """Whether rows of embedding variables stay with the shards."""
-    leaves_model: ClassVar[bool] = True
-    """Whether the executors have the model after a group, too."""
-
     layout: ParamLayout
     shards: int
     reductions: int
     longest_group: int = LONGEST_GROUP
 
     @property
-    def message_bytes(self) -> int:
-        """Bytes of a shard."""
-        return shards.largest(self.layout, self.shards)
-
-    @property
-    def shard_bytes(self) -> int:
-        """Bytes of a shard."""
-        return self.message_bytes
-
-    @property
-    def group_seconds(self) -> float:
-        """How long a group should take."""
-        return group_seconds(self.layout.nbytes)
-
-    @property
-    def weights_bytes(self) -> int:
-        """Bytes of weights that each executor receives in a step."""
-        return self.layout.nbytes
+    def traits(self) -> PlanTraits:
+        """Weights stay with their owners, and go from them to all executors in each step."""
+        shard = shards.largest(self.layout, self.shards)
+        return PlanTraits(
+            shards=self.shards,
+            message_bytes=shard,
+            shard_bytes=shard,
+            weights_bytes=self.layout.nbytes,
+            group_seconds=group_seconds(self.layout.nbytes),
+            longest_group=self.longest_group,
+            keeps=True,  # the weights, if nothing else
+            returns_weights=False,
+            leaves_model=True,
+        )
 
     def seed(self, fetch: Callable[[], Kept]) -> list[Packed]:
         """Return the state of each shard, each for its owner."""

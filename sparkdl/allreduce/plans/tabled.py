@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +37,7 @@ from sparkdl.allreduce.plans.base import (
     Participant,
     Phase,
     Plan,
+    PlanTraits,
     Send,
     Stay,
     ToAll,
@@ -74,52 +74,21 @@ class Tabled:
         dense: the plan of all weights.
     """
 
-    keeps: ClassVar[bool] = True
-    """Whether anything stays with the shards between groups: the rows, if nothing else."""
-    keeps_rows: ClassVar[bool] = True
-    """Whether rows of embedding variables are among that."""
-
     dense: Plan
 
     @property
-    def shards(self) -> int:
-        """Number of ranks."""
-        return self.dense.shards
-
-    @property
-    def message_bytes(self) -> int:
-        """Bytes of the larger message that a rank sends another one, about."""
-        return self.dense.message_bytes + _ROWS_BYTES // self.shards
-
-    @property
-    def shard_bytes(self) -> int:
-        """Bytes of what stays with a shard: rows may be many, so that it belongs on disks."""
-        return max(_KEPT_BYTES, self.dense.shard_bytes)
-
-    @property
-    def group_seconds(self) -> float:
-        """How long a group should take: rows are persisted at its end."""
-        return max(4.0, self.dense.group_seconds)
-
-    @property
-    def longest_group(self) -> int:
-        """How many iterations may be one group."""
-        return min(_LONGEST_GROUP, self.dense.longest_group)
-
-    @property
-    def returns_weights(self) -> bool:
-        """Whether the driver gets the weights at the end of each group."""
-        return self.dense.returns_weights
-
-    @property
-    def leaves_model(self) -> bool:
-        """Whether the executors have the model after a group, too."""
-        return self.dense.leaves_model
-
-    @property
-    def weights_bytes(self) -> int:
-        """Bytes of weights that each executor receives in a step."""
-        return self.dense.weights_bytes
+    def traits(self) -> PlanTraits:
+        """Those of the plan of the weights, with rows beside them."""
+        dense = self.dense.traits
+        return replace(
+            dense,
+            message_bytes=dense.message_bytes + _ROWS_BYTES // dense.shards,
+            shard_bytes=max(_KEPT_BYTES, dense.shard_bytes),  # rows may be many, so they belong on disks
+            group_seconds=max(4.0, dense.group_seconds),  # rows are persisted at a group's end
+            longest_group=min(_LONGEST_GROUP, dense.longest_group),
+            keeps=True,  # the rows, if nothing else
+            keeps_rows=True,
+        )
 
     def seed(self, fetch: Callable[[], Kept]) -> list[Packed]:
         """Return the state of the weights, and after it the rows of each owner."""

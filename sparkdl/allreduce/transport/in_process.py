@@ -133,7 +133,7 @@ class InProcessTransport:
             arrived, kept = self._run_group(group)
         failed = bool(of_type(arrived, Problems))
         self.failed += failed
-        stays = kept if plan.keeps and not failed else None
+        stays = kept if plan.traits.keeps and not failed else None
         return GroupResult(arrived, stays, started, {"job": time.perf_counter() - begin})
 
     def _run_group(self, group: Group) -> tuple[list[Message], Kept]:

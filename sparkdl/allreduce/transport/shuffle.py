@@ -90,8 +90,8 @@ class ShuffleTransport:
             tasks,
             group.broadcasts,
             name,
-            plan.message_bytes,
-            kept_bytes=plan.shard_bytes if plan.keeps else None,
+            plan.traits.message_bytes,
+            kept_bytes=plan.traits.kept_bytes,
         )
         arrived = [messages.decode(data) for data in frames]
         return GroupResult(arrived, kept, started, {"job": time.perf_counter() - begin})

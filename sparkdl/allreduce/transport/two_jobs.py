@@ -70,7 +70,7 @@ class TwoJobTransport:
                 stays = plan.keeps if last else number == 0
                 task = self._task(update, group, token=False, last=True, ranks=plan.shards, stays=stays)
                 if last:
-                    kept_bytes = plan.shard_bytes if stays else None
+                    kept_bytes = plan.traits.kept_bytes
                     frames, kept = sync.finish(task, f"{group.name}, parameter sync", kept_bytes=kept_bytes)
                 else:
                     frames = sync.reduce(task, f"{group.name}, reduction", leaves=stays)

@@ -213,7 +213,7 @@ class Stage:
             noise=(max(each) - min(each)) / 2 / self._each,
             python_bytes=max((found.python_bytes for found in watch.executors), default=0),
             jvm_bytes=max((found.jvm_bytes for found in watch.executors), default=0),
-            group_seconds=self.wanted.plan(exchange, ranks, 0, directly=direct).group_seconds,
+            group_seconds=self.wanted.plan(exchange, ranks, 0, directly=direct).traits.group_seconds,
         )
 
     def job(self, sample: Dataset, known: Fit, batch: int, options: dict[str, Any]) -> float:

@@ -248,7 +248,8 @@ class DirectTransport:
         if membership is None:
             return self._lost(group, started, begin, [])
         self._last_group = max(self._last_group + 1, time.time_ns())
-        plan, start, count = group.plan, replace(group.start, raises=False), len(group.steps)
+        plan, traits = group.plan, group.plan.traits
+        start, count = replace(group.start, raises=False), len(group.steps)
         # A rank that computes for longer than ever before is no lost one.
         patience = max(self._grace * self._circle.patience, 20 * self._longest_step)
         task = GroupTask(
@@ -264,14 +265,14 @@ class DirectTransport:
         )
         first, last = start.version.iteration + 1, start.version.iteration + count
         what = f"iteration {last}" if first == last else f"up to iteration {last}"
-        name, kept_bytes = f"{group.name}, {what}, direct", plan.shard_bytes if plan.keeps else None
+        name, kept_bytes = f"{group.name}, {what}, direct", traits.kept_bytes
         try:
             gathering = self._chain.gathering
             if gathering is not None and self._hosts:
                 frames, kept = gathering.run(task, self._hosts, group.broadcasts, name, kept_bytes=kept_bytes)
             else:
                 frames, kept = self._chain.run(
-                    [task], group.broadcasts, name, plan.message_bytes, kept_bytes=kept_bytes
+                    [task], group.broadcasts, name, traits.message_bytes, kept_bytes=kept_bytes
                 )
         except BaseException:
             self._membership = None  # tasks that failed have closed their connections
