@@ -15,19 +15,10 @@ from sparkdl.train.trainer import Trainer
 Described = list[str | None]
 """Text and digest of a value; the digest is ``None`` if it has none that outlasts a process."""
 
-_NOT_COMPARED = {
-    *(
-        "end_when",
-        "progress",
-        "name",
-        "timeline",
-        "commit_every",
-        "max_failures",
-        "failure_window",
-        "elastic",
-    ),
-    *("transport", "iterations_per_job", "row_memory"),
-}
+_NOT_COMPARED = frozenset(
+    "end_when progress name timeline commit_every max_failures failure_window elastic transport "
+    "iterations_per_job row_memory".split()
+)
 """Options that change no result of a trial, or are not asked."""
 
 
@@ -50,7 +41,7 @@ def describe_trainer(trainer: Trainer) -> dict[str, Described]:
     Of the module: its class with all that it holds but tensors, and the tensors' checksum as ``weights``.
     """
     module, config, default = trainer.module, trainer.config, TrainConfig()
-    found = {
+    found: dict[str, Described] = {
         "module": [type(module).__name__, stable_digest(_structure(module))],
         "weights": [type(module).__name__, digest_of(module)],
         "loss": described(trainer.objective),
