@@ -16,8 +16,19 @@ Described = list[str | None]
 """Text and digest of a value; the digest is ``None`` if it has none that outlasts a process."""
 
 _NOT_COMPARED = frozenset(
-    "end_when progress name timeline commit_every max_failures failure_window elastic transport "
-    "iterations_per_job row_memory".split()
+    [
+        "end_when",
+        "progress",
+        "name",
+        "timeline",
+        "commit_every",
+        "max_failures",
+        "failure_window",
+        "elastic",
+        "transport",
+        "iterations_per_job",
+        "row_memory",
+    ]
 )
 """Options that change no result of a trial, or are not asked."""
 
