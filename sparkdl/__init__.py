@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sparkdl._version import __version__
+from sparkdl.lazy import lazy
 from sparkdl.saved.moved import allow_old_imports
 
 if TYPE_CHECKING:
@@ -26,45 +27,24 @@ if TYPE_CHECKING:
     from sparkdl.serve.predictor import Predictor as Predictor
     from sparkdl.train.trainer import Trainer as Trainer
 
-_HOME = {
-    "Column": "sparkdl.data",
-    "Dataset": "sparkdl.data",
-    "Predictor": "sparkdl.serve.predictor",
-    "TorchClassificationModel": "sparkdl.ml",
-    "TorchClassifier": "sparkdl.ml",
-    "TorchEstimator": "sparkdl.ml",
-    "TorchModel": "sparkdl.ml",
-    "TorchRegressionModel": "sparkdl.ml",
-    "TorchRegressor": "sparkdl.ml",
-    "Trainer": "sparkdl.train",
+_HOMES = {
+    "sparkdl.data": "Column Dataset",
+    "sparkdl.ml": "TorchClassificationModel TorchClassifier TorchEstimator TorchModel TorchRegressionModel "
+    "TorchRegressor",
+    "sparkdl.serve.predictor": "Predictor",
+    "sparkdl.train": "Trainer",
 }
 
-__all__ = [
-    "Column",
-    "Dataset",
-    "Predictor",
-    "TorchClassificationModel",
-    "TorchClassifier",
-    "TorchEstimator",
-    "TorchModel",
-    "TorchRegressionModel",
-    "TorchRegressor",
-    "Trainer",
-    "__version__",
-    "session",
-]
+_names, _load = lazy(__name__, _HOMES)
+__all__ = [*_names, "__version__", "session"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "session":
-        return import_module("sparkdl.session")
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'sparkdl' has no attribute {name!r}")
+    return import_module("sparkdl.session") if name == "session" else _load(name)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__
 
 
 allow_old_imports()

@@ -329,12 +329,6 @@ def executors(spark: SparkSession, wait_seconds: float = 30.0) -> Executors:
     return Executors(len(slots), min(each.cores for each in slots), min(tasks))
 
 
-def executor_count(spark: SparkSession) -> int:
-    """Return the number of executors right now, without waiting; 1 in local mode."""
-    sc = spark.sparkContext
-    return 1 if _LOCAL.fullmatch(str(sc.master)) else len(task_slots(sc))
-
-
 def _wait_until_ready(sc: Any, count: int, slots: int, deadline: float) -> None:
     """Occupy all slots for a moment, until tasks have run on every executor.
 

@@ -5,8 +5,9 @@ Needs Optuna: ``pip install sparkdl[tune]``.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sparkdl.lazy import lazy
 
 if TYPE_CHECKING:
     from sparkdl.auto.forecast import AutoForecast as AutoForecast
@@ -16,23 +17,14 @@ if TYPE_CHECKING:
     from sparkdl.auto.tabular import AutoTabular as AutoTabular
     from sparkdl.auto.tabular import Candidate as Candidate
 
-_HOME = {
-    "AutoForecast": "sparkdl.auto.forecast",
-    "AutoForecastModel": "sparkdl.auto.forecast",
-    "AutoTabular": "sparkdl.auto.tabular",
-    "Candidate": "sparkdl.auto.tabular",
-    "Entry": "sparkdl.auto.leaderboard",
-    "Leaderboard": "sparkdl.auto.leaderboard",
+_HOMES = {
+    "sparkdl.auto.forecast": "AutoForecast AutoForecastModel",
+    "sparkdl.auto.leaderboard": "Entry Leaderboard",
+    "sparkdl.auto.tabular": "AutoTabular Candidate",
 }
 
-__all__ = ["AutoForecast", "AutoForecastModel", "AutoTabular", "Candidate", "Entry", "Leaderboard"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'sparkdl.auto' has no attribute {name!r}")
+__all__, __getattr__ = lazy(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

@@ -5,23 +5,20 @@ Only what a program uses is imported: ``transformers`` and ``peft`` are the extr
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sparkdl.lazy import lazy
 
 if TYPE_CHECKING:
     from sparkdl.hf.heads import Embedder as Embedder
     from sparkdl.hf.heads import Generator as Generator
 
-_HOME = {"Embedder": "sparkdl.hf.heads", "Generator": "sparkdl.hf.heads"}
+_HOMES = {
+    "sparkdl.hf.heads": "Embedder Generator",
+}
 
-__all__ = ["Embedder", "Generator"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'sparkdl.hf' has no attribute {name!r}")
+__all__, __getattr__ = lazy(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

@@ -6,8 +6,9 @@ installed and takes longer than torch: a fit that measures nothing waits for non
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sparkdl.lazy import lazy
 
 if TYPE_CHECKING:
     from sparkdl.metrics.loss import Loss as Loss
@@ -22,25 +23,14 @@ if TYPE_CHECKING:
 LOSS = "loss"
 """Name of the run's loss among the scores."""
 
-_HOME = {
-    "HitRatio": "sparkdl.metrics.ranking",
-    "Loss": "sparkdl.metrics.loss",
-    "MAP": "sparkdl.metrics.ranking",
-    "MRR": "sparkdl.metrics.ranking",
-    "MetricSpec": "sparkdl.metrics.spec",
-    "Metrics": "sparkdl.metrics.spec",
-    "NDCG": "sparkdl.metrics.ranking",
-    "Recall": "sparkdl.metrics.ranking",
+_HOMES = {
+    "sparkdl.metrics.loss": "Loss",
+    "sparkdl.metrics.ranking": "HitRatio MAP MRR NDCG Recall",
+    "sparkdl.metrics.spec": "MetricSpec Metrics",
 }
 
-__all__ = ["MAP", "MRR", "NDCG", "HitRatio", "Loss", "MetricSpec", "Metrics", "Recall"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'sparkdl.metrics' has no attribute {name!r}")
+__all__, __getattr__ = lazy(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

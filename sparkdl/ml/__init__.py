@@ -6,8 +6,9 @@ package, and need no estimators.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sparkdl.lazy import lazy
 
 if TYPE_CHECKING:
     from sparkdl.ml.estimators.embedding import EmbeddingModel as EmbeddingModel
@@ -32,60 +33,23 @@ if TYPE_CHECKING:
     from sparkdl.ml.stages.text import TextIndexer as TextIndexer
     from sparkdl.ml.stages.text import TextIndexerModel as TextIndexerModel
 
-_HOME = {
-    "EmbeddingModel": "sparkdl.ml.estimators.embedding",
-    "HFDecoder": "sparkdl.ml.stages.hf",
-    "HFTokenizer": "sparkdl.ml.stages.hf",
-    "ImageToTensor": "sparkdl.ml.stages.images",
-    "TabularEncoder": "sparkdl.ml.stages.tabular",
-    "TabularEncoderModel": "sparkdl.ml.stages.tabular",
-    "TextIndexer": "sparkdl.ml.stages.text",
-    "TextIndexerModel": "sparkdl.ml.stages.text",
-    "TimeSeriesEstimator": "sparkdl.ml.series.stage",
-    "TimeSeriesModel": "sparkdl.ml.series.stage",
-    "TorchClassificationModel": "sparkdl.ml.estimators.model",
-    "TorchClassifier": "sparkdl.ml.estimators.estimator",
-    "TorchEstimator": "sparkdl.ml.estimators.estimator",
-    "TorchModel": "sparkdl.ml.estimators.model",
-    "TorchRegressionModel": "sparkdl.ml.estimators.model",
-    "TorchRegressor": "sparkdl.ml.estimators.estimator",
-    "TrainingSummary": "sparkdl.ml.estimators.summary",
-    "allow_pickle": "sparkdl.ml.persistence.saving",
-    "load": "sparkdl.ml.persistence.loading",
-    "save": "sparkdl.ml.persistence.saving",
-    "trust": "sparkdl.ml.persistence.trusting",
+_HOMES = {
+    "sparkdl.ml.estimators.embedding": "EmbeddingModel",
+    "sparkdl.ml.estimators.estimator": "TorchClassifier TorchEstimator TorchRegressor",
+    "sparkdl.ml.estimators.model": "TorchClassificationModel TorchModel TorchRegressionModel",
+    "sparkdl.ml.estimators.summary": "TrainingSummary",
+    "sparkdl.ml.persistence.loading": "load",
+    "sparkdl.ml.persistence.saving": "allow_pickle save",
+    "sparkdl.ml.persistence.trusting": "trust",
+    "sparkdl.ml.series.stage": "TimeSeriesEstimator TimeSeriesModel",
+    "sparkdl.ml.stages.hf": "HFDecoder HFTokenizer",
+    "sparkdl.ml.stages.images": "ImageToTensor",
+    "sparkdl.ml.stages.tabular": "TabularEncoder TabularEncoderModel",
+    "sparkdl.ml.stages.text": "TextIndexer TextIndexerModel",
 }
 
-__all__ = [
-    "EmbeddingModel",
-    "HFDecoder",
-    "HFTokenizer",
-    "ImageToTensor",
-    "TabularEncoder",
-    "TabularEncoderModel",
-    "TextIndexer",
-    "TextIndexerModel",
-    "TimeSeriesEstimator",
-    "TimeSeriesModel",
-    "TorchClassificationModel",
-    "TorchClassifier",
-    "TorchEstimator",
-    "TorchModel",
-    "TorchRegressionModel",
-    "TorchRegressor",
-    "TrainingSummary",
-    "allow_pickle",
-    "load",
-    "save",
-    "trust",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'sparkdl.ml' has no attribute {name!r}")
+__all__, __getattr__ = lazy(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

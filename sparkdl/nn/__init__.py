@@ -7,8 +7,9 @@ Models load when they are first used: the executors import single modules of thi
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sparkdl.lazy import lazy
 
 if TYPE_CHECKING:
     from sparkdl.keyed.bloom import CountingBloom as CountingBloom
@@ -53,100 +54,42 @@ if TYPE_CHECKING:
     from sparkdl.nn.models.vgg import VGG as VGG
     from sparkdl.nn.models.wide_and_deep import WideAndDeep as WideAndDeep
 
-_HOME = {
-    "AdaptiveVariable": "sparkdl.nn.models.variables",
-    "AnomalyDetector": "sparkdl.nn.models.anomaly",
-    "Autoencoder": "sparkdl.nn.models.autoencoder",
-    "ConvAutoencoder": "sparkdl.nn.models.autoencoder",
-    "ConvLSTM": "sparkdl.nn.models.convlstm",
-    "CountingBloom": "sparkdl.keyed.bloom",
-    "DIN": "sparkdl.nn.models.din",
-    "DLRM": "sparkdl.nn.models.dlrm",
-    "DeepFM": "sparkdl.nn.models.deepfm",
-    "DynamicDimensionVariable": "sparkdl.nn.models.variables",
-    "EmbeddingBagVariable": "sparkdl.nn.embedding",
-    "EmbeddingVariable": "sparkdl.nn.embedding",
-    "Forecaster": "sparkdl.nn.models.forecaster",
-    "GRU4Rec": "sparkdl.nn.models.gru4rec",
-    "GoogLeNet": "sparkdl.nn.models.inception",
-    "InterpretableNBeats": "sparkdl.nn.models.nbeats",
-    "KNRM": "sparkdl.nn.models.knrm",
-    "LeNet5": "sparkdl.nn.models.lenet",
-    "MLP": "sparkdl.nn.models.mlp",
-    "MultiHashVariable": "sparkdl.nn.models.variables",
-    "NBeats": "sparkdl.nn.models.nbeats",
-    "NeuralCF": "sparkdl.nn.models.neuralcf",
-    "PatchTransformer": "sparkdl.nn.models.patch_transformer",
-    "Pinball": "sparkdl.nn.models.forecaster",
-    "Recommender": "sparkdl.nn.models.top_k",
-    "RecurrentClassifier": "sparkdl.nn.models.recurrent",
-    "ResNet": "sparkdl.nn.models.resnet",
-    "ResNet20": "sparkdl.nn.models.resnet",
-    "SSD": "sparkdl.nn.models.ssd",
-    "Seq2Seq": "sparkdl.nn.models.seq2seq",
-    "SparseLinear": "sparkdl.nn.models.sparse",
-    "SparseMLP": "sparkdl.nn.models.sparse",
-    "TCN": "sparkdl.nn.models.tcn",
-    "Tabular": "sparkdl.nn.models.tabular",
-    "TextCNN": "sparkdl.nn.models.textcnn",
-    "TopK": "sparkdl.nn.models.top_k",
-    "TransformerClassifier": "sparkdl.nn.models.transformer",
-    "TwoTower": "sparkdl.nn.models.two_tower",
-    "VGG": "sparkdl.nn.models.vgg",
-    "WideAndDeep": "sparkdl.nn.models.wide_and_deep",
-    "in_batch_step": "sparkdl.nn.models.two_tower",
+_HOMES = {
+    "sparkdl.keyed.bloom": "CountingBloom",
+    "sparkdl.nn.embedding": "EmbeddingBagVariable EmbeddingVariable",
+    "sparkdl.nn.models.anomaly": "AnomalyDetector",
+    "sparkdl.nn.models.autoencoder": "Autoencoder ConvAutoencoder",
+    "sparkdl.nn.models.convlstm": "ConvLSTM",
+    "sparkdl.nn.models.deepfm": "DeepFM",
+    "sparkdl.nn.models.din": "DIN",
+    "sparkdl.nn.models.dlrm": "DLRM",
+    "sparkdl.nn.models.forecaster": "Forecaster Pinball",
+    "sparkdl.nn.models.gru4rec": "GRU4Rec",
+    "sparkdl.nn.models.inception": "GoogLeNet",
+    "sparkdl.nn.models.knrm": "KNRM",
+    "sparkdl.nn.models.lenet": "LeNet5",
+    "sparkdl.nn.models.mlp": "MLP",
+    "sparkdl.nn.models.nbeats": "InterpretableNBeats NBeats",
+    "sparkdl.nn.models.neuralcf": "NeuralCF",
+    "sparkdl.nn.models.patch_transformer": "PatchTransformer",
+    "sparkdl.nn.models.recurrent": "RecurrentClassifier",
+    "sparkdl.nn.models.resnet": "ResNet ResNet20",
+    "sparkdl.nn.models.seq2seq": "Seq2Seq",
+    "sparkdl.nn.models.sparse": "SparseLinear SparseMLP",
+    "sparkdl.nn.models.ssd": "SSD",
+    "sparkdl.nn.models.tabular": "Tabular",
+    "sparkdl.nn.models.tcn": "TCN",
+    "sparkdl.nn.models.textcnn": "TextCNN",
+    "sparkdl.nn.models.top_k": "Recommender TopK",
+    "sparkdl.nn.models.transformer": "TransformerClassifier",
+    "sparkdl.nn.models.two_tower": "TwoTower in_batch_step",
+    "sparkdl.nn.models.variables": "AdaptiveVariable DynamicDimensionVariable MultiHashVariable",
+    "sparkdl.nn.models.vgg": "VGG",
+    "sparkdl.nn.models.wide_and_deep": "WideAndDeep",
 }
 
-__all__ = [
-    "DIN",
-    "DLRM",
-    "KNRM",
-    "MLP",
-    "SSD",
-    "TCN",
-    "VGG",
-    "AdaptiveVariable",
-    "AnomalyDetector",
-    "Autoencoder",
-    "ConvAutoencoder",
-    "ConvLSTM",
-    "CountingBloom",
-    "DeepFM",
-    "DynamicDimensionVariable",
-    "EmbeddingBagVariable",
-    "EmbeddingVariable",
-    "Forecaster",
-    "GRU4Rec",
-    "GoogLeNet",
-    "InterpretableNBeats",
-    "LeNet5",
-    "MultiHashVariable",
-    "NBeats",
-    "NeuralCF",
-    "PatchTransformer",
-    "Pinball",
-    "Recommender",
-    "RecurrentClassifier",
-    "ResNet",
-    "ResNet20",
-    "Seq2Seq",
-    "SparseLinear",
-    "SparseMLP",
-    "Tabular",
-    "TextCNN",
-    "TopK",
-    "TransformerClassifier",
-    "TwoTower",
-    "WideAndDeep",
-    "in_batch_step",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(_HOME[name]), name)
-    raise AttributeError(f"module 'sparkdl.nn' has no attribute {name!r}")
+__all__, __getattr__ = lazy(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from xxhash import xxh64_intdigest
 
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.stages.rowwise import find_field, quoted
@@ -97,7 +98,7 @@ def hash_ids(*columns: Values, buckets: int | None = None, salt: str = "") -> ND
         raise DataError(
             f"hash_ids: the columns have {lengths} values, expected equally many", code="data-shape"
         )
-    start = xxh64.of_bytes(salt.encode(), xxh64.SEED)
+    start = xxh64_intdigest(salt.encode(), xxh64.SEED)
     hashes = np.full(lengths[0], start, np.uint64)
     for number, values in enumerate(columns):
         hashes = _combined(hashes, values, f"columns[{number}]")
@@ -171,7 +172,7 @@ def _combined(hashes: xxh64.Hashes, values: Values, name: str) -> xxh64.Hashes:
     found = hashes.copy()
     for at, value in enumerate(values):
         if isinstance(value, str):
-            found[at] = xxh64.of_bytes(value.encode(), int(hashes[at]))
+            found[at] = xxh64_intdigest(value.encode(), int(hashes[at]))
         elif isinstance(value, bool | int | np.integer | np.bool_):
             _check_long(int(value), at, name)
             found[at] = xxh64.of_integers(np.array([value], np.int64), hashes[at : at + 1])[0]

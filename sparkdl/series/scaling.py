@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 
 from sparkdl.wire.frame import Array
 
-Scaling = Literal["standard", "mean", "none"]
 SCALINGS = ("standard", "mean", "none")
 _ROUNDING = 1e-12  # deviation of a constant, as a share of it
 

@@ -5,17 +5,15 @@ The names load what they need when they are first used.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from sparkdl.lazy import lazy
 
 if TYPE_CHECKING:
     from sparkdl.serve.predictor import Predictor as Predictor
 
-__all__ = ["Predictor"]
+_HOMES = {
+    "sparkdl.serve.predictor": "Predictor",
+}
 
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        from sparkdl.serve.predictor import Predictor
-
-        return Predictor
-    raise AttributeError(f"module 'sparkdl.serve' has no attribute {name!r}")
+__all__, __getattr__ = lazy(__name__, _HOMES)

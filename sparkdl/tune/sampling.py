@@ -6,7 +6,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import optuna
 from optuna.samplers import BaseSampler
@@ -15,8 +15,6 @@ from optuna.trial import FrozenTrial, TrialState
 from sparkdl.exceptions import ConfigError
 from sparkdl.tune.space import Space
 from sparkdl.tune.trial import Trial
-
-SearchName = Literal["tpe", "random", "cmaes", "grid", "qmc", "gp"]
 
 
 def sampler_of(search: Any, space: Space, seed: int) -> BaseSampler:

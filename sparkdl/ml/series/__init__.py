@@ -5,13 +5,10 @@ The stages load when they are first used: the executors import single modules of
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
+from sparkdl.lazy import lazy
 
-__all__ = ["TimeSeriesEstimator", "TimeSeriesModel"]
+_HOMES = {
+    "sparkdl.ml.series.stage": "TimeSeriesEstimator TimeSeriesModel",
+}
 
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(import_module("sparkdl.ml.series.stage"), name)
-    raise AttributeError(f"module 'sparkdl.ml.series' has no attribute {name!r}")
+__all__, __getattr__ = lazy(__name__, _HOMES)

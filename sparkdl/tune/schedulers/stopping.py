@@ -44,7 +44,7 @@ class MedianStopping(Scheduler):
     """The median stopping rule (Golovin et al., KDD 2017).
 
     A trial stops if its best value so far is worse than the median of what the others had reached on average
-    by the same epoch.
+    by the same epoch. Optuna's MedianPruner compares with completed trials only, and with single values.
 
     Args:
         grace_period: epochs that every trial gets.
