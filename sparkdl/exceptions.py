@@ -152,7 +152,7 @@ class OptimizerError(SparkdlError, ValueError):
 class SerializationError(SparkdlError):
     """An object cannot be shipped to the executors."""
 
-    codes: ClassVar[tuple[str, ...]] = ("serialization",)
+    codes: ClassVar[tuple[str, ...]] = ("serialization", "serialization-code")
 
 
 class TaskError(SparkdlError):

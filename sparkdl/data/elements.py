@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkdl.access.base import Access, Frames, Published
+from sparkdl.code import pickling
 from sparkdl.data.columns import STORED_DTYPES, ColumnPlan, Structure, TablePlan, make_plan, structure_of
 from sparkdl.data.store import build
 from sparkdl.data.store.sources import Partitions, Source
@@ -173,13 +174,10 @@ class TorchSource(Source):
 
 
 def _pickled(dataset: Any) -> bytes:
-    from pyspark import cloudpickle
-
     try:
-        found: bytes = cloudpickle.dumps(dataset)  # type: ignore[no-untyped-call]
+        return pickling.dumps(dataset)
     except Exception as error:
         raise SerializationError(
             f"the torch dataset {type(dataset).__name__} cannot be sent to the executors: {error}. Open "
             "files and connections in __getitem__, not in __init__"
         ) from error
-    return found

@@ -13,10 +13,10 @@ from functools import partial
 from types import MethodType
 from typing import Any
 
-import cloudpickle
 from torch import nn
 from torch.nn.utils import parametrize
 
+from sparkdl.code import pickling
 from sparkdl.exceptions import SerializationError
 
 
@@ -31,9 +31,7 @@ def dumps(obj: Any, what: str) -> bytes:
         SerializationError: naming the attribute that cannot be pickled.
     """
     try:
-        file = io.BytesIO()
-        _Pickler(file).dump(obj)
-        return file.getvalue()
+        return pickling.dumps(obj, _Pickler)
     except Exception as error:
         path, culprit = _find_culprit(obj, what)
         raise SerializationError(
@@ -44,11 +42,15 @@ def dumps(obj: Any, what: str) -> bytes:
 
 
 def loads(data: bytes) -> Any:
-    """Unpickle the bytes of :func:`dumps`. Only for bytes that this application itself shipped."""
-    return pickle.loads(data)
+    """Unpickle the bytes of :func:`dumps`. Only for bytes that this application itself shipped.
+
+    Raises:
+        SerializationError: if this process has other code of the user's than the one that pickled.
+    """
+    return pickling.loads(data)
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _Pickler(pickling.Pickler):
     """Pickles what torch leaves out or refuses: hooks of parameters, and parametrized modules."""
 
     def reducer_override(self, obj: Any) -> Any:

@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl.access.base import BytesRef
+from sparkdl.code import pickling
 from sparkdl.data.columns import ROW_ID, ColumnPlan, TablePlan
 from sparkdl.data.convert import from_arrow, from_rows, row_namer
 from sparkdl.data.store.partition import StoreBatch, Token, write_partition
@@ -163,7 +164,7 @@ def items_writer(
 
     def write(partition: int, arriving: Iterator[bytes]) -> Iterator[bytes]:
         def items() -> Iterator[tuple[tuple[int, int], Any]]:
-            found = pickle.loads(dataset.read(once=True))
+            found = pickling.loads(dataset.read(once=True))
             for data in joined(arriving):
                 for number in range(*struct.unpack(_SPAN, data)):
                     yield (0, number), convert_item(found[number])

@@ -1,0 +1,107 @@
+"""Pickles with a digest of the user's code that they name; a worker that reads one has the same code."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import struct
+import uuid
+from dataclasses import asdict
+from types import FunctionType
+from typing import Any
+
+import cloudpickle
+
+from sparkdl.code import digest, modules
+from sparkdl.code.same import with_same_code
+from sparkdl.code.told import Module, Names, Told, walked
+from sparkdl.code.walk import Walk
+
+_TRAILER = struct.Struct("<Q8s")
+_MAGIC = b"sparkdlC"
+_PROCESS = uuid.uuid4().hex
+
+
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """Notes what is pickled by name."""
+
+    def __init__(self, file: Any) -> None:
+        super().__init__(file)
+        self.names: set[Names] = set()
+        self._walk = Walk(modules.is_users)
+
+    def reducer_override(self, obj: Any) -> Any:
+        """Return how an object is made again."""
+        found = super().reducer_override(obj)
+        if isinstance(obj, type | FunctionType):
+            if found is NotImplemented:
+                if modules.is_users(str(obj.__module__)):
+                    self.names.add((obj.__module__, obj.__qualname__))
+            elif isinstance(obj, FunctionType):  # travels itself; what it reads in modules does not
+                self.names.update((module, name) for module, name, _ in self._walk.in_scope(obj))
+        return found
+
+
+def dumps(obj: Any, pickler: type[Pickler] = Pickler) -> bytes:
+    """Pickle an object, with what there is of the user's code that it names.
+
+    Args:
+        obj: the object.
+        pickler: pickles it.
+    """
+    file = io.BytesIO()
+    made = pickler(file)
+    made.dump(obj)
+    if made.names:
+        told = json.dumps(asdict(_told(sorted(made.names))), separators=(",", ":")).encode()
+        file.write(told + _TRAILER.pack(len(told), _MAGIC))
+    return file.getvalue()
+
+
+def loads(data: Any) -> Any:
+    """Unpickle what :func:`dumps` returned, with the code that its process had.
+
+    Raises:
+        SerializationError: naming the file, if this process has other code.
+    """
+    told = told_of(data)
+    return pickle.loads(data) if told is None else with_same_code(told, lambda: pickle.loads(data))
+
+
+def told_of(data: Any) -> Told | None:
+    """Return what another process has told with a pickle; ``None`` if it was this one, or it has no code."""
+    view = memoryview(data).cast("B")
+    if len(view) < _TRAILER.size:
+        return None
+    size, magic = _TRAILER.unpack(view[-_TRAILER.size :])
+    if magic != _MAGIC:
+        return None
+    found = json.loads(bytes(view[-_TRAILER.size - size : -_TRAILER.size]))
+    if found["process"] == process():
+        return None
+    found["names"] = [(module, name) for module, name in found["names"]]
+    found["modules"] = {name: Module(**module) for name, module in found["modules"].items()}
+    return Told(**found)
+
+
+def process() -> str:
+    """Return a name of this process."""
+    return f"{_PROCESS}-{os.getpid()}"
+
+
+def _told(names: list[Names]) -> Told:
+    walk = walked(names, modules.is_users)
+    about = {
+        name: Module(modules.file_of(name), modules.is_plain(name), modules.is_edited(name))
+        for name in sorted(walk.modules | {module for module, _ in names if modules.is_users(module)})
+    }
+    return Told(
+        process=process(),
+        dialect=digest.dialect(),
+        names=names,
+        code=walk.code,
+        values=walk.values,
+        modules=about,
+    )

@@ -1,0 +1,67 @@
+"""What a process tells others of the code that a pickle names, as far as it is the user's."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import FunctionType, ModuleType
+from typing import Any
+
+from sparkdl.code.walk import Walk
+
+Names = tuple[str, str]
+"""A module, and the name of something in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A module on the driver.
+
+    Attributes:
+        file: its file.
+        plain: whether it was loaded as the file says.
+        edited: whether the file has changed since.
+    """
+
+    file: str
+    plain: bool
+    edited: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """The user's code that a pickle names, as its process has it.
+
+    Attributes:
+        process: the process.
+        dialect: what compiled code depends on beside its source.
+        names: what the pickle names.
+        code: digest of functions and classes, by module and name.
+        values: what they read, likewise.
+        modules: by name.
+    """
+
+    process: str
+    dialect: str
+    names: list[Names]
+    code: dict[str, str]
+    values: dict[str, str]
+    modules: dict[str, Module]
+
+
+def walked(names: list[Names], is_users: Callable[[str], bool]) -> Walk:
+    """Follow names through the modules that this process has loaded."""
+    walk = Walk(is_users)
+    for module, name in names:
+        walk.start(module, name)
+        found = _simple(module, name)
+        if found is not None and not isinstance(found[0], type | FunctionType | ModuleType):
+            walk.bound(module, name, found[0])
+    return walk
+
+
+def _simple(module: str, name: str) -> tuple[Any] | None:
+    """Return what a loaded module has under a simple name, in a tuple; ``None`` if it has not."""
+    space = vars(sys.modules[module]) if module in sys.modules else {}
+    return (space[name],) if name in space else None
