@@ -26,7 +26,7 @@ from sparkdl.allreduce.state import ModelState, Weights
 from sparkdl.allreduce.transport.base import Group, GroupResult, Transport
 from sparkdl.allreduce.update.buffers import average_buffers
 from sparkdl.compute.problems import LackingState, LostPeer, MissingPartition, Problem
-from sparkdl.compute.start import ModelVersion, Start
+from sparkdl.compute.start import ModelVersion, Origin, Start
 from sparkdl.compute.worker import FitRef
 from sparkdl.data.store.built import MAX_REBUILDS, PartitionStore
 from sparkdl.exceptions import DataError, ModelError, TaskError
@@ -142,17 +142,18 @@ class Engine:
     def _run(
         self, steps: Sequence[Step], model: ModelState, seed: list[Published]
     ) -> tuple[ModelState, list[Outcome]]:
-        there, local = model.version not in (None, self._overwritten), True
+        have = model.version not in (None, self._overwritten)
+        origin = Origin.EXECUTORS if have else Origin.DRIVER
         problems: Sequence[Problem] = ()
         if self._spreading.move():
-            there, local, steps = False, False, steps[:1]
+            origin, steps = Origin.DRIVER_ALONE, steps[:1]
             self._generation += 1
         for _ in range(MAX_REBUILDS):
             steps = steps[: self.longest_group]
-            if not there and not seed:
+            if origin is not Origin.EXECUTORS and not seed:
                 self._send_seed(model, seed)
             begin = perf_counter()
-            start = self._start(steps, model, seed, there, local)
+            start = self._start(steps, model, seed, origin)
             publishing = perf_counter() - begin
             try:
                 with _job_errors(steps[0]):
@@ -171,7 +172,7 @@ class Engine:
             if any(loses_state(problem) for problem in problems):
                 # Executors have come or gone, or tasks went elsewhere. One step that relies on no file makes
                 # files for the next group; what others have of this attempt is another generation.
-                there, local, steps = False, False, steps[:1]
+                origin, steps = Origin.DRIVER_ALONE, steps[:1]
                 self._generation += 1
             for problem in problems:
                 if isinstance(problem, MissingPartition):
@@ -196,17 +197,18 @@ class Engine:
                 seed.append(self._cluster.publish(data, inline=False))
 
     def _start(
-        self, steps: Sequence[Step], model: ModelState, seed: Sequence[Published], there: bool, local: bool
+        self, steps: Sequence[Step], model: ModelState, seed: Sequence[Published], origin: Origin
     ) -> Start:
-        version = model.version if there else None
+        have = origin is Origin.EXECUTORS
+        version = model.version if have else None
         return Start(
             version or ModelVersion(self._generation, steps[0].iteration),
             self._generation,
-            None if there else model.weights.publish().ref,
+            None if have else model.weights.publish().ref,
             model.kept is not None,
             self.store.manifest,
             tuple(published.ref for published in seed),
-            local,
+            origin is not Origin.DRIVER_ALONE,
             self._traits.keeps_rows and model.kept is not None and not model.layers.is_full,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 from sparkdl.access.base import BytesRef
 from sparkdl.compute.local_store import LocalStore, decode
@@ -33,6 +34,14 @@ class ModelVersion:
     def part(self, what: str) -> str:
         """Return the name of a part of it."""
         return f"{self.name}.{what}"
+
+
+class Origin(Enum):
+    """Where the ranks of a group find the model from which it starts."""
+
+    EXECUTORS = "the executors have it"
+    DRIVER = "the driver sends it; the messages of a rank to itself stay on its executor"
+    DRIVER_ALONE = "the driver sends it, for one step that relies on no file of an executor"
 
 
 @dataclass(frozen=True, slots=True)
