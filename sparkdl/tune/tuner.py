@@ -25,7 +25,7 @@ from sparkdl.tune import parts
 from sparkdl.tune.loggers import TrialLogger
 from sparkdl.tune.result import BestTrial, SearchResult
 from sparkdl.tune.running.alone import check_alone
-from sparkdl.tune.running.described import describe_rows, describe_trainer
+from sparkdl.tune.running.described import describe_datasets, describe_trainer
 from sparkdl.tune.running.distributed import ClusterRunner
 from sparkdl.tune.running.journal import Journal
 from sparkdl.tune.running.retried import Retried
@@ -274,7 +274,7 @@ class Tuner:
         setting = self._setting(count, data, divided)
         before = {**setting, "space": self.space.describe_before()}
         if self.folder is not None:
-            setting |= self._rows(data, sets)
+            setting |= describe_datasets(data, sets, self.per_trial == "cluster")
         retried.begun()
         with ExitStack() as stack:
             journal = stack.enter_context(Journal(self.folder, setting, resume, before))
@@ -373,13 +373,6 @@ class Tuner:
             "folds": repr(list(divided)),
             "rows": len(data),
         }
-
-    def _rows(self, data: Dataset, sets: Mapping[str, Dataset]) -> dict[str, Any]:
-        """Return which rows train and validate, to be compared with those of a search that goes on."""
-        found: dict[str, Any] = {"training rows": describe_rows(data)}
-        if self.per_trial == "cluster":
-            found["partitions"] = found["training rows"]["partitions"]
-        return found | {f"validation rows {name!r}": describe_rows(rows) for name, rows in sets.items()}
 
     def _described(self, params: Mapping[str, Any]) -> dict[str, Any]:
         return dict(describe_trainer(self.trainer(params)))

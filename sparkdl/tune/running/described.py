@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -44,6 +45,14 @@ def describe_rows(data: Dataset) -> dict[str, Any]:
     found: dict[str, Any] = {"rows": len(data), "partitions": [token.rows for token in tokens]}
     made = {"transform": data.transform, "collate": data.collate}
     return found | checksums(tokens) | {k: described(v) for k, v in made.items() if v is not None}
+
+
+def describe_datasets(data: Dataset, sets: Mapping[str, Dataset], distributed: bool) -> dict[str, Any]:
+    """Return the rows that train and validate; distributed trials depend on their partitions, too."""
+    found: dict[str, Any] = {"training rows": describe_rows(data)}
+    if distributed:
+        found["partitions"] = found["training rows"]["partitions"]
+    return found | {f"validation rows {name!r}": describe_rows(rows) for name, rows in sets.items()}
 
 
 def describe_trainer(trainer: Trainer) -> dict[str, Described]:
