@@ -93,9 +93,6 @@ class Note:
 class Notes:
     """A folder with one note for each attempt: a local folder, or any that fsspec opens.
 
-    Args:
-        folder: path or URL.
-
     Raises:
         ConfigError: if no installed package opens such URLs.
     """
@@ -150,12 +147,7 @@ class Notes:
 
 
 class Attempt:
-    """This process as the driver of an attempt.
-
-    Args:
-        notes: where it tells of itself.
-        number: of the attempt, from 1.
-    """
+    """This process as the driver of an attempt."""
 
     def __init__(self, notes: Notes, number: int) -> None:
         self.number = number

@@ -1,4 +1,4 @@
-"""What may be shown: texts without the credentials in their URLs, Spark's confs without secrets."""
+"""Texts without the credentials in their URLs, Spark's confs without secrets."""
 
 from __future__ import annotations
 

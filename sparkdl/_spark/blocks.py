@@ -1,4 +1,4 @@
-"""What Spark's driver knows of executors and of the blocks that they hold."""
+"""The driver's view of executors and of the blocks that they hold."""
 
 from __future__ import annotations
 
@@ -13,12 +13,7 @@ _DRIVER = "driver"
 
 
 class Blocks:
-    """Asks Spark's block manager.
-
-    Args:
-        jvm: the driver's.
-        context: Spark's context there.
-    """
+    """Asks Spark's block manager."""
 
     def __init__(self, jvm: Any, context: JavaObject) -> None:
         self._jvm = jvm

@@ -35,10 +35,6 @@ def task_error(error: BaseException, doing: str) -> SparkdlError:
     """Turn py4j's report of a failed job into an error without py4j and JVM stacks.
 
     An error of sparkdl keeps its type; the user's own traceback follows the message.
-
-    Args:
-        error: what py4j raised.
-        doing: description of the job, for the message.
     """
     text = str(error)
     begin = text.find("Traceback (most recent call last):")

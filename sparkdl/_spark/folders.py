@@ -12,12 +12,7 @@ if TYPE_CHECKING:
 
 
 class Folders:
-    """Hadoop's file system of a path; paths are taken literally, and no pattern is expanded.
-
-    Args:
-        spark: a classic session.
-        path: any path on it.
-    """
+    """Hadoop's file system of a path; paths are taken literally, and no pattern is expanded."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         private: Any = spark
@@ -43,12 +38,7 @@ class Folders:
             raise OSError(redaction.text(f"cannot rename {source} to {target}"))
 
     def delete_siblings(self, path: str, wanted: Callable[[str], bool]) -> None:
-        """Delete what lies beside a path, as its name says.
-
-        Args:
-            path: the path.
-            wanted: whether what has a name is to be deleted.
-        """
+        """Delete what lies beside a path, as its name says."""
         parent = self._path(path).getParent()
         if not self._fs.exists(parent):
             return

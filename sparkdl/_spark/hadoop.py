@@ -20,9 +20,6 @@ from sparkdl.exceptions import ConfigError
 class HadoopFileSystem(AbstractFileSystem):  # type: ignore[misc]
     """A Hadoop ``FileSystem``; paths are whole URLs.
 
-    Args:
-        url: any URL on it.
-
     Raises:
         ConfigError: if no Spark is running, or it knows no such file system.
     """

@@ -22,11 +22,7 @@ _LARGE_FRAME = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class SubmittedJob:
-    """A job that has begun.
-
-    Attributes:
-        action: Spark's handle of it.
-    """
+    """A job that has begun."""
 
     action: JavaObject
 
@@ -125,9 +121,6 @@ class FrameJobs:
 
         What the driver holds travels inside of tasks. Spark warns of tasks above 1,000 KiB and refuses those
         above ``spark.rpc.message.maxSize``, so frames must be small.
-
-        Args:
-            frames: key and frame of each.
         """
         tasks = 0
 
@@ -246,12 +239,6 @@ class FrameJobs:
 
         One that is busy for longer than Spark waits for it (``spark.locality.wait``) is left out: another
         executor does it once more.
-
-        Args:
-            task: the task, which gets no frames.
-            broadcasts: PySpark broadcasts that the task reads.
-            times: how often each executor runs it.
-            profile: JVM resource profile of the stage.
         """
         return self.collect(self._everywhere(task, broadcasts, times, profile))
 
@@ -313,10 +300,6 @@ class FrameJobs:
 
         Only a ``PythonRDD`` lets go of its parents: a ``PairwiseRDD`` would keep every iteration
         before it in the task binary, until the JVM's stack overflows.
-
-        Args:
-            frames: the RDD.
-            frame_bytes: length of a frame, about.
         """
         frames.persist(self._two_copies if frame_bytes < _LARGE_FRAME else self._two_on_disk)
         frames.localCheckpoint()
@@ -330,10 +313,6 @@ class FrameJobs:
 
         ``RDD.unpersist`` does the same and warns each time that a locally checkpointed RDD cannot
         be recomputed, which here is the intention.
-
-        Args:
-            frames: the RDD.
-            wait: whether to return when its blocks are deleted, not before.
         """
         self._context.unpersistRDD(frames.id(), wait)
 

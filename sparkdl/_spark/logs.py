@@ -1,4 +1,4 @@
-"""How much is logged: little by default, more by the environment variable ``SPARKDL_LOG``."""
+"""The amount of logging: little by default, more by the environment variable ``SPARKDL_LOG``."""
 
 from __future__ import annotations
 

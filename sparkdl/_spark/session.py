@@ -1,4 +1,4 @@
-"""What sessions offer beyond their public API; no PySpark is imported before it is needed."""
+"""Offers of sessions beyond their public API; no PySpark is imported before it is needed."""
 
 from __future__ import annotations
 
@@ -95,13 +95,7 @@ def planned_once(spark: SparkSession, df: DataFrame) -> DataFrame:
 
 
 def task_profile(sc: Any, cpus: int, amounts: Mapping[str, float]) -> JavaObject | None:
-    """Return the resource profile of tasks that need so much, ``None`` if the cluster manager has none.
-
-    Args:
-        sc: SparkContext.
-        cpus: cores of a task.
-        amounts: of each other resource, by name.
-    """
+    """Return the resource profile of tasks that need so much, ``None`` if the cluster manager has none."""
     from py4j.protocol import Py4JJavaError
     from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 

@@ -1,4 +1,4 @@
-"""What a task asks of Spark: the values of broadcasts, and its resources."""
+"""A task's requests to Spark: the values of broadcasts, and its resources."""
 
 from __future__ import annotations
 

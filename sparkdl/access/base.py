@@ -1,4 +1,4 @@
-"""What sparkdl asks of a cluster: run tasks where rows are, send bytes, bring frames back, keep frames.
+"""The interface to a cluster: run tasks where rows are, send bytes, bring frames back, keep frames.
 
 All of sparkdl reaches a cluster by an :class:`Access`. There are two: RDDs of raw frames, for classic
 sessions (:mod:`sparkdl.access.classic`), and DataFrames of frames, for Spark Connect
@@ -187,22 +187,11 @@ class Access(Protocol):
         ...
 
     def written(self, df: DataFrame, write: Any, rows_per_batch: int) -> Frames:
-        """Return the frames that a ``mapInArrow`` function makes, as column ``token``, of a DataFrame's rows.
-
-        Args:
-            df: the rows.
-            write: the function.
-            rows_per_batch: rows that it gets at a time, at most.
-        """
+        """Return the frames that a ``mapInArrow`` function makes of a DataFrame's rows."""
         ...
 
     def scattered(self, pieces: Iterable[tuple[int, bytes | Parts]], partitions: int) -> Frames:
-        """Return frames of the driver in so many partitions.
-
-        Args:
-            pieces: partition and frame of each; small frames.
-            partitions: how many.
-        """
+        """Return frames of the driver in so many partitions."""
         ...
 
     def one_task(self, data: bytes | Parts) -> Frames:
@@ -247,23 +236,11 @@ class Access(Protocol):
     def run_everywhere(
         self, task: Task, broadcasts: Sequence[Any] = (), *, times: int = 1, profile: Any = None
     ) -> list[bytes]:
-        """Run a task, which gets no frames, on each executor that there is now, and return its frames.
-
-        Args:
-            task: the task.
-            broadcasts: PySpark broadcasts that the task reads.
-            times: how often each executor runs it.
-            profile: resource profile of the stage.
-        """
+        """Run a task, which gets no frames, on each executor that there is now, and return its frames."""
         ...
 
     def begin_everywhere(self, task: Task, *, profile: Any = None) -> RunningJob | None:
-        """Begin to run a task, which gets no frames, on each executor; ``None`` where a job must end first.
-
-        Args:
-            task: the task.
-            profile: resource profile of the stage.
-        """
+        """Begin to run a task without frames on each executor; ``None`` where a job must end first."""
         ...
 
     def chain(self, tokens: Frames, ranks: int, profile: Any) -> Chain:

@@ -95,11 +95,7 @@ class StageChain:
             self._tokens = None
 
     def _padded(self, frames: int) -> JavaObject:
-        """Return the tokens, each followed by as many empty frames as a stage is to read.
-
-        Args:
-            frames: number of frames that a rank gets from each.
-        """
+        """Return the tokens, each followed by as many empty frames as a stage is to read."""
         if self._tokens is None or self._frames != frames:
             self.release()
             pad = _Pad(frames * self._ranks)
@@ -164,11 +160,11 @@ class GatheredStages:
         kept_bytes: int | None = None,
     ) -> tuple[list[Buffer], JavaObject | None]:
         """Run one stage."""
-        jobs, profile, homes = self.jobs, self.profile, kept_bytes is not None
+        jobs, profile, by_rank = self.jobs, self.profile, kept_bytes is not None
         shuffled = None
-        run = Gathered(task, [host.tokens for host in hosts], homes)
+        run = Gathered(task, [host.tokens for host in hosts], by_rank)
         stage = jobs.stage(jobs.located([host.executor for host in hosts]), run, broadcasts, profile=profile)
-        if homes:  # a partition for each shard
+        if by_rank:  # a partition for each shard
             shuffled = jobs.shuffle(jobs.keyed(stage), self.ranks)
             stage = jobs.stage(jobs.values(shuffled), AtHome(), profile=profile)
         results, kept = collect(jobs, stage, shuffled, name, kept_bytes)
@@ -190,9 +186,6 @@ def collect(
         shuffled: what it reads, which nobody needs afterwards.
         name: names the job in the Spark UI.
         kept_bytes: length of a frame that stays, about; ``None`` if none does.
-
-    Returns:
-        Frames for the driver, and what stays.
     """
     kept = None
     if kept_bytes is not None:

@@ -1,4 +1,4 @@
-"""What models ask of a classic session: Hadoop's file systems, RDDs, broadcasts."""
+"""Access of models to a classic session: Hadoop's file systems, RDDs, broadcasts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,7 @@ _MAX_BROADCASTS = 16
 
 @dataclass(frozen=True, slots=True)
 class Broadcasted:
-    """Bytes in a broadcast, which each executor fetches once.
-
-    Attributes:
-        digest: names the content.
-        broadcast: PySpark's.
-    """
+    """Bytes in a broadcast, which each executor fetches once."""
 
     digest: str
     broadcast: Any
@@ -43,12 +38,7 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class ClassicModels:
-    """See :class:`sparkdl.access.models.ModelAccess`.
-
-    Attributes:
-        spark: the session.
-        runs_batches: they run in this program.
-    """
+    """See :class:`sparkdl.access.models.ModelAccess`."""
 
     spark: SparkSession
     runs_batches: bool = True

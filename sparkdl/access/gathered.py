@@ -24,19 +24,19 @@ class Gathered:
     Attributes:
         task: the task.
         tokens: what each task gets, in place of frames.
-        homes: whether what leaves goes to the partition of the rank for which it stays, for :class:`AtHome`;
+        by_rank: whether what leaves goes to the partition of its rank, for :class:`AtHome`;
             frames for the driver go along with the first one's.
     """
 
     task: ChainTask
     tokens: Sequence[Sequence[bytes]]
-    homes: bool
+    by_rank: bool
 
     def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterable[bytes | Parts]:
         """Run the task."""
         deque(frames, maxlen=0)
         leaving = self.task(partition, iter(self.tokens[partition]))
-        return cut_keyed(partition, self._addressed(leaving) if self.homes else leaving)
+        return cut_keyed(partition, self._addressed(leaving) if self.by_rank else leaving)
 
     def _addressed(self, leaving: Iterable[bytes | Parts]) -> Iterator[bytes | Parts]:
         """Yield each frame after a frame with its key, both after the key of the partition that gets them."""
@@ -78,12 +78,7 @@ def _pairs(frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
 
 
 def by_executor(places: Sequence[str], slots: int) -> list[list[int]]:
-    """Return partitions in groups, each on one executor, of which none has more groups than task slots.
-
-    Args:
-        places: the executor of each partition.
-        slots: task slots of an executor.
-    """
+    """Return partitions in groups, each on one executor, of which none has more groups than task slots."""
     found: dict[str, list[int]] = {}
     for partition, place in enumerate(places):
         found.setdefault(place, []).append(partition)

@@ -1,4 +1,4 @@
-"""What models ask of a session, saved ones, ones in columns, and ones that learn from streams.
+"""Access of models to a session: saved ones, ones in columns, and ones that learn from streams.
 
 Training asks for more: :class:`sparkdl.access.base.Access`.
 """
@@ -16,11 +16,7 @@ if TYPE_CHECKING:
 
 
 class Lasting(Protocol):
-    """Bytes that functions of columns can read for as long as there are DataFrames with them.
-
-    Attributes:
-        digest: names the content.
-    """
+    """Bytes that functions of columns can read for as long as there are DataFrames with them."""
 
     @property
     def digest(self) -> str:

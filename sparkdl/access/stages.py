@@ -107,9 +107,6 @@ class Chain(Protocol):
             frame_bytes: bytes of the first frame that a task sends to a partition, about; the second one is
                 small.
             kept_bytes: length of a frame that stays after the last stage, about; ``None`` if none does.
-
-        Returns:
-            Frames for the driver, and what stays.
         """
         ...
 
@@ -139,11 +136,7 @@ class ParameterSync(Protocol):
         ...
 
     def scatter(self, name: str) -> None:
-        """Run the job whose frames are written for the shards.
-
-        Args:
-            name: names the job in the Spark UI.
-        """
+        """Run the job whose frames are written for the shards."""
         ...
 
     def reduce(self, task: ChainTask, name: str, *, leaves: bool) -> list[Buffer]:
@@ -165,8 +158,5 @@ class ParameterSync(Protocol):
             task: as for :meth:`reduce`.
             name: names the job in the Spark UI.
             kept_bytes: length of a frame that stays, about; ``None`` if none does.
-
-        Returns:
-            Frames for the driver, and what stays.
         """
         ...

@@ -16,15 +16,7 @@ from sparkdl.wire.pieces import joined
 
 
 class ShuffledSync:
-    """Runs an iteration as jobs of its own; see :class:`sparkdl.access.stages.ParameterSync`.
-
-    Args:
-        jobs: Spark access.
-        scattered: keyed frames of each partition, for the shards.
-        shards: how many there are.
-        state: what stays with the shards, from the iteration before.
-        broadcasts: broadcasts that the tasks read.
-    """
+    """Runs an iteration as jobs of its own; see :class:`sparkdl.access.stages.ParameterSync`."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from sparkdl.allreduce.plans.replicated import Replicated
 from sparkdl.allreduce.plans.sharded import Sharded
 from sparkdl.allreduce.plans.tabled import Tabled
 from sparkdl.allreduce.transport.base import Transport
-from sparkdl.allreduce.transport.direct.task import Circle
+from sparkdl.allreduce.transport.direct.task import Rendezvous
 from sparkdl.allreduce.transport.direct.transport import DirectTransport
 from sparkdl.allreduce.transport.shuffle import ShuffleTransport
 from sparkdl.allreduce.transport.two_jobs import TwoJobTransport
@@ -119,9 +119,6 @@ class Wanted:
     def check(self, access: Access) -> None:
         """Check what is wanted against the session, before any work starts.
 
-        Args:
-            access: the cluster.
-
         Raises:
             ConfigError: if the session forbids it.
         """
@@ -143,10 +140,6 @@ class Wanted:
 
     def choose(self, access: Access, ranks: int) -> Exchange:
         """Return the exchange that is wanted, or the one that suits the size.
-
-        Args:
-            access: the cluster.
-            ranks: number of partitions.
 
         Raises:
             ConfigError: if the session forbids it, or shards would be too large.
@@ -187,11 +180,7 @@ class Wanted:
         return "sharded" if fits or not access.has_sync else "driver"
 
     def _check_without_sync(self) -> None:
-        """Check that nothing needs the driver plan.
-
-        Raises:
-            ConfigError: if something does.
-        """
+        """Check that nothing needs the driver plan."""
         needs = {
             "exchange='driver'": self.exchange == "driver",
             "num_shards": self.num_shards is not None,
@@ -207,10 +196,6 @@ class Wanted:
 
     def exchanges_directly(self, access: Access, exchange: Exchange) -> bool:
         """Return whether the tasks of a group exchange among themselves where they can.
-
-        Args:
-            access: the cluster.
-            exchange: as :meth:`choose` has chosen.
 
         Raises:
             ConfigError: if the session, or the exchange, forbids what is wanted.
@@ -275,13 +260,6 @@ class Wanted:
     ) -> Route:
         """Return plan and transport of an exchange over a store.
 
-        Args:
-            exchange: which one, as :meth:`choose` has chosen for the whole fit.
-            access: the cluster.
-            store: the partition store.
-            fit: the fixed part of the fit.
-            profile: resource profile of the tasks.
-
         Raises:
             ConfigError: if the cluster can run the plan by direct exchange alone, which is not wanted.
         """
@@ -306,12 +284,12 @@ class Wanted:
             executors = partial(access.count_executors, look=True) if moves else None
             transport = ShuffleTransport(ranks, fit, chain, access.longest_chain, executors)
             if directly:
-                circle = _circle(access)
-                transport = DirectTransport(access, store, fit, profile, chain, circle, transport)
+                rendezvous = _rendezvous(access)
+                transport = DirectTransport(access, store, fit, profile, chain, rendezvous, transport)
         return Route(plan, transport)
 
 
-def _circle(access: Access) -> Circle:
+def _rendezvous(access: Access) -> Rendezvous:
     """Return by what the tasks of a fit find each other."""
     seconds = [float(access.conf(name, default)) for name, default in ((WAIT, "3"), (PATIENCE, "120"))]
-    return Circle(secrets.token_bytes(32), access.driver_host, *seconds)
+    return Rendezvous(secrets.token_bytes(32), access.driver_host, *seconds)

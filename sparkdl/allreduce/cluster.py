@@ -83,12 +83,7 @@ class Cluster(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SparkCluster:
-    """A session's cluster.
-
-    Attributes:
-        access: access to it.
-        profile: resource profile of the tasks.
-    """
+    """A session's cluster."""
 
     access: Access
     profile: Any = None

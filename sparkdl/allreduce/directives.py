@@ -1,4 +1,4 @@
-"""What the driver tells the executors about a step."""
+"""The driver's instructions to executors for a step."""
 
 from __future__ import annotations
 

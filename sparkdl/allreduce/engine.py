@@ -58,9 +58,6 @@ class Engine:
         route: chooses plan and transport for a store.
         leaves_files: whether tasks leave files whatever the plan (``compute/partition_state.py``).
         name: begins the names of jobs in the Spark UI.
-
-    Attributes:
-        store: as given, until :meth:`resize`.
     """
 
     def __init__(

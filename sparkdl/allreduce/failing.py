@@ -1,4 +1,4 @@
-"""What the problems of a group mean for its steps."""
+"""Consequences of a group's problems for its steps."""
 
 from __future__ import annotations
 

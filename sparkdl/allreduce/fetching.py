@@ -42,15 +42,7 @@ def rows(shards: Shards, model: ModelState) -> dict[str, Entries]:
 def run(
     shards: Shards, model: ModelState, task: Callable[[int], ChainTask], doing: str, since: int
 ) -> list[Frame]:
-    """Run tasks over the state of each shard, and over rows in the layers below.
-
-    Args:
-        shards: reads them.
-        model: the model.
-        task: returns it for the number of a layer, counted from the newest, which is 0.
-        doing: what it does, for errors.
-        since: completed iterations; layers that are as old are left out.
-    """
+    """Run tasks over the state of each shard, and over rows in the layers below."""
     layers = reversed(model.layers.since(model.kept, since))
     return [
         message

@@ -51,9 +51,6 @@ def cut_kept(kept: Sequence[Frame], bounds: Sequence[tuple[int, int]]) -> list[l
     Args:
         kept: frames of the optimizer's state and the averaged weights, in the order of the shards.
         bounds: [start, stop) of each new shard.
-
-    Returns:
-        The frames of each new shard.
     """
     states = [message for message in kept if message.meta["kind"] == State.kind]
     new = [[parts] for parts in cut_states(states, bounds)] if states else [[] for _ in bounds]
@@ -94,10 +91,6 @@ def rows_in(weights: Frame) -> dict[str, Entries]:
 
 def check_kept(kept: Sequence[Sequence[Buffer]], numel: int) -> None:
     """Check the state of the shards that a file holds.
-
-    Args:
-        kept: frames of each shard.
-        numel: trainable scalars of the module.
 
     Raises:
         ValueError, LookupError, TypeError: if it does not cover the weights once, from first to last.

@@ -1,4 +1,4 @@
-"""What an iteration reports: loss, seconds and bytes, added up over the partitions."""
+"""The report of an iteration: loss, seconds and bytes, added up over the partitions."""
 
 from __future__ import annotations
 
@@ -143,10 +143,6 @@ def _phases(steps: Sequence[Mapping[str, Any]], share: Mapping[str, float]) -> d
     """Return the phases of each step of a group, which adds up to its share of the group's jobs.
 
     Work is that of each step's slowest task, divided among the steps: a job's start belongs to all of them.
-
-    Args:
-        steps: reports of the partitions and updates of each step.
-        share: seconds of one step: ``job1`` and ``job2``, or ``job``, and ``broadcast``.
     """
     forward, update = dict.fromkeys(_FORWARD, 0.0), 0.0
     for told in steps:
@@ -174,17 +170,7 @@ def _outcome(
     gradient: Array | None,
     direct: bool,
 ) -> Outcome:
-    """Add the reports of all partitions up.
-
-    Args:
-        told: reports of the step's partitions and of its updates.
-        started: when its first job began, in seconds since 1970.
-        seconds: how long its jobs took: ``job1`` and ``job2``, or ``job``, and ``broadcast``.
-        phases: see :class:`Outcome`.
-        moved: bytes that were moved, by kind, besides those of the reports.
-        gradient: the combined gradient, if it was asked for.
-        direct: whether its tasks exchanged directly.
-    """
+    """Add the reports of all partitions up."""
     reports, updates = told["reports"], told["updates"]
     other = [report["source"] for report in reports if report["other"]]
     if other:

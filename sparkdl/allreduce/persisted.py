@@ -39,10 +39,6 @@ class PersistedShards:
     def fetch(self, kept: stages.Kept | None, *, rows: bool = True) -> Kept:
         """Copy the state of the shards, but for their weights, to the driver.
 
-        Args:
-            kept: what stays with them.
-            rows: whether rows of embedding variables are among it.
-
         Raises:
             TaskError: if it cannot be read.
         """
@@ -74,10 +70,6 @@ class PersistedShards:
 
     def rows(self, kept: stages.Kept, changed: ChainTask | None = None) -> list[Frame]:
         """Fetch the rows of embedding variables, shard by shard.
-
-        Args:
-            kept: what stays with the shards.
-            changed: a task that makes the frames to fetch.
 
         Raises:
             TaskError: if they cannot be read.

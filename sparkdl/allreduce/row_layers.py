@@ -71,12 +71,7 @@ class RowLayers:
         return len(self.below) >= MOST or self.changed > self.entries
 
     def since(self, kept: Any, since: int) -> list[Layer]:
-        """Return the layers which have what has changed since so many iterations, the model's own last.
-
-        Args:
-            kept: the model's own.
-            since: completed iterations; 0 for all layers.
-        """
+        """Return the layers which have what has changed since so many iterations, the model's own last."""
         own = Layer(kept, self.iteration)
         return [*(layer for layer in self.below if not since or layer.iteration > since), own]
 
@@ -89,15 +84,7 @@ class RowLayers:
         *,
         changes: bool,
     ) -> RowLayers:
-        """Return the layers of a group that starts from here.
-
-        Args:
-            kept: what stays of the model before the group.
-            named: what the tasks that made it name.
-            iteration: completed iterations after the group.
-            outcomes: of its steps.
-            changes: whether it keeps changes alone.
-        """
+        """Return the layers of a group that starts from here."""
         told = [outcome.extras for outcome in outcomes]
         entries = sum(value for name, value in told[-1].items() if name.endswith(_IDS))
         if not changes:
@@ -109,11 +96,7 @@ class RowLayers:
 
 @dataclass(frozen=True, slots=True)
 class ChangedRows:
-    """A task that passes on, of the rows that stay with a shard, those that have changed.
-
-    Attributes:
-        since: completed iterations.
-    """
+    """A task that passes on, of the rows that stay with a shard, those that have changed."""
 
     since: int
 

@@ -71,13 +71,7 @@ def laid_out(frames: Sequence[Packed]) -> Parts:
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """An array that is there some rows at a time.
-
-    Attributes:
-        dtype: of its elements.
-        shape: of all of it.
-        blocks: returns the rows, in order.
-    """
+    """An array that is there some rows at a time."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -148,14 +142,7 @@ def _frame_of(entry: Mapping[str, Any], prefix: str, arrays: Mapping[str, Array]
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """An array in a file.
-
-    Attributes:
-        path: of the file.
-        offset: where in it the array begins.
-        dtype: of its elements.
-        shape: of all of it.
-    """
+    """An array in a file."""
 
     path: str
     offset: int
@@ -196,13 +183,6 @@ class StoredArray:
 
 class ShardFile:
     """The file of a shard, of which arrays are read in parts.
-
-    Args:
-        path: of a local file.
-
-    Attributes:
-        path: as given.
-        messages: the meta of each frame, and its arrays.
 
     Raises:
         ValueError: if it is no such file.
@@ -324,11 +304,6 @@ def put_whole(fs: Any, path: str, parts: Iterable[Buffer]) -> str:
 
     Stores let it appear at once by themselves, folders by a rename. The parts are not copied as a whole: what
     lies in mapped files may be larger than memory.
-
-    Args:
-        fs: file system.
-        path: of the file there.
-        parts: what to write.
     """
     if isinstance(fs, LocalFileSystem):
         draft = f"{path}.{uuid.uuid4().hex}"

@@ -1,4 +1,4 @@
-"""When to look where partitions are: after a loss Spark builds them again on the executors that are left."""
+"""Spreading of partitions: after a loss Spark builds them again on the executors that are left."""
 
 from __future__ import annotations
 

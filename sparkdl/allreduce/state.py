@@ -1,4 +1,4 @@
-"""What one group of iterations leaves for the next."""
+"""The state that one group of iterations leaves for the next."""
 
 from __future__ import annotations
 
@@ -25,10 +25,6 @@ class Weights:
         params: flat trainable parameters, or how to fetch them.
         buffers: flat floating-point buffers.
         counters: flat integer and boolean buffers.
-
-    Attributes:
-        buffers: as given.
-        counters: as given.
     """
 
     def __init__(
@@ -127,12 +123,7 @@ class ModelState:
         self.release_outdated(cluster)
 
     def release_outdated(self, cluster: Cluster, after: RowLayers | None = None) -> None:
-        """Delete everything that is obsolete after the next iteration is completed.
-
-        Args:
-            cluster: the cluster.
-            after: layers of the model after it, if there is one.
-        """
+        """Delete everything that is obsolete after the next iteration is completed."""
         needed = {id(layer.kept) for layer in after.below} if after is not None else set()
         for layer in (*self.layers.below, Layer(self.kept, self.layers.iteration, self.named)):
             if layer.kept is not None and id(layer.kept) in needed:

@@ -1,4 +1,4 @@
-"""Which models were tried, and how well each did: the best first."""
+"""A list of the models that were tried, with their scores: the best first."""
 
 from __future__ import annotations
 
@@ -136,10 +136,6 @@ def entries_of(result: SearchResult, model: str) -> list[Entry]:
     """Return the trials of a search as entries.
 
     The best trial has the score and the epochs of its best state, which may be an earlier one than its last.
-
-    Args:
-        result: of the search.
-        model: what its trials are called.
     """
     states = {trial.number: (result.value_of(trial), trial.epochs) for trial in result.trials}
     if result.best is not None:

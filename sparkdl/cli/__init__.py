@@ -1,1 +1,1 @@
-"""What the command line does beyond the library: submit jobs, list runs, write starters."""
+"""The command line beyond the library: it submits jobs, lists runs, writes starters."""

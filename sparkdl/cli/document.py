@@ -32,14 +32,7 @@ $body</body>
 
 
 def document(title: str, remark: str, body: str, script: str | None = None) -> str:
-    """Return a page.
-
-    Args:
-        title: as text.
-        remark: as text; the version follows it.
-        body: HTML that ends with a line break.
-        script: the only one that the body has and that may run, if there is one.
-    """
+    """Return a page."""
     source = ""
     if script is not None:
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

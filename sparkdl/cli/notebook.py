@@ -137,16 +137,7 @@ class NotebookServer:
 def prepare(
     folder: Path, server: str, master: str, confs: Mapping[str, str], notebooks: Path, port: int
 ) -> NotebookServer:
-    """Write the files of a server, which only their owner can read.
-
-    Args:
-        folder: for the confs, and for the server's own settings with the token.
-        server: ``jupyterlab`` or ``notebook``.
-        master: Spark master.
-        confs: of the sessions.
-        notebooks: folder that the server shows.
-        port: where it listens.
-    """
+    """Write the files of a server, which only their owner can read."""
     # All users of a machine see command lines, so the token is in a file, as the confs are.
     token = secrets.token_urlsafe(32)
     settings = folder / "jupyter_server_config.json"

@@ -80,9 +80,6 @@ def forwarding(*, alone: bool = False) -> Iterator[Child]:
 
     The job may take its time to end in order. This process waits for it in any case, and removes its own
     files then.
-
-    Args:
-        alone: as of :class:`Child`.
     """
     child = Child(alone=alone)
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

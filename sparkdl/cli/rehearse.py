@@ -46,10 +46,6 @@ def answer_of(args: argparse.Namespace, **asked: Any) -> tuple[int, dict[str, An
     With a master or a job file the script is submitted as by ``sparkdl submit``; otherwise it is a Python
     program that makes its own session.
 
-    Args:
-        args: those of :func:`add_arguments`.
-        **asked: fields of :class:`Request`.
-
     Raises:
         ConfigError: if there is no script, or it ended without a fit.
     """

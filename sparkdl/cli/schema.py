@@ -1,4 +1,4 @@
-"""What a Parquet file offers for training: features, label, classes; read without Spark."""
+"""The schema of a Parquet file for training: features, label, classes; read without Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``sparkdl init`` writes. ``$names`` are filled in by :mod:`sparkdl.cli.init`."""
+"""Templates of ``sparkdl init``. ``$names`` are filled in by :mod:`sparkdl.cli.init`."""
 
 from __future__ import annotations
 

@@ -81,11 +81,7 @@ _first: dict[str, tuple[Any, Stamp]] = {}
 
 
 def drop(names: set[str]) -> dict[str, ModuleType]:
-    """Forget modules and those of the user that hold something of them, so that they are imported anew.
-
-    Returns:
-        What was forgotten, by name.
-    """
+    """Forget modules and those of the user that hold something of them, so that they are imported anew."""
     users = {name: module for name, module in list(sys.modules.items()) if is_users(name) or name in names}
     going: set[str] = set()
     found = names & users.keys()

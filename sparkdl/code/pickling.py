@@ -15,8 +15,8 @@ from typing import Any
 import cloudpickle
 
 from sparkdl.code import digest, modules
+from sparkdl.code.loaded import LoadedCode, Module, Names, walked
 from sparkdl.code.same import with_same_code
-from sparkdl.code.told import Module, Names, Told, walked
 from sparkdl.code.walk import Walk
 
 _TRAILER = struct.Struct("<Q8s")
@@ -45,12 +45,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
 
 
 def dumps(obj: Any, pickler: type[Pickler] = Pickler) -> bytes:
-    """Pickle an object, with what there is of the user's code that it names.
-
-    Args:
-        obj: the object.
-        pickler: pickles it.
-    """
+    """Pickle an object, with what there is of the user's code that it names."""
     file = io.BytesIO()
     made = pickler(file)
     made.dump(obj)
@@ -70,7 +65,7 @@ def loads(data: Any) -> Any:
     return pickle.loads(data) if told is None else with_same_code(told, lambda: pickle.loads(data))
 
 
-def told_of(data: Any) -> Told | None:
+def told_of(data: Any) -> LoadedCode | None:
     """Return what another process has told with a pickle; ``None`` if it was this one, or it has no code."""
     view = memoryview(data).cast("B")
     if len(view) < _TRAILER.size:
@@ -83,7 +78,7 @@ def told_of(data: Any) -> Told | None:
         return None
     found["names"] = [(module, name) for module, name in found["names"]]
     found["modules"] = {name: Module(**module) for name, module in found["modules"].items()}
-    return Told(**found)
+    return LoadedCode(**found)
 
 
 def process() -> str:
@@ -91,13 +86,13 @@ def process() -> str:
     return f"{_PROCESS}-{os.getpid()}"
 
 
-def _told(names: list[Names]) -> Told:
+def _told(names: list[Names]) -> LoadedCode:
     walk = walked(names, modules.is_users)
     about = {
         name: Module(modules.file_of(name), modules.is_plain(name), modules.is_edited(name))
         for name in sorted(walk.modules | {module for module, _ in names if modules.is_users(module)})
     }
-    return Told(
+    return LoadedCode(
         process=process(),
         dialect=digest.dialect(),
         names=names,

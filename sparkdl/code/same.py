@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sparkdl.code import digest, modules
-from sparkdl.code.told import Told, walked
+from sparkdl.code.loaded import LoadedCode, walked
 from sparkdl.exceptions import SerializationError
 
 _checked: dict[str, dict[str, Any]] = {}
@@ -19,12 +19,8 @@ _stamps: dict[str, tuple[Any, modules.Stamp]] = {}
 _MOST = 64
 
 
-def with_same_code(told: Told, load: Callable[[], Any]) -> Any:
+def with_same_code(told: LoadedCode, load: Callable[[], Any]) -> Any:
     """Load something with the code that another process had; stale modules are imported anew.
-
-    Args:
-        told: what that process has told.
-        load: unpickles it.
 
     Raises:
         SerializationError: naming module and file, if imported anew they still differ.
@@ -68,18 +64,18 @@ def with_same_code(told: Told, load: Callable[[], Any]) -> Any:
     return found
 
 
-def _specs(told: Told) -> dict[str, Any]:
+def _specs(told: LoadedCode) -> dict[str, Any]:
     return {name: modules.spec_of(name) for name in told.modules}
 
 
-def _note_stamps(told: Told, before: set[str]) -> None:
+def _note_stamps(told: LoadedCode, before: set[str]) -> None:
     for name in told.modules:
         spec = modules.spec_of(name)
         if spec is not None and (name not in _stamps or _stamps[name][0] is not spec):
             _stamps[name] = spec, None if name in before else modules.stamp_of(name)
 
 
-def _differing(told: Told) -> dict[str, str]:
+def _differing(told: LoadedCode) -> dict[str, str]:
     """Return what is loaded here and differs, with what is here."""
     walk = walked(told.names, told.modules.__contains__)
     found = {}
@@ -91,14 +87,14 @@ def _differing(told: Told) -> dict[str, str]:
     return found
 
 
-def _may_be_stale(told: Told, name: str) -> bool:
+def _may_be_stale(told: LoadedCode, name: str) -> bool:
     """Return whether a module may be another one if it is imported anew."""
     module = name.partition(":")[0]
     stamp = _stamps.get(module, (None, None))[1]
     return name in told.code or stamp is None or stamp != modules.stamp_of(module)
 
 
-def _is_wrong(told: Told, name: str) -> bool:
+def _is_wrong(told: LoadedCode, name: str) -> bool:
     """Return whether a difference means other code, and not another machine, time or state."""
     module = name.partition(":")[0]
     about = told.modules[module]
@@ -174,7 +170,7 @@ def _is_plain(value: ast.expr) -> bool:
     return True
 
 
-def _error(told: Told, wrong: list[str], here: dict[str, str]) -> SerializationError:
+def _error(told: LoadedCode, wrong: list[str], here: dict[str, str]) -> SerializationError:
     name = wrong[0]
     module, _, path = name.partition(":")
     theirs, own = told.values.get(name), here[name]

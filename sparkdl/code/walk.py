@@ -1,4 +1,4 @@
-"""What the user's functions and classes consist of, from those that are named to all that they use."""
+"""A walk through the user's functions and classes, from those that are named to all that they use."""
 
 from __future__ import annotations
 

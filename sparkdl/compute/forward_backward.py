@@ -112,12 +112,6 @@ class ForwardBackward:
     ) -> Contribution:
         """Compute a partition's contribution.
 
-        Args:
-            worker: this process's state of the fit.
-            token: the partition, and where its rows are.
-            weights: returns params, buffers and counters.
-            clock: times the phases.
-
         Raises:
             ProblemError: if the partition's files are missing, its rows have changed, or its loss is not
                 finite.

@@ -169,14 +169,6 @@ def bring(
 ) -> LiveModel:
     """Return this process's model, brought to a version.
 
-    Args:
-        live: what this process has.
-        spec: the fixed part of the fit.
-        module: the module replica.
-        files: what earlier tasks have left on this executor.
-        start: the model from which the group starts.
-        version: a version of the group.
-
     Raises:
         ProblemError: if this executor lacks the files for it.
     """

@@ -90,14 +90,6 @@ def take_steps(
 ) -> Went:
     """Take optimizer steps on a replica that has the common weights.
 
-    Args:
-        replica: the module; its weights are changed.
-        batches: rows of each step.
-        inner: how to step.
-        steps: instructions for this iteration.
-        state: the inner optimizer's state; fresh without.
-        compute: leaves the gradient of a batch in the replica and returns its loss.
-
     Returns:
         Where they led; a loss that is not finite ends them early.
     """

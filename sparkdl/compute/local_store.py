@@ -44,9 +44,6 @@ class LocalStore:
     Args:
         folder: where files lie; made when the first one is written.
         in_memory: whether this process runs all tasks of the executor, and may hold frames in its memory.
-
-    Attributes:
-        in_memory: as given.
     """
 
     def __init__(self, folder: str, *, in_memory: bool) -> None:

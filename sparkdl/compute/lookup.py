@@ -21,12 +21,7 @@ from sparkdl.wire.frame import Array
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Ids that a batch asks a table for.
-
-    Attributes:
-        ids: ascending, each once.
-        counts: how often each is asked for.
-    """
+    """Ids that a batch asks a table for."""
 
     ids: Ids
     counts: NDArray[np.int64]
@@ -34,13 +29,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The rows of ids.
-
-    Attributes:
-        ids: the ids, in any order.
-        admitted: whether each has a row.
-        rows: of those that have one.
-    """
+    """The rows of ids."""
 
     ids: Ids
     admitted: NDArray[np.bool_]
@@ -109,12 +98,7 @@ class Lent:
 
 @contextmanager
 def lending(worker: Worker, found: Mapping[str, Sequence[Found]]) -> Iterator[Lent]:
-    """Let the module replica of this process take the rows of an iteration for its own, for a while.
-
-    Args:
-        worker: this process's state of the fit.
-        found: by table, what each owner has found.
-    """
+    """Let the module replica of this process take the rows of an iteration for its own, for a while."""
     lent = Lent()
     with ExitStack() as reading:
         for name, table in embedding_variables(worker.replica.module).items():

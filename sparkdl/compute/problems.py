@@ -1,4 +1,4 @@
-"""Why a step cannot be completed, as values that travel to the driver.
+"""Reasons why a step cannot be completed, as values that travel to the driver.
 
 A failing task would make Spark retry it three times, to the same end, and would bury the reason in a Java
 trace. A problem instead reaches the driver in the job that is running anyway.

@@ -1,4 +1,4 @@
-"""Where a task runs, and how long its phases take."""
+"""The place of a task, and the seconds of its phases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many rows a slow task may leave out."""
+"""The number of rows that a slow task may leave out."""
 
 from __future__ import annotations
 

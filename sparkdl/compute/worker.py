@@ -1,4 +1,4 @@
-"""What a Python worker keeps between tasks: the fit's fixed part and a model replica.
+"""State of a Python worker between tasks: the fit's fixed part and a model replica.
 
 Spark hands any task of an executor to any idle worker, so only what is the same for every
 partition may be kept. It is built on demand: idle workers end after a minute and new ones start.
@@ -149,10 +149,6 @@ def forget_fit(fit_id: str) -> None:
 
 def stores_in(folder: str, *, in_memory: bool = False) -> tuple[LocalStore, LocalStore, LocalStore]:
     """Return what keeps a fit's frames on an executor.
-
-    Args:
-        folder: folder of the fit's files there.
-        in_memory: whether this process runs all tasks of the executor.
 
     Returns:
         What tasks leave for later ones; what partitions keep for their own next iteration, which is never in

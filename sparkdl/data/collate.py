@@ -109,11 +109,7 @@ class Pad:
 
 
 def _one(value: Any) -> float:
-    """Return the value for one tensor.
-
-    Raises:
-        ConfigError: if there are several.
-    """
+    """Return the value for one tensor."""
     if isinstance(value, Sequence | Mapping):
         raise ConfigError(f"Pad(value={value!r}): expected one value, for there is one feature")
     number: float = value
@@ -121,13 +117,7 @@ def _one(value: Any) -> float:
 
 
 def padded(rows: Sequence[Any], value: float = 0, multiple: int = 1) -> Tensor:
-    """Return rows as one tensor, filled up to the longest of them; numbers are stacked.
-
-    Args:
-        rows: arrays or tensors that may differ in their first dimension.
-        value: fills up.
-        multiple: the length is rounded up to a multiple of this.
-    """
+    """Return rows as one tensor, filled up to the longest of them; numbers are stacked."""
     import torch
 
     tensors = [torch.as_tensor(row) for row in rows]
@@ -170,12 +160,6 @@ def collated(
     columns: Mapping[str, Array], features: Structure, label: Structure, collate: Collate
 ) -> tuple[Any, Any]:
     """Let ``collate`` make inputs and label of a batch.
-
-    Args:
-        columns: stored columns by key.
-        features: how columns become the features of a row.
-        label: how columns become its label.
-        collate: gets a list of rows.
 
     Raises:
         DataError: if it returns something else than a batch.

@@ -1,4 +1,4 @@
-"""Which columns become which tensors.
+"""Columns and the tensors that they become.
 
 A :class:`Structure` says how the user grouped columns (one, several positional, several named, or
 none); a :class:`ColumnPlan` says how one column becomes one array of the partition store.
@@ -86,12 +86,7 @@ def tensor_metadata(shape: tuple[int, ...], dtype: str) -> dict[str, Any]:
 
 
 def ragged_metadata(dtype: str, fill: float) -> dict[str, Any]:
-    """Return the metadata of a column of arrays that differ in length and are padded in each batch.
-
-    Args:
-        dtype: numpy dtype name of the tensor.
-        fill: what fills shorter rows up.
-    """
+    """Return the metadata of a column of arrays that differ in length and are padded in each batch."""
     return {METADATA: {"dtype": dtype, "fill": fill}}
 
 

@@ -41,13 +41,6 @@ def plan_element(
 ) -> TablePlan:
     """Plan the columns of rows like the first one.
 
-    Args:
-        first: features, or a tuple of features, label and weight.
-        has_label: whether there is a label.
-        has_weight: whether there is a weight, as the last item.
-        ragged: whether arrays may differ in length.
-        arrays: whether rows are numbered like those of arrays.
-
     Raises:
         DataError: if the row is not as announced.
     """
@@ -127,11 +120,7 @@ def array_of(tensor: Tensor) -> Array:
 
 
 class TorchSource(Source):
-    """Items of a map-style dataset of torch.
-
-    Args:
-        dataset: the dataset.
-    """
+    """Items of a map-style dataset of torch."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset

@@ -1,4 +1,4 @@
-"""Which rows belong to which iteration.
+"""The rows of each iteration.
 
 An epoch visits every row exactly once. With n rows and T = ceil(n / batch_size) iterations,
 iteration t takes rows floor(t·n_p/T) up to floor((t+1)·n_p/T) of partition p's permutation for
@@ -103,12 +103,7 @@ def _order(rows: int, seed: int, epoch: int, partition: int, shuffle: bool) -> I
 
 @dataclass(frozen=True, slots=True)
 class CursorRef:
-    """What a task needs to find the rows that are left of an epoch.
-
-    Attributes:
-        first: iteration of the epoch from which on it counts.
-        left: the positions of the rows that are left.
-    """
+    """What a task needs to find the rows that are left of an epoch."""
 
     first: int
     left: BytesRef

@@ -167,11 +167,7 @@ def check_unambiguous(df: DataFrame, name: str, role: str) -> None:
 
 
 def _check_weight(column: Column, data_type: DataType) -> None:
-    """Check that a weight is one number per row: an array of one would meet the losses in another shape.
-
-    Raises:
-        DataError: if it is an array, a vector or bytes.
-    """
+    """Check that a weight is one number per row: an array of one would meet the losses in another shape."""
     from pyspark.sql import types as T
 
     found = ""

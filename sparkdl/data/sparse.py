@@ -37,11 +37,6 @@ def where_taken(features: Columns, module: Any, vectors: Collection[str]) -> Col
     These are the columns of ML vectors, shape and dtype left open, for which its forward method has two
     arguments: ``<name>_indices`` and ``<name>_values`` for a feature by name; for one by position two whose
     names end in ``indices`` and ``values``, such as those of :class:`sparkdl.nn.SparseLinear`.
-
-    Args:
-        features: columns as they were given.
-        module: a module, or a class or partial class that makes one.
-        vectors: the columns that hold ML vectors.
     """
     arguments = _arguments(module)
 

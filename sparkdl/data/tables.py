@@ -1,4 +1,4 @@
-"""What is given as a DataFrame: one of classic Spark, of Spark Connect, of pandas, or something else."""
+"""Kinds of DataFrames: of classic Spark, of Spark Connect, of pandas, or something else."""
 
 from __future__ import annotations
 
@@ -89,9 +89,6 @@ def plan_pandas(
     """Plan columns of a pandas DataFrame like those of Spark, and convert them.
 
     With ``ragged``, arrays without an explicit shape may differ in length.
-
-    Returns:
-        The plan, and the arrays by column key.
 
     Raises:
         DataError: naming the column, and the row, that cannot become a tensor.

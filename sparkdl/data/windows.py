@@ -33,12 +33,6 @@ class Stretch:
 def windows_of(token: Token, name: str, starts: Array, stretches: Sequence[Stretch]) -> Token:
     """Return the token of windows over the rows of a partition, which shares its files.
 
-    Args:
-        token: the partition, all of its rows.
-        name: names the view among those of the partition.
-        starts: number of the first stored row of each window.
-        stretches: the columns of a window.
-
     Raises:
         PartitionMissingError: if the partition's files are not on this executor.
     """

@@ -187,12 +187,7 @@ class Client:
         self._resting = {a: until for a, until in self._resting.items() if a in self._known}
 
     def _request(self, address: str, method: str, path: str, body: bytes | None) -> bytes:
-        """Return the body of an answer.
-
-        Raises:
-            Unavailable: if the server is not there, or cannot answer now.
-            ModelError: if it refuses the request.
-        """
+        """Return the body of an answer."""
         parts = urlsplit(address)
         secure = parts.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection

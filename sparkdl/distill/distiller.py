@@ -282,12 +282,7 @@ class Distiller:
 def _outputs(
     module: nn.Module, inputs: Any, names: list[str], whose: str, run: Callable[[], Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return what a module gives for the first rows, and what its layers give.
-
-    Raises:
-        ConfigError: if it has no layer of a name.
-        ModelError: naming the layer that fails.
-    """
+    """Return what a module gives for the first rows, and what its layers give."""
     check_layers(module, names, whose)
     with torch.no_grad(), captured(module, names) as found:
         try:

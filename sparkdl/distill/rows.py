@@ -1,4 +1,4 @@
-"""What a Distiller is given: rows, with the columns that teachers read beside those of the student."""
+"""A Distiller's rows, with the columns that teachers read beside those of the student."""
 
 from __future__ import annotations
 
@@ -120,12 +120,7 @@ def _entries(label: Columns | None, more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _names_in(data: Any, wanted: Mapping[str, Any]) -> dict[str, str]:
-    """Return the entry of a Dataset's label by the key under which a teacher reads it.
-
-    Raises:
-        ConfigError: if the label is several tensors without names.
-        DataError: naming an entry that is missing.
-    """
+    """Return the entry of a Dataset's label by the key under which a teacher reads it."""
     label: Structure = data.plan.label if isinstance(data, Dataset) else Structure("none")
     if label.kind == "tuple":
         raise ConfigError(

@@ -100,14 +100,7 @@ class Service:
 
 
 class ServiceAnswers(Answering):
-    """The answers of servers; further arguments as of :class:`Answering`.
-
-    Args:
-        client: asks.
-        column: of the answer.
-        size: rows of a request.
-        *rest: of :class:`Answering`.
-    """
+    """The answers of servers; further arguments as of :class:`Answering`."""
 
     def __init__(self, client: Client, column: str, size: int, *rest: Any) -> None:
         super().__init__(*rest)
@@ -159,11 +152,7 @@ class ServiceAnswers(Answering):
         return torch.from_numpy(np.concatenate(filled)).to(device)
 
     def _named(self, inputs: Any, names: tuple[str, ...] | None) -> Any:
-        """Return inputs by the served model's columns; ``None`` if these are not known.
-
-        Raises:
-            ConfigError: if their numbers differ.
-        """
+        """Return inputs by the served model's columns; ``None`` if these are not known."""
         if isinstance(inputs, Mapping):
             return dict(inputs)
         given = [inputs] if isinstance(inputs, Tensor) else list(inputs)

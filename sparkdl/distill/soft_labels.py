@@ -141,14 +141,7 @@ class Labelling:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """Task that adds soft labels to a partition that a task has just written.
-
-    Attributes:
-        labelling: pickled.
-        plans: the new columns.
-        keys: the columns that stay.
-        threads: of torch.
-    """
+    """Task that adds soft labels to a partition that a task has just written."""
 
     labelling: BytesRef
     plans: tuple[ColumnPlan, ...]
@@ -172,15 +165,7 @@ class Label:
 
 
 class LabelledSource(Source):
-    """The rows of another source, with soft labels.
-
-    Args:
-        source: the other one; it is not released.
-        plan: of its rows.
-        labelling: makes the columns.
-        plans: the new columns.
-        peeked: the first rows, with all columns.
-    """
+    """The rows of another source, with soft labels."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Which configurations a file may hold: those from which a model is built without other code or files.
+"""Configurations that a file may hold: those from which a model is built without other code or files.
 
 A configuration can do more than set sizes: ``auto_map`` names code of a repository, an attention
 implementation may be one that is fetched, and a backbone's weights may be. Such entries are refused, at any

@@ -11,10 +11,6 @@ from sparkdl.exceptions import ConfigError
 def need(package: str, what: str) -> Any:
     """Import a package of the extra.
 
-    Args:
-        package: ``"transformers"``, ``"peft"`` or ``"tokenizers"``.
-        what: what needs it, for the error.
-
     Raises:
         ConfigError: naming the extra, if it is not installed.
     """

@@ -1,4 +1,4 @@
-"""How models of Hugging Face are called, and what they return.
+"""Calls of models of Hugging Face, and their outputs.
 
 This is the one place that knows a ``ModelOutput``. Classes are recognised if the program itself has
 imported them; this module imports none.

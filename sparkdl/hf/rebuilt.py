@@ -69,10 +69,6 @@ def pretrained(
 def adapted(model: nn.Module, adapter: Mapping[str, Any]) -> nn.Module:
     """Put adapters of ``peft`` into a model, with fresh weights; part of the format of saved models.
 
-    Args:
-        model: the base model.
-        adapter: as ``adapter_config.json`` has it.
-
     Raises:
         ConfigError: if the kind of adapter, or an option, is none that can be saved.
     """

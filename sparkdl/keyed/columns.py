@@ -22,12 +22,7 @@ FreshState = Callable[[Array], Mapping[str, Array]]
 
 
 class Held:
-    """Columns in memory, an array for each.
-
-    Args:
-        width: elements of a row.
-        dtype: of the rows.
-    """
+    """Columns in memory, an array for each."""
 
     def __init__(self, width: int, dtype: Any) -> None:
         self._width = width

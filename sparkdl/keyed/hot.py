@@ -17,10 +17,6 @@ _BESIDE = 6
 class HotRecords:
     """Records; a clock that counts uses tells which to give up (GCLOCK: Smith, 1978).
 
-    Args:
-        most: records that there may be.
-        nbytes: of a record.
-
     Attributes:
         values: the records.
         whose: number of each record's entry; -1 where there is none.

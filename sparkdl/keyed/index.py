@@ -1,4 +1,4 @@
-"""Where an id's entry is, in few bytes for each id: the ids themselves are elsewhere."""
+"""An index from ids to entries, in few bytes for each id: the ids themselves are elsewhere."""
 
 from __future__ import annotations
 

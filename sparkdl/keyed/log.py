@@ -1,4 +1,4 @@
-"""Where records of a file are written: one behind the other, as in a log.
+"""Places of records in a file: one behind the other, as in a log.
 
 Records leave memory in no order. To write each where another one was read takes a system call for each, and
 some 3 microseconds in it; one behind the other they take a call for all. So places that become free are not
@@ -20,11 +20,7 @@ Places = NDArray[np.int32]
 
 
 class Log:
-    """Places of a file, by segments.
-
-    Args:
-        segment: places of one.
-    """
+    """Places of a file, by segments."""
 
     def __init__(self, segment: int) -> None:
         self.segment = segment

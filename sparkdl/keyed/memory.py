@@ -78,11 +78,6 @@ class RowMemory:
 
         Nobody gets more than is wanted, and those that get less get as much as each other. Others may have
         to hold less than before.
-
-        Args:
-            holder: who asks.
-            nbytes: for hot entries.
-            beside: what the holder takes in any case.
         """
         self._wanted[holder] = nbytes, beside
         most = _level([wanted for wanted, _ in self._wanted.values()], self.hot_bytes)

@@ -61,13 +61,6 @@ def initial_rows(
 
     Each value is the sum of four uniform numbers, which is close to a normal distribution. It needs no
     logarithm, whose last digit differs from processor to processor.
-
-    Args:
-        seed: seed of the table.
-        ids: the ids.
-        width: elements of a row.
-        std: standard deviation.
-        dtype: of the rows.
     """
     start = mix(ids.view(np.uint64) ^ mix(np.array([seed], np.int64).view(np.uint64)))
     columns = np.arange(1, width + 1, dtype=np.uint64) * _GOLDEN

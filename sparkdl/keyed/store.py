@@ -1,4 +1,4 @@
-"""What a keyed table has its entries in: numbers for ids, and by number counts, rows, optimizer state."""
+"""The entries of a keyed table: numbers for ids, and by number counts, rows, optimizer state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sparkdl.wire.frame import Array
 _NONE = -1
 
 
-class Told(NamedTuple):
+class LoadedCode(NamedTuple):
     """Entries without their rows.
 
     Attributes:
@@ -77,7 +77,7 @@ class EntryStore(Protocol):
         """Return the number of each id, each given once; those that are not there get one."""
         ...
 
-    def told(self, numbers: Places) -> Told:
+    def told(self, numbers: Places) -> LoadedCode:
         """Return copies of entries, but for their rows."""
         ...
 
@@ -119,12 +119,7 @@ class EntryStore(Protocol):
 
 
 class MemoryStore:
-    """Entries in memory; a row has a place, which entries without a row have not.
-
-    Args:
-        width: elements of a row.
-        dtype: of the rows.
-    """
+    """Entries in memory; a row has a place, which entries without a row have not."""
 
     def __init__(self, width: int, dtype: np.dtype[np.generic]) -> None:
         self._slots = SlotTable()
@@ -167,10 +162,12 @@ class MemoryStore:
                 array.values[size:total] = value
         return numbers
 
-    def told(self, numbers: Places) -> Told:
+    def told(self, numbers: Places) -> LoadedCode:
         """Return copies of entries, but for their rows."""
         last: NDArray[np.int64] = self._last.values[numbers]
-        return Told(self._slots.ids[numbers], self._counts.values[numbers], last, self.admitted(numbers))
+        return LoadedCode(
+            self._slots.ids[numbers], self._counts.values[numbers], last, self.admitted(numbers)
+        )
 
     def late(self, since: int) -> Places:
         """Return the numbers of entries that were looked up since so many completed iterations."""

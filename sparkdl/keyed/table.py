@@ -140,17 +140,7 @@ class KeyedTable:
         return there, self._store.read(numbers[there], [ROW])[ROW]
 
     def count(self, ids: Ids, counts: NDArray[np.int64], iteration: int, fresh: FreshState) -> int:
-        """Count look-ups, and give ids that are admitted by this their first row.
-
-        Args:
-            ids: the ids, each once.
-            counts: look-ups of each.
-            iteration: completed iterations.
-            fresh: returns the optimizer's state of new rows.
-
-        Returns:
-            How many ids got a row.
-        """
+        """Count look-ups, and give ids that are admitted by this their first row."""
         if self.rule.counters is not None:
             ids, counts = self._let_in(ids, counts, iteration)
         numbers = self._store.number(ids)
@@ -263,9 +253,6 @@ class KeyedTable:
             ids: of the entries that it has written; ids without an entry do not count.
             gone: ids of those that it has evicted before.
             iteration: completed iterations.
-
-        Returns:
-            All entries if all of them have changed.
         """
         if self._logged >= iteration > 0:
             return self.entries()

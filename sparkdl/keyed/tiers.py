@@ -24,7 +24,7 @@ from sparkdl.keyed.log import Log
 from sparkdl.keyed.memory import RowMemory
 from sparkdl.keyed.mix import Ids, distinct
 from sparkdl.keyed.slots import compact
-from sparkdl.keyed.store import Counted, Told
+from sparkdl.keyed.store import Counted, LoadedCode
 from sparkdl.wire.arrays import Grown, Numbers
 from sparkdl.wire.frame import Array
 
@@ -36,14 +36,7 @@ _MOST = np.iinfo(np.int32).max // 2  # the file has twice as many places
 
 
 class TieredStore:
-    """Entries of which memory holds a part; see :class:`~sparkdl.keyed.store.EntryStore`.
-
-    Args:
-        width: elements of a row.
-        dtype: of all columns.
-        memory: what all tables share.
-        names: of the columns.
-    """
+    """Entries of which memory holds a part; see :class:`~sparkdl.keyed.store.EntryStore`."""
 
     def __init__(
         self, width: int, dtype: np.dtype[np.generic], memory: RowMemory, names: Sequence[str] = (ROW,)
@@ -110,11 +103,11 @@ class TieredStore:
             self._index.add(numbers[new], made, self._all_ids)
         return numbers
 
-    def told(self, numbers: Places) -> Told:
+    def told(self, numbers: Places) -> LoadedCode:
         """Return copies of entries, but for their rows."""
         heads = self._get(numbers, np.int64, 0, 2)
         last = self._last.values[numbers].astype(np.int64)
-        return Told(heads[:, 0].copy(), heads[:, 1] >> 1, last, (heads[:, 1] & 1).astype(np.bool_))
+        return LoadedCode(heads[:, 0].copy(), heads[:, 1] >> 1, last, (heads[:, 1] & 1).astype(np.bool_))
 
     def late(self, since: int) -> Places:
         """Return the numbers of entries that were looked up since so many completed iterations."""

@@ -169,11 +169,6 @@ def check_mergeable(name: str, metric: AnyMetric, update: Callable[[AnyMetric], 
     Metrics need no registration: one whose states do not merge (a reduction is missing or wrong, or
     ``update`` keeps something outside of the states) is found by using it.
 
-    Args:
-        name: name of the metric.
-        metric: a metric without state; it is not changed.
-        update: adds a batch to a copy of it.
-
     Raises:
         ConfigError: naming the metric and both results.
     """

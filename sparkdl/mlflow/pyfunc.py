@@ -1,4 +1,4 @@
-"""What :mod:`mlflow.pyfunc` loads, for ``spark_udf``, ``mlflow models serve`` and others."""
+"""The model that :mod:`mlflow.pyfunc` loads, for ``spark_udf``, ``mlflow models serve`` and others."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ from sparkdl.serve.served import ServedModel
 
 
 class PyFunc:
-    """A model from columns to columns, as its ``transform``.
-
-    Args:
-        served: the model.
-    """
+    """A model from columns to columns, as its ``transform``."""
 
     def __init__(self, served: ServedModel) -> None:
         self._served = served

@@ -1,4 +1,4 @@
-"""What training needs of a module: its flat form, the gradient of a batch, and so on.
+"""Training's view of a module: its flat form, the gradient of a batch, and so on.
 
 Beside it lie models to train (``models``) and how modules are saved (``saved``).
 

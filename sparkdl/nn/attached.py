@@ -1,4 +1,4 @@
-"""What a LightningModule finds while a step runs: its place in the run, a log, and the hooks that are due."""
+"""A LightningModule's trainer while a step runs: its place in the run, a log, the hooks that are due."""
 
 from __future__ import annotations
 
@@ -73,13 +73,7 @@ def begin(module: nn.Module, batch: Batch) -> None:
 
 
 class _Attached:
-    """Stands for Lightning's Trainer while a step runs.
-
-    Attributes:
-        current_epoch: completed epochs.
-        global_step: completed iterations.
-        training: whether the step is a training step.
-    """
+    """Stands for Lightning's Trainer while a step runs."""
 
     logger = None
     loggers: Sequence[Any] = ()

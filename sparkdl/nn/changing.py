@@ -1,4 +1,4 @@
-"""What a forward pass changes beside gradients and buffers: parameters, and attributes of Python objects.
+"""Changes by a forward pass beside gradients and buffers: parameters, and attributes of Python objects.
 
 Frozen parameters that change travel as buffers do. Everything else is found here, to be refused by name: it
 would be in one process of one executor alone, so results would depend on how iterations form jobs.
@@ -93,12 +93,7 @@ Found = tuple[str, Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Loss and gradient of a batch, as a forward pass and a backward pass gave them.
-
-    Attributes:
-        loss: the loss.
-        gradient: a copy of the flat gradient.
-    """
+    """Loss and gradient of a batch, as a forward pass and a backward pass gave them."""
 
     loss: float
     gradient: NDArray[Any]

@@ -1,4 +1,4 @@
-"""What a mean loss is divided by, where that is not the number of rows.
+"""The divisor of a mean loss, where that is not the number of rows.
 
 ``CrossEntropyLoss(weight=...)`` divides by the sum of the labels' weights, and labels of ``ignore_index`` do
 not count. A mean over several shares of a batch is that over the whole batch only if each share has this

@@ -64,11 +64,7 @@ class GivenRows:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """Notes which ids are asked for; their rows are zeros.
-
-    Attributes:
-        ids: the ids of each call.
-    """
+    """Notes which ids are asked for; their rows are zeros."""
 
     ids: list[Ids]
 

@@ -23,9 +23,6 @@ _LEAST_CHANNELS = 4  # of a group; with fewer, as of images, rounding costs more
 class Int8Linear(nn.Module):
     """A linear layer with 8-bit weights, for inference on the CPU.
 
-    Args:
-        linear: the layer to round; it is not changed.
-
     Shapes:
         input: (..., in_features), floating point.
         output: (..., out_features), same dtype.

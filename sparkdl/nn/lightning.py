@@ -87,9 +87,6 @@ def check_mode(module: nn.Module) -> None:
 def from_lightning(module: nn.Module) -> LightningParts | None:
     """Read objective, optimizer and schedule from a LightningModule.
 
-    Args:
-        module: any module; the optimizer is one over its parameters.
-
     Returns:
         ``None`` if it is no LightningModule.
 

@@ -1,4 +1,4 @@
-"""Which options of a LightningModule's ``log`` hold here; others are refused by name.
+"""Options of a LightningModule's ``log``; those that cannot hold here are refused by name.
 
 A value is a mean over rows: in training over those of the iteration, as a row of the history, and in a
 validation over all rows of the set, as a score. Options about where a value is shown, and about processes,

@@ -101,13 +101,7 @@ class Meeting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def find_broadcast(objective: Objective, module: nn.Module, batch: Batch) -> str:
-    """Return where an objective compares the rows of a batch with each other's labels; empty if nowhere.
-
-    Args:
-        objective: the loss or step; it is evaluated if the module is in evaluation mode.
-        module: the module.
-        batch: :data:`ROWS` rows.
-    """
+    """Return where an objective compares the rows of a batch with each other's labels; empty if nowhere."""
     if isinstance(objective, LossObjective):
         target = batch.inputs if batch.label is None else batch.label
         try:

@@ -37,11 +37,7 @@ def is_dense(buffer: torch.Tensor) -> bool:
 
 
 class SparseBuffers:
-    """Sparse buffers of a module, such as adjacency matrices: they travel with it and must stay as they are.
-
-    Args:
-        module: the module.
-    """
+    """Sparse buffers of a module, such as adjacency matrices: they travel with it and must not change."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module

@@ -1,4 +1,4 @@
-"""How a task computes: precision, compilation, memory format, recomputation, device."""
+"""Numerics of a task: precision, compilation, memory format, recomputation, device."""
 
 from __future__ import annotations
 

@@ -157,12 +157,6 @@ def explain_step(
 def read_step(result: Any, batch: Batch, watch: Watch, name: str = "the step") -> Evaluated:
     """Return loss, extras, output and divisor from a step's result.
 
-    Args:
-        result: what the step returned.
-        batch: what it was given.
-        watch: what was seen of its divisors.
-        name: names it in errors.
-
     Raises:
         ModelError: if it holds no loss, or something that cannot be reported.
     """

@@ -18,9 +18,6 @@ def prepack(module: nn.Module) -> nn.Module:
 
     Only layers that are exactly ``nn.Linear`` and have float32 weights on the CPU change. They compute as
     before under autocast, with gradients, and for inputs of another type.
-
-    Returns:
-        The same module.
     """
     available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if available and hasattr(torch.ops.mkldnn, "_linear_pointwise"):

@@ -30,9 +30,6 @@ def recompute(module: nn.Module, patterns: Sequence[str], compiled: bool = False
         compiled: whether the module is going to be compiled; of those submodules it then is not
             whatever has buffers.
 
-    Returns:
-        The names of those that were changed: of nested matches the outermost.
-
     Raises:
         ConfigError: if a pattern matches nothing.
     """

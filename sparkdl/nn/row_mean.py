@@ -1,4 +1,4 @@
-"""Whether a loss is a mean over rows: that of a batch is the mean of its parts' losses.
+"""A trial whether a loss is a mean over rows: that of a batch is the mean of its parts' losses.
 
 Contrastive losses, triplet mining and Barlow Twins compare the rows of a batch with each other, and a sum is
 no mean. Partitions and micro-batches train something else with them than torch does with the whole batch.
@@ -30,11 +30,6 @@ def differs(objective: Objective, module: nn.Module, batch: Batch) -> tuple[floa
     """Return the loss of a batch and the mean of its parts' losses if they differ.
 
     Layers are in evaluation mode meanwhile: BatchNorm compares rows, and dropout draws, whatever the loss is.
-
-    Args:
-        objective: the loss or step.
-        module: the module, which a step may change: give a copy.
-        batch: some rows, best different ones.
 
     Returns:
         ``None`` if they are equal, or if nothing can be said: the loss is random, or fails.

@@ -23,10 +23,6 @@ from sparkdl.exceptions import SerializationError
 def dumps(obj: Any, what: str) -> bytes:
     """Pickle ``obj`` for the executors.
 
-    Args:
-        obj: the object to ship.
-        what: its name in errors, for example ``"loss"``.
-
     Raises:
         SerializationError: naming the attribute that cannot be pickled.
     """

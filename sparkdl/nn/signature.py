@@ -74,10 +74,6 @@ class Signature:
     def probe(cls, module: nn.Module, inputs: Sequence[TensorSpec]) -> Signature:
         """Run a module on zeros and describe its output.
 
-        Args:
-            module: it is left in the mode it was in.
-            inputs: its inputs; all shapes and dtypes known.
-
         Raises:
             ModelError: if the module fails on them, or gives something else than tensors whose first
                 dimension counts rows.

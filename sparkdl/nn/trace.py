@@ -75,11 +75,7 @@ def explain_failure(
 
 
 def _floating_ids(layer: nn.Module, arguments: Any, inputs: list[torch.Tensor]) -> int | None:
-    """Return which of a module's inputs a layer got as ids though it has floating-point numbers.
-
-    Returns:
-        Its position, -1 if it is none of them, ``None`` if the layer wants no ids or got integers.
-    """
+    """Return which of a module's inputs a layer got as ids though it has floating-point numbers."""
     if not isinstance(layer, nn.Embedding | nn.EmbeddingBag) or not arguments:
         return None
     ids = arguments[0]

@@ -1,4 +1,4 @@
-"""What the artefacts in a folder of versions say of themselves, and whether they belong together."""
+"""Chains of versions and changes in a folder, and whether they belong together."""
 
 from __future__ import annotations
 
@@ -51,13 +51,6 @@ def pointer_to(
     store: CheckpointStore, root: str, iteration: int, last: Current | None, seconds: float
 ) -> Current:
     """Return what ``current.json`` is to say of a version that is there.
-
-    Args:
-        store: where the folder is.
-        root: the folder.
-        iteration: of a version there.
-        last: what the file says now.
-        seconds: when that is.
 
     Raises:
         ConfigError: if a file is damaged, or does not belong to the one before it, or cannot be compared.

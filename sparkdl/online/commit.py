@@ -23,9 +23,6 @@ class Commit(Checkpoint):
     What a failed run has learned of a batch counts for nothing: the batch comes again, and begins with the
     checkpoint before it.
 
-    Args:
-        path: folder of the checkpoints.
-
     Attributes:
         entry: returns the ledger with this batch, for the number of completed iterations.
     """

@@ -1,4 +1,4 @@
-"""Which batches of a stream a model has learned, and how it scored on each before."""
+"""A ledger of the batches of a stream that a model has learned, with its score on each before."""
 
 from __future__ import annotations
 

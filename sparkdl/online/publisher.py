@@ -225,11 +225,7 @@ class Publisher:
         return there[iteration]
 
     def _write_changes(self, module: nn.Module, iteration: int) -> tuple[ChangesFile, ...]:
-        """Write what has changed since the version before; return the changes that lead to this one.
-
-        Returns:
-            Nothing if this version must be complete.
-        """
+        """Write what has changed since the version before; return the changes that lead to this one."""
         last, current, own = self._last, self.current(), identity_of(module)
         if (
             last is None
@@ -280,13 +276,7 @@ class Publisher:
         self._store.sync(self._root)
 
     def _save(self, model: Any, target: str, there: Mapping[str, Any] | None) -> str:
-        """Write a version where nobody looks for it yet; return its checksum.
-
-        Args:
-            model: what to save.
-            target: its folder.
-            there: metadata of the version in that folder, which is to be the same.
-        """
+        """Write a version where nobody looks for it yet; return its checksum."""
         if self._store.local:
             self._delete_drafts()
             draft = join(self._root, f".{os.path.basename(target)}.{uuid.uuid4().hex}")

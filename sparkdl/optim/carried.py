@@ -1,4 +1,4 @@
-"""What an optimizer keeps beside the state of its tensors: values in its groups, attributes of its own.
+"""Values that an optimizer keeps beside its tensors' state: in its groups, in attributes of its own.
 
 Torch's contract for the state of an optimizer is ``state`` by tensor. Some optimizers, such as those that
 estimate a learning rate, change values of their parameter groups in a step, or count in attributes. A task

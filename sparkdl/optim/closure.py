@@ -8,11 +8,7 @@ import torch
 
 
 def evaluate(closure: Callable[[], float] | None) -> float | None:
-    """Evaluate the model again, with gradients, if a step was asked to.
-
-    Returns:
-        The closure's loss, if there is one.
-    """
+    """Evaluate the model again, with gradients, if a step was asked to."""
     if closure is None:
         return None
     with torch.enable_grad():

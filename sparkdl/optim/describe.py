@@ -1,4 +1,4 @@
-"""What of an optimizer must be the same for its state to go on."""
+"""The description of an optimizer that must be the same for its state to go on."""
 
 from __future__ import annotations
 

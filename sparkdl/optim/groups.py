@@ -91,11 +91,6 @@ def describe(match: Match) -> str:
 def assign(matches: Sequence[Match], module: nn.Module, what: str) -> dict[int, int]:
     """Find the first of several patterns that each parameter matches.
 
-    Args:
-        matches: the patterns.
-        module: the module; its frozen parameters count as well.
-        what: whose patterns these are, for errors.
-
     Returns:
         The pattern's index by the parameter's id, without parameters that match none.
 

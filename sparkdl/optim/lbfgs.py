@@ -142,16 +142,7 @@ def _take_up(gram: Tensor, products: Tensor, slot: int) -> None:
 
 
 def _direction(gram: Tensor, with_gradient: Tensor, slots: list[int]) -> tuple[list[float], float]:
-    """Work out the direction -H g, by the two-loop recursion.
-
-    Args:
-        gram: dot products of the kept s, then y, with each other, shape (2 m, 2 m).
-        with_gradient: dot products of g with the kept s and y, and, last, with itself.
-        slots: where the kept pairs are, the oldest first.
-
-    Returns:
-        Coefficients of the kept s, the kept y and g, and the slope g · direction.
-    """
+    """Work out the direction -H g, by the two-loop recursion."""
     size = len(gram) // 2
     to_gradient = torch.cat([with_gradient[: 2 * size], with_gradient[-1:]])
     dot = torch.cat([torch.cat([gram, to_gradient[None, :-1]]), to_gradient[:, None]], dim=1)

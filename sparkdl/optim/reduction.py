@@ -30,9 +30,6 @@ def add_up(partials: Iterable[Sums]) -> Sums:
 def drive(shards: Sequence[Reduction]) -> None:
     """Run the updates of all shards in this process, in lock step.
 
-    Args:
-        shards: one update per shard, in their order.
-
     Raises:
         RuntimeError: if they do not yield equally often.
     """

@@ -1,4 +1,4 @@
-"""Which parameters a stretch of the flat weights covers."""
+"""The parameters under a stretch of the flat weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the user gives as optimizer, in a form that every task can build again."""
+"""The user's optimizer, in a form that every task can build again."""
 
 from __future__ import annotations
 
@@ -369,11 +369,7 @@ _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 def _check_like(
     optimizer: torch.optim.Optimizer, factory: OptimizerFactory, groups: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Check that an optimizer built anew is like the one that was given.
-
-    Raises:
-        ConfigError: if it has hooks, or an attribute that its groups do not tell.
-    """
+    """Check that an optimizer built anew is like the one that was given."""
     name, advice = type(optimizer).__name__, "pass a factory such as partial(MyOptimizer, ...) instead"
     if any(getattr(optimizer, hooks, None) for hooks in _HOOKS):
         raise ConfigError(f"the {name} has hooks around its step, which tasks would not call; leave them out")

@@ -102,15 +102,7 @@ def elements_with_gradient(
     used: NDArray[np.bool_],
     touched: Mapping[int, NDArray[np.bool_]],
 ) -> torch.Tensor:
-    """Return which elements [start, stop) have a gradient in this update.
-
-    Args:
-        layout: layout of the flat vector.
-        start: first element.
-        stop: one past the last one.
-        used: per parameter, whether it has one.
-        touched: rows that have one, of parameters with row-sparse gradients.
-    """
+    """Return which elements [start, stop) have a gradient in this update."""
     found = np.zeros(stop - start, np.bool_)
     for segment in segments(layout, start, stop):
         rows, spec = touched.get(segment.param), layout.params[segment.param]

@@ -71,12 +71,7 @@ def to_json(value: Any, add: Callable[[Array], str]) -> Any:
 
 
 def from_json(value: Any, tensor_of: Callable[[str], torch.Tensor]) -> Any:
-    """Read what :func:`to_json` has returned.
-
-    Args:
-        value: a value as JSON.
-        tensor_of: from the name of an array to a tensor that may be overwritten.
-    """
+    """Read what :func:`to_json` has returned."""
     if not isinstance(value, Mapping):
         return value
     ((kind, held),) = value.items()

@@ -15,11 +15,6 @@ if TYPE_CHECKING:
 def check_columns(df: DataFrame, owner: str, **columns: str) -> None:
     """Check that a DataFrame has columns.
 
-    Args:
-        df: the DataFrame.
-        owner: the function that needs them, for the message.
-        columns: names of columns, by the argument that names them.
-
     Raises:
         DataError: if it is no DataFrame, or naming the column that is missing or ambiguous.
     """

@@ -34,13 +34,7 @@ class About:
 
 
 def sealed(data: bytes, about: About, aliases: Mapping[str, str]) -> bytes:
-    """Return a safetensors file that says what it is.
-
-    Args:
-        data: a safetensors file without metadata.
-        about: what it is.
-        aliases: names that were left out, and what stands for them.
-    """
+    """Return a safetensors file that says what it is."""
     header, body = _cut(data)
     told: dict[str, Any] = {"since": about.since, "until": about.until, "aliases": dict(aliases)}
     if about.identity is not None:
@@ -53,10 +47,6 @@ def sealed(data: bytes, about: About, aliases: Mapping[str, str]) -> bytes:
 
 def read_about(data: bytes, name: str = "the file of changes") -> About:
     """Read what a file says of itself, and compare its checksum.
-
-    Args:
-        data: the file.
-        name: how errors call it.
 
     Raises:
         ConfigError: if it is damaged, or not what :func:`sealed` returns.

@@ -1,4 +1,4 @@
-"""What has changed in a module with embedding variables since a version of it, as a safetensors file.
+"""Changes of a module with embedding variables since a version of it, as a safetensors file.
 
 The file has the parameters and buffers under the names of the ``state_dict``. Of each embedding variable it
 has the ids and rows that have changed, and in ``gone`` the ids that were evicted. A version is a number of
@@ -39,10 +39,6 @@ _ROW_DTYPES = (torch.float16, torch.float32, torch.float64)
 def changed_tensors(module: nn.Module, since: int) -> tuple[dict[str, Tensor], dict[str, str]] | None:
     """Return what a module's ``state_dict`` has, but of embedding variables only what has changed.
 
-    Args:
-        module: the module.
-        since: completed iterations of the earlier version.
-
     Returns:
         Tensors by name, and for names that were left out the one that stands for them. ``None`` if it cannot
         be told what has changed: the rows came from a file, or more ids were evicted than are remembered.
@@ -66,12 +62,6 @@ def changed_tensors(module: nn.Module, since: int) -> tuple[dict[str, Tensor], d
 def write_changes(module: nn.Module, since: int, until: int, base: str = "") -> bytes | None:
     """Return what has changed as the bytes of a file; ``None`` if that cannot be told: write the module then.
 
-    Args:
-        module: a module that was trained.
-        since: completed iterations of the version that will be changed.
-        until: completed iterations of this one.
-        base: checksum of the artefact that will be changed, if it is known.
-
     Raises:
         ConfigError: if the state_dict holds something that cannot be saved as plain tensors.
     """
@@ -92,9 +82,6 @@ def apply_changes(module: nn.Module, data: bytes, at: int) -> int:
         module: a module like the one that was trained; unchanged if this fails.
         data: the bytes of the file.
         at: completed iterations of the version that the module has.
-
-    Returns:
-        Completed iterations of the version that it has now.
 
     Raises:
         ConfigError: if the file is none of these, or damaged, or its changes begin after ``at``, or are of

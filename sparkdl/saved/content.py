@@ -1,4 +1,4 @@
-"""What a saved model or estimator holds, apart from where its bytes lie.
+"""The content of a saved model or estimator, apart from where its bytes lie.
 
 ::
 
@@ -123,12 +123,6 @@ def describe(content: Content, allow_pickle: bool) -> tuple[dict[str, Any], byte
 def check_pickle(info: Mapping[str, Any], path: str, allow_pickle: bool, remedy: str) -> None:
     """Check that what is pickled may be read.
 
-    Args:
-        info: the metadata's entry.
-        path: for the error.
-        allow_pickle: whether the caller said so.
-        remedy: how to say so.
-
     Raises:
         ConfigError: if there is a pickle and the caller did not say so.
     """
@@ -198,11 +192,7 @@ def build(
 
 
 def _check_sizes(source: ModuleSource, reader: weights.StreamReader) -> None:
-    """Build the module without memory for its values first: a description may ask for terabytes.
-
-    Raises:
-        ModelError: if it does not have the tensors that were read.
-    """
+    """Build the module without memory for its values first: a description may ask for terabytes."""
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             twin = source.build()

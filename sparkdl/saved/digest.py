@@ -66,11 +66,7 @@ class _Digest:
         self._open: dict[int, int] = {}
 
     def of(self, value: Any) -> bytes:
-        """Return the digest of a value.
-
-        Raises:
-            _NoDigestError: if it has none.
-        """
+        """Return the digest of a value."""
         if isinstance(value, _PLAIN) and type(value) in _PLAIN:
             return _hashed(type(value).__name__.encode(), repr(value).encode())
         key = id(value)
@@ -145,11 +141,7 @@ class _Digest:
 
 
 def _name(value: Any) -> str:
-    """Return the name by which a function or class is found in all processes.
-
-    Raises:
-        _NoDigestError: if there is none.
-    """
+    """Return the name by which a function or class is found in all processes."""
     qualified, own = getattr(value, "__qualname__", value.__name__), getattr(value, "__module__", None)
     modules = [own] if isinstance(own, str) else _BUILT_IN
     places = [(module, name) for module in modules for name in (qualified, value.__name__)]

@@ -1,4 +1,4 @@
-"""Which run an artefact is of, and where two artefacts meet, whether they are of one.
+"""The identity of an artefact: its run; where two artefacts meet, whether they are of one.
 
 Numbers of iterations do not tell: two runs count from 0, and two runs may resume one checkpoint. So each
 start of a run draws a random identity and names the starts before it. Every artefact that a module goes into

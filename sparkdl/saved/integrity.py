@@ -53,11 +53,7 @@ def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class Hashed(Generic[P]):
-    """Hands on pieces, and takes their checksum on the way.
-
-    Args:
-        pieces: in order.
-    """
+    """Hands on pieces, and takes their checksum on the way."""
 
     def __init__(self, pieces: Iterable[P]) -> None:
         self._pieces = pieces
@@ -114,12 +110,6 @@ def check_joined(pieces: Iterable[tuple[int, int]], size: int) -> None:
 
 def check_digest(what: str, found: str, expected: Any, code: str = "config-damaged") -> None:
     """Check that something has the checksum with which it was written.
-
-    Args:
-        what: how the error begins: ``"the weights are"``.
-        found: its checksum.
-        expected: what its checksum was, or whatever lies in its place.
-        code: of the error.
 
     Raises:
         ConfigError: if it is another.

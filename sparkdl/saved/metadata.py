@@ -67,11 +67,6 @@ def parse(text: str | bytes, path: str) -> dict[str, Any]:
 def check_inside(folder: str, path: str, beside: Sequence[str] = ()) -> None:
     """Check that a local model's files lie in its folder: a link may lead anywhere, a pipe may never end.
 
-    Args:
-        folder: the model's.
-        path: for the error.
-        beside: files of the folder above it.
-
     Raises:
         ConfigError: naming what does not.
     """

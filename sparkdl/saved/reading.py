@@ -65,11 +65,7 @@ class SavedVersion:
 def read_model(
     path: str, *, pickle: bool = False, trust: Entry | Iterable[Entry] = ()
 ) -> tuple[Content, dict[str, Any], SavedVersion]:
-    """Read a saved model without Spark; arguments and errors as of :meth:`sparkdl.serve.Predictor.load`.
-
-    Returns:
-        What it holds, its module among it, its metadata, and its version.
-    """
+    """Read a saved model without Spark; arguments and errors as of :meth:`sparkdl.serve.Predictor.load`."""
     folder = _Folder(str(path))
     metadata = folder.metadata()
     stages = _stages(metadata)
@@ -108,11 +104,6 @@ def read_version(path: str) -> SavedVersion:
 
 def changed_copy(path: str, module: nn.Module, before: SavedVersion) -> tuple[nn.Module, SavedVersion] | None:
     """Return a copy of a module that was read before, with the changes that were published since.
-
-    Args:
-        path: where it was read.
-        module: the module.
-        before: the version that it has.
 
     Returns:
         The copy and its version; ``None`` if changes alone do not lead there, or nothing has changed.
@@ -172,23 +163,14 @@ class _Folder:
         return posixpath.join(root, self._current.name)
 
     def version(self, metadata: Mapping[str, Any]) -> SavedVersion:
-        """Return which version it is.
-
-        Raises:
-            ConfigError: if it is not the one that ``current.json`` means.
-        """
+        """Return which version it is."""
         if self._current is not None and self._current.digest:
             what = f"path={self._path!r}: {self._current.name}, which {POINTER} names, is"
             check_digest(what, digest_of(metadata), self._current.digest, "config-saved")
         return SavedVersion(version_of(metadata), self._current.changes if self._current is not None else ())
 
     def change(self, module: nn.Module, changes: Iterable[ChangesFile]) -> None:
-        """Make changes in a module, one after the other.
-
-        Raises:
-            ConfigError: if a file is missing or damaged.
-            ModelError: if the changes do not fit the module.
-        """
+        """Make changes in a module, one after the other."""
         for change in changes:
             with self._explained():
                 data = self._fs.cat_file(posixpath.join(posixpath.dirname(self._root), change.name))

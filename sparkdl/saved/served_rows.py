@@ -61,12 +61,6 @@ def write_rows(
 ) -> None:
     """Write the rows of tables; so many at a time are in memory.
 
-    Args:
-        folder: a local folder; made if it is not there.
-        tables: by name.
-        per_file: rows of a file.
-        about: JSON-compatible: of which model they are.
-
     Raises:
         ConfigError: if the folder is not empty.
         OSError: if a file cannot be written.

@@ -1,4 +1,4 @@
-"""Where a module comes from: an import path and arguments, as JSON can hold them.
+"""The source of a module: an import path and arguments, as JSON can hold them.
 
 A description that was read from a file names only what is listed (:mod:`sparkdl.saved.allowlist`) and
 what the caller trusts (:class:`sparkdl.saved.trust.Trust`). It is judged while it is read: a
@@ -144,10 +144,6 @@ class ModuleSource:
     def from_json(cls, value: Mapping[str, Any], trust: Trust = LISTED_ONLY) -> ModuleSource:
         """Read a description, and import the code that it names.
 
-        Args:
-            value: result of :meth:`to_json`.
-            trust: names that it may use beside the listed ones.
-
         Raises:
             ConfigError: if :meth:`to_json` cannot have made it, or ``trust`` does not admit a name in it.
         """
@@ -185,10 +181,6 @@ def encode(value: Any, what: str = "value") -> Any:
 
 def decode(value: Any, trust: Trust = LISTED_ONLY) -> Any:
     """Return the value from which :func:`encode` made this.
-
-    Args:
-        value: of JSON.
-        trust: names that it may use beside the listed ones.
 
     Raises:
         ConfigError: if :func:`encode` cannot have made it, or ``trust`` does not admit a name in it.

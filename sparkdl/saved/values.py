@@ -70,10 +70,6 @@ def write(value: Any, what: str, other: Writer) -> Any:
 def read(value: Any, readers: Mapping[str, Reader]) -> Any:
     """Return the value from which :func:`write` made this.
 
-    Args:
-        value: of JSON.
-        readers: by mark, for values that another writer wrote.
-
     Raises:
         ConfigError: if :func:`write` cannot have made it.
     """

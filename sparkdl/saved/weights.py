@@ -137,9 +137,6 @@ class StreamReader:
     Tensors and pieces must both cover the file exactly, without holes and overlaps: the result is
     always the written bytes, never uninitialised memory.
 
-    Args:
-        header: the piece at offset 0.
-
     Attributes:
         tensors: the tensors by name, when :meth:`finish` has returned.
         aliases: name of a tied tensor, and the one in ``tensors`` that stands for it.

@@ -1,4 +1,4 @@
-"""Which values are far from their forecasts."""
+"""Anomalies: values far from their forecasts."""
 
 from __future__ import annotations
 
@@ -17,13 +17,6 @@ def thresholds(
     forecasts: DataFrame, keys: Sequence[str], value: str, forecast: str, share: float
 ) -> DataFrame:
     """Return by series the largest error that is no anomaly, as a column ``threshold``.
-
-    Args:
-        forecasts: of the past, with the values that came.
-        keys: columns that tell series apart.
-        value: column of what came.
-        forecast: column of what was forecast.
-        share: of the values of each series that are anomalies: the ones farthest from their forecasts.
 
     Raises:
         ConfigError: if the share is not from 0 to below 1.

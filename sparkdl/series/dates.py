@@ -32,14 +32,7 @@ class Dates:
 
     @classmethod
     def of_rows(cls, frequency: Frequency, steps: Array, times: Array, instants: Array | None) -> Dates:
-        """Return the times of all steps; one without a row has the time of day of the row before.
-
-        Args:
-            frequency: distance of the steps.
-            steps: number of each row's step, ascending.
-            times: time of each row.
-            instants: of each row, where times are a zone's clock.
-        """
+        """Return the times of all steps; one without a row has the time of day of the row before."""
         count, day = int(steps[-1]) + 1, frequency.day(times)
         clock = np.empty(count, np.int64)
         for before in np.flatnonzero(np.diff(steps) > 1).tolist():

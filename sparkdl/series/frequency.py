@@ -101,13 +101,7 @@ class Frequency:
         return int(every[votes == votes.max()][-1])
 
     def after(self, last: int, steps: Array, day: int | None = None) -> Array:
-        """Return the times so many steps after a time.
-
-        Args:
-            last: the time; its time of day stays.
-            steps: how many, for each result.
-            day: of the month, see :meth:`day`; that of the time by default.
-        """
+        """Return the times so many steps after a time."""
         if self.unit not in _MONTHS:
             found: Array = last + steps.astype(np.int64) * self.every * _FIXED.get(self.unit, 1)
             return found

@@ -48,12 +48,7 @@ class Series:
         return self.dates.clock[: len(self)]
 
     def until(self, steps: int, missing: str) -> Series:
-        """Return the series as it was after so many steps of the target; the known covariates keep theirs.
-
-        Args:
-            steps: how many.
-            missing: how gaps were filled, see :class:`Layout`.
-        """
+        """Return the series as it was after so many steps of the target; the known covariates keep theirs."""
         target, observed = self.target[:steps], self.observed[:steps]
         if missing == "linear" and not observed[-1]:  # the line leads to a value that came later
             last = int(np.flatnonzero(observed)[-1])

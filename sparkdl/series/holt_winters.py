@@ -17,10 +17,6 @@ class HoltWinters:
     """Forecasts a series by additive trend, damped, and additive season (Winters, 1960), fitted to it alone.
 
     A series shorter than two seasons has no season, one of less than five values continues its last one.
-
-    Attributes:
-        season: steps of a season.
-        horizon: steps to forecast.
     """
 
     season: int

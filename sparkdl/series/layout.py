@@ -1,4 +1,4 @@
-"""What the columns of a panel are, and how its series become windows."""
+"""The layout of a panel: what its columns are, and how its series become windows."""
 
 from __future__ import annotations
 

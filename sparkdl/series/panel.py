@@ -86,13 +86,7 @@ def on_clock(df: DataFrame, layout: Layout) -> bool:
 
 
 def grouped(df: DataFrame, layout: Layout, partitions: int | None) -> DataFrame:
-    """Return a panel's columns by fixed names, each series in one partition, in the order of time.
-
-    Args:
-        df: the panel.
-        layout: its columns.
-        partitions: how many; Spark decides by default.
-    """
+    """Return a panel's columns by fixed names, each series in one partition, in the order of time."""
     from pyspark.sql import functions as F
 
     def quoted(name: str) -> Column:

@@ -76,12 +76,6 @@ def windows_dataset(
 
     A series that is shorter than a window is continued at its front with its first values.
 
-    Args:
-        df: the panel.
-        layout: its columns, and how windows are made.
-        cut: which windows; all by default.
-        num_partitions: one per executor by default. A series is in one partition.
-
     Raises:
         ConfigError, DataError: if a column cannot be what it should.
     """
@@ -103,13 +97,7 @@ def _plan(layout: Layout) -> TablePlan:
 
 
 class SeriesSource(Source):
-    """The windows of a panel.
-
-    Args:
-        df: the panel.
-        layout: its columns, and how windows are made.
-        cut: which windows.
-    """
+    """The windows of a panel."""
 
     def __init__(self, df: DataFrame, layout: Layout, cut: Cut) -> None:
         self._df, self._layout, self._cut = df, layout, cut

@@ -40,11 +40,6 @@ def in_words(plan: ColumnPlan) -> str:
 def converted(plan: ColumnPlan, column: pa.Array, rows: Array) -> Array:
     """Convert a column, of which no row is null.
 
-    Args:
-        plan: what it should become.
-        column: its values.
-        rows: number of each in the request, for errors.
-
     Raises:
         DataError: naming column and row of what is no such value.
     """
@@ -107,11 +102,7 @@ def _lists(plan: ColumnPlan, found: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _check_pairs(plan: ColumnPlan, indices: pa.Array, values: pa.Array, marks: Array, name: RowName) -> None:
-    """Check that each sparse vector has as many indices as values, and indices from 0.
-
-    Raises:
-        DataError: naming the row of one that has not.
-    """
+    """Check that each sparse vector has as many indices as values, and indices from 0."""
     counts = [_counts(lists) for lists in (indices, values)]
     wrong = np.flatnonzero((counts[1] < 0) | ((marks == 0) & (counts[0] != counts[1])))
     if len(wrong):

@@ -1,4 +1,4 @@
-"""Which rows of a request share a forward pass."""
+"""Forward passes: rows of a request that share one."""
 
 from __future__ import annotations
 

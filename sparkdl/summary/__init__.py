@@ -1,4 +1,4 @@
-"""What a run leaves to read: hooks for TensorBoard, MLflow, JSON lines, logs and timelines."""
+"""Records of a run: hooks for TensorBoard, MLflow, JSON lines, logs and timelines."""
 
 from sparkdl.summary.interval import Thinning
 from sparkdl.summary.jsonl import JsonLines

@@ -1,4 +1,4 @@
-"""How a run ended, in the words of summaries."""
+"""The end of a run, in the words of summaries."""
 
 from __future__ import annotations
 
@@ -13,12 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a run ended.
-
-    Attributes:
-        status: in MLflow's words.
-        reason: one line.
-    """
+    """How a run ended."""
 
     status: Literal["FINISHED", "FAILED", "KILLED"]
     reason: str

@@ -16,12 +16,7 @@ from sparkdl.train.run import Run
 
 
 def example(run: Run, snapshot: Snapshot | None = None) -> tuple[nn.Module, tuple[Any, ...]]:
-    """Return a copy of the module and the inputs of its first rows, by position.
-
-    Args:
-        run: the run.
-        snapshot: weights of the copy; the current ones by default.
-    """
+    """Return a copy of the module and the inputs of its first rows, by position."""
     with torch.random.fork_rng(devices=[]):
         rows = {key: np.array(values) for key, values in run.data.peek().items()}
         inputs: Any = BatchReader.of_features(run.data).batch(rows).inputs

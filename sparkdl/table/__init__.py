@@ -1,1 +1,1 @@
-"""What the columns of a table become: plain data and arithmetic, without Spark and torch."""
+"""Encodings of a table's columns: plain data and arithmetic, without Spark and torch."""

@@ -1,4 +1,4 @@
-"""What a table's columns become: standardised numbers and numbered categories.
+"""The encoding of a table's columns: standardised numbers and numbered categories.
 
 A :class:`TableEncoding` is fitted by :mod:`sparkdl.ml.stages.tabular`. It is plain data: it is saved as JSON,
 and encodes Arrow columns in the tasks of a Spark job and, without Spark, for a model that is served.

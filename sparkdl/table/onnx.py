@@ -22,10 +22,6 @@ def add_encoding(path: str | os.PathLike[str], encoding: TableEncoding) -> None:
     The inputs are then the table's columns, each of shape (rows,): strings, where the empty one stands for
     null unless it was a value in the fit, and doubles for all others, where NaN stands for null; dates are
     days and timestamps seconds since 1970-01-01 in UTC.
-
-    Args:
-        path: file of the module, whose inputs are the arrays of the encoding; it is replaced.
-        encoding: what becomes of the columns.
     """
     import onnx
     from onnx import TensorProto, compose, helper
@@ -62,12 +58,7 @@ def add_encoding(path: str | os.PathLike[str], encoding: TableEncoding) -> None:
 
 
 def feeds(encoding: TableEncoding, table: Mapping[str, Any]) -> dict[str, Array]:
-    """Return the columns of a table as the inputs of such a graph.
-
-    Args:
-        encoding: what becomes of the columns.
-        table: Arrow columns by name.
-    """
+    """Return the columns of a table as the inputs of such a graph."""
     from sparkdl.table.encoding import doubles, texts
 
     found: dict[str, Array] = {}

@@ -19,12 +19,7 @@ from sparkdl.wire.frame import Array, Parts
 
 @dataclass(frozen=True, slots=True)
 class Unvisited:
-    """Task that returns the positions of a partition's rows that are left of an epoch.
-
-    Attributes:
-        fit: the fixed part of the fit.
-        place: iteration from which on they count.
-    """
+    """Task that returns the positions of a partition's rows that are left of an epoch."""
 
     fit: FitRef
     place: Place
@@ -49,11 +44,6 @@ class Cursor:
         access: the cluster.
         first: iteration of the epoch from which on it counts.
         positions: positions of the rows that are left, in any order.
-
-    Attributes:
-        first: as given.
-        positions: as given, ascending.
-        ref: for the tasks.
     """
 
     def __init__(self, access: Access, first: int, positions: Array) -> None:

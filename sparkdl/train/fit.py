@@ -31,15 +31,7 @@ from sparkdl.train.state import TrainState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """One fit, as its Trainer begins it.
-
-    Attributes:
-        recipe: what to train, and how.
-        name: name of the run.
-        config: the options of this fit.
-        module: the caller's module.
-        data: the rows.
-    """
+    """One fit, as its Trainer begins it."""
 
     recipe: Recipe
     name: str

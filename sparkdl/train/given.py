@@ -88,11 +88,6 @@ def scheduled(optimizer: OptimizerSpec, schedule: Schedule | None, monitor: Moni
 def objective_of(loss: Loss | None, step: Step | None, module: nn.Module | None = None) -> Objective:
     """Return what is minimised.
 
-    Args:
-        loss: of output and label.
-        step: of module and batch.
-        module: knows its own loss if it is a model of Hugging Face.
-
     Raises:
         ConfigError: unless exactly one is given or known, and can be called.
     """
@@ -120,11 +115,6 @@ def inputs_of(module: nn.Module, features: Columns | None, data: object) -> Colu
 
     By argument for a model of Hugging Face whose arguments have their names; sparse for a module that takes
     indices and values.
-
-    Args:
-        module: the module.
-        features: columns as they were given.
-        data: what they are columns of, if it is a DataFrame.
     """
     if features is None or not is_frame(data):
         return features
@@ -237,12 +227,6 @@ class Chosen:
 def dataset_of(data: Any, chosen: Chosen, last: Chosen | None, method: str) -> Iterator[Any]:
     """Make a Dataset of a DataFrame for as long as the block runs; anything else stays what it is.
 
-    Args:
-        data: a Dataset, or a DataFrame of Spark or pandas.
-        chosen: columns of the DataFrame, if any were named.
-        last: those of the last fit, which count otherwise.
-        method: who asks, for errors.
-
     Raises:
         ConfigError: if columns are missing, or given for a Dataset.
         DataError: if a column cannot become a tensor.
@@ -318,12 +302,6 @@ def check_none_chosen(chosen: Chosen) -> None:
 
 def split(data: Any, fraction: Any, chosen: Chosen, seed: int) -> tuple[Any, Any]:
     """Split a DataFrame into rows for training and rows for validation.
-
-    Args:
-        data: of Spark or pandas.
-        fraction: the share of the rows for validation.
-        chosen: the columns that are used.
-        seed: chooses the rows.
 
     Raises:
         ConfigError: if it is no share, or ``data`` no DataFrame.

@@ -173,10 +173,6 @@ class Ahead:
     def run(self, iteration: Step, upcoming: Callable[[int], list[Step]]) -> Outcome:
         """Return the outcome of an iteration, after running it if that has not been done yet.
 
-        Args:
-            iteration: the step to run now.
-            upcoming: returns the steps that are expected after it, at most so many.
-
         Raises:
             TaskError: if it keeps failing.
         """

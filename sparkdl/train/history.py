@@ -1,4 +1,4 @@
-"""What happened in each iteration, kept in columns so that long runs stay small."""
+"""The history of a run's iterations, in columns so that long runs stay small."""
 
 from __future__ import annotations
 

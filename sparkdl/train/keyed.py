@@ -80,11 +80,7 @@ def rules_of(module: nn.Module) -> dict[str, Any] | None:
 
 
 class Counters:
-    """Tells once of each table whose counters are for fewer ids than there are.
-
-    Args:
-        module: has the tables.
-    """
+    """Tells once of each table whose counters are for fewer ids than there are."""
 
     def __init__(self, module: nn.Module) -> None:
         rules = {name: table.store.rule for name, table in embedding_variables(module).items()}

@@ -26,9 +26,6 @@ def interruptible(until: str = "this iteration") -> Iterator[Callable[[], bool]]
 
     A second SIGINT gets the previous handler, which cancels the running job. Signals reach only
     the main thread; elsewhere the function always returns ``False``.
-
-    Args:
-        until: what is completed first, for the message.
     """
     pressed = False
     if threading.current_thread() is not threading.main_thread():
@@ -81,12 +78,7 @@ class ErrorsCarryResult:
 
 @contextmanager
 def unless_under_way(error: BaseException | None, what: str) -> Iterator[None]:
-    """Raise the block's failure, or, if an earlier error is under way, add it to that error as a note.
-
-    Args:
-        error: the earlier error, if any.
-        what: text for the note: what has failed.
-    """
+    """Raise the block's failure, or, if an earlier error is under way, add it to that error as a note."""
     try:
         yield
     except Exception as other:

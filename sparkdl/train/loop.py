@@ -48,9 +48,6 @@ class Loop:
         validator: evaluates validation sets.
         hooks: in the order in which they are called.
         setting: returns what must be the same for another run to go on from this one.
-
-    Attributes:
-        run: as given.
     """
 
     def __init__(
@@ -158,12 +155,7 @@ class Loop:
         )
 
     def write_shards(self, folder: str, since: int = 0) -> dict[str, str]:
-        """Let executors write the state of the shards; return sha256 by file name.
-
-        Args:
-            folder: folder, or its URL.
-            since: see :meth:`point`.
-        """
+        """Let executors write the state of the shards; return sha256 by file name."""
         self._ahead.settle()
         task = partial(WriteShard, folder, self._engine.plan.traits.shards, since)
         written = self._recovery.run_on_kept(task, "write the optimizer's state", since)

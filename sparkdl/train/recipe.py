@@ -1,4 +1,4 @@
-"""What a Trainer makes of module, optimizer and options, once for all of its fits."""
+"""The recipe of a Trainer: module, optimizer and options, checked once for all of its fits."""
 
 from __future__ import annotations
 
@@ -215,11 +215,7 @@ class Recipe:
         )
 
     def setting(self, tokens: Sequence[Token]) -> dict[str, Any]:
-        """Return what must be the same for another run to go on from a checkpoint of this one.
-
-        Args:
-            tokens: of the rows' store.
-        """
+        """Return what must be the same for another run to go on from a checkpoint of this one."""
         config, tables = self.config, rules_of(self.module)
         setting = setting_of(
             self.layout,
@@ -248,11 +244,7 @@ class Recipe:
 
 
 def _staleness_of(config: TrainConfig, optimizer: OptimizerSpec, keyed: Sequence[str]) -> Staleness | None:
-    """Return which gradients come late, ``None`` if none do.
-
-    Raises:
-        ConfigError: if that cannot be combined with the optimizer, or there are no rows to be late.
-    """
+    """Return which gradients come late, ``None`` if none do."""
     staleness = config.staleness
     if staleness is None or not staleness.share:
         return None

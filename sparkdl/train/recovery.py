@@ -89,9 +89,6 @@ class Recovery:
     def run(self, iterations: Sequence[Step]) -> list[Outcome]:
         """Run iterations, if need be again from the last commit.
 
-        Returns:
-            What each reports; fewer than were given if a later one fails.
-
         Raises:
             TaskError: if the user's code failed, or iterations keep failing; the first error.
         """

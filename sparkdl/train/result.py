@@ -1,4 +1,4 @@
-"""What a fit returns."""
+"""The result of a fit."""
 
 from __future__ import annotations
 

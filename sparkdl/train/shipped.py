@@ -71,10 +71,6 @@ class Shipped:
     def engine(self, recipe: Recipe, name: str) -> Engine:
         """Return the engine that runs steps of a fit.
 
-        Args:
-            recipe: what to train, and how.
-            name: name of the run.
-
         Raises:
             ConfigError: if the exchange that is wanted does not suit session or model.
         """

@@ -67,11 +67,7 @@ def history(found: Columns) -> str:
 
 
 def run(found: Any) -> str:
-    """Return a run that is under way: how far it is, how fast, and lines of loss and scores.
-
-    Args:
-        found: a :class:`sparkdl.train.Run`.
-    """
+    """Return a run that is under way: how far it is, how fast, and lines of loss and scores."""
     state, history = found.state, found.history
     facts: dict[str, object] = {"epochs": state.epoch, "iterations": state.iteration}
     if len(history):

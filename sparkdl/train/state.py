@@ -1,4 +1,4 @@
-"""Where a training run is: everything triggers decide on."""
+"""The place of a training run: everything triggers decide on."""
 
 from __future__ import annotations
 

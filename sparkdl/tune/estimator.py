@@ -170,11 +170,7 @@ class TorchTuner(Estimator[Any], MLWritable, MLReadable[Any]):
 
 class _TunerReader(MLReader["TorchTuner"]):
     def load(self, path: str) -> TorchTuner:
-        """Load from a path of any file system that Spark reads.
-
-        Raises:
-            ConfigError: if there is nothing that this version can read, or it is of another class.
-        """
+        """Load from a path of any file system that Spark reads."""
         metadata, found, estimator = saving.read(self, TorchTuner, str(path), "estimator")
         with explained(str(path)):
             made = TorchTuner(estimator=estimator, **saving.tuner_from_json(found, str(path)))
@@ -219,11 +215,7 @@ class TorchTunerModel(Model, MLWritable, MLReadable[Any]):
 
 class _ModelReader(MLReader["TorchTunerModel"]):
     def load(self, path: str) -> TorchTunerModel:
-        """Load from a path of any file system that Spark reads.
-
-        Raises:
-            ConfigError: if there is nothing that this version can read, or it is of another class.
-        """
+        """Load from a path of any file system that Spark reads."""
         metadata, found, model = saving.read(self, TorchTunerModel, str(path), "bestModel")
         made = TorchTunerModel(model, saving.result_from_json(found, str(path)))
         with explained(str(path)):

@@ -18,14 +18,7 @@ if TYPE_CHECKING:
 
 
 def plot(trials: Sequence[Trial], metric: str, mode: str, best: int | None) -> Figure:
-    """Draw a search: learning curves above, params below.
-
-    Args:
-        trials: all trials.
-        metric: by which they were compared.
-        mode: ``"max"`` or ``"min"``.
-        best: number of the best trial.
-    """
+    """Draw a search: learning curves above, params below."""
     figure = Shown(figsize=(7, 6.5), dpi=100, layout="constrained", facecolor="white")
     curves, coordinates = figure.subplots(2, 1)
     _curves(curves, trials, metric, mode, best)

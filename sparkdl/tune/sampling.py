@@ -113,11 +113,7 @@ class Asker:
                 )
 
     def ask(self, trials: Sequence[Trial]) -> dict[str, Any]:
-        """Return the params of a new trial.
-
-        Args:
-            trials: all trials so far.
-        """
+        """Return the params of a new trial."""
         with Quiet():
             study = optuna.create_study(direction="maximize", sampler=self._sampler, study_name=self._name)
             storage = study._storage

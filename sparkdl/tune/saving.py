@@ -46,14 +46,7 @@ _STAGES: dict[str, Any] = {
 
 
 class SearchWriter(ParamsWriter):
-    """Saves a stage with another one in its folder.
-
-    Args:
-        instance: the tuner or its model.
-        extra: JSON values to write.
-        name: names the other one's folder.
-        stage: the other one.
-    """
+    """Saves a stage with another one in its folder."""
 
     def __init__(self, instance: Any, extra: Mapping[str, Any], name: str, stage: Any) -> None:
         super().__init__(instance, {SEARCH: dict(extra)})
@@ -72,12 +65,6 @@ def read(
     reader: MLReader[Any], cls: type, path: str, name: str
 ) -> tuple[dict[str, Any], dict[str, Any], Any]:
     """Return what was saved: the metadata, our entry in it, and the stage beside it.
-
-    Args:
-        reader: knows the session.
-        cls: class of the tuner or the model.
-        path: its folder.
-        name: names the stage's folder.
 
     Raises:
         ConfigError: if there is nothing that this version can read, or it is of another class.

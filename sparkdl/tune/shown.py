@@ -56,13 +56,7 @@ def _cells(trials: Sequence[Trial], metric: str, mode: str) -> tuple[list[str], 
 
 
 class SearchProgress:
-    """Shows a search that runs: a table in notebooks, a bar and a last table in terminals and log files.
-
-    Args:
-        metric: by which trials are compared.
-        mode: ``"max"`` or ``"min"``.
-        name: of the search.
-    """
+    """Shows a search that runs: a table in notebooks, a bar and a last table in terminals and log files."""
 
     def __init__(self, metric: str, mode: str, name: str) -> None:
         self._metric, self._mode, self._name = metric, mode, name

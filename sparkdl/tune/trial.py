@@ -55,11 +55,6 @@ class Trial:
 def schedule_of(trials: Sequence[Trial], number: int, until: float = math.inf) -> list[dict[str, Any]]:
     """Return which params have trained the weights that a trial has after so many epochs.
 
-    Args:
-        trials: all trials.
-        number: of the trial.
-        until: completed epochs; all by default.
-
     Returns:
         For each change of params the epoch after which they held, and the params; the first from epoch 0.
     """

@@ -59,12 +59,7 @@ def divided_datasets(data: Dataset, pairs: Sequence[Pair]) -> Iterator[list[tupl
 
 
 class _PartSource(Source):
-    """Some rows of each partition of a Dataset.
-
-    Args:
-        data: the Dataset.
-        part: which of its rows.
-    """
+    """Some rows of each partition of a Dataset."""
 
     def __init__(self, data: Dataset, part: RowShare) -> None:
         self._data, self._part = data, part
@@ -80,11 +75,7 @@ class _PartSource(Source):
 
 @dataclass(frozen=True, slots=True)
 class _Select:
-    """Task that takes a part of its partition.
-
-    Attributes:
-        part: which rows.
-    """
+    """Task that takes a part of its partition."""
 
     part: RowShare
 

@@ -38,15 +38,7 @@ Numbers = NDArray[np.signedinteger[Any]]
 
 
 class InMemory:
-    """An array in memory, which doubles when it grows; new elements are zero.
-
-    Args:
-        dtype: of an element.
-        shape: of an element.
-
-    Attributes:
-        values: the array.
-    """
+    """An array in memory, which doubles when it grows; new elements are zero."""
 
     def __init__(self, dtype: Any, *shape: int) -> None:
         self.values: Array = np.zeros((0, *shape), dtype)
@@ -60,16 +52,7 @@ class InMemory:
 
 
 class Mapped:
-    """An array in a memory-mapped file, which grows by a quarter: nothing is copied.
-
-    Args:
-        folder: where the file lies.
-        dtype: of an element.
-        shape: of an element.
-
-    Attributes:
-        values: the array.
-    """
+    """An array in a memory-mapped file, which grows by a quarter: nothing is copied."""
 
     def __init__(self, folder: str, dtype: Any, *shape: int) -> None:
         self._folder = folder
@@ -109,10 +92,6 @@ class Records:
     """Records of a file, which are read and written by number.
 
     They are not mapped: the system may keep them in memory that is its own, but none of it is this process's.
-
-    Args:
-        folder: where the file lies.
-        nbytes: of a record.
     """
 
     def __init__(self, folder: str, nbytes: int) -> None:
@@ -182,14 +161,7 @@ class Records:
 
 
 class Grown:
-    """An array in memory that grows without being in memory twice; new elements are zero.
-
-    Args:
-        dtype: of an element.
-
-    Attributes:
-        values: the array.
-    """
+    """An array in memory that grows without being in memory twice; new elements are zero."""
 
     def __init__(self, dtype: Any) -> None:
         self._held = Reserved(_LEAST, dtype)
@@ -211,16 +183,7 @@ class Grown:
 
 
 class Reserved:
-    """Address space for an array; its memory is taken when elements are first used.
-
-    Args:
-        most: elements.
-        dtype: of an element.
-        shape: of an element.
-
-    Attributes:
-        values: the array; all zero at first.
-    """
+    """Address space for an array; its memory is taken when elements are first used."""
 
     def __init__(self, most: int, dtype: Any, *shape: int) -> None:
         self._row = np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
@@ -254,11 +217,7 @@ def _nameless(folder: str) -> int:
 
 
 def _allocate(file: int, nbytes: int, folder: str) -> None:
-    """Have a file of so many bytes.
-
-    Raises:
-        OSError: if the disk is full.
-    """
+    """Have a file of so many bytes."""
     try:
         os.posix_fallocate(file, 0, nbytes)  # a full disk is an error here, not a signal later
     except OSError as error:

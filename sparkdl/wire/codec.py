@@ -1,4 +1,4 @@
-"""How gradients are written for their way: in full, or in fewer bytes.
+"""Codecs of gradients: in full, or in fewer bytes.
 
 Sums always have the layout's own precision. The source can keep the difference to the full gradient, its
 *residual*, and add it to its next gradient (*error feedback*: Karimireddy et al., "Error Feedback Fixes
@@ -195,13 +195,7 @@ def _blocks(values: torch.Tensor, block: int) -> torch.Tensor:
 
 
 def decode(meta: Mapping[str, Any], arrays: Mapping[str, Array], dtype: np.dtype[np.floating]) -> Array:
-    """Read what :func:`encode` has written, as an array that may be read-only.
-
-    Args:
-        meta: as :func:`encode` wrote it.
-        arrays: as :func:`encode` wrote them.
-        dtype: of the result.
-    """
+    """Read what :func:`encode` has written, as an array that may be read-only."""
     codec, encoded = meta["codec"], arrays["gradient"]
     if codec == "fp32":
         return encoded.astype(dtype, copy=False)

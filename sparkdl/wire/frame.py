@@ -52,9 +52,6 @@ def pack(meta: Mapping[str, Any], arrays: Mapping[str, Array] | None = None) -> 
     Args:
         meta: JSON-compatible scalars, lists and dicts; NaN and infinities survive.
         arrays: C-contiguous arrays by name; they are referenced, not copied.
-
-    Returns:
-        Buffers whose concatenation is the frame.
     """
     arrays = arrays or {}
     table = [(name, a.dtype.str, a.shape) for name, a in arrays.items()]

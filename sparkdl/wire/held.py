@@ -1,4 +1,4 @@
-"""Who may overwrite a value: ownership of arrays, in their types.
+"""Held values: ownership of arrays, in their types.
 
 Large arrays are updated in place where that is allowed, which saves copies of the weights. The type of a
 value says whether it is allowed; it is never guessed from an array's flags.

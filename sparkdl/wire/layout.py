@@ -1,4 +1,4 @@
-"""Where each parameter and buffer of a module lives in the flat vectors that travel.
+"""The layout of a module: places of parameters and buffers in the flat vectors that travel.
 
 All trainable parameters of a module lie one after the other in one vector, and all floating-point
 buffers in a second one. This vocabulary is shared by every package: ``nn`` fills the vectors,

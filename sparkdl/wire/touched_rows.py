@@ -75,12 +75,7 @@ class TouchedRows:
         return replace(self.layout, params=lay_out(entries))
 
     def take(self, values: Array, start: int = 0) -> Array:
-        """Return the covered elements of a vector, or of a stretch of one.
-
-        Args:
-            values: elements from ``start`` on.
-            start: position of the first one in the flat vector.
-        """
+        """Return the covered elements of a vector, or of a stretch of one."""
         if not self.tables:
             return values
         parts = []

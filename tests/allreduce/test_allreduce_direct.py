@@ -288,6 +288,6 @@ def test_the_driver_plan_and_new_processes_forbid_it() -> None:
 
 
 def test_the_secret_is_not_shown() -> None:
-    from sparkdl.allreduce.transport.direct.task import Circle
+    from sparkdl.allreduce.transport.direct.task import Rendezvous
 
-    assert "abcdefgh" not in repr(Circle(b"abcdefgh", "host", 3.0, 120.0))
+    assert "abcdefgh" not in repr(Rendezvous(b"abcdefgh", "host", 3.0, 120.0))

@@ -17,7 +17,7 @@ from sparkdl.allreduce.spreading import Spreading
 from sparkdl.allreduce.transport.base import Group, GroupResult
 from sparkdl.allreduce.transport.direct import transport
 from sparkdl.allreduce.transport.direct.peer import Peer
-from sparkdl.allreduce.transport.direct.task import Circle
+from sparkdl.allreduce.transport.direct.task import Rendezvous
 from sparkdl.allreduce.transport.direct.transport import LONGEST_GROUP, DirectTransport
 from sparkdl.compute.problems import LostPeer
 from sparkdl.compute.start import ModelVersion, Start
@@ -148,7 +148,7 @@ class Chain:
         self.gathering: Gathering | None = Gathering(self)
 
     def run(self, tasks: Sequence[Any], *_: Any, **__: Any) -> tuple[list[Any], None]:
-        self.patience.append(tasks[0].circle.patience)
+        self.patience.append(tasks[0].rendezvous.patience)
         return self.run_on(2)
 
     def run_on(self, tasks: int) -> tuple[list[Any], None]:
@@ -200,9 +200,9 @@ class Stand:
         fit: Any = SimpleNamespace(in_memory=False, fit_id="fit")
         chain: Any = self.chain
         shuffles: Any = self.shuffles
-        circle = Circle(b"secret", "127.0.0.1", 3.0, 1.0)
+        rendezvous = Rendezvous(b"secret", "127.0.0.1", 3.0, 1.0)
         self.transport = DirectTransport(
-            access, store, fit, None, chain, circle, shuffles, clock=lambda: self.now
+            access, store, fit, None, chain, rendezvous, shuffles, clock=lambda: self.now
         )
 
     def begin(self) -> Any:

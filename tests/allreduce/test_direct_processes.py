@@ -21,7 +21,7 @@ from support.reference import Partition, threads
 from torch import nn
 
 from sparkdl.allreduce.transport.base import Group, GroupResult, Transport
-from sparkdl.allreduce.transport.direct.task import Circle
+from sparkdl.allreduce.transport.direct.task import Rendezvous
 from sparkdl.allreduce.transport.direct.transport import DirectTransport
 from sparkdl.allreduce.transport.shuffle import ShuffleTransport
 from sparkdl.optim import LAMB, ClipByNorm
@@ -107,9 +107,9 @@ class Session:
         store, fit = setting.store, setting.fit
         self.jobs = jobs = Jobs(self.those, store.tokens, {0: setting.spec})
         shuffles = ShuffleTransport(len(store.tokens), fit, jobs, 50)  # type: ignore[arg-type]
-        circle = Circle(b"s" * 32, "127.0.0.1", 1.0, self._patience)
+        rendezvous = Rendezvous(b"s" * 32, "127.0.0.1", 1.0, self._patience)
         self.direct = DirectTransport(
-            jobs, store, fit, None, jobs, circle, shuffles, clock=lambda: time.monotonic() + self.ahead  # type: ignore[arg-type]
+            jobs, store, fit, None, jobs, rendezvous, shuffles, clock=lambda: time.monotonic() + self.ahead  # type: ignore[arg-type]
         )  # fmt: skip
         run = self.direct.run
 

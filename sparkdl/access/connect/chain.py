@@ -74,12 +74,7 @@ class Runs(Protocol):
 
 @dataclass(eq=False, slots=True)
 class OnExecutors:
-    """Frames that a group has left in files, one per shard.
-
-    Attributes:
-        chain: what has run the group.
-        file: the files.
-    """
+    """Frames that a group has left in files, one per shard."""
 
     chain: ConnectChain
     file: KeptFile

@@ -1,4 +1,4 @@
-"""How frames stay on the executors of a Spark Connect session, as far as the session allows it.
+"""Frames that stay on the executors of a Spark Connect session, as far as the session allows it.
 
 A cached DataFrame is best: what is lost of it is computed again. Some sessions, such as serverless ones,
 refuse that. There a local checkpoint does the same, but after a loss all of it has to be made again. Where

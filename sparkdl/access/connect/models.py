@@ -1,4 +1,4 @@
-"""What models ask of a Spark Connect session."""
+"""Access of models to a Spark Connect session."""
 
 from __future__ import annotations
 
@@ -21,12 +21,7 @@ _INLINE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class InFiles:
-    """Bytes in files, which each executor fetches once.
-
-    Attributes:
-        digest: names the content.
-        ref: names of the files.
-    """
+    """Bytes in files, which each executor fetches once."""
 
     digest: str
     ref: FileRef

@@ -61,9 +61,6 @@ class ArrowTask:
     """A :class:`TaskSpec` as a function from Arrow batches to Arrow batches.
 
     The job is pickled once: Spark recognises a cached DataFrame by the bytes of its functions.
-
-    Args:
-        job: the job.
     """
 
     def __init__(self, job: TaskSpec) -> None:
@@ -86,11 +83,7 @@ class ArrowTask:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A ``mapInArrow`` function that yields frames as column ``token``, as one that yields pieces of them.
-
-    Attributes:
-        write: the function.
-    """
+    """A ``mapInArrow`` function that yields frames as column ``token``, as one that yields pieces of them."""
 
     write: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -222,12 +215,7 @@ def _pairs(frames: Iterable[bytes | Parts]) -> Iterator[tuple[int, bytes | Parts
 
 @dataclass(frozen=True, slots=True)
 class OverKept:
-    """Runs a task over the pieces that have stayed in a file.
-
-    Attributes:
-        task: gets pieces.
-        file: where they are.
-    """
+    """Runs a task over the pieces that have stayed in a file."""
 
     task: Task
     file: KeptFile

@@ -1,4 +1,4 @@
-"""What the phases of a step tell each other, the driver, and themselves later: one class each.
+"""Messages of a step's phases to each other, to the driver, and to later ones: one class each.
 
 A message travels as a frame (:mod:`sparkdl.wire.frame`), whose kind is written down in its class alone.
 Small values lie in the frame's header, vectors are its arrays; neither encoding nor decoding copies a vector.

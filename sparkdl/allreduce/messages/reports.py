@@ -82,11 +82,7 @@ class Reports:
 
 @dataclass(frozen=True, slots=True)
 class Problems:
-    """Why a step cannot be completed.
-
-    Attributes:
-        problems: at least one.
-    """
+    """Why a step cannot be completed."""
 
     kind: ClassVar[str] = "problems"
     problems: Sequence[Problem]

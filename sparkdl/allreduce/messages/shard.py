@@ -206,13 +206,7 @@ class UpdatedShard:
 
 @dataclass(frozen=True, slots=True)
 class Partials:
-    """A shard's part of sums over all shards.
-
-    Attributes:
-        start: first element of the shard.
-        sources: see :class:`UpdateFacts`.
-        sums: the partial sums.
-    """
+    """A shard's part of sums over all shards."""
 
     kind: ClassVar[str] = "partials"
     start: int
@@ -231,11 +225,7 @@ class Partials:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over all shards that are known, in their order.
-
-    Attributes:
-        totals: the sums.
-    """
+    """Sums over all shards that are known, in their order."""
 
     kind: ClassVar[str] = "totals"
     totals: Sequence[Array]

@@ -11,11 +11,7 @@ from sparkdl.wire.held import Held, Owned, Shared, held
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Optimizer state of a shard, or of all weights, as :mod:`sparkdl.optim.shard.run` writes it.
-
-    Attributes:
-        state: its frame.
-    """
+    """Optimizer state of a shard, or of all weights, as :mod:`sparkdl.optim.shard.run` writes it."""
 
     kind: ClassVar[str] = "state"
     state: Held[Frame]
@@ -33,11 +29,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Average:
-    """Averaged weights of a shard, or of all weights.
-
-    Attributes:
-        params: the average.
-    """
+    """Averaged weights of a shard, or of all weights."""
 
     kind: ClassVar[str] = "average"
     params: Held[Array]
@@ -54,11 +46,7 @@ class Average:
 
 @dataclass(frozen=True, slots=True)
 class Master:
-    """A shard's weights, where the driver does not have them.
-
-    Attributes:
-        params: the weights.
-    """
+    """A shard's weights, where the driver does not have them."""
 
     kind: ClassVar[str] = "master"
     params: Array

@@ -13,12 +13,7 @@ from sparkdl.wire.frame import Array, Frame
 
 @dataclass(frozen=True, slots=True)
 class WantedRows:
-    """Ids that a rank's next batch asks an owner for.
-
-    Attributes:
-        source: the rank.
-        tables: by table.
-    """
+    """Ids that a rank's next batch asks an owner for."""
 
     kind: ClassVar[str] = "wanted"
     source: int
@@ -94,12 +89,7 @@ class RowGradients:
 
 @dataclass(frozen=True, slots=True)
 class OwnedRows:
-    """Entries of an owner, with the optimizer's state: all of them, or those that have changed.
-
-    Attributes:
-        tables: by table.
-        figures: see :class:`FoundRows`.
-    """
+    """Entries of an owner, with the optimizer's state: all of them, or those that have changed."""
 
     kind: ClassVar[str] = "rows"
     tables: Mapping[str, Entries]

@@ -1,4 +1,4 @@
-"""What a plan is: a list of phases, each a pure function, with an exchange of messages between them.
+"""Plans: lists of phases, each a pure function, with an exchange of messages between them.
 
 A *rank* is a partition of the data and what runs for it. In a phase a rank receives the messages that all
 ranks sent it in the phase before, computes, and sends messages: to other ranks, to itself, to the driver. How
@@ -82,12 +82,7 @@ class Inbox:
 
 @dataclass(frozen=True, slots=True)
 class ToRank:
-    """A message to another rank, or to this one.
-
-    Attributes:
-        rank: which one.
-        message: the message.
-    """
+    """A message to another rank, or to this one."""
 
     rank: int
     message: Message
@@ -197,11 +192,7 @@ class Plan(Protocol):
         ...
 
     def seed(self, fetch: Callable[[], Kept]) -> list[Packed]:
-        """Return the seed: the state of the shards, for executors that have no copy.
-
-        Args:
-            fetch: copies that to the driver.
-        """
+        """Return the seed: the state of the shards, for executors that have no copy."""
         ...
 
     def phases(self, start: Start, steps: Sequence[Step]) -> list[Phase]:

@@ -41,12 +41,6 @@ def shards(
 
     The partition adds the codec's residual to its next gradient. The residual is written to the partition's
     own state, after the last shard.
-
-    Args:
-        me: the rank.
-        forward: the step.
-        contribution: result of the forward and backward pass.
-        bounds: [start, stop) of each shard.
     """
     spec, state = me.worker.spec, forward.state_of(me.worker, me.rank)
     gradient = contribution.gradient

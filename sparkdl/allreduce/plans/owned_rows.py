@@ -72,13 +72,7 @@ class Touched:
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
-    """What a change has done to an owner's rows.
-
-    Attributes:
-        iteration: completed iterations.
-        touched: by table.
-        figures: by table, what there is to report.
-    """
+    """What a change has done to an owner's rows."""
 
     iteration: int
     touched: Mapping[str, Touched]
@@ -162,9 +156,6 @@ def changed(
         wanted: by all ranks.
         directives: instructions for the step that ends; ``None`` if none does.
 
-    Returns:
-        What has changed.
-
     Raises:
         ProblemError: if a gradient is not finite.
     """
@@ -211,11 +202,7 @@ def changes(owner: RowOwner, since: int) -> OwnedRows:
 
 
 def _base(me: Participant, start: Start, at: str) -> RowOwner:
-    """Return what the rank owns at the start of a group.
-
-    Raises:
-        ProblemError: if this executor does not have it.
-    """
+    """Return what the rank owns at the start of a group."""
     variables = embedding_variables(me.worker.spec.module)
     if start.weights is not None:
         if not start.seed:

@@ -1,4 +1,4 @@
-"""What the sharded plan's phases leave on an executor for later ones, and how those find it."""
+"""Files that the sharded plan's phases leave on an executor for later ones."""
 
 from __future__ import annotations
 

@@ -68,11 +68,7 @@ _LONGEST_GROUP = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tabled:
-    """A plan with tables; see :class:`sparkdl.allreduce.plans.base.Plan`.
-
-    Attributes:
-        dense: the plan of all weights.
-    """
+    """A plan with tables; see :class:`sparkdl.allreduce.plans.base.Plan`."""
 
     dense: Plan
 

@@ -1,1 +1,1 @@
-"""How the messages of a plan's phases get from rank to rank."""
+"""Transports: ways of a plan's messages from rank to rank."""

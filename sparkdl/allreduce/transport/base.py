@@ -101,11 +101,6 @@ class Transport(Protocol):
 def read_left(files: LocalStore, name: str, iteration: int) -> Iterator[Message]:
     """Yield the messages that a rank has left for itself on this executor.
 
-    Args:
-        files: this executor's.
-        name: under which they were left.
-        iteration: completed iterations, for the report.
-
     Raises:
         ProblemError: if they are not there.
     """
@@ -116,14 +111,7 @@ def read_left(files: LocalStore, name: str, iteration: int) -> Iterator[Message]
 
 
 def perform(phase: Phase, me: Participant, inbox: Inbox, *, last: bool) -> Iterator[Send]:
-    """Run a rank's phase, or pass on why that cannot be done.
-
-    Args:
-        phase: the phase.
-        me: the rank.
-        inbox: its messages.
-        last: whether no phase follows, so that problems go to the driver.
-    """
+    """Run a rank's phase, or pass on why that cannot be done."""
     try:
         found = in_order(p for message in of_type(inbox.arrived, Problems) for p in message.problems)
         if found:

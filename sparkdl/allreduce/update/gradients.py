@@ -48,12 +48,7 @@ class PartitionGradient:
 
 
 class NonFiniteMeanError(Exception):
-    """Says that a mean is NaN or infinite.
-
-    Args:
-        index: the first such element.
-        sources: the sources that are so there.
-    """
+    """Says that a mean is NaN or infinite."""
 
     def __init__(self, index: int, sources: list[int]) -> None:
         super().__init__(f"element {index}, sources {sources}")
@@ -104,16 +99,7 @@ class Gradients:
     def prepare(
         self, combine: Combine, iteration: int, staleness: Staleness | None = None
     ) -> NonFiniteGradient | None:
-        """Look for NaN and take the mean, if that is how they are combined.
-
-        Args:
-            combine: how they are combined.
-            iteration: completed iterations.
-            staleness: which of them come late, if any do.
-
-        Returns:
-            The problem, if there is one.
-        """
+        """Look for NaN and take the mean, if that is how they are combined."""
         if combine == "mean":
             try:
                 if staleness is None:

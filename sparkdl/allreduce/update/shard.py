@@ -231,12 +231,7 @@ def _steps(
 
 
 def _replay(update: ShardUpdate, steps: Generator[Array, Array, Array]) -> tuple[Array, Array | None]:
-    """Run an update as far as its totals are known.
-
-    Returns:
-        The partial sums of the first reduction without total, and the combined gradient if the
-        update is complete.
-    """
+    """Run an update as far as its totals are known."""
     totals = iter(update.totals)
     partials = np.zeros(0)
     try:

@@ -48,18 +48,6 @@ def update_table(
 ) -> Ids:
     """Update the rows that any rank has a gradient of, as if the whole table was a parameter.
 
-    Args:
-        table: the owner's part of the table.
-        name: of the embedding variable.
-        group: its parameter group.
-        rule: penalties, clipping, optimizer.
-        gradients: of all ranks that have any rows.
-        directives: instructions for the step.
-        iteration: completed iterations.
-
-    Returns:
-        The ids whose rows were updated.
-
     Raises:
         ProblemError: if a gradient is not finite; nothing is updated then.
     """

@@ -1,4 +1,4 @@
-"""What the driver's machine has: Python, Java, packages, linear algebra."""
+"""Checks of the driver's machine: Python, Java, packages, linear algebra."""
 
 from __future__ import annotations
 

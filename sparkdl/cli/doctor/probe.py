@@ -1,4 +1,4 @@
-"""What a Python process has: versions, OpenMP, cores, local directories.
+"""A look at a Python process: versions, OpenMP, cores, local directories.
 
 Tasks run this on executors that may lack sparkdl, so it travels by value and imports nothing of sparkdl.
 """

@@ -1,4 +1,4 @@
-"""What the doctor has found, and how it is printed."""
+"""The doctor's findings, and their printed form."""
 
 from __future__ import annotations
 

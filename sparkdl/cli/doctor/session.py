@@ -1,4 +1,4 @@
-"""What a Spark session and its executors offer."""
+"""Checks of a Spark session and its executors."""
 
 from __future__ import annotations
 

@@ -76,10 +76,6 @@ def runs(path: str, *, courses: bool = False) -> Iterator[RunSummary]:
 
     Checkpoints belong to the JSON lines beside or above them, if that is one file.
 
-    Args:
-        path: folder, or its URL.
-        courses: whether to read curves and settings, too.
-
     Raises:
         ConfigError: if the folder cannot be read.
     """
@@ -126,11 +122,6 @@ def read_lines(path: str, lines: Iterable[str], *, courses: bool = False) -> Ite
 
     Lines that are not those of :class:`sparkdl.summary.JsonLines` are passed over. A run that was resumed
     is one run.
-
-    Args:
-        path: of the file, for the summaries.
-        lines: of the file.
-        courses: whether the summaries are to have a :class:`Course`.
     """
     current: RunSummary | None = None
 

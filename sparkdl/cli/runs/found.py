@@ -1,4 +1,4 @@
-"""What the files of a run say: its summary, its curves and its settings. Anybody may have written them."""
+"""The files of a run: its summary, its curves and its settings. Anybody may have written them."""
 
 from __future__ import annotations
 

@@ -45,11 +45,6 @@ $details
 def write(path: Path, found: Sequence[RunSummary], folder: str) -> None:
     """Write the page of some runs.
 
-    Args:
-        path: file to write, or to write anew.
-        found: the runs, with their courses.
-        folder: where they were found, for the title.
-
     Raises:
         ConfigError: if the file cannot be written.
     """

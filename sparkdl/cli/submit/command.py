@@ -218,10 +218,6 @@ class Submission:
 def plan(job: Job, folder: Path) -> Submission:
     """Say what a job means for spark-submit; nothing is written.
 
-    Args:
-        job: what is wanted.
-        folder: where files that travel with the job would go.
-
     Raises:
         ConfigError: if the environment cannot be shipped.
     """
@@ -265,11 +261,7 @@ def plan(job: Job, folder: Path) -> Submission:
 
 
 def _notes(job: Job, conf: dict[str, str], folder: Path) -> str:
-    """Return where drivers tell of themselves, and add the confs by which they learn of it.
-
-    Raises:
-        ConfigError: if drivers in the cluster could not be started again.
-    """
+    """Return where drivers tell of themselves, and add the confs by which they learn of it."""
     # A folder of its own: the next submission is another job, which begins as its script says.
     notes = f"{job.retry_folder or folder / 'attempts'}/{uuid4().hex}"
     if not job.retries:

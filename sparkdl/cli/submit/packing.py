@@ -1,4 +1,4 @@
-"""What travels with a job: the script's modules, and a Python environment."""
+"""Files that travel with a job: the script's modules, and a Python environment."""
 
 from __future__ import annotations
 

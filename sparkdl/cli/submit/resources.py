@@ -71,10 +71,6 @@ _CONFS = {
 def read(table: Mapping[str, Any], where: str) -> dict[str, str | int | float]:
     """Return the amounts in a table of TOML.
 
-    Args:
-        table: with the tables ``task`` and ``driver`` in it.
-        where: file, for errors.
-
     Raises:
         ConfigError: naming the key that is unknown or has a value that cannot be.
     """
@@ -114,11 +110,6 @@ def _check(found: Amounts, where: str) -> None:
 
 def confs(amounts: Amounts, master: str, given: Mapping[str, str]) -> dict[str, str]:
     """Return amounts as Spark confs.
-
-    Args:
-        amounts: as :func:`read` returns them.
-        master: Spark master.
-        given: confs that the job has already.
 
     Raises:
         ConfigError: if this kind of master knows no such amount, or needs another one besides.

@@ -1,4 +1,4 @@
-"""When ``sparkdl submit --retries`` starts another driver, and after how long.
+"""Retries of ``sparkdl submit``: whether another driver starts, and after how long.
 
 The exit status alone does not tell a lost cluster from an error of the user: both end Python with status 1.
 So the driver leaves a note (:mod:`sparkdl.attempts`), which counts for more than the status:

@@ -153,14 +153,7 @@ def span(first: int, end: int) -> bytes:
 def items_writer(
     store: str, plan: TablePlan, dataset: BytesRef, convert_item: Callable[[Any], Any]
 ) -> Callable[[int, Iterator[bytes]], Iterator[bytes]]:
-    """Return the task that writes a partition of the items of a dataset.
-
-    Args:
-        store: id of the store.
-        plan: the columns of an item.
-        dataset: the pickled dataset, which the user has given.
-        convert_item: makes an item of arrays of what the dataset returns.
-    """
+    """Return the task that writes a partition of the items of a dataset."""
 
     def write(partition: int, arriving: Iterator[bytes]) -> Iterator[bytes]:
         def items() -> Iterator[tuple[tuple[int, int], Any]]:

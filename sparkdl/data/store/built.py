@@ -62,14 +62,6 @@ def build_store(
 ) -> PartitionStore:
     """Build a partition store.
 
-    Args:
-        access: the cluster.
-        source: where the rows come from.
-        plan: their columns.
-        store: its id.
-        partitions: how many.
-        available: what the cluster offers now.
-
     Raises:
         DataError: naming the column and row that cannot become a tensor.
         TaskError: if a task keeps failing.

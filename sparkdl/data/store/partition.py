@@ -229,11 +229,6 @@ def _agree(plan: ColumnPlan, values: Array) -> ColumnPlan:
 def read_rows(token: Token, rows: Array, keys: Collection[str] | None = None) -> dict[str, Array]:
     """Gather rows of a partition, by number, into fresh arrays.
 
-    Args:
-        token: the partition.
-        rows: row numbers.
-        keys: columns to read; all by default.
-
     Raises:
         PartitionMissingError: if the partition's files are not on this executor.
     """
@@ -296,11 +291,6 @@ def view_of(token: Token, name: str, rows: Array) -> Token:
 
     Beside the columns lies a file with the numbers of the rows: 8 bytes for each. Tasks that make the same
     view at a time write the same file.
-
-    Args:
-        token: the partition, or a view of it.
-        name: names the view among those of the partition.
-        rows: row numbers.
 
     Raises:
         PartitionMissingError: if the partition's files are not on this executor.

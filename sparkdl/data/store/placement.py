@@ -1,4 +1,4 @@
-"""Where a store's partitions lie: after losses, executors that are there again may have none."""
+"""Places of a store's partitions: after losses, executors that are there again may have none."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ from sparkdl.wire import frame
 
 
 def in_excess(places: Sequence[str], executors: int) -> list[int]:
-    """Return the partitions that executors hold beyond an even share.
-
-    Args:
-        places: the executor of each partition.
-        executors: how many executors there are.
-    """
+    """Return the partitions that executors hold beyond an even share."""
     share = -(-len(places) // max(executors, 1))
     held: Counter[str] = Counter()
     excess = []

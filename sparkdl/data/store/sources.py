@@ -1,4 +1,4 @@
-"""Where the rows of a Dataset come from: a DataFrame, an RDD or arrays."""
+"""Sources of a Dataset's rows: a DataFrame, an RDD or arrays."""
 
 from __future__ import annotations
 
@@ -47,12 +47,7 @@ class Source(ABC):
 
 
 class DataFrameSource(Source):
-    """Columns of a DataFrame.
-
-    Args:
-        df: the rows.
-        expressions: the columns to select.
-    """
+    """Columns of a DataFrame."""
 
     def __init__(self, df: DataFrame, expressions: list[Any]) -> None:
         self._df = df
@@ -101,11 +96,7 @@ class DataFrameSource(Source):
 
 
 class RddSource(Source):
-    """Elements of an RDD; what of them are features, label and weight is the plan's matter.
-
-    Args:
-        rdd: of elements that are alike.
-    """
+    """Elements of an RDD; what of them are features, label and weight is the plan's matter."""
 
     def __init__(self, rdd: RDD[Any]) -> None:
         self._rdd = rdd
@@ -140,11 +131,7 @@ def _spread(position: tuple[int, int], partitions: int) -> int:
 
 
 class ArraySource(Source):
-    """Arrays on the driver.
-
-    Args:
-        arrays: by column key, of one length.
-    """
+    """Arrays on the driver."""
 
     def __init__(self, arrays: dict[str, Array]) -> None:
         self._arrays = arrays

@@ -1,4 +1,4 @@
-"""What an estimator's run takes over from the one that it goes on from: encoding, labels, batch.
+"""Continuation of an estimator's run: encoding, labels and batch of the one before it.
 
 A table's encoding and the numbers of labels are learned from the rows of the first fit. Weights mean nothing
 with others, so they are in the checkpoints, and a run on other rows takes them from there.
@@ -99,11 +99,6 @@ def learned(rows: Any) -> list[Hook]:
 def check_told(estimator: Any, before: Earlier | None, what: str) -> None:
     """Check that a run on other rows knows what the weights mean.
 
-    Args:
-        estimator: about to fit.
-        before: what the checkpoint tells.
-        what: should be in it.
-
     Raises:
         ConfigError: if the fit goes on from a checkpoint that does not tell.
     """
@@ -117,12 +112,7 @@ def check_told(estimator: Any, before: Earlier | None, what: str) -> None:
 
 
 def other_labels(name: str, before: Earlier) -> DataError:
-    """Return the error that labels are strings where they were numbers, or the other way round.
-
-    Args:
-        name: of the label column.
-        before: the run before.
-    """
+    """Return the error that labels are strings where they were numbers, or the other way round."""
     were = f"strings ({', '.join(before.labels):.300})" if before.labels else "numbers"
     now = "no strings" if before.labels else "strings"
     return DataError(

@@ -313,11 +313,7 @@ class TorchRegressor(FitsTorch, HasPrediction, HasScaling, Regressor[TorchRegres
 def _perceptron(
     estimator: TorchClassifier | TorchRegressor, rows: FitRows, outputs: int
 ) -> tuple[nn.Module, ModuleSource | None]:
-    """Make the default module for rows that are no table; on a sparse column it is a sparse one.
-
-    Raises:
-        ConfigError: if there is a sparse column beside others.
-    """
+    """Make the default module for rows that are no table; on a sparse column it is a sparse one."""
     plans = rows.first.plan.columns[: len(rows.tensors)]
     part = next((plan for plan in plans if plan.part), None)
     if part is None:

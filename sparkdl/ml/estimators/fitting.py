@@ -1,4 +1,4 @@
-"""What a fit needs to know of a DataFrame: classes, scales, validation rows."""
+"""Facts about a DataFrame for a fit: classes, scales, validation rows."""
 
 from __future__ import annotations
 
@@ -51,11 +51,6 @@ def with_nothing(df: DataFrame) -> DataFrame:
 
 def index_strings(df: DataFrame, name: str, known: tuple[str, ...] = ()) -> tuple[DataFrame, tuple[str, ...]]:
     """Number a label column's strings, the most frequent first, as StringIndexer does.
-
-    Args:
-        df: the rows.
-        name: the column.
-        known: the strings that a model has classes for, in their order.
 
     Returns:
         The rows, with doubles in the column and the strings in its metadata, and the strings; the
@@ -250,11 +245,7 @@ def moments(df: DataFrame, shapes: dict[str, tuple[int, ...]]) -> dict[str, tupl
 
 
 def _check_finite(df: DataFrame, name: str, vector: Column) -> None:
-    """Check that all values are finite, also as float32.
-
-    Raises:
-        DataError: naming the first row that has another.
-    """
+    """Check that all values are finite, also as float32."""
     bad = F.exists("values", lambda value: F.isnan(value) | (F.abs(value) > _LARGEST))
     numbered = df.select(F.monotonically_increasing_id().alias("id"), vector_to_array(vector).alias("values"))
     for first in numbered.where(bad).limit(1).collect():

@@ -1,4 +1,4 @@
-"""What happens around every fit of an estimator in this process."""
+"""Observers of every fit of an estimator in this process."""
 
 from __future__ import annotations
 

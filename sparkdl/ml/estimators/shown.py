@@ -14,11 +14,7 @@ _MOST = 6  # names in a line
 
 
 def line(fitted: Any) -> str:
-    """Return a fitted model in a line, as Spark's own models are shown.
-
-    Args:
-        fitted: a model of this package.
-    """
+    """Return a fitted model in a line, as Spark's own models are shown."""
     facts = {"uid": fitted.uid, "module": type(fitted.module).__name__}
     if hasattr(fitted, "numClasses"):
         classes = len(fitted.labels) or fitted.numClasses
@@ -38,11 +34,7 @@ def _names(names: Sequence[str]) -> str:
 
 
 def model(fitted: Any) -> str:
-    """Return a fitted model: columns, shapes, the module by layer, and its training if that is known.
-
-    Args:
-        fitted: a model of this package.
-    """
+    """Return a fitted model: columns, shapes, the module by layer, and its training if that is known."""
     signature = fitted.signature
     facts: dict[str, object] = {
         "features": ", ".join(fitted.featuresNames()),

@@ -1,4 +1,4 @@
-"""Which columns of ML vectors an estimator leaves sparse by itself, and how it trains their weights."""
+"""Columns of ML vectors that an estimator leaves sparse by itself, and the training of their weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all estimators share: Params and attributes become a Trainer, and its result a model."""
+"""The common part of all estimators: Params and attributes become a Trainer, and its result a model."""
 
 from __future__ import annotations
 
@@ -96,12 +96,7 @@ class FitRows:
     _found: dict[str, Any] = field(default_factory=dict)
 
     def once(self, what: str, find: Callable[[], T]) -> T:
-        """Return what a Spark job finds out about the rows; it runs once, however many trials ask.
-
-        Args:
-            what: names it.
-            find: runs the job.
-        """
+        """Return what a Spark job finds out about the rows; it runs once, however many trials ask."""
         if what not in self._found:
             self._found[what] = find()
         found: T = self._found[what]

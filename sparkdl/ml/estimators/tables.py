@@ -1,4 +1,4 @@
-"""What estimators do with a table: whether it is encoded, how, and what the module is told of it."""
+"""Tables of estimators: whether they are encoded, how, and what the module is told of it."""
 
 from __future__ import annotations
 

@@ -73,12 +73,7 @@ def getter(param: Param[T]) -> Callable[[Any], T]:
 
 
 def setter(param: Param[T], note: str = "") -> Callable[[P, T], P]:
-    """Return the method that sets a Param.
-
-    Args:
-        param: the Param.
-        note: what its documentation says besides.
-    """
+    """Return the method that sets a Param."""
 
     def set_(self, value):  # type: ignore[no-untyped-def]
         return self._set(**{param.name: value})
@@ -99,12 +94,7 @@ def _name(method: Callable[..., Any], verb: str, param: Param[Any], doc: str) ->
 
 
 def constructed_by(keywords: type[Any], attributes: Mapping[str, Any]) -> Callable[[C], C]:
-    """Return a decorator that says what a constructor takes, for ``help``, notebooks and ``inspect``.
-
-    Args:
-        keywords: the TypedDict of its arguments.
-        attributes: defaults of the arguments that are no Params.
-    """
+    """Return a decorator that says what a constructor takes, for ``help``, notebooks and ``inspect``."""
 
     def decorate(cls: C) -> C:
         table = entries(cls)

@@ -26,10 +26,6 @@ def save_local(instance: Any, path: str | os.PathLike[str]) -> None:
 
     ``instance.save(path)`` lets the executors write, which a cluster's do on their own disks.
 
-    Args:
-        instance: what to save; nothing is pickled.
-        path: folder that does not exist.
-
     Raises:
         ConfigError: if it exists, or a value needs a pickle.
     """

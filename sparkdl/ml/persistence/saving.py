@@ -100,11 +100,7 @@ class TorchReadable(MLReadable[Any]):
 
 
 class TorchWriter(MLWriter):
-    """Saves an estimator or a model.
-
-    Args:
-        instance: what to save.
-    """
+    """Saves an estimator or a model."""
 
     def __init__(self, instance: Any) -> None:
         super().__init__()
@@ -146,11 +142,7 @@ class TorchWriter(MLWriter):
 
 
 class TorchReader(MLReader[R]):
-    """Loads an estimator or a model.
-
-    Args:
-        cls: class of the stage.
-    """
+    """Loads an estimator or a model."""
 
     def __init__(self, cls: type[R]) -> None:
         super().__init__()
@@ -333,11 +325,7 @@ def _write(spark: SparkSession, path: str, pieces: Iterable[weights.Chunk]) -> N
 
 
 def _read(spark: SparkSession, path: str, folder: str) -> Iterator[weights.Chunk]:
-    """Read pieces in order, some at a time: neither driver nor task ever holds all of them.
-
-    Raises:
-        ConfigError: if Spark cannot; ``path`` is the model's, for the error.
-    """
+    """Read pieces in order, some at a time: neither driver nor task ever holds all of them."""
     with explained(path):
         df = spark.read.schema(_COLUMNS).parquet(literal(folder))
         row = df.agg({"offset": "max"}).first()

@@ -25,12 +25,7 @@ _PATTERN = re.compile(r"[\\{}\[\]*?]")
 
 
 class ParamsWriter(DefaultParamsWriter):
-    """Saves a stage that has Params and little else, with a checksum.
-
-    Args:
-        instance: the estimator or model.
-        extra: further JSON values to write.
-    """
+    """Saves a stage that has Params and little else, with a checksum."""
 
     def __init__(self, instance: Any, extra: Mapping[str, Any] | None = None) -> None:
         super().__init__(instance)
@@ -47,9 +42,6 @@ class ParamsReader(MLReader[R]):
     """Loads a stage that has Params and little else.
 
     Spark's own reader would import and call any class in the metadata.
-
-    Args:
-        cls: class of the stage.
     """
 
     def __init__(self, cls: type[R]) -> None:

@@ -167,11 +167,7 @@ class HasSeries(HasRun, HasPrediction, HasHandleInvalid):
         return [] if levels is None else levels
 
     def _layout(self) -> Layout:
-        """Return the panel's columns, and how windows are made.
-
-        Raises:
-            ConfigError: if Params do not fit each other.
-        """
+        """Return the panel's columns, and how windows are made."""
         levels = value_of(self, self.quantiles)
         if levels is not None and 0.5 not in levels:
             raise ConfigError(f"quantiles={levels}: expected 0.5 among them, which is the forecast")

@@ -90,10 +90,6 @@ def apply(df: DataFrame, inference: Inference) -> DataFrame:
     As with any UDF, Spark may evaluate the module twice where a filter follows on one of its outputs;
     ``cache()`` in between prevents it.
 
-    Args:
-        df: any DataFrame that has the columns.
-        inference: what to compute.
-
     Raises:
         DataError: if a column is missing or cannot become a tensor, or an output column is there already.
         SerializationError: if the module cannot be pickled.

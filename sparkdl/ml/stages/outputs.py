@@ -91,11 +91,6 @@ class OutputColumn:
     def to_arrow(self, values: Array, mask: Array | None = None, *, vectors: bool = True) -> pa.Array:
         """Return the column's values of some rows.
 
-        Args:
-            values: what :func:`select` took from the module's output.
-            mask: which rows are null.
-            vectors: as of :meth:`sql_type`.
-
         Raises:
             ModelError: if the shape is not that of this kind of column.
             ConfigError: if there are more or fewer thresholds than classes.

@@ -1,4 +1,4 @@
-"""What a task of a transform does: Arrow batches in, the module's outputs as Arrow arrays out."""
+"""The task of a transform: Arrow batches in, the module's outputs as Arrow arrays out."""
 
 from __future__ import annotations
 

@@ -26,9 +26,6 @@ def as_udf(model: Any) -> Any:
     In a session that :mod:`sparkdl.session` did not make, Spark 4.3 may fail on tables with ML vectors: set
     ``spark.sql.execution.arrow.pythonUDF.columnarInput.enabled`` to ``false`` there.
 
-    Args:
-        model: a fitted model.
-
     Raises:
         ConfigError: if there is no active Spark session, or the module's outputs are not known.
     """

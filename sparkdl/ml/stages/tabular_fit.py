@@ -151,11 +151,6 @@ def fit_encoding(
 def count_rows(df: DataFrame, names: Sequence[str], required: Sequence[str] = ()) -> int:
     """Count the rows of a fit by an encoding that is there.
 
-    Args:
-        df: the rows.
-        names: the columns of the encoding.
-        required: other columns, which must not have nulls.
-
     Raises:
         DataError: naming the column that is missing, holds infinite values or has nulls that it must not
             have; or if there are no rows.

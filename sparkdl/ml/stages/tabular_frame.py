@@ -34,12 +34,7 @@ _FITS: Mapping[Kind, tuple[Kind, ...]] = {
 
 
 def inputs_of(encoding: TableEncoding, named: bool) -> Columns:
-    """Return the columns that a module gets of an encoded table.
-
-    Args:
-        encoding: of the table.
-        named: whether it gets them by name, as ``categories`` and ``numbers``.
-    """
+    """Return the columns that a module gets of an encoded table."""
     columns = {name: Column(name, (width,), dtype) for name, (width, dtype) in encoding.outputs.items()}
     return columns if named else list(columns.values())
 

@@ -237,11 +237,7 @@ class TextIndexerModel(Model, _IndexParams, StoredStage):
 
 
 def _text(stage: _IndexParams, df: DataFrame) -> tuple[Column, bool]:
-    """Return the input column, and whether it holds tokens already.
-
-    Raises:
-        DataError: if it holds neither texts nor tokens.
-    """
+    """Return the input column, and whether it holds tokens already."""
     name = stage.getInputCol()
     found = find_field(df, "inputCol", name).dataType
     split = isinstance(found, T.ArrayType)

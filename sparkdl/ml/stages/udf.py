@@ -42,10 +42,6 @@ def make_udf(scorer: Task, returns: Any) -> Any:
 
     It is an iterator UDF: other columns stay in the JVM, Spark knows what goes in and out, and works in SQL,
     streams and Connect alike; ``mapInArrow`` would be little faster, and would send every column to and fro.
-
-    Args:
-        scorer: what to call.
-        returns: the SQL type of what it returns.
     """
     single = scorer.arity == 1
     if has_arrow_udf():

@@ -1,4 +1,4 @@
-"""How the weights of a shard are divided into runs."""
+"""The division of a shard's weights into runs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,7 @@ from sparkdl.wire.layout import ParamLayout
 
 
 class Division:
-    """Divides stretches of the flat weights into runs, as their optimizers need it.
-
-    Args:
-        spec: of the optimizer, or several.
-        layout: where the parameters are.
-    """
+    """Divides stretches of the flat weights into runs, as their optimizers need it."""
 
     def __init__(self, spec: OptimizerSpec, layout: ParamLayout) -> None:
         self._layout = layout

@@ -79,12 +79,7 @@ def lazy_tables(
 
 
 def packed_optimizer(optimizer: ShardOptimizer, rows: TouchedRows) -> ShardOptimizer:
-    """Return the optimizer of the packed vector, with the state of the elements that are covered.
-
-    Args:
-        optimizer: of all weights.
-        rows: the elements; at least one row of each table.
-    """
+    """Return the optimizer of the packed vector, with the state of the elements that are covered."""
     place = _places(rows.layout, rows.packed)
     packed = ShardOptimizer(optimizer.spec, rows.packed, 0, rows.packed.numel)
     packed.runs = []
@@ -98,13 +93,7 @@ def packed_optimizer(optimizer: ShardOptimizer, rows: TouchedRows) -> ShardOptim
 
 
 def put_state(optimizer: ShardOptimizer, rows: TouchedRows, updated: ShardOptimizer) -> None:
-    """Take over the state that an optimizer of the packed vector has left.
-
-    Args:
-        optimizer: of all weights.
-        rows: the elements; at least one row of each table.
-        updated: the optimizer of the packed vector; it gives its state away.
-    """
+    """Take over the state that an optimizer of the packed vector has left."""
     place = _places(rows.packed, rows.layout)
     runs = []
     for packed in updated.runs:

@@ -135,9 +135,6 @@ def cut_states(states: Sequence[Frame], bounds: Sequence[tuple[int, int]]) -> li
     Args:
         states: frames from :meth:`ShardOptimizer.state_frame`, in the order of the shards.
         bounds: [start, stop) of each new shard.
-
-    Returns:
-        A state frame per new shard.
     """
     runs = [run for state in states for run in read_runs(Shared(state))]
     return [pack_runs(list(cut_runs(runs, start, stop)), "the optimizer") for start, stop in bounds]

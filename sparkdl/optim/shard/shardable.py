@@ -73,10 +73,6 @@ def tried_optimizer(spec: OptimizerSpec, layout: ParamLayout) -> Tried:
     all tensors together. The first that gives what torch gives with all of them will do. One that neither
     torch nor this library brings is tried on shapes of the module's own tensors, too.
 
-    Args:
-        spec: the optimizer, or several.
-        layout: where the parameters are, and in which groups.
-
     Raises:
         OptimizerError: if it works in none of these ways.
     """
@@ -207,11 +203,7 @@ class _Trial:
 
 
 def _check_closure(part: OptimizerSpec, cls: type[torch.optim.Optimizer], own: Sequence[_Entry]) -> None:
-    """Check that an optimizer does not evaluate the loss itself.
-
-    Raises:
-        OptimizerError: if it does.
-    """
+    """Check that an optimizer does not evaluate the loss itself."""
     arguments = list(inspect.signature(cls.step).parameters.values())[1:]
     needs = any(a.default is a.empty and a.kind not in (a.VAR_POSITIONAL, a.VAR_KEYWORD) for a in arguments)
     if not needs:

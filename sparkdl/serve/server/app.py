@@ -1,4 +1,4 @@
-"""What the server answers."""
+"""The server's answers."""
 
 from __future__ import annotations
 

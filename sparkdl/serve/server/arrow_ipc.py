@@ -20,10 +20,6 @@ _DEEPEST = 16
 def read_table(body: bytes, max_rows: int) -> pa.Table:
     """Read a stream.
 
-    Args:
-        body: schema and record batches.
-        max_rows: most rows.
-
     Raises:
         DataError: if it is no such stream, has compressed buffers, more rows, or columns of types that may
             stand for more values than were sent.
@@ -87,12 +83,7 @@ def write_table(table: pa.Table) -> bytes:
 
 
 def _rows_of(metadata: bytes) -> int:
-    """Return the rows of a record batch by its header.
-
-    Raises:
-        DataError: if its buffers are compressed.
-        struct.error: if it is no header.
-    """
+    """Return the rows of a record batch by its header."""
     (root,) = struct.unpack_from("<I", metadata, 0)
     at = _field(metadata, root, _HEADER)
     (offset,) = struct.unpack_from("<I", metadata, at)

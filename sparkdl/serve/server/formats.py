@@ -47,11 +47,6 @@ def is_known(media_type: str) -> bool:
 def read(media_type: str, body: bytes, limits: Limits) -> tuple[pa.Table, str, Write]:
     """Read the body of a request.
 
-    Args:
-        media_type: of its header; one that is known.
-        body: JSON or an Arrow stream.
-        limits: what it may hold.
-
     Returns:
         The rows, and media type and writer of an answer in the same form.
 
@@ -184,11 +179,7 @@ def _columns_of(records: Sequence[Any]) -> dict[str, list[Any]]:
 
 
 def _array(name: str, values: list[Any], vectors: bool) -> pa.Array:
-    """Return a column of JSON values; objects only where sparse vectors are expected.
-
-    Raises:
-        DataError: naming the row whose value is of another kind.
-    """
+    """Return a column of JSON values; objects only where sparse vectors are expected."""
     try:
         found = pa.array(values)
     except (pa.ArrowException, OverflowError, ValueError, TypeError, RecursionError) as error:

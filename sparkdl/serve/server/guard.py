@@ -1,4 +1,4 @@
-"""Who may ask: a token, and for servers without one the name by which they were called."""
+"""The server's guard: a token, and for servers without one the name by which they were called."""
 
 from __future__ import annotations
 

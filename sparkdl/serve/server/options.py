@@ -1,4 +1,4 @@
-"""What a server is told when it starts."""
+"""Options of a server."""
 
 from __future__ import annotations
 

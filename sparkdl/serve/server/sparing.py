@@ -13,11 +13,6 @@ class Sparing(logging.Filter):
     """Lets few records of a kind pass in a period; the next period's first says how many were left out.
 
     Records are of a kind if they come from one line of a program.
-
-    Args:
-        most: records of a kind in a period.
-        seconds: of a period.
-        clock: gives the time.
     """
 
     def __init__(

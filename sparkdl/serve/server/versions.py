@@ -76,14 +76,7 @@ class Versions:
         return ServedVersion(model, copies)
 
     async def reload(self, *, force: bool = True) -> bool:
-        """Read the model again, beside the one that is served, and serve it; else keep that one.
-
-        Args:
-            force: whether to read it even if its metadata has not changed.
-
-        Returns:
-            Whether another version is served.
-        """
+        """Read the model again, beside the one that is served, and serve it; else keep that one."""
         async with self._reloading:
             before = self.current.model.version
             try:

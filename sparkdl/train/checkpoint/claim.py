@@ -30,10 +30,6 @@ _log = logging.getLogger("sparkdl")
 class Claim:
     """A run's claim to a folder.
 
-    Args:
-        store: where the folder is.
-        name: name of the run.
-
     Raises:
         CheckpointError: if another run on a local folder goes on.
         ConfigError: if the folder cannot be written to.

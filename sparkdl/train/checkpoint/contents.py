@@ -1,4 +1,4 @@
-"""What goes into a checkpoint."""
+"""The contents of a checkpoint."""
 
 from __future__ import annotations
 

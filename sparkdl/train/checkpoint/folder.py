@@ -79,9 +79,6 @@ class CheckpointFolder:
     def claim(self, run: str) -> None:
         """Make the folder and let no other run write to it until :meth:`release`.
 
-        Args:
-            run: name of the run.
-
         Raises:
             CheckpointError: if another run writes here.
             ConfigError: if the folder cannot be made or written to.
@@ -224,12 +221,6 @@ class CheckpointFolder:
     ) -> str:
         """Write a checkpoint and return its path.
 
-        Args:
-            module: module with the weights to write.
-            state: where the run is.
-            scores: value by metric.
-            point: the state to go on from; without it the checkpoint is for inference only.
-
         Raises:
             ConfigError: if the module's state_dict holds something other than tensors.
             CheckpointError: if another run has taken the folder over.
@@ -246,12 +237,7 @@ class CheckpointFolder:
         self._store.write(path, data)
 
     def _mark(self, iteration: int) -> Mark:
-        """Return the mark of a complete checkpoint.
-
-        Raises:
-            ConfigError: if it is damaged.
-            OSError: if it cannot be read.
-        """
+        """Return the mark of a complete checkpoint."""
         path = self._full(name_of(iteration))
         return Mark.parse(self._store.outside(path), self._store.read(join(path, STATE)))
 
@@ -272,9 +258,6 @@ class CheckpointFolder:
     def links(self, newest: Base | None) -> list[int]:
         """Return the checkpoints that one needs, itself as the last; none if it is not in this folder.
 
-        Args:
-            newest: the checkpoint, which is sound.
-
         Raises:
             OSError: if the folder cannot be read.
         """
@@ -285,10 +268,6 @@ class CheckpointFolder:
 
     def prune(self, keep: int, pinned: Collection[int] = ()) -> None:
         """Delete all but the newest complete checkpoints, and those that they need.
-
-        Args:
-            keep: how many of the newest stay.
-            pinned: iterations of others that stay.
 
         Raises:
             CheckpointError: if another run has taken the folder over.
@@ -329,12 +308,7 @@ class CheckpointFolder:
         self._store.delete_files(path, sorted(own, key=lambda name: (name != STATE, name == DRAFT)))
 
     def describe(self, path: str, *, verify: bool) -> dict[str, Any]:
-        """Return iteration, state, scores, size and problem (empty if none is found) of a checkpoint.
-
-        Args:
-            path: one of :meth:`complete`.
-            verify: whether to read all files and compare their checksums.
-        """
+        """Return iteration, state, scores, size and problem (empty if none is found) of a checkpoint."""
         iteration = int(path.rstrip("/").rpartition("-")[2])
         where, path = path, self._store.inside(path)
         row: dict[str, Any] = {"iteration": iteration, "path": where, "verified": verify}

@@ -16,10 +16,6 @@ from weakref import WeakSet
 class Lock:
     """An open file or folder to be locked.
 
-    Args:
-        path: where it is.
-        flags: as of :func:`os.open`.
-
     Raises:
         OSError: if it cannot be opened.
     """
@@ -30,9 +26,6 @@ class Lock:
 
     def take(self, *, wait: bool) -> None:
         """Lock it.
-
-        Args:
-            wait: whether to wait until others have given it back.
 
         Raises:
             BlockingIOError: if another has it, and this one does not wait.

@@ -89,10 +89,6 @@ class Mark:
     def parse(cls, where: str, data: bytes) -> Mark:
         """Read the file.
 
-        Args:
-            where: path of the checkpoint, for errors.
-            data: content of ``state.json``.
-
         Raises:
             ConfigError: if it is damaged, of a newer format, or no checkpoint's.
         """

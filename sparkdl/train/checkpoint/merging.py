@@ -29,13 +29,6 @@ def merge(
 ) -> dict[str, str]:
     """Write the files of shards with all rows, in place of those with changes alone.
 
-    Args:
-        base: path, or URL, of the checkpoint to whose rows these are changes.
-        folder: path, or URL, of the one that is being written.
-        digests: sha256 by name of the files there.
-        write: how to write a file there.
-        check: called time and again; an exception ends the work.
-
     Returns:
         sha256 by name. Other files of shards there are not needed any more.
 
@@ -82,14 +75,7 @@ def _whole(layers: Sequence[Sequence[File]], stack: ExitStack, check: Check) -> 
 def _messages(
     layers: Sequence[ShardFile], others: Sequence[ShardFile], owner: tuple[int, int], check: Check
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Array | Streamed]]]:
-    """Yield what a shard's file has, in the order of the last layer's.
-
-    Args:
-        layers: the shard's file of each layer, the oldest first.
-        others: files of the layer below these, of all owners that there were then.
-        owner: number of the shard, and how many there are.
-        check: see :func:`merge`.
-    """
+    """Yield what a shard's file has, in the order of the last layer's."""
     for meta, arrays in layers[-1].messages:
         if meta["kind"] != OwnedRows.kind:
             yield meta, {name: stored.streamed() for name, stored in arrays.items()}

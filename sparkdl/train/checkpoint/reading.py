@@ -81,9 +81,6 @@ def load_weights(path: Path, module: nn.Module) -> None:
 def read_point(path: Path) -> ResumePoint:
     """Read the state from which a run goes on.
 
-    Args:
-        path: one checkpoint.
-
     Raises:
         ConfigError: if it is incomplete, damaged (with the code ``"config-damaged"``), of a newer format,
             or holds weights only.
@@ -103,9 +100,6 @@ def read_point(path: Path) -> ResumePoint:
 
 def read_told(path: Path) -> Mapping[str, Any]:
     """Read what a checkpoint tells beside tensors: the run's state, states of hooks and the like.
-
-    Args:
-        path: one checkpoint.
 
     Raises:
         ConfigError: as :func:`read_point`.
@@ -140,9 +134,6 @@ class Opened:
     Args:
         path: the checkpoint.
         digests: sha256 of its files by name if it has no mark yet.
-
-    Attributes:
-        mark: as it is, or will be.
     """
 
     def __init__(self, path: Path, digests: Mapping[str, str] | None = None) -> None:

@@ -173,9 +173,6 @@ class ResumePoint:
 
         Weights, the optimizer's state, schedule and counters go on. The epoch of the old rows ends here, with
         an entry in the history. Scores, and what hooks remember, are of the old rows and end as well.
-
-        Args:
-            rows: number of the new rows.
         """
         state, before = self.state, int(self.setting["rows"])
         left = 0

@@ -1,4 +1,4 @@
-"""What must be the same for a run to go on from a checkpoint."""
+"""The setting that must be the same for a run to go on from a checkpoint."""
 
 from __future__ import annotations
 

@@ -31,9 +31,6 @@ join = posixpath.join
 class CheckpointStore:
     """A file system that holds checkpoints.
 
-    Args:
-        path: a path on it, or a URL.
-
     Attributes:
         root: that path as the file system has it.
         local: whether it is the driver's own.
@@ -139,11 +136,6 @@ class CheckpointStore:
 
     def rename(self, source: str, target: str, first: str = "") -> None:
         """Rename a folder, all its files at once where the store can do so.
-
-        Args:
-            source: the folder.
-            target: its new path.
-            first: name of the file that goes first where it cannot.
 
         Raises:
             FileExistsError: if the target is there already; nothing has changed then.

@@ -255,12 +255,7 @@ class TableRows:
 
 
 def merge_parts(layers: Sequence[LayerPart], check: Check) -> TableRows:
-    """Return what changes lead to; see :func:`sparkdl.keyed.entries.merged`.
-
-    Args:
-        layers: entries, and what has changed since then, in this order.
-        check: called for each block of entries.
-    """
+    """Return what changes lead to; see :func:`sparkdl.keyed.entries.merged`."""
     first = max(n for n, layer in enumerate(layers) if not layer.told.since or not n)
     parts = layers[first:]
     _choose(parts, check)

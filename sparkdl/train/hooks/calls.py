@@ -15,12 +15,7 @@ _log = logging.getLogger("sparkdl")
 
 
 class HookCalls:
-    """The hooks of a run, together.
-
-    Args:
-        hooks: in the order in which they are called.
-        run: what they see.
-    """
+    """The hooks of a run, together."""
 
     def __init__(self, hooks: Sequence[Hook], run: Run) -> None:
         self._hooks = hooks

@@ -229,14 +229,7 @@ class Checkpoint(Hook):
             self._wait(run, last=last)
 
     def _begin(self, run: Run, below: list[int], *, merges: bool) -> _Begun:
-        """Take down what goes into a checkpoint, and begin to write it.
-
-        Args:
-            run: the run.
-            below: iterations of the checkpoints that have the rows of embedding variables which have not
-                changed; none if all rows are taken down.
-            merges: whether the files of those are read, so that it does not need them afterwards.
-        """
+        """Take down what goes into a checkpoint, and begin to write it."""
         iteration, since = run.state.iteration, below[-1] if below else 0
         place = self._folder.begin(iteration)
         try:
@@ -283,12 +276,7 @@ class Checkpoint(Hook):
             raise OSError("interrupted")
 
     def _wait(self, run: Run, *, last: bool) -> None:
-        """Wait for files that are being written, and see whether all went well.
-
-        Args:
-            run: the run.
-            last: whether to wait also for a checkpoint that is made of others.
-        """
+        """Wait for files that are being written, and see whether all went well."""
         writing, self._writing = self._writing, None
         self._settle(writing, run, last=last)
         long = len(self._links) >= 2 * self.full_every  # who reads a chain has all of it in memory

@@ -1,4 +1,4 @@
-"""Which hooks a run has: the user's, those that options stand for, and those of every run of this process."""
+"""The hooks of a run: the user's, those of options, and those of every run of this process."""
 
 from __future__ import annotations
 
@@ -42,12 +42,7 @@ def none_of_every_run() -> Iterator[None]:
 
 
 def hooks_of(config: TrainConfig, name: str) -> list[Hook]:
-    """Return the hooks of a run, in the order in which they are called.
-
-    Args:
-        config: the options of the run.
-        name: name of the run.
-    """
+    """Return the hooks of a run, in the order in which they are called."""
     hooks: list[Hook] = [Progress(name)] if config.progress else []
     hooks += config.hooks
     if config.timeline is not None:

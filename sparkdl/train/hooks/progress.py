@@ -29,9 +29,6 @@ class Progress(Hook):
 
     A line stays for each epoch: loss, monitored score, and records per second of its iterations' ``seconds``.
     Iterations arrive in groups, so the clock between two of them says nothing.
-
-    Args:
-        name: name of the run.
     """
 
     def __init__(self, name: str) -> None:
@@ -112,13 +109,7 @@ def _number(value: float) -> str:
 
 
 def open_bar(name: str, unit: str, **options: Any) -> Any:
-    """Return a bar of tqdm that suits where it is shown: a terminal, a notebook or a log file.
-
-    Args:
-        name: what the bar is about.
-        unit: what it counts.
-        **options: further ones of tqdm.
-    """
+    """Return a bar of tqdm that suits where it is shown: a terminal, a notebook or a log file."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it would advise to install ipywidgets; the text bar will do
         from tqdm.auto import tqdm

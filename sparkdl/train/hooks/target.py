@@ -1,4 +1,4 @@
-"""Where summaries go: local folders directly, other stores by copies of a local one."""
+"""Targets of summaries: local folders directly, other stores by copies of a local one."""
 
 from __future__ import annotations
 

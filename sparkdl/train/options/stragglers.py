@@ -55,11 +55,7 @@ class DropStragglers:
 
 @dataclass(slots=True)
 class Deadlines:
-    """Sets the deadline of the coming iteration from the times of those before.
-
-    Args:
-        rules: the policy.
-    """
+    """Sets the deadline of the coming iteration from the times of those before."""
 
     rules: DropStragglers
     _times: deque[Sequence[float]] = field(init=False)

@@ -1,4 +1,4 @@
-"""Whether the loss depends on attributes that forward has changed: both states are tried on the same rows."""
+"""A trial whether the loss depends on attributes that forward has changed, on the same rows."""
 
 from __future__ import annotations
 
@@ -15,12 +15,6 @@ from sparkdl.nn.numerics import RandomState, make_replica
 
 def check_attributes(shipped: bytes, spec: FitSpec, watch: Watch, batch: Batch) -> None:
     """Check that attributes that a forward pass has changed do not change loss and gradient.
-
-    Args:
-        shipped: the pickled spec, with the attributes as they were.
-        spec: the spec whose module has run once.
-        watch: made before that.
-        batch: the rows.
 
     Raises:
         ModelError: naming the attributes.

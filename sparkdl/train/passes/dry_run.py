@@ -126,11 +126,6 @@ def some_rows(data: Dataset) -> dict[str, Array]:
 def check_shapes(spec: FitSpec, replica: FlatModule, batch: Batch) -> None:
     """Check that the loss compares each row's output with that row's label.
 
-    Args:
-        spec: the fixed part of the fit.
-        replica: the module, in the mode to check; its buffers may change.
-        batch: rows of :func:`some_rows`.
-
     Raises:
         ModelError: naming the operation and the shapes.
     """

@@ -111,16 +111,6 @@ def measure(
 ) -> Any:
     """Add one batch to all metrics.
 
-    Args:
-        spec: the fixed part of the fit.
-        replica: the module, in evaluation mode.
-        batch: rows on the CPU, where metrics are computed.
-        metrics: metrics by name.
-        logged: gets what the step logs.
-
-    Returns:
-        The module's output, on the CPU.
-
     Raises:
         ModelError: naming the layer or metric that fails.
     """
@@ -192,13 +182,6 @@ class Evaluator:
         self, data: Dataset, weights: Published, describe: str, epoch: int = 0, iteration: int = 0
     ) -> dict[str, float]:
         """Evaluate weights on all rows of a Dataset.
-
-        Args:
-            data: the rows; their store is built if it is not yet.
-            weights: what to evaluate.
-            describe: names the job in the Spark UI.
-            epoch: completed epochs, for steps that ask.
-            iteration: completed iterations, likewise.
 
         Returns:
             Value by score: ``loss`` if the rows have the label it needs, those of the metrics, and what a
@@ -293,11 +276,6 @@ class ScoreNames(NamedTuple):
 
 def check_metrics(shipped: bytes, data: Dataset, metrics: Metrics | None) -> ScoreNames:
     """Try metrics on the first rows, on the driver and on copies.
-
-    Args:
-        shipped: the pickled :class:`FitSpec`, as ``dry_run`` returns it.
-        data: rows to evaluate; no store is built.
-        metrics: the metrics.
 
     Returns:
         Names of the scores, for monitors; those of vectors may still grow with the rows.

@@ -168,9 +168,6 @@ def run_prediction(
         batch_size: rows per forward pass; by default 1 MiB of stored rows, from 32 to 4096.
         profile: resource profile of the tasks.
 
-    Returns:
-        The output with a numpy array in place of each tensor, first dimension: rows.
-
     Raises:
         ModelError: naming the layer that fails, or if the output is not one entry per row.
         DataError: if the transform fails, or partitions of the store stay missing.

@@ -81,9 +81,6 @@ class BatchReader:
     def batches(self, token: store.Token, size: int) -> Iterator[tuple[Array, Batch]]:
         """Read a partition in order.
 
-        Yields:
-            Row numbers, and the batch of these rows.
-
         Raises:
             PartitionMissingError: if the partition's files are not on this executor.
             DataError: if the transform fails.
@@ -155,15 +152,6 @@ def sweep(
 
     A partition whose files are missing, which the task says in a frame of kind ``missing``, is
     rebuilt, and the job run again.
-
-    Args:
-        access: the cluster.
-        data: the rows; their store is built if it is not yet.
-        task: what to run.
-        broadcasts: the broadcasts that the task reads.
-        describe: names the job in the Spark UI.
-        doing: description of the job, for errors.
-        profile: resource profile of the tasks.
 
     Raises:
         DataError: if partitions stay missing, or have other rows than when they were built.

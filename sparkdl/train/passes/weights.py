@@ -22,11 +22,6 @@ _BLOCK = 1 << 20
 def check_weights(access: Access, data: Dataset, missing: str = "there is nothing to train on") -> None:
     """Check that some row has a weight above zero; one short job if rows have weights.
 
-    Args:
-        access: to the cluster.
-        data: the rows; their store is built if it is not yet.
-        missing: what weights of zero mean, for the error.
-
     Raises:
         DataError: naming the column if all weights are zero.
     """
@@ -45,11 +40,6 @@ def check_weights(access: Access, data: Dataset, missing: str = "there is nothin
 
 def check_monitored(access: Access, monitor: Monitor | None, sets: Mapping[str, Dataset]) -> None:
     """Check that the monitored score will have a value.
-
-    Args:
-        access: to the cluster.
-        monitor: the monitored score, if there is one.
-        sets: the validation sets by name.
 
     Raises:
         DataError: if it is a loss, and all weights of its rows are zero.

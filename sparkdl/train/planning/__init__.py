@@ -1,1 +1,1 @@
-"""What a cluster would take for a training: a rehearsal on a sample, and a forecast from it."""
+"""Plans of clusters for a training: a rehearsal on a sample, and a forecast from it."""

@@ -1,4 +1,4 @@
-"""What to change, from where the time of a step goes."""
+"""Advice from where the time of a step goes."""
 
 from __future__ import annotations
 

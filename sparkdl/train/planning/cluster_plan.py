@@ -214,14 +214,6 @@ def make_plan(
 ) -> ClusterPlan:
     """Return the plan for some numbers of executors.
 
-    Args:
-        model: forecasts steps.
-        kinds: the exchange that a fit chooses, by number of executors.
-        rows: of an epoch.
-        batch: the option ``batch_size``.
-        steps_per_batch: local steps of an iteration.
-        price: of a core hour.
-
     Raises:
         ConfigError: if no number of executors is left.
     """

@@ -109,13 +109,7 @@ class Moves:
 
 
 def moves(kind: Kind, nbytes: int, ranks: int) -> Moves:
-    """Return what a rank does, of so many ranks.
-
-    Args:
-        kind: how gradients become weights.
-        nbytes: of a gradient.
-        ranks: how many.
-    """
+    """Return what a rank does, of so many ranks."""
     if kind == "replicated":
         return Moves(1, ranks - 1, nbytes * (ranks - 1.0), nbytes * ranks, nbytes, 0.0)
     away = 1 - 1 / ranks
@@ -123,14 +117,7 @@ def moves(kind: Kind, nbytes: int, ranks: int) -> Moves:
 
 
 def exchange_seconds(does: Moves, transport: str, carrier: Carrier, around: Surroundings) -> float:
-    """Return the seconds in which messages travel.
-
-    Args:
-        does: as :func:`moves` returns it.
-        transport: ``"direct"`` or ``"shuffle"``.
-        carrier: what a message costs.
-        around: everything else.
-    """
+    """Return the seconds in which messages travel."""
     if transport != "direct":
         return does.nbytes * max(around.shuffled, 1 / around.network)
     byte = max(carrier.byte, 1 / around.network)
@@ -162,16 +149,7 @@ def steps_of_group(wanted: float, each: float, fixed: float = 0.0) -> int:
 def sync_seconds(
     nbytes: int, ranks: int, transport: str, driver: Driver, carrier: Carrier, around: Surroundings
 ) -> tuple[float, float]:
-    """Return the seconds of a step's sync with the sharded plan, and those of the driver among them.
-
-    Args:
-        nbytes: of the weights.
-        ranks: how many.
-        transport: ``"direct"`` or ``"shuffle"``.
-        driver: its part.
-        carrier: what a message costs.
-        around: everything else.
-    """
+    """Return the seconds of a step's sync with the sharded plan, and those of the driver among them."""
     does = moves("sharded", nbytes, ranks)
     own = update_seconds(does, around)
     exchange = exchange_seconds(does, transport, carrier, around)

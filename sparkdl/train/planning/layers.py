@@ -69,12 +69,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class ProfileLayers:
-    """The task: trains on a partition's first rows, and sends what the profiler saw.
-
-    Attributes:
-        fit: the fixed part.
-        rows: of a rank in a step.
-    """
+    """The task: trains on a partition's first rows, and sends what the profiler saw."""
 
     fit: FitRef
     rows: int
@@ -98,14 +93,7 @@ class ProfileLayers:
 def profile_layers(
     replica: FlatModule, batch: Batch, objective: Objective, micro_batch_size: int | None
 ) -> tuple[list[LayerTime], list[Span]]:
-    """Return each layer's seconds in a step, and the spans of one step.
-
-    Args:
-        replica: the module.
-        batch: rows of a rank in a step.
-        objective: the loss.
-        micro_batch_size: rows of a forward pass.
-    """
+    """Return each layer's seconds in a step, and the spans of one step."""
     for _ in range(_WARM):
         forward_backward(replica, batch, objective, micro_batch_size)
     with _marked(replica.module), profile(activities=[ProfilerActivity.CPU]) as seen:

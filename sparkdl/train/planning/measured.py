@@ -1,4 +1,4 @@
-"""What a rehearsal has measured: numbers alone."""
+"""Measurements of a rehearsal: numbers alone."""
 
 from __future__ import annotations
 

@@ -29,12 +29,7 @@ _NETWORK = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What grows with the rows of a rank.
-
-    Attributes:
-        fixed: without rows.
-        each: of a row.
-    """
+    """What grows with the rows of a rank."""
 
     fixed: float
     each: float
@@ -59,13 +54,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """What was measured with some numbers of rows: as measured between them, along a line beyond them.
-
-    Attributes:
-        rows: the numbers, in order.
-        values: what was measured with each.
-        line: through all of them.
-    """
+    """What was measured with some numbers of rows: as measured between them, along a line beyond them."""
 
     rows: tuple[float, ...]
     values: tuple[float, ...]
@@ -156,14 +145,7 @@ class StepModel:
         return StepTime(work, sync, job / group, error)
 
     def memory(self, executors: int, batch: float, rows: float, like: Fit | None = None) -> tuple[int, int]:
-        """Return the memory of an executor's JVM and of its Python processes.
-
-        Args:
-            executors: how many.
-            batch: rows of a step.
-            rows: of the partition stores of all executors.
-            like: as of :meth:`step`.
-        """
+        """Return the memory of an executor's JVM and of its Python processes."""
         found, like = self.found, like or self.usual
         curve = Curve.through([fit.rows for fit in found.alone], [fit.python_bytes for fit in found.alone])
         python, mapped = curve.at(batch / executors), float(found.sample_rows)

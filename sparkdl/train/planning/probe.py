@@ -66,11 +66,7 @@ class Look:
 
 
 def look(reset: bool = False) -> Executor:
-    """Return the executor of this process.
-
-    Args:
-        reset: whether to begin anew with the largest memory.
-    """
+    """Return the executor of this process."""
     jvm = _jvm_above(os.getpid())
     pythons = _below(jvm) if jvm else [os.getpid()]
     if reset:
@@ -87,12 +83,7 @@ def look(reset: bool = False) -> Executor:
 
 
 def executors_of(access: Access, *, reset: bool = False) -> list[Executor]:
-    """Return each executor once, by a small job; none if the job fails.
-
-    Args:
-        access: the cluster.
-        reset: whether the largest memory counts from now on.
-    """
+    """Return each executor once, by a small job; none if the job fails."""
     access.describe("sparkdl: look at the executors' memory")
     try:
         answers = access.run_everywhere(Look(reset))
@@ -108,9 +99,6 @@ def executors_of(access: Access, *, reset: bool = False) -> list[Executor]:
 
 class MemoryWatch(Hook):
     """Looks at the executors' memory at the end of a run.
-
-    Args:
-        unfreezes: as of :class:`~sparkdl.train.Hook`.
 
     Attributes:
         executors: as they were at the end of the last run.

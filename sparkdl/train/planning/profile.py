@@ -72,13 +72,6 @@ def profile_of(
 ) -> dict[str, Any]:
     """Train for some steps on a sample, and say where their time goes.
 
-    Args:
-        trainer: the Trainer.
-        data: the rows.
-        trace: file of the trace, for Perfetto; empty for none.
-        seconds: of each of three short fits, about.
-        tell: is told what is being measured.
-
     Returns:
         ``parts`` of a step in seconds, ``layers``, ``facts``, the ``bottleneck`` and ``advice``, for JSON.
 

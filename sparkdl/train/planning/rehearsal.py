@@ -69,15 +69,6 @@ def rehearse(
 
     Hooks, validation and schedule are left out: they are not part of a step, and hooks may write files.
 
-    Args:
-        trainer: what to train, and how.
-        data: the rows; their store need not be built.
-        wanted: what the choice of the exchange depends on.
-        kinds: exchanges that forecasts will ask for, so that each is measured.
-        seconds: of a fit, about.
-        compare: whether to measure all other exchanges and transports, too.
-        tell: is told what is being measured.
-
     Raises:
         ConfigError: if an option does not fit the data.
         TaskError: if a task keeps failing.

@@ -1,4 +1,4 @@
-"""What a command asks of the first fit of a script, which it starts with this request in the environment.
+"""A command's request to the first fit of a script, in the environment of its process.
 
 The fit rehearses in place of training (:mod:`sparkdl.train.planning.asked`).
 """

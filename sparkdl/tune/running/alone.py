@@ -1,4 +1,4 @@
-"""Whether a Trainer can work in one task, by itself."""
+"""A check whether a Trainer can work in one task, by itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search depends on, as its journal keeps it: rows, and the Trainer of each trial."""
+"""The description of a search in its journal: rows, and the Trainer of each trial."""
 
 from __future__ import annotations
 

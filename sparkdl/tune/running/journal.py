@@ -1,4 +1,4 @@
-"""What a search keeps: a line for each rung, and the states of trials that may go on.
+"""The journal of a search: a line for each rung, and the states of trials that may go on.
 
 A search that is resumed begins anew and decides the same, for its decisions follow from seed and results
 alone; rungs of which there is a line are not run again.
@@ -110,11 +110,7 @@ class Journal:
             raise
 
     def _locked(self) -> Lock:
-        """Keep other programs out, where the file system has locks.
-
-        Raises:
-            ConfigError: if another one has the search.
-        """
+        """Keep other programs out, where the file system has locks."""
         open(self._path, "a", opener=opener).close()
         lock = Lock(os.fspath(self._path), os.O_RDWR)
         try:

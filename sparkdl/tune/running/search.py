@@ -34,15 +34,7 @@ class Runner(Protocol):
 
 @dataclass(slots=True)
 class Best:
-    """The best state of a search so far.
-
-    Attributes:
-        trial: number of its trial.
-        epoch: completed epochs.
-        value: its metric, larger is better.
-        params: that it was trained with last.
-        rung: which has left the state.
-    """
+    """The best state of a search so far."""
 
     trial: int
     epoch: int
@@ -200,11 +192,7 @@ class Search:
             self.best = Best(trial.number, trial.epochs, value, dict(trial.params), rung.number)
 
     def _check(self, result: Advanced) -> None:
-        """Check that trials report the metric.
-
-        Raises:
-            ConfigError: if they do not.
-        """
+        """Check that trials report the metric."""
         if result.ending != "diverged" and result.reports and self.metric not in result.reports[-1]:
             known = ", ".join(sorted(set(result.reports[-1]) - {"epoch"}))
             raise ConfigError(

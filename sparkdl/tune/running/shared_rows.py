@@ -59,11 +59,7 @@ class SharedRows:
     collate: Collate | None
 
     def dataset(self, part: RowShare | None = None) -> Dataset:
-        """Return rows as a Dataset of this process alone; called in tasks.
-
-        Args:
-            part: which rows; all by default.
-        """
+        """Return rows as a Dataset of this process alone; called in tasks."""
         token = self._token()
         if part is not None:
             token = store.view_of(token, part.name, part.rows(token.rows))
@@ -151,13 +147,7 @@ def _delete(access: Access, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _ReadBlock:
-    """Task that reads some rows of one partition, and nothing of others.
-
-    Attributes:
-        partition: whose rows.
-        first: number of the first row.
-        stop: one past the last.
-    """
+    """Task that reads some rows of one partition, and nothing of others."""
 
     partition: int
     first: int
@@ -184,11 +174,7 @@ class _ReadBlock:
 
 
 class _TokenSource(Source):
-    """Rows that lie in files of this executor.
-
-    Args:
-        token: their token.
-    """
+    """Rows that lie in files of this executor."""
 
     def __init__(self, token: Token) -> None:
         self._token = token

@@ -1,4 +1,4 @@
-"""What a search hears from outside and tells others: Ctrl-C and time, loggers and the table of trials."""
+"""Outside events of a search: Ctrl-C and time, loggers and the table of trials."""
 
 from __future__ import annotations
 

@@ -18,9 +18,6 @@ class Ladder:
         rungs: completed epochs at each.
         eta: of so many trials at a rung one goes on.
         expected: how many trials begin; with it a rung waits for all of them.
-
-    Attributes:
-        rungs: as given.
     """
 
     def __init__(self, rungs: Sequence[int], eta: int, expected: int | None = None) -> None:

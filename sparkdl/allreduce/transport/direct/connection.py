@@ -57,10 +57,6 @@ class Received:
 class Connection:
     """A connection over a socket that does not block.
 
-    Args:
-        sock: the socket.
-        peer: id of the other side.
-
     Attributes:
         sock: as given.
         peer: as given.

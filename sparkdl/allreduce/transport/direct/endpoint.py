@@ -1,4 +1,4 @@
-"""What a process has for direct exchange in a fit: a listening socket, and connections to its peers.
+"""A process's end of direct exchange: a listening socket, and connections to its peers.
 
 They live from the first group to the last, in the process's memory, and are closed when anything goes wrong:
 the process is another peer afterwards.
@@ -39,16 +39,7 @@ _BACKLOG = 1024
 
 
 class Endpoint:
-    """A peer, and its connections.
-
-    Args:
-        secret: the fit's.
-        host: address to listen at.
-
-    Attributes:
-        peer: this process, as others find it.
-        secret: as given.
-    """
+    """A peer, and its connections."""
 
     def __init__(self, secret: bytes, host: str) -> None:
         self.secret = secret
@@ -71,13 +62,6 @@ class Endpoint:
         Members that are not connected yet are dialled by the one of a pair that has the smaller id, and by
         whoever is not among the members. Then each says which ranks it runs, and which processes it has
         found: of a task there may be two attempts, and all have to mean the same one.
-
-        Args:
-            group: number of the group, larger than that of any before it.
-            own: the ranks that this process runs.
-            ranks: how many there are.
-            members: processes that may run the others.
-            seconds: how long to wait.
 
         Returns:
             The connection to each other rank; ranks of one process have the same.
@@ -146,11 +130,7 @@ class _Meeting:
         return self._found
 
     def _is_agreed(self) -> bool:
-        """Return whether all ranks have found each other, and nothing waits to be sent.
-
-        Raises:
-            LostPeerError: if one has found another process for a rank, or is gone meanwhile.
-        """
+        """Return whether all ranks have found each other, and nothing waits to be sent."""
         complete = self._is_complete()
         if self._checksum is None:
             if not complete:
@@ -336,11 +316,6 @@ class _Meeting:
 
 def endpoint_of(fit_id: str, secret: bytes, driver: str) -> Endpoint:
     """Return this process's endpoint for a fit, made at first use.
-
-    Args:
-        fit_id: id of the fit.
-        secret: its secret.
-        driver: the driver's host name or address.
 
     Raises:
         OSError: if this machine cannot listen.

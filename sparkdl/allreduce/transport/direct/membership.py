@@ -1,4 +1,4 @@
-"""Who takes part in direct exchange, and who is about to."""
+"""Members of direct exchange: processes that take part, or are about to."""
 
 from __future__ import annotations
 

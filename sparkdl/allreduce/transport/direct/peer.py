@@ -1,4 +1,4 @@
-"""Who takes part in direct exchange: Python processes, which have an id and an address."""
+"""A peer of direct exchange: a Python process, with an id and an address."""
 
 from __future__ import annotations
 

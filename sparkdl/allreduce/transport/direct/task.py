@@ -1,4 +1,4 @@
-"""What a task of a direct group does: it meets the other ranks, and goes through all phases with them."""
+"""A task of a direct group: it meets the other ranks, and goes through all phases with them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _ANY_ROWS = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
-class Circle:
+class Rendezvous:
     """What a fit's tasks need to find each other; it travels in their closures, and nowhere else.
 
     Attributes:
@@ -69,10 +69,10 @@ class GroupTask:
         ranks: how many ranks there are.
         iteration: completed iterations before the group.
         local: whether what a rank sends itself stays on its executor under its name.
-        circle: by which tasks find each other.
+        rendezvous: by which tasks find each other.
         group: number of this attempt.
         members: the processes that may run ranks.
-        homes: whether the key of what stays says for which rank it does: a task may have several.
+        by_rank: whether the key of what stays says for which rank it does: a task may have several.
     """
 
     fit: FitRef
@@ -80,10 +80,10 @@ class GroupTask:
     ranks: int
     iteration: int
     local: bool
-    circle: Circle
+    rendezvous: Rendezvous
     group: int
     members: Sequence[Peer]
-    homes: bool
+    by_rank: bool
 
     def __call__(self, _: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
         """Yield keys and frames in turn: the peer that runs the ranks, and the messages of the last phase."""
@@ -91,18 +91,18 @@ class GroupTask:
         if not tokens:
             return
         worker, own = self.fit.worker(), sorted(tokens)
-        circle, begun = self.circle, False
+        rendezvous, begun = self.rendezvous, False
         # Ranks stay in this process until the group has ended; others may want their files only then.
         worker.files.hold()
         try:
-            endpoint = _listening(self.fit.fit_id, circle, own[0])
-            links = endpoint.meet(self.group, own, self.ranks, self.members, circle.seconds)
+            endpoint = _listening(self.fit.fit_id, rendezvous, own[0])
+            links = endpoint.meet(self.group, own, self.ranks, self.members, rendezvous.seconds)
             for link in links.values():
                 link.limit = _most_bytes(worker)
             begun = True
             yield key(RESULT)
             yield endpoint.peer.pack()
-            mesh = Mesh(self.group, own, links, circle.patience)
+            mesh = Mesh(self.group, own, links, rendezvous.patience)
             yield from self._run([tokens[rank] for rank in own], worker, mesh)
         except LostPeerError as error:
             close_endpoint(self.fit.fit_id)  # which the others notice
@@ -133,7 +133,7 @@ class GroupTask:
                 yield from to_driver([ToDriver(Problems(problems))])
                 return
         for rank in hosted:
-            home = rank.number if self.homes else 0
+            home = rank.number if self.by_rank else 0
             yield from to_driver(perform(final, rank.me(), rank.inbox, last=True), home=home)
             worker.end_task()
 
@@ -149,11 +149,6 @@ class GroupTask:
 
 class _Rank:
     """A rank of a group, in the process that runs it.
-
-    Args:
-        token: where its rows are.
-        ranks: how many ranks there are.
-        worker: what this process keeps of the fit.
 
     Attributes:
         number: its number.
@@ -181,9 +176,6 @@ class _Mine:
         files: this executor's.
         local: whether it stays there under its name.
         copies: whether other ranks of this process use the replica's memory before the rank reads it.
-
-    Attributes:
-        sent: messages that it has sent to all.
     """
 
     def __init__(self, iteration: int, files: LocalStore, local: bool, *, copies: bool) -> None:
@@ -234,10 +226,10 @@ def _to_others(rank: int, sends: Iterable[Send], mine: _Mine) -> Iterator[tuple[
             yield rank, ALL, messages.encode(send.message)
 
 
-def _listening(fit_id: str, circle: Circle, rank: int) -> Endpoint:
+def _listening(fit_id: str, rendezvous: Rendezvous, rank: int) -> Endpoint:
     """Return this process's endpoint."""
     try:
-        return endpoint_of(fit_id, circle.secret, circle.driver)
+        return endpoint_of(fit_id, rendezvous.secret, rendezvous.driver)
     except OSError as error:
         raise LostPeerError(rank, f"it cannot listen: {error}") from None
 
@@ -260,12 +252,12 @@ class Assemble:
 
     Attributes:
         fit: the fixed part of the fit.
-        circle: by which tasks find each other.
+        rendezvous: by which tasks find each other.
         linger: seconds to stay, so that each task on an executor has a process of its own.
     """
 
     fit: FitRef
-    circle: Circle
+    rendezvous: Rendezvous
     linger: float
 
     def __call__(self, _: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
@@ -273,7 +265,7 @@ class Assemble:
         deque(frames, maxlen=0)
         self.fit.worker()
         try:
-            yield endpoint_of(self.fit.fit_id, self.circle.secret, self.circle.driver).peer.pack()
+            yield endpoint_of(self.fit.fit_id, self.rendezvous.secret, self.rendezvous.driver).peer.pack()
         except OSError:
             return
         time.sleep(self.linger)

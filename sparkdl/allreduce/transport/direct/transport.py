@@ -16,7 +16,7 @@ from sparkdl.allreduce.messages import Message, Problems, of_type
 from sparkdl.allreduce.transport.base import Group, GroupResult
 from sparkdl.allreduce.transport.direct.membership import Joining, Membership
 from sparkdl.allreduce.transport.direct.peer import KIND, Peer
-from sparkdl.allreduce.transport.direct.task import Assemble, Circle, Dismiss, GetReady, GroupTask
+from sparkdl.allreduce.transport.direct.task import Assemble, Dismiss, GetReady, GroupTask, Rendezvous
 from sparkdl.allreduce.transport.shuffle import ShuffleTransport
 from sparkdl.compute.problems import FailedModel, LostPeer
 from sparkdl.compute.worker import FitRef
@@ -60,18 +60,7 @@ _log = logging.getLogger("sparkdl")
 
 
 class DirectTransport:
-    """Runs a group as one stage whose tasks exchange among themselves; by shuffles where that cannot be.
-
-    Args:
-        access: the cluster.
-        store: the partition store.
-        fit: the fixed part of the fit.
-        profile: resource profile of the tasks.
-        chain: runs a stage over the store.
-        circle: by which tasks find each other.
-        shuffles: what runs groups meanwhile.
-        clock: the monotonic clock.
-    """
+    """Runs a group as one stage whose tasks exchange among themselves; by shuffles where that cannot be."""
 
     def __init__(
         self,
@@ -80,7 +69,7 @@ class DirectTransport:
         fit: FitRef,
         profile: Any,
         chain: Chain,
-        circle: Circle,
+        rendezvous: Rendezvous,
         shuffles: ShuffleTransport,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -89,7 +78,7 @@ class DirectTransport:
         self._store = store
         self._fit = fit
         self._profile = profile
-        self._circle = circle
+        self._rendezvous = rendezvous
         self._shuffles = shuffles
         self._clock = clock
         self._chain = chain
@@ -251,17 +240,17 @@ class DirectTransport:
         plan, traits = group.plan, group.plan.traits
         start, count = replace(group.start, raises=False), len(group.steps)
         # A rank that computes for longer than ever before is no lost one.
-        patience = max(self._grace * self._circle.patience, 20 * self._longest_step)
+        patience = max(self._grace * self._rendezvous.patience, 20 * self._longest_step)
         task = GroupTask(
             self._fit,
             plan.phases(start, group.steps),
             self._ranks,
             start.version.iteration,
             start.local,
-            replace(self._circle, patience=patience),
+            replace(self._rendezvous, patience=patience),
             self._last_group,
             membership.members,
-            homes=bool(self._hosts),
+            by_rank=bool(self._hosts),
         )
         first, last = start.version.iteration + 1, start.version.iteration + count
         what = f"iteration {last}" if first == last else f"up to iteration {last}"
@@ -343,7 +332,7 @@ class DirectTransport:
             if self._fit.in_memory and self._tasks == self._ranks:
                 stage = access.stage(
                     self._store.tokens,
-                    Assemble(self._fit, self._circle, 0.0),
+                    Assemble(self._fit, self._rendezvous, 0.0),
                     group.broadcasts,
                     profile=profile,
                 )
@@ -352,7 +341,7 @@ class DirectTransport:
                 # Spark gives a task to the process that has been idle for longest: after a failure there are
                 # perhaps more processes than slots.
                 times = self._store.executors.tasks * (1 + min(self._failures, _MOST_TURNS))
-                task = Assemble(self._fit, self._circle, _LINGER_SECONDS)
+                task = Assemble(self._fit, self._rendezvous, _LINGER_SECONDS)
                 found = access.run_everywhere(task, group.broadcasts, times=times, profile=profile)
         finally:
             access.describe(None)

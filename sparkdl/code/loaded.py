@@ -1,4 +1,4 @@
-"""What a process tells others of the code that a pickle names, as far as it is the user's."""
+"""The user's code that a pickle names, as a process has loaded it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Module:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class LoadedCode:
     """The user's code that a pickle names, as its process has it.
 
     Attributes:
