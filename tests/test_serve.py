@@ -15,6 +15,7 @@ import pytest
 import torch
 from support.models import TwoTowers
 from support.saving import write
+from support.serving import table_classifier
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError, DataError
@@ -23,6 +24,7 @@ from sparkdl.nn.signature import Signature, TensorSpec
 from sparkdl.saved import content as saved
 from sparkdl.saved.content import Content
 from sparkdl.serve import Predictor
+from sparkdl.table.encoding import Number, TableEncoding
 
 FORMAT_1, FORMAT_2 = (Path(__file__).parent / "fixtures" / name for name in ("format_1", "format_2"))
 
@@ -300,3 +302,15 @@ def test_frozen_parameters_stay_frozen(tmp_path: Path) -> None:
 def test_no_spark_is_imported() -> None:
     code = "import sys, sparkdl.serve.predictor; sys.exit('pyspark' in sys.modules or 'py4j' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_tables_column_may_be_called_self() -> None:
+    encoding = TableEncoding((Number("self", "number", 1.0, 2.0),), (), {}, 10)
+    predictor = Predictor(nn.Identity(), encoding=encoding)
+    assert predictor.predict(self=[5.0, -1.0]).tolist() == [[2.0], [-1.0]]
+
+
+@pytest.mark.parametrize("rows", [np.zeros((2, 4)), [[1.0, 2.0]], "age"])
+def test_a_tables_model_refuses_what_has_no_columns(rows: Any) -> None:
+    with pytest.raises(DataError, match="expected the columns of a table, .*: age, member, job, day"):
+        Predictor.of(table_classifier()).predict(rows)

@@ -158,7 +158,7 @@ class Predictor:
         self.__dict__ = new.__dict__
         return True
 
-    def predict(self, *args: Any, **kwargs: Any) -> Any:
+    def predict(self, /, *args: Any, **kwargs: Any) -> Any:
         """Run the module on rows.
 
         Args:
@@ -241,7 +241,7 @@ class Predictor:
 
     def _encoded(self, encoding: TableEncoding, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inputs:
         """Return what the module gets of a table's columns."""
-        if len(args) + bool(kwargs) != 1 or (args and not hasattr(args[0], "__getitem__")):
+        if len(args) + bool(kwargs) != 1 or (args and not _is_table(args[0])):
             raise DataError(
                 "inputs: expected the columns of a table, as a DataFrame, an Arrow table or a dict by name: "
                 f"{', '.join(encoding.columns)}",
@@ -297,6 +297,11 @@ def _batches(inputs: Inputs, size: int) -> Iterator[Inputs]:
     first = inputs if isinstance(inputs, Tensor) else next(iter(_values(inputs)))
     for start in range(0, max(len(first), 1), size):
         yield map_tensors(inputs, itemgetter(slice(start, start + size)))
+
+
+def _is_table(value: Any) -> bool:
+    """Return whether a value has columns by name."""
+    return isinstance(value, Mapping) or hasattr(value, "columns")
 
 
 def _differ(rows: Any) -> bool:

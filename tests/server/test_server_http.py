@@ -149,6 +149,7 @@ def test_what_the_model_takes_and_the_probes(digits: Running) -> None:
         (b'{"columns": {"features": [[' + b"9" * 5000 + b"]]}}", "not JSON: Exceeds"),
         (b'{"columns": {"features": [[' + b"9" * 500 + b"]]}}", "too large"),
         (b'{"columns": {"features": [[NaN]]}}', "NaN is no JSON"),
+        (b'{"columns": {"features": [[-1e999]]}}', "-1e999 is beyond the range of a double"),
         (b'{"rows": [' + b"{}," * 500 + b"{}]}", "more objects than 64 rows"),
         (b'{"rows": [{"features": 1, "features": 2}]}', "there twice"),
         ([], "a list of 0"),

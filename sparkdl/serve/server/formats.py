@@ -147,6 +147,12 @@ def _parsed(body: bytes, max_rows: int, vectors: int) -> Any:
     def refuse(name: str) -> Any:
         raise ValueError(f"{name} is no JSON; null stands for what is missing")
 
+    def finite(text: str) -> float:
+        value = float(text)
+        if math.isinf(value):
+            raise ValueError(f"{text:.40} is beyond the range of a double")
+        return value
+
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         nonlocal left
         left -= 1
@@ -158,7 +164,7 @@ def _parsed(body: bytes, max_rows: int, vectors: int) -> Any:
         return found
 
     try:
-        return json.loads(body, parse_constant=refuse, object_pairs_hook=unique)
+        return json.loads(body, parse_constant=refuse, parse_float=finite, object_pairs_hook=unique)
     except RecursionError:
         raise _wrong("it is nested too deeply") from None
     except ValueError as error:  # UnicodeDecodeError and int's limit of digits are such
