@@ -35,6 +35,7 @@ class UserTokenizer:
         inputs: those of :data:`INPUTS` that its models take.
         max_length: the longest input of its models, if they have a limit.
         padding_side: ``"right"`` or ``"left"``.
+        truncation_side: the side at which longer texts are cut off, likewise.
     """
 
     text: str
@@ -42,6 +43,7 @@ class UserTokenizer:
     inputs: tuple[str, ...] = INPUTS[:2]
     max_length: int | None = None
     padding_side: str = "right"
+    truncation_side: str = "right"
 
 
 def given(tokenizer: Any) -> UserTokenizer:
@@ -70,6 +72,7 @@ def given(tokenizer: Any) -> UserTokenizer:
         "model_input_names": tokenizer.model_input_names,
         "model_max_length": tokenizer.model_max_length,
         "padding_side": tokenizer.padding_side,
+        "truncation_side": tokenizer.truncation_side,
     }
     return _with_settings(backend.to_str(), settings)
 
@@ -103,7 +106,10 @@ def _with_settings(text: str, settings: Mapping[str, Any]) -> UserTokenizer:
         pad or _padding_of(json.loads(text)),
         tuple(name for name in INPUTS if name in names),
         int(limit) if bounded and limit is not None else None,
-        "left" if settings.get("padding_side") == "left" else "right",
+        *(
+            "left" if settings.get(f"{what}_side") == "left" else "right"
+            for what in ("padding", "truncation")
+        ),
     )
 
 
@@ -128,6 +134,7 @@ class TokenEncoding:
         length: most tokens of a text.
         pad_token: fills texts up to ``length``; ``None`` to leave them as they are.
         padding_side: where they are filled up.
+        truncation_side: where they are cut off.
         special_tokens: whether to add those that models expect, such as ``[CLS]``.
         pairs: whether there is a second text.
         keep: whether null texts have null outputs, instead of being an error.
@@ -139,6 +146,7 @@ class TokenEncoding:
     length: int
     pad_token: str | None = None
     padding_side: str = "right"
+    truncation_side: str = "right"
     special_tokens: bool = True
     pairs: bool = False
     keep: bool = False
@@ -183,7 +191,9 @@ class TokenEncoding:
                 code="data-null",
             )
         texts = [column.filter(pa.array(~null)).to_pylist() for column in columns]
-        tokenizer = _tokenizer(self.text, self.length, self.pad_token, self.padding_side)
+        tokenizer = _tokenizer(
+            self.text, self.length, self.pad_token, self.padding_side, self.truncation_side
+        )
         given: Any = list(zip(*texts, strict=True)) if self.pairs else texts[0]
         with _explained(f"column {self.column!r}: the tokenizer.json cannot be used"):
             encodings = tokenizer.encode_batch(given, add_special_tokens=self.special_tokens)
@@ -225,6 +235,11 @@ def token_id(text: str, token: str) -> int | None:
     """Return a token's number, ``None`` if the tokeniser does not have it."""
     found: int | None = _plain_tokenizer(text).token_to_id(token)
     return found
+
+
+def special_tokens(text: str, pairs: bool) -> int:
+    """Return how many tokens are added to each text, or pair."""
+    return int(_plain_tokenizer(text).num_special_tokens_to_add(pairs))
 
 
 def check(text: str) -> None:
@@ -273,7 +288,7 @@ def _explained(what: str) -> Iterator[None]:
 
 
 @lru_cache(maxsize=8)
-def _tokenizer(text: str, length: int, pad_token: str | None, padding_side: str) -> Any:
+def _tokenizer(text: str, length: int, pad_token: str | None, padding_side: str, truncation_side: str) -> Any:
     """Return this process's tokeniser with these settings, in place of those of its file."""
     plain = _plain_tokenizer(text)
     number = None if pad_token is None else plain.token_to_id(pad_token)
@@ -282,7 +297,7 @@ def _tokenizer(text: str, length: int, pad_token: str | None, padding_side: str)
     with _explained("this is no tokenizer.json"):
         tokenizer = need("tokenizers", _WHAT).Tokenizer.from_str(plain.to_str())
         tokenizer.no_padding()
-        tokenizer.enable_truncation(length)
+        tokenizer.enable_truncation(length, direction=truncation_side)
         if number is not None:
             padding = {"pad_id": number, "pad_token": pad_token, "length": length}
             tokenizer.enable_padding(direction=padding_side, **padding)

@@ -49,6 +49,22 @@ def test_a_fixed_length(side: str) -> None:
     assert sum(found["attention_mask"]) == len(ids)
 
 
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_long_texts_are_cut_off_as_by_transformers(side: str, tmp_path: Path) -> None:
+    plain = tokenizer()
+    plain.truncation_side = side
+    expected = [plain(TEXTS[0], truncation=True, max_length=n)["input_ids"] for n in (2, 3, 5)]
+    assert len({tuple(ids[:2]) for ids in expected}) > 1
+    plain.save_pretrained(tmp_path)
+    settings = tmp_path / "tokenizer_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"truncation_side": side}))
+    for given in (plain, tmp_path):
+        made = HFTokenizer(tokenizer=given, inputCol="text")
+        assert made.getTruncationSide() == side
+        found = [made.setMaxLength(n).encoding.tokens(TEXTS[0])["input_ids"] for n in (2, 3, 5)]
+        assert found == expected
+
+
 def test_a_tokeniser_of_a_folder_or_a_file(tmp_path: Path) -> None:
     tokenizer().save_pretrained(tmp_path)
     expected = stage().encoding.tokens(TEXTS[0])
@@ -67,6 +83,7 @@ def test_a_tokeniser_of_a_folder_or_a_file(tmp_path: Path) -> None:
         (lambda: stage(padToken="[NONE]").encoding, r"no token '\[NONE\]'"),
         (lambda: stage(outputCols=["a", "a"]).encoding, "two or three different names"),
         (lambda: stage(maxLength=0).encoding, "maxLength=0"),
+        (lambda: stage(maxLength=1).encoding, "at least 2, for so many special tokens"),
         (lambda: stage(padding="longest"), "expected one of"),
     ],
 )

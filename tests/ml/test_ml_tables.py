@@ -282,6 +282,9 @@ def test_a_model_of_a_table_gives_the_same_everywhere(fitted: Any, table: Any, t
         predictor({name: plain[name] for name in plain if name != "s"})
     with pytest.raises(DataError, match="expected the columns of a table"):
         predictor(1.0)
+    for missing in (FEATURES[0], "s"):
+        with pytest.raises(DataError, match=f"'{missing}'"):
+            fitted.transform(table.drop(missing))
     one = tuple(plain[name][7] for name in FEATURES)
     np.testing.assert_allclose(fitted.predictRaw(one).toArray(), raw[7], atol=1e-5)
     assert fitted.predict(one) == expected.prediction[7]

@@ -18,7 +18,7 @@ from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.hf import tokens
 from sparkdl.hf.tokens import INPUTS, Decoding, TokenEncoding
 from sparkdl.ml.params.converters import one_of
-from sparkdl.ml.params.entries import ParamEntry, accessors, setter
+from sparkdl.ml.params.entries import HasEntries, ParamEntry, accessors, setter
 from sparkdl.ml.persistence.stored import StoredStage
 from sparkdl.ml.stages.rowwise import HandleInvalid, Settable, defined, find_field, quoted
 from sparkdl.ml.stages.udf import by_rows, has_arrow_udf, has_udt, make_udf
@@ -110,6 +110,7 @@ class HFTokenizer(_Tokenizing, HandleInvalid, HasOutputCols):
             at most 512.
         padding: ``"batch"``, or ``"max_length"`` for rows of ``maxLength``.
         paddingSide: ``"right"`` or ``"left"``; with ``"max_length"``.
+        truncationSide: the side at which longer texts are cut off; by default the tokeniser's.
         padToken: token that fills texts up; by default the tokeniser's.
         addSpecialTokens: whether to add the tokens that models expect, such as ``[CLS]``.
         handleInvalid: ``"error"``, ``"skip"`` or ``"keep"`` for rows with null.
@@ -129,6 +130,12 @@ class HFTokenizer(_Tokenizing, HandleInvalid, HasOutputCols):
         one_of("paddingSide", "right", "left"),
         "right",
     )
+    truncationSide = ParamEntry(
+        "truncationSide",
+        "side at which longer texts are cut off: 'right' or 'left'",
+        one_of("truncationSide", "right", "left"),
+        "right",
+    )
     padToken = ParamEntry("padToken", "token that fills texts up", TypeConverters.toString)
     addSpecialTokens = ParamEntry(
         "addSpecialTokens",
@@ -144,6 +151,7 @@ class HFTokenizer(_Tokenizing, HandleInvalid, HasOutputCols):
     getMaxLength, setMaxLength = accessors(maxLength)
     getPadding, setPadding = accessors(padding)
     getPaddingSide, setPaddingSide = accessors(paddingSide)
+    getTruncationSide, setTruncationSide = accessors(truncationSide)
     getPadToken, setPadToken = accessors(padToken)
     getAddSpecialTokens, setAddSpecialTokens = accessors(addSpecialTokens)
 
@@ -158,6 +166,7 @@ class HFTokenizer(_Tokenizing, HandleInvalid, HasOutputCols):
         maxLength: int | None = None,
         padding: str = "batch",
         paddingSide: str | None = None,
+        truncationSide: str | None = None,
         padToken: str | None = None,
         addSpecialTokens: bool = True,
         handleInvalid: str = "error",
@@ -166,6 +175,7 @@ class HFTokenizer(_Tokenizing, HandleInvalid, HasOutputCols):
         given = self._hold(tokenizer)
         if given is not None:
             self._setDefault(outputCols=list(given.inputs), paddingSide=given.padding_side)
+            self._setDefault(truncationSide=given.truncation_side)
             self._setDefault(maxLength=min(given.max_length or _LENGTH, _LENGTH))
             if given.pad_token is not None:
                 self._setDefault(padToken=given.pad_token)
@@ -185,6 +195,13 @@ class HFTokenizer(_Tokenizing, HandleInvalid, HasOutputCols):
             )
         if length < 1:
             raise ConfigError(f"maxLength={length}: expected a positive number of tokens")
+        pairs = self.isDefined(self.pairCol)
+        special = tokens.special_tokens(text, pairs) if self.getAddSpecialTokens() else 0
+        if length < special:
+            raise ConfigError(
+                f"maxLength={length}: expected at least {special}, for so many special tokens are added to "
+                "each text; addSpecialTokens=False leaves them out"
+            )
         token = self.getPadToken() if self.isDefined(self.padToken) else None
         if token is None or tokens.token_id(text, token) is None:
             found = "it has no padding token" if token is None else f"it has no token {token!r}"
@@ -197,8 +214,9 @@ class HFTokenizer(_Tokenizing, HandleInvalid, HasOutputCols):
             length=length,
             pad_token=token if self.getPadding() == "max_length" else None,
             padding_side=self.getPaddingSide(),
+            truncation_side=self.getTruncationSide(),
             special_tokens=self.getAddSpecialTokens(),
-            pairs=self.isDefined(self.pairCol),
+            pairs=pairs,
             keep=self.getHandleInvalid() == "keep",
             column=self.getInputCol() if self.isDefined(self.inputCol) else "",
         )
@@ -238,7 +256,7 @@ class HFTokenizer(_Tokenizing, HandleInvalid, HasOutputCols):
         return ragged_metadata("int64", number if field == INPUTS[0] else 0)
 
 
-class HFDecoder(_Tokenizing, HasOutputCol):
+class HFDecoder(_Tokenizing, HasEntries, HasOutputCol):
     """Turns rows of token numbers, such as a model generates, into texts.
 
     Args:
