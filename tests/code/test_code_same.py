@@ -230,9 +230,9 @@ def test_digests_are_those_of_other_processes(write: Write, tmp_path: Path, opti
         (tmp_path / f"same_{number}.py").write_text(text)
         names.append((f"same_{number}", "loss"))
     program = (
-        "import importlib, json, sys; from sparkdl.code import modules, told; names = json.loads(sys.argv[1]);"
+        "import importlib, json, sys; from sparkdl.code import loaded, modules; names = json.loads(sys.argv[1]);"
         "[importlib.import_module(name) for name, _ in names];"
-        "print(json.dumps(told.walked(names, modules.is_users).code))"
+        "print(json.dumps(loaded.walked(names, modules.is_users).code))"
     )
     found = []
     for seed in ("1", "2"):
