@@ -53,7 +53,7 @@ def run(tokens: list[list[bytes]], ranks: int, lost: int | None = None) -> list[
     arriving: list[list[bytes]] = [[] for _ in range(ranks)]
     for number in range(len(tokens)):
         if number != lost:
-            found = map(whole, Gathered(task, tokens, homes=True)(number, iter([b""])))
+            found = map(whole, Gathered(task, tokens, by_rank=True)(number, iter([b""])))
             for to, piece in pairs(found):
                 arriving[keyed_by(to)].append(piece)
     made = []

@@ -221,7 +221,7 @@ def test_an_executor_that_is_told_to_leave_takes_no_further_part(sessions: Any, 
 
 def session_with(**conf: str) -> Any:
     return SimpleNamespace(
-        conf=lambda name, default="": conf.get(name, default), moves_tasks=False, jobs=object()
+        conf=lambda name, default="": conf.get(name, default), moves_tasks=False, has_sync=True
     )
 
 
