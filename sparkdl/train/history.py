@@ -163,8 +163,11 @@ class History(Sequence[dict[str, Any]]):
                 history._bytes[_RENAMED.get(key, key)] = array("q", values.tolist())
             else:
                 groups[group][key] = array("d", values.tolist())
+        zeros = bytes(8 * len(history))
         for name in set(_SELDOM) - columns.keys():  # written by an earlier release
-            history._integers[name] = array("q", bytes(8 * len(history)))
+            history._integers[name] = array("q", zeros)
+        for name in set(PHASES) - {key.removeprefix("phases.") for key in columns}:
+            history._phases[name] = array("d", zeros)
         history.validations = [dict(row) for row in validations]
         history.new_rows = [dict(row) for row in new_rows]
         return history
