@@ -320,7 +320,7 @@ def test_the_size_of_groups_adapts() -> None:
             longest_group = 50
 
             class plan:  # noqa: N801
-                group_seconds = 1.0
+                traits = SimpleNamespace(group_seconds=1.0)
 
         def __init__(self) -> None:
             self.sizes: list[int] = []
@@ -377,7 +377,7 @@ def test_groups_grow_until_their_fixed_cost_is_a_small_part(monkeypatch: pytest.
             longest_group = 1000
 
             class plan:  # noqa: N801
-                group_seconds = 1.0
+                traits = SimpleNamespace(group_seconds=1.0)
 
         fixed = 0.9
 

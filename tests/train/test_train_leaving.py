@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,7 +105,7 @@ class Shaky:
         longest_group = 50
 
         class plan:  # noqa: N801
-            group_seconds = 1.0
+            traits = SimpleNamespace(group_seconds=1.0)
 
     def __init__(self) -> None:
         self.model = 0
