@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _LENGTH = 512
 
 
-class _Tokenizing(Transformer, HasInputCol, Settable, StoredStage):
+class _Tokenizing(HasEntries, Transformer, HasInputCol, Settable, StoredStage):
     """What both stages hold: a ``tokenizer.json``.
 
     Attributes:
@@ -256,7 +256,7 @@ class HFTokenizer(_Tokenizing, HandleInvalid, HasOutputCols):
         return ragged_metadata("int64", number if field == INPUTS[0] else 0)
 
 
-class HFDecoder(_Tokenizing, HasEntries, HasOutputCol):
+class HFDecoder(_Tokenizing, HasOutputCol):
     """Turns rows of token numbers, such as a model generates, into texts.
 
     Args:

@@ -109,16 +109,16 @@ def apply(df: DataFrame, inference: Inference) -> DataFrame:
         df = df.where(_valid(df, plan))
     if not inference.outputs:
         return df
-    # Before a filter names a column that may be missing.
-    arguments = [] if encoding is None else tabular_frame.arguments(df, encoding)
+    if encoding is None:
+        arguments = [_quoted(column.source) for column in plan.columns]
+    else:  # checks the columns, before a filter names one
+        arguments = tabular_frame.arguments(df, encoding)
     direct = has_arrow_udf()
     if direct and (has_udt(df.schema) or any(output.kind in VECTORS for output in inference.outputs)):
         df = by_rows(df, plan.columns[0].source if encoding is None else encoding.columns[0])
     names = tuple(f"o{n}" for n in range(len(inference.outputs)))
     kinds = [output.sql_type(vectors=direct) for output in inference.outputs]
     fields = [T.StructField(name, kind) for name, kind in zip(names, kinds, strict=True)]
-    if encoding is None:
-        arguments = [_quoted(column.source) for column in plan.columns]
     if not direct and encoding is None:
         arguments = _for_pandas(df, plan, arguments, inference.handle_invalid)
     chosen, places = passed(plan.columns) if encoding is None else (range(len(arguments)), ())
