@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from sparkdl.nn.embedding import IDENTITY
+from sparkdl.saved.weights import flat_bytes
 
 _LONGEST = 100
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -116,9 +117,8 @@ class _Digest:
     def _tensor(self, value: Tensor) -> Iterator[bytes]:
         if value.layout is not torch.strided or value.is_quantized or value.is_meta:
             raise _NoDigestError
-        plain = value.detach().cpu().contiguous().resolve_conj().resolve_neg()
-        kind = f"{plain.dtype} {tuple(plain.shape)} {value.requires_grad}"
-        yield from (b"tensor", kind.encode(), plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+        kind = f"{value.dtype} {tuple(value.shape)} {value.requires_grad}"
+        yield from (b"tensor", kind.encode(), flat_bytes(value).numpy().tobytes())
 
     def _object(self, value: Any) -> Iterator[bytes]:
         """Yield the class, and what a pickle would have."""

@@ -17,11 +17,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-import torch
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError
 from sparkdl.nn.embedding import IDENTITY, embedding_variables
+from sparkdl.saved.weights import flat_bytes
 
 KEY = "identity"
 """Name of the entry in artefacts."""
@@ -139,9 +139,8 @@ def digest_of(module: nn.Module) -> str:
     for name, variable in embedding_variables(module).items():
         digest.update(f"{name} {variable.store.rule.seed} ".encode())
     for name, value in sorted(_tensors(module).items()):
-        plain = value.detach().cpu().contiguous()
-        digest.update(f"{name} {plain.dtype} {tuple(plain.shape)} ".encode())
-        digest.update(plain.reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
+        digest.update(flat_bytes(value).numpy().data)
     return digest.hexdigest()
 
 

@@ -88,10 +88,7 @@ def write(module: nn.Module, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
     yield Chunk(0, header)
     position = len(header)
     for tensor in kept.values():
-        if not tensor.numel():  # may have strides of which no bytes can be viewed
-            continue
-        plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        flat = plain.reshape(-1).view(torch.uint8)
+        flat = flat_bytes(tensor)
         for start in range(0, flat.numel(), chunk_bytes):
             piece = flat[start : start + chunk_bytes]
             yield Chunk(position, piece.numpy().tobytes())
@@ -349,3 +346,11 @@ def unique_tensors(module: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str
         else:
             aliases[name] = other
     return kept, aliases
+
+
+def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of a dense tensor in the order of its elements, uint8."""
+    if not tensor.numel():  # may have strides of which no bytes can be viewed
+        return torch.empty(0, dtype=torch.uint8)
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return plain.reshape(-1).view(torch.uint8)
