@@ -252,7 +252,7 @@ def test_fewer_tasks_run_all_ranks_while_an_executor_is_away() -> None:
     lengths = []
     for _ in range(3):
         assert stand.run()
-        lengths.append(stand.transport._away)
+        lengths.append(stand.transport._pace.short)
     assert lengths == [1, 2, 4]  # it may be back soon
     assert stand.chain.tasks == [2, 1, 1, 1, 1]
     assert stand.assembled == assembled  # one task needs no others

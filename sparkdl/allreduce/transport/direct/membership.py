@@ -1,51 +1,135 @@
-"""Members of direct exchange: processes that take part, or are about to."""
+"""Members of direct exchange: the processes that take part, found by a job and told when it is over."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from sparkdl.access.base import RunningJob
+from sparkdl._spark.errors import is_job_failure
+from sparkdl.access.base import Access
 from sparkdl.allreduce.transport.direct.peer import Peer
+from sparkdl.allreduce.transport.direct.task import Assemble, Dismiss, Rendezvous
+from sparkdl.compute.worker import FitRef
+from sparkdl.data.store.built import PartitionStore
+from sparkdl.wire import frame
 
 _MOST_MEMBERS = 4
 """So many processes for each rank are remembered."""
 
+_IDLE_SECONDS = 45.0
+"""Spark ends Python processes that had no task for a minute."""
 
-@dataclass(slots=True)
+_LINGER_SECONDS = 0.1
+"""Where an executor has several task slots, so that each task gets a process of its own."""
+
+_MOST_TURNS = 3
+"""So many more processes than slots an executor may have."""
+
+_ROUNDS = 3
+"""So often the processes that take part are told that the fit is over, until all have heard it."""
+
+_log = logging.getLogger("sparkdl")
+
+
 class Membership:
-    """Who takes part.
+    """Processes that take part in a fit's exchange."""
 
-    Attributes:
-        members: the processes that ran the ranks last, and before them others.
-        used: when they were seen last, on the monotonic clock.
-    """
+    def __init__(
+        self,
+        access: Access,
+        store: PartitionStore,
+        fit: FitRef,
+        rendezvous: Rendezvous,
+        profile: Any,
+        clock: Callable[[], float],
+    ) -> None:
+        self._access = access
+        self._store = store
+        self._fit = fit
+        self._rendezvous = rendezvous
+        self._profile = profile
+        self._clock = clock
+        self._members: Sequence[Peer] | None = None  # those that ran the ranks last, and before them others
+        self._used = 0.0
+        self._known: set[bytes] = set()  # ids of all processes that may have connections
 
-    members: Sequence[Peer]
-    used: float
+    @property
+    def is_known(self) -> bool:
+        """Whether the members are known."""
+        return self._members is not None
 
-    def saw(self, peers: Sequence[Peer], now: float) -> None:
-        """Note where the ranks have run."""
+    def find(self, name: str, broadcasts: Sequence[Any], tasks: int, losses: int) -> Sequence[Peer] | None:
+        """Return all processes that may run ranks, by a job if they are not known.
+
+        Args:
+            name: the fit's.
+            broadcasts: broadcasts that the job reads.
+            tasks: how many are to run at the same time.
+            losses: how often in a row somebody was lost.
+
+        Returns:
+            The members; ``None`` if there are too few.
+        """
+        if self._members is None or self._clock() - self._used > _IDLE_SECONDS:
+            found = [] if tasks == 1 else self._assemble(name, broadcasts, tasks, losses)
+            self.met(found)
+            self._members = found if tasks == 1 or len(found) >= tasks else None
+            self._used = self._clock()
+        return self._members
+
+    def met(self, peers: Sequence[Peer]) -> None:
+        """Note processes that may have connections."""
+        self._known |= {peer.id for peer in peers}
+
+    def saw(self, peers: Sequence[Peer]) -> None:
+        """Note where the ranks of a completed group have run."""
         # An executor's processes take turns, and two that are not members would not find each other.
-        latest = {peer.id: peer for peer in (*peers, *self.members)}
-        most = max(_MOST_MEMBERS * len(peers), len(self.members))
-        self.members, self.used = list(latest.values())[:most], now
+        members = self._members or ()
+        latest = {peer.id: peer for peer in (*peers, *members)}
+        most = max(_MOST_MEMBERS * len(peers), len(members))
+        self._members, self._used = list(latest.values())[:most], self._clock()
 
+    def forget(self) -> None:
+        """Forget the members: the next group finds them anew."""
+        self._members = None
 
-@dataclass(frozen=True, slots=True)
-class Joining:
-    """Executors that have come, and get ready.
+    def dismiss(self) -> None:
+        """Let all processes that have taken part close their sockets."""
+        left, self._known, self._members = self._known, set(), None
+        access = self._access
+        slots, linger = (1, 0.0) if self._fit.in_memory else (self._store.executors.tasks, _LINGER_SECONDS)
+        for _ in range(_ROUNDS):
+            if not left:
+                return
+            access.describe("sparkdl: close connections")
+            try:
+                task = Dismiss(self._fit.fit_id, linger)
+                heard = set(map(bytes, access.run_everywhere(task, times=slots, profile=self._profile)))
+            except Exception as error:
+                if not is_job_failure(error):
+                    raise
+                _log.debug("connections of fit %s were not closed: %s", self._fit.fit_id, error)
+                return
+            finally:
+                access.describe(None)
+            if not heard:  # the others are gone
+                return
+            left -= heard
 
-    Attributes:
-        slots: task slots since then.
-        begun: the job that does it; ``None`` if there is none.
-        deadline: when they are not waited for any longer, on the monotonic clock.
-    """
-
-    slots: int
-    begun: RunningJob | None
-    deadline: float
-
-    def is_over(self, now: float) -> bool:
-        """Return whether they are ready, or too late."""
-        return self.begun is None or now >= self.deadline or self.begun.is_done()
+    def _assemble(self, name: str, broadcasts: Sequence[Any], tasks: int, losses: int) -> list[Peer]:
+        access, profile, slots = self._access, self._profile, self._store.executors.tasks
+        access.describe(f"{name}, find peers")
+        try:
+            if self._fit.in_memory and tasks == len(self._store.partitions):
+                task = Assemble(self._fit, self._rendezvous, 0.0)
+                found = access.collect(access.stage(self._store.tokens, task, broadcasts, profile=profile))
+            else:
+                # Spark gives a task to the process that has been idle for longest: after a loss there are
+                # perhaps more processes than slots.
+                task = Assemble(self._fit, self._rendezvous, _LINGER_SECONDS)
+                times = slots * (1 + min(losses, _MOST_TURNS))
+                found = access.run_everywhere(task, broadcasts, times=times, profile=profile)
+        finally:
+            access.describe(None)
+        return list({peer.id: peer for peer in (Peer.read(frame.unpack(data)) for data in found)}.values())

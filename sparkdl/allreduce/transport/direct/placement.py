@@ -1,0 +1,110 @@
+"""Placement: which ranks each task of a group runs, by the task slots that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sparkdl.access.base import Access, RunningJob
+from sparkdl.access.stages import Chain, Host
+from sparkdl.allreduce.transport.direct.task import GetReady
+from sparkdl.data.store.built import PartitionStore
+
+_READY_SECONDS = 60.0
+"""So long executors that have come may take to get ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Joining:
+    """Executors that have come, and get ready.
+
+    Attributes:
+        slots: task slots since then.
+        begun: the job that does it; ``None`` if there is none.
+        deadline: when they are not waited for any longer, on the monotonic clock.
+    """
+
+    slots: int
+    begun: RunningJob | None
+    deadline: float
+
+    def is_over(self, now: float) -> bool:
+        return self.begun is None or now >= self.deadline or self.begun.is_done()
+
+
+class Placement:
+    """Tasks of the next group.
+
+    Attributes:
+        ranks: how many ranks there are.
+        tasks: how many tasks run them; zero before the first group.
+        hosts: where each task runs, and with which ranks, if there are fewer tasks than ranks.
+    """
+
+    def __init__(
+        self, access: Access, store: PartitionStore, chain: Chain, profile: Any, clock: Callable[[], float]
+    ) -> None:
+        self.ranks = len(store.partitions)
+        self.tasks = 0
+        self.hosts: Sequence[Host] = ()
+        self._access = access
+        self._executors = store.executors
+        self._chain = chain
+        self._profile = profile
+        self._clock = clock
+        self._slots_then = 0  # when the hosts were chosen
+        self._joining: _Joining | None = None
+
+    @property
+    def slots(self) -> int:
+        """Task slots that there are now."""
+        return self._access.count_executors() * self._executors.tasks
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether all ranks can run at the same time."""
+        return self._chain.gathering is not None or self.slots >= self.ranks
+
+    @property
+    def is_joining(self) -> bool:
+        """Whether executors that have come are getting ready, and groups run without them until then.
+
+        A Python process takes seconds to start, and the other tasks of a group would wait for it.
+        """
+        slots = min(self.slots, self.ranks)
+        if self._chain.gathering is None or not 0 < self.tasks < slots:
+            self.release()
+            return False
+        if self._joining is None or (self._joining.slots < slots and self._joining.is_over(self._clock())):
+            begun = self._access.begin_everywhere(GetReady(), profile=self._profile)
+            self._joining = _Joining(slots, begun, self._clock() + _READY_SECONDS)
+        return not self._joining.is_over(self._clock())
+
+    @property
+    def is_short(self) -> bool:
+        """Whether tasks run several ranks because executors have gone, or are not ready yet."""
+        first = self._executors.count * self._executors.tasks
+        return bool(self.hosts) and (self.slots < min(self.ranks, first) or self.is_joining)
+
+    def choose(self) -> bool:
+        """Choose the tasks of the next group; return whether there are as many as before."""
+        if self.is_joining and self.hosts:
+            return True
+        before, slots, gathering = self.tasks, self.slots, self._chain.gathering
+        if slots >= self.ranks or gathering is None:
+            self.tasks, self.hosts = self.ranks, ()
+        elif not self.hosts or slots != self._slots_then:
+            self.hosts, self._slots_then = gathering.hosts(self._executors.tasks), slots
+            self.tasks = len(self.hosts)
+        return self.tasks == before
+
+    def forget(self) -> None:
+        """Forget where the ranks' rows are."""
+        self.hosts = ()
+
+    def release(self) -> None:
+        """End what executors do to get ready."""
+        if self._joining is not None and self._joining.begun is not None:
+            self._joining.begun.cancel()
+        self._joining = None
