@@ -123,6 +123,10 @@ def _merge_leaf(name: str, leaf: Metric, found: Sequence[tuple[int, dict[str, St
                 ) from error
             setattr(leaf, state, merged)
         leaf._update_count = sum(updates)
+    for state, reduction in leaf._reductions.items():
+        value = getattr(leaf, state)
+        if reduction is dim_zero_cat and isinstance(value, list) and value:
+            setattr(leaf, state, dim_zero_cat(value))  # as torchmetrics does between processes
     leaf._computed = None
 
 

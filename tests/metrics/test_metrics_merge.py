@@ -6,6 +6,7 @@ import warnings
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torchmetrics import (
@@ -32,6 +33,7 @@ from torchmetrics.regression import (
     R2Score,
 )
 from torchmetrics.retrieval import RetrievalHitRate, RetrievalMAP, RetrievalNormalizedDCG
+from torchmetrics.text import ExtendedEditDistance
 from torchmetrics.wrappers import BootStrapper, ClasswiseWrapper, MultioutputWrapper
 
 from sparkdl.exceptions import ConfigError
@@ -196,9 +198,25 @@ def test_every_reduction() -> None:
     expect(merged_states(Custom("mean"), chunks), (sums[0] + 2 * sums[1]) / 3)
     expect(merged_states(Custom(None), chunks), sums)
     expect(merged_states(Custom(lambda stacked: stacked.prod(0)), chunks), sums.prod(0))
-    expect(torch.cat(merged_states(Custom("cat", []), chunks)), torch.cat(chunks))
+    expect(merged_states(Custom("cat", []), chunks), torch.cat(chunks))  # as between torchmetrics' processes
     assert [len(x) for x in merged_states(Custom(None, []), chunks)] == [2, 16, 16]
     assert merged_states(Custom(len, []), chunks) == 3
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_a_list_whose_length_counts_is_merged_to_one_tensor(parts: int) -> None:
+    found, wanted = ["a cat sat", "the dog", "red table"], ["a cat sat on it", "a dog", "a red mat"]
+    single = ExtendedEditDistance()
+    single.update(found, wanted)
+    states = []
+    for rows in np.array_split(np.arange(3), parts):
+        metric = ExtendedEditDistance()
+        metric.update([found[row] for row in rows], [wanted[row] for row in rows])
+        table, arrays = pack({"m": metric})
+        states.append(frame.unpack(frame.join(frame.pack({"states": table}, arrays))))
+    merged = ExtendedEditDistance()
+    merge({"m": merged}, states)
+    torch.testing.assert_close(merged.compute(), single.compute())
 
 
 class Own(SumMetric):
