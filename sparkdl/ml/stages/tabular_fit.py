@@ -1,4 +1,4 @@
-"""Fitting a table's encoding: at most four aggregations of Spark SQL, whatever the number of columns.
+"""Fitting a table's encoding: at most four aggregations of Spark SQL for each 1,000 columns.
 
 The first finds count, mean and deviation of all numbers, the second their quantiles, the third looks closer
 where most rows have one of few values, and the fourth counts the values of all strings.
@@ -33,6 +33,9 @@ FEW = 48
 
 RAREST = 10
 """A value that as many rows have is never rare, whatever the size of the table."""
+
+_AT_ONCE = 1000
+"""Columns of one aggregation: a task of Spark reads 4,096 rows of a Parquet file at once, in all columns."""
 
 _PARTS: Mapping[Kind, tuple[Part, ...]] = {
     "date": ("weekday", "month"),
@@ -174,6 +177,11 @@ def _aggregated(
     The columns become rows, one for each value. So the plan has as many aggregates for 3,000 columns as for
     one: Spark's driver has no memory for a plan of thousands.
     """
+    names = list(columns)
+    if len(names) > _AT_ONCE:
+        rows, first = _aggregated(df, {name: columns[name] for name in names[:_AT_ONCE]}, wanted, required)
+        _, others = _aggregated(df, {name: columns[name] for name in names[_AT_ONCE:]}, wanted)
+        return rows, first | others
     nulls = [F.when(quoted(name).isNull(), 0.0) for name in required]
     values = [*nulls, *columns.values()] or [F.lit(0.0)]
     grouped = df.select(F.posexplode(F.array(*values)).alias("n", "v")).groupBy("n")

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from pyspark.sql import Column as SqlColumn
     from pyspark.sql import DataFrame
 
+_MOST_ARGUMENTS = 64
+"""Columns that a function gets one by one, beyond which it gets one struct: Spark compares each argument of a
+Python function with all others, which takes minutes for 3,000."""
+
 _FITS: Mapping[Kind, tuple[Kind, ...]] = {
     "number": ("number", "boolean"),
     "boolean": ("boolean", "number"),
@@ -96,7 +100,9 @@ def encoded(
     fields = [T.StructField(name, T.ArrayType(kinds[encoding.outputs[name][1]])) for name in chosen]
     if has_arrow_udf() and has_udt(df.schema):
         df = by_rows(df, encoding.columns[0])
-    task = _Task(encoding, tuple(chosen))
+    if len(values) > _MOST_ARGUMENTS and has_arrow_udf():
+        values = [F.struct(*values)]
+    task = _Task(encoding, tuple(chosen), len(values))
     result = f"sparkdl_{uuid.uuid4().hex}"
     df = df.select(*kept, make_udf(task, T.StructType(fields))(*values).alias(result))
     added = []
@@ -108,20 +114,24 @@ def encoded(
 
 @dataclass(frozen=True)
 class _Task:
-    """Encodes the rows of a task."""
+    """Encodes the rows of a task.
+
+    Attributes:
+        encoding: the encoding.
+        names: of the arrays that are asked for.
+        arity: how many arguments there are: the columns, or one struct of them.
+    """
 
     encoding: TableEncoding
     names: tuple[str, ...]
-
-    @property
-    def arity(self) -> int:
-        """Number of columns that are passed."""
-        return len(self.encoding.columns)
+    arity: int
 
     def __call__(self, batches: Iterator[pa.Array | tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         """Encode batches."""
         for batch in batches:
             columns = batch if isinstance(batch, tuple) else (batch,)
+            if len(columns) < len(self.encoding.columns):
+                columns = tuple(columns[0].flatten())
             found = self.encoding.encode(dict(zip(self.encoding.columns, columns, strict=True)))
             yield self._struct([found[name] for name in self.names])
 
