@@ -64,6 +64,8 @@ class Demand:
             work: those of the slowest rank's rows among them: what more ranks would share.
         """
         if partitions != self._seen:
+            if self._most is not None and partitions > self._most:
+                self._most = None  # they have come after all
             self._seen, self._count = partitions, 0
             self._since = self.clock()
             self._steps[partitions].clear()

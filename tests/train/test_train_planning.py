@@ -404,6 +404,10 @@ def test_a_cluster_without_more_is_not_asked_again() -> None:
         demand.add(2, 0.6, 0.5)
         demand.decide()
     assert asked == [3]
+    for _ in range(500):  # the third one comes after all
+        demand.add(3, 0.4, 0.3)
+        demand.decide()
+    assert asked == [3, 4]
 
 
 def test_the_option_says_plan() -> None:

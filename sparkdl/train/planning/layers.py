@@ -117,8 +117,9 @@ def profile_layers(
         for name in names
     ]
     layers.sort(key=lambda layer: -(layer.forward + layer.backward))
-    last = max((span.start for span in spans), default=0.0) / _REPEATS
-    return layers, [span for span in spans if span.start <= last][:2000]
+    starts = [span.start for span in spans if not span.backward]
+    last = starts[len(starts) // _REPEATS * (_REPEATS - 1)] if starts else 0.0  # the first steps take longer
+    return layers, [replace(span, start=span.start - last) for span in spans if span.start >= last][:2000]
 
 
 @contextmanager
