@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sparkdl.allreduce.directives import Step
-from sparkdl.compute.problems import FailedModel, Fatal, LackingState, LostPeer, Problem
+from sparkdl.compute.problems import FailedModel, Fatal, LackingState, LocalState, LostPeer, Problem
 
 
 def loses_state(problem: Problem) -> bool:
@@ -19,10 +19,14 @@ def sound(steps: Sequence[Step], problems: Sequence[Problem]) -> Sequence[Step]:
     Raises:
         NonFiniteError: if it is the first of them, whose loss or gradient is not finite.
         DataError: if a partition has other rows than before.
+        ModelError: if the module has changed in a way that stays in one process.
     """
     fatal = [problem for problem in problems if isinstance(problem, Fatal)]
     if not fatal:
         return steps
+    local = [problem for problem in fatal if isinstance(problem, LocalState)]
+    if local:  # nobody knows since when, and in a new process the step would work
+        raise local[0].error(str(steps[local[0].iteration - steps[0].iteration]))
     completed = fatal[0].iteration - steps[0].iteration
     if completed > 0:  # those are completed; the next group will begin with the failing one
         return steps[:completed]

@@ -18,6 +18,7 @@ from sparkdl.compute.partition_state import PartitionState
 from sparkdl.compute.problems import (
     ChangedPartition,
     FailedModel,
+    LocalState,
     MissingPartition,
     NonFiniteLoss,
     ProblemError,
@@ -140,13 +141,17 @@ class ForwardBackward:
             if self.tells:
                 raise ProblemError(FailedModel(self.iteration, partition, message)) from error
             raise ModelError(message) from error.__cause__
+        try:
+            worker.look(replica, batches[0])
+        except ModelError as error:
+            raise ProblemError(LocalState(self.iteration, partition, str(error))) from error
         clock.lap("compute")
         if not math.isfinite(result.loss):
             found = find_culprit(spec.plan, token, rows, columns, batches) if spec.plan is not None else ""
             raise ProblemError(NonFiniteLoss(self.iteration, partition, result.loss, found))
         changed = changed_buffers(replica, current)
         other = self.manifest.has_other_values(token)
-        own = gradient if gradient.weight > 0 else None
+        own = gradient if gradient.weight != 0 else None
         return Contribution(result, own, changed, before, kept, lost, other)
 
     def batches(

@@ -156,7 +156,27 @@ class FailedModel:
         return ModelError(f"{self.message} ({where})")
 
 
-Fatal = ChangedPartition | NonFiniteLoss | NonFiniteGradient | FailedModel
+@dataclass(frozen=True, slots=True)
+class LocalState:
+    """The result depends on state that forward has changed, and that stays in one process.
+
+    Attributes:
+        iteration: completed iterations before the step.
+        partition: the partition.
+        message: what has changed.
+    """
+
+    kind: ClassVar[str] = "local_state"
+    iteration: int
+    partition: int
+    message: str
+
+    def error(self, where: str) -> ModelError:
+        """Return the error that the user sees."""
+        return ModelError(f"{self.message} ({where})")
+
+
+Fatal = ChangedPartition | NonFiniteLoss | NonFiniteGradient | FailedModel | LocalState
 """What running the step once more would not mend."""
 
 Problem = MissingPartition | LackingState | LostPeer | Fatal
@@ -171,6 +191,7 @@ _BY_KIND: Mapping[str, type[Problem]] = {
         NonFiniteLoss,
         NonFiniteGradient,
         FailedModel,
+        LocalState,
     )
 }
 

@@ -15,6 +15,7 @@ import torch
 
 from sparkdl._spark.tasks import task_resources
 from sparkdl.access.base import BytesRef
+from sparkdl.compute.dependence import Lookout
 from sparkdl.compute.live_model import LiveModel
 from sparkdl.compute.local_store import LocalStore, fit_folder
 from sparkdl.compute.memory import exempt_objects, keep_freed_memory, trim_memory
@@ -23,6 +24,7 @@ from sparkdl.compute.row_owner import RowOwner
 from sparkdl.compute.spec import FitSpec
 from sparkdl.keyed.memory import RowMemory
 from sparkdl.nn import serialize
+from sparkdl.nn.batch import Batch
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.lightning import to_train
 from sparkdl.nn.numerics import device_of_task, make_replica
@@ -68,6 +70,7 @@ class Worker:
         self.row_files = row_files
         self._tasks = 0
         self._replicas: dict[str, FlatModule] = {}
+        self._lookouts: dict[FlatModule, Lookout] = {}
         torch.set_num_threads(spec.threads)
         keep_freed_memory()
 
@@ -84,7 +87,16 @@ class Worker:
             module = self._another_spec().module if self._replicas else self.spec.module
             replica = make_replica(to_train(module), self.spec.layout, self.spec.numerics, device)
             self._replicas[device] = replica
+            self._lookouts[replica] = Lookout(replica, self.spec, self._another_spec)
         return replica
+
+    def look(self, replica: FlatModule, batch: Batch) -> None:
+        """Look, now and then, whether forward has changed what cannot travel.
+
+        Raises:
+            ModelError: naming it.
+        """
+        self._lookouts[replica].step(batch)
 
     def end_task(self) -> None:
         """Exempt all objects so far from garbage collection, at the end of the first few tasks.

@@ -35,8 +35,8 @@ class Watch:
     Args:
         replica: the module, before its first forward pass.
         others: the loss or step.
-        trained: whether to look at the values of trained parameters; without, at writes through the
-            parameters themselves.
+        trained: whether to look at the values of parameters; without, at writes through the parameters
+            themselves.
     """
 
     def __init__(self, replica: FlatModule, others: Sequence[object], *, trained: bool = False) -> None:
@@ -52,7 +52,7 @@ class Watch:
 
     def _tensors(self) -> dict[str, Any]:
         trained = {name: _written(p, values=self._values) for name, p in self._trained.items()}
-        return trained | {name: _written(p) for name, p in self._fixed.items()}
+        return trained | {name: _written(p, values=self._values) for name, p in self._fixed.items()}
 
     def tensors(self) -> tuple[list[str], list[str]]:
         """Return the names of trained parameters, and of frozen ones, that were written to."""
@@ -202,6 +202,21 @@ def refuse_trained(names: Sequence[str]) -> None:
             f"forward writes to {_some(names)}, which the optimizer trains: each process would have weights "
             "of its own. Compute the values that are used from the parameter (in forward, or by "
             "torch.nn.utils.parametrize), as for weights of a bounded norm; leave max_norm of embeddings out",
+            code="model-state",
+        )
+
+
+def refuse_moving(names: Sequence[str]) -> None:
+    """Refuse frozen parameters that forward begins to change after the first iteration.
+
+    Raises:
+        ModelError: naming them.
+    """
+    if names:
+        raise ModelError(
+            f"forward has begun to change {_some(names)}, which the first forward pass left alone. A frozen "
+            "parameter travels between processes if each forward pass changes it: change it from the first "
+            "one on (by an average of weight zero until it counts), or make it a buffer",
             code="model-state",
         )
 

@@ -102,7 +102,7 @@ def _accumulate(
             continue  # no label counts: 0/0
         if not value.requires_grad:
             raise _no_gradient(replica)
-        whole = whole or total * (own / weight)
+        whole = whole or (own if weight == total else total * (own / weight))
         divisor += own
         share = own / whole
         _backward(replica, value if share == 1.0 else value * share)

@@ -270,3 +270,8 @@ def _scalar_mean(found: Any, batch: Batch, name: str) -> Tensor:
 def _move(thing: Any, device: torch.device) -> None:
     if isinstance(thing, nn.Module):
         thing.to(device)
+
+
+def parts_of(objective: Objective) -> dict[str, Any]:
+    """Return the loss or step of the user's, by the name of its option."""
+    return {name: getattr(objective, name) for name in ("loss", "step") if hasattr(objective, name)}

@@ -38,9 +38,10 @@ def labelled() -> list[Partition]:
     return [first, Partition(second.x, np.full_like(second.y, -100)), third]
 
 
+@pytest.mark.parametrize("weight", [WEIGHT, -WEIGHT, WEIGHT - 20], ids=["above 0", "below 0", "both"])
 @pytest.mark.parametrize("exchange", ["replicated", "driver"])
-def test_weights_and_labels_that_do_not_count(spark: Any, exchange: str) -> None:
-    loss = nn.CrossEntropyLoss(weight=WEIGHT)
+def test_weights_and_labels_that_do_not_count(spark: Any, exchange: str, weight: torch.Tensor) -> None:
+    loss = nn.CrossEntropyLoss(weight=weight)
     with as_dataset(spark, labelled()) as data:
         options = {"exchange": exchange, "micro_batch_size": 7, "validation_batch_size": 8}
         result = trainer(loss, **options).fit(data, validation=data)

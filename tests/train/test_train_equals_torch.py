@@ -143,6 +143,30 @@ class Clamped(nn.Module):
         return self.layer(x)
 
 
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_a_counter_that_the_loss_depends_on_later_is_refused(spark: Any, sizes: list[int]) -> None:
+    module = Counting(lambda self, y: y * (0.5 if self.steps > 5 else 1.0))
+    with pytest.raises(ModelError, match="forward changes 'steps'.*and the loss or its gradient depends"):
+        fit(spark, module, sizes, end_when=MaxIteration(9))
+
+
+class LateByol(Byol):
+    """The target network moves from the third forward pass on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.tensor(0))
+
+    def forward(self, x: Any) -> Any:
+        self.seen += 1
+        return super().forward(x) if self.seen > 3 else self.online(x) + 0.5 * self.target(x)
+
+
+def test_frozen_parameters_that_begin_to_move_later_are_refused(spark: Any) -> None:
+    with pytest.raises(ModelError, match="forward has begun to change 'target.weight', 'target.bias'"):
+        fit(spark, LateByol(), [48], end_when=MaxIteration(9))
+
+
 def test_a_forward_pass_that_writes_to_trained_weights_is_refused(spark: Any) -> None:
     with pytest.raises(ModelError, match=r"writes to 'layer.weight'.*parametrize"):
         fit(spark, Clamped(), [48])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sparkdl.compute.dependence import check_attributes
 from sparkdl.compute.forward_backward import make_batch
 from sparkdl.compute.spec import FitSpec
 from sparkdl.data.dataset import Dataset
@@ -22,11 +23,10 @@ from sparkdl.nn.gradient import forward_backward
 from sparkdl.nn.lightning import check_mode, to_train
 from sparkdl.nn.meeting import ROWS, find_broadcast
 from sparkdl.nn.numerics import make_replica
-from sparkdl.nn.objective import Objective
+from sparkdl.nn.objective import parts_of
 from sparkdl.nn.parameters import moving_with_buffers
 from sparkdl.nn.row_mean import differs, is_known
 from sparkdl.nn.trace import describe
-from sparkdl.train.passes.dependence import check_attributes
 from sparkdl.train.passes.sweep import BatchReader
 from sparkdl.wire.frame import Array
 
@@ -79,7 +79,7 @@ def dry_run(spec: FitSpec, data: Dataset) -> Tried:
         check_mode(local.module)
         numerics = replace(local.numerics, compile=False)
         replica = make_replica(to_train(local.module), local.layout, numerics)
-        watch = Watch(replica, [*_users_parts(local.objective).values()], trained=True)
+        watch = Watch(replica, [*parts_of(local.objective).values()], trained=True)
         try:
             forward_backward(replica, batch, local.objective, None)
         except ModelError as error:
@@ -88,9 +88,11 @@ def dry_run(spec: FitSpec, data: Dataset) -> Tried:
         refuse_untrained(watch.untrained())
         written, moving = watch.tensors()
         refuse_trained(written)
-        if watch.attributes():
+        if changed := watch.attributes():
             layout = moving_with_buffers(local.layout, local.module, moving)
-            check_attributes(shipped, replace(local, layout=layout, numerics=numerics), watch, batch)
+            spec = replace(local, layout=layout, numerics=numerics)
+            used = make_replica(local.module, layout, numerics)
+            check_attributes(changed, used, spec, lambda: serialize.loads(shipped), batch)
         check_shapes(local, replica, BatchReader.of(data).batch(some_rows(data)))
         told = _tell_coupled(local, replica, data)
     if told:
@@ -151,7 +153,7 @@ def refuse(found: str, what: str) -> None:
 def _ship(spec: FitSpec) -> bytes:
     parts = {
         "module": spec.module,
-        **_users_parts(spec.objective),
+        **parts_of(spec.objective),
         "optimizer": spec.rule.optimizer,
         "transform": spec.transform,
         "collate": spec.collate,
@@ -159,11 +161,6 @@ def _ship(spec: FitSpec) -> bytes:
     for name, part in parts.items():
         serialize.dumps(part, name)
     return serialize.dumps(spec, "the training setup")
-
-
-def _users_parts(objective: Objective) -> dict[str, Any]:
-    """Return loss or step."""
-    return {name: getattr(objective, name) for name in ("loss", "step") if hasattr(objective, name)}
 
 
 def _at_least_two(values: Array) -> Array:

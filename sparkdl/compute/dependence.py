@@ -1,0 +1,98 @@
+"""State that forward changes and that cannot travel: whether loss and gradient depend on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from sparkdl import seeding
+from sparkdl.compute.spec import FitSpec
+from sparkdl.nn.batch import Batch
+from sparkdl.nn.changing import Result, Watch, refuse_attributes, refuse_moving
+from sparkdl.nn.flat import FlatModule
+from sparkdl.nn.gradient import forward_backward
+from sparkdl.nn.lightning import to_train
+from sparkdl.nn.numerics import RandomState, make_replica
+from sparkdl.nn.objective import Objective, parts_of
+
+_EVERY = 16
+"""So often a process looks at its module again, after 1, 2, 4 and 8 steps: a look takes less than a step."""
+
+
+def check_attributes(
+    changed: Sequence[str], used: FlatModule, spec: FitSpec, fresh: Callable[[], FitSpec], batch: Batch
+) -> None:
+    """Check that attributes that forward passes have changed do not change loss and gradient.
+
+    Args:
+        changed: their names.
+        used: a module with these attributes, which it may change further.
+        spec: what it came with.
+        fresh: returns the same, as it was before the first forward pass.
+        batch: rows to try it with.
+
+    Raises:
+        ModelError: naming the attributes.
+    """
+    first = fresh()
+    unused = make_replica(to_train(first.module), spec.layout, spec.numerics)
+    weights = unused.params.numpy().copy(), unused.buffers(), unused.counters()
+    before = _run(unused, first.objective, spec.seed, batch, weights)
+    if _run(used, spec.objective, spec.seed, batch, weights).same_as(before):
+        return
+    second = fresh()
+    again = make_replica(to_train(second.module), spec.layout, spec.numerics)
+    if _run(again, second.objective, spec.seed, batch, weights).same_as(before):
+        refuse_attributes(changed)  # else the module gives other results each time in any state
+
+
+def _run(replica: FlatModule, objective: Objective, seed: int, batch: Batch, weights: tuple) -> Result:  # type: ignore[type-arg]
+    replica.load(*weights)
+    generators = RandomState(replica.device)
+    seeding.seed_task(seed, 0, 0, 0)
+    try:
+        loss = forward_backward(replica, batch, objective, None).loss
+    finally:
+        generators.restore()
+    return Result(loss, replica.grad_numpy().copy())
+
+
+class Lookout:
+    """Looks now and then whether a process's module has changed in ways that cannot travel.
+
+    The dry run looks at the first forward pass; this finds what begins to change later.
+
+    Args:
+        replica: the module, before its first forward pass.
+        spec: what it came with.
+        fresh: returns the same anew.
+    """
+
+    def __init__(self, replica: FlatModule, spec: FitSpec, fresh: Callable[[], FitSpec]) -> None:
+        self._replica, self._spec, self._fresh = replica, spec, fresh
+        self._watch = Watch(replica, [*parts_of(spec.objective).values()])
+        self._steps = 0
+
+    def step(self, batch: Batch) -> None:
+        """Look, if it is time, after a forward pass.
+
+        Raises:
+            ModelError: naming parameters or attributes that decide the result and cannot travel.
+        """
+        self._steps += 1
+        steps = self._steps
+        if steps % _EVERY and steps & (steps - 1):
+            return
+        _, moving = self._watch.tensors()
+        refuse_moving(moving)
+        if steps & (steps - 1) == 0 and (changed := self._watch.attributes()):
+            self._try(changed, batch)  # takes as long as some steps: a counter changes in each
+
+    def _try(self, changed: Sequence[str], batch: Batch) -> None:
+        replica = self._replica
+        gradient, params = replica.grad.clone(), replica.params.numpy().copy()
+        before = params, replica.buffers(), replica.counters()
+        try:
+            check_attributes(changed, replica, self._spec, self._fresh, batch)
+        finally:
+            replica.load(*before)
+            replica.grad.copy_(gradient)
