@@ -23,13 +23,16 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 import torch  # noqa: E402
-from compat import compare, metrics, torch_own  # noqa: E402
+from compat import compare, hugging_face, metrics, torch_own, vision  # noqa: E402
 from compat.page import page  # noqa: E402
 from support.no_jvm import no_jvm  # noqa: E402
 
 FAMILIES = {
     "modules": torch_own.modules,
     "optimizers": torch_own.optimizers,
+    "transformers": hugging_face.architectures,
+    "lora": hugging_face.adapted,
+    "torchvision": vision.models,
     "metrics": metrics.metrics,
 }
 
@@ -69,6 +72,7 @@ def main() -> int:
             begin = time.perf_counter()
             outcome = entry.run(spark) if hasattr(entry, "run") else compare.run(spark, entry)
             kept[key] = {"family": entry.family, "name": entry.name, **asdict(outcome)}
+            kept[key]["torch"] = torch.__version__
             if outcome.verdict != "equal":
                 print(f"{entry.name}: {outcome.verdict}: {outcome.reason}", flush=True)
             kept[key]["seconds"] = round(time.perf_counter() - begin, 2)

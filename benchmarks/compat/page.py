@@ -16,11 +16,11 @@ _VERDICTS = {
     "different": "different",
     "not fed": "not tried",
 }
-_PACKAGES = ("torch", "torchmetrics")
+_PACKAGES = ("torch", "torchvision", "transformers", "peft", "torchmetrics")
 
 _INTRODUCTION = """# Compatibility
 
-Modules, losses, optimizers and metrics that other projects list in public databases, trained by
+Modules, losses, optimizers, models and metrics that other projects list in public databases, trained by
 sparkdl and by plain torch. Written on {date}, with {versions}. One command runs it again, on CPUs, without
 a JVM:
 
@@ -58,8 +58,8 @@ def page(kept: Mapping[str, Mapping[str, Any]], unreached: Mapping[str, Sequence
         families[outcome["family"]].append(outcome)
     lines = [
         _INTRODUCTION.format(date=date.today().isoformat(), versions=_versions()),
-        "| | entries | " + " | ".join(_VERDICTS.values()) + " | over shares |",
-        "|---" * (len(_VERDICTS) + 3) + "|",
+        "| | torch | entries | " + " | ".join(_VERDICTS.values()) + " | over shares |",
+        "|---" * (len(_VERDICTS) + 4) + "|",
     ]
     for family, outcomes in families.items():
         lines.append(_row(family, outcomes))
@@ -90,7 +90,8 @@ def _names(names: Sequence[str]) -> str:
 def _row(family: str, outcomes: Sequence[Mapping[str, Any]]) -> str:
     counts = Counter(outcome["verdict"] for outcome in outcomes)
     shared = sum(any("over shares" in note for note in outcome["notes"]) for outcome in outcomes)
-    cells = [len(outcomes), *(counts[verdict] for verdict in _VERDICTS), shared]
+    versions = ", ".join(sorted({outcome["torch"] for outcome in outcomes}))
+    cells = [versions, len(outcomes), *(counts[verdict] for verdict in _VERDICTS), shared]
     return f"| {family} | " + " | ".join(map(str, cells)) + " |"
 
 
