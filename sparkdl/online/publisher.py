@@ -140,14 +140,7 @@ class Publisher:
             ConfigError: if the module cannot be saved without a pickle, or no model can be made of it; or if
                 the version that is served is of another run.
         """
-        last = self.current()
-        if last is not None and (begun is None or not begun.came_through(last.identity)):
-            raise ConfigError(
-                f"Publisher({self.path!r}): the version that is served is of {told(last.identity)}, and this "
-                f"run begins with {told(begun)}, which never was there. Give each run a folder of its own, "
-                "or go back with rollback(), or delete the folder",
-                code="config-saved",
-            )
+        self.check_run(begun)
         if self._make is None:
             columns, structure = {c.key: c for c in data.plan.columns}, data.plan.features
             example = structure.assemble(data.peek())
@@ -163,7 +156,25 @@ class Publisher:
             self._make = lambda trained: TorchModel.from_module(trained, example=example, **params)
         described(self._make(module))
 
-    def publish(self, module: nn.Module, iteration: int, batches: int = 0) -> str:
+    def check_run(self, own: Identity | None) -> None:
+        """Check that the version that is served, if any, is of one run.
+
+        Args:
+            own: a moment of the run; ``None`` if it begins.
+
+        Raises:
+            ConfigError: if it is of another run.
+        """
+        last = self.current()
+        if last is not None and (own is None or not own.came_through(last.identity)):
+            raise ConfigError(
+                f"Publisher({self.path!r}): the version that is served is of {told(last.identity)}, and this "
+                f"run is {told(own)}, which never was there. Give each run a folder of its own, "
+                "or go back with rollback(), or delete the folder",
+                code="config-saved",
+            )
+
+    def publish(self, module: nn.Module, iteration: int, batches: int = 0, *, same_run: bool = False) -> str:
         """Write a version, and make it the current one; return its path.
 
         A version of the same number is complete. It becomes current if it has the same weights; another one
@@ -173,15 +184,22 @@ class Publisher:
             module: the trained module.
             iteration: completed iterations.
             batches: batches of the stream that it has learned.
+            same_run: whether the version that is served must be of the module's own run. In a local folder
+                one of two runs that begin at once publishes, the other is refused. Stores without locks can
+                let both write within the same moments; what is served is one of the two, and the other run
+                is refused when it publishes again.
 
         Raises:
-            ConfigError: if the module cannot be saved, or a version of this number has other weights.
+            ConfigError: if the module cannot be saved, or a version of this number has other weights, or the
+                version that is served is of another run and must not be.
             OSError: if the files cannot be written.
         """
         if self._make is None:
             raise ConfigError("Publisher(model=None): say how to make a model of the module")
         self._store.make(self._root)
         with self._alone():
+            if same_run:
+                self.check_run(identity_of(module) or Identity("", iteration))
             return self._publish(self._make(module), iteration, batches)
 
     def _publish(self, model: Any, iteration: int, batches: int) -> str:

@@ -358,12 +358,12 @@ class OnlineTrainer:
         """Publish the newest commit if it is time, and delete old ones; a failure is a warning."""
         newest, publisher = latest(self._commits), self.publisher
         try:
-            if (
-                publisher is not None
-                and newest is not None
-                and publisher.ready
-                and publisher.due(ledger.iteration, ledger.batches)
-            ):
+            if publisher is None or newest is None or not publisher.ready:
+                self._prune()
+                return
+            own = identity_of(self._module(newest))
+            publisher.check_run(own or Identity("", ledger.iteration))  # two may have begun at once
+            if publisher.due(ledger.iteration, ledger.batches):
                 self._publish(publisher, newest, ledger)
             else:
                 self._prune()
@@ -379,7 +379,7 @@ class OnlineTrainer:
             )
 
     def _publish(self, publisher: Publisher, newest: str, ledger: Ledger) -> str:
-        path = publisher.publish(self._module(newest), ledger.iteration, ledger.batches)
+        path = publisher.publish(self._module(newest), ledger.iteration, ledger.batches, same_run=True)
         _log.info("published %s after %d batches", path, ledger.batches)
         self._prune()
         return path

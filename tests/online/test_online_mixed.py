@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +33,7 @@ EXAMPLE = np.concatenate([pairs(part)[0] for part in range(4)])
 STEPS = (3, 6, 9, 12)
 
 
-def publisher(folder: Path, **options: Any) -> Publisher:
+def publisher(folder: Path | str, **options: Any) -> Publisher:
     make = partial(TorchModel.from_module, example=EXAMPLE[:2], featuresCol="pair", outputCols=["score"])
     return Publisher(folder, make, **{"seconds": None, "full_every": 3, "keep": 10, **options})
 
@@ -47,7 +49,7 @@ def answer(module: nn.Module) -> bytes:
         return module.eval()(torch.from_numpy(EXAMPLE)).numpy().tobytes()
 
 
-def served(folder: Path, **options: Any) -> bytes:
+def served(folder: Path | str, **options: Any) -> bytes:
     return bytes(Predictor.load(str(folder), trust=TRUST, **options).predict(EXAMPLE).tobytes())
 
 
@@ -181,6 +183,52 @@ def test_a_folder_that_outlived_its_run(made: Runs, spark: Any, tmp_path: Path) 
         learn(online, 0, 5, spark)
     assert not online.history  # before anything was trained
     assert served(models) == made.right["0", 12]
+
+
+@pytest.mark.parametrize("url", ["{}/models", "memory://{}/models"])
+def test_two_runs_that_begin_at_once(spark: Any, tmp_path: Path, url: str) -> None:
+    """Both find an empty folder; the one that publishes first wins, whether the other counts alike or not."""
+    models = url.format(tmp_path)
+    runs = [OnlineTrainer(keyed(), tmp_path / run, publisher=publisher(models)) for run in "ab"]
+    for run in runs:
+        run._checked = True  # before either had published
+    learn(runs[0], 0, 5, spark)
+    there = runs[0].publisher.versions() if runs[0].publisher else {}
+    for number in range(2):
+        with pytest.raises(ConfigError, match="served is of the run .* Give each run a folder"):
+            learn(runs[1], number, 6 + number, spark)
+    assert there == publisher(models).versions()
+    assert served(models) == answer(runs[0].module)
+    learn(runs[0], 1, 7, spark)
+    assert served(models) == answer(runs[0].module)
+
+
+def test_of_two_programs_that_publish_at_once_one_wins(made: Runs, tmp_path: Path) -> None:
+    """The lock covers the comparison and the pointer."""
+    modules, ends = [], Counter[str]()
+    for run in "01":
+        module = Scores()
+        load_weights(made.folder / run / "run" / "commits" / "iteration-00000003", module)
+        modules.append(module)
+    start = threading.Barrier(2)
+
+    def publish(module: nn.Module, folder: Path) -> None:
+        start.wait()
+        try:
+            publisher(folder).publish(module, 3, same_run=True)
+            ends["published"] += 1
+        except ConfigError as error:
+            ends[str("of the run" in str(error))] += 1
+
+    for attempt in range(5):
+        folder = tmp_path / str(attempt)
+        threads = [threading.Thread(target=publish, args=(module, folder)) for module in modules]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert served(folder) in {made.right["0", 3], made.right["1", 3]}
+    assert ends == {"published": 5, "True": 5}
 
 
 def test_a_number_that_is_taken(tmp_path: Path) -> None:

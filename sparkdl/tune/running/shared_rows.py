@@ -8,7 +8,6 @@ once, whatever the number of trials. Shares and folds are views of the same file
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,11 +26,12 @@ from sparkdl.data.dataset import Dataset, Transform
 from sparkdl.data.store import partition as store
 from sparkdl.data.store.partition import StoreBatch, Token
 from sparkdl.data.store.sources import Partitions, Source
+from sparkdl.train.checkpoint.lock import alone_in
 from sparkdl.train.passes.sweep import sweep
 from sparkdl.tune.parts import RowShare
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Parts
-from sparkdl.wire.private import local_folders, make_folder, opener
+from sparkdl.wire.private import local_folders, make_folder
 
 BLOCK_BYTES = 32 << 20
 """So many bytes of rows, about, pass through the driver's memory at a time."""
@@ -78,8 +78,7 @@ class SharedRows:
         folder = local_folders()[0] / "sparkdl" / self.store
         make_folder(folder)
         found = folder / "token"
-        with open(folder / "lock", "wb", opener=opener) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        with alone_in(str(folder)):
             if not found.exists():
                 token = store.write_partition(self.store, 0, "", self.plan.columns, self._batches())
                 positions = store.read_positions(token, np.arange(token.rows))
