@@ -42,12 +42,15 @@ def global_rows(partition_rows: Sequence[int], iterations: int, t: int) -> int:
     return sum(hi - lo for lo, hi in (share(n, iterations, t) for n in partition_rows))
 
 
-_PARTITIONS = 64
-"""Of so many partitions a process remembers what it has made last: a task may run many in turn."""
+_REMEMBERED = 1 << 30
+"""So many bytes of orders a process remembers: a task may run many partitions in turn."""
 
 
 class _Latest:
-    """Remembers for each partition that was used lately the latest array, and what it is of."""
+    """Remembers for each partition that was used lately the latest array, and what it is of.
+
+    The one that was used last is kept, however large it is.
+    """
 
     def __init__(self) -> None:
         self._known: dict[Hashable, tuple[Hashable, Array]] = {}
@@ -58,8 +61,12 @@ class _Latest:
         if known is None or known[0] != of:
             known = of, make()
         self._known[partition] = known  # used last
-        for outdated in list(self._known)[:-_PARTITIONS]:
+        total = sum(array.nbytes for _, array in list(self._known.values()))
+        for outdated, (_, array) in list(self._known.items())[:-1]:
+            if total <= _REMEMBERED:
+                break
             self._known.pop(outdated, None)
+            total -= array.nbytes
         return known[1]
 
 
@@ -119,7 +126,7 @@ class CursorRef:
 
 def _rows_among(sent: BytesRef, token: Token) -> Array:
     left = np.frombuffer(sent.read(), np.int64)
-    found = store.read_positions(token, np.arange(token.rows))
+    found = store.read_positions(token, token.in_order())
     return np.flatnonzero(np.isin(found, left, assume_unique=True))
 
 

@@ -78,7 +78,9 @@ def test_order_depends_on_seed_epoch_and_partition_and_on_nothing_else():
     assert sampler.permutation(50, 0, 0, 0).tolist() == base
 
 
-def test_a_process_remembers_the_latest_order_of_many_partitions():
+def test_a_process_remembers_the_latest_orders_up_to_so_many_bytes(monkeypatch):
+    sampler._orders._known.clear()
+    monkeypatch.setattr(sampler, "_REMEMBERED", 64 * 50 * 4)
     orders = [sampler.permutation(50, 0, 1, partition) for partition in range(64)]
     assert all(sampler.permutation(50, 0, 1, n) is order for n, order in enumerate(orders))
     sampler.permutation(50, 0, 2, 0)
@@ -86,6 +88,9 @@ def test_a_process_remembers_the_latest_order_of_many_partitions():
     assert len(sampler._orders._known) == 64
     assert sampler.permutation(50, 0, 1, 2) is orders[2]
     assert sampler.permutation(50, 0, 1, 1) is not orders[1]
+    large = sampler.permutation(5000, 0, 1, 99)  # alone above the bound
+    assert sampler.permutation(5000, 0, 1, 99) is large
+    assert len(sampler._orders._known) == 1
 
 
 def test_the_order_of_rows_stays_what_it_is():

@@ -96,6 +96,11 @@ class Token:
         meta["stretches"] = tuple(tuple(item) for item in meta["stretches"])
         return cls(**meta)
 
+    def in_order(self, first: int = 0, size: int | None = None) -> Array:
+        """Return the numbers of so many rows from a row on, of all of them by default; fewer at the end."""
+        stop = self.rows if size is None else min(first + size, self.rows)
+        return np.arange(first, stop)
+
     @property
     def stored_columns(self) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
         """The columns in the files, where those of the token are stretches of them."""

@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -87,7 +86,7 @@ class BatchReader:
         """
         keys = {*self.features.keys, *self.label.keys, *(["weight"] if self.weighted else [])}
         for start in range(0, token.rows, size):
-            rows = np.arange(start, min(start + size, token.rows))
+            rows = token.in_order(start, size)
             columns = store.read_rows(token, rows, keys)
             with located(token, rows):
                 batch = self.batch(columns)

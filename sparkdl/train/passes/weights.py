@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-import numpy as np
-
 from sparkdl.access.base import Access
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.store import partition as store
@@ -56,9 +54,7 @@ def _any_weight(partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Par
     try:
         blocks = range(0, token.rows, _BLOCK)
         found = any(
-            store.read_rows(token, np.arange(start, min(start + _BLOCK, token.rows)), {"weight"})[
-                "weight"
-            ].any()
+            store.read_rows(token, token.in_order(start, _BLOCK), {"weight"})["weight"].any()
             for start in blocks
         )
         yield frame.pack({"kind": "weights", "partition": partition, "any": bool(found)})

@@ -8,7 +8,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -80,7 +79,7 @@ class ProfileLayers:
         deque(frames, maxlen=0)
         worker = self.fit.worker()
         spec = worker.spec
-        columns = store.read_rows(token, np.arange(min(self.rows, token.rows)))
+        columns = store.read_rows(token, token.in_order(size=self.rows))
         batch = make_batch(columns, spec.features, spec.label, spec.weighted, spec.transform, spec.collate)
         # What is compiled has no layers any more.
         numerics = replace(spec.numerics, compile=False)

@@ -81,7 +81,7 @@ class SharedRows:
         with alone_in(str(folder)):
             if not found.exists():
                 token = store.write_partition(self.store, 0, "", self.plan.columns, self._batches())
-                positions = store.read_positions(token, np.arange(token.rows))
+                positions = store.read_positions(token, token.in_order())
                 if (np.diff(positions) < 0).any():
                     token = store.view_of(token, _ORDER, np.argsort(positions, kind="stable"))
                 draft = found.with_suffix(".draft")
@@ -116,7 +116,7 @@ def shared(data: Dataset) -> Iterator[tuple[SharedRows, list[Any]]]:
         for token in data.store().partitions:
             size = max(1, BLOCK_BYTES // max(1, token.nbytes // max(token.rows, 1)))
             for first in range(0, token.rows, size):
-                read = _ReadBlock(token.partition, first, min(first + size, token.rows))
+                read = _ReadBlock(token.partition, first, size)
                 describe = f"sparkdl tune: read rows of partition {token.partition}"
                 found = [
                     message
@@ -150,14 +150,14 @@ class _ReadBlock:
 
     partition: int
     first: int
-    stop: int
+    size: int
 
     def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
         """Yield them as one frame."""
         (token,) = [Token.from_frame(frame.unpack(data)) for data in frames]
         if partition != self.partition:
             return
-        rows = np.arange(self.first, self.stop)
+        rows = token.in_order(self.first, self.size)
         try:
             columns = store.read_rows(token, rows)
             arrays: dict[str, Array] = {"positions": store.read_positions(token, rows)}
@@ -180,7 +180,7 @@ class _TokenSource(Source):
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
         """See :class:`sparkdl.data.store.sources.Source`."""
-        return store.read_rows(self._token, np.arange(min(rows, self._token.rows)))
+        return store.read_rows(self._token, self._token.in_order(size=rows))
 
     def tokens(self, access: Access, plan: TablePlan, name: str, partitions: Partitions) -> Frames:
         """See :class:`sparkdl.data.store.sources.Source`."""
