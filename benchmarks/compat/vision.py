@@ -15,7 +15,7 @@ from compat.compare import ROWS, Entry, Program
 from sparkdl.nn.batch import Batch
 
 _SIZES = {"inception": 128, "vit_b_32": 32, "vit_l_32": 32, "vit_h_14": 28, "swin": 32, "maxvit": 224}
-_LARGE = 70_000_000
+_LARGE = 30_000_000
 
 
 def models() -> Iterator[Entry]:
