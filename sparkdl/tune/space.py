@@ -7,6 +7,7 @@ Optuna's own may stand in a space as well, and so may a constant.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from itertools import combinations
 from typing import Any
 
@@ -97,6 +98,11 @@ class Space:
                 self.distributions[name] = value
             elif isinstance(value, list):
                 self.distributions[name] = choice(self._plain(name, value))
+            elif inner := _distributions_in(value, name):
+                raise ConfigError(
+                    f"space: {inner[0]} is chosen within {name!r}, where no search looks; give it a name of "
+                    f"its own, such as {{{inner[0]!r}: ...}}, and put it in its place in make"
+                )
             else:
                 self.constants[name] = value
         if not self.distributions:
@@ -164,8 +170,10 @@ class Space:
             elif isinstance(distribution, IntDistribution) and not distribution.log:
                 found[name] = list(range(distribution.low, distribution.high + 1, distribution.step))
             elif isinstance(distribution, FloatDistribution) and distribution.step is not None:
-                steps = round((distribution.high - distribution.low) / distribution.step)
-                found[name] = [distribution.low + n * distribution.step for n in range(steps + 1)]
+                low, high, step = (
+                    Decimal(str(value)) for value in (distribution.low, distribution.high, distribution.step)
+                )  # in floating point, 0.1 + 2 * 0.1 is above 0.3
+                found[name] = [float(low + n * step) for n in range(int((high - low) / step) + 1)]
             else:
                 raise ConfigError(
                     f"search='grid': {name!r} is {distribution}, which has no finite list of values; give "
@@ -191,6 +199,18 @@ class Space:
         plain = {n: repr(v)[:200] if isinstance(v, _CHOICES) else None for n, v in self.constants.items()}
         kinds = {name: distribution_to_json(kind) for name, kind in self.distributions.items()}
         return {**kinds, **plain, **dict.fromkeys(self._objects)}
+
+
+def _distributions_in(value: Any, path: str) -> list[str]:
+    """Return the paths of distributions within a constant."""
+    if isinstance(value, BaseDistribution):
+        return [path]
+    items: Any = ()
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, tuple):
+        items = enumerate(value)
+    return [found for key, part in items for found in _distributions_in(part, f"{path}.{key}")]
 
 
 def _pairs(values: list[Any]) -> list[tuple[Any, Any]]:

@@ -269,8 +269,10 @@ def test_garbage_and_long_headers_end_the_connection(digits: Running) -> None:
     "path", ["/", "/predict/", "/../predict", "/..%2f..%2fetc/passwd", "//predict", "/model/..", "/static/x"]
 )
 def test_there_are_no_other_paths(digits: Running, path: str) -> None:
-    assert digits.request("GET", path)[0] in (404, 405)
-    assert digits.request("GET", "/predict")[0] == 405
+    status, _, body = digits.request("GET", path)
+    assert (status, json.loads(body)["error"]["code"]) in ((404, "path"), (405, "method"))
+    status, headers, body = digits.request("GET", "/predict")
+    assert (status, headers["Allow"], json.loads(body)["error"]["code"]) == (405, "POST", "method")
 
 
 def test_slow_bodies_time_out(tmp_path: Path) -> None:

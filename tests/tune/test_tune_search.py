@@ -22,6 +22,7 @@ from sparkdl.tune import (
     Pruned,
     SuccessiveHalving,
     choice,
+    quniform,
     uniform,
 )
 from sparkdl.tune.running.advance import Advanced
@@ -345,6 +346,9 @@ def test_the_space_is_checked() -> None:
     objects = Space({"hidden": [[16], [64, 64]]})
     assert objects.grid() == {"hidden": ["[16]", "[64, 64]"]}
     assert objects.chosen({"hidden": "[64, 64]", "y": 1}) == {"hidden": [64, 64], "y": 1}
+    assert Space({"x": quniform(0.1, 0.3, 0.1)}).grid() == {"x": [0.1, 0.2, 0.3]}
+    with pytest.raises(ConfigError, match="opt.lr is chosen within 'opt', where no search looks"):
+        Space({"opt": {"lr": uniform(0, 1)}, "x": [1, 2]})
     with pytest.raises(ConfigError, match=r"search='grid': 'x' is FloatDistribution"):
         Space({"x": uniform(0, 1)}).grid()
     for wrong, message in (

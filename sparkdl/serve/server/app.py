@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -63,7 +64,9 @@ class ServerParts:
             Route("/health", endpoints.health),
             Route("/ready", endpoints.ready),
         ]
-        app = Starlette(routes=routes, lifespan=self._lifespan)
+        app = Starlette(
+            routes=routes, lifespan=self._lifespan, exception_handlers={HTTPException: _elsewhere}
+        )
         app.router.redirect_slashes = False
         options = self.options
         local = options.is_local and options.token is None
@@ -79,6 +82,15 @@ class ServerParts:
             if watching is not None:
                 watching.cancel()
             await asyncio.to_thread(self.batcher.close)
+
+
+async def _elsewhere(request: Request, failure: Exception) -> Response:
+    """Answer a path that is not there, or takes another method."""
+    assert isinstance(failure, HTTPException)
+    code = "method" if failure.status_code == 405 else "path"
+    response = error(failure.status_code, code, f"{request.method} {request.url.path}: {failure.detail}")
+    response.headers.update(failure.headers or {})
+    return response
 
 
 class _Endpoints:
