@@ -130,6 +130,11 @@ def test_timestamps_are_seconds_in_utc() -> None:
     [
         ({"age": ["x", "y", "z"]}, "column 'age' has type string: .* fitted on numbers", "data-type"),
         ({"since": ["x", "y", "z"]}, "column 'since' has type string: .* fitted on dates", "data-type"),
+        (
+            {"member": [1.0, None, 7.5]},
+            "column 'member', row 2: 7.5 .* on booleans, or 0 and 1",
+            "data-value",
+        ),
         ({"city": [0.5, 1.5, 2.5]}, "column 'city' has type double: .* fitted on strings", "data-type"),
         ({"city": [101, 1, 2]}, "column 'city' has type int64: .* on strings; pass the strings", "data-type"),
         ({"city": [{}, 1, "x"]}, "column 'city': .* is no column of one type", "data-type"),

@@ -386,6 +386,14 @@ def doubles(name: str, column: pa.Array, kind: Kind) -> Array:
         )
     # Whole numbers beyond 2^53 lose digits, which a model cannot tell apart anyway.
     values: Array = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    if kind == "boolean" and not np.isin(values, (0.0, 1.0)).all():
+        wrong = np.flatnonzero(~(np.isin(values, (0.0, 1.0)) | np.isnan(values)))
+        if len(wrong):
+            raise DataError(
+                f"column {name!r}, row {wrong[0]}: {values[wrong[0]]:g} where the encoding was fitted on "
+                f"{_EXPECTED[kind]}; pass such values, or null",
+                code="data-value",
+            )
     return values / scale
 
 
