@@ -324,7 +324,7 @@ def _describe(module: nn.Module) -> ModuleSource:
             if required:
                 raise ConfigError(
                     f"{cls.__name__} has no attribute {name!r} to read its constructor's argument from: "
-                    f"{_INSTEAD}"
+                    f"keep it there, self.{name} = {name} in the constructor, or {_INSTEAD}"
                 ) from None
             continue
         try:
