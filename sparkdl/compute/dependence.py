@@ -8,6 +8,7 @@ from sparkdl import seeding
 from sparkdl.compute.spec import FitSpec
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.changing import Result, Watch, refuse_attributes, refuse_moving
+from sparkdl.nn.embedding import embedding_variables
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import forward_backward
 from sparkdl.nn.lightning import to_train
@@ -15,11 +16,19 @@ from sparkdl.nn.numerics import RandomState, make_replica
 from sparkdl.nn.objective import Objective, parts_of
 
 _EVERY = 16
-"""So often a process looks at its module again, after 1, 2, 4 and 8 steps: a look takes less than a step."""
+"""After so many steps a process looks at its frozen parameters again, and before that after 1, 2, 4 and 8."""
+
+_FIRST_TRIAL = 4
+"""After so many steps, and each time four times as many, attributes are tried: as long as some steps."""
 
 
 def check_attributes(
-    changed: Sequence[str], used: FlatModule, spec: FitSpec, fresh: Callable[[], FitSpec], batch: Batch
+    changed: Sequence[str],
+    used: FlatModule,
+    spec: FitSpec,
+    fresh: Callable[[], FitSpec],
+    batch: Batch,
+    frozen: Sequence[int] = (),
 ) -> None:
     """Check that attributes that forward passes have changed do not change loss and gradient.
 
@@ -29,19 +38,25 @@ def check_attributes(
         spec: what it came with.
         fresh: returns the same, as it was before the first forward pass.
         batch: rows to try it with.
+        frozen: parameters that are not trained now.
 
     Raises:
         ModelError: naming the attributes.
     """
+
+    def make(like: FitSpec) -> FlatModule:
+        replica = make_replica(to_train(like.module), spec.layout, spec.numerics, used.device)
+        replica.set_frozen(frozen)
+        return replica
+
     first = fresh()
-    unused = make_replica(to_train(first.module), spec.layout, spec.numerics)
+    unused = make(first)
     weights = unused.params.numpy().copy(), unused.buffers(), unused.counters()
     before = _run(unused, first.objective, spec.seed, batch, weights)
     if _run(used, spec.objective, spec.seed, batch, weights).same_as(before):
         return
     second = fresh()
-    again = make_replica(to_train(second.module), spec.layout, spec.numerics)
-    if _run(again, second.objective, spec.seed, batch, weights).same_as(before):
+    if _run(make(second), second.objective, spec.seed, batch, weights).same_as(before):
         refuse_attributes(changed)  # else the module gives other results each time in any state
 
 
@@ -70,29 +85,37 @@ class Lookout:
     def __init__(self, replica: FlatModule, spec: FitSpec, fresh: Callable[[], FitSpec]) -> None:
         self._replica, self._spec, self._fresh = replica, spec, fresh
         self._watch = Watch(replica, [*parts_of(spec.objective).values()])
-        self._steps = 0
+        self._steps, self._next_trial = 0, _FIRST_TRIAL
 
-    def step(self, batch: Batch) -> None:
+    def step(self, batch: Batch, frozen: Sequence[int]) -> None:
         """Look, if it is time, after a forward pass.
+
+        Args:
+            batch: its rows.
+            frozen: parameters that it has not trained.
 
         Raises:
             ModelError: naming parameters or attributes that decide the result and cannot travel.
         """
         self._steps += 1
         steps = self._steps
-        if steps % _EVERY and steps & (steps - 1):
-            return
-        _, moving = self._watch.tensors()
-        refuse_moving(moving)
-        if steps & (steps - 1) == 0 and (changed := self._watch.attributes()):
-            self._try(changed, batch)  # takes as long as some steps: a counter changes in each
+        if not steps % _EVERY or steps & (steps - 1) == 0:
+            refuse_moving(self._watch.tensors()[1])
+        if steps == self._next_trial:
+            self._next_trial *= 4
+            # A fresh module would have other rows of embedding variables, and take long to compile.
+            if not self._spec.numerics.compile and not embedding_variables(self._replica.module):
+                self._try(self._watch.attributes(), batch, frozen)
+                self._watch.accept()
 
-    def _try(self, changed: Sequence[str], batch: Batch) -> None:
+    def _try(self, changed: Sequence[str], batch: Batch, frozen: Sequence[int]) -> None:
+        if not changed:
+            return
         replica = self._replica
-        gradient, params = replica.grad.clone(), replica.params.numpy().copy()
+        gradient, params = replica.grad.clone(), replica.params.numpy(force=True).copy()
         before = params, replica.buffers(), replica.counters()
         try:
-            check_attributes(changed, replica, self._spec, self._fresh, batch)
+            check_attributes(changed, replica, self._spec, self._fresh, batch, frozen)
         finally:
             replica.load(*before)
             replica.grad.copy_(gradient)

@@ -142,7 +142,7 @@ class ForwardBackward:
                 raise ProblemError(FailedModel(self.iteration, partition, message)) from error
             raise ModelError(message) from error.__cause__
         try:
-            worker.look(replica, batches[0])
+            worker.look(replica, batches[0], self.frozen)
         except ModelError as error:
             raise ProblemError(LocalState(self.iteration, partition, str(error))) from error
         clock.lap("compute")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -90,13 +90,13 @@ class Worker:
             self._lookouts[replica] = Lookout(replica, self.spec, self._another_spec)
         return replica
 
-    def look(self, replica: FlatModule, batch: Batch) -> None:
+    def look(self, replica: FlatModule, batch: Batch, frozen: Sequence[int]) -> None:
         """Look, now and then, whether forward has changed what cannot travel.
 
         Raises:
             ModelError: naming it.
         """
-        self._lookouts[replica].step(batch)
+        self._lookouts[replica].step(batch, frozen)
 
     def end_task(self) -> None:
         """Exempt all objects so far from garbage collection, at the end of the first few tasks.

@@ -64,6 +64,10 @@ class Watch:
         """Return the names of attributes that have other values, or were not there."""
         return [path for path, mark, _ in self._walk() if self._attributes.get(path, _NONE) != mark]
 
+    def accept(self) -> None:
+        """Take attributes as they are now for unchanged."""
+        self._attributes = {path: mark for path, mark, _ in self._walk()}
+
     def untrained(self) -> list[str]:
         """Return the names of parameters with a gradient that are the loss's or step's alone."""
         own = {id(p) for p in self._module.parameters()}

@@ -17,7 +17,7 @@ from torch.nn.utils import parametrizations, prune
 
 from sparkdl import Trainer
 from sparkdl.exceptions import ModelError
-from sparkdl.train import MaxIteration
+from sparkdl.train import Hook, MaxIteration, Run
 
 X = np.random.default_rng(0).normal(size=(48, 4)).astype(np.float32)
 Y = (X @ np.ones((4, 1)) + 0.1).astype(np.float32)
@@ -147,7 +147,25 @@ class Clamped(nn.Module):
 def test_a_counter_that_the_loss_depends_on_later_is_refused(spark: Any, sizes: list[int]) -> None:
     module = Counting(lambda self, y: y * (0.5 if self.steps > 5 else 1.0))
     with pytest.raises(ModelError, match="forward changes 'steps'.*and the loss or its gradient depends"):
-        fit(spark, module, sizes, end_when=MaxIteration(9))
+        fit(spark, module, sizes, end_when=MaxIteration(20))
+
+
+def test_a_counter_that_nothing_reads_beside_layers_that_are_frozen_later(spark: Any) -> None:
+    class Freezes(Hook):
+        def on_iteration_begin(self, run: Run) -> None:
+            if run.state.iteration == 2:
+                run.freeze("layer.bias")
+
+    class Plain(Counting):
+        def forward(self, x: Any) -> Any:
+            return self.layer(x) * 2.0
+
+    counting, plain = (
+        fit(spark, module, [48], end_when=MaxIteration(20), hooks=[Freezes()]).module
+        for module in (Counting(), Plain())
+    )
+    assert torch.equal(counting.layer.bias, plain.layer.bias)
+    assert torch.equal(counting.layer.weight, plain.layer.weight)
 
 
 class LateByol(Byol):
