@@ -8,8 +8,10 @@ from ``accept``, and any connection that waits for its client may be closed for 
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 import sys
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
@@ -24,6 +26,10 @@ except ImportError:  # Windows
 
 _LEAST_READ = 16 << 10
 """A client that has not read its answer must read so many bytes in the time for a header."""
+
+_MOST_UNSENT = 64 << 10
+"""The system takes so many bytes of answers that it cannot send yet. By itself it takes megabytes: a client
+that asks for ``/health`` again and again and reads nothing has tens of thousands of answers made."""
 
 
 def connections(limit: int, seconds: float, tls: ssl.SSLContext | None = None) -> type[asyncio.Protocol]:
@@ -51,6 +57,7 @@ def connections(limit: int, seconds: float, tls: ssl.SSLContext | None = None) -
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             self._raw = transport
+            _limit_unsent(transport)
             self._read_at = self._header_since = self.loop.time()
             self._begin_turn()
             self._clock = self.loop.call_later(seconds / 4, self._look)
@@ -162,6 +169,13 @@ def connections(limit: int, seconds: float, tls: ssl.SSLContext | None = None) -
                 self._clock = None
 
     return Connection
+
+
+def _limit_unsent(transport: asyncio.Transport) -> None:
+    found = transport.get_extra_info("socket")
+    if found is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        with suppress(OSError):  # it is no TCP, or gone
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MOST_UNSENT)
 
 
 def _unsent(transport: asyncio.Transport) -> int:
