@@ -85,6 +85,8 @@ class Recovery:
     _seconds: float = 0.0
     _commit_seconds: float = 0.0
     _times: deque[float] = field(default_factory=deque)
+    _behind: bool = False
+    """Whether going back has ended with an error before the model was where it had been."""
 
     def run(self, iterations: Sequence[Step]) -> list[Outcome]:
         """Run iterations, if need be again from the last commit.
@@ -101,7 +103,11 @@ class Recovery:
             self._since += map(_as_it_was, iterations, outcomes)
             self._seconds += perf_counter() - begin
             if self._is_due():
-                self._take_commit()
+                try:
+                    self._take_commit()
+                except BaseException:  # nobody gets the outcomes, so a last checkpoint is of the step before
+                    self.undo(iterations)
+                    raise
         if len(outcomes) == 1:
             self.let_go()
         return outcomes
@@ -140,6 +146,7 @@ class Recovery:
         old = self.model
         self.model = self._persistently(lambda: self._restored(commit))
         self.engine.release(old)
+        self._behind = False
         self._commit = commit if self.model.kept is not None else None
         self._since.clear()
 
@@ -217,7 +224,7 @@ class Recovery:
         first: TaskError | None = None
         while True:
             try:
-                if first is not None:
+                if first is not None or self._behind:
                     before_retry()
                 return action()
             except TaskError as error:
@@ -248,7 +255,7 @@ class Recovery:
         _log.warning("going back to a commit and running %d iterations again", len(self._since))
         self.let_go()
         lost = self.model
-        self.model = self._restored(commit)
+        self.model, self._behind = self._restored(commit), True
         self.engine.release(lost)
         # Steps of one group read the same broadcasts.
         for _, alike in groupby(self._since, key=lambda step: [id(sent) for sent in step.broadcasts]):
@@ -256,6 +263,7 @@ class Recovery:
             while rest:
                 rest = rest[len(self._step(rest)) :]
                 self.let_go()
+        self._behind = False
 
     def _restored(self, commit: CommittedModel) -> ModelState:
         return self.engine.restore(commit.snapshot, commit.kept, commit.average_buffers, commit.iteration)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
+from support.data import digits
+from support.reference import assert_bit_equal
+from torch import nn
 
+from sparkdl import Dataset, Trainer
 from sparkdl.allreduce.directives import Step
 from sparkdl.allreduce.engine import Engine
 from sparkdl.allreduce.kept import Snapshot
 from sparkdl.allreduce.state import ModelState
-from sparkdl.train import recovery
+from sparkdl.exceptions import TaskError
+from sparkdl.train import Checkpoint, EveryIterations, MaxIteration, recovery
 from sparkdl.train.recovery import Recovery
 
 
@@ -74,3 +83,80 @@ def test_commits_take_three_percent_of_the_time_after_the_first_iteration(
         iteration = type("I", (), {"allowance": None, "iteration": 0})()
         runs.run([cast(Step, iteration)])
     assert steps.commits == commits
+
+
+class Lossy:
+    """Stands for an engine whose executors are lost: each step fails that ``failing`` says."""
+
+    def __init__(self, failing: set[int]) -> None:
+        self.failing, self.steps = failing, 0
+
+    def model(self, iteration: int) -> Any:
+        weights = SimpleNamespace(snapshot=iteration)
+        return SimpleNamespace(weights=weights, kept="kept", average_buffers=None, iteration=iteration)
+
+    def run(self, iterations: Any, model: Any) -> Any:
+        self.steps += 1
+        if self.steps in self.failing:
+            raise TaskError("an executor is lost")
+        return self.model(model.iteration + len(iterations)), [None] * len(iterations)
+
+    def fetch(self, model: Any) -> list[Any]:
+        return []
+
+    def restore(self, snapshot: int, *_: Any) -> Any:
+        return self.model(snapshot)
+
+    def let_go(self, *_: Any) -> None:
+        pass
+
+    release = discard = let_go
+
+
+def test_going_back_that_ends_half_way_is_ended_before_anything_is_read() -> None:
+    """A last checkpoint would have the weights of the commit, and the number of a later iteration."""
+    engine = Lossy(failing={4, 5})  # the fourth iteration, and those that run again
+    runs = Recovery(cast(Engine, engine), engine.model(0), every=100, max_failures=1, window=1e9)
+    steps = [SimpleNamespace(allowance=None, iteration=n, broadcasts=()) for n in range(4)]
+    for step in steps[:3]:
+        runs.run([cast(Step, step)])
+    with pytest.raises(TaskError, match="an executor is lost"):
+        runs.run([cast(Step, steps[3])])
+    assert runs.snapshot() == cast(Any, 3)
+    assert cast(Any, runs.model).iteration == 3
+
+
+def test_an_error_of_the_driver_in_a_commit(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint at its end is of the iteration that it names, though a job of several has run."""
+    x, y = digits(96)
+
+    def fit(folder: Path) -> nn.Module:
+        torch.manual_seed(0)
+        with Dataset.from_numpy(x, y, spark=spark, num_partitions=2) as data:
+            trainer = Trainer(
+                nn.Linear(64, 10),
+                loss=nn.CrossEntropyLoss(),
+                optimizer=partial(torch.optim.Adam, lr=1e-2),
+                batch_size=24,
+                end_when=MaxIteration(6),
+                iterations_per_job=3,
+                commit_every=2,
+                hooks=[Checkpoint(folder, EveryIterations(100))],
+                progress=False,
+            )
+            return trainer.fit(data, resume=True).module
+
+    layers, commits = Recovery._layers, iter(range(100))
+
+    def failing(self: Recovery, model: ModelState) -> Any:
+        if next(commits) == 1:
+            raise MemoryError
+        return layers(self, model)
+
+    right = fit(tmp_path / "right")
+    monkeypatch.setattr(Recovery, "_layers", failing)
+    with pytest.raises(MemoryError):
+        fit(tmp_path / "run")
+    assert_bit_equal(fit(tmp_path / "run"), right)
