@@ -277,7 +277,7 @@ def _best_of_each(result: SearchResult) -> dict[str, Trial]:
     """Return the best trial of each architecture by the name of its candidate, the best one first."""
     found: dict[str, Trial] = {}
     seen = set()
-    ended = [trial for trial in result.trials if trial.values and trial.status != "diverged"]
+    ended = [trial for trial in result.trials if trial.values and trial.status not in ("diverged", "failed")]
     for trial in sorted(ended, key=lambda trial: -trial.values[best_epoch(trial)]):
         name = str(trial.params.get("candidate", trial.params.get("architecture", "model")))
         kind = CANDIDATES.get(name, {}).get("architecture", name)

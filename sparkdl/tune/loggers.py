@@ -139,7 +139,10 @@ class MLflowTrials(TrialLogger):
         self._sent[trial.number] = len(trial.reports)
         if ended:
             client.set_tag(child, "sparkdl.status", trial.status)
-            client.set_terminated(child, "FAILED" if trial.status == "diverged" else "FINISHED")
+            if trial.error:
+                client.set_tag(child, "sparkdl.error", trial.error)
+            bad = trial.status in ("diverged", "failed")
+            client.set_terminated(child, "FAILED" if bad else "FINISHED")
 
     def end(self, stopped_by: str, best: int | None) -> None:
         """End the parent run."""

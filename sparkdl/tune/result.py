@@ -75,7 +75,10 @@ class SearchResult:
             ConfigError: if there is none.
         """
         if self.best is None:
-            raise ConfigError("the search has no best trial: none has ended a rung with a finite value")
+            told = "".join(f"; {line}" for line in shown.failures(self.trials))
+            raise ConfigError(
+                f"the search has no best trial: none has ended a rung with a finite value{told}"
+            )
         return self.best
 
     def schedule(self) -> list[dict[str, Any]]:
@@ -112,10 +115,14 @@ class SearchResult:
         return module.eval()
 
     def dataframe(self) -> pd.DataFrame:
-        """Return one row per trial: status, epochs, seconds, last values, params as ``params.*``."""
+        """Return one row per trial: status, epochs, seconds, last values, params as ``params.*``.
+
+        If trials failed, ``error`` has what they raised.
+        """
         import pandas as pd
 
         rows = []
+        failed = any(trial.error for trial in self.trials)
         for trial in self.trials:
             last = trial.reports[-1] if trial.reports else {}
             rows.append(
@@ -126,6 +133,7 @@ class SearchResult:
                     "seconds": trial.seconds,
                     **{name: value for name, value in last.items() if name != "epoch"},
                     **{f"params.{name}": value for name, value in trial.params.items()},
+                    **({"error": trial.error} if failed else {}),
                 }
             )
         return pd.DataFrame(rows)
@@ -165,13 +173,16 @@ class SearchResult:
         best = (
             "none" if self.best is None else f"{self.metric}={self.best.value:.6g} {dict(self.best.params)}"
         )
-        return f"SearchResult({len(self.trials)} trials, {self.epochs} epochs, best {best})"
+        failed = sum(trial.status == "failed" for trial in self.trials)
+        told = f", {failed} failed" if failed else ""
+        return f"SearchResult({len(self.trials)} trials{told}, {self.epochs} epochs, best {best})"
 
     def _repr_html_(self) -> str:
         facts: dict[str, object] = {
             "trials": len(self.trials),
             "epochs": self.epochs,
             "stopped by": self.stopped_by,
+            **{f"error {n + 1}": line for n, line in enumerate(shown.failures(self.trials))},
         }
         if self.best is not None:
             facts |= {f"best {self.metric}": f"{self.best.value:.6g}", "of trial": self.best.number}

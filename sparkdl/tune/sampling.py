@@ -142,6 +142,8 @@ class Asker:
                 if epoch not in steps and math.isfinite(value):
                     shown.report(self._sign * value, epoch)
             if ended:
+                if trial.error:
+                    shown.set_user_attr("sparkdl.error", trial.error)
                 known = math.isfinite(trial.last)
                 state = TrialState.COMPLETE if known else TrialState.FAIL
                 self._shown.tell(shown, self._sign * trial.last if known else None, state=state)
@@ -173,7 +175,7 @@ def _as_known(asked: FrozenTrial, trial: Trial) -> FrozenTrial:
     found.datetime_complete = found.datetime_start
     if trial.status == "finished" and math.isfinite(trial.last):
         found.state, found.values = TrialState.COMPLETE, [trial.last]
-    elif found.intermediate_values:
+    elif found.intermediate_values and trial.status != "failed":
         found.state = TrialState.PRUNED
     else:
         found.state = TrialState.FAIL

@@ -13,6 +13,7 @@ from sparkdl.train.hooks.progress import open_bar
 from sparkdl.tune.trial import Trial, best_first, names_of
 
 _ROWS = 10
+_ERRORS = 3
 
 
 def metric_value(trial: Trial, mode: str) -> float:
@@ -39,6 +40,15 @@ def table_text(trials: Sequence[Trial], metric: str, mode: str) -> str:
     )
 
 
+def failures(trials: Sequence[Trial]) -> list[str]:
+    """Return a line for each of the first trials that failed, and one for the others."""
+    failed = [trial for trial in trials if trial.status == "failed"]
+    lines = [f"trial {trial.number} failed: {trial.error.splitlines()[0]:.200}" for trial in failed[:_ERRORS]]
+    if len(failed) > _ERRORS:
+        lines.append(f"{len(failed) - _ERRORS} more trials failed")
+    return lines
+
+
 def _cells(trials: Sequence[Trial], metric: str, mode: str) -> tuple[list[str], list[list[Any]]]:
     """Return the names of a table's columns, and a row for each trial."""
     names = names_of(trials)
@@ -63,28 +73,30 @@ class SearchProgress:
         self._bar: Any = None
         self._output = NotebookOutput()
 
-    def update(self, trials: Sequence[Trial], epochs: int) -> None:
-        """Show what is known after a rung."""
+    def update(self, trials: Sequence[Trial], epochs: int, rungs: int) -> None:
+        """Show what is known after so many rungs; trials that wait for good end without one."""
         if in_notebook():
             self._show(trials, epochs)
             return
         if self._bar is None:
             self._bar = open_bar(self._name, "rung")
         best = max(trials, key=lambda trial: (trial.last, -trial.number))
-        ended = sum(trial.status in ("finished", "stopped", "diverged") for trial in trials)
+        ended = sum(trial.is_over for trial in trials)
+        failed = sum(trial.status == "failed" for trial in trials)
         self._bar.set_postfix_str(
-            f"{len(trials)} trials, {ended} ended, {epochs} epochs, best {self._metric}="
-            f"{_number(metric_value(best, self._mode))} of trial {best.number}",
+            f"{len(trials)} trials, {ended} ended, {f'{failed} failed, ' if failed else ''}{epochs} epochs, "
+            f"best {self._metric}={_number(metric_value(best, self._mode))} of trial {best.number}",
             refresh=False,
         )
-        self._bar.update()
+        self._bar.update(rungs - self._bar.n)
 
     def close(self, trials: Sequence[Trial]) -> None:
         """Show the end."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-            print(table_text(trials, self._metric, self._mode), file=sys.stderr)
+            lines = [table_text(trials, self._metric, self._mode), *failures(trials)]
+            print("\n".join(lines), file=sys.stderr)
 
     def _show(self, trials: Sequence[Trial], epochs: int) -> None:
         facts: Mapping[str, object] = {"trials": len(trials), "epochs": epochs}

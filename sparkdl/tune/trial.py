@@ -7,8 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Status = Literal["running", "paused", "stopped", "finished", "diverged"]
-"""Whether a trial runs; waits to go on; was stopped early; has all its epochs; or has diverged."""
+Status = Literal["running", "paused", "stopped", "finished", "diverged", "failed"]
+"""A trial runs; waits to go on; was stopped early; has all its epochs; has diverged; or has failed."""
+
+_ENDED = ("stopped", "finished", "diverged", "failed")
+_WITHOUT_VALUE = ("diverged", "failed")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -21,12 +24,13 @@ class Trial:
         first_params: those that it began with.
         reports: for each completed epoch its number, from 1, and its values by name.
         values: by epoch the metric, turned so that larger is better; minus infinity where it is not finite.
-        epochs: completed epochs.
+        epochs: completed epochs; of a trial that diverged or failed with those of its last rung.
         status: see :data:`Status`.
         copies: where population-based training has replaced it: the epoch, the trial that was copied, and the
             params from there on.
         seconds: time in iterations, of all its epochs.
         state: number of the rung that has left its state; ``None`` before the first.
+        error: what a failed trial has raised.
     """
 
     number: int
@@ -39,11 +43,17 @@ class Trial:
     copies: list[dict[str, Any]] = field(default_factory=list)
     seconds: float = 0.0
     state: int | None = None
+    error: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it will not go on."""
+        return self.status in _ENDED
 
     @property
     def last(self) -> float:
-        """The latest value, larger is better; minus infinity if there is none or the trial has diverged."""
-        if self.status == "diverged" or not self.values:
+        """The latest value, larger is better; minus infinity if there is none, or it diverged or failed."""
+        if self.status in _WITHOUT_VALUE or not self.values:
             return -math.inf
         return self.values[max(self.values)]
 

@@ -22,6 +22,7 @@ from sparkdl.train.options.checks import integer_option
 from sparkdl.train.passes.validation import validation_sets
 from sparkdl.train.trainer import Trainer
 from sparkdl.tune import parts
+from sparkdl.tune.catching import Catch, classes_of
 from sparkdl.tune.loggers import TrialLogger
 from sparkdl.tune.result import BestTrial, SearchResult
 from sparkdl.tune.running.alone import check_alone
@@ -82,6 +83,9 @@ class Tuner:
             executor has one copy; ``"cluster"`` for distributed fits. Of these, several at a time have a pool
             each, and share the cores if Spark's scheduler is fair (``spark.scheduler.mode``).
         seed: of sampler, scheduler, folds and modules.
+        catch: classes of exceptions over which the search goes on, as of ``optimize`` in Optuna. The trial
+            has the status ``"failed"`` and the text as ``error``; its rung counts for ``budget``. Errors of
+            module and loss arrive as :class:`ModelError`, others of a task as :class:`TaskError`.
         folder: where the search is kept on the driver's machine, to be resumed; by default it is not. The
             next driver of ``sparkdl submit --retries`` goes on with it by itself.
         storage: an Optuna storage or its URL, which gets all trials, for dashboards.
@@ -114,6 +118,7 @@ class Tuner:
         concurrent: int | None = None,
         per_trial: Literal["task", "cluster"] = "task",
         seed: int = 0,
+        catch: Catch = (),
         folder: str | os.PathLike[str] | None = None,
         storage: Any = None,
         name: str = "search",
@@ -153,7 +158,7 @@ class Tuner:
         self.seed = integer_option("Tuner", "seed", seed, 0)
         self.budget, self.timeout, self.refit = budget, timeout, refit
         self.first = [self.space.named(params) for params in first]
-        self.per_trial = per_trial
+        self.per_trial, self.catch = per_trial, classes_of(catch)
         self.folder, self.storage, self.name = folder, storage, name
         self.loggers, self.progress = list(loggers), progress
         self._search = search
@@ -204,7 +209,8 @@ class Tuner:
             ModelError: if a trial's module cannot process the rows.
             TaskError: if a task keeps failing.
 
-        Every exception that leaves a search has a ``result``: what was found until then.
+        Every exception that leaves a search has a ``result``: what was found until then. One of a trial has
+        a note with the trial's number and params.
         """
         retried = Retried(self.folder)
         resume = resume or retried.resumes()
@@ -301,6 +307,7 @@ class Tuner:
                 concurrent=self.concurrent,
                 stop=watch.stop,
                 on_rung=lambda trial, ended: watch.rung(search, trial, ended),
+                passes=lambda error: isinstance(error, self.catch) and data.access.is_alive(),
                 describe=self._described if journal.is_kept else lambda _: {},
             )
             for logger in self.loggers:

@@ -46,14 +46,24 @@ def value_at(params: Any, epoch: int) -> float:
 class Curves:
     """Runs rungs of a made-up curve; the state is the epochs and params so far."""
 
-    def __init__(self, fail_at: int = -1, diverge: Callable[[Rung], bool] = lambda _: False) -> None:
+    def __init__(
+        self,
+        fail_at: int = -1,
+        diverge: Callable[[Rung], bool] = lambda _: False,
+        fails: Callable[[Rung], bool] = lambda _: False,
+    ) -> None:
         self.rungs: list[Rung] = []
+        self._fails = fails
         self._fail_at, self._diverge = fail_at, diverge
 
     def start(self, rung: Rung, state: Callable[[], bytes] | None) -> Callable[[], Advanced]:
         if rung.number == self._fail_at:
             raise RuntimeError("the driver died")
         self.rungs.append(rung)
+        if self._fails(rung):
+            if rung.trial % 2:
+                raise ValueError(f"at once\nin {rung.trial}")
+            return _late
         before = frame.unpack(state()).meta["epochs"] if state is not None else 0
         assert before == rung.done
         if self._diverge(rung):
@@ -64,6 +74,10 @@ class Curves:
         ]
         left = frame.pack({"kind": "state", "epochs": rung.until})
         return lambda: Advanced(reports, "", left, 1.0)
+
+
+def _late() -> Advanced:
+    raise ValueError("late")
 
 
 def search(
@@ -95,6 +109,7 @@ def search(
             budget=options.pop("budget", None),
             concurrent=concurrent,
             stop=options.pop("stop", lambda: ""),
+            passes=options.pop("passes", lambda _: False),
             on_rung=options.pop("on_rung", lambda trial, ended: None),
         )
         assert made.run() == made.ended
@@ -390,3 +405,85 @@ def test_trials_sort_by_their_last_value() -> None:
     trial.values = {1: 3.0, 2: random.Random(0).random()}
     assert trial.last == trial.values[2]
     assert trial.at(5) == -math.inf
+
+
+def _is_value_error(error: Exception) -> bool:
+    return isinstance(error, ValueError)
+
+
+def test_a_failure_ends_the_search_and_names_the_trial_and_its_params() -> None:
+    for trial, text in ((4, "late"), (5, "at once")):
+        runner = Curves(fails=lambda rung, trial=trial: rung.trial == trial)  # type: ignore[misc]
+        with pytest.raises(ValueError, match=text) as caught:
+            search(FIFO(), runner=runner)
+        (note,) = caught.value.__notes__
+        assert note.startswith(f"Trial {trial}, epochs 1 to 9, with {{")
+        assert "'x': " in note
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        *(FIFO(), FIFO(1), ASHA(), SuccessiveHalving(), Hyperband(), MedianStopping(), PBT(interval=3)),
+        Pruned(optuna.pruners.MedianPruner()),
+    ],
+    ids=lambda scheduler: scheduler.describe(),
+)
+def test_failed_trials_are_passed_over(scheduler: Scheduler) -> None:
+    """Every third trial fails, at its beginning or later; the others end as they would."""
+    shown = []
+    made = search(
+        scheduler,
+        runner=Curves(fails=lambda rung: rung.trial % 3 == 1 and rung.done >= rung.trial % 2),
+        trials=12,
+        passes=_is_value_error,
+        on_rung=lambda trial, ended: shown.append((trial.number, trial.status, ended)),
+    )
+    failed = [trial for trial in made.trials if trial.status == "failed"]
+    assert {4, 10} <= {trial.number for trial in failed}
+    assert all(trial.number % 3 == 1 for trial in failed)
+    assert {trial.error.split(":")[0] for trial in failed} == {"ValueError"}
+    assert all((trial.number, "failed", True) in shown for trial in failed)
+    assert len(made.trials) == 12
+    assert made.ended == "done"
+    assert made.completed == made.rungs
+    assert made.best is not None
+    assert made.trials[made.best.trial].status != "failed" or made.best.epoch < 9
+    assert max(made.trials, key=lambda trial: trial.last).status == "finished"
+
+
+def test_failed_trials_count_for_the_budget_and_teach_samplers_nothing(tmp_path: Path) -> None:
+    made = search(
+        FIFO(),
+        runner=Curves(fails=lambda rung: rung.trial < 3),
+        budget=45,
+        passes=_is_value_error,
+        storage=f"sqlite:///{tmp_path / 'study.db'}",
+        sampler="tpe",
+    )
+    assert [trial.status for trial in made.trials] == ["failed"] * 3 + ["finished"] * 2
+    assert (made.ended, made.spent) == ("budget", 45)
+    study = optuna.load_study(study_name="made up", storage=f"sqlite:///{tmp_path / 'study.db'}")
+    assert [trial.state.name for trial in study.trials] == ["FAIL"] * 3 + ["COMPLETE"] * 2
+    assert study.trials[0].user_attrs["sparkdl.error"] == "ValueError: late"
+
+
+def test_a_search_that_is_resumed_does_not_run_failed_trials_again(tmp_path: Path) -> None:
+    fails: Any = lambda rung: rung.trial in (1, 2)  # noqa: E731
+    whole = search(ASHA(), runner=Curves(fails=fails), passes=_is_value_error)
+    with pytest.raises(RuntimeError, match="the driver died"):
+        search(ASHA(), tmp_path, runner=Curves(7, fails=fails), passes=_is_value_error)
+    runner = Curves()
+    again = search(ASHA(), tmp_path, runner=runner, passes=_is_value_error, resume=True)
+    assert again.trials == whole.trials
+    assert again.best == whole.best
+    assert {rung.trial for rung in runner.rungs}.isdisjoint({1, 2})
+
+
+def test_a_damaged_folder_is_no_failed_trial() -> None:
+    class Damaged(Curves):
+        def start(self, rung: Rung, state: Any) -> Any:
+            raise ConfigError("state-000001.bin is damaged", code="config-resume")
+
+    with pytest.raises(ConfigError, match="damaged"):
+        search(FIFO(), runner=Damaged(), passes=lambda _: True)

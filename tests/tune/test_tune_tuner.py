@@ -433,3 +433,62 @@ def test_loggers_are_told_of_each_trial(spark: Any, tmp_path: Path, monkeypatch:
     assert client.get_run(runs.run_id).data.tags["sparkdl.best_trial"] == str(found.get_best().number)
     assert sorted(path.name for path in (tmp_path / "board").iterdir()) == ["trial-0000", "trial-0001"]
     assert all(any(folder.iterdir()) for folder in (tmp_path / "board").iterdir())
+
+
+def _some(params: dict[str, Any]) -> Trainer:
+    if params["width"] == 4:
+        raise ValueError("4 units are too few")
+    made = make(params)
+    if params["rows"] == 8:
+        made.module[3] = nn.Linear(params["width"] + 1, 2)
+    return made
+
+
+def test_an_error_of_make_has_a_note_of_the_trial(spark: Any) -> None:
+    with rows(spark) as data, pytest.raises(ValueError, match="too few") as caught:
+        tuner(_some, {"lr": 0.1, "width": [4], "rows": 16}).fit(data, 0.25)
+    assert caught.value.__notes__ == ["Trial 0, epochs 1 to 1, with {'lr': 0.1, 'rows': 16, 'width': 4}"]
+
+
+def test_trials_that_fail_are_told(spark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of four params two cannot be made, and one has a module that does not fit."""
+    space = {"lr": 0.1, "width": [4, 16], "rows": [8, 16]}
+    catch = (ValueError, ModelError)
+    options: dict[str, Any] = {"search": "grid", "trials": None, "catch": catch}
+    with rows(spark) as data:
+        found = tuner(_some, space, progress=True, max_epochs=1, **options).fit(data, 0.25)
+        none = tuner(_some, {**space, "width": [4]}, **options).fit(data, 0.25)
+    table = found.dataframe().set_index(["params.width", "params.rows"])
+    assert table["status"].to_dict() == {
+        (4, 8): "failed",
+        (4, 16): "failed",
+        (16, 8): "failed",
+        (16, 16): "finished",
+    }
+    assert table["error"][4, 8] == "ValueError: 4 units are too few"
+    assert table["error"][16, 8].startswith("ModelError: ")
+    assert table["error"][16, 16] == ""
+    assert found.get_best().params == {"lr": 0.1, "width": 16, "rows": 16}
+    assert "4 trials, 3 failed" in repr(found)
+    assert "failed: ValueError: 4 units are too few" in found._repr_html_()
+    assert capsys.readouterr().err.count("failed: ValueError: 4 units are too few\n") == 2
+    assert none.best is None
+    with pytest.raises(ConfigError, match="no best trial: .*; trial 0 failed: ValueError: 4 units"):
+        none.get_best()
+
+
+@pytest.mark.parametrize("catch", [3, "ValueError", [KeyboardInterrupt], (ValueError, ValueError("x"))])
+def test_catch_takes_classes_of_exceptions(catch: Any) -> None:
+    with pytest.raises(ConfigError, match="catch=.*expected classes of exceptions"):
+        tuner(catch=catch)
+
+
+def test_the_bar_counts_rungs(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials that wait for good end without a rung: ASHA runs 1 + 1 + 4 rungs for 4 trials."""
+    bars: list[Any] = []
+    opened = shown.open_bar
+    monkeypatch.setattr(shown, "open_bar", lambda *given: bars.append(opened(*given)) or bars[-1])
+    with rows(spark) as data:
+        found = tuner(progress=True).fit(data, 0.25)
+    assert [bar.n for bar in bars] == [found.rungs]
+    assert sum(trial.status == "stopped" for trial in found.trials) > 0

@@ -22,8 +22,8 @@ from sparkdl.wire import frame
 from sparkdl.wire.frame import Packed, Parts
 from sparkdl.wire.private import local_folders, make_folder, opener
 
-Ending = Literal["", "diverged", "finished"]
-"""Why a trial will not go on: its loss is not finite, or a hook of its own has ended it."""
+Ending = Literal["", "diverged", "failed", "finished"]
+"""Why a trial will not go on: its loss is not finite, it has raised, or a hook of its own has ended it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +33,16 @@ class Advanced:
     Attributes:
         reports: for each epoch its number, from 1, and its values by name.
         ending: why it will not go on; empty if it can.
-        state: the files of its checkpoint, as a frame; of a trial that diverged none.
+        state: the files of its checkpoint, as a frame; of a trial that diverged or failed none.
         seconds: how long it took.
+        error: what it has raised, if it failed.
     """
 
     reports: list[dict[str, float]]
     ending: Ending
     state: Packed | None
     seconds: float
+    error: str = ""
 
 
 def advance(

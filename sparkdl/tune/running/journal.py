@@ -203,6 +203,7 @@ class Journal:
         digest = self._keep(rung.number, frame.parts(result.state)) if result.state is not None else None
         reports = [{k: _plain(v) for k, v in row.items()} for row in result.reports]
         told = {"reports": reports, "ending": result.ending, "seconds": result.seconds, "state": digest}
+        told |= {"error": result.error} if result.error else {}
         self._append({**rung.key(), **told, **({"trainer": rung.made} if rung.made else {})})
 
     def _keep(self, number: int, parts: frame.Parts) -> str:
@@ -279,7 +280,7 @@ def _result(line: Mapping[str, Any]) -> Advanced:
     ending: Ending = line["ending"]
     if type(line["rung"]) is not int or ending not in get_args(Ending):
         raise TypeError(f"rung {line['rung']!r:.40} with ending {ending!r:.40}")
-    return Advanced(reports, ending, None, float(line["seconds"]))
+    return Advanced(reports, ending, None, float(line["seconds"]), str(line.get("error", "")))
 
 
 def _plain(value: Any) -> Any:

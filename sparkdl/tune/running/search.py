@@ -13,7 +13,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from sparkdl.exceptions import ConfigError
@@ -22,6 +22,9 @@ from sparkdl.tune.running.journal import Journal, Rung
 from sparkdl.tune.sampling import Asker
 from sparkdl.tune.schedulers.moves import Go, Scheduler
 from sparkdl.tune.trial import Trial
+
+_MOST_OF_AN_ERROR = 2000
+"""Characters of a failed trial's error in journal and table."""
 
 
 class Runner(Protocol):
@@ -61,6 +64,7 @@ class Search:
         stop: returns why no further rung is to begin; empty if one may.
         on_rung: called after each rung, with its trial and whether that has ended.
         describe: returns what the Trainer of a new trial's params is made of, see :class:`Rung`.
+        passes: whether a trial that raised this is passed over, and the search goes on.
         trials: all so far.
         best: the best state so far.
         spent: epochs that have run or are running.
@@ -81,6 +85,7 @@ class Search:
     stop: Callable[[], str]
     on_rung: Callable[[Trial, bool], None]
     describe: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {}
+    passes: Callable[[Exception], bool] = lambda _: False
     trials: list[Trial] = field(default_factory=list)
     best: Best | None = None
     spent: int = 0
@@ -88,6 +93,11 @@ class Search:
     ended: str = ""
     _going: deque[Go] = field(default_factory=deque)
     _running: dict[int, tuple[Rung, Callable[[], Advanced]]] = field(default_factory=dict)
+
+    @property
+    def completed(self) -> int:
+        """How many rungs have ended."""
+        return self.rungs - len(self._running)
 
     def run(self) -> str:
         """Search until nothing is left to do; return why it has ended."""
@@ -138,22 +148,45 @@ class Search:
             trial.state, trial.epochs = donor.state, donor.epochs
         trial.status = "running"
         params = dict(trial.params)
-        made = self.describe(params) if not trial.epochs else {}
-        rung = Rung(self.rungs, trial.number, trial.epochs, move.until, trial.state, params, made)
+        rung = Rung(self.rungs, trial.number, trial.epochs, move.until, trial.state, params)
         self.rungs += 1
         self.spent += rung.until - rung.done
-        known = self.journal.known(rung)
-        if known is not None:
-            self._running[rung.number] = rung, lambda: known
-        else:
+        self._running[rung.number] = self._begun(rung)
+        return rung
+
+    def _begun(self, rung: Rung) -> tuple[Rung, Callable[[], Advanced]]:
+        """Return a rung with what its Trainer is made of, and what waits for its result."""
+        failed: Advanced | None = None
+        if not rung.done:
+            try:
+                rung = replace(rung, made=self.describe(rung.params))
+            except Exception as error:
+                failed = self._failed(rung, error)
+        found = self.journal.known(rung) or failed
+        if found is None:
             state = rung.state
             read = None if state is None else lambda: self.journal.state(state)
-            self._running[rung.number] = rung, self.runner.start(rung, read)
-        return rung
+            try:
+                return rung, self.runner.start(rung, read)
+            except Exception as error:
+                found = self._failed(rung, error)
+        return rung, lambda: found
+
+    def _failed(self, rung: Rung, error: Exception) -> Advanced:
+        """Return the result of a rung that raised; raise that if it ends the search."""
+        error.add_note(
+            f"Trial {rung.trial}, epochs {rung.done + 1} to {rung.until}, with {dict(rung.params)!r:.300}"
+        )
+        if getattr(error, "code", None) == "config-resume" or not self.passes(error):
+            raise error
+        return Advanced([], "failed", None, 0.0, f"{type(error).__name__}: {error}"[:_MOST_OF_AN_ERROR])
 
     def _complete(self, rung: Rung, wait: Callable[[], Advanced]) -> None:
         """Take the result of a rung, and decide about its trial."""
-        result = wait()
+        try:
+            result = wait()
+        except Exception as error:
+            result = self._failed(rung, error)
         trial = self.trials[rung.trial]
         self._check(result)
         self.journal.add(rung, result)
@@ -163,9 +196,9 @@ class Search:
             value = report.get(self.metric, math.nan)
             trial.values[int(report["epoch"])] = self.sign * value if math.isfinite(value) else -math.inf
         trial.epochs = rung.until
-        if result.ending == "diverged":
+        if result.ending in ("diverged", "failed"):
             trial.values[rung.until] = -math.inf
-            trial.status, trial.state = "diverged", None
+            trial.status, trial.state, trial.error = result.ending, None, result.error
         else:
             over = result.ending == "finished" or rung.until >= self.max_epochs
             trial.status, trial.state = "finished" if over else "paused", rung.number
@@ -178,9 +211,8 @@ class Search:
                 self._going.append(verdict)
             elif verdict == "stop":
                 trial.status = "stopped"
-        over = trial.status in ("finished", "stopped", "diverged")
-        self.on_rung(trial, over)
-        self.asker.show(trial, self.metric, over)
+        self.on_rung(trial, trial.is_over)
+        self.asker.show(trial, self.metric, trial.is_over)
         held = [trial.state for trial in self.trials if trial.status in ("paused", "finished")]
         begun = [rung.state for rung, _ in self._running.values()]
         best = [self.best.rung] if self.best is not None else []
@@ -193,7 +225,7 @@ class Search:
 
     def _check(self, result: Advanced) -> None:
         """Check that trials report the metric."""
-        if result.ending != "diverged" and result.reports and self.metric not in result.reports[-1]:
+        if result.ending in ("", "finished") and result.reports and self.metric not in result.reports[-1]:
             known = ", ".join(sorted(set(result.reports[-1]) - {"epoch"}))
             raise ConfigError(
                 f"metric={self.metric!r}: trials report {known}; take one, or give validation rows, and the "

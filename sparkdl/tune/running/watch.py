@@ -52,7 +52,7 @@ class SearchWatch:
         for logger in self.loggers:
             logger.rung(trial, ended)
         if self.progress is not None:
-            self.progress.update(search.trials, search.spent)
+            self.progress.update(search.trials, search.spent, search.completed)
 
     def close(self, search: Search, stopped_by: str) -> None:
         """Tell of the end."""

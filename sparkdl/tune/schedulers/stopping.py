@@ -124,7 +124,7 @@ class Pruned(Scheduler):
         value = trial.last
         if math.isfinite(value):
             shadow.report(value, trial.epochs)
-        ended = trial.status in ("diverged", "finished")
+        ended = trial.is_over
         if not ended and shadow.should_prune():
             self._study.tell(shadow, state=optuna.trial.TrialState.PRUNED)
             return "stop"
