@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -53,3 +54,12 @@ def test_the_jvm_gets_a_configuration_that_exists(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("SPARK_SUBMIT_OPTS", options)
     assert logs.jvm_options() == options
     assert logs._CONFIGURATION.is_file()
+
+
+def test_a_stream_that_is_stopped_between_batches_says_nothing() -> None:
+    lines = logs._CONFIGURATION.read_text().splitlines()
+    jobs, shell = (line.partition(" = ")[2] for line in lines if ".regex = " in line)
+    group = "Failed to cancel job group 011487ce-1c36-4446-8583-c4ab0770af3e. "
+    assert re.fullmatch(jobs, f"{group}Cannot find active jobs for it.")
+    assert not re.fullmatch(jobs, "Failed to cancel job 7.")
+    assert re.fullmatch(shell, "Interrupted while joining on: Thread[Thread-45,5,main]")

@@ -21,6 +21,7 @@ from sparkdl.data.dataset import Dataset
 from sparkdl.data.schema import plan_dataframe
 from sparkdl.data.tables import check_dataframe
 from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.online.absent import explained
 from sparkdl.online.commit import Commit, begun, continued, ledger_of
 from sparkdl.online.ledger import Ledger
 from sparkdl.online.publisher import Publisher
@@ -290,9 +291,8 @@ class OnlineTrainer:
             if ledger.has(stream, batch):
                 _log.info("batch %d was learned already", batch)
             else:
-                with dataset(given) as rows:
-                    learned = _has_rows(rows)
-                    if learned:
+                with dataset(given) as rows, explained(given, rows):
+                    if learned := _has_rows(rows):
                         found = given if self._mix is None else self._mix(given, batch)
                         mixed: Any = nullcontext(rows)
                         if found is not given:

@@ -100,6 +100,25 @@ def test_a_stream_that_dies_goes_on(spark: Any, tmp_path: Path) -> None:
         again.start(spark.read.parquet(str(tmp_path / "rows" / "1.parquet")), features="x")
 
 
+@pytest.mark.jvm
+def test_a_file_without_the_label_is_named(spark: Any, tmp_path: Path) -> None:
+    """Spark reads the column as nulls; of two files in a batch one has it."""
+    write(tmp_path / "rows", 1, slice(0, 30))
+    table = pd.DataFrame({"x": list(X[:20])})
+    table.to_parquet(tmp_path / "rows" / "2.parquet")
+    rows = spark.read.schema(SCHEMA).parquet(str(tmp_path / "rows"))
+    online = OnlineTrainer(trainer(), tmp_path / "a")
+    with pytest.raises(
+        DataError, match=r"column 'y' has no value in any row of file:\S*/2.parquet\. A"
+    ) as caught:
+        online.learn(rows, 0, features="x", label="y", num_partitions=2)
+    assert caught.value.code == "data-null"
+    some = rows.selectExpr("x", "if(y = 1, null, y) y").filter("input_file_name() like '%1.parquet'")
+    with pytest.raises(DataError, match=r"^column 'y', row \d+ of input partition \d: null; drop"):
+        online.learn(some, 0, features="x", label="y", num_partitions=2)
+    assert online.history == []
+
+
 PROGRAM = """
 import sys
 sys.path[:0] = {paths!r}
