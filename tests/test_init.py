@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gzip
 import re
 import shlex
 import subprocess
@@ -11,15 +12,17 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
 
 from sparkdl.__main__ import main
 from sparkdl.cli.clusters import KINDS, kind_of
+from sparkdl.cli.delimited import Csv
 from sparkdl.cli.schema import read_table
 from sparkdl.cli.submit import command as submit
 from sparkdl.cli.submit.job import Job, read_job_file
-from sparkdl.exceptions import DataError
+from sparkdl.exceptions import DataError, SparkdlError
 from sparkdl.serve import Predictor
 
 COLUMNS = {
@@ -85,7 +88,11 @@ def test_what_was_understood_is_printed(table: str, capsys: Any) -> None:
 
 
 @pytest.mark.parametrize("label", ["kind", "spent"])
-def test_the_script_is_in_good_style(table: str, label: str) -> None:
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_the_script_is_in_good_style(table: str, label: str, kind: str) -> None:
+    if kind == "csv":
+        table = "shop.csv"
+        csv.write_csv(pa.table(COLUMNS).drop_columns("tags"), table)
     assert main(["init", "shop", "--data", table, "--label", label, "--features", "age,member"]) == 0
     ruff = [sys.executable, "-m", "ruff"]
     options = ["--isolated", "--line-length", "110"]
@@ -209,7 +216,7 @@ def test_tables_without_rows_or_features(table: str) -> None:
     ("arguments", "problem"),
     [
         (["--data", "nowhere.parquet", "--label", "x"], "'nowhere.parquet' is not there"),
-        (["--data", "text.parquet", "--label", "x"], "is not a Parquet file"),
+        (["--data", "text.parquet", "--label", "x"], "is neither Parquet nor CSV"),
         (["--data", "text.parquet"], "--data needs --label"),
         (["--label", "x"], "--label needs --data"),
     ],
@@ -223,17 +230,94 @@ def test_mistakes_in_arguments_are_named(table: str, arguments: list[str], probl
     assert not Path("new").exists()
 
 
+LINES = [
+    'zip;n;x;ok;day;at;who "a";none;long zero',
+    "01067;1;.5;true;2024-02-29;2024-02-29 10:00:00;b;;1",
+    '99999; 2;-1e3;FALSE;2023-12-31;2024-02-29T23:59:59;"c;""d""";;',
+    "00001;;7.;False;2023-12-31;;;;3",
+]
+
+
+def test_a_csv_file_is_typed_by_all_of_its_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.csv").write_text("\ufeff" + "\r\n".join(LINES) + "\r\n", "utf-8")
+    found = read_table("a.csv", "ok")
+    assert found.csv is not None
+    assert found.csv.separator == ";"
+    assert found.csv.columns == {
+        "zip": "string",
+        "n": "long",
+        "x": "double",
+        "ok": "boolean",
+        "day": "date",
+        "at": "timestamp",
+        'who "a"': "string",
+        "none": "string",
+        "long zero": "long",
+    }
+    assert (found.task, found.classes, found.rows) == ("classification", ("false", "true"), 3)
+    folder = Path("parts")
+    folder.mkdir()
+    (folder / "_SUCCESS").touch()
+    for n in range(3):  # a value that does not fit is far behind the first block
+        rows = [f"{k},{k % 2}" for k in range(200_000)] + (["1,x"] if n == 2 else [])
+        (folder / f"part-{n}.csv").write_text("\n".join(["a,b", *rows]))
+    found = read_table("parts", "b")
+    assert found.csv is not None
+    assert found.csv.columns == {"a": "long", "b": "string"}
+    assert (found.classes, found.rows) == (("0", "1", "x"), 600_001)
+    with gzip.open("z.csv.gz", "wt") as file:
+        file.write("day,b\n2023-02-31,1\n2023-02-28,0\n")  # a day that does not exist
+    assert read_table("z.csv.gz", "b").csv == Csv(",", {"day": "string", "b": "long"})
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("1.5,a\n2,b\n", "the first line has '1.5', which is a value"),
+        ("a,b,a\n1,2,3\n", "the first line has 'a' twice"),
+        ("a,\n1,2\n", "the first line has an empty name"),
+        ("a,b\n1\n2,3\n", "Expected 2 columns, got 1"),
+        ("a,b\n", "has no rows"),
+        ("a,b\n1,\n2,1\n3,0\n", r"nulls in b \(1\)"),
+    ],
+)
+def test_mistakes_in_a_csv_file_are_named(
+    text: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.csv").write_text(text)
+    with pytest.raises(SparkdlError, match=problem):
+        read_table("a.csv", "b" if ",b" in text else "a")
+
+
+def test_a_label_of_fractions_that_may_be_classes_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = {"x": range(8), "bad": [0.0, 1.0] * 4, "price": [0.5, 1.0] * 4, "one": [1.0] * 8}
+    pq.write_table(pa.table(rows), "a.parquet")
+    assert main(["init", "a", "--data", "a.parquet", "--label", "bad"]) == 0
+    out = capsys.readouterr().out
+    assert "regression of bad by x, price, one" in out
+    assert "note: bad has the values 0.0, 1.0 alone; if they are classes, add --task classification" in out
+    assert read_table("a.parquet", "bad", task="classification").classes == ("0.0", "1.0")
+    for label, task in (("price", None), ("one", None), ("bad", "regression"), ("bad", "classification")):
+        assert not read_table("a.parquet", label, task=task).note  # type: ignore[arg-type]
+
+
 @pytest.mark.cluster
 def test_a_starter_trains_on_a_table(table: str, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
-    assert (
-        main(["init", "shop", "--data", table, "--label", "kind", "--features", "grade,age,city,income"]) == 0
-    )
+    csv.write_csv(pa.table(COLUMNS).drop_columns("tags"), "shop.csv")
+    arguments = ["--label", "kind", "--features", "grade,age,city,income"]
+    assert main(["init", "shop", "--data", "shop.csv", *arguments]) == 0
     monkeypatch.chdir("shop")
     conf = ["--master", "local[2]", "--conf", "spark.ui.enabled=false"]
     assert main(["submit", "--conf-file", "job.toml", *conf, "--", "--epochs", "30", "--lr", "0.03"]) == 0
     out = capfd.readouterr().out
     assert float(re.findall(r"^accuracy=(.*)$", out, re.MULTILINE)[0]) > 0.8
+    assert re.search(r"^recall of [abc]=[01]\.\d{4}$", out, re.MULTILINE)
     assert main(["runs", "runs"]) == 0
     assert "finished" in capfd.readouterr().out
     assert "city: left out, all rows have one value" in out

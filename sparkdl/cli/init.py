@@ -18,7 +18,7 @@ _EXAMPLES = """\
 examples:
   sparkdl init first
   sparkdl init iris --data iris.parquet --label species
-  sparkdl init homes --data homes.parquet --label price --features rooms,area --drop-nulls
+  sparkdl init homes --data homes.csv --label price --features rooms,area --drop-nulls
   sparkdl init jobs --cluster yarn --data hdfs:///tables/homes --label price
 
 Without --data the script makes up rows, so that it runs at once. Files that exist are left alone.
@@ -38,7 +38,7 @@ def register(subparsers: Any) -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=Path(), help="where to (here)")
     parser.add_argument("--cluster", choices=KINDS, default="local", help="what it is to run on (local)")
     parser.add_argument("--master", help="the cluster's address, for standalone and kubernetes")
-    parser.add_argument("--data", metavar="FILE", help="Parquet file or folder to learn from")
+    parser.add_argument("--data", metavar="FILE", help="file or folder to learn from: Parquet or CSV")
     parser.add_argument("--label", metavar="COLUMN", help="column to predict")
     parser.add_argument(
         "--features", metavar="A,B", help="columns to learn from (all others, but lists and bytes)"
@@ -66,6 +66,12 @@ def run(args: argparse.Namespace) -> int:
         classes = f" ({', '.join(table.classes[:5])}{', ...' if len(table.classes) > 5 else ''})"
         features = ", ".join(table.features)
         print(_line(f"{table.task} of {table.label}{classes if table.classes else ''} by {features}"))
+        if table.csv is not None:
+            print(
+                _line(f"columns: {', '.join(f'{name} {kind}' for name, kind in table.csv.columns.items())}")
+            )
+        if table.note:
+            print(_line(f"note: {table.note}"))
         for name, why in table.left_out:
             print(_line(f"left out: {name}, {why}"))
     print(f"wrote {', '.join(str(args.folder / name) for name in files)}; next:")
@@ -79,7 +85,9 @@ def _table(args: argparse.Namespace) -> Table | None:
     if args.data is None:
         for name in ("label", "features", "task"):
             if getattr(args, name) is not None:
-                raise ConfigError(f"--{name} needs --data: a Parquet file or folder", code="config-command")
+                raise ConfigError(
+                    f"--{name} needs --data: a file or folder of Parquet or CSV", code="config-command"
+                )
         return None
     if args.label is None:
         raise ConfigError("--data needs --label: the column to predict", code="config-command")
@@ -119,13 +127,22 @@ def _script(table: Table | None, nulls: bool) -> dict[str, str]:
     """Return the values for the script's template."""
     found = table or Table("", "place", "classification", ("inside", "outside"), ("x", "y"), (), rows=4000)
     constants = [] if table is None else [f"DATA = {_literal(found.path)}"]
+    if found.csv is not None:
+        entries = (f"    {_literal(name)}: {_literal(kind)},\n" for name, kind in found.csv.columns.items())
+        constants += [f"COLUMNS = {{\n{''.join(entries)}}}", f"SEPARATOR = {_literal(found.csv.separator)}"]
     constants += [f"LABEL = {_literal(found.label)}", f"FEATURES = {_listed(found.features)}"]
     classes = found.task == "classification"
     read = templates.INVENT
     if table is not None:
-        read = templates.READ_WITHOUT_NULLS if nulls else templates.READ
-        read = read.replace("$label_type", "string" if classes else "double")
+        parts = {"label_type": "string" if classes else "double"}
+        parts["drop"] = templates.DROP if nulls else ""
+        parts["what"] = ": those without nulls" if nulls else ""
+        read = (templates.READ if table.csv is None else templates.READ_CSV).substitute(parts)
+    typed = found.csv is not None
     return {
+        "types": "\nfrom pyspark.sql.types import StructType" if typed else "",
+        "spark_ml": "from pyspark.ml.evaluation import BinaryClassificationEvaluator\n" if classes else "",
+        "model": "TorchClassificationModel" if classes else "TorchRegressionModel",
         "constants": "\n".join(constants),
         "read": read,
         "estimator": "TorchClassifier" if classes else "TorchRegressor",

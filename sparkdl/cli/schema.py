@@ -1,4 +1,4 @@
-"""The schema of a Parquet file for training: features, label, classes; read without Spark."""
+"""The schema of Parquet or CSV files for training: features, label, classes; read without Spark."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from sparkdl.cli.delimited import Csv, is_csv, open_csv
 from sparkdl.exceptions import ConfigError, DataError
 
 Task = Literal["classification", "regression"]
@@ -40,6 +41,8 @@ class Table:
         features: columns of numbers, strings, booleans and dates.
         left_out: other columns, and why each is not a feature.
         rows: how many there are.
+        csv: how CSV files are to be read; ``None`` for Parquet.
+        note: what may not be meant.
     """
 
     path: str
@@ -49,6 +52,8 @@ class Table:
     features: tuple[str, ...]
     left_out: tuple[tuple[str, str], ...]
     rows: int
+    csv: Csv | None = None
+    note: str = ""
 
 
 def read_table(
@@ -59,7 +64,7 @@ def read_table(
     *,
     nulls: bool = False,
 ) -> Table:
-    """Look at a Parquet file or folder.
+    """Look at a file or folder of Parquet or CSV.
 
     Args:
         path: file, folder, or an address that pyarrow opens.
@@ -69,10 +74,10 @@ def read_table(
         nulls: whether rows with nulls will be left out, so that nulls in the label are no error.
 
     Raises:
-        ConfigError: if the path holds no Parquet file.
+        ConfigError: if the path holds no such file.
         DataError: naming the column that is missing or cannot be used, or a label with nulls.
     """
-    data = _open(path)
+    data, csv = _open(path)
     types = {field.name: field.type for field in data.schema}
     for name in (label, *(features or ())):
         if name not in types:
@@ -103,25 +108,28 @@ def read_table(
         raise DataError(f"{path} has no rows", code="data-empty")
     if not nulls:
         _check_nulls(data, path, [label])
+    note = _note(data, label, types[label]) if task is None else ""
     task, classes = _task(data, path, label, types[label], task)
-    return Table(_address(path), label, task, classes, tuple(features), tuple(left_out), rows)
+    columns = tuple(features), tuple(left_out)
+    return Table(_address(path), label, task, classes, *columns, rows, csv, note)
 
 
-def _open(path: str) -> ds.Dataset:
+def _open(path: str) -> tuple[ds.Dataset, Csv | None]:
     try:
         path.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"--data {path!r}: the name is not UTF-8, which Parquet's readers need: rename it",
+            f"--data {path!r}: the name is not UTF-8, which readers need: rename it",
             code="config-command",
         ) from error
     try:
-        return ds.dataset(path, format="parquet")
+        return open_csv(path) if is_csv(path) else (ds.dataset(path, format="parquet"), None)
     except FileNotFoundError as error:
         raise ConfigError(f"--data {path!r} is not there", code="config-command") from error
     except (OSError, pa.ArrowException) as error:
         raise ConfigError(
-            f"--data {path!r} is not a Parquet file or a folder of them: {str(error).splitlines()[0]}",
+            f"--data {path!r} is neither Parquet nor CSV (a file that ends in .csv or .tsv, also .gz), nor a "
+            f"folder of such files: {str(error).splitlines()[0]}",
             code="config-command",
         ) from error
 
@@ -163,6 +171,8 @@ def _nulls(data: ds.Dataset, name: str) -> int:
     """Return the number of nulls in a column: from the files' statistics, or by a look at the column."""
     count = 0
     for fragment in data.get_fragments():
+        if not isinstance(fragment, ds.ParquetFileFragment):
+            return int(data.count_rows(filter=ds.field(name).is_null()))
         metadata = fragment.metadata
         index = {metadata.schema.column(n).path: n for n in range(metadata.num_columns)}.get(name)
         for group in range(metadata.num_row_groups):
@@ -198,6 +208,17 @@ def _task(
             code="data-value",
         )
     return "classification", tuple(_text(value) for value in sorted(values.to_pylist()))
+
+
+def _note(data: ds.Dataset, label: str, kind: pa.DataType) -> str:
+    """Say that a label of fractions has few whole values, which may be classes; empty if it has not."""
+    if not pa.types.is_floating(kind):
+        return ""
+    values: list[float] = pc.unique(data.to_table(columns=[label]).column(label)).drop_null().to_pylist()
+    if not 2 <= len(values) <= MAX_CLASSES or not all(float(value).is_integer() for value in values):
+        return ""
+    shown = ", ".join(map(str, sorted(values)[:5])) + (", ..." if len(values) > 5 else "")
+    return f"{label} has the values {shown} alone; if they are classes, add --task classification"
 
 
 def _text(value: Any) -> str:

@@ -16,10 +16,10 @@ Everything here is meant to be changed.
 import argparse
 from importlib.util import find_spec
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+${spark_ml}from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F$types
 
-from sparkdl import $estimator, session
+from sparkdl import $model, $estimator, session
 from sparkdl.summary import JsonLines, TensorBoard
 
 $constants
@@ -61,7 +61,7 @@ def main() -> None:
     )
     model = estimator.fit(train)
     print(model.encoding.describe())
-    for name, value in score(model.transform(held_out)).items():
+    for name, value in score(model, held_out).items():
         print(f"{name}={value:.4f}")
     model.write().overwrite().save(f"{folder}/model")
     spark.stop()
@@ -71,17 +71,24 @@ if __name__ == "__main__":
     main()
 ''')
 
-READ = '''\
+READ = Template('''\
 def read(spark: SparkSession) -> DataFrame:
-    """Return the rows to learn from."""
-    table = spark.read.parquet(DATA)
-    return table.withColumn(LABEL, F.col(f"`{LABEL}`").cast("$label_type"))'''
+    """Return the rows to learn from$what."""
+    table = spark.read.parquet(DATA)$drop
+    return table.withColumn(LABEL, F.col(f"`{LABEL}`").cast("$label_type"))''')
 
-READ_WITHOUT_NULLS = '''\
+READ_CSV = Template('''\
 def read(spark: SparkSession) -> DataFrame:
-    """Return the rows to learn from: those without nulls."""
-    table = spark.read.parquet(DATA).na.drop(subset=[*FEATURES, LABEL])
-    return table.withColumn(LABEL, F.col(f"`{LABEL}`").cast("$label_type"))'''
+    """Return the rows to learn from$what. A value of another type than COLUMNS says is an error."""
+    types = StructType()
+    for name, kind in COLUMNS.items():
+        types.add(name, kind)
+    options = {"header": True, "enforceSchema": False, "mode": "FAILFAST", "escape": '"'}
+    options |= {"ignoreLeadingWhiteSpace": True, "ignoreTrailingWhiteSpace": True}
+    table = spark.read.schema(types).csv(DATA, sep=SEPARATOR, **options)$drop
+    return table.withColumn(LABEL, F.col(f"`{LABEL}`").cast("$label_type"))''')
+
+DROP = ".na.drop(subset=[*FEATURES, LABEL])"
 
 INVENT = '''\
 def read(spark: SparkSession) -> DataFrame:
@@ -91,17 +98,31 @@ def read(spark: SparkSession) -> DataFrame:
     return points.withColumn(LABEL, F.when(radius.between(0.8, 1.6), "inside").otherwise("outside"))'''
 
 SCORE_CLASSES = '''\
-def score(found: DataFrame) -> dict[str, float]:
-    """Return the share of rows with the right label, and that of the most frequent label."""
+def score(model: TorchClassificationModel, held_out: DataFrame) -> dict[str, float]:
+    """Return the share of rows with the right label, beside that of the most frequent label.
+
+    Where classes are unequal, the recall of the rarest says more, and so does, of two classes, the area under
+    the ROC curve: 0.5 for guesses.
+    """
     label = F.col(f"`{LABEL}`")
-    right = found.select(F.avg((label == F.col("predictedLabel")).cast("double"))).first()
-    counts = [row["count"] for row in found.groupBy(label).count().collect()]
-    return {"accuracy": right[0], "most_frequent": max(counts) / sum(counts)}'''
+    found = model.transform(held_out)
+    right = F.sum((label == F.col("predictedLabel")).cast("int"))
+    groups = found.groupBy(label.alias("label")).agg(F.count("*").alias("rows"), right.alias("right"))
+    classes = sorted(groups.collect(), key=lambda row: row["rows"])
+    rows = sum(row["rows"] for row in classes)
+    scores = {"accuracy": sum(row["right"] for row in classes) / rows}
+    scores["most_frequent"] = classes[-1]["rows"] / rows
+    scores[f"recall of {classes[0]['label']}"] = classes[0]["right"] / classes[0]["rows"]
+    if len(model.labels) == len(classes) == 2:
+        second = found.select("probability", (label == model.labels[1]).cast("double").alias("second"))
+        area = BinaryClassificationEvaluator(rawPredictionCol="probability", labelCol="second", numBins=0)
+        scores["area_under_roc"] = area.evaluate(second)
+    return scores'''
 
 SCORE_NUMBERS = '''\
-def score(found: DataFrame) -> dict[str, float]:
+def score(model: TorchRegressionModel, held_out: DataFrame) -> dict[str, float]:
     """Return the mean absolute error, and that of the mean label."""
-    label = F.col(f"`{LABEL}`")
+    found, label = model.transform(held_out), F.col(f"`{LABEL}`")
     mean = found.select(F.avg(label)).first()[0]
     errors = F.avg(F.abs(label - F.col("prediction"))), F.avg(F.abs(label - mean))
     return dict(zip(["mean_absolute_error", "of_the_mean"], found.select(*errors).first(), strict=True))'''
