@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkdl.ml import TorchClassifier, TorchEstimator, TorchRegressor
+from sparkdl import ml
 from sparkdl.ml.params.entries import entries
 
 pytestmark = pytest.mark.whole
@@ -62,9 +62,18 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
 
 
 def test_the_reference_has_every_param(site: Path) -> None:
-    page = site.joinpath("api", "ml.html").read_text()
-    for cls in (TorchEstimator, TorchClassifier, TorchRegressor):
-        assert not [name for name in entries(cls) if f"<td><code>{name}</code></td>" not in page]
+    _, *blocks = site.joinpath("api", "ml.html").read_text().split('<details class="params">')
+    tables = {re.search(r"Params of (\w+)", block)[1]: block.partition("</details>")[0] for block in blocks}
+    assert set(tables) == {"TorchClassifier", "TorchRegressor", "TorchEstimator", "TimeSeriesEstimator"}
+    for name, table in tables.items():
+        known = entries(getattr(ml, name))
+        assert re.findall(r"<td><code>(\w+)</code></td>\s*<td>(?:<code>|not set)", table) == sorted(known)
+        assert str(known["batchSize"].default) in table
+
+
+def test_search_needs_no_server(site: Path) -> None:
+    assert site.joinpath("search", "search_index.js").is_file()
+    assert 'src="javascripts/iframe-worker.js"' in site.joinpath("index.html").read_text()
 
 
 def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:

@@ -28,7 +28,6 @@ ROOT_PAGES = {
     "README.md": "index.md",
 }
 _LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)\s]*)?\))")
-_PARAMS = "<!-- the Params of the estimators -->"
 _FENCE_INFO = re.compile(r"^(```\w+) [\w-]+$", re.MULTILINE)
 
 
@@ -61,8 +60,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         target = site_uri(posixpath.normpath(posixpath.join(folder, match[2])))
         return match[1] + posixpath.relpath(target, posixpath.dirname(here) or ".") + match[3]
 
-    if _PARAMS in markdown:
-        markdown = markdown.replace(_PARAMS, params_table())
     return _FENCE_INFO.sub(r"\1", _LINK.sub(point, markdown))
 
 
@@ -75,25 +72,6 @@ def site_uri(path: str) -> str:
     if path.startswith(("examples/", "notebooks/")):
         return re.sub(r"\.(py|ipynb)$", ".md", path)
     return path
-
-
-def params_table() -> str:
-    """Return the Params of the estimators, as their table has them."""
-    from sparkdl import ml
-    from sparkdl.ml.params.entries import entries
-
-    tables = {
-        name: entries(getattr(ml, name)) for name in ("TorchEstimator", "TorchClassifier", "TorchRegressor")
-    }
-    lines = ["| Param | default | |", "|---|---|---|"]
-    for param in sorted({param for table in tables.values() for param in table}):
-        of = {name: table[param] for name, table in tables.items() if param in table}
-        defaults = {entry.default for entry in of.values()}
-        said = [f"{of[name].default}: `{name}`" for name in of] if len(defaults) > 1 else [str(*defaults)]
-        doc = next(iter(of.values())).doc.removesuffix(".")
-        only = "" if len(of) == len(tables) else f" (only {', '.join(f'`{name}`' for name in of)})"
-        lines.append(f"| `{param}` | {', '.join(said).replace('None', 'not set')} | {doc}{only} |")
-    return "\n".join(lines)
 
 
 def commands_page() -> str:
@@ -114,7 +92,8 @@ def example_page(path: Path) -> str:
     """Return the page of an example: its docstring, and the program."""
     code = path.read_text()
     summary, _, rest = (ast.get_docstring(ast.parse(code)) or path.stem).partition("\n")
-    return f'# {path.stem}\n\n{summary}\n{rest}\n\n```python title="examples/{path.name}"\n{code}```\n'
+    wide = "---\nhide: [toc]\n---\n"  # a program has no headings, and lines of up to 110 characters
+    return f'{wide}# {path.stem}\n\n{summary}\n{rest}\n\n```python title="examples/{path.name}"\n{code}```\n'
 
 
 def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:

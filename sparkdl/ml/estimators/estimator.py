@@ -61,8 +61,8 @@ class TorchEstimator(FitsTorch, HasOutputs, Estimator[TorchModel]):
         groups: parameters with hyper-parameters of their own.
         clip: how gradients are clipped.
         options: further options of :class:`sparkdl.Trainer`.
-        **params: by name, see :meth:`explainParams`. An empty ``labelCol`` stands for no label: the loss
-            gets output and input.
+        **params: by name; the list of Params is below, and :meth:`explainParams` prints it. An empty
+            ``labelCol`` stands for no label: the loss gets output and input.
     """
 
     _model_class = TorchModel
@@ -142,7 +142,7 @@ class TorchClassifier(FitsTorch, HasClassOutputs, HasScaling, ProbabilisticClass
         groups: parameters with hyper-parameters of their own.
         clip: how gradients are clipped.
         options: further options of :class:`sparkdl.Trainer`.
-        **params: by name, see :meth:`explainParams`.
+        **params: by name; the list of Params is below, and :meth:`explainParams` prints it.
     """
 
     _model_class = TorchClassificationModel
@@ -242,7 +242,7 @@ class TorchRegressor(FitsTorch, HasPrediction, HasScaling, Regressor[TorchRegres
         groups: parameters with hyper-parameters of their own.
         clip: how gradients are clipped.
         options: further options of :class:`sparkdl.Trainer`.
-        **params: by name, see :meth:`explainParams`.
+        **params: by name; the list of Params is below, and :meth:`explainParams` prints it.
     """
 
     _model_class = TorchRegressionModel

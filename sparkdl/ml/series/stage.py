@@ -137,7 +137,7 @@ class TimeSeriesEstimator(HasSeriesTraining, FitsModule, Estimator[TimeSeriesMod
         groups: parameters with hyper-parameters of their own.
         clip: how gradients are clipped.
         options: further options of :class:`sparkdl.Trainer`.
-        **params: by name, see :meth:`explainParams`.
+        **params: by name; the list of Params is below, and :meth:`explainParams` prints it.
     """
 
     _model_class = TimeSeriesModel
