@@ -9,6 +9,7 @@ from typing import Any
 
 import fsspec
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,7 +19,8 @@ from support.saving import write
 from support.serving import table_classifier
 from torch import Tensor, nn
 
-from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.exceptions import ConfigError, DataError, ModelError
+from sparkdl.ml.estimators.model import TorchRegressionModel
 from sparkdl.nn.int8 import Int8Linear
 from sparkdl.nn.signature import Signature, TensorSpec
 from sparkdl.saved import content as saved
@@ -100,7 +102,7 @@ def test_a_signature_with_names() -> None:
         predict([1, 2], numbers(2, 3))
     with pytest.raises(DataError, match=r"got \['item'\]"):
         predict(item=[1, 2])
-    with pytest.raises(DataError, match=r"input 'context' has shape \(2,\) per row"):
+    with pytest.raises(DataError, match=r"input 'context', row 0: 2 values, expected 3 for shape \(3,\)"):
         predict(item=[1, 2], context=numbers(2, 2))
 
 
@@ -110,12 +112,45 @@ def test_the_signature_decides_dtype_and_shape() -> None:
     found = predict(np.arange(8).reshape(2, 4))
     assert found.dtype == np.float32
     assert found.shape == (2, 4)
-    with pytest.raises(
-        DataError, match=r"input 0 has shape \(3,\) per row, the module was trained on \(1, 2, 2\)"
-    ):
+    with pytest.raises(DataError, match=r"input 0, row 0: 3 values, expected 4 for shape \(1, 2, 2\)"):
         predict(numbers(2, 3))
     with pytest.raises(DataError, match="the module takes 1 inputs, got 2"):
         predict(numbers(2, 4), numbers(2, 4))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rows", "problem", "code"),
+    [
+        ("int64", pd.Series([1, 2, None]), "row 2: nan does not fit int64", "data-null"),
+        ("int64", pd.Series([1, None], dtype="Int64"), "row 1: nan does not fit int64", "data-null"),
+        ("float32", [1.0, None], "row 1: null", "data-null"),
+        ("int64", [1, 2.7], r"row 1: 2\.7 does not fit int64", "data-value"),
+        ("int64", np.array([2**63], np.uint64), "row 0: 9223372036854775808 does not fit", "data-value"),
+        ("uint8", [1, 300], "row 1: 300 does not fit uint8", "data-value"),
+        ("bool", [1.0, 7.5], r"row 1: 7\.5 does not fit bool", "data-value"),
+        ("float32", [1 + 2j], "complex128 are not numbers", "data-type"),
+    ],
+)
+def test_values_that_the_signatures_dtype_does_not_hold(
+    dtype: str, rows: Any, problem: str, code: str
+) -> None:
+    for given, key in ((rows, None), ({"input": rows}, "input")):
+        predict = Predictor(nn.Identity(), Signature((TensorSpec((), dtype, key),), ()))
+        with pytest.raises(DataError, match=problem) as raised:
+            predict(given)
+        assert raised.value.code == code
+
+
+def test_a_single_row_is_checked_as_rows_are() -> None:
+    model = TorchRegressionModel(nn.Embedding(4, 1), signature=Signature((TensorSpec((), "int64"),), ()))
+    assert model.predict(3) == model.module.weight[3].item()
+    with pytest.raises(DataError, match=r"input 0, row 0: 2\.7 does not fit int64"):
+        model.predict(2.7)
+
+
+def test_the_layer_that_fails_is_named() -> None:
+    with pytest.raises(ModelError, match="expected integers from 0 to 2"):
+        Predictor(nn.Embedding(3, 2))(np.array([5]))
 
 
 def test_without_a_signature_floats_get_the_dtype_of_the_parameters() -> None:

@@ -1,7 +1,27 @@
-"""From DataFrames, RDDs and arrays to tensors on the executors."""
+"""From DataFrames, RDDs and arrays to tensors on the executors.
 
-from sparkdl.data.collate import Pad
-from sparkdl.data.columns import Column
-from sparkdl.data.dataset import Dataset
+The names load what they need when they are first used: a prediction without Spark imports no Dataset.
+"""
 
-__all__ = ["Column", "Dataset", "Pad"]
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparkdl.lazy import lazy
+
+if TYPE_CHECKING:
+    from sparkdl.data.collate import Pad as Pad
+    from sparkdl.data.columns import Column as Column
+    from sparkdl.data.dataset import Dataset as Dataset
+
+_MODULES = {
+    "sparkdl.data.collate": "Pad",
+    "sparkdl.data.columns": "Column",
+    "sparkdl.data.dataset": "Dataset",
+}
+
+__all__, __getattr__ = lazy(__name__, _MODULES)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -181,7 +181,7 @@ class ColumnPlan:
 
     Attributes:
         key: name in the store, such as ``"features_0"``.
-        source: name of the DataFrame's column, for errors.
+        source: name of the DataFrame's column.
         binary: whether values are raw tensor bytes.
         dtype: stored dtype, ``None`` until the first row is seen.
         shape: shape of one row, ``None`` until the first row is seen.
@@ -190,6 +190,7 @@ class ColumnPlan:
         ragged: whether rows may differ in their first dimension; see :mod:`sparkdl.data.ragged`.
         fill: what fills the shorter rows of a batch up, where the column's metadata says so.
         part: which tensor of a sparse column this is, one of ``PARTS``; empty for other columns.
+        role: what errors call it, before its name.
     """
 
     key: str
@@ -202,6 +203,12 @@ class ColumnPlan:
     ragged: bool = False
     fill: float | None = None
     part: str = ""
+    role: str = "column"
+
+    @property
+    def words(self) -> str:
+        """What errors call it."""
+        return f"{self.role} {self.source!r}" if self.source else self.role
 
     @property
     def row_bytes(self) -> int:

@@ -62,7 +62,7 @@ def from_arrow(plan: ColumnPlan, column: pa.Array, row_name: RowName) -> Array:
             where = row_name(int(wrong[0]) // prod(shape))
             advice = "pad or filter them" if planned else _ADVICE
             raise DataError(
-                f"column {plan.source!r}, {where}: array of {int(lengths[wrong[0]])} values where "
+                f"{plan.words}, {where}: array of {int(lengths[wrong[0]])} values where "
                 f"other rows have {length}; all rows must have one shape ({advice})",
                 code="data-shape",
             )
@@ -85,7 +85,7 @@ def _no_nulls(plan: ColumnPlan, column: pa.Array, per_row: int, row_name: RowNam
     if column.null_count:
         index = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         raise DataError(
-            f"column {plan.source!r}, {row_name(index // max(per_row, 1))}: {what}; "
+            f"{plan.words}, {row_name(index // max(per_row, 1))}: {what}; "
             "drop or fill nulls first, for example with df.na.drop() or df.na.fill()",
             code="data-null",
         )
@@ -99,7 +99,7 @@ def _from_binary(plan: ColumnPlan, column: pa.Array, row_name: RowName) -> Array
     wrong = np.flatnonzero(lengths != expected)
     if len(wrong):
         raise DataError(
-            f"column {plan.source!r}, {row_name(int(wrong[0]))}: {int(lengths[wrong[0]])} bytes, expected "
+            f"{plan.words}, {row_name(int(wrong[0]))}: {int(lengths[wrong[0]])} bytes, expected "
             f"{expected} for shape {plan.shape} of {plan.dtype}",
             code="data-shape",
         )
@@ -127,7 +127,7 @@ def from_rows(plan: ColumnPlan, values: Sequence[Any] | Array, row_name: RowName
     for index, array in enumerate(arrays):
         if array.dtype == object or array.dtype.kind not in "biuf":
             raise DataError(
-                f"column {plan.source!r}, {row_name(index)}: {values[index]!r:.100} is not a number or an "
+                f"{plan.words}, {row_name(index)}: {values[index]!r:.100} is not a number or an "
                 "array of numbers of one shape",
                 code="data-type",
             )
@@ -138,7 +138,7 @@ def from_rows(plan: ColumnPlan, values: Sequence[Any] | Array, row_name: RowName
                 wanted = f"where other rows have {expected}"
                 wanted += f"; {_ADVICE}" if plan.shape is None else ""
             raise DataError(
-                f"column {plan.source!r}, {row_name(index)}: shape {array.shape} {wanted}", code="data-shape"
+                f"{plan.words}, {row_name(index)}: shape {array.shape} {wanted}", code="data-shape"
             )
     if not arrays:
         return np.empty(0)
@@ -151,13 +151,13 @@ def _from_ragged(plan: ColumnPlan, values: Sequence[Any] | Array, row_name: RowN
     for index, array in enumerate(arrays):
         if array.dtype == object or array.dtype.kind not in "biuf":
             raise DataError(
-                f"column {plan.source!r}, {row_name(index)}: {values[index]!r:.100} is no array of numbers",
+                f"{plan.words}, {row_name(index)}: {values[index]!r:.100} is no array of numbers",
                 code="data-type",
             )
         inner = plan.shape[1:] if plan.shape is not None else arrays[0].shape[1:]
         if not array.ndim or array.shape[1:] != inner:
             raise DataError(
-                f"column {plan.source!r}, {row_name(index)}: shape {array.shape} where other rows have "
+                f"{plan.words}, {row_name(index)}: shape {array.shape} where other rows have "
                 f"{('any length', *inner)}; rows may differ in their first dimension alone",
                 code="data-shape",
             )
@@ -183,20 +183,18 @@ def _row_of(ends: Array, row_name: RowName) -> RowName:
 def _finish(plan: ColumnPlan, values: Array, row_name: RowName) -> Array:
     """Bring values to the planned dtype and shape and check them."""
     if values.dtype.kind not in "biuf":
-        raise DataError(
-            f"column {plan.source!r}: values of type {values.dtype} are not numbers", code="data-type"
-        )
+        raise DataError(f"{plan.words}: values of type {values.dtype} are not numbers", code="data-type")
     rows = len(values)
     dtype = np.dtype(plan.dtype or default_dtype(values.dtype))
     if plan.shape is not None and rows:
         if prod(values.shape[1:]) != prod(plan.shape):
             raise DataError(
-                f"column {plan.source!r}, {row_name(0)}: {prod(values.shape[1:])} values, expected "
+                f"{plan.words}, {row_name(0)}: {prod(values.shape[1:])} values, expected "
                 f"{prod(plan.shape)} for shape {plan.shape}",
                 code="data-shape",
             )
         values = values.reshape(rows, *plan.shape)
-    if dtype.kind in "iu" and rows:
+    if dtype.kind in "iub" and rows:
         _in_range(plan, values, dtype, row_name)
     with np.errstate(over="ignore"):
         out = np.ascontiguousarray(values, dtype)
@@ -215,6 +213,12 @@ def default_dtype(dtype: np.dtype[Any]) -> str:
 
 
 def _in_range(plan: ColumnPlan, values: Array, dtype: np.dtype[Any], row_name: RowName) -> None:
+    if values.dtype.kind == "f":
+        why = f"does not fit {dtype}: where it stands for null, as in pandas, drop or fill it first"
+        _reject(plan, np.isnan(values), values, row_name, why, "data-null")
+    if dtype.kind == "b":
+        _reject(plan, (values != 0) & (values != 1), values, row_name, "does not fit bool, 0 or 1")
+        return
     info = np.iinfo(dtype)
     if values.dtype.kind == "f":
         # As floats the bounds are powers of two: exact, where iinfo.max would be rounded up.
@@ -224,9 +228,11 @@ def _in_range(plan: ColumnPlan, values: Array, dtype: np.dtype[Any], row_name: R
     _reject(plan, bad, values, row_name, f"does not fit {dtype}")
 
 
-def _reject(plan: ColumnPlan, bad: Array, values: Array, row_name: RowName, why: str) -> None:
+def _reject(
+    plan: ColumnPlan, bad: Array, values: Array, row_name: RowName, why: str, code: str = "data-value"
+) -> None:
     if bad.any():
         rows = np.flatnonzero(bad.reshape(len(bad), -1).any(axis=1))
         row = int(rows[0])
         value = values[row].reshape(-1)[np.flatnonzero(bad[row].reshape(-1))[0]]
-        raise DataError(f"column {plan.source!r}, {row_name(row)}: {value} {why}", code="data-value")
+        raise DataError(f"{plan.words}, {row_name(row)}: {value} {why}", code=code)

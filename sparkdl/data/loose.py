@@ -1,18 +1,57 @@
-"""Rows that a caller holds in lists: sparse ones, and those that differ in length."""
+"""Rows that a caller holds in arrays and lists: also sparse ones, and those that differ in length."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from sparkdl.data import sparse
 from sparkdl.data.collate import MASK, padded
+from sparkdl.data.columns import ColumnPlan
+from sparkdl.data.convert import from_rows
 from sparkdl.exceptions import DataError
+from sparkdl.wire.frame import Array
 
 Inputs = tuple[tuple[Any, ...], Mapping[str, Any]]
 """What a module is called with: by position, and by name."""
+
+
+def array_of(plan: ColumnPlan, rows: Any) -> Array:
+    """Return a caller's rows as what a column of them becomes, with the same checks.
+
+    Args:
+        plan: what the rows should become; without a dtype they keep theirs, and are not looked at.
+        rows: an array, a pandas series, or a list.
+
+    Raises:
+        DataError: naming the row that is null, of another shape, or does not fit the dtype.
+    """
+    array: Array = np.asarray(rows)
+    null = [n for n, row in enumerate(array) if _is_null(row)] if array.dtype == object and array.ndim else []
+    if null:
+        raise DataError(f"{plan.words}, row {null[0]}: null; drop or fill nulls first", code="data-null")
+    if array.dtype.kind not in "biufc" or array.ndim == 0:
+        raise DataError(
+            f"{plan.words}: expected an array of numbers with a dimension for rows, got {array.dtype} of "
+            f"shape {array.shape}",
+            code="data-shape",
+        )
+    if not len(array) and plan.shape is not None:
+        array = array.reshape(0, *plan.shape)
+    if plan.dtype is not None:
+        array = from_rows(plan, array, lambda index: f"row {index}")
+    elif plan.shape is not None and len(array):
+        array = from_rows(replace(plan, dtype=str(array.dtype)), array, lambda index: f"row {index}")
+    if not array.flags.writeable or not array.dtype.isnative or min(array.strides, default=0) < 0:
+        array = np.array(array, array.dtype.newbyteorder("="))  # torch takes no others
+    return array
+
+
+def _is_null(value: Any) -> bool:
+    return value is None or type(value).__name__ in ("NAType", "NaTType")
 
 
 def spread(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inputs:

@@ -9,6 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import torch
 
+from sparkdl.ml.stages.udf import to_pandas
 from sparkdl.serve.served import ServedModel
 
 
@@ -26,7 +27,8 @@ class PyFunc:
         """
         columns = [name for name in self._served.columns if name in model_input.columns]
         table = pa.Table.from_pandas(model_input[columns], preserve_index=False)
-        return self._served(table).to_pandas()
+        found: pd.DataFrame = to_pandas(self._served(table))
+        return found
 
 
 def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> PyFunc:

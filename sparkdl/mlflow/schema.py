@@ -121,8 +121,8 @@ def _result(output: OutputColumn) -> Any:
 
     if output.kind in ("number", "class"):
         return DataType.double
-    if output.kind == "label":
-        return DataType.string
+    if output.kind in ("label", "long"):
+        return DataType.string if output.kind == "label" else DataType.long
     kinds = {"floats": DataType.float, "longs": DataType.long}
     found: Any = kinds.get(output.kind, DataType.double)
     for _ in range(output.dims):

@@ -9,7 +9,22 @@ import torch
 from torch import nn
 
 from sparkdl.exceptions import ModelError
-from sparkdl.nn.batch import tensors_of
+from sparkdl.nn.batch import Inputs, tensors_of
+from sparkdl.nn.batch import call as call_module
+
+
+def infer(module: nn.Module, inputs: Inputs) -> Any:
+    """Return what a module gives for some rows, without gradients: the forward pass of every prediction.
+
+    Raises:
+        ModelError: naming the layer that fails.
+    """
+    with torch.inference_mode():
+        try:
+            return call_module(module, inputs)
+        except Exception as error:
+            otherwise = ("the module", "look at its forward method")
+            raise explain_failure(module, inputs, call_module, error, otherwise) from error
 
 
 def explain_failure(

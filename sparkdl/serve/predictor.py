@@ -13,17 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sparkdl.data.columns import ColumnPlan
+from sparkdl.data.loose import array_of, filled, spread
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.nn.batch import Inputs, call, group, map_tensors
+from sparkdl.nn.batch import Inputs, group, map_tensors
 from sparkdl.nn.export import check_onnx, to_onnx
 from sparkdl.nn.int8 import quantize as quantized
 from sparkdl.nn.signature import Signature, TensorSpec
+from sparkdl.nn.trace import infer
 from sparkdl.saved.reading import SavedVersion, changed_copy, read_model, read_version
 from sparkdl.saved.table_rows import read_rows_from
 from sparkdl.saved.trust import Entry
 from sparkdl.table.encoding import TableEncoding, columns_of, read_table
 from sparkdl.table.onnx import add_encoding, feeds
-from sparkdl.wire.frame import Array
 
 
 class _Fitted(Protocol):
@@ -175,13 +177,13 @@ class Predictor:
 
         Raises:
             DataError: if the inputs are not arrays of numbers, differ in length, or do not have the shape
-                that the module was trained on; or if a column of a table is missing, or of another type.
+                that the module was trained on; if a value does not fit the dtype that it was trained on, such
+                as 2.7 or NaN for an integer; or if a column of a table is missing, or of another type.
+            ModelError: naming the layer that fails.
         """
         now = copy(self)  # another thread may refresh this one
         inputs = now._inputs(args, kwargs)
-        with torch.inference_mode():
-            outputs = [call(now._module, batch) for batch in _batches(inputs, now._batch_size)]
-            return _joined(outputs)
+        return _joined([infer(now._module, batch) for batch in _batches(inputs, now._batch_size)])
 
     __call__ = predict
 
@@ -224,16 +226,12 @@ class Predictor:
                 code="data-shape",
             )
         if len(self._signature.inputs) != len(args) + len(kwargs):
-            from sparkdl.data.loose import spread  # its package loads Spark's, which most have no need of
-
             args, kwargs = spread(args, kwargs)
         specs = self._specs(len(args), kwargs)
         if any(map(_differ, (*args, *kwargs.values()))):
-            from sparkdl.data.loose import filled
-
             args, kwargs = filled(args, kwargs)
-        tensors = [self._tensor(value, f"input {i}", specs.get(i)) for i, value in enumerate(args)]
-        tensors += [self._tensor(value, f"input {name!r}", specs.get(name)) for name, value in kwargs.items()]
+        tensors = [self._tensor(value, specs.get(i), "", f"input {i}") for i, value in enumerate(args)]
+        tensors += [self._tensor(value, specs.get(name), name) for name, value in kwargs.items()]
         lengths = {len(tensor) for tensor in tensors}
         if len(lengths) > 1:
             raise DataError(f"inputs have different numbers of rows: {sorted(lengths)}", code="data-shape")
@@ -268,28 +266,22 @@ class Predictor:
             raise DataError(f"the module takes {len(inputs)} inputs, got {given}", code="data-shape")
         return dict(enumerate(inputs))
 
-    def _tensor(self, value: Any, name: str, spec: TensorSpec | None) -> Tensor:
-        array: Array = np.asarray(value)
-        if array.dtype.kind not in "biufc" or array.ndim == 0:
-            raise DataError(
-                f"{name}: expected an array of numbers with a dimension for rows, got {array.dtype} of shape "
-                f"{array.shape}",
-                code="data-shape",
-            )
-        if spec is not None and spec.shape is not None and array.shape[1:] != spec.shape:
-            try:
-                array = array.reshape(len(array), *spec.shape)
-            except ValueError as error:
-                raise DataError(
-                    f"{name} has shape {array.shape[1:]} per row, the module was trained on {spec.shape}",
-                    code="data-shape",
-                ) from error
-        if not array.flags.writeable or not array.dtype.isnative or min(array.strides, default=0) < 0:
-            array = np.array(array, array.dtype.newbyteorder("="))  # torch takes no others
-        tensor = torch.from_numpy(array)
-        if spec is not None and spec.dtype is not None:
-            return tensor.to(getattr(torch, spec.dtype))
-        return tensor.to(self._dtype) if array.dtype.kind == "f" else tensor
+    def _tensor(self, value: Any, spec: TensorSpec | None, name: str, role: str = "input") -> Tensor:
+        """Return rows as the module takes them, with the checks of the columns of a transform."""
+        spec = spec or TensorSpec()
+        dtype = spec.dtype
+        if dtype is None and np.asarray(value).dtype.kind == "f":
+            dtype = str(self._dtype).removeprefix("torch.")
+        plan = ColumnPlan("", name, dtype=_of_numpy(dtype), shape=spec.shape, role=role)
+        tensor = torch.from_numpy(array_of(plan, value))
+        return tensor if dtype is None else tensor.to(getattr(torch, dtype))
+
+
+def _of_numpy(dtype: str | None) -> str | None:
+    """Return the dtype by which rows are checked: numpy has no bfloat16, and no check suits complex ones."""
+    if dtype is None or dtype.startswith("complex"):
+        return None
+    return "float32" if dtype in ("bfloat16", "float16") else dtype
 
 
 def _batches(inputs: Inputs, size: int) -> Iterator[Inputs]:

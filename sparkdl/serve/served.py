@@ -9,7 +9,6 @@ from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
-import torch
 from torch import nn
 
 from sparkdl.data import ragged, sparse
@@ -24,10 +23,9 @@ from sparkdl.ml.stages.inference import inference_of
 from sparkdl.ml.stages.outputs import OutputColumn, select
 from sparkdl.ml.stages.scorer import rows_per_batch
 from sparkdl.ml.stages.tabular_frame import plans_of
-from sparkdl.nn.batch import call
 from sparkdl.nn.embedding import embedding_variables
 from sparkdl.nn.prepack import prepack
-from sparkdl.nn.trace import explain_failure
+from sparkdl.nn.trace import infer
 from sparkdl.saved.metadata import KEY
 from sparkdl.saved.moved import current_class
 from sparkdl.saved.reading import SavedVersion, changed_copy, read_model
@@ -257,16 +255,9 @@ class ServedModel:
         parts: list[list[Array]] = []
         for chosen in passes.rows:
             batch = {key: tensor_of(plans[key], values[chosen]) for key, values in arrays.items()}
-            inputs = self._structure.assemble(batch)
-            with torch.inference_mode():
-                try:
-                    output = call(self._module, inputs)
-                except Exception as error:
-                    raise explain_failure(
-                        self._module, inputs, call, error, ("the module", "look at its forward method")
-                    ) from error
-                count = len(next(iter(batch.values())))
-                parts.append([select(output, wanted.key, count) for wanted in self.outputs])
+            output = infer(self._module, self._structure.assemble(batch))
+            count = len(next(iter(batch.values())))
+            parts.append([select(output, wanted.key, count) for wanted in self.outputs])
         return [passes.joined(column) for column in zip(*parts, strict=True)]
 
     def _table(self, values: Sequence[Array], valid: Array) -> pa.Table:

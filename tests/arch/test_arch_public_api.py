@@ -8,8 +8,16 @@ import pytest
 import sparkdl
 from sparkdl.saved.allowlist import NAMES
 
-LAZY = ["sparkdl", "sparkdl.auto", "sparkdl.hf", "sparkdl.metrics", "sparkdl.ml", "sparkdl.nn"]
-EAGER = ["sparkdl.data", "sparkdl.optim", "sparkdl.recsys", "sparkdl.train"]
+LAZY = [
+    "sparkdl",
+    "sparkdl.auto",
+    "sparkdl.data",
+    "sparkdl.hf",
+    "sparkdl.metrics",
+    "sparkdl.ml",
+    "sparkdl.nn",
+]
+EAGER = ["sparkdl.optim", "sparkdl.recsys", "sparkdl.train"]
 
 
 def run_python(code):

@@ -7,14 +7,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
 from pyspark.ml.linalg import Vectors
 from support.serving import Running, save, sparse_classifier, text_classifier
+from torch import nn
 
 from sparkdl.exceptions import DataError, ModelError
+from sparkdl.ml.estimators.model import TorchModel
 from sparkdl.ml.stages.outputs import VECTOR
+from sparkdl.mlflow.pyfunc import PyFunc
 from sparkdl.serve import Predictor, passes
 from sparkdl.serve.passes import cut
 from sparkdl.serve.served import ServedModel
@@ -120,6 +124,15 @@ def test_rows_that_differ_in_length(mask: bool, tmp_path: Any) -> None:
     else:
         with pytest.raises(DataError, match="input 'input_ids': rows of 1 and of 5 values"):
             predict(columns)
+
+
+def test_integers_beside_null_keep_all_bits() -> None:
+    model = TorchModel.from_module(nn.Identity(), example=np.zeros(2, np.int64), featuresCol="x")
+    served = ServedModel(model.setHandleInvalid("keep"))
+    found = served(pa.table({"x": pa.array([2**53 + 1, None, -3])}))
+    assert found.column("prediction").to_pylist() == [2**53 + 1, None, -3]
+    frame = PyFunc(served).predict(pd.DataFrame({"x": pd.array([2**53 + 1, None], "Int64")}))
+    assert frame["prediction"].tolist() == [2**53 + 1, pd.NA]
 
 
 def test_passes_of_similar_length(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,9 @@ from pyspark.ml.regression import RegressionModel
 from pyspark.sql import DataFrame
 from torch import nn
 
-from sparkdl.data.columns import SPARSE, Column, Columns
+from sparkdl.data.columns import SPARSE, Column, ColumnPlan, Columns
 from sparkdl.data.convert import default_dtype
+from sparkdl.data.loose import array_of
 from sparkdl.data.sparse import of_row
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.estimators.summary import TrainingSummary
@@ -26,8 +27,9 @@ from sparkdl.ml.params.training import HasRun, HasTraining
 from sparkdl.ml.persistence.saving import TorchReadable, TorchWritable
 from sparkdl.ml.stages.outputs import decide, probability_of, raw_of
 from sparkdl.ml.stages.tabular_frame import inputs_of
-from sparkdl.nn.batch import call, group
+from sparkdl.nn.batch import group
 from sparkdl.nn.signature import Signature, TensorSpec
+from sparkdl.nn.trace import infer
 from sparkdl.saved.source import ModuleSource
 from sparkdl.table.encoding import TableEncoding, arrow
 
@@ -228,18 +230,17 @@ class _TableModel(Fitted, HasTraining, HasInputs):
         """Run the module on one row."""
         if self.encoding is not None:
             return self._run_encoded(values)
-        rows = []
         spread = self._spread(values)
-        for value, spec in zip(spread, self.signature.inputs or (TensorSpec(),) * len(spread), strict=True):
-            array = np.asarray(
-                value.toArray() if isinstance(value, Vector) else value, spec.dtype or "float32"
-            )
-            rows.append(
-                torch.from_numpy(array.reshape(1, *(array.shape if spec.shape is None else spec.shape)))
-            )
+        known = self.signature.inputs or (TensorSpec(dtype="float32"),) * len(spread)
+        if len(known) != len(spread):
+            raise ConfigError(f"found {len(spread)} values, expected {len(known)}, one for each input")
+        rows = []
+        for n, (value, spec) in enumerate(zip(spread, known, strict=True)):
+            plan = ColumnPlan("", "", dtype=spec.dtype, shape=spec.shape, role=f"input {n}")
+            row = value.toArray() if isinstance(value, Vector) else value
+            rows.append(torch.from_numpy(array_of(plan, [row])))
         named = [str(spec.key) for spec in self.signature.inputs if spec.key is not None]
-        with torch.no_grad():
-            return call(self.module, group(rows, named if self.signature.inputs else self._arguments()))
+        return infer(self.module, group(rows, named if self.signature.inputs else self._arguments()))
 
     def _spread(self, values: Sequence[Any]) -> list[Any]:
         """Return a row's values with indices and values in place of each sparse vector."""
@@ -262,15 +263,14 @@ class _TableModel(Fitted, HasTraining, HasInputs):
         table = {name: arrow(name, [value]) for name, value in zip(names, values, strict=True)}
         rows = {name: torch.from_numpy(array) for name, array in self.encoding.encode(table).items()}
         named = [str(spec.key) for spec in self.signature.inputs if spec.key is not None]
-        with torch.no_grad():
-            return call(self.module, group(list(rows.values()), named))
+        return infer(self.module, group(list(rows.values()), named))
 
 
 class TorchModel(_TableModel, HasOutputs, Model):
     """Applies any module to columns; what :class:`TorchEstimator` fits.
 
     Adds ``predictionCol``, or the ``outputCols`` of a module with several outputs: a double where the
-    module gives one value per row, else an array (of arrays) of floats.
+    module gives one value per row, a long where it gives an int64, else an array (of arrays) of floats.
     """
 
 

@@ -195,7 +195,7 @@ def _from_pandas(column: SqlColumn, output: OutputColumn) -> SqlColumn:
     def restore(value: SqlColumn, data_type: DataType) -> SqlColumn:
         if isinstance(data_type, T.ArrayType):
             return F.transform(value, lambda item: restore(item, data_type.elementType))
-        if isinstance(data_type, T.StringType):
+        if isinstance(data_type, T.StringType | T.LongType):
             return value
         return F.coalesce(value, F.lit(float("nan")).cast(data_type))
 
@@ -342,7 +342,8 @@ def _module_outputs(model: Any, df: DataFrame | None) -> list[OutputColumn]:
     for name, spec in zip(names, specs, strict=True):
         shape = spec.shape or ()
         if int(np.prod(shape)) == 1 and len(shape) <= 1:
-            outputs.append(OutputColumn(column=name, kind="number", key=spec.key))
+            kind: Literal["number", "long"] = "long" if spec.dtype == "int64" else "number"
+            outputs.append(OutputColumn(column=name, kind=kind, key=spec.key))
         else:
             outputs.append(OutputColumn(column=name, kind=_array_of(spec), key=spec.key, dims=len(shape)))
     return [output for output in outputs if output.column]

@@ -19,7 +19,9 @@ from sparkdl.wire.frame import Array
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType
 
-Kind = Literal["number", "floats", "doubles", "longs", "vector", "raw", "probability", "class", "label"]
+Kind = Literal[
+    "number", "long", "floats", "doubles", "longs", "vector", "raw", "probability", "class", "label"
+]
 VECTORS: tuple[Kind, ...] = ("vector", "raw", "probability")
 _ARRAYS: Mapping[Kind, str] = {"floats": "float32", "doubles": "float64", "longs": "int64"}
 
@@ -40,7 +42,8 @@ class OutputColumn:
 
     Attributes:
         column: its name.
-        kind: ``number`` for a double where the module gives one value per row; ``floats``, ``doubles`` or
+        kind: ``number`` for a double where the module gives one value per row, ``long`` for an integer, of
+            which a double has not all bits; ``floats``, ``doubles`` or
             ``longs`` for an array; ``vector`` for an ML vector of all values of a row; and of a classifier's
             logits ``raw`` for a vector with one per class, ``probability`` for a vector of their softmax, and
             ``class`` for a double, the class with the highest probability, and ``label`` for its name, a
@@ -82,6 +85,8 @@ class OutputColumn:
             from pyspark.ml.linalg import VectorUDT
 
             return VectorUDT()
+        if self.kind == "long":
+            return T.LongType()
         kinds = {"floats": T.FloatType(), "longs": T.LongType()}
         found: DataType = kinds.get(self.kind, T.DoubleType())
         for _ in range(self.dims):
@@ -96,12 +101,13 @@ class OutputColumn:
             ConfigError: if there are more or fewer thresholds than classes.
         """
         rows, shape = len(values), values.shape[1:]
-        if self.kind == "number":
+        if self.kind in ("number", "long"):
             if prod(shape) != 1:
                 raise ModelError(
                     self._unfit(shape, "a column of numbers has one value per row"), code="model-output"
                 )
-            return pa.array(values.reshape(rows).astype(np.float64, copy=False), mask=mask)
+            dtype = np.float64 if self.kind == "number" else np.int64
+            return pa.array(values.reshape(rows).astype(dtype, copy=False), mask=mask)
         if self.kind in _ARRAYS:
             if self.dims == 1:
                 values = values.reshape(rows, prod(shape))

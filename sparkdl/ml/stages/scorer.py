@@ -22,10 +22,10 @@ from sparkdl.exceptions import ModelError
 from sparkdl.ml.stages.arrow_columns import ArrowColumns, EncodedColumns
 from sparkdl.ml.stages.outputs import OutputColumn, select
 from sparkdl.nn import serialize
-from sparkdl.nn.batch import call, map_tensors
+from sparkdl.nn.batch import map_tensors
 from sparkdl.nn.numerics import device_of_task
 from sparkdl.nn.prepack import prepack
-from sparkdl.nn.trace import explain_failure
+from sparkdl.nn.trace import infer
 from sparkdl.table.encoding import TableEncoding
 from sparkdl.wire.frame import Array
 
@@ -116,14 +116,8 @@ class Scorer:
             inputs = self.structure.assemble({key: tensor_of(plans[key], a) for key, a in columns.items()})
         if model.device != "cpu":
             inputs = map_tensors(inputs, lambda tensor: tensor.to(model.device))
-        with torch.inference_mode():
-            try:
-                output = call(model.module, inputs)
-            except Exception as error:
-                raise explain_failure(
-                    model.module, inputs, call, error, ("the module", "look at its forward method")
-                ) from error
-            return {wanted.key: select(output, wanted.key, rows) for wanted in self.outputs}
+        output = infer(model.module, inputs)
+        return {wanted.key: select(output, wanted.key, rows) for wanted in self.outputs}
 
 
 def rows_per_batch(plans: Sequence[ColumnPlan]) -> int:

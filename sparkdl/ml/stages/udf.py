@@ -89,11 +89,22 @@ def through_pandas(scorer: Task, batches: Iterator[Any]) -> Iterator[Any]:
 
     for result in scorer(columns()):
         if not scorer.names:
-            yield result.to_pandas()
+            yield to_pandas(result)
         else:
             # flatten() gives the fields of null structs as null, field() would not.
             fields = zip(scorer.names, result.flatten(), strict=True)
-            yield pd.DataFrame({name: column.to_pandas() for name, column in fields})
+            yield pd.DataFrame({name: to_pandas(column) for name, column in fields})
+
+
+def to_pandas(found: pa.Array | pa.Table) -> Any:
+    """Return results as pandas, which would make doubles of integers beside null."""
+    nullable = {pa.int64(): pd.Int64Dtype()}
+    return found.to_pandas(types_mapper=nullable.get) if _has_null_integers(found) else found.to_pandas()
+
+
+def _has_null_integers(found: pa.Array | pa.Table) -> bool:
+    columns = found.columns if isinstance(found, pa.Table) else [found]
+    return any(pa.types.is_int64(column.type) and column.null_count for column in columns)
 
 
 def _from_pandas(column: Any) -> pa.Array:
