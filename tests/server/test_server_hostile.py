@@ -177,6 +177,27 @@ def test_handshakes_count_and_have_a_clock(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+def test_a_client_that_says_nothing_costs_no_handshake(
+    model: Path, certificate: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Any] = []
+    plain = asyncio.sslproto.SSLProtocol.__init__
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> None:
+        begun.append(self)
+        plain(self, *args, **kwargs)
+
+    monkeypatch.setattr("asyncio.sslproto.SSLProtocol.__init__", counted)
+    with Running(model, copies=1, certificate=certificate[0], key=certificate[1]) as running:
+        held = [socket.create_connection(("127.0.0.1", running.port), 10) for _ in range(20)]
+        until(lambda: len(connections(running)) == 20)
+        assert not begun
+        held[0].send(b"\x16\x03\x01\x02\x00\x01")
+        until(lambda: len(begun) == 1)
+        for raw in held:
+            raw.close()
+
+
 def test_a_certificate_that_cannot_be_used_is_named(model: Path, tmp_path: Path) -> None:
     (tmp_path / "no.pem").write_text("x")
     with pytest.raises(ConfigError, match=r"certificate=.*no\.pem"):

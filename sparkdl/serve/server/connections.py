@@ -63,18 +63,19 @@ def connections(limit: int, seconds: float, tls: ssl.SSLContext | None = None) -
             self._clock = self.loop.call_later(seconds / 4, self._look)
             if tls is None:
                 super().connection_made(transport)
-            else:
+            else:  # a client that says nothing costs no handshake
                 self.connections.add(self)
                 self.transport = transport
-                transport.pause_reading()
-                self._early: list[bytes] = []
-                self._handshake = self.loop.create_task(self._shake_hands(transport, tls))
             if len(self.connections) > limit:
                 self._make_room()
 
         def data_received(self, data: bytes) -> None:
-            if self._handshake is not None:  # the last part of the handshake may have brought a request
-                self._early.append(data)
+            if self.transport is self._raw and tls is not None:
+                if self._handshake is None:
+                    self._early: list[bytes] = []
+                    self._handshake = self.loop.create_task(self._shake_hands(self._raw, tls, data))
+                else:  # the last part of the handshake has brought a request
+                    self._early.append(data)
                 return
             idle = self.conn.their_state is h11.IDLE
             super().data_received(data)
@@ -105,18 +106,19 @@ def connections(limit: int, seconds: float, tls: ssl.SSLContext | None = None) -
             else:
                 super().timeout_keep_alive_handler()
 
-        async def _shake_hands(self, raw: asyncio.Transport, tls: ssl.SSLContext) -> None:
-            """Exchange the raw transport for one with TLS."""
+        async def _shake_hands(self, raw: asyncio.Transport, tls: ssl.SSLContext, first: bytes) -> None:
+            """Exchange the raw transport for one with TLS, given the bytes that it has received already."""
             secure = None
+            times = {"ssl_handshake_timeout": seconds, "ssl_shutdown_timeout": seconds}
+            started = self.loop.create_task(self.loop.start_tls(raw, self, tls, server_side=True, **times))
+            while raw.get_protocol() is self and not started.done():
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)  # the new protocol learns of its connection
+            protocol = raw.get_protocol()
+            if isinstance(protocol, asyncio.BufferedProtocol):  # the connection is not lost meanwhile
+                _receive(protocol, first)
             try:
-                secure = await self.loop.start_tls(
-                    raw,
-                    self,
-                    tls,
-                    server_side=True,
-                    ssl_handshake_timeout=seconds,
-                    ssl_shutdown_timeout=seconds,
-                )
+                secure = await started
             except OSError:  # the client spoke no TLS, or not ours, or took too long
                 pass
             self._handshake = None
@@ -169,6 +171,16 @@ def connections(limit: int, seconds: float, tls: ssl.SSLContext | None = None) -
                 self._clock = None
 
     return Connection
+
+
+def _receive(protocol: asyncio.BufferedProtocol, data: bytes) -> None:
+    """Give a protocol bytes that its transport has read before."""
+    while data:
+        buffer = protocol.get_buffer(len(data))
+        size = min(len(buffer), len(data))
+        buffer[:size] = data[:size]
+        protocol.buffer_updated(size)
+        data = data[size:]
 
 
 def _limit_unsent(transport: asyncio.Transport) -> None:
