@@ -241,6 +241,10 @@ class TablePlan:
     weighted: bool
     arrays: bool = False
 
+    def sources(self, group: Structure) -> tuple[str, ...]:
+        """Return the names of the DataFrame's columns that features or labels are made of."""
+        return tuple(dict.fromkeys(column.source for column in self.columns if column.key in group.keys))
+
     def name_row(self, position: int) -> str:
         """Name a row by its position in the source."""
         return f"row {position}" if self.arrays else name_id(position)

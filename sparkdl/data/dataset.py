@@ -52,7 +52,8 @@ class Dataset:
 
     Build one with :meth:`from_dataframe`, :meth:`from_rdd` or :meth:`from_numpy`. Checks of the
     schema happen at once; the rows are converted when they are first needed and kept until
-    :meth:`release` (or the end of a ``with`` block, or of the application). ``source`` gives the rows.
+    :meth:`release` (or the end of a ``with`` block, or of the application). ``source`` gives the rows,
+    ``feature_columns`` names the columns that the features are made of.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Dataset:
             raise ConfigError(f"collate={collate!r:.100}: expected a callable such as sparkdl.data.Pad()")
         self.transform = transform
         self.collate = collate
+        self.feature_columns: Sequence[str] = plan.sources(plan.features)
         self.id = uuid.uuid4().hex
 
     # -- sources ------------------------------------------------------------------------------

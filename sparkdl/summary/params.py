@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import nn
+
 from sparkdl import redaction
+from sparkdl.nn.objective import parts_of
+from sparkdl.optim.describe import options_of, written
 
 if TYPE_CHECKING:
     from sparkdl.train.run import Run
 
 _LONGEST = 500
+_FEW = 16
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+>$")
 
 Plain = str | int | float
 
 
 def params(run: Run) -> dict[str, Plain]:
-    """Return module, size and all options of a run; those of a dict get dotted names."""
-    return {
+    """Return module, optimizer, loss, columns and all options of a run; those of a dict get dotted names.
+
+    The learning rate is the optimizer's own, which a schedule may change; several groups have a list.
+    """
+    rates = list(dict.fromkeys(options["lr"] for options in options_of(run.optimizer) if "lr" in options))
+    plan = run.data.plan
+    found = {
         "module": type(run.module).__name__,
         "trainable_parameters": run.layout.numel,
         "iterations_per_epoch": run.steps,
-        **flatten({field.name: getattr(run.config, field.name) for field in fields(run.config)}),
+        "optimizer": written(run.optimizer),
+        **({"learning_rate": rates[0] if len(rates) == 1 else rates} if rates else {}),
+        **(parts_of(run.objective) or {"loss": "the module's own"}),
+        "features": run.data.feature_columns,
+        "label": plan.sources(plan.label),
+        **{field.name: getattr(run.config, field.name) for field in fields(run.config)},
     }
+    return flatten(found)
 
 
 def flatten(options: Mapping[str, Any], prefix: str = "") -> dict[str, Plain]:
@@ -44,8 +63,38 @@ def _plain(value: Any) -> Plain:
         return redaction.text(value)
     if isinstance(value, int | float):
         return value
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value.item()
+    if isinstance(value, partial):
+        return _called(value.func, value.args, value.keywords)[:_LONGEST]
+    if isinstance(value, nn.Module):
+        return _called(type(value), (), _given(value))[:_LONGEST]
+    if is_dataclass(value) and not isinstance(value, type) and _has_usual_repr(value):
+        return _called(type(value), (), {f.name: getattr(value, f.name) for f in fields(value)})[:_LONGEST]
     if isinstance(value, Sequence):
         return f"[{', '.join(str(_plain(item)) for item in value)}]"[:_LONGEST]
     text = redaction.text(str(getattr(value, "__qualname__", None) or repr(value)))
     # An address in memory says nothing, and differs from run to run.
     return type(value).__name__ if _ADDRESS.search(text) else text[:_LONGEST]
+
+
+def _has_usual_repr(value: Any) -> bool:
+    return bool(type(value).__dataclass_params__.repr) and "__repr__" in vars(type(value))
+
+
+def _called(what: Any, args: Sequence[Any], options: Mapping[str, Any]) -> str:
+    """Return a call as one would write it."""
+    told = [*map(_plain, args), *(f"{name}={_plain(value)}" for name, value in options.items())]
+    return f"{_plain(what)}({', '.join(map(str, told))})"
+
+
+def _given(module: nn.Module) -> dict[str, Any]:
+    """Return the plain arguments that a module, such as a loss, has kept and that are not its defaults."""
+    found = {}
+    for name, parameter in inspect.signature(type(module)).parameters.items():
+        value = getattr(module, name, None)
+        if isinstance(value, torch.Tensor) and value.numel() <= _FEW:
+            value = value.tolist()
+        if isinstance(value, str | int | float | list) and repr(value) != repr(parameter.default):
+            found[name] = value
+    return found

@@ -88,6 +88,8 @@ class Fit:
             config=config,
             module=self.module,
             data=self.data,
+            optimizer=recipe.optimizer,
+            objective=recipe.objective,
             layout=recipe.layout,
             steps=epochs.steps(config.rows_per_iteration(config.batch_size, 0)),
             history=History(),

@@ -14,6 +14,8 @@ from sparkdl.allreduce.kept import Snapshot
 from sparkdl.exceptions import ConfigError
 from sparkdl.keyed.entries import Entries
 from sparkdl.nn.embedding import embedding_variables, fill
+from sparkdl.nn.objective import Objective
+from sparkdl.optim import OptimizerSpec
 from sparkdl.saved.identity import Identity, mark
 from sparkdl.train import shown
 from sparkdl.train.checkpoint.mark import Base
@@ -57,6 +59,8 @@ class Run:
         config: the options.
         module: the caller's module: structure and names, not the trained weights.
         data: the rows trained on.
+        optimizer: how the optimizer is built; with local steps that of the partitions.
+        objective: the loss.
         layout: where each parameter lies in the flat vectors.
         steps: iterations of the current epoch.
         batch_size: rows of one iteration; a change counts from the next epoch on, in ``on_resize`` at once.
@@ -80,6 +84,8 @@ class Run:
     config: TrainConfig
     module: nn.Module
     data: Dataset
+    optimizer: OptimizerSpec
+    objective: Objective
     layout: ParamLayout
     steps: int
     history: History

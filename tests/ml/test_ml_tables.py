@@ -37,6 +37,7 @@ from sparkdl.ml import (
 from sparkdl.ml.estimators import tables
 from sparkdl.nn import DLRM, DeepFM, Tabular
 from sparkdl.serve import Predictor
+from sparkdl.summary import JsonLines
 from sparkdl.table.encoding import Category, Number, TableEncoding, columns_of
 from sparkdl.train.planning.request import Request, take
 
@@ -310,9 +311,15 @@ def test_a_saved_table_that_was_tampered_with_is_refused(fitted: Any, tmp_path: 
         Predictor.load(str(path))
 
 
-def test_a_regression_of_a_table_and_modules_that_take_one(table: Any) -> None:
-    est = TorchRegressor(featuresCols=["n", "s"], labelCol="z", maxEpochs=20, learningRate=0.01)
+def test_a_regression_of_a_table_and_modules_that_take_one(table: Any, tmp_path: Path) -> None:
+    lines = JsonLines(tmp_path / "run.jsonl")
+    est = TorchRegressor(
+        featuresCols=["n", "s"], labelCol="z", maxEpochs=20, learningRate=0.01, hooks=[lines]
+    )
     model = est.fit(table)
+    told = json.loads((tmp_path / "run.jsonl").read_text().splitlines()[0])["settings"]
+    assert (sorted(told["features"].strip("[]").split(", ")), told["label"]) == (["n", "s"], "[z]")
+    assert (told["learning_rate"], told["loss"]) == (0.01, "squared_error")
     rmse = RegressionEvaluator(labelCol="z").evaluate(model.transform(table))
     assert rmse < 0.5
     assert model.module.output_mean[0] == pytest.approx(np.mean([row[8] for row in values()]), rel=1e-3)

@@ -1,13 +1,20 @@
 import json
 import math
 from datetime import datetime
+from functools import partial
 
 import fsspec
 import pytest
+import torch
 from support.runs import FakeRun
+from torch import nn
+from torch.nn import functional as nnf
 
 from sparkdl.exceptions import ConfigError
+from sparkdl.optim import ParamGroup, optimizer_spec
 from sparkdl.summary import JsonLines
+from sparkdl.summary.params import params
+from sparkdl.train.options.schedule import polynomial
 from sparkdl.train.options.triggers import EveryEpoch, EveryIterations
 
 
@@ -30,6 +37,32 @@ def test_the_file_says_how_the_run_began_and_ended(tmp_path):
     assert (begin["kind"], begin["name"], begin["iteration"]) == ("begin", "digits", 0)
     assert datetime.fromisoformat(begin["time"]) <= datetime.fromisoformat(end["time"])
     assert (end["kind"], end["status"], end["reason"]) == ("end", "FINISHED", "end_when")
+
+
+def test_the_settings_tell_optimizer_rate_loss_and_columns(tmp_path):
+    path = tmp_path / "run.jsonl"
+    heavy = nn.CrossEntropyLoss(torch.tensor([1.0, 3.0]), label_smoothing=0.1)
+    falling = polynomial(30)
+    run = FakeRun(optimizer=lambda p: torch.optim.AdamW(p, weight_decay=0.1), loss=heavy, schedule=falling)
+    run.train(JsonLines(path), iterations=1)
+    told = frame_of(path)[0]["settings"]
+    assert told["optimizer"] == "AdamW(lr=0.001, weight_decay=0.1)"
+    assert told["learning_rate"] == torch.optim.AdamW([torch.ones(1)]).defaults["lr"]
+    assert told["loss"] == "CrossEntropyLoss(weight=[1.0, 3.0], label_smoothing=0.1)"
+    assert told["schedule"] == "PerIteration(factory=PolynomialLR(total_iters=30, power=1.0))"
+    assert told["features"] == "[features]"
+
+
+def test_several_groups_and_optimizers_are_told(tmp_path):
+    groups = [ParamGroup("0.*", lr=0.5), ParamGroup("2.*", momentum=0.9)]
+    run = FakeRun(loss=partial(nnf.cross_entropy, label_smoothing=0.1))
+    run.optimizer = optimizer_spec(partial(torch.optim.SGD, lr=0.1), run.module, groups)[0]
+    told = params(run)
+    assert told["learning_rate"] == "[0.5, 0.1]"
+    assert told["loss"] == "cross_entropy(label_smoothing=0.1)"
+    two = {"0.*": partial(torch.optim.SGD, lr=0.1), "*": torch.optim.Adam}
+    run.optimizer = optimizer_spec(two, run.module)[0]
+    assert params(run)["optimizer"] == "SGD(lr=0.1) + Adam(lr=0.001)"
 
 
 def test_a_failed_run_says_why(tmp_path):

@@ -206,9 +206,15 @@ def test_autolog(uri, client):
 def test_dict_options_are_flattened():
     from sparkdl.summary.params import flatten
 
-    options = {"a": {"b": {"c": 1}, "d": True}, "e": [1, "x"], "f": object(), "g": len, "h": partial(len)}
+    options = {
+        "a": {"b": {"c": 1}, "d": True},
+        "e": [1, "x"],
+        "f": object(),
+        "g": len,
+        "h": partial(int, base=2),
+    }
     assert flatten(options) == {"a.b.c": 1, "a.d": True, "e": "[1, x]", "f": "object", "g": "len"} | {
-        "h": "functools.partial(<built-in function len>)"
+        "h": "int(base=2)"
     }
     assert len(flatten({"x": "long" * 10_000, "y": list(range(10_000))})["y"]) == 500
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import torch
 from torch import nn
+from torch.nn import functional as nnf
 
-from sparkdl.data.columns import ColumnPlan, structure_of
+from sparkdl.data.columns import ColumnPlan, TablePlan, structure_of
+from sparkdl.nn.objective import LossObjective
 from sparkdl.nn.parameters import layout_of
+from sparkdl.optim import optimizer_spec
 from sparkdl.train.history import History
 from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.state import TrainState
@@ -17,7 +21,17 @@ from sparkdl.train.state import TrainState
 class FakeRun(SimpleNamespace):
     """Looks like :class:`sparkdl.train.run.Run` to hooks that only read."""
 
-    def __init__(self, steps=4, module=None, features=None, transform=None, name="digits", **options):
+    def __init__(
+        self,
+        steps=4,
+        module=None,
+        features=None,
+        transform=None,
+        name="digits",
+        optimizer=None,
+        loss=nnf.cross_entropy,
+        **options,
+    ):
         module = module or nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
         features = torch.ones(2, 3).numpy() if features is None else features
         plan = structure_of(features, "features")
@@ -26,6 +40,8 @@ class FakeRun(SimpleNamespace):
             steps=steps,
             module=module,
             config=TrainConfig(**options),
+            optimizer=optimizer_spec(optimizer or partial(torch.optim.Adam, lr=1e-3), module)[0],
+            objective=LossObjective(loss),
             layout=layout_of(module),
             history=History(),
             previous=TrainState(),
@@ -37,12 +53,13 @@ class FakeRun(SimpleNamespace):
             monitored="",
             data=SimpleNamespace(
                 peek=lambda: plan.disassemble(features),
-                plan=SimpleNamespace(
+                plan=TablePlan(
                     features=plan,
                     label=structure_of(None, "label"),
                     weighted=False,
-                    columns=[ColumnPlan(key, key.removeprefix("features_")) for key in plan.keys],
+                    columns=tuple(ColumnPlan(key, key.removeprefix("features_")) for key in plan.keys),
                 ),
+                feature_columns=tuple(key.removeprefix("features_") for key in plan.keys),
                 transform=transform,
                 collate=None,
             ),

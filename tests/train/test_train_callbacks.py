@@ -47,6 +47,8 @@ class Driver:
             config=TrainConfig(progress=False),
             module=module,
             data=None,
+            optimizer=None,
+            objective=None,
             layout=self.flat.layout,
             steps=steps,
             history=History(),

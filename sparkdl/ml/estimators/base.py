@@ -65,6 +65,8 @@ class FitsTorch(FitsModule, HasTrainingSetters, HasInputs):
                 data = Dataset.from_dataframe(
                     df, features=rows.features, label=label, weight=weight, num_partitions=count
                 )
+                if rows.encoding is not None:
+                    data.feature_columns = rows.encoding.columns
                 return stack.enter_context(data)
 
             yield dataset_of(rows.train), None if rows.validation is None else dataset_of(rows.validation)
