@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.runs import FakeRun
 from test_runs import FOREIGN
 
 from sparkdl.__main__ import main
+from sparkdl.cli.runs.differing import differing, names_of
+from sparkdl.cli.runs.found import RunSummary
 from sparkdl.summary import JsonLines
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>'\""
@@ -60,6 +64,40 @@ def test_it_has_the_list_the_curves_and_the_settings(tmp_path: Path) -> None:
     assert first["facts"]["best score"] == "0.8889 (val/accuracy)"
     assert "attempt" not in [text for text in Parsed(page).texts["th"] if text == "attempt"]
     assert page.count("<details>") == 2
+
+
+def test_what_differs_comes_first_and_folders_name_the_runs(tmp_path: Path) -> None:
+    for lr in (0.1, 0.01):
+        run = FakeRun(name="TorchClassifier", optimizer=partial(torch.optim.SGD, lr=lr))
+        run.train(JsonLines(tmp_path / f"rate-{lr}" / "history.jsonl"))
+    told = Parsed(written(tmp_path)).texts
+    assert told["th"][:2] == ["run", "learning rate"]
+    assert told["span"][0].startswith("rate-0.")
+    (common,) = [text for text in told["p"] if text.startswith("In all runs: name TorchClassifier")]
+    assert "learning_rate" not in common
+
+
+@pytest.mark.parametrize(
+    ("paths", "names"),
+    [
+        (["a/history.jsonl", "b/history.jsonl"], ["a", "b"]),
+        (["logs/a.jsonl", "logs/b.jsonl"], ["logs/a", "logs/b"]),
+        (["history.jsonl"], ["history"]),
+        (["logs/twice.jsonl", "logs/twice.jsonl"], ["logs", "logs (2)"]),
+        (["a/x.jsonl", "a/checkpoints.v2"], ["a", "a/checkpoints.v2"]),
+    ],
+)
+def test_runs_are_named_by_their_folders(paths: list[str], names: list[str]) -> None:
+    assert names_of([RunSummary(path) for path in paths]) == names
+
+
+def test_settings_differ_in_the_order_of_what_matters() -> None:
+    first = {"zeal": "1", "batch_size": "32", "optimizer": "SGD(lr=0.1)", "learning_rate": "0.1", "seed": "0"}
+    second = first | {"zeal": "2", "batch_size": "64", "optimizer": "SGD(lr=0.2)", "learning_rate": "0.2"}
+    assert differing([first, second, {}]) == ["learning_rate", "batch_size", "zeal"]
+    third = second | {"optimizer": "Adam(lr=0.2)"}
+    assert differing([second, third]) == ["optimizer"]
+    assert differing([first]) == []
 
 
 def test_it_loads_nothing_and_runs_one_script(tmp_path: Path) -> None:

@@ -15,16 +15,24 @@ from typing import Any
 
 from sparkdl import html
 from sparkdl.cli.document import document
+from sparkdl.cli.runs.differing import differing, names_of, shared
 from sparkdl.cli.runs.found import Course, RunSummary
 from sparkdl.exceptions import ConfigError
 
 _POINTS = 400
+_SETTINGS = 5
+"""Settings in the list at most: more make it wider than a screen."""
+_SHORT = 24
+_MINUTE = len("2026-01-31 12:00")
+_KEPT = ("started", "loss", "best score")
+"""Facts in the list even where all runs have the same."""
 _SMALL = (140, 30)
 _LARGE = (480, 96)
 _SCRIPT = Path(__file__).with_name("page.js")
 
 _BODY = Template("""\
 <div id="runs" class="wide">$runs</div>
+$same
 <section id="compare" hidden>
 <h2>Compare</h2>
 <div class="choose">
@@ -32,8 +40,8 @@ _BODY = Template("""\
 <label><span class="swatch b"></span>B <select id="second"><option value="">none</option></select></label>
 </div>
 <div id="curves"></div>
-<h2>Results</h2><div id="facts" class="wide"></div>
 <h2>Settings</h2><div id="settings" class="wide"></div>
+<h2>Results</h2><div id="facts" class="wide"></div>
 </section>
 <h2>Each run</h2>
 $details
@@ -61,11 +69,14 @@ def page(found: Sequence[RunSummary], folder: str) -> str:
     made = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     one = len(found) == 1
     script = _SCRIPT.read_text(encoding="utf-8")
+    names = names_of(found)
+    listed, same = _list(found, names)
     body = _BODY.substitute(
         script=script,
-        runs=_list(found),
-        details="\n".join(map(_details, found)),
-        data=_json([_data(run) for run in found]),
+        runs=listed,
+        same=same,
+        details="\n".join(map(_details, found, names)),
+        data=_json([_data(run, name) for run, name in zip(found, names, strict=True)]),
     )
     remark = f"{len(found)} run{'' if one else 's'}, {made}"
     return document(f"Runs in {folder}", remark, body, script)
@@ -90,36 +101,58 @@ def facts(run: RunSummary) -> dict[str, str]:
     }
 
 
-def _list(found: Sequence[RunSummary]) -> str:
+def _list(found: Sequence[RunSummary], names: Sequence[str]) -> tuple[str, str]:
+    """Return the list: names, what differs, what runs came to; and what all of them have in common."""
+    told, settings = [facts(run) for run in found], [_settings(run) for run in found]
+    chosen = differing(settings)
     left_out = () if any(run.attempt for run in found) else ("attempt",)
-    names = [name for name in facts(found[0]) if name not in left_out] if found else []
+    columns = [name for name in told[0] if name not in (*left_out, "path")] if told else []
+    same = shared(told, [name for name in columns if name not in _KEPT])
+    columns = [name for name in columns if name not in same]
     rows = []
-    for run in found:
+    for run, name, fact, setting in zip(found, names, told, settings, strict=True):
         curve = [y for _, y in sorted(_series(run).get("loss", {}).items())]
-        said = facts(run)
-        rows.append([*(said[name] for name in names), html.sparkline(curve, f"loss of {run.name}", _SMALL)])
-    return html.table([*names, "course of the loss"], rows)
+        line = html.sparkline(curve, f"loss of {name}", _SMALL)
+        own = [setting.get(each, "-") for each in chosen[:_SETTINGS]]
+        fact["started"] = fact["started"][:_MINUTE]
+        rows.append([*map(_cell, [name, *own, *(fact[each] for each in columns)]), line])
+    head = ["run", *(each.replace("_", " ") for each in chosen[:_SETTINGS]), *columns, "course of the loss"]
+    said = [f"In all runs: {', '.join(f'{n} {v}' for n, v in same.items())}."] if same else []
+    if more := chosen[_SETTINGS:]:
+        said.append(f"They also differ in {', '.join(more)}: see below.")
+    return html.table(head, rows), f"<p>{html.text(' '.join(said))}</p>" if said else ""
 
 
-def _details(run: RunSummary) -> str:
+def _cell(value: str) -> html.Raw:
+    """Return a value that a table breaks into lines only if it is long."""
+    kind = "whole" if len(value) <= _SHORT else "long"
+    return html.Raw(f"<span class='{kind}'>{html.text(value)}</span>")
+
+
+def _details(run: RunSummary, name: str) -> str:
     """Return a run by itself, for readers without JavaScript."""
     rows = []
-    for name, values in _series(run).items():
+    for series, values in _series(run).items():
         line = [y for _, y in sorted(values.items())]
-        rows.append((name, f"{line[0]:.4g}", f"{line[-1]:.4g}", html.sparkline(line, name, _LARGE)))
+        rows.append((series, f"{line[0]:.4g}", f"{line[-1]:.4g}", html.sparkline(line, series, _LARGE)))
     curves = html.table(["", "first", "last", "course"], rows) if rows else ""
-    settings = run.course.settings if run.course is not None else {}
+    settings = _settings(run)
     told = html.table(["setting", "value"], sorted(settings.items())) if settings else ""
-    name = html.text(f"{run.name or '-'}, {run.path}")
-    return f"<details><summary>{name}</summary><div class='wide'>{curves}{told}</div></details>"
+    title = html.text(f"{name}: {run.name or '-'}, {run.path}")
+    return f"<details><summary>{title}</summary><div class='wide'>{curves}{told}</div></details>"
 
 
-def _data(run: RunSummary) -> dict[str, Any]:
+def _data(run: RunSummary, name: str) -> dict[str, Any]:
     return {
+        "run": name,
         "facts": facts(run),
-        "settings": run.course.settings if run.course is not None else {},
+        "settings": _settings(run),
         "series": {name: _points(values) for name, values in _series(run).items()},
     }
+
+
+def _settings(run: RunSummary) -> Mapping[str, str]:
+    return run.course.settings if run.course is not None else {}
 
 
 def _series(run: RunSummary) -> Mapping[str, Mapping[int, float]]:
