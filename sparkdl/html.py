@@ -14,10 +14,10 @@ _POINTS = 120
 _TEXT = 200
 
 
-def text(value: object) -> str:
-    """Return a value as text of HTML, cut off where it is long."""
+def text(value: object, most: int = _TEXT) -> str:
+    """Return a value as text of HTML, cut off after so many characters."""
     found = str(value)
-    return escape(found if len(found) <= _TEXT else f"{found[: _TEXT - 1]}…")
+    return escape(found if len(found) <= most else f"{found[: most - 1]}…")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

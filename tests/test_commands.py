@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow.csv import write_csv
 from support.models import mlp
 from support.runs import FakeRun
 
@@ -78,6 +79,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     homes = {"price": numbers, "rooms": numbers, "area": numbers}
     pq.write_table(pa.table(species), "iris.parquet")
     pq.write_table(pa.table(homes), "homes.parquet")
+    write_csv(pa.table(homes), "homes.csv")
     FakeRun().train(JsonLines("runs/a.jsonl"))
     Path("token").write_text("0123456789abcdef")
     Path("token").chmod(0o600)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -26,6 +26,8 @@ script. The trace opens at https://ui.perfetto.dev: driver, tasks of each host, 
 """
 _BAR = (200, 12)
 _LAYERS = 30
+_ADVICE = 1000
+_LAYER = ("layer", "kind", "parameters", "forward ms", "backward ms", "of all layers")
 _MEANS = {
     "rows": "rows of the step, from the partition store to tensors",
     "forward and backward": "the module and the loss, mean of all ranks",
@@ -96,10 +98,12 @@ def shown(found: Mapping[str, Any]) -> str:
     """Return a profile as text."""
     step = found["facts"]["step"] or 1.0
     lines = [f"{found['name']}: a step takes {1e3 * step:.4g} ms"]
-    lines += [f"  {1e3 * s:9.4g} ms  {s / step:5.1%}  {name}" for name, s in _parts(found)]
-    lines.append("layers, forward and backward:")
+    lines.append(f"  {'ms':>9}  share  part")
+    lines += [f"  {1e3 * s:9.4g}  {s / step:5.1%}  {name}" for name, s in _parts(found)]
+    if found["layers"]:
+        lines.append(f"  {'forward':>9} {'backward':>9}  layer (ms)")
     for layer in found["layers"][:10]:
-        times = f"{1e3 * layer['forward']:9.4g} {1e3 * layer['backward']:9.4g} ms"
+        times = f"{1e3 * layer['forward']:9.4g} {1e3 * layer['backward']:9.4g}"
         lines.append(f"  {times}  {layer['name']} ({layer['kind'] or '-'})")
     lines.append(f"bottleneck: {found['bottleneck']}")
     return "\n".join([*lines, *(f"- {text}" for text in found["advice"])])
@@ -126,16 +130,23 @@ def page(found: Mapping[str, Any]) -> str:
         for layer in found["layers"][:_LAYERS]
     ]
     body = _BODY.substitute(
-        parts=html.table(["part", "ms", "share", "", "what it is"], parts),
-        advice=html.table(["", "change"], enumerate(found["advice"], 1)),
-        layers=html.table(["layer", "kind", "parameters", "forward ms", "backward ms", ""], layers),
+        parts=html.table(["part", "ms", "share", "of the step", "what it is"], parts),
+        advice=_list(found["advice"]),
+        layers=html.table(
+            ["layer", "kind", "parameters", "forward ms", "backward ms", "of all layers"], layers
+        ),
         facts=html.table(
-            ["", "value"],
+            ["setting", "value"],
             [(told, _fact(found, name)) for name, told in _FACTS.items() if name in found["facts"]],
         ),
     )
     remark = f"{1e3 * step:.4g} ms; the largest part is {found['bottleneck']}, {share}"
     return document(f"A step of {found['name']}", remark, body)
+
+
+def _list(advice: Sequence[str]) -> str:
+    lines = "".join(f"<li>{html.text(text, _ADVICE)}</li>" for text in advice)
+    return f"<ol>{lines}</ol>" if lines else "<p>Nothing takes so much of a step that a change would pay.</p>"
 
 
 def _parts(found: Mapping[str, Any]) -> list[tuple[str, float]]:

@@ -55,6 +55,7 @@ class SearchResult:
         epochs: how many epochs all trials have run.
         rungs: how many rungs have run.
         replayed: how many of them had run before the search was resumed.
+        logarithmic: params whose logarithms the space tells apart.
     """
 
     best: BestTrial | None
@@ -65,6 +66,7 @@ class SearchResult:
     epochs: int
     rungs: int
     replayed: int = 0
+    logarithmic: Sequence[str] = ()
     _state: bytes | None = None
     _module: Callable[[Mapping[str, Any]], nn.Module] | None = None
 
@@ -163,7 +165,7 @@ class SearchResult:
         from sparkdl.tune.plot import plot
 
         best = None if self.best is None else self.best.number
-        return plot(self.trials, self.metric, self.mode, best)
+        return plot(self.trials, self.metric, self.mode, best, self.logarithmic)
 
     def value_of(self, trial: Trial) -> float:
         """Return the last value of a trial as the metric has it; NaN if there is none."""

@@ -180,6 +180,7 @@ def result_to_json(result: SearchResult) -> dict[str, Any]:
             for trial in result.trials
         ],
         **{name: getattr(result, name) for name in _PLAIN},
+        "logarithmic": list(result.logarithmic),
     }
 
 
@@ -202,6 +203,7 @@ def result_from_json(found: Mapping[str, Any], path: str) -> SearchResult:
             best=None if best is None else BestTrial(**{**best, "copies": tuple(best["copies"])}),
             trials=trials,
             **{name: found[name] for name in _PLAIN},
+            logarithmic=tuple(found.get("logarithmic", ())),
         )
 
 

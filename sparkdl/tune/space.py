@@ -111,6 +111,11 @@ class Space:
                 "tune.loguniform(1e-4, 1e-1) or tune.choice([16, 64])"
             )
 
+    @property
+    def logarithmic(self) -> tuple[str, ...]:
+        """The names whose logarithms are told apart."""
+        return tuple(name for name, kind in self.distributions.items() if getattr(kind, "log", False))
+
     def _plain(self, name: str, values: list[Any]) -> list[Any]:
         """Return values by which Optuna chooses from a list: texts of which no two are alike, for objects."""
         alike = any(value == other and type(value) is not type(other) for value, other in _pairs(values))

@@ -404,6 +404,7 @@ class Tuner:
             epochs=search.spent,
             rungs=search.rungs,
             replayed=min(journal.replayed, search.rungs),
+            logarithmic=self.space.logarithmic,
             _state=journal.state(best.rung) if best is not None else None,
             _module=self._module,
         )

@@ -24,7 +24,7 @@ from sparkdl.nn.parameters import layout_of
 from sparkdl.train import ClusterPlan, Elastic, Hook, plan
 from sparkdl.train.demand import Demand
 from sparkdl.train.planning import request as rehearsals
-from sparkdl.train.planning.advice import advice
+from sparkdl.train.planning.advice import _TAKES, advice
 from sparkdl.train.planning.cluster_plan import make_plan
 from sparkdl.train.planning.costs import Driver, moves, worth
 from sparkdl.train.planning.layers import profile_layers
@@ -315,9 +315,26 @@ def test_parts_of_a_step_add_up() -> None:
     overlapping = parts_of(phases, step=3.75, job=0.5, skip=1)
     assert sum(overlapping.values()) == pytest.approx(3.75)
     assert overlapping["forward and backward"] == pytest.approx(2.5)
-    told = advice(found, [], trainer().config, "replicated", "direct")
-    assert told[0].startswith("forward and backward (50%)")
+    told = advice(found, [], trainer().config, "replicated", "direct", 2)
+    assert told[0].startswith("Forward and backward take 50% of a step. Use more executors or cores")
     assert "gradient_codec" in told[1]
+
+
+def test_one_rank_gets_no_advice_on_others() -> None:
+    parts = {"exchange": 5.0, "waiting for the slowest rank": 5.0, "update": 5.0, "scheduling": 5.0}
+    told = advice(parts, [], trainer().config, "replicated", "direct", 1)
+    assert [text.split(" ")[0] for text in told] == ["The", "Starting"]
+    assert not any(word in text for word in ("sharded", "exchange", "fewer executors") for text in told)
+    assert len(advice(parts, [], trainer().config, "replicated", "direct", 2)) == 4
+
+
+def test_advice_is_whole_sentences() -> None:
+    layers = [{"name": "body.0", "kind": "Linear", "forward": 3.0, "backward": 1.0}]
+    for exchange in ("replicated", "sharded", "driver"):
+        for name in _TAKES:
+            (told,) = advice({name: 1.0}, layers, trainer().config, exchange, "shuffle", 4)
+            assert told[0].isupper()
+            assert told.endswith(".")
 
 
 def test_layers_have_their_forward_and_their_backward() -> None:

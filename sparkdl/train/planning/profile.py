@@ -115,7 +115,7 @@ def profile_of(
         "parts": parts,
         "layers": layers,
         "bottleneck": largest,
-        "advice": advice(parts, layers, config, fit.exchange, fit.transport),
+        "advice": advice(parts, layers, config, fit.exchange, fit.transport, fit.ranks),
     }
 
 
