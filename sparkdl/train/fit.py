@@ -15,7 +15,8 @@ from sparkdl.train.given import scheduled
 from sparkdl.train.history import History
 from sparkdl.train.hooks.checkpoint import Resume, find_resume_point, of_attempt
 from sparkdl.train.hooks.of_run import hooks_of
-from sparkdl.train.leaving import ErrorsCarryResult, interruptible, result_of, unless_under_way
+from sparkdl.train.interrupt import interruptible
+from sparkdl.train.leaving import ErrorsCarryResult, result_of, unless_under_way
 from sparkdl.train.loop import Loop
 from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.passes.dry_run import dry_run

@@ -1,14 +1,11 @@
-"""The end of a fit before its time: Ctrl-C between jobs, and exceptions that carry what was trained."""
+"""The end of a fit before its time: exceptions that carry what was trained."""
 
 from __future__ import annotations
 
 import logging
-import signal
-import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Self
 
 from torch import nn
@@ -18,39 +15,6 @@ from sparkdl.train.result import FitResult, StoppedBy
 from sparkdl.train.run import Run
 
 _log = logging.getLogger("sparkdl")
-
-
-@contextmanager
-def interruptible(until: str = "this iteration") -> Iterator[Callable[[], bool]]:
-    """Watch for SIGINT inside the block; yields a function that tells whether one came.
-
-    A second SIGINT gets the previous handler, which cancels the running job. Signals reach only
-    the main thread; elsewhere the function always returns ``False``.
-    """
-    pressed = False
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-
-    previous = signal.getsignal(signal.SIGINT)
-
-    def handler(number: int, stack: FrameType | None) -> None:
-        nonlocal pressed
-        if pressed:
-            if callable(previous):
-                previous(number, stack)
-            raise KeyboardInterrupt
-        pressed = True
-        print(
-            f"\nsparkdl: stopping after {until}; press Ctrl-C again to stop at once",
-            file=sys.stderr,
-        )
-
-    signal.signal(signal.SIGINT, handler)
-    try:
-        yield lambda: pressed
-    finally:
-        signal.signal(signal.SIGINT, previous)
 
 
 class ErrorsCarryResult:

@@ -26,6 +26,7 @@ from sparkdl.allreduce.state import ModelState
 from sparkdl.compute.stragglers import Allowance
 from sparkdl.exceptions import TaskError
 from sparkdl.keyed.entries import Entries
+from sparkdl.train.interrupt import raise_if_stopped
 from sparkdl.wire.frame import Array, Frame
 
 _SHARE = 0.03
@@ -228,6 +229,7 @@ class Recovery:
                     before_retry()
                 return action()
             except TaskError as error:
+                raise_if_stopped()
                 first = first or error
                 if error.remote_traceback or not self._may_retry():
                     raise first from None

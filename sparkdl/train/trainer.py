@@ -31,6 +31,7 @@ from sparkdl.train.given import (
     with_schedule,
 )
 from sparkdl.train.hooks.checkpoint import Resume
+from sparkdl.train.interrupt import at_once
 from sparkdl.train.leaving import ErrorsCarryResult
 from sparkdl.train.options.checks import integer_option
 from sparkdl.train.options.config import TrainConfig
@@ -237,7 +238,8 @@ class Trainer:
         self._label = data.plan.label
         fit = Fit(recipe=self._recipe, name=self.name, config=self.config, module=self.module, data=data)
         try:
-            fit.run(validation, resume, rows, kept)
+            with at_once():
+                fit.run(validation, resume, rows, kept)
         finally:
             self.result = kept.result or self.result
         assert self.result is not None  # it has ended, without an error

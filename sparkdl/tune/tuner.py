@@ -17,7 +17,7 @@ from sparkdl.data.columns import ColumnLike, Columns
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
 from sparkdl.train.given import Chosen, check_dataset, datasets_of
-from sparkdl.train.leaving import interruptible
+from sparkdl.train.interrupt import interruptible
 from sparkdl.train.options.checks import integer_option
 from sparkdl.train.passes.validation import validation_sets
 from sparkdl.train.trainer import Trainer

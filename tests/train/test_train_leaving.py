@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +12,7 @@ from torch import nn
 from sparkdl.exceptions import DataError, TaskError
 from sparkdl.train import FitResult, History, TrainState
 from sparkdl.train.groups import Ahead
-from sparkdl.train.leaving import ErrorsCarryResult, interruptible, unless_under_way
+from sparkdl.train.leaving import ErrorsCarryResult, unless_under_way
 
 RESULT = FitResult(nn.Identity(), History(), TrainState(iteration=3), "error")
 
@@ -158,17 +156,3 @@ def test_an_iteration_after_a_failed_settle_begins_where_it_should() -> None:
         ahead.settle()
     assert ahead.run(Item(3), lambda most: []) == 3
     assert recovery.model == 4
-
-
-@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL, lambda *_: None])
-def test_a_second_ctrl_c_ends_at_once_whatever_the_handler_before(handler: Any, capsys: Any) -> None:
-    before = signal.signal(signal.SIGINT, handler)
-    try:
-        with interruptible() as interrupted:
-            os.kill(os.getpid(), signal.SIGINT)
-            assert interrupted()
-            with pytest.raises(KeyboardInterrupt):
-                os.kill(os.getpid(), signal.SIGINT)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert "press Ctrl-C again" in capsys.readouterr().err
