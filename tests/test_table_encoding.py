@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.table.calendar import part_of
-from sparkdl.table.encoding import Category, Number, TableEncoding, columns_of, read_table, table_of
+from sparkdl.table.encoding import Category, Number, TableEncoding, read_table, table_of
+from sparkdl.table.values import arrow, columns_of, doubles
+from sparkdl.table.zones import zone_named
 
 AGE = Number("age", "number", 40.0, 10.0, missing=True, knots=(-1.0, 0.0, 1.0))
 MEMBER = Number("member", "boolean", 0.5, 0.5)
@@ -123,6 +128,48 @@ def test_timestamps_are_seconds_in_utc() -> None:
     assert found["numbers"].tolist() == [[3600.0], [0.0]]
     assert found["categories"].tolist() == [[3], [1]]
     assert encode({"t": [date(1970, 1, 2)]}, encoding)["numbers"].tolist() == [[86400.0]]
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe"])
+def test_times_without_a_zone_follow_the_clock_of_the_fit(zone: str) -> None:
+    encoding = TableEncoding((Number("t", "timestamp", 0.0, 1.0),), (), {}, 2, zone)
+    # Also hours that the clock shows twice or never: the library's fold=0 is what Java does.
+    clock = [datetime(2024, month, 1) for month in range(1, 13)]
+    clock += [
+        datetime(2024, 3, 31, 2, 30),
+        datetime(2024, 10, 27, 2, 30),
+        datetime(1969, 1, 1, 0, 0, 0, 250_000),
+    ]
+    clock += [datetime(2024, 3, 10, 2, 30), datetime(2024, 11, 3, 1, 30), datetime(2024, 10, 6, 2, 10)]
+    there = [time.replace(tzinfo=ZoneInfo(zone)) for time in clock]
+    expected = [time.timestamp() for time in there]
+    for times in (clock, there, pd.Series(clock), pa.array(clock, pa.timestamp("ns"))):
+        assert doubles("t", arrow("t", times), "timestamp", encoding.zone_of("t")).tolist() == expected
+    assert doubles("t", arrow("t", [date(2024, 7, 1)]), "timestamp", zone).tolist() == [expected[6]]
+    late = pa.array([datetime(2024, 7, 1, 23, 59, tzinfo=ZoneInfo(zone))])
+    for day in (late, pa.array([datetime(2024, 7, 1)]), pa.array([date(2024, 7, 1)], pa.date64())):
+        assert doubles("d", day, "date", zone).tolist() == [19_905.0]
+    assert replace(encoding, clocks=("t",)).zone_of("t") == "UTC"
+    assert TableEncoding.from_json(json.loads(json.dumps(encoding.to_json()))) == encoding
+
+
+def test_an_encoding_without_a_zone_is_what_earlier_releases_read() -> None:
+    assert ENCODING.to_json()["format"] == 1
+    assert replace(ENCODING, zone="Europe/Berlin").to_json()["format"] == 2
+
+
+def test_zones_of_java_and_those_that_this_machine_does_not_know() -> None:
+    names = ("UTC", "Z", "GMT+2", "UTC-03:30", "+05:30", "Etc/UTC", "Europe/Berlin")
+    assert [zone_named(name) for name in names] == [
+        *("UTC", "UTC", "+02:00", "-03:30", "+05:30", "UTC", "Europe/Berlin")
+    ]
+    noon = pa.array([datetime(2024, 1, 1, 12)])
+    assert doubles("t", noon, "timestamp", "+05:30") == [datetime(2024, 1, 1, 6, 30, tzinfo=UTC).timestamp()]
+    mars = pa.array([0], pa.timestamp("us", "Mars/Phobos"))
+    assert doubles("t", mars, "timestamp", "Europe/Berlin").tolist() == [0.0]
+    assert doubles("t", mars, "date", "Europe/Berlin").tolist() == [0.0]
+    with pytest.raises(DataError, match="column 't': its times follow the clock of 'Mars/Phobos'"):
+        doubles("t", noon, "timestamp", "Mars/Phobos")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -11,6 +12,7 @@ import torch
 
 from sparkdl.ml.stages.udf import to_pandas
 from sparkdl.serve.served import ServedModel
+from sparkdl.table.zones import zone_named
 
 
 class PyFunc:
@@ -35,7 +37,11 @@ def _load_pyfunc(path: str, model_config: Mapping[str, Any] | None = None) -> Py
     """Load a model; MLflow calls it by this name."""
     from pyspark import TaskContext
 
+    served = ServedModel.load(path, trust=list((model_config or {}).get("trust", ())))
     context = TaskContext.get()
     if context is not None:  # in a task of Spark, whose cores are not all of the machine's
         torch.set_num_threads(context.cpus())
-    return PyFunc(ServedModel.load(path, trust=list((model_config or {}).get("trust", ()))))
+        zone = context.getLocalProperty("spark.sql.session.timeZone")
+        if zone is not None and served.encoding is not None:  # pandas gets what this session's clock shows
+            served.encoding = replace(served.encoding, zone=zone_named(zone))
+    return PyFunc(served)

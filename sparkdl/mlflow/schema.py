@@ -14,7 +14,8 @@ from sparkdl.data.sparse import of_row
 from sparkdl.exceptions import DataError
 from sparkdl.ml.stages.outputs import OutputColumn
 from sparkdl.serve.served import ServedModel
-from sparkdl.table.encoding import Kind, TableEncoding
+from sparkdl.table.encoding import TableEncoding
+from sparkdl.table.values import Kind
 
 if TYPE_CHECKING:
     from mlflow.models.signature import ModelSignature

@@ -167,7 +167,7 @@ def one_chunk(column: pa.ChunkedArray) -> pa.Array:
 
 
 def moments(name: str, column: pa.Array) -> pa.Array:
-    """Read texts as moments in time; UTC where they do not say.
+    """Read texts as moments in time, with a zone or without.
 
     Raises:
         DataError: naming column and row of one that is none.

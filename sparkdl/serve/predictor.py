@@ -24,8 +24,9 @@ from sparkdl.nn.trace import infer
 from sparkdl.saved.reading import SavedVersion, changed_copy, read_model, read_version
 from sparkdl.saved.table_rows import read_rows_from
 from sparkdl.saved.trust import Entry
-from sparkdl.table.encoding import TableEncoding, columns_of, read_table
+from sparkdl.table.encoding import TableEncoding, read_table
 from sparkdl.table.onnx import add_encoding, feeds
+from sparkdl.table.values import columns_of
 
 
 class _Fitted(Protocol):
@@ -170,7 +171,8 @@ class Predictor:
                 length is filled up if there is an input ``attention_mask``. For the model of a table its
                 columns: a pandas DataFrame, an Arrow table, or a dict of lists or arrays, where ``None`` and
                 NaN are null.
-            **kwargs: inputs, or columns, by name, instead.
+            **kwargs: inputs, or columns, by name, instead. Times without a zone follow the clock of the
+                session that fitted the model, as ``df.toPandas()`` gives them there.
 
         Returns:
             What the module returns, tensors as arrays: one, a tuple, or a dict.

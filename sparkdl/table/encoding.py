@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,8 @@ import pyarrow.compute as pc
 from sparkdl import html
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.table.calendar import PARTS, Part, part_of
+from sparkdl.table.values import Kind, doubles, texts
+from sparkdl.table.zones import UTC
 from sparkdl.wire.frame import Array
 
 OTHER = 0
@@ -31,15 +33,7 @@ FIRST = 2
 
 CATEGORIES, NUMBERS = "categories", "numbers"
 
-Kind = Literal["number", "boolean", "date", "timestamp", "string"]
-_FORMAT = 1
-_SECONDS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
-_EXPECTED = {
-    "number": "numbers",
-    "boolean": "booleans, or 0 and 1",
-    "date": "dates, or days since 1970-01-01",
-    "timestamp": "timestamps, or seconds since 1970-01-01 in UTC",
-}
+_FORMAT = 2  # 1 had no zone
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +88,21 @@ class TableEncoding:
         categories: columns, and parts of dates, that become categories.
         left_out: reason by column, for columns that tell rows in no way apart.
         rows: how many it was fitted on.
+        zone: of the clock that times without a zone follow, and in which an instant has its date: the
+            session's in the fit.
+        clocks: timestamps that had no zone in the fit: what their clocks show is taken as it is.
     """
 
     numbers: tuple[Number, ...]
     categories: tuple[Category, ...]
     left_out: Mapping[str, str]
     rows: int
+    zone: str = UTC
+    clocks: tuple[str, ...] = ()
+
+    def zone_of(self, column: str) -> str:
+        """Return the zone that a column's times without one are taken to be in."""
+        return UTC if column in self.clocks else self.zone
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
@@ -180,7 +183,7 @@ class TableEncoding:
         Raises:
             DataError: naming the column that is missing, or holds values of another kind.
         """
-        plain = {name: self._plain(name, table) for name in self.columns}
+        plain = {name: self.plain(name, table) for name in self.columns}
         rows = len(next(iter(plain.values())))
         found: dict[str, Array] = {}
         if self.categories:
@@ -202,14 +205,15 @@ class TableEncoding:
                     at += 1
         return found
 
-    def _plain(self, name: str, table: Mapping[str, pa.Array]) -> Any:
+    def plain(self, name: str, table: Mapping[str, pa.Array]) -> Any:
+        """Return a column as strings, or as doubles; errors as of :meth:`encode`."""
         if name not in table:
             raise DataError(
                 f"column {name!r} is missing; the table's encoding reads {', '.join(self.columns)}",
                 code="data-column",
             )
         column, kind = table[name], self.kinds[name]
-        return texts(name, column) if kind == "string" else doubles(name, column, kind)
+        return texts(name, column) if kind == "string" else doubles(name, column, kind, self.zone_of(name))
 
     def _numbered(self, at: int, category: Category, values: Any) -> Array:
         """Return the number of each value."""
@@ -228,12 +232,14 @@ class TableEncoding:
 
     def to_json(self) -> dict[str, Any]:
         """Return what :meth:`from_json` reads."""
+        zoned = {} if self.zone == UTC else {"zone": self.zone, "clocks": list(self.clocks)}
         return {
-            "format": _FORMAT,
+            "format": _FORMAT if zoned else 1,  # earlier releases take all times for UTC
             "numbers": [asdict(number) for number in self.numbers],
             "categories": [asdict(category) for category in self.categories],
             "leftOut": dict(self.left_out),
             "rows": self.rows,
+            **zoned,
         }
 
     @classmethod
@@ -255,7 +261,9 @@ class TableEncoding:
             left_out = {str(name): str(why) for name, why in value["leftOut"].items()}
             if not numbers and not categories:
                 raise ValueError("no columns")
-            return cls(numbers, categories, left_out, int(value["rows"]))
+            clocks = tuple(str(name) for name in value.get("clocks", ()))
+            zone = str(value.get("zone", UTC))
+            return cls(numbers, categories, left_out, int(value["rows"]), zone, clocks)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, ConfigError):
                 raise
@@ -308,112 +316,3 @@ def read_table(table: Mapping[str, Any] | None) -> tuple[TableEncoding | None, t
     if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
         raise ConfigError(f"labels={labels!r:.100}: expected a list of strings", code="config-saved")
     return (None if encoding is None else TableEncoding.from_json(encoding)), tuple(labels)
-
-
-def arrow(name: str, values: Any) -> pa.Array:
-    """Return a column of any origin as an Arrow array.
-
-    Args:
-        name: of the column, for errors.
-        values: an Arrow array, a pandas series, a numpy array or a list; ``None`` and NaN are null.
-
-    Raises:
-        DataError: if Arrow has no type for the values.
-    """
-    if isinstance(values, pa.ChunkedArray):
-        return values.combine_chunks()
-    if isinstance(values, pa.Array):
-        return values
-    if isinstance(values, np.ndarray) and values.dtype.kind in "UO":
-        values = values.tolist()
-    try:
-        found = pa.array(values, from_pandas=True)
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise DataError(
-            f"column {name!r}: {values!r:.100} is no column of one type: {error!s:.200}", code="data-type"
-        ) from error
-    return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
-
-
-def texts(name: str, column: pa.Array) -> pa.Array:
-    """Return a column of strings; a number that was one may have lost zeros, as those of 01234.
-
-    Raises:
-        DataError: naming the column, if its values are no strings.
-    """
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        return texts(name, column.dictionary_decode())
-    plain = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
-    if any(check(kind) for check in plain):
-        return column.cast(pa.string())
-    if column.null_count == len(column):  # of NaN alone a DataFrame makes a column of numbers
-        return pa.nulls(len(column), pa.string())
-    raise DataError(
-        f"column {name!r} has type {kind}: the encoding was fitted on strings; pass the strings that the "
-        "table had then, or null",
-        code="data-type",
-    )
-
-
-def doubles(name: str, column: pa.Array, kind: Kind) -> Array:
-    """Return a column of numbers, dates as days and timestamps as seconds; NaN for null.
-
-    Raises:
-        DataError: naming the column, if its values are of another kind.
-    """
-    found = column.type
-    scale = 1.0
-    if kind == "date" and pa.types.is_timestamp(found):
-        column = column.cast(pa.date32(), safe=False)
-        found = column.type
-    if pa.types.is_date32(found) and kind in ("date", "timestamp"):
-        column, scale = column.cast(pa.int32()), 1.0 if kind == "date" else 1 / 86400
-    elif pa.types.is_date64(found) and kind in ("date", "timestamp"):
-        column, scale = column.cast(pa.int64()), 864e5 if kind == "date" else 1e3
-    elif pa.types.is_timestamp(found) and kind == "timestamp":
-        column, scale = column.cast(pa.int64()), _SECONDS[found.unit]
-    elif pa.types.is_boolean(found):
-        column = column.cast(pa.int8())
-    elif not any(
-        check(found)
-        for check in (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_null)
-    ):
-        raise DataError(
-            f"column {name!r} has type {found}: the encoding was fitted on {_EXPECTED[kind]}; pass such "
-            "values, or null",
-            code="data-type",
-        )
-    # Whole numbers beyond 2^53 lose digits, which a model cannot tell apart anyway.
-    values: Array = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-    if kind == "boolean" and not np.isin(values, (0.0, 1.0)).all():
-        wrong = np.flatnonzero(~(np.isin(values, (0.0, 1.0)) | np.isnan(values)))
-        if len(wrong):
-            raise DataError(
-                f"column {name!r}, row {wrong[0]}: {values[wrong[0]]:g} where the encoding was fitted on "
-                f"{_EXPECTED[kind]}; pass such values, or null",
-                code="data-value",
-            )
-    return values / scale
-
-
-def columns_of(table: Any, names: Sequence[str]) -> dict[str, pa.Array]:
-    """Return columns of a pandas DataFrame, an Arrow table or a dict.
-
-    Raises:
-        DataError: naming the column that is missing, or if columns differ in length.
-    """
-    held = getattr(table, "column_names", None) or getattr(table, "columns", None)
-    there = list(held if held is not None else table)
-    missing = [name for name in names if name not in there]
-    if missing:
-        raise DataError(
-            f"column {missing[0]!r} is missing; the model was fitted on {', '.join(names)}, and the table "
-            f"has {', '.join(map(str, there))}",
-            code="data-column",
-        )
-    found = {name: arrow(name, table[name]) for name in names}
-    if len({len(column) for column in found.values()}) > 1:
-        lengths = ", ".join(f"{name} {len(column)}" for name, column in found.items())
-        raise DataError(f"columns have different numbers of rows: {lengths}", code="data-shape")
-    return found

@@ -59,15 +59,12 @@ def add_encoding(path: str | os.PathLike[str], encoding: TableEncoding) -> None:
 
 def feeds(encoding: TableEncoding, table: Mapping[str, Any]) -> dict[str, Array]:
     """Return the columns of a table as the inputs of such a graph."""
-    from sparkdl.table.encoding import doubles, texts
-
     found: dict[str, Array] = {}
     for name in encoding.columns:
-        kind = encoding.kinds[name]
-        if kind == "string":
-            found[name] = np.array([text or "" for text in texts(name, table[name]).to_pylist()], object)
-        else:
-            found[name] = doubles(name, table[name], kind)
+        values = encoding.plain(name, table)
+        if encoding.kinds[name] == "string":
+            values = np.array([text or "" for text in values.to_pylist()], object)
+        found[name] = values
     return found
 
 

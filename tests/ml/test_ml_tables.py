@@ -38,7 +38,8 @@ from sparkdl.ml.estimators import tables
 from sparkdl.nn import DLRM, DeepFM, Tabular
 from sparkdl.serve import Predictor
 from sparkdl.summary import JsonLines
-from sparkdl.table.encoding import Category, Number, TableEncoding, columns_of
+from sparkdl.table.encoding import Category, Number, TableEncoding
+from sparkdl.table.values import columns_of
 from sparkdl.train.planning.request import Request, take
 
 ROWS = 240

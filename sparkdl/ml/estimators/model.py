@@ -31,7 +31,8 @@ from sparkdl.nn.batch import group
 from sparkdl.nn.signature import Signature, TensorSpec
 from sparkdl.nn.trace import infer
 from sparkdl.saved.source import ModuleSource
-from sparkdl.table.encoding import TableEncoding, arrow
+from sparkdl.table.encoding import TableEncoding
+from sparkdl.table.values import arrow
 
 
 class Fitted(HasRun, TorchWritable, TorchReadable):

@@ -13,6 +13,7 @@ from sparkdl.exceptions import ConfigError
 from sparkdl.ml.stages.inference import Inference, inference_of
 from sparkdl.ml.stages.scorer import Scorer
 from sparkdl.ml.stages.udf import has_arrow_udf, make_udf, ship
+from sparkdl.table.zones import zone_named
 
 
 def as_udf(model: Any) -> Any:
@@ -63,6 +64,10 @@ def inference_udf(inference: Inference, ragged: Sequence[bool] = ()) -> Any:
     if len(ragged) == len(plans):
         plans = [replace(p, ragged=p.ragged or free) for p, free in zip(plans, ragged, strict=True)]
     outputs, vectors = inference.outputs, has_arrow_udf()
+    encoding = inference.encoding
+    if encoding is not None and not vectors:  # pandas gets what the clock of this session shows
+        zone = zone_named(str(spark.conf.get("spark.sql.session.timeZone")))
+        encoding = replace(encoding, zone=zone)
     names = tuple(output.column for output in outputs) if len(outputs) > 1 else ()
     scorer = Scorer(
         shipped=ship(spark, inference.module),
@@ -74,7 +79,7 @@ def inference_udf(inference: Inference, ragged: Sequence[bool] = ()) -> Any:
         threads=inference.threads,
         names=names,
         vectors=vectors,
-        encoding=inference.encoding,
+        encoding=encoding,
         columns=inference.columns,
         places=passed(plans)[1] if inference.encoding is None else (),
     )

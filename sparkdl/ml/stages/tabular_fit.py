@@ -20,7 +20,9 @@ from sparkdl.data.schema import check_unambiguous
 from sparkdl.exceptions import DataError
 from sparkdl.ml.stages.rowwise import quoted
 from sparkdl.table.calendar import VALUES, Part
-from sparkdl.table.encoding import Category, Kind, Number, TableEncoding
+from sparkdl.table.encoding import Category, Number, TableEncoding
+from sparkdl.table.values import Kind
+from sparkdl.table.zones import UTC, zone_named
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -95,7 +97,8 @@ def plain(df: DataFrame, name: str, kind: Kind) -> Column:
     if kind == "timestamp":
         if isinstance(df.schema[name].dataType, T.TimestampNTZType):
             days = F.datediff(column.cast("date"), F.lit("1970-01-01").cast("date"))
-            return days * 86400.0 + F.hour(column) * 3600.0 + F.minute(column) * 60.0 + F.second(column)
+            seconds = F.extract(F.lit("SECOND"), column).cast("double")  # with their fractions
+            return days * 86400.0 + F.hour(column) * 3600.0 + F.minute(column) * 60.0 + seconds
         return column.cast("double")
     number = column.cast("double")
     return F.when(~F.isnan(number), number)
@@ -148,7 +151,15 @@ def fit_encoding(
     if not numbers and not categories:
         reasons = "; ".join(f"{name}: {why}" for name, why in left_out.items())
         raise DataError(f"no features column tells rows apart ({reasons})", code="data-value")
-    return TableEncoding(tuple(numbers), tuple(categories), left_out, rows)
+    return TableEncoding(tuple(numbers), tuple(categories), left_out, rows, *_clocks(df, kinds))
+
+
+def _clocks(df: DataFrame, kinds: Mapping[str, Kind]) -> tuple[str, tuple[str, ...]]:
+    """Return the session's zone, where columns of times depend on it, and those that have none."""
+    times = [name for name, kind in kinds.items() if kind in ("date", "timestamp")]
+    zone = zone_named(str(df.sparkSession.conf.get("spark.sql.session.timeZone"))) if times else UTC
+    without = [name for name in times if isinstance(df.schema[name].dataType, T.TimestampNTZType)]
+    return zone, () if zone == UTC else tuple(without)
 
 
 def count_rows(df: DataFrame, names: Sequence[str], required: Sequence[str] = ()) -> int:

@@ -17,7 +17,9 @@ from sparkdl.ml.stages.outputs import lists
 from sparkdl.ml.stages.rowwise import quoted
 from sparkdl.ml.stages.tabular_fit import kinds_of, plain
 from sparkdl.ml.stages.udf import by_rows, has_arrow_udf, has_udt, make_udf
-from sparkdl.table.encoding import Kind, TableEncoding
+from sparkdl.table.encoding import TableEncoding
+from sparkdl.table.values import Kind
+from sparkdl.table.zones import UTC
 from sparkdl.wire.frame import Array
 
 if TYPE_CHECKING:
@@ -66,15 +68,22 @@ def arguments(df: DataFrame, encoding: TableEncoding) -> list[SqlColumn]:
                 "cast it to that type",
                 code="data-type",
             )
-        values.append(_in_unit(plain(df, name, found), found, fitted))
+        clock = found == "date" or isinstance(df.schema[name].dataType, T.TimestampNTZType)
+        values.append(_in_unit(plain(df, name, found), found, fitted, encoding.zone_of(name), clock))
     return values
 
 
-def _in_unit(column: SqlColumn, found: Kind, wanted: Kind) -> SqlColumn:
-    """Turn days into seconds, or back."""
+def _in_unit(column: SqlColumn, found: Kind, wanted: Kind, zone: str, clock: bool) -> SqlColumn:
+    """Turn days into seconds, or back, and what a zone's clock shows into instants, or back."""
     if (found, wanted) == ("date", "timestamp"):
-        return column * 86400.0
-    return F.floor(column / 86400.0).cast("double") if (found, wanted) == ("timestamp", "date") else column
+        column = column * 86400.0
+    if wanted == "timestamp" and clock and zone != UTC:
+        return F.to_utc_timestamp(F.timestamp_micros(F.round(column * 1e6).cast("long")), zone).cast("double")
+    if (found, wanted) != ("timestamp", "date"):
+        return column
+    if not clock and zone != UTC:
+        column = F.from_utc_timestamp(F.timestamp_seconds(F.floor(column)), zone).cast("double")
+    return F.floor(column / 86400.0).cast("double")
 
 
 def encoded(

@@ -1,0 +1,70 @@
+"""The ways in which a model answers beside transform: asUdf, Predictor, the server's model, MLflow's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from pyspark.sql import functions as F
+from torch import nn
+
+from sparkdl.ml import TorchRegressionModel
+from sparkdl.ml.stages.tabular_fit import fit_encoding
+from sparkdl.mlflow.pyfunc import PyFunc
+from sparkdl.nn import Tabular
+from sparkdl.nn.signature import Signature
+from sparkdl.serve import Predictor
+from sparkdl.serve.served import ServedModel
+
+pytestmark = pytest.mark.jvm
+ZONE = "spark.sql.session.timeZone"
+
+
+@pytest.fixture
+def berlin(spark: Any) -> Iterator[Any]:
+    before = spark.conf.get(ZONE)
+    spark.conf.set(ZONE, "Europe/Berlin")
+    yield spark
+    spark.conf.set(ZONE, before)
+
+
+def model_of(encoding: Any) -> TorchRegressionModel:
+    """Return a model of a table that tells all of its inputs apart."""
+    torch.manual_seed(0)
+    module: nn.Module = Tabular(encoding.cardinalities, encoding.width, outputs=1)
+    rows = torch.zeros(2, len(encoding.categories), dtype=torch.int32), torch.zeros(2, encoding.width)
+    model = TorchRegressionModel(module, signature=Signature.of_rows(module, rows), encoding=encoding)
+    return model._set(featuresCols=list(encoding.columns))
+
+
+def test_times_mean_the_same_in_a_zone_of_the_session(berlin: Any) -> None:
+    start = datetime(2024, 3, 28, 22, 30, tzinfo=UTC)
+    rows = [(start + timedelta(hours=7 * n, seconds=n / 4), n % 5) for n in range(60)]
+    df = berlin.createDataFrame(rows, "t timestamp, n int")
+    df = df.withColumn("ntz", F.col("t").cast("timestamp_ntz")).withColumn("d", F.col("t").cast("date"))
+    encoding = fit_encoding(df, ["t", "ntz", "d"], max_categories=10, min_frequency=1)
+    assert (encoding.zone, encoding.clocks) == ("Europe/Berlin", ("ntz",))
+    model = model_of(encoding)
+    expected = [row[0] for row in model.transform(df).select("prediction").collect()]
+    assert np.std(expected) > 1e-3
+    udf = model.asUdf()
+    frame = df.select("t", "ntz", "d").toPandas()
+    assert str(frame["t"].dtype).startswith("datetime64[")  # what Berlin's clock shows, without a zone
+    served = ServedModel(model)
+    # The same instants and days, as columns of another type.
+    other = df.select(F.col("t").cast("timestamp_ntz").alias("t"), "ntz", F.col("t").alias("d"))
+    ways = {
+        "asUdf": [row[0] for row in df.select(udf("t", "ntz", "d")).collect()],
+        "asUdf of other types": [row[0] for row in other.select(udf("t", "ntz", "d")).collect()],
+        "transform of other types": [r[0] for r in model.transform(other).select("prediction").collect()],
+        "Predictor": Predictor.of(model).predict(frame).reshape(-1),
+        "server": served(df.select("t", "ntz", "d").toArrow()).column(0).to_pylist(),
+        "MLflow": PyFunc(served).predict(frame.assign(d=pd.to_datetime(frame["d"])))["prediction"],
+    }
+    for way, found in ways.items():
+        np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=way)
