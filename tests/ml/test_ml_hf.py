@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,18 @@ from support.hf import TEXTS, bert, llama, tokenizer
 from sparkdl import TorchClassifier, TorchEstimator
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.hf import Generator
-from sparkdl.ml import EmbeddingModel, HFDecoder, HFTokenizer, TorchModel, load, save
+from sparkdl.hf.labels import class_names, name_classes
+from sparkdl.ml import (
+    EmbeddingModel,
+    HFDecoder,
+    HFTokenizer,
+    TorchClassificationModel,
+    TorchModel,
+    load,
+    save,
+)
+from sparkdl.ml.persistence.local import save_local
+from sparkdl.serve import Predictor
 
 ROWS = [(n, text, float(len(text) > 60)) for n, text in enumerate(TEXTS[:48])]
 
@@ -148,6 +160,36 @@ def test_a_pipeline_of_texts_of_any_length(texts: Any, tmp_path: Path) -> None:
     (kept,) = [file["tokenizer"] for file in files if "tokenizer" in file]
     assert json.loads(kept) == json.loads(tokens.json)
     assert not list((tmp_path / "model").rglob("code"))
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_classes_are_numbered_as_transformers_names_them(texts: Any, named: bool, tmp_path: Path) -> None:
+    """Most texts are long, and so the first by count; a model that names its classes has its own order."""
+    from transformers import AutoModelForSequenceClassification
+
+    names = {"id2label": {0: "short", 1: "long"}, "label2id": {"short": 0, "long": 1}} if named else {}
+    rows = texts.withColumn("way", F.when(F.length("text") > 40, "long").otherwise("short"))
+    tokens = stage().transform(rows)
+    make = partial(bert, **names)
+    for module in (make(), make) if named else (make(),):
+        classifier = TorchClassifier(
+            module=module, featuresCols=stage().getOutputCols(), labelCol="way", learningRate=1e-2, maxIter=25
+        )
+        model = classifier.fit(tokens)
+        expected = ("short", "long") if named else ("long", "short")
+        assert model.labels == expected
+        model.module.save_pretrained(tmp_path / "pretrained")
+        there = AutoModelForSequenceClassification.from_pretrained(tmp_path / "pretrained")
+        assert tuple(there.config.id2label.values()) == expected
+        assert there.config.label2id == {name: n for n, name in enumerate(expected)}
+        save_local(model, tmp_path / f"model of {type(module).__name__}")
+        back = Predictor.load(str(tmp_path / f"model of {type(module).__name__}"))
+        assert back.labels == expected == class_names(back._module)
+        assert TorchClassificationModel.from_module(there, inputNames=["input_ids"]).labels == expected
+    assert class_names(bert()) == () == class_names(torch.nn.Linear(2, 2))
+    assert not name_classes(bert(num_labels=1), ("a", "b"))
+    assert name_classes(three := bert(num_labels=3), ("a", "b"))
+    assert three.config.id2label == {0: "a", 1: "b", 2: "LABEL_2"}
 
 
 @pytest.mark.whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from math import prod
 from typing import Self, Unpack
@@ -16,6 +17,7 @@ from torch import nn
 
 from sparkdl.data.columns import Column, Columns
 from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.hf.labels import class_names
 from sparkdl.ml.estimators import fitting, sparsity, tables
 from sparkdl.ml.estimators.base import FitsTorch
 from sparkdl.ml.estimators.model import TorchClassificationModel, TorchModel, TorchRegressionModel, classes_of
@@ -165,7 +167,17 @@ class TorchClassifier(FitsTorch, HasClassOutputs, HasScaling, ProbabilisticClass
         return self.getLabelCol()
 
     def _index_labels(self, df: DataFrame, known: tuple[str, ...]) -> tuple[DataFrame, tuple[str, ...]]:
-        return fitting.index_strings(df, self.getLabelCol(), known)
+        named = () if known or not fitting.is_text(df, self.getLabelCol()) else self._class_names(df)
+        return fitting.index_strings(df, self.getLabelCol(), known, named)
+
+    def _class_names(self, df: DataFrame) -> tuple[str, ...]:
+        """Return the names that a module of Hugging Face has for its classes."""
+        module = self.module
+        if callable(module) and not isinstance(module, nn.Module):
+            if "transformers" not in sys.modules or tables.encodes(self, df):
+                return ()
+            module, _ = self._build()
+        return class_names(module) if isinstance(module, nn.Module) else ()
 
     def _settle(self, rows: FitRows) -> FitPlan:
         name = self.getLabelCol()

@@ -49,8 +49,16 @@ def with_nothing(df: DataFrame) -> DataFrame:
     return df.withColumn(NOTHING, F.lit(0.0))
 
 
-def index_strings(df: DataFrame, name: str, known: tuple[str, ...] = ()) -> tuple[DataFrame, tuple[str, ...]]:
+def index_strings(
+    df: DataFrame, name: str, known: tuple[str, ...] = (), named: tuple[str, ...] = ()
+) -> tuple[DataFrame, tuple[str, ...]]:
     """Number a label column's strings, the most frequent first, as StringIndexer does.
+
+    Args:
+        df: the rows.
+        name: of the column.
+        known: all strings that there may be, by number.
+        named: strings by number that hold if they are all that there are, as a model's classes are called.
 
     Returns:
         The rows, with doubles in the column and the strings in its metadata, and the strings; the
@@ -59,8 +67,7 @@ def index_strings(df: DataFrame, name: str, known: tuple[str, ...] = ()) -> tupl
     Raises:
         DataError: naming the column, if it has too few or too many strings, or one that is not known.
     """
-    kind = next((field.dataType for field in df.schema.fields if field.name == name), None)
-    if not isinstance(kind, StringType):
+    if not is_text(df, name):
         return df, ()
     check_unambiguous(df, name, "label")
     labels = known or _strings(df, name)
@@ -82,9 +89,16 @@ def index_strings(df: DataFrame, name: str, known: tuple[str, ...] = ()) -> tupl
             "more classes use StringIndexer",
             code="data-value",
         )
+    if set(labels) <= set(named):
+        labels = named
     index = F.call_function("array_position", F.array(*map(F.lit, labels)), column(name)).cast("double") - 1
     metadata = {"ml_attr": {"type": "nominal", "name": name, "vals": list(labels)}}
     return df.withColumn(name, index.alias(name, metadata=metadata)), labels
+
+
+def is_text(df: DataFrame, name: str) -> bool:
+    """Return whether a column is there and holds strings."""
+    return any(field.name == name and isinstance(field.dataType, StringType) for field in df.schema.fields)
 
 
 def _strings(df: DataFrame, name: str) -> tuple[str, ...]:

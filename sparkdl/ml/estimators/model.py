@@ -21,6 +21,7 @@ from sparkdl.data.convert import default_dtype
 from sparkdl.data.loose import array_of
 from sparkdl.data.sparse import of_row
 from sparkdl.exceptions import ConfigError
+from sparkdl.hf.labels import class_names
 from sparkdl.ml.estimators.summary import TrainingSummary
 from sparkdl.ml.params.columns import HasClassOutputs, HasInputs, HasOutputs, HasPrediction, value_of
 from sparkdl.ml.params.training import HasRun, HasTraining
@@ -125,6 +126,8 @@ class _TableModel(Fitted, HasTraining, HasInputs):
             raise ConfigError(f"module={module!r:.100}: expected a torch.nn.Module")
         module = copy.deepcopy(module).cpu().eval()
         model = cls(module, source=source or ModuleSource.of_instance(module))
+        if issubclass(cls, ProbabilisticClassificationModel):
+            model.labels = class_names(module)
         unknown = [name for name in params if not model.hasParam(name)]
         if unknown:
             raise ConfigError(

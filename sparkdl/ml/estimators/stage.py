@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sparkdl.data.columns import Columns
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError, DataError, SparkdlError
+from sparkdl.hf.labels import name_classes
 from sparkdl.ml.estimators import continued, fitting, sparsity
 from sparkdl.ml.estimators.continued import Earlier
 from sparkdl.ml.estimators.model import Fitted
@@ -158,9 +159,11 @@ class FitsModule(HasAttributes, HasRunSetters, HasHyper, TorchWritable, TorchRea
                 raise
             kept.result = result
         module = result.module.cpu().eval()
+        renamed = name_classes(module, rows.labels)  # transformers shows them, and a factory does not know
+        source = ModuleSource.of_instance(module) if renamed or plan.source is None else None
         model = self._model_class(
             module,
-            source=plan.source or ModuleSource.of_instance(module),
+            source=source or plan.source,
             signature=plan.signature,
             summary=TrainingSummary(result),
             encoding=rows.encoding,
