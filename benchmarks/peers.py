@@ -1,7 +1,7 @@
 """Compare sparkdl's modes with plain torch and with DDP, in one run.
 
     python benchmarks/peers.py --json peers.json
-    python benchmarks/plot.py peers.json peers.png
+    python benchmarks/plot.py peers.json peers.svg
 
 Every mode trains the same module on the same rows with the same batch size and optimizer:
 

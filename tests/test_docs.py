@@ -173,3 +173,21 @@ def test_readme(namespace: dict[str, Any]) -> None:
     run_page("README.md", namespace)
     line = namespace["result"].module
     assert [line.weight.item(), line.bias.item()] == pytest.approx([3, 1], abs=0.2)
+
+
+CODE = re.compile(r"^```(?P<kind>\w+)[^\n]*\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+COLUMNS = 84  # of a line of code, at most: what a page of the site shows at 1,280 pixels
+
+
+def test_code_fits_its_column() -> None:
+    pages = sorted(ROOT.joinpath("docs").glob("*.md"))
+    assert len(pages) > 20
+    for page in pages:
+        for match in CODE.finditer(page.read_text()):
+            wide = [line for line in match["code"].splitlines() if len(line) > COLUMNS]
+            assert not wide, f"{page.name}: {wide}"
+
+
+def test_a_picture_follows_dark_mode() -> None:
+    for picture in ROOT.joinpath("docs", "images").glob("*.svg"):
+        assert "prefers-color-scheme: dark" in picture.read_text(), picture.name

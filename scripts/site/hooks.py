@@ -77,7 +77,7 @@ def site_uri(path: str) -> str:
 def commands_page() -> str:
     """Return a page with the help of each command."""
     names = re.findall(r"^    (\w+)", help_of(), re.MULTILINE)
-    parts = [f"## {name}\n\n```text\n{help_of(name)}```\n" for name in names]
+    parts = [f"## {name}\n\n```{{ .text .help }}\n{help_of(name)}```\n" for name in names]
     return "\n".join(["# Commands\n\nWhat `sparkdl COMMAND --help` says.\n", *parts])
 
 

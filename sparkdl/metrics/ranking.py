@@ -129,7 +129,7 @@ class HitRatio(_Ranking):
     Examples:
         >>> scores = torch.tensor([[0.9, 0.2, 0.4], [0.1, 0.2, 0.3]])
         >>> relevant = torch.tensor([[0, 0, 1], [1, 0, 0]])
-        >>> HitRatio(2)(scores, relevant).item()  # second of the first query, last of the other
+        >>> HitRatio(2)(scores, relevant).item()  # second of the first, last of the other
         0.5
     """
 
@@ -151,7 +151,7 @@ class NDCG(_Ranking):
         k: length of the ranking.
 
     Examples:
-        >>> NDCG()(torch.tensor([[0.5, 0.5, 0.1]]), torch.tensor([[3, 1, 0]]))  # in either order
+        >>> NDCG()(torch.tensor([[0.5, 0.5, 0.1]]), torch.tensor([[3, 1, 0]]))  # any order
         tensor(0.8984)
     """
 

@@ -22,7 +22,8 @@ def squared_error(output: Tensor, label: Tensor) -> Tensor:
 
     Examples:
         >>> import torch
-        >>> squared_error(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.tensor([[1.0, 0.0], [3.0, 4.0]]))
+        >>> output = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        >>> squared_error(output, torch.tensor([[1.0, 0.0], [3.0, 4.0]]))
         tensor([2., 0.])
     """
     return nnf.mse_loss(output, label, reduction="none").reshape(len(output), -1).mean(1)

@@ -25,7 +25,8 @@ class ParamGroup:
 
     ::
 
-        groups = [ParamGroup(bias_and_norm, weight_decay=0.0), ParamGroup("embed.*", lr=1e-2, l2=1e-4)]
+        embeddings = ParamGroup("embed.*", lr=1e-2, l2=1e-4)
+        groups = [ParamGroup(bias_and_norm, weight_decay=0.0), embeddings]
 
     Attributes:
         match: which parameters: a glob pattern such as ``"*.bias"``; a compiled regular expression, which
@@ -73,8 +74,8 @@ def bias_and_norm(name: str, parameter: nn.Parameter, owner: nn.Module) -> bool:
         >>> bias_and_norm("norm.weight", layer.weight, layer)
         True
         >>> layer = nn.Linear(8, 4)
-        >>> bias_and_norm("head.weight", layer.weight, layer), bias_and_norm("head.bias", layer.bias, layer)
-        (False, True)
+        >>> [bias_and_norm(name, value, layer) for name, value in layer.named_parameters()]
+        [False, True]
     """
     return parameter.ndim <= 1 or isinstance(owner, nn.LayerNorm | nn.RMSNorm)
 

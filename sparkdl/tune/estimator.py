@@ -28,7 +28,10 @@ class TorchTuner(Estimator[Any], MLWritable, MLReadable[Any]):
 
         tuner = TorchTuner(
             estimator=TorchClassifier(featuresCol="features"),
-            space={"learningRate": tune.loguniform(1e-4, 1e-1), "module.hidden": [[16], [64, 64]]},
+            space={
+                "learningRate": tune.loguniform(1e-4, 1e-1),
+                "module.hidden": [[16], [64, 64]],
+            },
             metric="val/loss", scheduler=tune.ASHA(), max_epochs=27, numFolds=3,
         )
         model = tuner.fit(df)

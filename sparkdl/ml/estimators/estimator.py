@@ -45,7 +45,8 @@ class TorchEstimator(FitsTorch, HasOutputs, Estimator[TorchModel]):
 
     ::
 
-        est = TorchEstimator(module=Net, loss=nn.L1Loss(), featuresCols=["user", "item"], maxEpochs=5)
+        columns = ["user", "item"]
+        est = TorchEstimator(module=Net, loss=nn.L1Loss(), featuresCols=columns, maxEpochs=5)
         grid = ParamGridBuilder().addGrid(est.hyper("width"), [16, 64]).build()
 
     Besides the Params, which :meth:`explainParams` lists, it has attributes:

@@ -114,7 +114,7 @@ class TimeSeriesEstimator(HasSeriesTraining, FitsModule, Estimator[TimeSeriesMod
 
     ::
 
-        est = TimeSeriesEstimator(horizon=12, frequency="M", quantiles=[0.1, 0.5, 0.9], maxEpochs=30)
+        est = TimeSeriesEstimator(horizon=12, frequency="M", quantiles=[0.1, 0.5, 0.9])
         model = est.fit(df)
         model.transform(df).show()
         est.backtest(df, windows=3).show()

@@ -91,7 +91,8 @@ class HFTokenizer(_Tokenizing, HandleInvalid, HasOutputCols):
     ::
 
         tokenizer = HFTokenizer(tokenizer="models/bert", inputCol="text", maxLength=128)
-        model = TorchClassifier(module=bert, featuresCols=tokenizer.getOutputCols(), labelCol="y")
+        columns = tokenizer.getOutputCols()
+        model = TorchClassifier(module=bert, featuresCols=columns, labelCol="y")
 
     The output columns are ``array<int>``. Shape, dtype (int64) and padding are in their metadata, where
     :class:`sparkdl.Dataset`, estimators and models find them. With ``padding="batch"`` rows keep their

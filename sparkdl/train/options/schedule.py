@@ -176,7 +176,9 @@ def linear_scaling(
     Examples:
         A learning rate of 0.1 is known to be good for batches of 256:
 
-        >>> lr, schedule = linear_scaling(0.1, 256, 8192, warmup_epochs=5, iterations_per_epoch=157)
+        >>> lr, schedule = linear_scaling(
+        ...     0.1, 256, 8192, warmup_epochs=5, iterations_per_epoch=157
+        ... )
         >>> lr
         3.2
 
