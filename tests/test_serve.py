@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 import torch
 from support.models import TwoTowers
 from support.saving import write
-from support.serving import table_classifier
+from support.serving import save, table_classifier
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError, DataError, ModelError
@@ -26,6 +27,7 @@ from sparkdl.nn.signature import Signature, TensorSpec
 from sparkdl.saved import content as saved
 from sparkdl.saved.content import Content
 from sparkdl.serve import Predictor
+from sparkdl.serve.served import ServedModel
 from sparkdl.table.encoding import Number, TableEncoding
 
 FORMAT_1, FORMAT_2 = (Path(__file__).parent / "fixtures" / name for name in ("format_1", "format_2"))
@@ -151,6 +153,37 @@ def test_a_single_row_is_checked_as_rows_are() -> None:
 def test_the_layer_that_fails_is_named() -> None:
     with pytest.raises(ModelError, match="expected integers from 0 to 2"):
         Predictor(nn.Embedding(3, 2))(np.array([5]))
+
+
+@pytest.mark.parametrize("thresholds", [None, [0.9, 0.1]])
+def test_probabilities_and_labels_are_those_of_the_served_columns(thresholds: Any, tmp_path: Path) -> None:
+    model = table_classifier()
+    if thresholds:
+        model._set(thresholds=thresholds)
+    save(model, tmp_path)
+    rows = {"age": [30.0, 50.0, None], "member": [True, False, None], "job": ["cook", "x", None]}
+    rows["day"] = [None, date(2024, 1, 1), date(2024, 1, 6)]
+    table = ServedModel(model)(pa.table(rows))
+    for predict in (Predictor.of(model), Predictor.load(str(tmp_path))):
+        np.testing.assert_allclose(predict.predict(rows), table["rawPrediction"].to_pylist(), rtol=1e-6)
+        np.testing.assert_allclose(predict.predict_proba(rows), table["probability"].to_pylist(), rtol=1e-6)
+        assert predict.predict_label(**rows).tolist() == table["predictedLabel"].to_pylist()
+
+
+def test_labels_without_names_are_numbers_and_a_single_logit_has_two_classes() -> None:
+    predict = Predictor(nn.Identity(), thresholds=[0.1, 0.9])
+    logits = np.array([[0.0], [3.0]], np.float32)
+    expected = torch.sigmoid(torch.tensor([0.0, 3.0])).numpy()
+    np.testing.assert_allclose(predict.predict_proba(logits)[:, 1], expected, rtol=1e-6)
+    assert predict.predict_label(logits).tolist() == [0, 1]
+    assert predict.predict_label(logits[:0]).shape == (0,)
+    with pytest.raises(
+        ConfigError, match="predict_label: Pair gives other outputs .* predict\\(\\) gives outputs"
+    ):
+        Predictor(Pair()).predict_label(logits, logits)
+    model = TorchRegressionModel.from_module(nn.Linear(2, 1), example=np.zeros((2, 2), np.float32))
+    with pytest.raises(ConfigError, match="predict_proba: TorchRegressionModel is no classifier"):
+        Predictor.of(model).predict_proba(np.zeros((2, 2)))
 
 
 def test_without_a_signature_floats_get_the_dtype_of_the_parameters() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from sparkdl.data.columns import ColumnPlan
 from sparkdl.data.loose import array_of, filled, spread
 from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.ml.stages.outputs import decide, probability_of, raw_of
 from sparkdl.nn.batch import Inputs, group, map_tensors
 from sparkdl.nn.export import check_onnx, to_onnx
 from sparkdl.nn.int8 import quantize as quantized
@@ -27,6 +28,7 @@ from sparkdl.saved.trust import Entry
 from sparkdl.table.encoding import TableEncoding, read_table
 from sparkdl.table.onnx import add_encoding, feeds
 from sparkdl.table.values import columns_of
+from sparkdl.wire.frame import Array
 
 
 class _Fitted(Protocol):
@@ -49,6 +51,8 @@ class Predictor:
         encoding: of a table's columns, if the module was trained on such: :meth:`predict` takes these
             columns.
         labels: the names of a classifier's classes, where they have names.
+        thresholds: of a classifier, one for each class: the class is that of the highest probability /
+            threshold.
         quantize: whether to multiply 8-bit integers in linear and convolution layers (of a copy). Weights
             take a quarter of the memory, and CPUs with VNNI instructions multiply large ones several times
             as fast; small layers become slower. On scikit-learn's digits, an MLP's accuracy on 360 test rows
@@ -70,6 +74,7 @@ class Predictor:
         *,
         encoding: TableEncoding | None = None,
         labels: Sequence[str] = (),
+        thresholds: Sequence[float] | None = None,
         batch_size: int = 1024,
         quantize: bool = False,
     ) -> None:
@@ -79,6 +84,8 @@ class Predictor:
         self._signature = signature or Signature()
         self.encoding = encoding
         self.labels = tuple(labels)
+        self._thresholds = thresholds
+        self._kind = ""
         self._batch_size = batch_size
         self._quantized = quantize
         self._loaded: tuple[SavedVersion, partial[Predictor]] | None = None
@@ -88,7 +95,13 @@ class Predictor:
     @classmethod
     def of(cls, model: _Fitted, **options: Any) -> Predictor:
         """Make a predictor of a fitted model, whose module it shares; options as of the class."""
-        return cls(model.module, model.signature, encoding=model.encoding, labels=model.labels, **options)
+        stage: Any = model
+        param = getattr(stage, "thresholds", None)
+        thresholds = None if param is None else stage.extractParamMap().get(param)
+        table: dict[str, Any] = {"encoding": model.encoding, "labels": model.labels, "thresholds": thresholds}
+        made = cls(model.module, model.signature, **table, **options)
+        made._kind = type(model).__name__
+        return made
 
     @classmethod
     def load(
@@ -119,12 +132,19 @@ class Predictor:
                 was not allowed, or names code that is not trusted; or if ``rows`` does not fit.
             ModelError: if the module cannot be built, or the weights do not fit it.
         """
-        content, _, version = read_model(path, pickle=pickle, trust=trust)
+        content, metadata, version = read_model(path, pickle=pickle, trust=trust)
         assert content.module is not None
         encoding, labels = read_table(content.table)
         if rows is not None:
             read_rows_from(content.module, rows)
-        loaded = cls(content.module, content.signature, encoding=encoding, labels=labels, **options)
+        params = metadata.get("paramMap") or {}
+        table: dict[str, Any] = {
+            "encoding": encoding,
+            "labels": labels,
+            "thresholds": params.get("thresholds"),
+        }
+        loaded = cls(content.module, content.signature, **table, **options)
+        loaded._kind = metadata["class"].rpartition(".")[2]
         if rows is not None:  # which belong to one version
             return loaded
         again = partial(cls.load, path, pickle=pickle, trust=trust, **options)
@@ -188,6 +208,41 @@ class Predictor:
         return _joined([infer(now._module, batch) for batch in _batches(inputs, now._batch_size)])
 
     __call__ = predict
+
+    def predict_proba(self, /, *args: Any, **kwargs: Any) -> Array:
+        """Return the probability of each class, shape (rows, classes); arguments and errors as of predict.
+
+        It is the softmax of a classifier's logits, or the sigmoid of a single one: the column ``probability``
+        of ``transform`` and of the server, as :meth:`predict` gives the logits that ``rawPrediction`` has.
+
+        Raises:
+            ConfigError: if it is no classifier's.
+        """
+        found: Array = probability_of(self._logits("predict_proba", self.predict(*args, **kwargs)))
+        return found
+
+    def predict_label(self, /, *args: Any, **kwargs: Any) -> Array:
+        """Return the label of each row, or its class's number where labels have no names.
+
+        It is ``predictedLabel``, or else ``prediction``, of ``transform`` and of the server; arguments and
+        errors as of :meth:`predict_proba`.
+        """
+        now = copy(self)  # another thread may refresh this one
+        logits = now._logits("predict_label", now.predict(*args, **kwargs))
+        chosen = now._thresholds
+        decided = decide(raw_of(logits) if chosen is None else probability_of(logits), chosen)
+        return np.array(now.labels, object)[decided] if now.labels else decided
+
+    def _logits(self, method: str, output: Any) -> Array:
+        """Return a classifier's logits, shape (rows, logits)."""
+        if self._kind not in ("", "TorchClassificationModel"):
+            raise ConfigError(f"{method}: {self._kind} is no classifier; predict() gives its outputs")
+        if not isinstance(output, np.ndarray) or output.ndim not in (1, 2) or 0 in output.shape[1:]:
+            raise ConfigError(
+                f"{method}: {type(self._module).__name__} gives other outputs than a classifier, which gives "
+                "one logit per class, or a single one, for each row; predict() gives outputs as they are"
+            )
+        return (output if output.ndim == 2 else output[:, None]).astype(np.float64)
 
     def to_onnx(self, path: str | os.PathLike[str], example: Any, *, tolerance: float = 1e-4) -> None:
         """Write the module as ONNX, and what becomes of a table's columns with it.

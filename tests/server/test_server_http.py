@@ -75,6 +75,20 @@ def test_json_by_rows_and_by_columns_is_what_the_module_gives(digits: Running) -
     assert columns["columns"]["prediction"] == [row["prediction"] for row in rows["rows"]]
 
 
+def test_a_request_names_the_columns_that_it_wants(table: Running) -> None:
+    body = json.dumps({"columns": {"age": [30.0], "member": [True], "job": ["cook"], "day": ["2024-01-01"]}})
+    headers = auth()
+    status, _, whole = table.request("POST", "/predict", body.encode(), headers)
+    assert status == 200, whole
+    path = "/predict?outputs=predictedLabel,probability"
+    status, _, found = table.request("POST", path, body.encode(), headers)
+    assert (status, list(json.loads(found)["columns"])) == (200, ["predictedLabel", "probability"])
+    assert json.loads(found)["columns"].items() < json.loads(whole)["columns"].items()
+    for wrong in ("logits", "probability,probability", ""):
+        status, _, found = table.request("POST", f"/predict?outputs={wrong}", body.encode(), headers)
+        assert (status, json.loads(found)["error"]["code"]) == (422, "data-column")
+
+
 def test_tls(tmp_path: Path) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("needs openssl")

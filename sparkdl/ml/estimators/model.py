@@ -126,7 +126,7 @@ class _TableModel(Fitted, HasTraining, HasInputs):
             raise ConfigError(f"module={module!r:.100}: expected a torch.nn.Module")
         module = copy.deepcopy(module).cpu().eval()
         model = cls(module, source=source or ModuleSource.of_instance(module))
-        if issubclass(cls, ProbabilisticClassificationModel):
+        if hasattr(cls, "predictProbability"):
             model.labels = class_names(module)
         unknown = [name for name in params if not model.hasParam(name)]
         if unknown:

@@ -20,6 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from sparkdl.exceptions import DataError, ModelError
+from sparkdl.serve.served import ServedModel
 from sparkdl.serve.server import formats
 from sparkdl.serve.server.batching import Batcher, Full
 from sparkdl.serve.server.bodies import Bodies, Refused
@@ -93,6 +94,18 @@ async def _elsewhere(request: Request, failure: Exception) -> Response:
     return response
 
 
+def _chosen(names: str | None, model: ServedModel) -> list[str]:
+    """Return the columns that a request wants: those that it names, with commas between, or all."""
+    there = [output.column for output in model.outputs]
+    wanted = there if names is None else names.split(",")
+    for name in wanted:
+        if name not in there or wanted.count(name) > 1:
+            raise DataError(
+                f"outputs={names!r:.200}: expected some of {','.join(there)}, each once", code="data-column"
+            )
+    return wanted
+
+
 class _Endpoints:
     """The answers by path."""
 
@@ -134,6 +147,7 @@ class _Endpoints:
         async with self._bodies.read(request) as body:
             version = service.versions.current
             model = version.model
+            outputs = _chosen(request.query_params.get("outputs"), model)
             limits = Limits(tuple(model.columns), service.options.max_rows, model.vectors)
 
             def parse() -> tuple[object, str, formats.Write]:
@@ -147,6 +161,7 @@ class _Endpoints:
         future = asyncio.wrap_future(service.batcher.submit(version, rows))
         async with asyncio.timeout(service.options.timeout):
             table: pa.Table = await future
+        table = table.select(outputs)
         kind, write = formats.accepted(request.headers.get("accept", ""), kind, write)
         headers = {"X-Model-Version": version.model.version}
         return Response(write(table), media_type=kind, headers=headers)
