@@ -3,13 +3,14 @@
     python scripts/execute_notebooks.py                 # all of them, in place
     python scripts/execute_notebooks.py quickstart      # one
 
-What Spark and progress bars write to stderr differs from run to run and is left out.
+Of what goes to stderr, the lines of completed epochs stay; bars on their way and Spark's lines are left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -18,9 +19,11 @@ from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 TIMEOUT = 900
+EPOCH = re.compile(r"(\w+ )?epoch \d+: 100%")
 ENVIRONMENT = {
     "PYSPARK_PYTHON": sys.executable,
     "PYTHONWARNINGS": "ignore",
+    "COLUMNS": "80",  # of progress bars
     "OMP_WAIT_POLICY": "passive",  # whoever runs notebooks uses the cores for other things as well
 }
 
@@ -44,7 +47,7 @@ def run(path: Path) -> nbformat.NotebookNode:
     client.execute(env=environment)
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
+            cell.outputs = [kept for output in cell.outputs if (kept := without_noise(output)) is not None]
     notebook.metadata = {
         "kernelspec": {
             "display_name": "Python 3",
@@ -54,6 +57,15 @@ def run(path: Path) -> nbformat.NotebookNode:
         "language_info": {"name": "python"},
     }
     return notebook
+
+
+def without_noise(output: nbformat.NotebookNode) -> nbformat.NotebookNode | None:
+    """Return an output; of stderr the lines of completed epochs, or None."""
+    if output.get("name") == "stderr":
+        shown = [line.rpartition("\r")[2] for line in output.text.splitlines()]
+        output.text = "".join(f"{line.rstrip()}\n" for line in shown if EPOCH.match(line))
+        return output if output.text else None
+    return output
 
 
 def main() -> None:

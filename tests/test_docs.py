@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import linecache
 import re
 import sys
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from execute_docs import shape, snippets, write_machines
 from support.data import digits
 from support.serving import classifier
 
@@ -17,25 +17,16 @@ from sparkdl import Dataset
 from sparkdl.train.checkpoint import latest, read_point
 
 ROOT = Path(__file__).parents[1]
-BLOCK = re.compile(r"^```python(?P<info>[^\n]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-def blocks(page: str) -> Iterator[tuple[int, str, str]]:
-    """Yield line, info string and code of each Python block."""
-    text = (ROOT / page).read_text()
-    for match in BLOCK.finditer(text):
-        yield text[: match.start("code")].count("\n"), match["info"].strip(), match["code"]
 
 
 def run_page(page: str, namespace: dict[str, Any]) -> None:
-    """Run a page; tracebacks show its lines."""
-    for line, info, code in blocks(page):
-        if info == "no-run":
+    """Run a page; what it says that a snippet prints is what it prints, but for the numbers."""
+    for snippet in snippets((ROOT / page).read_text()):
+        if snippet.info == "no-run":
             continue
-        source = "\n" * line + code
-        name = f"<{page}>"
-        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
-        exec(compile(source, name, "exec", dont_inherit=True), namespace)
+        printed = snippet.run(page, namespace)
+        if snippet.prints is not None:
+            assert shape(printed) == shape(snippet.prints), f"{page}, line {snippet.line}"
 
 
 @pytest.fixture
@@ -46,6 +37,7 @@ def namespace(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
     if "mlflow" in sys.modules:  # another test may have left a store of its own
         sys.modules["mlflow"].set_tracking_uri((tmp_path / "mlruns").as_uri())
+    write_machines(tmp_path)
     namespace: dict[str, Any] = {"__name__": "__main__", "spark": spark}
     yield namespace
     for value in namespace.values():
@@ -82,8 +74,16 @@ def test_distillation_guide(namespace: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("page", ["optimizers", "steps", "exchange"])
+def test_training_guides(namespace: dict[str, Any], page: str) -> None:
+    for package in ("sklearn", "lightning.pytorch"):
+        pytest.importorskip(package)
+    run_page(f"docs/training_{page}.md", namespace)
+
+
+@pytest.mark.slow
 def test_training_guide(namespace: dict[str, Any], tmp_path: Path) -> None:
-    for package in ("sklearn", "lightning.pytorch", "tensorboard", "mlflow", "matplotlib"):
+    for package in ("sklearn", "tensorboard", "mlflow", "matplotlib"):
         pytest.importorskip(package)
     run_page("docs/training.md", namespace)
     assert {"history.jsonl", "history.png", "runs", "mlruns"} <= {path.name for path in tmp_path.iterdir()}
@@ -150,6 +150,7 @@ def test_transformers_guide(namespace: dict[str, Any], tmp_path: Path) -> None:
 def test_first_pages(namespace: dict[str, Any], page: str) -> None:
     run_page(f"docs/{page}.md", namespace)
     if page == "index":
+        assert set(namespace["model"].labels) == {"fails", "runs"}
         assert abs(namespace["result"].module.weight.item() - 3) < 0.05
 
 

@@ -102,7 +102,7 @@ def from_lightning(module: nn.Module) -> LightningParts | None:
         raise ConfigError(
             f"{name}.automatic_optimization is False: manual optimization steps inside of training_step, "
             "but here the step happens on other machines; return the loss from training_step instead, or "
-            "give Trainer(step=, optimizer={...}) to train parts in turn; docs/training.md has an example"
+            "give Trainer(step=, optimizer={...}) to train parts in turn (docs/training_steps.md)"
         )
     if not overrides(module, base, "training_step"):
         raise ConfigError(f"{name} has no training_step; define one that returns the loss, or pass loss=")
@@ -214,7 +214,7 @@ def _read_configured(name: str, configured: Any) -> LightningParts:
             raise ConfigError(
                 f"{name}.configure_optimizers returned {len(configured)} optimizers; expected one: give it "
                 "parameter groups for different learning rates, or give Trainer(step=, optimizer={...}) to "
-                "train parts in turn (docs/training.md, Several optimizers)"
+                "train parts in turn (docs/training_steps.md, Several optimizers)"
             )
         configured = configured[0]
     if isinstance(configured, Mapping):

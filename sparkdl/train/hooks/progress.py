@@ -91,7 +91,7 @@ class Progress(Hook):
     def _open(self, run: Run) -> None:
         self._samples, self._seconds = 0, 0.0
         name, form = f"epoch {run.previous.epoch + 1}", "{desc}: {percentage:3.0f}%{postfix}"
-        if not sys.stderr.isatty() or shutil.get_terminal_size().columns >= _WIDE:
+        if not _lively() or shutil.get_terminal_size().columns >= _WIDE:
             name, form = (
                 f"{self._name} {name}",
                 "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}",
