@@ -19,7 +19,8 @@ from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 TIMEOUT = 900
-EPOCH = re.compile(r"(\w+ )?epoch \d+: 100%")
+EPOCH = re.compile(r"(\w+ )?epoch \d+: 100%|\.\.\.$")
+FEW = 4  # lines of epochs that are kept at either end
 ENVIRONMENT = {
     "PYSPARK_PYTHON": sys.executable,
     "PYTHONWARNINGS": "ignore",
@@ -62,8 +63,11 @@ def run(path: Path) -> nbformat.NotebookNode:
 def without_noise(output: nbformat.NotebookNode) -> nbformat.NotebookNode | None:
     """Return an output; of stderr the lines of completed epochs, or None."""
     if output.get("name") == "stderr":
-        shown = [line.rpartition("\r")[2] for line in output.text.splitlines()]
-        output.text = "".join(f"{line.rstrip()}\n" for line in shown if EPOCH.match(line))
+        shown = [line.rpartition("\r")[2].rstrip() for line in output.text.split("\n")]
+        shown = [line for line in shown if EPOCH.match(line)]
+        if len(shown) > 2 * FEW:
+            shown[FEW:-FEW] = ["..."]
+        output.text = "".join(f"{line}\n" for line in shown)
         return output if output.text else None
     return output
 
