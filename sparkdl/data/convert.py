@@ -69,7 +69,7 @@ def from_arrow(plan: ColumnPlan, column: pa.Array, row_name: RowName) -> Array:
         shape.append(length)
         column = column.flatten()
         _no_nulls(plan, column, prod(shape), row_name, "null inside the array")
-    if pa.types.is_decimal(column.type):
+    if pa.types.is_decimal(column.type) or pa.types.is_null(column.type):  # of no values, JSON tells no type
         column = column.cast(pa.float64())
     values: Array = column.to_numpy(zero_copy_only=False)
     return _finish(plan, values.reshape(rows, *shape) if rows else values.reshape(0), row_name)
@@ -123,14 +123,8 @@ def from_rows(plan: ColumnPlan, values: Sequence[Any] | Array, row_name: RowName
         return _from_ragged(plan, values, row_name)
     if isinstance(values, np.ndarray):
         return _finish(plan, values, row_name)
-    arrays = [np.asarray(value) for value in values]
+    arrays = [_numbers(plan, value, row_name(index)) for index, value in enumerate(values)]
     for index, array in enumerate(arrays):
-        if array.dtype == object or array.dtype.kind not in "biuf":
-            raise DataError(
-                f"{plan.words}, {row_name(index)}: {values[index]!r:.100} is not a number or an "
-                "array of numbers of one shape",
-                code="data-type",
-            )
         expected = plan.shape if plan.shape is not None else arrays[0].shape
         if array.shape != expected:
             wanted = "where a number is expected"
@@ -145,15 +139,23 @@ def from_rows(plan: ColumnPlan, values: Sequence[Any] | Array, row_name: RowName
     return _finish(plan, np.stack(arrays), row_name)
 
 
+def _numbers(plan: ColumnPlan, value: Any, row: str) -> Array:
+    """Return a row's value as an array of numbers."""
+    try:
+        array: Array = np.asarray(value)
+    except ValueError:  # lists of several lengths
+        array = np.empty(0, object)
+    if array.dtype == object or array.dtype.kind not in "biuf":
+        null = value is None or (array.dtype == object and any(item is None for item in array.flat))
+        what = "null" if null else f"{value!r:.100} is not a number or an array of numbers of one shape"
+        raise DataError(f"{plan.words}, {row}: {what}", code="data-null" if null else "data-type")
+    return array
+
+
 def _from_ragged(plan: ColumnPlan, values: Sequence[Any] | Array, row_name: RowName) -> Array:
     """Convert rows that may differ in their first dimension."""
-    arrays = [np.asarray(value) for value in values]
+    arrays = [_numbers(plan, value, row_name(index)) for index, value in enumerate(values)]
     for index, array in enumerate(arrays):
-        if array.dtype == object or array.dtype.kind not in "biuf":
-            raise DataError(
-                f"{plan.words}, {row_name(index)}: {values[index]!r:.100} is no array of numbers",
-                code="data-type",
-            )
         inner = plan.shape[1:] if plan.shape is not None else arrays[0].shape[1:]
         if not array.ndim or array.shape[1:] != inner:
             raise DataError(

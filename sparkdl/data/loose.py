@@ -29,7 +29,10 @@ def array_of(plan: ColumnPlan, rows: Any) -> Array:
     Raises:
         DataError: naming the row that is null, of another shape, or does not fit the dtype.
     """
-    array: Array = np.asarray(rows)
+    try:
+        array: Array = np.asarray(rows)
+    except ValueError:  # lists of no one shape
+        array = from_rows(plan, list(rows), lambda index: f"row {index}")
     null = [n for n, row in enumerate(array) if _is_null(row)] if array.dtype == object and array.ndim else []
     if null:
         raise DataError(f"{plan.words}, row {null[0]}: null; drop or fill nulls first", code="data-null")

@@ -63,11 +63,7 @@ def _plan_column(df: DataFrame, key: str, column: Column, role: str) -> tuple[Co
 
     fields = {field.name: field for field in df.schema.fields}
     if column.name not in fields:
-        raise DataError(
-            f"{role} column {column.name!r} is not in the DataFrame; it has "
-            f"{', '.join(sorted(name for name in fields if not name.startswith(_OWN)))}",
-            code="data-column",
-        )
+        raise missing_column(df, column.name, role)
     check_unambiguous(df, column.name, role)
     expression = F.col(f"`{column.name.replace('`', '``')}`")
     field = fields[column.name]
@@ -106,6 +102,22 @@ def _plan_column(df: DataFrame, key: str, column: Column, role: str) -> tuple[Co
     plan = ColumnPlan(key, column.name, kind == "binary", dtype, column.shape)
     fill = _fill_of(field) if column.shape is None else None
     return replace(plan, ragged=fill is not None, fill=fill), expression
+
+
+def missing_column(df: DataFrame, name: str, role: str) -> DataError:
+    """Return the error for a column that is not there; of a struct's field it says how to get one."""
+    from pyspark.sql import types as T
+
+    types = {field.name: field.dataType for field in df.schema.fields if not field.name.startswith(_OWN)}
+    struct = types.get(name.partition(".")[0])
+    remedy = ""
+    if "." in name and isinstance(struct, T.StructType):
+        made = name.replace(".", "_")
+        remedy = f". Make a column of the struct's field first: df.withColumn({made!r}, F.col({name!r}))"
+    return DataError(
+        f"{role} column {name!r} is not in the DataFrame; it has {', '.join(sorted(types))}{remedy}",
+        code="data-column",
+    )
 
 
 def _part(vector: SqlColumn, part: str) -> SqlColumn:

@@ -12,6 +12,7 @@ import torch
 
 from sparkdl.ml.stages.udf import to_pandas
 from sparkdl.serve.served import ServedModel
+from sparkdl.table.values import arrow
 from sparkdl.table.zones import zone_named
 
 
@@ -28,7 +29,7 @@ class PyFunc:
             DataError: naming column and row of what cannot become a tensor.
         """
         columns = [name for name in self._served.columns if name in model_input.columns]
-        table = pa.Table.from_pandas(model_input[columns], preserve_index=False)
+        table = pa.table({name: arrow(name, model_input[name]) for name in columns})
         found: pd.DataFrame = to_pandas(self._served(table))
         return found
 

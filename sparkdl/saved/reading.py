@@ -131,6 +131,10 @@ def _stages(metadata: Mapping[str, Any]) -> list[str]:
     return list(map(str, found)) if isinstance(found, list) else []
 
 
+def _is_hidden(file: str) -> bool:
+    return posixpath.basename(file).startswith(("_", "."))
+
+
 class _Folder:
     """A saved model in a local or remote folder."""
 
@@ -142,13 +146,23 @@ class _Folder:
             root = root.rstrip("/")
             # a save that was cut off between two renames has left the previous one beside it
             previous = posixpath.join(posixpath.dirname(root), f".{posixpath.basename(root)}.previous")
-            found = (r for r in (root, previous) if self._fs.exists(posixpath.join(r, METADATA)))
-            self._root = next(found, None) or self._published(root)
+            self._root = next(filter(self._holds, (root, previous)), None) or self._published(root)
         except (ImportError, ValueError, OSError) as error:
             raise ConfigError(f"path={path!r} cannot be opened: {error}", code="config-saved") from error
         if isinstance(self._fs, LocalFileSystem):
             changes: tuple[ChangesFile, ...] = self._current.changes if self._current is not None else ()
             check_inside(self._root, path, [change.name for change in changes])
+
+    def _holds(self, root: str) -> bool:
+        """Return whether there is metadata; a save on Spark Connect may have emptied it for the moment."""
+        folder = posixpath.join(root, METADATA)
+        if not self._fs.exists(folder):
+            return False
+        try:
+            found = self._fs.ls(folder, detail=True)
+            return any(file["size"] != 0 for file in found if not _is_hidden(file["name"]))
+        except NotADirectoryError:
+            return True
 
     def _published(self, root: str) -> str:
         """Return the current version of a folder of versions; other folders as they are."""
@@ -221,7 +235,7 @@ class _Folder:
             found = self._fs.ls(folder, detail=False)
         except (FileNotFoundError, NotADirectoryError):
             return []
-        return sorted(file for file in found if not posixpath.basename(file).startswith(("_", ".")))
+        return sorted(file for file in found if not _is_hidden(file))
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

@@ -39,12 +39,22 @@ def arrow(name: str, values: Any) -> pa.Array:
     if isinstance(values, np.ndarray) and values.dtype.kind in "UO":
         values = values.tolist()
     try:
-        found = pa.array(values, from_pandas=True)
-    except (pa.ArrowException, TypeError, ValueError) as error:
+        try:
+            found = pa.array(values, from_pandas=True)
+        except OverflowError:
+            found = pa.array(as_doubles(values), from_pandas=True)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise DataError(
             f"column {name!r}: {values!r:.100} is no column of one type: {error!s:.200}", code="data-type"
         ) from error
     return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+
+
+def as_doubles(value: Any) -> Any:
+    """Return (nested) lists with doubles in place of integers, for those beyond 64 bits."""
+    if isinstance(value, list):
+        return [as_doubles(item) for item in value]
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def texts(name: str, column: pa.Array) -> pa.Array:

@@ -287,7 +287,7 @@ def test_rows_are_stacked(values, dtype, shape):
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ([1, None], "row 1: None is not a number"),
+        ([1, None], "row 1: null"),
         ([1, "2"], "row 1: '2' is not a number"),
         ([1, {"a": 1}], "row 1: {'a': 1} is not a number"),
         ([1, 2**70], "row 1: 1180591620717411303424 is not a number"),

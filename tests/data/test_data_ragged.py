@@ -59,7 +59,7 @@ def test_inner_dimensions_are_fixed() -> None:
             "row 1: shape .1, 2. where other",
         ),
         (lambda: from_rows(OPEN, [np.ones(2), 3.0], name), "row 1: shape"),
-        (lambda: from_rows(OPEN, [["a"]], name), "row 0: .* is no array of numbers"),
+        (lambda: from_rows(OPEN, [["a"]], name), "row 0: .* is not a number or an array of numbers"),
     ):
         with pytest.raises(DataError, match=message):
             bad()

@@ -113,16 +113,28 @@ read = TorchModel.load(sys.argv[1])
 read.save(sys.argv[2])
 found["same"] = TorchModel.load(sys.argv[2]).uid == read.uid
 found["refused"] = []
-for write in (read.write(), read.write().overwrite()):
-    try:
-        write.save(sys.argv[2])
-    except ConfigError as failure:
-        found["refused"].append(str(failure))
+try:
+    read.save(sys.argv[2])
+except ConfigError as failure:
+    found["refused"].append(str(failure))
+changed = TorchModel.load(sys.argv[2])
+with torch.no_grad():
+    next(changed.module.parameters()).add_(1)
+for _ in range(2):  # also where nothing is yet
+    changed.write().overwrite().save(sys.argv[2] + "-fresh")
+changed._resetUid("another")
+changed.write().overwrite().save(sys.argv[2] + "-fresh")
+again = TorchModel.load(sys.argv[2] + "-fresh")
+found["replaced"] = [again.uid, torch.equal(*(next(m.module.parameters()) for m in (again, changed)))]
+try:
+    changed.write().overwrite().save(sys.argv[3])
+except ConfigError as failure:
+    found["pipeline"] = str(failure)
 print("FOUND", json.dumps(found))
 spark.stop()
 '''
 
-OTHERS = ("connect", "error", "same", "refused", "recsys", "history")
+OTHERS = ("connect", "error", "same", "refused", "recsys", "history", "replaced", "pipeline")
 NEEDED = ("grpc", "grpc_status", "google.rpc", "zstandard")
 
 
@@ -161,7 +173,7 @@ def found(copy):
     for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "PYSPARK_GATEWAY_PORT"):
         env.pop(name, None)
     run = subprocess.run(
-        [sys.executable, str(script), str(source), str(copy)],
+        [sys.executable, str(script), str(source), str(copy), str(FORMAT_1 / "pipeline_model")],
         env=env,
         cwd=script.parent,
         capture_output=True,
@@ -187,9 +199,12 @@ def test_transforms_on_spark_connect(found):
 
 def test_models_are_saved_and_loaded_on_spark_connect(found, copy):
     assert found["same"]
-    exists, overwrite = found["refused"]
+    (exists,) = found["refused"]
+    assert found["replaced"] == ["another", True]
+    assert "holds a PipelineModel, and Spark Connect cannot delete it" in found["pipeline"]
+    fresh = copy.with_name(f"{copy.name}-fresh")
+    assert Predictor.load(str(fresh))(np.zeros((1, 4))).shape == (1, 2)
     assert "exists" in exists
-    assert "needs a classic Spark session" in overwrite
     expected = json.loads((FORMAT_1 / "expected.json").read_text())
     served = Predictor.load(str(copy))(np.array(expected["x"]))
     np.testing.assert_allclose(served, expected["pipeline_model"], rtol=1e-5, atol=1e-6)

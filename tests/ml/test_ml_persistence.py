@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -20,6 +21,7 @@ from support.models import Everything
 from torch import Tensor, nn
 
 import sparkdl.ml
+from sparkdl.access.classic_models import ClassicModels
 from sparkdl.exceptions import ConfigError, SerializationError
 from sparkdl.ml import (
     TorchClassificationModel,
@@ -311,6 +313,43 @@ def test_a_crash_between_two_renames_leaves_the_previous_one(spark: Any, tmp_pat
     second.write().overwrite().save(path)
     assert names(tmp_path) == ["model"]
     assert TorchModel.load(path).uid == second.uid
+
+
+def test_without_renames_there_is_one_model_at_every_moment(
+    spark: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """As on Spark Connect; a save that stops before any of its writes leaves the old or the new one."""
+    monkeypatch.setattr(ClassicModels, "folders", lambda self, path: None)
+    path = str(tmp_path / "model")
+    first, second = model(1), model(2)
+    first.write().overwrite().save(path)  # where nothing is
+    known = {first.uid, second.uid}
+    count = itertools.count(1)
+    writes = [persistence._empty, persistence._write, persistence.write_metadata]
+    for stop in count:
+        left = itertools.count(stop, -1)
+
+        def stopping(write: Any, left: Any = left) -> Any:
+            def run(*args: Any) -> None:
+                if not next(left) - 1:
+                    raise Stop
+                write(*args)
+
+            return run
+
+        with monkeypatch.context() as patch:
+            for write in writes:
+                patch.setattr(persistence, write.__name__, stopping(write))
+            try:
+                second.write().overwrite().save(path)
+                break
+            except Stop:
+                assert TorchModel.load(path).uid in known, stop
+                assert Predictor.load(path)(np.zeros((1, 4))).shape == (1, 3)
+    assert stop > 5
+    assert_same_weights(second.module, TorchModel.load(path).module)
+    with pytest.raises(ConfigError, match="exists: choose another"):
+        first.save(path)
 
 
 def test_pipelines_can_be_replaced_as_safely(spark: Any, tmp_path: Path, monkeypatch: Any) -> None:

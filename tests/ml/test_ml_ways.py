@@ -13,7 +13,8 @@ import torch
 from pyspark.sql import functions as F
 from torch import nn
 
-from sparkdl.ml import TorchRegressionModel
+from sparkdl.exceptions import DataError
+from sparkdl.ml import TorchModel, TorchRegressionModel
 from sparkdl.ml.stages.tabular_fit import fit_encoding
 from sparkdl.mlflow.pyfunc import PyFunc
 from sparkdl.nn import Tabular
@@ -68,3 +69,27 @@ def test_times_mean_the_same_in_a_zone_of_the_session(berlin: Any) -> None:
     }
     for way, found in ways.items():
         np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=way)
+
+
+def test_an_example_may_be_a_dataframe_and_a_structs_field_is_no_column(spark: Any) -> None:
+    df = spark.createDataFrame(
+        [((1.0, 2), 0.5, [1, 2])], "s struct<x: double, y: int>, v double, ids array<int>"
+    )
+    for example in (df, df.toPandas(), df.drop("s").toPandas()):
+        model = TorchModel.from_module(nn.Linear(1, 2), example=example, featuresCol="v", inputShapes=[[1]])
+        assert model.signature.inputs[0].dtype == "float32"
+        assert model.signature.outputs[0].shape == (2,)
+    looked = TorchModel.from_module(nn.Embedding(9, 3), example=df.toPandas(), featuresCol="ids")
+    assert (
+        looked.signature
+        == TorchModel.from_module(nn.Embedding(9, 3), example=df, featuresCol="ids").signature
+    )
+    model = TorchModel.from_module(nn.Identity(), featuresCols=["s.x", "v"])
+    with pytest.raises(
+        DataError, match=r"'s\.x' is not in .* it has ids, s, v\. .*withColumn\('s_x', F.col\('s\.x'\)\)"
+    ):
+        model.transform(df)
+    with pytest.raises(DataError, match=r"withColumn\('s_x', F.col\('s\.x'\)\)"):
+        fit_encoding(df, ["s.x"], max_categories=2, min_frequency=1)
+    with pytest.raises(DataError, match="features column 'w' is not in the DataFrame"):
+        TorchModel.from_module(nn.Identity(), example=df.toPandas(), featuresCol="w")

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,22 @@ def test_a_request_names_the_columns_that_it_wants(table: Running) -> None:
     for wrong in ("logits", "probability,probability", ""):
         status, _, found = table.request("POST", f"/predict?outputs={wrong}", body.encode(), headers)
         assert (status, json.loads(found)["error"]["code"]) == (422, "data-column")
+
+
+def test_arrow_times_in_a_zone_that_nobody_knows_are_instants(table: Running) -> None:
+    """Values are counted in UTC, whatever zone a column names."""
+    day = pa.array([1_704_100_000_000_000, None], pa.timestamp("us", "Mars/Phobos"))
+    rows = {"age": [30.0, 40.0], "member": [True, False], "job": ["cook", None], "day": day}
+    days = pa.array([date(2024, 1, 1), None])
+    found = []
+    for of_day in (day, days):
+        body = arrow_ipc.write_table(pa.table(rows | {"day": of_day}))
+        status, _, text = table.request(
+            "POST", "/predict", body, auth() | {"Content-Type": arrow_ipc.MEDIA_TYPE}
+        )
+        assert status == 200, text
+        found.append(text)
+    assert found[0] == found[1]
 
 
 def test_tls(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from sparkdl.data.columns import SPARSE, Column, ColumnPlan, Columns
 from sparkdl.data.convert import default_dtype
 from sparkdl.data.loose import array_of
 from sparkdl.data.sparse import of_row
+from sparkdl.data.tables import is_pandas
 from sparkdl.exceptions import ConfigError
 from sparkdl.hf.labels import class_names
 from sparkdl.ml.estimators.summary import TrainingSummary
@@ -112,9 +113,10 @@ class _TableModel(Fitted, HasTraining, HasInputs):
 
         Args:
             module: it is copied.
-            example: some rows of what the module is called with: an array, a tuple of arrays, or a dict of
-                them by argument. Needed where the shapes can neither be told by ``inputShapes`` nor by
-                looking at rows, as in streams.
+            example: some rows of what the module is called with: an array, a tuple of arrays, a dict of
+                them by argument, or a DataFrame of Spark or pandas with the features columns. Needed
+                where the shapes can neither be told by ``inputShapes`` nor by looking at rows, as in
+                streams.
             source: where its code comes from, for :meth:`save`; found by itself where that is possible.
             **params: values of Params, such as ``featuresCol="image"``.
 
@@ -135,7 +137,11 @@ class _TableModel(Fitted, HasTraining, HasInputs):
                 f"{', '.join(param.name for param in model.params)}"
             )
         model._set(**params)
-        if example is not None:
+        if is_pandas(example) or hasattr(example, "sparkSession"):
+            from sparkdl.ml.stages.inference import look
+
+            model.signature = look(model, example)
+        elif example is not None:
             if isinstance(example, Mapping) and not model.isSet(model.inputNames):
                 model.setInputNames(list(example))
             names = model._arguments()

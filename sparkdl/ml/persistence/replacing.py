@@ -3,6 +3,9 @@
 A save writes a draft beside its place, ``.name.saving-...``, and renames it when complete. What an
 overwrite replaces is renamed to ``.name.previous`` just before that, and deleted afterwards. Readers look
 there if there is nothing under the name itself: at every moment one of the two can be read.
+
+Spark Connect cannot rename or delete. It writes what is new to ``.name.previous``, then empties the metadata
+under the name, and writes all of it there.
 """
 
 from __future__ import annotations
@@ -72,10 +75,10 @@ def exists_already(path: str) -> ConfigError:
     )
 
 
-def cannot_replace(path: str) -> ConfigError:
-    """Return the error for a path to be overwritten in a session that cannot rename folders."""
+def cannot_replace(path: str, found: str) -> ConfigError:
+    """Return the error for what a session that cannot delete folders must not overwrite."""
     return ConfigError(
-        "overwrite() needs a classic Spark session, for Spark Connect cannot rename folders: save "
-        f"under a new name, {path!r} was not touched",
+        f"path={path!r} holds {found}, and Spark Connect cannot delete it: overwrite() replaces what an "
+        "estimator or a model of sparkdl has saved. Save under a new name; nothing was touched",
         code="config-connect",
     )

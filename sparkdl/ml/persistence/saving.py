@@ -36,7 +36,7 @@ from sparkdl.ml.persistence.trusting import trusted
 from sparkdl.saved import content as saved
 from sparkdl.saved import integrity, weights
 from sparkdl.saved.content import Content
-from sparkdl.saved.metadata import CODE, KEY, WEIGHTS, check, seal
+from sparkdl.saved.metadata import CODE, KEY, METADATA, WEIGHTS, check, seal
 from sparkdl.saved.moved import OPTIONS
 from sparkdl.saved.trust import LISTED_ONLY, Entry, Trust
 from sparkdl.table.encoding import read_table, table_of
@@ -122,23 +122,41 @@ class TorchWriter(MLWriter):
             with replacing(folders, path, self.shouldOverwrite) as draft:
                 self.saveImpl(draft)
             return
-        if self.shouldOverwrite:
-            raise cannot_replace(path)
-        if read_metadata(spark, path) is not None:
+        self._save_without_renames(spark, path)
+
+    def _save_without_renames(self, spark: SparkSession, path: str) -> None:
+        """Save so that at every moment the old one or the new one can be read; see :mod:`.replacing`."""
+        previous = sibling(path, "previous")
+        places = {place: read_metadata(spark, place) for place in (path, previous)}
+        if all(metadata is None for metadata in places.values()):
+            self.saveImpl(path)
+            return
+        if not self.shouldOverwrite:
             raise exists_already(path)
-        self.saveImpl(path)
+        for metadata in places.values():
+            if metadata is not None and KEY not in metadata:
+                raise cannot_replace(path, f"a {str(metadata.get('class')).rpartition('.')[2]:.100}")
+        if places[path] is not None:  # else the one beside it stays until this one is complete
+            _empty(spark, previous)
+            self._write_to(previous, "overwrite")
+            _empty(spark, path)
+        self._write_to(path, "overwrite")
+        _empty(spark, previous)
 
     def saveImpl(self, path: str) -> None:
         """Write to a folder that does not exist; its metadata last, as a mark that all is there."""
+        self._write_to(path, "error")
+
+    def _write_to(self, path: str, mode: str) -> None:
         spark = self.sparkSession
         info, pieces = described(self.instance, _allowed(self.optionMap))
         digests = {}
         for name, stream in pieces.items():
             hashed = integrity.Hashed(stream)
-            _write(spark, posixpath.join(path, name), hashed)
+            _write(spark, posixpath.join(path, name), hashed, mode)
             digests[name] = hashed.sha256
         metadata = DefaultParamsWriter._get_metadata_to_save(self.instance, spark, extraMetadata={KEY: info})
-        write_metadata(spark, path, seal(json.loads(metadata), digests))
+        write_metadata(spark, path, seal(json.loads(metadata), digests), mode)
 
 
 class TorchReader(MLReader[R]):
@@ -269,7 +287,7 @@ def save(instance: MLWritable, path: str, *, overwrite: bool = False) -> None:
 
     Estimators and models of sparkdl do so by themselves. Spark's own, such as pipelines, delete first and
     write then; this writes them beside their place and renames. Spark Connect cannot rename: there they are
-    written to their place.
+    written to their place, and pipelines cannot replace anything.
 
     Args:
         instance: a pipeline or any other estimator, transformer or model.
@@ -277,15 +295,18 @@ def save(instance: MLWritable, path: str, *, overwrite: bool = False) -> None:
         overwrite: whether it may replace an existing one.
 
     Raises:
-        ConfigError: if there is something already and ``overwrite`` is not set; if it is, on Spark Connect.
+        ConfigError: if there is something already and ``overwrite`` is not set; or, on Spark Connect, if
+            there is anything but an estimator or a model of sparkdl.
     """
     spark = SparkSession.active()
     folders = models_in(spark).folders(path)
     if folders is None:
-        if overwrite:
-            raise cannot_replace(path)
-        if read_metadata(spark, path) is not None:
-            raise exists_already(path)
+        if overwrite and isinstance(instance, TorchWritable):
+            instance.write().overwrite().save(path)
+            return
+        if (metadata := read_metadata(spark, path)) is not None:
+            found = f"a {str(metadata.get('class')).rpartition('.')[2]:.100}"
+            raise cannot_replace(path, found) if overwrite else exists_already(path)
         instance.write().save(path)
         return
     with replacing(folders, path, overwrite) as draft:
@@ -304,9 +325,18 @@ def _cut(data: bytes) -> Iterator[weights.Chunk]:
         yield weights.Chunk(start, data[start : start + _CHUNK_BYTES])
 
 
-def _write(spark: SparkSession, path: str, pieces: Iterable[weights.Chunk]) -> None:
+def _empty(spark: SparkSession, path: str) -> None:
+    """Empty the files of a saved model: the metadata first, without which it is none."""
+    if read_metadata(spark, path) is None:
+        return
+    spark.createDataFrame([], "value string").write.mode("overwrite").text(posixpath.join(path, METADATA))
+    for name in (WEIGHTS, CODE):
+        rows = spark.createDataFrame([], _COLUMNS)
+        rows.write.mode("overwrite").parquet(posixpath.join(path, name))
+
+
+def _write(spark: SparkSession, path: str, pieces: Iterable[weights.Chunk], mode: str = "error") -> None:
     """Write pieces, some at a time: neither driver nor task ever holds all of them."""
-    mode = "error"
     rows: list[tuple[int, bytes]] = []
 
     def flush() -> None:

@@ -98,9 +98,10 @@ def literal(path: str) -> str:
     return _PATTERN.sub(r"\\\g<0>", path)
 
 
-def write_metadata(spark: SparkSession, path: str, text: str) -> None:
+def write_metadata(spark: SparkSession, path: str, text: str, mode: str = "error") -> None:
     """Write metadata as Spark does."""
-    spark.createDataFrame([(text,)], "value string").coalesce(1).write.text(posixpath.join(path, METADATA))
+    row = spark.createDataFrame([(text,)], "value string").coalesce(1)
+    row.write.mode(mode).text(posixpath.join(path, METADATA))
 
 
 def read_metadata(spark: SparkSession, path: str) -> dict[str, Any] | None:
@@ -111,6 +112,9 @@ def read_metadata(spark: SparkSession, path: str) -> dict[str, Any] | None:
     """
     _check_inside(spark, path)
     with explained(path):
+        folders = models_in(spark).folders(path)
+        if folders is not None and not folders.exists(posixpath.join(path, METADATA)):
+            return None  # Spark's readers would log the trace of a Java exception
         try:
             row = spark.read.text(literal(posixpath.join(path, METADATA))).first()
         except AnalysisException as error:

@@ -22,7 +22,7 @@ from sparkdl.data.columns import (
 from sparkdl.data.convert import from_rows
 from sparkdl.data.schema import plan_dataframe, same_names
 from sparkdl.data.sparse import of_row, passed
-from sparkdl.data.tables import check_dataframe
+from sparkdl.data.tables import check_dataframe, is_pandas, plan_pandas
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.stages import tabular_frame
 from sparkdl.ml.stages.arrow_columns import null_message
@@ -331,7 +331,7 @@ def _module_outputs(model: Any, df: DataFrame | None) -> list[OutputColumn]:
                 "what the module gives is not known: use from_module(module, example=rows), or transform a "
                 "DataFrame first"
             )
-        model.signature = _look(model, df)
+        model.signature = look(model, df)
         specs = model.signature.outputs
     names = model.outputNames()
     if len(names) != len(specs):
@@ -357,8 +357,18 @@ def _array_of(spec: TensorSpec) -> Literal["floats", "doubles", "longs"]:
     return "floats" if low else "doubles"
 
 
-def _look(model: Any, df: DataFrame) -> Signature:
-    """Run the module on the first rows."""
+def look(model: Any, df: Any) -> Signature:
+    """Run a model's module on the first rows of a DataFrame, of Spark or pandas, and describe it.
+
+    Raises:
+        ConfigError: if there are none, or it is a stream.
+        DataError: if a column is missing or cannot become a tensor.
+        ModelError: if the module fails on them.
+    """
+    if is_pandas(df):
+        plan, arrays = plan_pandas(df.head(2), model.inputColumns(), None, None)
+        tensors = [tensor_of(column, arrays[column.key]) for column in plan.columns]
+        return Signature.of_rows(model.module, group(tensors, plan.features.names))
     if df.isStreaming:
         raise ConfigError(
             "what the module gives is not known, and the rows of a stream cannot be looked at: use "

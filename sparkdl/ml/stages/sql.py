@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from sparkdl.access.models import Lasting
 from sparkdl.data.collate import MASK
 from sparkdl.data.columns import Column, ColumnPlan, structure_of
 from sparkdl.data.sparse import passed, planned, spread
@@ -30,11 +31,15 @@ def as_udf(model: Any) -> Any:
     Raises:
         ConfigError: if there is no active Spark session, or the module's outputs are not known.
     """
+    return inference_udf(inference_of(model, decision=True), free_inputs(model))
+
+
+def free_inputs(model: Any) -> list[bool]:
+    """Return for each input of a model's module whether its rows may differ in length."""
     inputs = model.signature.inputs
     # A mask hides what fills shorter texts up; else only metadata tell what does, which transform sees.
     masked = any(spec.key == MASK for spec in inputs)
-    free = [masked and spec.shape is None and spec.dtype is not None for spec in inputs]
-    return inference_udf(inference_of(model, decision=True), free)
+    return [masked and spec.shape is None and spec.dtype is not None for spec in inputs]
 
 
 def inference_udf(inference: Inference, ragged: Sequence[bool] = ()) -> Any:
@@ -55,6 +60,22 @@ def inference_udf(inference: Inference, ragged: Sequence[bool] = ()) -> Any:
         raise ConfigError(
             "there is no active Spark session; make one first, for example sparkdl.session.builder"
         )
+    encoding, vectors = inference.encoding, has_arrow_udf()
+    if encoding is not None and not vectors:  # pandas gets what the clock of this session shows
+        zone = zone_named(str(spark.conf.get("spark.sql.session.timeZone")))
+        inference = replace(inference, encoding=replace(encoding, zone=zone))
+    scorer = scorer_of(inference, ship(spark, inference.module), ragged, vectors=vectors)
+    kinds = [output.sql_type(vectors=vectors) for output in inference.outputs]
+    if not scorer.names:
+        return make_udf(scorer, kinds[0])
+    fields = zip(scorer.names, kinds, strict=True)
+    return make_udf(scorer, T.StructType([T.StructField(name, kind) for name, kind in fields]))
+
+
+def scorer_of(
+    inference: Inference, shipped: Lasting, ragged: Sequence[bool] = (), *, vectors: bool = True
+) -> Scorer:
+    """Return what scores an inference's columns in the tasks, where no DataFrame tells their types."""
     inputs = spread(inference.inputs)
     structure = structure_of(inputs, "features")
     plans = []
@@ -63,14 +84,10 @@ def inference_udf(inference: Inference, ragged: Sequence[bool] = ()) -> Any:
         plans.append(planned(ColumnPlan(key, column.name, False, column.dtype, column.shape)))
     if len(ragged) == len(plans):
         plans = [replace(p, ragged=p.ragged or free) for p, free in zip(plans, ragged, strict=True)]
-    outputs, vectors = inference.outputs, has_arrow_udf()
-    encoding = inference.encoding
-    if encoding is not None and not vectors:  # pandas gets what the clock of this session shows
-        zone = zone_named(str(spark.conf.get("spark.sql.session.timeZone")))
-        encoding = replace(encoding, zone=zone)
+    outputs = inference.outputs
     names = tuple(output.column for output in outputs) if len(outputs) > 1 else ()
-    scorer = Scorer(
-        shipped=ship(spark, inference.module),
+    return Scorer(
+        shipped=shipped,
         structure=structure,
         plans=tuple(plans),
         outputs=outputs,
@@ -79,11 +96,7 @@ def inference_udf(inference: Inference, ragged: Sequence[bool] = ()) -> Any:
         threads=inference.threads,
         names=names,
         vectors=vectors,
-        encoding=encoding,
+        encoding=inference.encoding,
         columns=inference.columns,
         places=passed(plans)[1] if inference.encoding is None else (),
     )
-    kinds = [output.sql_type(vectors=vectors) for output in outputs]
-    if not names:
-        return make_udf(scorer, kinds[0])
-    return make_udf(scorer, T.StructType([T.StructField(n, k) for n, k in zip(names, kinds, strict=True)]))

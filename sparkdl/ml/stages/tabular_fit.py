@@ -16,7 +16,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from sparkdl.data.schema import check_unambiguous
+from sparkdl.data.schema import check_unambiguous, missing_column
 from sparkdl.exceptions import DataError
 from sparkdl.ml.stages.rowwise import quoted
 from sparkdl.table.calendar import VALUES, Part
@@ -57,10 +57,7 @@ def kinds_of(df: DataFrame, names: Sequence[str]) -> dict[str, Kind]:
     found: dict[str, Kind] = {}
     for name in names:
         if name not in types:
-            raise DataError(
-                f"features column {name!r} is not in the DataFrame; it has {', '.join(sorted(types))}",
-                code="data-column",
-            )
+            raise missing_column(df, name, "features")
         check_unambiguous(df, name, "features")
         kind = kind_of(types[name])
         if kind is None:

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from sparkdl.exceptions import DataError
 from sparkdl.serve.server import arrow_ipc
+from sparkdl.table.values import as_doubles
 
 JSON = "application/json"
 MEDIA_TYPES = (JSON, arrow_ipc.MEDIA_TYPE)
@@ -187,7 +188,10 @@ def _columns_of(records: Sequence[Any]) -> dict[str, list[Any]]:
 def _array(name: str, values: list[Any], vectors: bool) -> pa.Array:
     """Return a column of JSON values; objects only where sparse vectors are expected."""
     try:
-        found = pa.array(values)
+        try:
+            found = pa.array(values)
+        except OverflowError:  # integers beyond 64 bits are doubles, as 1e20 is
+            found = pa.array(as_doubles(values))
     except (pa.ArrowException, OverflowError, ValueError, TypeError, RecursionError) as error:
         kinds = [_kind(value) for value in values]
         usual = next((kind for kind in kinds if kind is not None), None)
