@@ -416,6 +416,21 @@ def test_a_plan_for_more_rows_has_the_batch_of_their_fit(monkeypatch: pytest.Mon
     assert totals[0] == totals[1]
 
 
+def test_the_module_of_few_rows_drops_more() -> None:
+    encoding = TableEncoding((Number("a", "number", 0, 1),), (), {}, 4999)
+    assert tables.of_default(encoding, 2) == {
+        "numbers": 1,
+        "knots": [[]],
+        "cardinalities": [],
+        "outputs": 2,
+    } | {"dropout": 0.3}
+    est = TorchClassifier()
+    few, _ = est._build(Tabular, **tables.of_default(encoding, 2))
+    many, _ = est._build(Tabular, **tables.of_default(replace(encoding, rows=5000), 2))
+    own, _ = est.setHyper(dropout=0.0)._build(Tabular, **tables.of_default(encoding, 2))
+    assert (few.dropout, many.dropout, own.dropout) == (0.3, Tabular(numbers=1).dropout, 0.0)
+
+
 def test_factories_are_told_what_they_ask_for() -> None:
     encoding = TableEncoding((Number("a", "number", 0, 1),), (Category("b", "string", ("x",)),), {}, 9)
     known = {"cardinalities": [3], "numbers": 1}

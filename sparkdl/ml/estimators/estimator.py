@@ -229,7 +229,7 @@ class TorchClassifier(FitsTorch, HasClassOutputs, HasScaling, ProbabilisticClass
 
     def _build_default(self, rows: FitRows, classes: int) -> tuple[nn.Module, ModuleSource | None]:
         if rows.encoding is not None:
-            return self._build(Tabular, **tables.layout(rows.encoding, Tabular, outputs=classes))
+            return self._build(Tabular, **tables.of_default(rows.encoding, classes))
         module, source = _perceptron(self, rows, classes)
         if self.getStandardization() and isinstance(module, MLP):
             found = rows.once("moments", partial(fitting.moments, rows.train, rows.inputs))
@@ -302,9 +302,7 @@ class TorchRegressor(FitsTorch, HasPrediction, HasScaling, Regressor[TorchRegres
         self, rows: FitRows, targets: tuple[int, ...]
     ) -> tuple[nn.Module, ModuleSource | None]:
         if rows.encoding is not None:
-            module, source = self._build(
-                Tabular, **tables.layout(rows.encoding, Tabular, outputs=prod(targets))
-            )
+            module, source = self._build(Tabular, **tables.of_default(rows.encoding, prod(targets)))
             if self.getStandardization() and isinstance(module, Tabular):
                 label = self.getLabelCol()
                 found = rows.once("moments", partial(fitting.moments, rows.train, {label: targets}))

@@ -18,6 +18,7 @@ from sparkdl.ml.params.columns import value_of
 from sparkdl.ml.stages import tabular_frame
 from sparkdl.ml.stages.tabular_fit import count_rows, fit_encoding, kind_of
 from sparkdl.nn.lightning import is_lightning
+from sparkdl.nn.models.tabular import Tabular
 from sparkdl.table.encoding import TableEncoding
 from sparkdl.train.options.schedule import polynomial, sequence
 from sparkdl.train.planning.request import planned_rows
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 _HIDDEN = "__sparkdl_"  # before the names of the arrays, which may be those of a label
 _LEAST_BATCH, _LARGEST_BATCH = 32, 1024
 _ITERATIONS = 50
+_FEW_ROWS = 5000
+_DROPOUT_OF_FEW = 0.3
 _LEVEL = partial(ConstantLR, factor=1.0, total_iters=1)  # for iterations that are over
 
 
@@ -135,6 +138,15 @@ def layout(encoding: TableEncoding, factory: Any, **more: Any) -> dict[str, Any]
         **more,
     }
     return {name: value for name, value in known.items() if name in _arguments(factory)}
+
+
+def of_default(encoding: TableEncoding, outputs: int) -> dict[str, Any]:
+    """Return the arguments of the module that a table has by default.
+
+    Of few rows it would learn every one by heart, so that it drops more.
+    """
+    few = planned_rows(encoding.rows) < _FEW_ROWS
+    return layout(encoding, Tabular, outputs=outputs, **({"dropout": _DROPOUT_OF_FEW} if few else {}))
 
 
 def batch_size(rows: int) -> int:
