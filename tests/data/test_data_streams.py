@@ -1,0 +1,119 @@
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparkdl.data import sampler
+from sparkdl.data.streams import Dealt, _places, epoch_of
+from sparkdl.seeding import ORDER, derive
+
+
+def batches(rows, batch_size, partitions, *, streams=840, seed=0, epoch=0, shuffle=True):
+    """Rows in the source per (iteration, partition)."""
+    steps = sampler.iterations_per_epoch(rows, batch_size)
+    dealt = [Dealt(rows, p, partitions, streams) for p in range(partitions)]
+    parts = [(d.numbers(), epoch_of(d, seed, epoch, shuffle)) for d in dealt]
+    return [[numbers[part.rows(steps, t)] for numbers, part in parts] for t in range(steps)]
+
+
+CASE = {
+    "rows": st.integers(1, 400),
+    "batch_size": st.integers(1, 120),
+    "streams": st.integers(1, 60),
+    "seed": st.integers(0, 2**64),
+    "epoch": st.integers(0, 5),
+}
+
+
+@settings(deadline=None, max_examples=200)
+@given(**CASE, partitions=st.integers(1, 60), shuffle=st.booleans())
+def test_batches_are_the_same_for_every_number_of_partitions(
+    rows, batch_size, streams, seed, epoch, partitions, shuffle
+):
+    options = {"streams": streams, "seed": seed, "epoch": epoch, "shuffle": shuffle}
+    one = [batch for (batch,) in batches(rows, batch_size, 1, **options)]
+    many = batches(rows, batch_size, partitions, **options)
+    assert [sorted(np.concatenate(b).tolist()) for b in many] == [sorted(b.tolist()) for b in one]
+    for batch in many:
+        for p, own in enumerate(batch):
+            assert (own % streams % partitions == p).all()
+    visited = np.concatenate(one)
+    assert sorted(visited.tolist()) == list(range(rows))
+    if not shuffle:
+        assert visited.tolist() == list(range(rows))
+    steps = len(one)
+    bounds = [t * rows // steps for t in range(steps + 1)]
+    assert [len(b) for b in one] == [hi - lo for lo, hi in pairwise(bounds)]
+
+
+@settings(deadline=None, max_examples=100)
+@given(**CASE)
+def test_streams_give_what_the_formula_says(rows, batch_size, streams, seed, epoch):
+    q = _places(Dealt(rows, 0, 1, streams), derive(ORDER, seed, epoch))
+    assert sorted(q.tolist()) == list(range(streams))
+    given_so_far = np.zeros(streams, np.int64)
+    steps = sampler.iterations_per_epoch(rows, batch_size)
+    found = batches(rows, batch_size, 1, streams=streams, seed=seed, epoch=epoch)
+    for t, (batch,) in enumerate(found, 1):
+        given_so_far += np.bincount(batch % streams, minlength=streams)
+        assert given_so_far.tolist() == [(t * rows // steps + streams - 1 - p) // streams for p in q]
+
+
+def test_order_depends_on_seed_and_epoch_and_on_nothing_else():
+    base = batches(5000, 5000, 1)[0][0]
+    assert np.array_equal(base, batches(5000, 5000, 1)[0][0])
+    for other in ({"seed": 1}, {"epoch": 1}):
+        assert not np.array_equal(base, batches(5000, 5000, 1, **other)[0][0])
+
+
+def test_rows_come_at_every_place_of_the_epoch():
+    """Mean place of each row over many epochs: (N - 1) / 2, with the deviation of uniform places."""
+    rows, epochs = 2100, 400
+    places = np.zeros((epochs, rows))
+    for epoch in range(epochs):
+        ((order,),) = batches(rows, rows, 1, epoch=epoch)
+        places[epoch, order] = np.arange(rows)
+    z = (places.mean(0) - (rows - 1) / 2) / (rows / np.sqrt(12 * epochs))
+    assert abs(z).max() < 5
+    assert z.std() == pytest.approx(1, abs=0.1)
+
+
+def test_many_rows_are_sorted_in_pieces(monkeypatch):
+    ((whole,),) = batches(9000, 9000, 1)
+    monkeypatch.setattr("sparkdl.data.streams._AT_ONCE", 100)
+    ((pieces,),) = batches(9000, 9000, 1)
+    assert np.array_equal(whole, pieces)
+
+
+def test_more_partitions_than_streams_have_no_rows():
+    sizes = [[len(own) for own in batch] for batch in batches(9, 4, 5, streams=4)]
+    assert np.sum(sizes, 0).tolist() == [3, 2, 2, 2, 0]
+    assert np.sum(sizes, 1).tolist() == [3, 3, 3]
+
+
+def splitmix64(base, turn):
+    """The number that Vigna's generator draws at a turn, counted from 1."""
+    z = (turn * 0x9E3779B97F4A7C15 + base) % 2**64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) % 2**64
+    return z ^ (z >> 31)
+
+
+@pytest.mark.parametrize(("rows", "streams"), [(8, 3), (500, 7), (3, 5), (12, 4)])
+def test_slots_are_those_of_the_definition(rows, streams):
+    base = derive(ORDER, 0, 0)
+    q = _places(Dealt(rows, 0, 1, streams), base)
+    slots = {}
+    for s in range(streams):
+        drawn = sorted(range(s, rows, streams), key=lambda row: splitmix64(base, row + 1))
+        slots |= {k * streams + q[s]: row for k, row in enumerate(drawn)}
+    ((found,),) = batches(rows, rows, 1, streams=streams)
+    assert found.tolist() == [slots[n] for n in range(rows)]
+
+
+def test_the_order_of_rows_stays_what_it_is():
+    # Resumed runs and published results depend on it.
+    ((found,),) = batches(8, 8, 1, streams=3)
+    assert found.tolist() == [4, 6, 2, 1, 3, 5, 7, 0]
