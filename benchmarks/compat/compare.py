@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from torch import nn
 
 from sparkdl import Dataset, Trainer, seeding
 from sparkdl.data import sampler
+from sparkdl.data.streams import FROM_THE_BEGINNING, Dealt, epoch_of
 from sparkdl.exceptions import NonFiniteError, SparkdlError, SparkdlWarning
 from sparkdl.nn.batch import Batch
 from sparkdl.train import MaxIteration
@@ -284,11 +284,9 @@ def rows_of(sizes: Sequence[int], iteration: int) -> tuple[int, list[Any]]:
     """Return the epoch and the row numbers of each partition's share."""
     steps = sampler.iterations_per_epoch(sum(sizes), BATCH)
     epoch, step = divmod(iteration, steps)
-    starts = [0, *accumulate(sizes)]
-    return epoch, [
-        starts[p] + sampler.rows_of(n, steps, step, seed=SEED, epoch=epoch, partition=p, shuffle=True)
-        for p, n in enumerate(sizes)
-    ]
+    slots = FROM_THE_BEGINNING.slots(sum(sizes), steps, step)
+    parts = [Dealt(sum(sizes), p, len(sizes)) for p in range(len(sizes))]
+    return epoch, [part.numbers()[epoch_of(part, SEED, epoch, True).rows(slots)] for part in parts]
 
 
 def batch_of(program: Program, rows: Any) -> Batch:

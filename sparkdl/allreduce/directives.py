@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -39,7 +39,6 @@ class Step:
         frozen: parameters of the layout that are not trained.
         allowance: what slow tasks may leave out; ``None`` for nothing.
         inner: the steps that each partition takes by itself; ``None`` if it contributes its gradient.
-        broadcasts: broadcasts that its tasks read.
     """
 
     place: Place
@@ -48,7 +47,6 @@ class Step:
     frozen: tuple[int, ...] = ()
     allowance: Allowance | None = None
     inner: InnerSteps | None = None
-    broadcasts: Sequence[Any] = ()
 
     def same_as(self, other: Step) -> bool:
         """Return whether both steps compute the same."""

@@ -217,7 +217,6 @@ class Engine:
         broadcasts = [
             *self._sent.broadcasts,
             *(broadcast for published in sent for broadcast in published.broadcasts),
-            *steps[0].broadcasts,
         ]
         first = steps[0]
         name = f"{self._name}: epoch {first.place.epoch + 1}, iteration {first.iteration + 1}"

@@ -31,6 +31,7 @@ from sparkdl.data.schema import arrays_of, plan_dataframe
 from sparkdl.data.store.built import PartitionStore, build_store, delete, described
 from sparkdl.data.store.manifest import check_same_rows
 from sparkdl.data.store.sources import ArraySource, DataFrameSource, Partitions, RddSource, Source
+from sparkdl.data.streams import STREAMS
 from sparkdl.data.tables import check_dataframe, check_no_stream, is_pandas, plan_pandas
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.wire.frame import Array
@@ -201,7 +202,7 @@ class Dataset:
                 arrays, tuples of them or dicts of them; all items alike.
             spark: session; the active one by default.
             has_label: whether items carry a label.
-            num_partitions: one per executor by default. Each holds neighbouring items.
+            num_partitions: one per executor by default; at most 840. Items are dealt in turn.
             transform: as in :meth:`from_dataframe`.
             collate: as in :meth:`from_dataframe`; a ``collate_fn`` of torch's ``DataLoader``.
 
@@ -233,7 +234,7 @@ class Dataset:
             label: likewise, or ``None``.
             weight: non-negative sample weights, shape (rows,).
             spark: session; the active one by default.
-            num_partitions: one per executor by default.
+            num_partitions: one per executor by default; at most 840.
             transform: as in :meth:`from_dataframe`.
 
         Raises:
@@ -322,7 +323,8 @@ class Dataset:
             if self._store is None:
                 self.peek()
                 available = self.access.executors()
-                count = available.count if self._num_partitions is None else self._num_partitions
+                alone = min(available.count, STREAMS)
+                count = alone if self._num_partitions is None else self._num_partitions
                 self._store = build_store(self.access, self.source, self._plan, self.id, count, available)
             return self._store
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,12 +13,15 @@ from sparkdl.code import pickling
 from sparkdl.data.columns import STORED_DTYPES, ColumnPlan, Structure, TablePlan, make_plan, structure_of
 from sparkdl.data.store import build
 from sparkdl.data.store.sources import Partitions, Source
+from sparkdl.data.streams import Dealt, check_partitions
 from sparkdl.exceptions import ConfigError, DataError, SerializationError
 from sparkdl.wire.frame import Array
 from sparkdl.wire.pieces import cut
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_DEALT_BYTES = 1 << 10  # more than it takes to say which items a partition has
 
 
 def check_rdd(rdd: Any) -> None:
@@ -136,15 +138,14 @@ class TorchSource(Source):
         """See :class:`Source`."""
         if not isinstance(partitions, int):
             raise ConfigError("num_partitions='input' needs a DataFrame or RDD: a dataset has no partitions")
+        check_partitions(partitions)
         count = len(self._dataset)
         if self._sent is None:
             self._sent = access.send(_pickled(self._dataset))
-        # Each partition gets neighbouring items.
-        bounds = [-(-p * count // partitions) for p in range(partitions + 1)]
         pieces = (
             (p, piece)
-            for p, span in enumerate(pairwise(bounds))
-            for piece in cut(p, [build.span(*span)], build.SPAN_BYTES)
+            for p in range(partitions)
+            for piece in cut(p, [build.pickled(Dealt(count, p, partitions))], _DEALT_BYTES)
         )
         write = build.items_writer(store, plan, self._sent.ref, as_arrays)
         return access.stage(access.scattered(pieces, partitions), write, self._sent.broadcasts)

@@ -1,27 +1,24 @@
 """The rows of each iteration.
 
-An epoch visits every row exactly once. With n rows and T = ceil(n / batch_size) iterations,
-iteration t takes rows floor(t·n_p/T) up to floor((t+1)·n_p/T) of partition p's permutation for
-that epoch, so every partition, however large, is spread evenly over the epoch.
-
-When the partitions change in the middle of an epoch, that no longer tells which rows were visited. The rows
-that were not are then named by their positions in the source, which no move changes: a *cursor*. The
-rest of the epoch visits these rows, each once, and the next epoch is an ordinary one.
+An epoch of n rows has T = ceil(n / batch_size) iterations and visits every row exactly once. Which rows
+share a batch is the same for any number of partitions, if rows were dealt to these: see
+:mod:`sparkdl.data.streams`. The partitions of a source that keeps its own, of series, of folds each have a
+permutation: iteration t takes rows floor(t·n_p/T) up to floor((t+1)·n_p/T) of partition p's, so every
+partition, however large, is spread evenly over the epoch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sparkdl import seeding
-from sparkdl.access.base import BytesRef
-from sparkdl.data.store import partition as store
 from sparkdl.data.store.partition import Token
+from sparkdl.data.streams import FROM_THE_BEGINNING, Dealt, Epoch, Since, epoch_of
 from sparkdl.wire.frame import Array
 
 Indices = NDArray[Any]
@@ -46,31 +43,40 @@ _REMEMBERED = 1 << 30
 """So many bytes of orders a process remembers: a task may run many partitions in turn."""
 
 
-class _Latest:
-    """Remembers for each partition that was used lately the latest array, and what it is of.
+class _Sized(Protocol):
+    @property
+    def nbytes(self) -> int: ...
+
+
+_Known = TypeVar("_Known", bound=_Sized)
+
+
+class _Latest(Generic[_Known]):
+    """Remembers for each partition that was used lately the latest order, and what it is of.
 
     The one that was used last is kept, however large it is.
     """
 
     def __init__(self) -> None:
-        self._known: dict[Hashable, tuple[Hashable, Array]] = {}
+        self._known: dict[Hashable, tuple[Hashable, _Known]] = {}
 
-    def get(self, partition: Hashable, of: Hashable, make: Callable[[], Array]) -> Array:
-        """Return the array, which is made if another one is the latest."""
+    def get(self, partition: Hashable, of: Hashable, make: Callable[[], _Known]) -> _Known:
+        """Return the order, which is made if another one is the latest."""
         known = self._known.pop(partition, None)
         if known is None or known[0] != of:
             known = of, make()
         self._known[partition] = known  # used last
-        total = sum(array.nbytes for _, array in list(self._known.values()))
-        for outdated, (_, array) in list(self._known.items())[:-1]:
+        total = sum(order.nbytes for _, order in list(self._known.values()))
+        for outdated, (_, order) in list(self._known.items())[:-1]:
             if total <= _REMEMBERED:
                 break
             self._known.pop(outdated, None)
-            total -= array.nbytes
+            total -= order.nbytes
         return known[1]
 
 
-_orders, _left = _Latest(), _Latest()
+_orders: _Latest[Indices] = _Latest()
+_epochs: _Latest[Epoch] = _Latest()
 
 
 def permutation(rows: int, seed: int, epoch: int, partition: int) -> Indices:
@@ -93,41 +99,7 @@ def rows_of(
     lo, hi = share(partition_rows, iterations, t)
     if lo == hi:
         return np.empty(0, np.int32)
-    return _order(partition_rows, seed, epoch, partition, shuffle)[lo:hi]
-
-
-def rows_left(
-    partition_rows: int, iterations: int, t: int, *, seed: int, epoch: int, partition: int, shuffle: bool
-) -> Indices:
-    """Return the row numbers that a partition contributes to iteration ``t`` and those after it."""
-    lo, _ = share(partition_rows, iterations, t)
-    return _order(partition_rows, seed, epoch, partition, shuffle)[lo:]
-
-
-def _order(rows: int, seed: int, epoch: int, partition: int, shuffle: bool) -> Indices:
-    return permutation(rows, seed, epoch, partition) if shuffle else np.arange(rows, dtype=np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class CursorRef:
-    """What a task needs to find the rows that are left of an epoch."""
-
-    first: int
-    left: BytesRef
-
-    def rows(self, token: Token) -> Array:
-        """Return the numbers of a partition's rows that are left, ascending.
-
-        Raises:
-            PartitionMissingError: if the partition's files are not on this executor.
-        """
-        return _left.get(token.partition, (self.left, token), lambda: _rows_among(self.left, token))
-
-
-def _rows_among(sent: BytesRef, token: Token) -> Array:
-    left = np.frombuffer(sent.read(), np.int64)
-    found = store.read_positions(token, token.in_order())
-    return np.flatnonzero(np.isin(found, left, assume_unique=True))
+    return permutation(partition_rows, seed, epoch, partition)[lo:hi] if shuffle else np.arange(lo, hi)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,32 +110,23 @@ class Place:
         epoch: completed epochs.
         step: completed iterations of the epoch.
         steps: iterations of the epoch.
-        cursor: the rows that remain in the epoch, if rows have moved.
+        total: rows of all partitions.
+        since: from where on the epoch has so many iterations; its beginning, if rows were not dealt.
     """
 
     epoch: int
     step: int
     steps: int
-    cursor: CursorRef | None = None
+    total: int = 0
+    since: Since = FROM_THE_BEGINNING
 
     def rows(self, token: Token, seed: int, shuffle: bool) -> Array:
         """Return the row numbers that a partition contributes to this iteration."""
-        return self._pick(rows_of, token, seed, shuffle)
-
-    def rows_left(self, token: Token, seed: int, shuffle: bool) -> Array:
-        """Return the row numbers that it contributes to this iteration and those after it."""
-        return self._pick(rows_left, token, seed, shuffle)
-
-    def _pick(self, which: Any, token: Token, seed: int, shuffle: bool) -> Array:
-        first = self.cursor.first if self.cursor is not None else 0
-        among = self.cursor.rows(token) if self.cursor is not None else None
-        rows: Array = which(
-            token.rows if among is None else len(among),
-            self.steps - first,
-            self.step - first,
-            seed=seed,
-            epoch=self.epoch,
-            partition=token.partition,
-            shuffle=shuffle,
+        if not token.dealt:
+            place = {"seed": seed, "epoch": self.epoch, "partition": token.partition}
+            return rows_of(token.rows, self.steps, self.step, shuffle=shuffle, **place)
+        dealt = Dealt(self.total, token.partition, token.dealt)
+        found = _epochs.get(
+            (dealt, seed, shuffle), self.epoch, lambda: epoch_of(dealt, seed, self.epoch, shuffle)
         )
-        return rows if among is None else among[rows]
+        return found.rows(self.since.slots(self.total, self.steps, self.step))

@@ -1,10 +1,17 @@
 """The order of an epoch's rows that no number of partitions changes.
 
 Between rows and partitions stand *streams*: row i of a store belongs to stream i % V, and of R partitions
-the one of number stream % R has its rows. An epoch has a slot for each row. Slot k·V + q(s) takes the k-th
-row of stream s's own permutation, where q permutes the streams that have one row more among themselves, and
-the others. Of N rows in T iterations, iteration t takes the slots from floor(t·N/T) up to floor((t+1)·N/T).
-So by iteration t stream s has given (floor(t·N/T) + V - 1 - q(s)) // V rows. Without shuffle slots are rows.
+the one of number stream % R has its rows. In an epoch each stream has its own permutation of its rows, and
+all have an order q. A round takes one row of each stream, in the order q; one of the rounds, drawn for the
+epoch, takes those that N // V rounds leave, of the streams that have one row more. So each row has a *slot*.
+Of N rows in T iterations, iteration t takes the slots from floor(t·N/T) up to floor((t+1)·N/T). Without
+shuffle slots are rows. An epoch whose number of iterations changes on its way spreads the slots that are left
+over those to come.
+
+q is drawn such that neighbouring slots are of different partitions: each partition has its share of a batch,
+to a row if their number divides V, and nearly otherwise. For each prime power of V the remainders of the
+streams are scrambled digit by digit (nested uniform scrambling, Owen 1995), so that each stream is at each
+place equally often. There are 464 million such orders of 840 streams.
 
 A partition computes its part of this alone: its rows lie in the order of the source, V/R of each V, so that
 row and number in the partition follow from each other.
@@ -12,11 +19,13 @@ row and number in the partition follow from each other.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from sparkdl import seeding
+from sparkdl.exceptions import ConfigError
 from sparkdl.wire.frame import Array
 
 STREAMS = 840
@@ -47,10 +56,12 @@ class Dealt:
         """The partition's streams, ascending."""
         return np.arange(self.partition, self.streams, self.partitions)
 
-    def before(self, slot: int, places: Array) -> int:
-        """Return how many of the partition's slots come before one, given q of its streams, ascending."""
-        whole, rest = divmod(slot, self.streams)
-        return whole * len(places) + int(np.searchsorted(places, rest))
+    @property
+    def count(self) -> int:
+        """How many rows the partition has."""
+        return self.rows // self.streams * len(self.own) + int(
+            np.searchsorted(self.own, self.rows % self.streams)
+        )
 
     def numbers(self) -> Array:
         """Return the rows that the partition has, ascending: its row of number n is row ``numbers()[n]``."""
@@ -59,68 +70,148 @@ class Dealt:
         return found[found < self.rows]
 
 
+def check_partitions(partitions: int) -> None:
+    """Check that rows can be dealt to so many partitions.
+
+    Raises:
+        ConfigError: if some of them would have no stream.
+    """
+    if partitions > STREAMS:
+        raise ConfigError(
+            f"num_partitions={partitions}: expected at most {STREAMS}: rows are dealt in as many streams; "
+            "num_partitions='input' keeps the partitions of a DataFrame or RDD, however many"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Epoch:
     """A partition's part of an epoch.
 
     Attributes:
         dealt: the partition.
-        places: q of its streams, ascending.
+        streams: all streams, in their order q.
+        short: number of the round that some streams have no row in.
         order: numbers of its rows, in the order of their slots; ``None`` for that of the source.
     """
 
     dealt: Dealt
-    places: Array
+    streams: Array
+    short: int
     order: Array | None
 
-    def rows(self, iterations: int, t: int) -> Array:
-        """Return the numbers of the rows that the partition contributes to an iteration."""
-        slots = (step * self.dealt.rows // iterations for step in (t, t + 1))
-        first, end = (self.dealt.before(slot, self.places) for slot in slots)
+    def rows(self, slots: tuple[int, int]) -> Array:
+        """Return the numbers of the rows that the partition has in a range of slots."""
+        first, end = (self._before(slot) for slot in slots)
         return np.arange(first, end) if self.order is None else self.order[first:end]
+
+    def _before(self, slot: int) -> int:
+        """Return how many of the partition's slots come before one."""
+        dealt = self.dealt
+        extra, begin = dealt.rows % dealt.streams, self.short * dealt.streams
+        own = self.streams % dealt.partitions == dealt.partition
+        in_short = min(max(slot - begin, 0), extra)
+        rounds, rest = divmod(slot - in_short, dealt.streams)
+        longer = own[self.streams < extra][:in_short]
+        return rounds * len(dealt.own) + int(np.count_nonzero(own[:rest]) + np.count_nonzero(longer))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes in memory."""
+        return self.streams.nbytes + (self.order.nbytes if self.order is not None else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """From where on an epoch has the number of iterations that it has; its beginning by default.
+
+    Attributes:
+        step: iterations of the epoch that were completed there.
+        slot: slots that these have taken.
+    """
+
+    step: int = 0
+    slot: int = 0
+
+    def slots(self, rows: int, steps: int, step: int) -> tuple[int, int]:
+        """Return the range of slots that an iteration takes of an epoch of so many rows and iterations."""
+        first, end = (
+            self.slot + (t - self.step) * (rows - self.slot) // (steps - self.step) for t in (step, step + 1)
+        )
+        return first, end
+
+
+FROM_THE_BEGINNING = Since()
 
 
 def epoch_of(dealt: Dealt, seed: int, epoch: int, shuffle: bool) -> Epoch:
     """Return a partition's part of an epoch."""
+    rounds = dealt.rows // dealt.streams
     if not shuffle:
-        return Epoch(dealt, dealt.own, None)
+        return Epoch(dealt, np.arange(dealt.streams), rounds, None)
     base = seeding.derive(seeding.ORDER, seed, epoch)
-    places = _places(dealt, base)[dealt.own]
-    first = np.argsort(places)  # of its streams, by their slots
-    order = _order(dealt, base, first)
-    order.flags.writeable = False
-    return Epoch(dealt, places[first], order)
-
-
-def _places(dealt: Dealt, base: int) -> Array:
-    """Return q, for all streams."""
     generator = np.random.Generator(np.random.PCG64(base))
-    longer = dealt.rows % dealt.streams
-    return np.concatenate(
-        [generator.permutation(longer), longer + generator.permutation(dealt.streams - longer)]
-    )
+    streams, short = _scrambled(dealt.streams, generator), int(generator.integers(rounds + 1))
+    own = streams[streams % dealt.partitions == dealt.partition] // dealt.partitions
+    order = _order(dealt, base, own, short)
+    order.flags.writeable = False
+    return Epoch(dealt, streams, short, order)
 
 
-def _order(dealt: Dealt, base: int, first: Array) -> Array:
-    """Return the partition's rows in the order of their slots, given its streams' order by slots."""
+def _scrambled(count: int, generator: np.random.Generator) -> Array:
+    """Return so many streams in an order of which each stretch has nearly as many of all remainders."""
+    numbers = np.arange(count)
+    found = np.zeros(count, np.int64)
+    for prime, power in _prime_powers(count):
+        remainders, size = np.zeros(1, np.int64), 1
+        while size < power:
+            digits = generator.permuted(np.tile(np.arange(prime), (size, 1)), axis=1)
+            remainders = (remainders + size * digits.T).reshape(-1)
+            size *= prime
+        others = count // power
+        found += remainders[numbers % power] * (
+            others * pow(others, -1, power)
+        )  # is 1 modulo this power alone
+    return found % count
+
+
+def _prime_powers(number: int) -> Iterator[tuple[int, int]]:
+    """Yield each prime that divides a number, and its power that does."""
+    prime = 2
+    while number > 1:
+        power = 1
+        while number % prime == 0:
+            number, power = number // prime, power * prime
+        if power > 1:
+            yield prime, power
+        prime += 1
+
+
+def _order(dealt: Dealt, base: int, first: Array, short: int) -> Array:
+    """Return the partition's rows in the order of their slots, given that of its streams."""
     own, width = dealt.own, len(first)
     deep = -(-dealt.rows // dealt.streams)
-    longer = dealt.before(dealt.rows, own) - (deep - 1) * width  # streams that have a row at the bottom
     if not width or not deep:
         return np.empty(0, np.int32)
     order: Array = np.empty((deep, width), np.int32 if deep * width < 2**31 else np.int64)
-    depths = np.arange(deep)
+    depths, longer = np.arange(deep), first < dealt.count - (deep - 1) * width
     for begin in range(0, width, at_once := max(1, _AT_ONCE // deep)):
-        chosen = first[begin : begin + at_once]
-        drawn = _keys(base, own[chosen][:, None] + depths * dealt.streams)
+        here = slice(begin, begin + at_once)
+        drawn = _keys(base, own[first[here]][:, None] + depths * dealt.streams)
         # The depth in the lowest bits: no two keys are equal, and sorting them is all there is to do.
         bits = np.uint64((1 << deep.bit_length()) - 1)
         keys = (drawn & ~bits) | depths.astype(np.uint64)
-        keys[chosen >= longer, -1] = np.iinfo(np.uint64).max  # there is no such row
+        keys[~longer[here], -1] = np.iinfo(np.uint64).max  # there is no such row
         keys.sort(axis=1)
         found = (keys & bits).astype(order.dtype)
-        order[:, begin : begin + at_once] = (found * order.dtype.type(width) + chosen[:, None]).T
-    return order.reshape(-1)[: dealt.before(dealt.rows, own)]
+        order[:, here] = (found * order.dtype.type(width) + first[here][:, None]).T
+    order[short + 1 :, ~longer] = order[short:-1, ~longer]
+    return np.concatenate(
+        [
+            order[:short].reshape(-1),
+            order[short : short + 1, longer].reshape(-1),
+            order[short + 1 :].reshape(-1),
+        ]
+    )
 
 
 def _keys(base: int, rows: Array) -> Array:

@@ -60,8 +60,7 @@ class Fit:
         ):
             check_weights(ship.access, data)
             check_monitored(ship.access, monitor, sets)
-            epochs = Epochs(ship.access, ship.fit, ship.sent, data, self.name)
-            ship.cleanups.append(epochs.release)
+            epochs = Epochs(data)
             if point is not None:
                 point = point.on_new_rows(sum(epochs.store.rows)) if rows == "new" else point
                 point.check(recipe.setting(epochs.store.partitions))

@@ -18,7 +18,7 @@ from sparkdl.allreduce.directives import Directives, Step
 from sparkdl.allreduce.outcome import Outcome, fixed_seconds
 from sparkdl.allreduce.plans.base import LONGEST_GROUP, seconds_of_group
 from sparkdl.compute.local_steps import InnerSteps
-from sparkdl.data.sampler import Place
+from sparkdl.data.streams import FROM_THE_BEGINNING
 from sparkdl.exceptions import ConfigError
 from sparkdl.train.epochs import Epochs
 from sparkdl.train.hooks.calls import HookCalls
@@ -86,10 +86,8 @@ class Forecast:
         if local is not None:  # hyper-parameters are those of the partitions' optimizer
             inner = InnerSteps(local.at(state.epoch), directives.hyper)
             directives = replace(directives, hyper=())
-        cursor = self._epochs.cursor
-        place = Place(state.epoch, state.step, self._run.steps, cursor.ref if cursor is not None else None)
-        broadcasts = cursor.broadcasts if cursor is not None else ()
-        return Step(place, state.iteration, directives, frozen, allowance, inner, broadcasts)
+        place = self._epochs.place(state, self._run.steps)
+        return Step(place, state.iteration, directives, frozen, allowance, inner)
 
     def following(self, directives: Directives, averaged: int, most: int) -> list[Step]:
         """Return the iterations that will follow the coming one, as far as nothing comes between them.
@@ -137,8 +135,9 @@ class Forecast:
         )
 
     def _differs(self, epoch: int) -> bool:
-        """Return whether an epoch has other rows, or another number of iterations, than the current one."""
-        return self._epochs.cursor is not None or self._epochs.steps(self.rows(epoch)) != self._run.steps
+        """Return whether an epoch has another number of iterations than the current one, or other batches."""
+        epochs = self._epochs
+        return epochs.since != FROM_THE_BEGINNING or epochs.steps(self.rows(epoch)) != self._run.steps
 
 
 _FULL_GROUPS = 8

@@ -14,6 +14,7 @@ from sparkdl.allreduce.kept import Snapshot
 from sparkdl.allreduce.outcome import Outcome, within
 from sparkdl.allreduce.shard_files import WriteShard
 from sparkdl.allreduce.state import ModelState
+from sparkdl.data.streams import Since
 from sparkdl.exceptions import DataError, TaskError
 from sparkdl.keyed.entries import Entries
 from sparkdl.saved.identity import Identity
@@ -132,20 +133,10 @@ class Loop:
         run.history, run.scores, self._averaged = point.history, dict(point.scores), point.averaged
         run.batch_size, run.learning_rate_scale = point.batch_size, point.learning_rate_scale
         if state.step:
-            self._resume_epoch(point)
+            run.steps = point.steps
+            self._epochs.go_on(Since(point.first, point.slot))
         self._go_on_from(point)
         self._resumed = point
-
-    def _resume_epoch(self, point: ResumePoint) -> None:
-        """Go on with the rows that an epoch had left."""
-        run, then, now = self.run, point.setting["partitions"], list(self._epochs.store.rows)
-        run.steps = point.steps
-        if point.left is not None and then == now:
-            self._epochs.go_on(point.first, point.left)
-        elif then != now:
-            self._epochs.recover(point.state, point.steps, then, point.first, point.left)
-            run.steps = self._epochs.steps_left(point.state, self._forecast.rows(point.state.epoch))
-            self._engine.resize(self._epochs.store)
 
     def _go_on_from(self, point: ResumePoint) -> None:
         """Give weights and the state of the shards back, to as many shards as there are now."""
@@ -173,7 +164,7 @@ class Loop:
             TaskError: if the state of the shards cannot be read.
         """
         self._ahead.settle()
-        run, cursor = self.run, self._epochs.cursor
+        run, begun = self.run, self._epochs.since
         frames = self._recovery.fetch(since) if with_state else []
         return ResumePoint(
             state=run.state,
@@ -189,8 +180,8 @@ class Loop:
             learning_rate_scale=run.learning_rate_scale,
             frozen=run.frozen,
             unfinished=None if self._finished else run.previous,
-            first=cursor.first if cursor is not None else 0,
-            left=cursor.positions if cursor is not None else None,
+            first=begun.step,
+            slot=begun.slot,
             hooks=self._hooks.state_dicts(),
         )
 
@@ -266,18 +257,20 @@ class Loop:
         if self._demand is not None:
             self._demand.decide()
         after = self._watch.decide(before, between_epochs=state.step == 0)
-        if after is None:
+        if after is None or not self._epochs.may_move(state):
             return
+        rows = self._forecast.rows(state.epoch)
         try:
             point = self.point()
-            self._epochs.move(state, run.steps, after)
+            self._epochs.move(after)
         except (TaskError, DataError) as error:
             _log.warning("staying at %d partitions, for moving to %d failed: %s", before, after, error)
             self._watch.wait()
             return
         _log.info("moved from %d to %d partitions after iteration %d", before, after, state.iteration)
         self._call("on_resize", before, after)
-        run.steps = self._epochs.steps_left(state, self._forecast.rows(state.epoch))
+        if state.step and rows != (now := self._forecast.rows(state.epoch)):
+            run.steps = self._epochs.rebatch(state, run.steps, now)
         self._engine.resize(self._epochs.store)
         self._go_on_from(point)
 

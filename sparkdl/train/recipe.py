@@ -224,6 +224,7 @@ class Recipe:
             local_steps=config.local.steps if config.local is not None else None,
             seed=config.seed,
             shuffle=config.shuffle,
+            dealt=any(token.dealt for token in tokens),
             optimizer=describe_optimizer(self.rule.optimizer),
             inner_optimizer=describe_optimizer(self.optimizer) if config.local is not None else None,
         )

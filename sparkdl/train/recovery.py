@@ -12,7 +12,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from time import monotonic, perf_counter
 from typing import TypeVar
 
@@ -259,12 +258,10 @@ class Recovery:
         lost = self.model
         self.model, self._behind = self._restored(commit), True
         self.engine.release(lost)
-        # Steps of one group read the same broadcasts.
-        for _, alike in groupby(self._since, key=lambda step: [id(sent) for sent in step.broadcasts]):
-            rest = list(alike)
-            while rest:
-                rest = rest[len(self._step(rest)) :]
-                self.let_go()
+        rest = list(self._since)
+        while rest:
+            rest = rest[len(self._step(rest)) :]
+            self.let_go()
         self._behind = False
 
     def _restored(self, commit: CommittedModel) -> ModelState:

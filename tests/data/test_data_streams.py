@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdl.data import sampler
-from sparkdl.data.streams import Dealt, _places, epoch_of
+from sparkdl.data.streams import FROM_THE_BEGINNING, Dealt, _scrambled, epoch_of
 from sparkdl.seeding import ORDER, derive
 
 
@@ -15,7 +15,8 @@ def batches(rows, batch_size, partitions, *, streams=840, seed=0, epoch=0, shuff
     steps = sampler.iterations_per_epoch(rows, batch_size)
     dealt = [Dealt(rows, p, partitions, streams) for p in range(partitions)]
     parts = [(d.numbers(), epoch_of(d, seed, epoch, shuffle)) for d in dealt]
-    return [[numbers[part.rows(steps, t)] for numbers, part in parts] for t in range(steps)]
+    slots = [FROM_THE_BEGINNING.slots(rows, steps, t) for t in range(steps)]
+    return [[numbers[part.rows(taken)] for numbers, part in parts] for taken in slots]
 
 
 CASE = {
@@ -49,16 +50,28 @@ def test_batches_are_the_same_for_every_number_of_partitions(
 
 
 @settings(deadline=None, max_examples=100)
-@given(**CASE)
-def test_streams_give_what_the_formula_says(rows, batch_size, streams, seed, epoch):
-    q = _places(Dealt(rows, 0, 1, streams), derive(ORDER, seed, epoch))
-    assert sorted(q.tolist()) == list(range(streams))
-    given_so_far = np.zeros(streams, np.int64)
-    steps = sampler.iterations_per_epoch(rows, batch_size)
-    found = batches(rows, batch_size, 1, streams=streams, seed=seed, epoch=epoch)
-    for t, (batch,) in enumerate(found, 1):
-        given_so_far += np.bincount(batch % streams, minlength=streams)
-        assert given_so_far.tolist() == [(t * rows // steps + streams - 1 - p) // streams for p in q]
+@given(streams=st.integers(1, 900), base=st.integers(0, 2**64 - 1))
+def test_streams_come_in_an_order_that_is_even_for_all_divisors(streams, base):
+    order = _scrambled(streams, np.random.default_rng(base))
+    assert sorted(order.tolist()) == list(range(streams))
+    for divisor in (n for n in range(1, streams + 1) if streams % n == 0):
+        remainders = (order % divisor).reshape(-1, divisor)
+        assert (np.sort(remainders, axis=1) == np.arange(divisor)).all()
+
+
+def test_each_stream_is_at_each_place_equally_often():
+    places = np.array([np.argsort(_scrambled(60, np.random.default_rng(base))) for base in range(4000)])
+    counts = np.array([np.bincount(column, minlength=60) for column in places.T])
+    expected = 4000 / 60
+    assert ((counts - expected) ** 2 / expected).sum(1).mean() == pytest.approx(59, abs=6)  # chi squared
+
+
+@pytest.mark.parametrize("partitions", [2, 3, 4, 8, 11, 16])
+def test_each_partition_has_its_share_of_a_batch(partitions):
+    for batch_size in (64, 256, 1024):
+        sizes = np.array([[len(own) for own in batch] for batch in batches(42000, batch_size, partitions)])
+        excess = sizes.max(1) - np.ceil(sizes.sum(1) / partitions)
+        assert excess.max() <= (1 if 840 % partitions == 0 else 10)
 
 
 def test_order_depends_on_seed_and_epoch_and_on_nothing_else():
@@ -104,16 +117,20 @@ def splitmix64(base, turn):
 @pytest.mark.parametrize(("rows", "streams"), [(8, 3), (500, 7), (3, 5), (12, 4)])
 def test_slots_are_those_of_the_definition(rows, streams):
     base = derive(ORDER, 0, 0)
-    q = _places(Dealt(rows, 0, 1, streams), base)
-    slots = {}
-    for s in range(streams):
-        drawn = sorted(range(s, rows, streams), key=lambda row: splitmix64(base, row + 1))
-        slots |= {k * streams + q[s]: row for k, row in enumerate(drawn)}
+    drawn = [
+        sorted(range(s, rows, streams), key=lambda row: splitmix64(base, row + 1)) for s in range(streams)
+    ]
+    generator = np.random.Generator(np.random.PCG64(base))
+    order = _scrambled(streams, generator).tolist()
+    short = int(generator.integers(rows // streams + 1))
+    slots = []
+    for number in range(rows // streams + 1):
+        slots += [drawn[s].pop(0) for s in order if number != short or s < rows % streams]
     ((found,),) = batches(rows, rows, 1, streams=streams)
-    assert found.tolist() == [slots[n] for n in range(rows)]
+    assert found.tolist() == slots
 
 
 def test_the_order_of_rows_stays_what_it_is():
     # Resumed runs and published results depend on it.
-    ((found,),) = batches(8, 8, 1, streams=3)
-    assert found.tolist() == [4, 6, 2, 1, 3, 5, 7, 0]
+    ((found,),) = batches(8, 8, 1, streams=6)
+    assert found.tolist() == [5, 4, 3, 2, 1, 6, 7, 0]

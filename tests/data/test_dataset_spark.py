@@ -19,6 +19,7 @@ from support.stores import store_files
 
 from sparkdl import Column, Dataset
 from sparkdl.data.store.partition import Token, read_positions, read_rows
+from sparkdl.data.streams import Dealt
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.wire import frame
 
@@ -141,12 +142,53 @@ def test_rdd_of_tuples_is_spread_in_a_repeatable_way(spark: Any) -> None:
     assert sorted(np.concatenate(found[0])) == list(range(11))
 
 
-def test_arrays_keep_their_order(spark: Any) -> None:
+def test_arrays_are_dealt_in_their_order(spark: Any) -> None:
     x = np.arange(10, dtype=np.float64)
     with Dataset.from_numpy([x, x > 4], label=np.arange(10), spark=spark, num_partitions=3) as data:
-        np.testing.assert_array_equal(column(data, "features_0"), x)
+        order = column(data, "label")
+        assert order.tolist() == [0, 3, 6, 9, 1, 4, 7, 2, 5, 8]
+        np.testing.assert_array_equal(column(data, "features_0"), x[order])
         assert column(data, "features_1").dtype == np.float32
-        np.testing.assert_array_equal(column(data, "label"), np.arange(10))
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 3, 7])
+@pytest.mark.parametrize("kind", ["dataframe", "rdd"])
+def test_rows_are_dealt_by_their_numbers(spark: Any, kind: str, partitions: int) -> None:
+    """Whatever input partitions there are, row i is in the partition of stream i % 840, in order."""
+    sizes = [0, 500, 1, 0, 1200, 33, 0]
+    ends = np.cumsum([0, *sizes])
+    rdd = spark.sparkContext.parallelize(range(7), 7).flatMap(
+        lambda n: [(int(i),) for i in range(ends[n], ends[n + 1])]
+    )
+    if kind == "rdd":
+        made = Dataset.from_rdd(rdd.map(lambda row: row[0]), has_label=False, num_partitions=partitions)
+    else:
+        df = spark.createDataFrame(rdd, "id long")
+        made = Dataset.from_dataframe(df, features="id", num_partitions=partitions)
+    with made as data:
+        for number, found in enumerate(contents(data)):
+            expected = Dealt(sum(sizes), number, partitions).numbers()
+            np.testing.assert_array_equal(found["features"], expected)
+
+
+def test_a_source_that_gives_other_rows_each_time_is_refused(spark: Any, tmp_path: Path) -> None:
+    """Rows are counted before they are dealt."""
+    counted = tmp_path / "counted"
+
+    def rows(partition: int, _: Any) -> Any:
+        yield from range(21 if counted.exists() else 30)
+        if partition == 1:
+            counted.touch()
+
+    rdd = spark.sparkContext.parallelize(range(3), 3).mapPartitionsWithIndex(rows)
+    data = Dataset.from_rdd(rdd, has_label=False, num_partitions=2)
+    with pytest.raises(DataError, match="other rows when they were read than when they were counted"):
+        data.store()
+
+
+def test_more_partitions_than_streams_are_refused(spark: Any) -> None:
+    with pytest.raises(ConfigError, match="num_partitions=841: expected at most 840"):
+        Dataset.from_numpy(np.arange(5), spark=spark, num_partitions=841).store()
 
 
 @pytest.mark.parametrize("num_partitions", [1, 4, "input"])

@@ -35,7 +35,9 @@ def setting(optimizer: Any = None, groups: Any = (), module: Any = None) -> dict
     )
     layout = layout_of(module, group_of)
     described = describe_optimizer(spec)
-    return setting_of(layout, [90, 110], batch_size=60, seed=3, shuffle=True, optimizer=described)
+    return setting_of(
+        layout, [100, 100], batch_size=60, seed=3, shuffle=True, dealt=True, optimizer=described
+    )
 
 
 def point() -> ResumePoint:
@@ -67,6 +69,6 @@ def point() -> ResumePoint:
         batch_size=60,
         frozen=frozenset({"head.bias"}),
         first=2,
-        left=np.arange(80),
+        slot=120,
         hooks={"EarlyStopping.0": {"best": np.arange(3.0), "stale": 1}},
     )

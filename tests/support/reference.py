@@ -14,6 +14,7 @@ from torch import nn
 
 from sparkdl import seeding
 from sparkdl.data import sampler
+from sparkdl.data.streams import FROM_THE_BEGINNING, Dealt, epoch_of
 
 Array = np.ndarray[Any, Any]
 
@@ -29,7 +30,7 @@ class Partition:
 def iteration_rows(
     partitions: Sequence[Partition], batch_size: int, iteration: int, seed: int
 ) -> tuple[int, list[Array]]:
-    """Return the epoch and each partition's row numbers of an iteration."""
+    """Return the epoch and each partition's row numbers of an iteration, if a source keeps its partitions."""
     sizes = [len(p.x) for p in partitions]
     steps = sampler.iterations_per_epoch(sum(sizes), batch_size)
     epoch, step = divmod(iteration, steps)
@@ -37,6 +38,17 @@ def iteration_rows(
         sampler.rows_of(n, steps, step, seed=seed, epoch=epoch, partition=p, shuffle=True)
         for p, n in enumerate(sizes)
     ]
+
+
+def dealt_rows(
+    partitions: Sequence[Partition], batch_size: int, iteration: int, seed: int, shuffle: bool = True
+) -> tuple[int, list[Array]]:
+    """Return the same if rows are dealt to partitions; the batch of any number of these is that of one."""
+    (whole,) = partitions
+    steps = sampler.iterations_per_epoch(len(whole.x), batch_size)
+    epoch, step = divmod(iteration, steps)
+    order = epoch_of(Dealt(len(whole.x), 0, 1), seed, epoch, shuffle)
+    return epoch, [order.rows(FROM_THE_BEGINNING.slots(len(whole.x), steps, step))]
 
 
 @contextmanager
@@ -59,6 +71,7 @@ def plain(
     iterations: int,
     seed: int,
     *,
+    rows_of: Callable[..., tuple[int, list[Array]]] = iteration_rows,
     on_begin: Callable[[int, nn.Module], None] = lambda *_: None,
     on_backward: Callable[[int, nn.Module], None] = lambda *_: None,
     on_step: Callable[[int, nn.Module, torch.optim.Optimizer], None] = lambda *_: None,
@@ -71,7 +84,7 @@ def plain(
     steps = optimizer(module.parameters())
     for iteration in range(iterations):
         on_begin(iteration, module)
-        _, rows = iteration_rows(partitions, batch_size, iteration, seed)
+        _, rows = rows_of(partitions, batch_size, iteration, seed)
         x = np.concatenate([p.x[r] for p, r in zip(partitions, rows, strict=True)])
         y = np.concatenate([p.y[r] for p, r in zip(partitions, rows, strict=True)])
         steps.zero_grad()

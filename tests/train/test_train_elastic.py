@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,13 @@ from torch import nn
 
 from sparkdl import Dataset, Trainer
 from sparkdl.data import dataset
+from sparkdl.data.store.built import PartitionStore
+from sparkdl.data.store.partition import Token
 from sparkdl.exceptions import ConfigError, TaskError
 from sparkdl.train import Checkpoint, Elastic, EveryIterations, Hook, MaxEpoch, MaxIteration, Run
 from sparkdl.train.epochs import Epochs
 from sparkdl.train.options.elastic import PartitionWatch
+from sparkdl.train.state import TrainState
 
 ROWS = 1030
 
@@ -70,6 +74,9 @@ def test_each_row_is_seen_once_an_epoch_however_partitions_change(
     with rows(spark) as data:
         visits, result = count_visits(data, elastic=elastic, hooks=[executors], shuffle=shuffle)
         assert len(data.store().partitions) == 1
+        same, straight = count_visits(data, shuffle=shuffle)
+    np.testing.assert_allclose(visits, same, rtol=1e-5)  # the same rows have shared each batch
+    assert result.history.column("samples") == straight.history.column("samples")
     assert [resize[:2] for resize in executors.resizes] == [(0, 3), (0, 7), (1, 2), (2, 0)]
     assert [resize[2:] for resize in executors.resizes] == [(1, 3), (3, 2), (2, 4), (4, 1)]
     assert sum(result.history.column("samples")) == 3 * ROWS
@@ -92,7 +99,20 @@ def test_without_it_partitions_stay(spark: Any, monkeypatch: Any) -> None:
     assert executors.resizes == []
 
 
-def test_a_hook_scales_batch_and_learning_rate(spark: Any, monkeypatch: Any) -> None:
+def _stopped_and_resumed(data: Dataset, hook: Any, path: Path) -> tuple[Any, Any]:
+    """Stop in an epoch whose batch size has changed, and go on with other partitions."""
+    elastic = Elastic(settle=0, patience=0)
+    for end, executors, own in ((MaxIteration(6), 1, hook), (MaxEpoch(3), 3, Hook())):
+        hook.now = executors
+        data.release()
+        data._num_partitions = None
+        with data.repartitioned(executors):
+            pass
+        found = count_visits(data, elastic=elastic, hooks=[Checkpoint(str(path)), own], end_when=end)
+    return found
+
+
+def test_a_hook_scales_batch_and_learning_rate(spark: Any, monkeypatch: Any, tmp_path: Path) -> None:
     class Scaling(Executors):
         def on_resize(self, run: Run, before: int, after: int) -> None:
             run.batch_size = run.batch_size * after // before
@@ -102,6 +122,11 @@ def test_a_hook_scales_batch_and_learning_rate(spark: Any, monkeypatch: Any) -> 
         _, result = count_visits(
             data, elastic=Elastic(settle=0, patience=0), hooks=[Scaling(monkeypatch, {5: 2})]
         )
+        _, resumed = _stopped_and_resumed(data, Scaling(monkeypatch, {5: 2}), tmp_path)
+    np.testing.assert_allclose(
+        resumed.module.visits.weight.detach(), result.module.visits.weight.detach(), rtol=1e-5
+    )
+    assert resumed.history.column("samples") == result.history.column("samples")
     history = result.history
     assert history.column("lr") == [1.0] * 5 + [2.0] * (len(history) - 5)
     assert history.column("epoch") == [1] * (5 + 3) + [2] * 6 + [3] * 6
@@ -177,27 +202,32 @@ def test_resume_in_the_middle_of_an_epoch_with_other_partitions(spark: Any, tmp_
     np.testing.assert_allclose(visits, 2, atol=0.35)
 
 
-@pytest.mark.parametrize("moment", ["build", "count"])
-def test_a_failed_move_leaves_the_run_as_it_was(spark: Any, monkeypatch: Any, moment: str) -> None:
+def test_a_failed_move_leaves_the_run_as_it_was(spark: Any, monkeypatch: Any) -> None:
     executors = Executors(monkeypatch, {3: 3})
     failures: list[Any] = []
-    owner, method = {"build": (dataset, "build_store"), "count": (Epochs, "_positions")}[moment]
-    real = getattr(owner, method)
+    real = dataset.build_store
 
-    def fail(self: Any, *arguments: Any) -> Any:
-        # The first build is that of the Dataset itself; the first positions are those of the old store.
+    def fail(*arguments: Any) -> Any:
         failures.append(arguments)
-        if len(failures) > 1 and (moment == "build" or len(failures) % 2 == 0):
+        if len(failures) > 1:  # the first build is that of the Dataset itself
             raise TaskError("no space left on device")
-        return real(self, *arguments)
+        return real(*arguments)
 
-    monkeypatch.setattr(owner, method, fail)
+    monkeypatch.setattr(dataset, "build_store", fail)
     with rows(spark) as data:
         visits, _ = count_visits(data, elastic=Elastic(settle=0, patience=0), hooks=[executors])
-        assert len(data.store().partitions) == (1 if moment == "build" else 3)
+        assert len(data.store().partitions) == 1
     assert len(failures) > 2
-    assert executors.resizes == ([] if moment == "build" else [(1, 0, 1, 3)])
+    assert executors.resizes == []
     np.testing.assert_allclose(visits, 3, atol=0.35)
+
+
+@pytest.mark.parametrize(("dealt", "step", "may"), [(3, 5, True), (0, 5, False), (0, 0, True)])
+def test_rows_that_were_not_dealt_move_between_epochs(dealt: int, step: int, may: bool) -> None:
+    """Which rows their epoch has left follows from their partitions."""
+    tokens = tuple(Token("store", n, 40, "", "", dealt=dealt) for n in range(3))
+    store: Any = SimpleNamespace(store=lambda: PartitionStore(None, tokens, None))
+    assert Epochs(store).may_move(TrainState(step=step)) is may
 
 
 def test_watch_waits_until_a_change_has_lasted() -> None:
@@ -225,6 +255,7 @@ def test_watch_waits_until_a_change_has_lasted() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"min_partitions": 841}, "at most 840"),
         ({"min_partitions": 0}, r"Elastic\(min_partitions=0\)"),
         ({"max_partitions": 1.5}, r"Elastic\(max_partitions=1.5\)"),
         ({"min_partitions": 3, "max_partitions": 2}, "the lesser one first"),

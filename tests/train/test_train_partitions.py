@@ -1,4 +1,4 @@
-"""What the number of partitions changes: which rows share a batch, and by rounding what a batch gives."""
+"""What the number of partitions changes: rounding, unless a source keeps its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.models import mlp
 from support.reference import Partition, iteration_rows, relative_error
 from torch import nn
 
-from sparkdl import Trainer
+from sparkdl import Dataset, Trainer
 from sparkdl.train import MaxIteration
 
 ROWS = 120
@@ -47,8 +47,48 @@ def test_a_batch_of_all_rows_differs_by_rounding(spark: Any) -> None:
         assert relative_error(trained(spark, count, ROWS), module) < 1e-6
 
 
+def double(spark: Any, rows: int, count: int, shuffle: bool, source: str) -> nn.Module:
+    """Train in double precision, in which rounding is far from anything else."""
+    generator = np.random.default_rng(0)
+    x, y = generator.normal(size=(rows, 64)), generator.integers(0, 10, rows)
+    ends = {"end_when": MaxIteration(12), "seed": 3, "progress": False, "shuffle": shuffle}
+    trainer = Trainer(mlp().double(), loss=nn.CrossEntropyLoss(), optimizer=SGD, batch_size=31, **ends)
+    if source == "torch":
+        items = [(torch.from_numpy(row), int(label)) for row, label in zip(x, y, strict=True)]
+        made = Dataset.from_torch(items, spark=spark, num_partitions=count)
+    else:
+        made = Dataset.from_numpy(x, y, spark=spark, num_partitions=count, transform=torch.Tensor.double)
+    with made as data:
+        return trainer.fit(data).module
+
+
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_partitions_decide_which_rows_share_a_batch(spark: Any, shuffle: bool) -> None:
+@pytest.mark.parametrize(
+    ("rows", "source"), [(5, "numpy"), (121, "numpy"), (121, "torch"), (1000, "numpy"), (1680, "numpy")]
+)
+def test_the_number_of_partitions_changes_rounding_only(
+    spark: Any, rows: int, source: str, shuffle: bool
+) -> None:
+    one, *others = (double(spark, rows, count, shuffle, source) for count in (1, 2, 3, 7))
+    for other in others:
+        assert relative_error(other, one) < 1e-12
+
+
+def test_a_batch_without_shuffle_is_the_next_rows(spark: Any) -> None:
+    module, loss = mlp().double(), nn.CrossEntropyLoss()
+    optimizer = SGD(module.parameters())
+    generator = np.random.default_rng(0)
+    x, y = generator.normal(size=(124, 64)).astype(np.float32), generator.integers(0, 10, 124)
+    for step in range(12):
+        batch = slice(step % 4 * 31, (step % 4 + 1) * 31)
+        optimizer.zero_grad()
+        loss(module(torch.from_numpy(x[batch]).double()), torch.from_numpy(y[batch])).backward()
+        optimizer.step()
+    assert relative_error(double(spark, 124, 3, False, "numpy"), module) < 1e-12
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_partitions_that_are_kept_decide_which_rows_share_a_batch(spark: Any, shuffle: bool) -> None:
     one, three = (trained(spark, count, 30, shuffle=shuffle) for count in (1, 3))
     assert relative_error(one, three) > 1e-4
 

@@ -7,6 +7,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from sparkdl.train import Checkpoint
 from sparkdl.train.checkpoint import CheckpointFolder, read_point
 from sparkdl.train.checkpoint.mark import sealed
 from sparkdl.train.checkpoint.resume import ResumePoint
-from sparkdl.train.checkpoint.setting import setting_of
+from sparkdl.train.checkpoint.setting import check_inside_epoch, setting_of
 from sparkdl.wire import frame
 
 NAME = f"iteration-{STATE.iteration:08d}"
@@ -148,7 +149,7 @@ def test_checkpoints_of_earlier_releases_can_be_read(tmp_path: Path) -> None:
     old = {
         k: v
         for k, v in whole.setting.items()
-        if k not in ("optimizer", "inner_optimizer", "dtype", "buffers")
+        if k not in ("optimizer", "inner_optimizer", "dtype", "buffers", "dealt")
     }
     earlier = ResumePoint(**{**{f: getattr(whole, f) for f in whole.__slots__}, "setting": old})
     CheckpointFolder(tmp_path).save(MODULE, STATE, {}, earlier)
@@ -156,13 +157,44 @@ def test_checkpoints_of_earlier_releases_can_be_read(tmp_path: Path) -> None:
     mark = json.loads(path.read_text())
     del mark["seal"]
     path.write_text(json.dumps(mark, indent=1))
-    found = read_point(tmp_path / NAME)
+    inside = read_point(tmp_path / NAME)
+    with pytest.raises(ConfigError, match="batches depended on the number of partitions.*rows='new'"):
+        inside.check(setting())
+    found = replace(inside, state=replace(inside.state, step=0))
     found.check(setting())
     for other in (partial(torch.optim.SGD, lr=0.1), partial(torch.optim.RMSprop, lr=0.1)):
         with pytest.raises(
             ConfigError, match=r"keeps .* now, and the checkpoint has exp_avg, .*load_weights"
         ):
             found.check(setting(other))
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "words"),
+    [
+        ({"dealt": True, "partitions": [5, 5]}, {"dealt": True, "partitions": [4, 3, 3]}, ""),
+        ({"dealt": False, "partitions": [5, 5]}, {"dealt": False, "partitions": [5, 5]}, ""),
+        ({"partitions": [5, 5]}, {"dealt": False, "partitions": [5, 5]}, ""),
+        ({"partitions": [5, 5]}, {"dealt": True, "partitions": [5, 5]}, "depended on the number"),
+        ({"dealt": True, "partitions": [9]}, {"dealt": False, "partitions": [9]}, "did not depend on"),
+        ({"partitions": [5, 5]}, {"dealt": False, "partitions": [4, 6]}, "partitions of 5, 5 rows"),
+        (
+            {"dealt": True, "partitions": [9], "positions": 1},
+            {"dealt": True, "partitions": [5, 4], "positions": 2},
+            "at other places",
+        ),
+    ],
+)
+def test_what_goes_on_inside_an_epoch(then: Any, now: Any, words: str) -> None:
+    if not words:
+        check_inside_epoch(then, now, since=0)
+    else:
+        with pytest.raises(ConfigError, match=words) as error:
+            check_inside_epoch(then, now, since=0)
+        assert error.value.code == "config-resume"
+    if not now["dealt"]:  # an earlier release has moved its rows in this epoch
+        with pytest.raises(ConfigError, match="partitions of"):
+            check_inside_epoch({**then, "dealt": False}, now, since=3)
 
 
 # -- the optimizer ----------------------------------------------------------------------------------

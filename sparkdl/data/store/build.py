@@ -8,7 +8,6 @@ instead of a failed task: retrying would find the same row.
 from __future__ import annotations
 
 import pickle
-import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -22,6 +21,7 @@ from sparkdl.code import pickling
 from sparkdl.data.columns import ROW_ID, ColumnPlan, TablePlan
 from sparkdl.data.convert import from_arrow, from_rows, row_namer
 from sparkdl.data.store.partition import StoreBatch, Token, write_partition
+from sparkdl.data.streams import Dealt
 from sparkdl.exceptions import DataError
 from sparkdl.wire.frame import Array
 from sparkdl.wire.pieces import joined
@@ -30,10 +30,12 @@ from sparkdl.wire.private import local_folders
 _CHUNK = 1024  # rows of an RDD that are stacked and written at once
 
 
-def _write(store: str, plans: tuple[ColumnPlan, ...], partition: int, batches: Iterable[StoreBatch]) -> bytes:
+def _write(
+    store: str, plans: tuple[ColumnPlan, ...], partition: int, batches: Iterable[StoreBatch], dealt: int
+) -> bytes:
     executor = str(local_folders()[0])  # a directory of the executor's own: as good as its id
     try:
-        return write_partition(store, partition, executor, plans, batches).to_frame()
+        return write_partition(store, partition, executor, plans, batches, dealt).to_frame()
     except DataError as error:
         return Token(store, partition, 0, "", executor, error=str(error)).to_frame()
 
@@ -42,9 +44,12 @@ def _write(store: str, plans: tuple[ColumnPlan, ...], partition: int, batches: I
 
 
 def arrow_writer(
-    store: str, plans: tuple[ColumnPlan, ...]
+    store: str, plans: tuple[ColumnPlan, ...], dealt: int = 0
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the ``mapInArrow`` function that writes a partition and yields its token."""
+    """Return the ``mapInArrow`` function that writes a partition and yields its token.
+
+    Here and below, ``dealt`` is the number of partitions that rows were dealt to; 0 if they were not.
+    """
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -52,9 +57,8 @@ def arrow_writer(
         context = TaskContext.get()
         assert context is not None
         stream = iter(batches)
-        token = _write(
-            store, plans, context.partitionId(), ((_row_ids(b), convert(plans, b)) for b in stream)
-        )
+        converted = ((_row_ids(b), convert(plans, b)) for b in stream)
+        token = _write(store, plans, context.partitionId(), converted, dealt)
         for _ in stream:
             pass  # after an error: a task that leaves input unread loses its Python worker
         yield pa.RecordBatch.from_pydict({"token": [token]})
@@ -86,12 +90,14 @@ def _row_ids(batch: pa.RecordBatch) -> Array:
 # -- rows that are Python objects ---------------------------------------------------------------
 
 
-def rows_writer(store: str, plan: TablePlan) -> Callable[[int, Iterable[Any]], Iterator[bytes]]:
+def rows_writer(
+    store: str, plan: TablePlan, dealt: int = 0
+) -> Callable[[int, Iterable[Any]], Iterator[bytes]]:
     """Return the partition function that writes RDD elements of ((partition, row), element)."""
 
     def write(partition: int, elements: Iterable[Any]) -> Iterator[bytes]:
         stream = iter(elements)
-        yield _write(store, plan.columns, partition, _stack(plan, stream))
+        yield _write(store, plan.columns, partition, _stack(plan, stream), dealt)
         for _ in stream:
             pass
 
@@ -141,28 +147,21 @@ def stack_rows(plan: TablePlan, rows: list[Any], positions: list[tuple[int, int]
 
 # -- items of a dataset that tasks read ---------------------------------------------------------
 
-_SPAN = "<qq"
-SPAN_BYTES = struct.calcsize(_SPAN)
-
-
-def span(first: int, end: int) -> bytes:
-    """Return the numbers of a partition's items as :func:`items_writer` reads them."""
-    return struct.pack(_SPAN, first, end)
-
 
 def items_writer(
     store: str, plan: TablePlan, dataset: BytesRef, convert_item: Callable[[Any], Any]
 ) -> Callable[[int, Iterator[bytes]], Iterator[bytes]]:
-    """Return the task that writes a partition of the items of a dataset."""
+    """Return the task that writes a partition of the items of a dataset, given which of them it has."""
 
     def write(partition: int, arriving: Iterator[bytes]) -> Iterator[bytes]:
+        (own,) = (pickle.loads(data) for data in joined(arriving))
+
         def items() -> Iterator[tuple[tuple[int, int], Any]]:
             found = pickling.loads(dataset.read(once=True))
-            for data in joined(arriving):
-                for number in range(*struct.unpack(_SPAN, data)):
-                    yield (0, number), convert_item(found[number])
+            for number in own.numbers().tolist():
+                yield (0, number), convert_item(found[number])
 
-        yield _write(store, plan.columns, partition, _stack(plan, items()))
+        yield _write(store, plan.columns, partition, _stack(plan, items()), own.partitions)
         deque(arriving, maxlen=0)  # after an error: see arrow_writer
 
     return write
@@ -171,33 +170,32 @@ def items_writer(
 # -- arrays of the driver -----------------------------------------------------------------------
 
 
-def pickled(first: int, arrays: Mapping[str, Array]) -> bytes:
-    """Return rows of the driver's as :func:`arrays_writer` reads them.
+def pickled(own: Dealt, arrays: Mapping[str, Array] | None = None) -> bytes:
+    """Return rows of a partition as :func:`arrays_writer` reads them, or which these are.
 
     Args:
-        first: number of the first row.
+        own: says which rows of the source these are.
         arrays: by column key; of any dtype, for errors in them are found by the task.
     """
-    return pickle.dumps((first, arrays), protocol=pickle.HIGHEST_PROTOCOL)
+    return pickle.dumps(own if arrays is None else (own, arrays), protocol=pickle.HIGHEST_PROTOCOL)
 
 
 def arrays_writer(store: str, plan: TablePlan) -> Callable[[int, Iterator[bytes]], Iterator[bytes]]:
     """Return the task that writes a partition of what :func:`pickled` returned, which arrives in pieces."""
 
     def write(partition: int, arriving: Iterator[bytes]) -> Iterator[bytes]:
-        def convert_arrays() -> Iterator[StoreBatch]:
-            for data in joined(arriving):
-                first, arrays = pickle.loads(data)
-                rows = len(next(iter(arrays.values())))
-                yield np.arange(first, first + rows), convert_numpy(plan, arrays, first)
-
-        yield _write(store, plan.columns, partition, convert_arrays())
+        ((own, arrays),) = (pickle.loads(data) for data in joined(arriving))
+        numbers = own.numbers()
+        converted = ((numbers, convert_numpy(plan, arrays, numbers)) for _ in range(1))
+        yield _write(store, plan.columns, partition, converted, own.partitions)
         deque(arriving, maxlen=0)  # after an error: see arrow_writer
 
     return write
 
 
-def convert_numpy(plan: TablePlan, arrays: Mapping[str, Array], first: int = 0) -> dict[str, Array]:
-    """Convert whole numpy columns; ``first`` is the number of their first row, for errors."""
-    name = lambda index: f"row {first + index}"  # noqa: E731
+def convert_numpy(
+    plan: TablePlan, arrays: Mapping[str, Array], numbers: Array | None = None
+) -> dict[str, Array]:
+    """Convert whole numpy columns; ``numbers`` are those of their rows in the source, for errors."""
+    name = lambda index: f"row {index if numbers is None else numbers[index]}"  # noqa: E731
     return {column.key: from_rows(column, np.asarray(arrays[column.key]), name) for column in plan.columns}

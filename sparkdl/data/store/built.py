@@ -12,9 +12,10 @@ from sparkdl import session
 from sparkdl._spark.errors import is_job_failure, task_error
 from sparkdl.access.base import Access, Frames
 from sparkdl.data.columns import TablePlan
-from sparkdl.data.store.manifest import Manifest
+from sparkdl.data.store.manifest import ADVICE, Manifest
 from sparkdl.data.store.partition import Token, delete_store
 from sparkdl.data.store.sources import Partitions, Source
+from sparkdl.data.streams import Dealt
 from sparkdl.exceptions import DataError
 from sparkdl.wire import frame
 
@@ -42,6 +43,11 @@ class PartitionStore:
         return tuple(token.rows for token in self.partitions)
 
     @property
+    def is_dealt(self) -> bool:
+        """Whether rows were dealt to the partitions, so that batches do not depend on these."""
+        return self.partitions[0].dealt > 0
+
+    @property
     def manifest(self) -> Manifest:
         """What tasks expect to find."""
         return Manifest.of(self.partitions)
@@ -67,15 +73,12 @@ def build_store(
         TaskError: if a task keeps failing.
     """
     with described(access, "build the partition store"):
-        tokens = source.tokens(access, plan, store, partitions)
+        with _explained():
+            tokens = source.tokens(access, plan, store, partitions)
         access.persist(tokens)
         try:
-            try:
+            with _explained():
                 found = tuple(Token.from_frame(frame.unpack(f)) for f in access.collect(tokens))
-            except Exception as error:
-                if is_job_failure(error):
-                    raise task_error(error, "building the partition store") from None
-                raise
             _verify(found)
         except BaseException:
             with suppress(Exception):  # the error that is on its way says more
@@ -105,6 +108,17 @@ def described(access: Access, doing: str) -> Iterator[None]:
         access.describe(None)
 
 
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Let a failed job of a block tell what its task has said."""
+    try:
+        yield
+    except Exception as error:
+        if is_job_failure(error):
+            raise task_error(error, "building the partition store") from None
+        raise
+
+
 def _verify(tokens: Sequence[Token]) -> None:
     """Check that all partitions were written and agree on dtypes and shapes."""
     for token in tokens:
@@ -113,12 +127,27 @@ def _verify(tokens: Sequence[Token]) -> None:
     filled = [token for token in tokens if token.rows]
     if not filled:
         raise DataError("the Dataset is empty: there is nothing to train on", code="data-empty")
+    _check_dealt(tokens)
     for token in filled[1:]:
         if token.columns != filled[0].columns:
             raise DataError(
                 f"partition {token.partition} has columns {token.columns}, partition "
                 f"{filled[0].partition} has {filled[0].columns}; all rows must have one shape",
                 code="data-shape",
+            )
+
+
+def _check_dealt(tokens: Sequence[Token]) -> None:
+    """Check that partitions have the rows of their streams, as those were counted before."""
+    rows = sum(token.rows for token in tokens)
+    for token in tokens:
+        expected = Dealt(rows, token.partition, token.dealt).count if token.dealt else token.rows
+        if token.rows != expected:
+            raise DataError(
+                f"partition {token.partition} has {token.rows} of {rows} rows, expected {expected}: the "
+                f"source gave other rows when they were read than when they were counted. {ADVICE}; or keep "
+                "its partitions by num_partitions='input'",
+                code="data-changed",
             )
 
 

@@ -21,7 +21,7 @@ from sparkdl.exceptions import DataError
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Parts
 
-_ADVICE = (
+ADVICE = (
     "Give training rows that stay as they are: df.checkpoint(), a copy in Parquet, or one version of a table "
     "(Delta, Iceberg)"
 )
@@ -73,7 +73,7 @@ def changed_error(problem: Any, where: str) -> DataError:
     else:
         found = f"was built again and has {problem['rows']} rows where it had {problem['expected']}"
     return DataError(
-        f"{where}: partition {problem['partition']} {found}: the source has changed. {_ADVICE}; "
+        f"{where}: partition {problem['partition']} {found}: the source has changed. {ADVICE}; "
         "Dataset.release() lets the next fit begin with the rows that there are now",
         code="data-changed",
     )
@@ -89,7 +89,7 @@ def check_same_rows(before: Sequence[Token], after: Sequence[Token]) -> None:
     if had != has:
         found = f"{has[0]} rows where there were {had[0]}" if has[0] != had[0] else "other rows"
         raise DataError(
-            f"read again for {len(after)} partitions, the source gives {found}: it has changed. {_ADVICE}",
+            f"read again for {len(after)} partitions, the source gives {found}: it has changed. {ADVICE}",
             code="data-changed",
         )
 
@@ -103,7 +103,7 @@ def other_values(partitions: Sequence[int]) -> str:
     """Return the warning about partitions whose rows have other values."""
     return (
         f"partitions {list(partitions)} of the store were built again, and their rows have other values than "
-        f"before: the source gives other ones, or in another order, each time. {_ADVICE}"
+        f"before: the source gives other ones, or in another order, each time. {ADVICE}"
     )
 
 

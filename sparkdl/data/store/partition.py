@@ -67,6 +67,8 @@ class Token:
         stretches: (key, stored column, offset, length) of each column of a view whose rows are windows, see
             :mod:`sparkdl.data.windows`.
         seconds: that it took to compute columns which were added to those of the source.
+        dealt: to how many partitions the rows were dealt as :mod:`sparkdl.data.streams` says, these in the
+            order of the source; 0 if the partition has its rows by another rule.
     """
 
     store: str
@@ -83,6 +85,7 @@ class Token:
     stored: int = 0
     stretches: tuple[tuple[str, str, int, int], ...] = ()
     seconds: float = 0.0
+    dealt: int = 0
 
     def to_frame(self) -> bytes:
         """Serialize."""
@@ -131,6 +134,7 @@ def write_partition(
     executor: str,
     plans: Iterable[ColumnPlan],
     batches: Iterable[StoreBatch],
+    dealt: int = 0,
 ) -> Token:
     """Write a partition as a stream of batches and return its token.
 
@@ -144,6 +148,7 @@ def write_partition(
         plans: one per column.
         batches: (positions, columns): for each row a number that grows in the source's order, and
             the values of each column.
+        dealt: to how many partitions rows were dealt to streams; 0 if they were not.
 
     Raises:
         DataError: if a batch's rows have another shape than those before.
@@ -187,7 +192,8 @@ def write_partition(
     filled_bytes = sum(
         filled[p.key] * _value_bytes(p.dtype or "", p.shape or ()) for p in known.values() if p.key in filled
     )
-    return Token(store, partition, rows, str(final), executor, columns, "", checksum, whole, filled_bytes)
+    token = Token(store, partition, rows, str(final), executor, columns, "", checksum, whole, filled_bytes)
+    return replace(token, dealt=dealt)
 
 
 def _checksum(positions: Array) -> int:
@@ -308,7 +314,7 @@ def view_of(token: Token, name: str, rows: Array) -> Token:
         with _gone_on_errors([folder / f"{draft}.bin"]), _create(folder, draft) as written:
             written.write(np.ascontiguousarray(numbers, np.int64).data)
         (folder / f"{draft}.bin").rename(file)
-    return replace(token, rows=len(numbers), view=name, stored=count)
+    return replace(token, rows=len(numbers), view=name, stored=count, dealt=0)
 
 
 def _in_files(folder: Path, token: Token, rows: Array) -> tuple[int, Array]:

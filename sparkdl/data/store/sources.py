@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 from sparkdl._spark.frames import frames_of
@@ -13,6 +12,8 @@ from sparkdl.access.base import Access, Frames
 from sparkdl.data.columns import ROW_ID, TablePlan
 from sparkdl.data.sparse import hint
 from sparkdl.data.store import build
+from sparkdl.data.store.dealing import Places, by_stream
+from sparkdl.data.streams import Dealt, check_partitions
 from sparkdl.data.tables import vector_columns
 from sparkdl.exceptions import ConfigError
 from sparkdl.wire.frame import Array
@@ -84,11 +85,14 @@ class DataFrameSource(Source):
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
         """See :class:`Source`."""
         df = self._numbered(access)
+        dealt = 0
         if isinstance(partitions, int):
-            # Rows arrive from a shuffle in any order; sorting by their id makes every build the same.
-            df = df.repartition(partitions).sortWithinPartitions(ROW_ID)
+            check_partitions(partitions)
+            dealt = partitions
+            # Rows arrive from a shuffle in any order; sorting by their id makes it that of the source.
+            df = by_stream(df, partitions).sortWithinPartitions(ROW_ID)
         rows_per_batch = max(1, min(10_000, _ARROW_BATCH_BYTES // max(plan.row_bytes, 1)))
-        return access.written(df, build.arrow_writer(store, plan.columns), rows_per_batch)
+        return access.written(df, build.arrow_writer(store, plan.columns, dealt), rows_per_batch)
 
     def first(self, rows: int) -> Source:
         """See :class:`Source`."""
@@ -109,11 +113,20 @@ class RddSource(Source):
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
         """See :class:`Source`."""
         positioned = self._rdd.mapPartitionsWithIndex(_with_position)
+        dealt = 0
         if isinstance(partitions, int):
+            check_partitions(partitions)
+            dealt = partitions
+            places = Places.after(self._counts() if partitions > 1 else [])
             positioned = positioned.repartitionAndSortWithinPartitions(
-                partitions, partial(_spread, partitions=partitions)
+                partitions, partial(_dealt, places, partitions)
             )
-        return frames_of(positioned.mapPartitionsWithIndex(build.rows_writer(store, plan)))
+        return frames_of(positioned.mapPartitionsWithIndex(build.rows_writer(store, plan, dealt)))
+
+    def _counts(self) -> list[int]:
+        """Return the rows of each partition but the last one."""
+        others = range(self._rdd.getNumPartitions() - 1)
+        return self._rdd.context.runJob(self._rdd, _count, others) if others else []
 
     def first(self, rows: int) -> Source:
         """See :class:`Source`."""
@@ -125,9 +138,13 @@ def _with_position(partition: int, elements: Iterable[Any]) -> Iterator[tuple[tu
         yield (partition, row), element
 
 
-def _spread(position: tuple[int, int], partitions: int) -> int:
-    """Deal rows out in turn, starting at another partition for each input partition."""
-    return sum(position) % partitions
+def _count(elements: Iterable[Any]) -> list[int]:
+    return [sum(1 for _ in elements)]
+
+
+def _dealt(places: Places, partitions: int, position: tuple[int, int]) -> int:
+    """Return the partition of the row's stream."""
+    return places.stream(*position) % partitions
 
 
 class ArraySource(Source):
@@ -144,11 +161,11 @@ class ArraySource(Source):
         """See :class:`Source`."""
         if not isinstance(partitions, int):
             raise ConfigError("num_partitions='input' needs a DataFrame or RDD: arrays have no partitions")
+        check_partitions(partitions)
         rows = len(next(iter(self._arrays.values())))
-        bounds = [p * rows // partitions for p in range(partitions + 1)]
         chunks = (
-            (p, build.pickled(lo, {key: array[lo:hi] for key, array in self._arrays.items()}))
-            for p, (lo, hi) in enumerate(pairwise(bounds))
+            (p, build.pickled(own, {key: array[own.numbers()] for key, array in self._arrays.items()}))
+            for p, own in ((p, Dealt(rows, p, partitions)) for p in range(partitions))
         )
         # In pieces: what the driver holds travels inside tasks, and Spark warns of large ones.
         pieces = ((p, piece) for p, chunk in chunks for piece in cut(p, [chunk], _TASK_BYTES))

@@ -20,7 +20,12 @@ from sparkdl.allreduce.kept import Kept, Snapshot, check_kept, cut_kept, state_n
 from sparkdl.exceptions import ConfigError
 from sparkdl.saved.identity import Identity
 from sparkdl.train.checkpoint.mark import Base
-from sparkdl.train.checkpoint.setting import check_setting, check_state, without_checksums
+from sparkdl.train.checkpoint.setting import (
+    check_inside_epoch,
+    check_setting,
+    check_state,
+    without_checksums,
+)
 from sparkdl.train.history import History
 from sparkdl.train.state import TrainState
 from sparkdl.wire import frame
@@ -49,9 +54,8 @@ class ResumePoint:
         batch_size: rows of one iteration now.
         learning_rate_scale: factor of the learning rate.
         frozen: names of the parameters that are frozen.
-        first: iteration of the epoch from which on ``left`` counts.
-        left: positions in the source of the rows that are left of the epoch from there on, if its rows
-            have moved to other partitions since it began.
+        first: iteration from which on the epoch has so many; the first one, but if its batch size changed.
+        slot: slots of the epoch that the iterations before that one have taken.
         hooks: state of each hook, by its class and a number.
         unfinished: state before the last iteration if an error came before its validation and the end of
             its epoch were done.
@@ -73,7 +77,7 @@ class ResumePoint:
     learning_rate_scale: float = 1.0
     frozen: frozenset[str] = frozenset()
     first: int = 0
-    left: Array | None = None
+    slot: int = 0
     hooks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     unfinished: TrainState | None = None
     source: Base | None = None
@@ -92,8 +96,6 @@ class ResumePoint:
         }
         if self.average_buffers is not None:
             arrays["average_buffers"] = self.average_buffers
-        if self.left is not None:
-            arrays["left"] = self.left
         hooks: dict[str, dict[str, Any]] = {}
         for hook, values in self.hooks.items():
             hooks[hook] = {name: v for name, v in values.items() if not isinstance(v, np.ndarray)}
@@ -111,6 +113,7 @@ class ResumePoint:
             "learning_rate_scale": self.learning_rate_scale,
             "frozen": sorted(self.frozen),
             "first": self.first,
+            "slot": self.slot,
             "hooks": hooks,
             "unfinished": asdict(self.unfinished) if self.unfinished is not None else None,
             "new_rows": [dict(change) for change in self.history.new_rows],
@@ -133,7 +136,7 @@ class ResumePoint:
         rows = history.left_out + len(history)
         if len({len(column) for column in columns.values()}) > 1 or rows != state.iteration:
             raise ValueError(f"a history of {rows} rows after {state.iteration} iterations")
-        for name in ("params", "buffers", "counters", "left", "average_buffers"):
+        for name in ("params", "buffers", "counters", "average_buffers"):
             if arrays.get(name, _FLAT).ndim != 1:
                 raise ValueError(f"{name} has shape {arrays[name].shape}")
         check_kept(kept, len(arrays["params"]))
@@ -151,7 +154,7 @@ class ResumePoint:
             learning_rate_scale=float(meta["learning_rate_scale"]),
             frozen=frozenset(map(str, meta["frozen"])),
             first=_count(meta["first"]),
-            left=arrays.get("left"),
+            slot=_count(meta.get("slot", 0)),  # earlier releases write none
             hooks={k: {**values, **_under(f"hook.{k}.", arrays)} for k, values in meta["hooks"].items()},
             unfinished=_state(meta["unfinished"]) if meta.get("unfinished") else None,
         )
@@ -185,7 +188,7 @@ class ResumePoint:
         self.history.new_rows.append({**counted, "rows": before, "now": rows, "left": left})
         setting = {**without_checksums(self.setting), "rows": rows}
         return replace(
-            self, state=state, setting=setting, scores={}, first=0, left=None, hooks={}, unfinished=None
+            self, state=state, setting=setting, scores={}, first=0, slot=0, hooks={}, unfinished=None
         )
 
     def check(self, setting: Mapping[str, Any]) -> None:
@@ -204,6 +207,8 @@ class ResumePoint:
                 code="config-resume",
             )
         check_state(state_names(self.kept), setting, exactly="optimizer" not in self.setting)
+        if self.state.step:
+            check_inside_epoch(self.setting, setting, since=self.first)
 
     def kept_for(self, layout: ParamLayout, count: int) -> Kept:
         """Return what stays with each of ``count`` shards; cut anew if there were others."""

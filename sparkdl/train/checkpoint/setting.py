@@ -28,6 +28,7 @@ def setting_of(
     local_steps: int | Mapping[int, int] | None = None,
     seed: int,
     shuffle: bool,
+    dealt: bool = False,
     optimizer: Mapping[str, Any] | None = None,
     inner_optimizer: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -40,6 +41,7 @@ def setting_of(
         local_steps: steps of a partition's own.
         seed: the run's seed.
         shuffle: whether rows are shuffled.
+        dealt: whether batches do not depend on the partitions.
         optimizer: the shards' one, as :func:`~sparkdl.optim.describe.describe_optimizer` returns it.
         inner_optimizer: the partitions' optimizer in the same form, with ``local_steps``.
     """
@@ -57,6 +59,7 @@ def setting_of(
                 "seed": seed,
                 "shuffle": shuffle,
                 "partitions": list(rows),
+                "dealt": dealt,
             }
         )
     )
@@ -83,7 +86,7 @@ def check_setting(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """
     for name, value in now.items():
         found = then.get(name)
-        if found == value or name == "partitions" or (name in _ADDED and name not in then):
+        if found == value or name in ("partitions", "dealt") or (name in _ADDED and name not in then):
             continue
         if name in _SUMS:
             _check_rows(name, then, now)
@@ -104,7 +107,7 @@ def check_setting(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 def _check_rows(name: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Check that rows are those of the checkpoint."""
-    if then["partitions"] != now["partitions"]:
+    if then["partitions"] != now["partitions"] or _is_dealt(then) != _is_dealt(now):
         return  # positions and bytes follow from the partitions
     found = "rows at other places in their source"
     if name == "contents":
@@ -117,6 +120,44 @@ def _check_rows(name: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> N
         warnings.warn(message, UserWarning, stacklevel=5)
         return
     raise ConfigError(message, code="config-resume")
+
+
+def check_inside_epoch(then: Mapping[str, Any], now: Mapping[str, Any], *, since: int) -> None:
+    """Check that a run can go on in the middle of an epoch with the rows that it has left.
+
+    Args:
+        then: setting of the checkpoint.
+        now: setting of the run.
+        since: from which iteration on the epoch has its number of iterations.
+
+    Raises:
+        ConfigError: if which rows these are is not known.
+    """
+    before, after, parts, found = _is_dealt(then), _is_dealt(now), then["partitions"], ""
+    if before != after:
+        found = f"batches {'depended' if after else 'did not depend'} on the number of partitions"
+    elif before:
+        positions = then.get("positions", now.get("positions"))
+        if positions != now.get("positions"):
+            found = "rows were at other places in their source"
+    elif since or parts != now["partitions"]:
+        found = f"rows lay in partitions of {_some(parts)} rows"
+    if found:
+        raise ConfigError(
+            f"resume: the checkpoint was written in the middle of an epoch, when {found}; which rows the "
+            "epoch has left is unknown now. Resume from a checkpoint at the end of an epoch, or begin the "
+            "next one by fit(..., resume=, rows='new')",
+            code="config-resume",
+        )
+
+
+def _is_dealt(setting: Mapping[str, Any]) -> bool:
+    return bool(setting.get("dealt"))  # earlier releases write none
+
+
+def _some(rows: Sequence[int]) -> str:
+    more = f" and {len(rows) - _MOST} more" if len(rows) > _MOST else ""
+    return f"{', '.join(map(str, rows[:_MOST]))}{more}"
 
 
 def _grown(then: Any, now: Any) -> str:

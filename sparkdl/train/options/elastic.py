@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import monotonic
 
+from sparkdl.data.streams import STREAMS
 from sparkdl.exceptions import ConfigError
 
 _POLL = 1.0
@@ -18,7 +19,8 @@ class Elastic:
 
     Without it a run keeps its partitions. Partitions of a lost executor move to other executors and wait for
     a free slot; a new executor takes over some partitions. This costs time but changes no bit. With it the
-    rows move to new partitions, so that other rows share a batch. Each row is still seen once in the epoch.
+    rows move to new partitions, and the same rows share a batch as before. Windows of series, whose batches
+    depend on their partitions, move between two epochs only.
 
     Attributes:
         min_partitions: never fewer than this.
@@ -45,6 +47,8 @@ class Elastic:
         for name, value in (("min_partitions", self.min_partitions), ("max_partitions", most)):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"Elastic({name}={value!r}): expected a positive integer")
+        if self.min_partitions > STREAMS:
+            raise ConfigError(f"Elastic(min_partitions={self.min_partitions}): expected at most {STREAMS}")
         if most < self.min_partitions:
             raise ConfigError(
                 f"Elastic(min_partitions={self.min_partitions}, max_partitions={self.max_partitions}): "
@@ -71,7 +75,7 @@ class Elastic:
 
     def partitions(self, executors: int) -> int:
         """Return the number of partitions for a number of executors."""
-        most = self.max_partitions if self.max_partitions is not None else executors
+        most = min(STREAMS, self.max_partitions if self.max_partitions is not None else executors)
         return max(self.min_partitions, min(executors, most))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -184,4 +184,5 @@ class _TokenSource(Source):
 
     def tokens(self, access: Access, plan: TablePlan, name: str, partitions: Partitions) -> Frames:
         """See :class:`sparkdl.data.store.sources.Source`."""
-        return LazyFrames(1, lambda _: [self._token.to_frame()])
+        # One partition that has all rows in their order has them as if they were dealt to it.
+        return LazyFrames(1, lambda _: [replace(self._token, dealt=1).to_frame()])
