@@ -18,7 +18,14 @@ import torch
 from sklearn.datasets import load_digits
 from support.models import Everything, Factors, mlp
 from support.no_jvm import no_jvm
-from support.reference import Partition, assert_bit_equal, decomposed, relative_error, threads
+from support.reference import (
+    Partition,
+    assert_bit_equal,
+    dealt_shares,
+    decomposed,
+    relative_error,
+    threads,
+)
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -29,6 +36,7 @@ from sparkdl.allreduce.cluster import SparkCluster
 from sparkdl.allreduce.spreading import Spreading
 from sparkdl.data.store.partition import Token
 from sparkdl.data.store.placement import crowded
+from sparkdl.data.streams import Dealt
 from sparkdl.optim import LAMB, ClipByNorm
 from sparkdl.train import EMA, Hook, MaxIteration
 from sparkdl.train.shipped import Shipped, task_profile, threads_per_task
@@ -62,10 +70,12 @@ def fit(spark: Any, module: nn.Module, iterations: int, disturb: Any = None, **o
 
 
 def expected(module: nn.Module, iterations: int) -> nn.Module:
-    half = ROWS // 2
-    parts = [Partition(X[:half], Y[:half]), Partition(X[half:ROWS], Y[half:ROWS])]
+    parts = [
+        Partition(X[:ROWS][rows], Y[:ROWS][rows]) for rows in (Dealt(ROWS, p, 2).numbers() for p in (0, 1))
+    ]
     with threads(1):
-        return decomposed(module, nn.CrossEntropyLoss(), ADAM, parts, 64, iterations, seed=3)
+        loss = nn.CrossEntropyLoss()
+        return decomposed(module, loss, ADAM, parts, 64, iterations, seed=3, rows_of=dealt_shares)
 
 
 def test_executors_are_found_and_partitions_spread(cluster: Any) -> None:

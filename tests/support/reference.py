@@ -51,6 +51,20 @@ def dealt_rows(
     return epoch, [order.rows(FROM_THE_BEGINNING.slots(len(whole.x), steps, step))]
 
 
+def dealt_shares(
+    partitions: Sequence[Partition], batch_size: int, iteration: int, seed: int
+) -> tuple[int, list[Array]]:
+    """Return the same if these partitions are what rows were dealt to."""
+    total = sum(len(p.x) for p in partitions)
+    steps = sampler.iterations_per_epoch(total, batch_size)
+    epoch, step = divmod(iteration, steps)
+    slots = FROM_THE_BEGINNING.slots(total, steps, step)
+    return epoch, [
+        epoch_of(Dealt(total, p, len(partitions)), seed, epoch, True).rows(slots)
+        for p in range(len(partitions))
+    ]
+
+
 @contextmanager
 def threads(count: int) -> Any:
     """Run torch with a number of threads: bits depend on it."""
@@ -103,13 +117,15 @@ def decomposed(
     batch_size: int,
     iterations: int,
     seed: int,
+    *,
+    rows_of: Callable[..., tuple[int, list[Array]]] = iteration_rows,
 ) -> nn.Module:
     """Train with one replica per partition: gradients and buffers averaged by sample count."""
     module = copy.deepcopy(module).train()
     trained = [p for p in module.parameters() if p.requires_grad]
     steps = optimizer(trained)
     for iteration in range(iterations):
-        epoch, rows = iteration_rows(partitions, batch_size, iteration, seed)
+        epoch, rows = rows_of(partitions, batch_size, iteration, seed)
         total = sum(len(r) for r in rows)
         replicas: list[tuple[float, nn.Module]] = []
         for p, (partition, r) in enumerate(zip(partitions, rows, strict=True)):

@@ -176,7 +176,7 @@ def connections(limit: int, seconds: float, tls: ssl.SSLContext | None = None) -
 def _receive(protocol: asyncio.BufferedProtocol, data: bytes) -> None:
     """Give a protocol bytes that its transport has read before."""
     while data:
-        buffer = protocol.get_buffer(len(data))
+        buffer = memoryview(protocol.get_buffer(len(data)))
         size = min(len(buffer), len(data))
         buffer[:size] = data[:size]
         protocol.buffer_updated(size)
