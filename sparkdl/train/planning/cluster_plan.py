@@ -19,9 +19,7 @@ _BETTER = 0.05
 _SPARE = 1.2
 _STEP = 256 << 20
 _LEAST_HEAP = 1 << 30
-_REMARKS = {
-    "overhead": "  # for YARN and Kubernetes: a standalone cluster does not limit it, so leave it out there"
-}
+_REMARKS = {"overhead": "  # leave it out on a standalone cluster"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
