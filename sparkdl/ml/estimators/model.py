@@ -24,7 +24,14 @@ from sparkdl.data.tables import is_pandas
 from sparkdl.exceptions import ConfigError
 from sparkdl.hf.labels import class_names
 from sparkdl.ml.estimators.summary import TrainingSummary
-from sparkdl.ml.params.columns import HasClassOutputs, HasInputs, HasOutputs, HasPrediction, value_of
+from sparkdl.ml.params.columns import (
+    HasClassOutputs,
+    HasErrorCol,
+    HasInputs,
+    HasOutputs,
+    HasPrediction,
+    value_of,
+)
 from sparkdl.ml.params.training import HasRun, HasTraining
 from sparkdl.ml.persistence.saving import TorchReadable, TorchWritable
 from sparkdl.ml.stages.outputs import decide, probability_of, raw_of
@@ -97,7 +104,7 @@ class Fitted(HasRun, TorchWritable, TorchReadable):
         return self._summary
 
 
-class _TableModel(Fitted, HasTraining, HasInputs):
+class _TableModel(Fitted, HasTraining, HasInputs, HasErrorCol):
     """What the models of a table's rows share."""
 
     @classmethod

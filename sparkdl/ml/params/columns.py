@@ -33,6 +33,25 @@ def value_of(instance: Params, param: Param[T]) -> T | None:
     return instance.getOrDefault(param) if instance.isDefined(param) else None
 
 
+class HasErrorCol(HasEntries):
+    """Mixin for what happens to rows that cannot be scored."""
+
+    onError = ParamEntry(
+        "onError",
+        "what transform does where a row cannot be scored: raise (an error that names the row), or column "
+        "(the row's outputs are null, errorCol has the reason, the other rows go on; their number is in the "
+        "executors' logs).",
+        converters.one_of("onError", "raise", "column"),
+        "raise",
+    )
+    errorCol = ParamEntry(
+        "errorCol", "column for the reasons, with onError='column'.", TypeConverters.toString, "error"
+    )
+
+    getOnError, setOnError = accessors(onError)
+    getErrorCol, setErrorCol = accessors(errorCol)
+
+
 class HasInputs(HasEntries, HasFeaturesCol, HasHandleInvalid):
     """Mixin for the columns that become the module's inputs."""
 

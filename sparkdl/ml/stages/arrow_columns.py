@@ -22,11 +22,13 @@ from sparkdl.wire.frame import Array
 class ArrowColumns:
     """Converts Arrow columns to arrays; the first rows decide on shapes that are not known."""
 
-    def __init__(self, plans: tuple[ColumnPlan, ...], keep: bool, places: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, plans: tuple[ColumnPlan, ...], keep: bool, places: tuple[int, ...] = (), at: int = 0
+    ) -> None:
         self.plans = plans
         self._places = places or range(len(plans))
         self._keep = keep
-        self._seen = 0
+        self._seen = at
 
     def convert(self, columns: Sequence[pa.Array]) -> tuple[Array, dict[str, Array] | None]:
         """Return which rows are valid, and the arrays of these; ``None`` if no row is.

@@ -26,6 +26,7 @@ from sparkdl.data.tables import check_dataframe, is_pandas, plan_pandas
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.stages import tabular_frame
 from sparkdl.ml.stages.arrow_columns import null_message
+from sparkdl.ml.stages.forgiving import ERROR, ForgivingScorer
 from sparkdl.ml.stages.outputs import VECTORS, OutputColumn, check_thresholds
 from sparkdl.ml.stages.scorer import Scorer
 from sparkdl.ml.stages.udf import by_rows, has_arrow_udf, has_udt, make_udf, ship
@@ -58,6 +59,8 @@ class Inference:
         threads: torch threads of a task; by default its cores, ``spark.task.cpus``.
         encoding: of a table, whose columns are read in place of ``inputs``; null is a value there.
         columns: the table's columns, in the order in which a SQL function takes them.
+        errors: the column for the reasons why rows cannot be scored; by default the first such row is an
+            error.
 
     Raises:
         ConfigError: if a value cannot work.
@@ -71,6 +74,7 @@ class Inference:
     threads: int | None = None
     encoding: TableEncoding | None = None
     columns: tuple[str, ...] = ()
+    errors: str | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("batch_size", self.batch_size), ("threads", self.threads)):
@@ -78,7 +82,7 @@ class Inference:
                 raise ConfigError(f"{name}={value!r}: expected a positive integer")
         if self.handle_invalid not in HANDLE_INVALID:
             raise ConfigError(f"handle_invalid={self.handle_invalid!r}: expected one of {HANDLE_INVALID}")
-        names = [output.column for output in self.outputs]
+        names = [output.column for output in self.outputs] + ([self.errors] if self.errors else [])
         if len(set(names)) < len(names):
             raise ConfigError(f"output columns {names}: expected different names")
 
@@ -98,10 +102,11 @@ def apply(df: DataFrame, inference: Inference) -> DataFrame:
     from pyspark.sql import types as T
 
     check_dataframe(df, "transform")
-    for output in inference.outputs:
-        if same_names(df, output.column):
+    errors = inference.errors
+    for name in [*(output.column for output in inference.outputs), *([errors] if errors else [])]:
+        if same_names(df, name):
             raise DataError(
-                f"output column {output.column!r} is in the DataFrame already; drop it or choose another name"
+                f"output column {name!r} is in the DataFrame already; drop it or choose another name"
             )
     encoding = inference.encoding
     plan = _plan(df, inference)
@@ -114,6 +119,8 @@ def apply(df: DataFrame, inference: Inference) -> DataFrame:
     else:  # checks the columns, before a filter names one
         arguments = tabular_frame.arguments(df, encoding)
     direct = has_arrow_udf()
+    if errors and not direct:
+        raise ConfigError("onError='column' needs Spark 4.1 or later; 'raise' works with this one")
     if direct and (has_udt(df.schema) or any(output.kind in VECTORS for output in inference.outputs)):
         df = by_rows(df, plan.columns[0].source if encoding is None else encoding.columns[0])
     names = tuple(f"o{n}" for n in range(len(inference.outputs)))
@@ -138,7 +145,10 @@ def apply(df: DataFrame, inference: Inference) -> DataFrame:
         places=places,
     )
     result = f"sparkdl_{uuid.uuid4().hex}"
-    scored = df.select("*", make_udf(scorer, T.StructType(fields))(*arguments).alias(result))
+    if errors:
+        fields.append(T.StructField(ERROR, T.StringType()))
+    task = ForgivingScorer(scorer) if errors else scorer
+    scored = df.select("*", make_udf(task, T.StructType(fields))(*arguments).alias(result))
     added = []
     for name, output in zip(names, inference.outputs, strict=True):
         column = F.col(result).getField(name)
@@ -146,6 +156,8 @@ def apply(df: DataFrame, inference: Inference) -> DataFrame:
             column = _from_pandas(column, output)
             column = F.when(_valid(df, plan), column) if encoding is None else column
         added.append(column.alias(output.column, metadata=dict(output.metadata or {})))
+    if errors:
+        added.append(F.col(result).getField(ERROR).alias(errors))
     return scored.select("*", *added).drop(result)
 
 
@@ -274,6 +286,7 @@ def inference_of(model: Any, df: DataFrame | None = None, *, decision: bool = Fa
         handle_invalid=model.getHandleInvalid(),
         encoding=model.encoding,
         columns=tuple(model.featuresNames()),
+        errors=model.getErrorCol() if model.getOnError() == "column" else None,
     )
 
 
@@ -383,8 +396,10 @@ def look(model: Any, df: Any) -> Signature:
         )
     tensors = []
     for n, column in enumerate(plan.columns):
-        values = [_plain(row[n], column) for row in rows]
+        values: Any = [_plain(row[n], column) for row in rows]
         column = replace(column, binary=False)
+        if column.shape and not column.ragged:  # a number is an array of one, and flat arrays are reshaped
+            values = from_rows(replace(column, shape=None), values, lambda index: f"row {index}")
         tensors.append(tensor_of(column, from_rows(column, values, lambda index: f"row {index}").copy()))
     found = Signature.of_rows(model.module, group(tensors, plan.features.names))
     return found.of_any_length([column.ragged for column in plan.columns])

@@ -81,7 +81,15 @@ class Scorer:
             DataError: naming column and row, for null where it is an error and what is no tensor.
             ModelError: naming the layer that fails, or if the output is not what was promised.
         """
-        columns: ArrowColumns | EncodedColumns = ArrowColumns(self.plans, self.keep, self.places)
+        return self.score(batches)
+
+    def nulls(self, rows: int) -> pa.Array:
+        """Return the results of rows that have none."""
+        return pa.nulls(rows, _Results(self).type())
+
+    def score(self, batches: Iterator[pa.Array | tuple[pa.Array, ...]], at: int = 0) -> Iterator[pa.Array]:
+        """Score batches of a task, of which the first begins at row ``at``; errors as of a call."""
+        columns: ArrowColumns | EncodedColumns = ArrowColumns(self.plans, self.keep, self.places, at)
         if self.encoding is not None:
             columns = EncodedColumns(self.plans, self.encoding, self.columns)
         waiting, results = _Rows(), _Results(self)
@@ -262,7 +270,7 @@ class _Results:
     def _array(self, valid: Array, needed: int) -> pa.Array:
         """Return the results of some rows, of which the valid ones take the next outputs."""
         if not needed:
-            return pa.nulls(len(valid), self._type())
+            return pa.nulls(len(valid), self.type())
         outputs = self._outputs.take(needed)
         # Nulls are made by masks: taking rows by index would leave null in fields that Spark says have none.
         mask = None if needed == len(valid) else ~valid
@@ -284,7 +292,8 @@ class _Results:
             values = spread
         return output.to_arrow(values, mask, vectors=self._scorer.vectors)
 
-    def _type(self) -> pa.DataType:
+    def type(self) -> pa.DataType:
+        """Return the type of results."""
         from pyspark.sql.pandas.types import to_arrow_type
         from pyspark.sql.types import StructField, StructType
 
