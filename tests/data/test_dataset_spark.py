@@ -18,6 +18,7 @@ from pyspark.sql import types as T
 from support.stores import store_files
 
 from sparkdl import Column, Dataset
+from sparkdl.data.store.dealing import Places
 from sparkdl.data.store.partition import Token, read_positions, read_rows
 from sparkdl.data.streams import Dealt
 from sparkdl.exceptions import ConfigError, DataError
@@ -184,6 +185,18 @@ def test_a_source_that_gives_other_rows_each_time_is_refused(spark: Any, tmp_pat
     data = Dataset.from_rdd(rdd, has_label=False, num_partitions=2)
     with pytest.raises(DataError, match="other rows when they were read than when they were counted"):
         data.store()
+
+
+@pytest.mark.parametrize("ids", [[0, 2, 4], [0, 4, 2], [0, 2, (1 << 33) + 2], [2, 4, 6]])
+def test_rows_of_other_numbers_than_were_counted_are_found(ids: list[int]) -> None:
+    """Two input partitions, of which the first had 5 rows; as many rows, of which some are others."""
+    batches = [(np.array(ids[:2]), {"x": np.zeros(2)}), (np.array(ids[2:]), {"x": np.zeros(1)})]
+    checked = Places.after([5]).check(batches, 0, 2)
+    if ids == [0, 2, 4]:
+        assert [rows.tolist() for rows, _ in checked] == [[0, 2], [4]]
+    else:
+        with pytest.raises(DataError, match="partition 0 has rows of other numbers"):
+            list(checked)
 
 
 def test_more_partitions_than_streams_are_refused(spark: Any) -> None:

@@ -20,6 +20,7 @@ from sparkdl.access.base import BytesRef
 from sparkdl.code import pickling
 from sparkdl.data.columns import ROW_ID, ColumnPlan, TablePlan
 from sparkdl.data.convert import from_arrow, from_rows, row_namer
+from sparkdl.data.store.dealing import Places
 from sparkdl.data.store.partition import StoreBatch, Token, write_partition
 from sparkdl.data.streams import Dealt
 from sparkdl.exceptions import DataError
@@ -44,11 +45,12 @@ def _write(
 
 
 def arrow_writer(
-    store: str, plans: tuple[ColumnPlan, ...], dealt: int = 0
+    store: str, plans: tuple[ColumnPlan, ...], dealt: int = 0, places: Places | None = None
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the ``mapInArrow`` function that writes a partition and yields its token.
 
-    Here and below, ``dealt`` is the number of partitions that rows were dealt to; 0 if they were not.
+    Here and below, ``dealt`` is the number of partitions that rows were dealt to, 0 if they were not, and
+    ``places`` is where input partitions begin, if that has to be looked at.
     """
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -57,7 +59,9 @@ def arrow_writer(
         context = TaskContext.get()
         assert context is not None
         stream = iter(batches)
-        converted = ((_row_ids(b), convert(plans, b)) for b in stream)
+        converted: Iterable[StoreBatch] = ((_row_ids(b), convert(plans, b)) for b in stream)
+        if places is not None:
+            converted = places.check(converted, context.partitionId(), dealt)
         token = _write(store, plans, context.partitionId(), converted, dealt)
         for _ in stream:
             pass  # after an error: a task that leaves input unread loses its Python worker
@@ -91,13 +95,16 @@ def _row_ids(batch: pa.RecordBatch) -> Array:
 
 
 def rows_writer(
-    store: str, plan: TablePlan, dealt: int = 0
+    store: str, plan: TablePlan, dealt: int = 0, places: Places | None = None
 ) -> Callable[[int, Iterable[Any]], Iterator[bytes]]:
     """Return the partition function that writes RDD elements of ((partition, row), element)."""
 
     def write(partition: int, elements: Iterable[Any]) -> Iterator[bytes]:
         stream = iter(elements)
-        yield _write(store, plan.columns, partition, _stack(plan, stream), dealt)
+        stacked = _stack(plan, stream)
+        if places is not None:
+            stacked = places.check(stacked, partition, dealt)
+        yield _write(store, plan.columns, partition, stacked, dealt)
         for _ in stream:
             pass
 

@@ -12,7 +12,8 @@ from sparkdl import session
 from sparkdl._spark.errors import is_job_failure, task_error
 from sparkdl.access.base import Access, Frames
 from sparkdl.data.columns import TablePlan
-from sparkdl.data.store.manifest import ADVICE, Manifest
+from sparkdl.data.store.dealing import other_rows
+from sparkdl.data.store.manifest import Manifest
 from sparkdl.data.store.partition import Token, delete_store
 from sparkdl.data.store.sources import Partitions, Source
 from sparkdl.data.streams import Dealt
@@ -143,12 +144,7 @@ def _check_dealt(tokens: Sequence[Token]) -> None:
     for token in tokens:
         expected = Dealt(rows, token.partition, token.dealt).count if token.dealt else token.rows
         if token.rows != expected:
-            raise DataError(
-                f"partition {token.partition} has {token.rows} of {rows} rows, expected {expected}: the "
-                f"source gave other rows when they were read than when they were counted. {ADVICE}; or keep "
-                "its partitions by num_partitions='input'",
-                code="data-changed",
-            )
+            raise other_rows(token.partition)
 
 
 def _warn_if_uneven(tokens: Sequence[Token], available: session.Executors) -> None:

@@ -6,18 +6,24 @@ So one job counts the rows of each; with one input partition, or one to deal to,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from sparkdl.data.columns import ROW_ID
+from sparkdl.data.store.manifest import ADVICE
+from sparkdl.data.store.partition import StoreBatch
 from sparkdl.data.streams import STREAMS
+from sparkdl.exceptions import DataError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _ROW_BITS = 33  # of an id by monotonically_increasing_id; the input partition is above them
+_ROWS = (1 << _ROW_BITS) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,25 +41,51 @@ class Places:
         """Return where partitions begin, given the rows of each but the last one."""
         return cls(tuple(before % STREAMS for before in accumulate(counts, initial=0)))
 
+    def check(self, batches: Iterable[StoreBatch], partition: int, partitions: int) -> Iterator[StoreBatch]:
+        """Yield the batches of a partition, whose rows must be those of its streams, in turn.
+
+        Raises:
+            DataError: if the source has other rows than when they were counted.
+        """
+        own, first, known = np.arange(partition, STREAMS, partitions), 0, np.array(self.streams)
+        for ids, columns in batches:
+            begins = known.take(ids >> _ROW_BITS, mode="clip")
+            expected = own.take(np.arange(first, first + len(ids)), mode="wrap")
+            if not np.array_equal((begins + (ids & _ROWS)) % STREAMS, expected):
+                raise other_rows(partition)
+            first += len(ids)
+            yield ids, columns
+
     def stream(self, partition: int, row: int) -> int:
         """Return the stream of a row of an input partition."""
-        if partition >= len(self.streams):  # all go to one partition, or the source has changed
-            return row % STREAMS
         return (self.streams[partition] + row) % STREAMS
 
 
-def by_stream(df: DataFrame, partitions: int) -> DataFrame:
-    """Return the rows of a DataFrame, which have an id, in so many partitions, each that of its stream."""
+def other_rows(partition: int) -> DataError:
+    """Return the error of a source that gives other rows when they are read than when they are counted."""
+    return DataError(
+        f"partition {partition} has rows of other numbers than were dealt to it: the source gave other rows "
+        f"when they were read than when they were counted. {ADVICE}; or keep its partitions by "
+        "num_partitions='input'",
+        code="data-changed",
+    )
+
+
+def by_stream(df: DataFrame, partitions: int) -> tuple[DataFrame, Places | None]:
+    """Return the rows of a DataFrame, which have an id, in so many partitions, each that of its stream.
+
+    Beside them, where the input partitions begin; ``None`` if all rows are in one partition.
+    """
     from pyspark.sql import functions as F
 
     if partitions == 1:
-        return df.repartition(1)
+        return df.repartition(1), None
     places = Places.after(_counts(df))
-    row = f"({ROW_ID} & {(1 << _ROW_BITS) - 1}L)"
+    row = f"({ROW_ID} & {_ROWS}L)"
     stream = f"({_chosen(places.streams, f'int(shiftright({ROW_ID}, {_ROW_BITS}))')} + {row}) % {STREAMS}"
     # Spark goes by a hash of the key, so the key is a number whose hash names the partition.
     key = _chosen(_keys(partitions), f"int(({stream}) % {partitions})")
-    return df.repartition(partitions, F.expr(key))
+    return df.repartition(partitions, F.expr(key)), places
 
 
 def _counts(df: DataFrame) -> list[int]:

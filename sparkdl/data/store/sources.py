@@ -85,14 +85,15 @@ class DataFrameSource(Source):
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
         """See :class:`Source`."""
         df = self._numbered(access)
-        dealt = 0
+        dealt, places = 0, None
         if isinstance(partitions, int):
             check_partitions(partitions)
             dealt = partitions
             # Rows arrive from a shuffle in any order; sorting by their id makes it that of the source.
-            df = by_stream(df, partitions).sortWithinPartitions(ROW_ID)
+            df, places = by_stream(df, partitions)
+            df = df.sortWithinPartitions(ROW_ID)
         rows_per_batch = max(1, min(10_000, _ARROW_BATCH_BYTES // max(plan.row_bytes, 1)))
-        return access.written(df, build.arrow_writer(store, plan.columns, dealt), rows_per_batch)
+        return access.written(df, build.arrow_writer(store, plan.columns, dealt, places), rows_per_batch)
 
     def first(self, rows: int) -> Source:
         """See :class:`Source`."""
@@ -113,15 +114,15 @@ class RddSource(Source):
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
         """See :class:`Source`."""
         positioned = self._rdd.mapPartitionsWithIndex(_with_position)
-        dealt = 0
+        dealt, places = 0, None
         if isinstance(partitions, int):
             check_partitions(partitions)
             dealt = partitions
-            places = Places.after(self._counts() if partitions > 1 else [])
+            places = Places.after(self._counts()) if partitions > 1 else None
             positioned = positioned.repartitionAndSortWithinPartitions(
                 partitions, partial(_dealt, places, partitions)
             )
-        return frames_of(positioned.mapPartitionsWithIndex(build.rows_writer(store, plan, dealt)))
+        return frames_of(positioned.mapPartitionsWithIndex(build.rows_writer(store, plan, dealt, places)))
 
     def _counts(self) -> list[int]:
         """Return the rows of each partition but the last one."""
@@ -142,9 +143,9 @@ def _count(elements: Iterable[Any]) -> list[int]:
     return [sum(1 for _ in elements)]
 
 
-def _dealt(places: Places, partitions: int, position: tuple[int, int]) -> int:
+def _dealt(places: Places | None, partitions: int, position: tuple[int, int]) -> int:
     """Return the partition of the row's stream."""
-    return places.stream(*position) % partitions
+    return places.stream(*position) % partitions if places is not None else 0
 
 
 class ArraySource(Source):
