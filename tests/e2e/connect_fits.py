@@ -317,7 +317,7 @@ def regressor(spark: SparkSession, folder: Path) -> dict[str, Any]:
 def estimators(spark: SparkSession, folder: Path) -> dict[str, Any]:
     """Return the bits of an estimator's module, and what its model predicts."""
     df = frame(spark)
-    options = {"featuresCol": "x", "seed": 3, "maxEpochs": 2, "numPartitions": 2}
+    options = {"featuresCol": "x", "seed": 3, "maxEpochs": 8, "numPartitions": 2}
     classifier = TorchClassifier(labelCol="y", **options).fit(df)
     found: dict[str, Any] = {"classifier": digest(classifier.module)}
     rows = classifier.transform(df).select("prediction").collect()

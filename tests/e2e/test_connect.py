@@ -12,6 +12,7 @@ from typing import Any
 import cloudpickle
 import connect_fits
 import psutil
+import numpy as np
 import pytest
 from connect_checks import check_whole
 from standalone import cluster as standalone
@@ -71,7 +72,7 @@ def test_a_fit_ends_with_the_same_bits_on_both_kinds_of_session(
     estimated = {name: value for name, value in found.items() if name.startswith("estimators")}
     assert len(estimated["estimators: predictions"]) == connect_fits.ROWS
     history = estimated["estimators: history"]
-    assert history[-1] < history[0]
+    assert np.mean(history[-4:]) < np.mean(history[:4])
     check({name: value for name, value in found.items() if name not in estimated}, expected)
 
 

@@ -20,11 +20,11 @@ def names_of(found: Sequence[RunSummary]) -> list[str]:
     Of several runs in one file, the later ones have a number.
     """
     files = {run.path for run in found if run.path.endswith(_ENDINGS)}
-    homes = Counter(posixpath.dirname(path) for path in files)
+    folders = Counter(posixpath.dirname(path) for path in files)
     names, seen = [], Counter[str]()
     for run in found:
         home, is_file = posixpath.dirname(run.path), run.path in files
-        path = home if is_file and home and homes[home] == 1 else posixpath.splitext(run.path)[0]
+        path = home if is_file and home and folders[home] == 1 else posixpath.splitext(run.path)[0]
         name = path if is_file else run.path
         seen[run.path] += 1
         names.append(f"{name} ({seen[run.path]})" if seen[run.path] > 1 else name)

@@ -24,7 +24,7 @@ _SETTINGS = 5
 """Settings in the list at most: more make it wider than a screen."""
 _SHORT = 24
 _MINUTE = len("2026-01-31 12:00")
-_KEPT = ("started", "loss", "best score")
+_ALWAYS_SHOWN = ("started", "loss", "best score")
 """Facts in the list even where all runs have the same."""
 _SMALL = (140, 30)
 _LARGE = (480, 96)
@@ -107,7 +107,7 @@ def _list(found: Sequence[RunSummary], names: Sequence[str]) -> tuple[str, str]:
     chosen = differing(settings)
     left_out = () if any(run.attempt for run in found) else ("attempt",)
     columns = [name for name in told[0] if name not in (*left_out, "path")] if told else []
-    same = shared(told, [name for name in columns if name not in _KEPT])
+    same = shared(told, [name for name in columns if name not in _ALWAYS_SHOWN])
     columns = [name for name in columns if name not in same]
     rows = []
     for run, name, fact, setting in zip(found, names, told, settings, strict=True):

@@ -109,7 +109,7 @@ def connections(limit: int, seconds: float, tls: ssl.SSLContext | None = None) -
         async def _shake_hands(self, raw: asyncio.Transport, tls: ssl.SSLContext, first: bytes) -> None:
             """Exchange the raw transport for one with TLS, given the bytes that it has received already."""
             secure = None
-            times = {"ssl_handshake_timeout": seconds, "ssl_shutdown_timeout": seconds}
+            times: dict[str, Any] = {"ssl_handshake_timeout": seconds, "ssl_shutdown_timeout": seconds}
             started = self.loop.create_task(self.loop.start_tls(raw, self, tls, server_side=True, **times))
             while raw.get_protocol() is self and not started.done():
                 await asyncio.sleep(0)
