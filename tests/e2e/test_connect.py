@@ -11,8 +11,8 @@ from typing import Any
 
 import cloudpickle
 import connect_fits
-import psutil
 import numpy as np
+import psutil
 import pytest
 from connect_checks import check_whole
 from standalone import cluster as standalone
