@@ -17,11 +17,12 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from support.stores import store_files
 
-from sparkdl import Column, Dataset
+from sparkdl import Column, Dataset, Trainer
 from sparkdl.data.store.dealing import Places
 from sparkdl.data.store.partition import Token, read_positions, read_rows
 from sparkdl.data.streams import Dealt
 from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.train import MaxEpoch
 from sparkdl.wire import frame
 
 
@@ -170,6 +171,35 @@ def test_rows_are_dealt_by_their_numbers(spark: Any, kind: str, partitions: int)
         for number, found in enumerate(contents(data)):
             expected = Dealt(sum(sizes), number, partitions).numbers()
             np.testing.assert_array_equal(found["features"], expected)
+
+
+def test_a_dataframe_in_any_partitions_trains_the_same_but_for_rounding(spark: Any, tmp_path: Path) -> None:
+    """In double precision, in which rounding is far from anything else; the rows are those of a file."""
+    df = spark.range(0, 1000, 1, 5).select(
+        F.expr("transform(sequence(1, 6), k -> sin(id * k))").alias("x"), F.expr("cos(id * 0.1)").alias("y")
+    )
+    df.write.parquet(str(tmp_path / "rows"))
+    features, label = Column("x", dtype="float64"), Column("y", dtype="float64")
+
+    def trained(partitions: int) -> torch.Tensor:
+        torch.manual_seed(0)
+        module = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)).double()
+        rows = spark.read.parquet(str(tmp_path / "rows"))
+        with Dataset.from_dataframe(rows, features=features, label=label, num_partitions=partitions) as data:
+            result = Trainer(
+                module,
+                loss=lambda output, label: ((output[:, 0] - label) ** 2).mean(),
+                optimizer=partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+                batch_size=64,
+                end_when=MaxEpoch(2),
+                seed=3,
+                progress=False,
+            ).fit(data)
+        return torch.cat([p.detach().reshape(-1) for p in result.module.parameters()])
+
+    one = trained(1)
+    for partitions in (2, 3):
+        assert float((trained(partitions) - one).norm() / one.norm()) < 1e-12
 
 
 def test_a_source_that_gives_other_rows_each_time_is_refused(spark: Any, tmp_path: Path) -> None:
