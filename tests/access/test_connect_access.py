@@ -357,12 +357,12 @@ class Squares(torch.utils.data.Dataset[Any]):
 def test_a_dataset_of_torch(session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with no_jvm(str(tmp_path / "classic")) as spark:
         with Dataset.from_torch(Squares(), spark=spark, num_partitions=2) as data:
-            tokens, expected = data.store().partitions, trainer().fit(data)
+            tokens, expected = data.store().partitions, trainer(batch_size=13).fit(data)
         assert not spark.sparkContext.broadcasts
     monkeypatch.setattr("sparkdl.access.connect.access._FIXED_BYTES", 16)
     with Dataset.from_torch(Squares(), spark=session, num_partitions=2) as data:  # type: ignore[arg-type]
         assert [token.content for token in data.store().partitions] == [token.content for token in tokens]
-        result = trainer(transport="shuffle").fit(data)
+        result = trainer(batch_size=13, transport="shuffle").fit(data)
     assert bits(result.module) == bits(expected.module)
     assert session.sent
 

@@ -411,9 +411,9 @@ def test_a_fit_sets_everything_of_the_model_and_leaves_the_estimator_alone(spark
     est = TorchClassifier(module=module, batchSize=4, maxEpochs=2, validationFraction=0.3, seed=2)
     model = est.fit(points(spark))
     assert model.uid == est.uid
-    assert model.extractParamMap() == {
-        p: v for p, v in est.extractParamMap().items() if p.name != "standardization"
-    }
+    given = {p: v for p, v in est.extractParamMap().items() if p.name != "standardization"}
+    own = {model.getParam("onError"): "raise", model.getParam("errorCol"): "error"}
+    assert model.extractParamMap() == given | own
     assert not model.module.training
     assert model.module is not module
     assert est.module is module

@@ -264,7 +264,7 @@ def test_module_that_fails_in_a_task(spark: Any) -> None:
     x[30] = 2.0
     with pytest.raises(ModelError, match=r"module Picky: .*RuntimeError: this row is poison") as caught:
         fit(spark, Picky(), x=x, batch_size=40)
-    assert "iteration 1, partition 1, rows" in str(caught.value)
+    assert "iteration 1, partition 0, rows" in str(caught.value)
     assert "py4j" not in str(caught.value)
 
 
