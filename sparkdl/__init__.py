@@ -35,7 +35,7 @@ _HOMES = {
     "sparkdl.train": "Trainer",
 }
 
-_names, _load = lazy(__name__, _HOMES)
+_names, _load, _ = lazy(__name__, _HOMES)
 __all__ = [*_names, "__version__", "session"]
 
 

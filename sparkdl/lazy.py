@@ -7,8 +7,10 @@ from importlib import import_module
 from typing import Any
 
 
-def lazy(package: str, homes: Mapping[str, str]) -> tuple[list[str], Callable[[str], Any]]:
-    """Return ``__all__`` and ``__getattr__`` of a package.
+def lazy(
+    package: str, homes: Mapping[str, str]
+) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """Return ``__all__``, ``__getattr__`` and ``__dir__`` of a package.
 
     Args:
         package: its name.
@@ -21,4 +23,5 @@ def lazy(package: str, homes: Mapping[str, str]) -> tuple[list[str], Callable[[s
             return getattr(import_module(home[name]), name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return sorted(home), load
+    names = sorted(home)
+    return names, load, lambda: names

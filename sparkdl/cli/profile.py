@@ -132,9 +132,7 @@ def page(found: Mapping[str, Any]) -> str:
     body = _BODY.substitute(
         parts=html.table(["part", "ms", "share", "of the step", "what it is"], parts),
         advice=_list(found["advice"]),
-        layers=html.table(
-            ["layer", "kind", "parameters", "forward ms", "backward ms", "of all layers"], layers
-        ),
+        layers=html.table(_LAYER, layers),
         facts=html.table(
             ["setting", "value"],
             [(told, _fact(found, name)) for name, told in _FACTS.items() if name in found["facts"]],

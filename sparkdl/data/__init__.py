@@ -20,8 +20,4 @@ _MODULES = {
     "sparkdl.data.dataset": "Dataset",
 }
 
-__all__, __getattr__ = lazy(__name__, _MODULES)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__all__, __getattr__, __dir__ = lazy(__name__, _MODULES)

@@ -17,8 +17,4 @@ _HOMES = {
     "sparkdl.hf.heads": "Embedder Generator",
 }
 
-__all__, __getattr__ = lazy(__name__, _HOMES)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__all__, __getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -29,8 +29,4 @@ _HOMES = {
     "sparkdl.metrics.spec": "MetricSpec Metrics",
 }
 
-__all__, __getattr__ = lazy(__name__, _HOMES)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__all__, __getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -48,8 +48,4 @@ _HOMES = {
     "sparkdl.ml.stages.text": "TextIndexer TextIndexerModel",
 }
 
-__all__, __getattr__ = lazy(__name__, _HOMES)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__all__, __getattr__, __dir__ = lazy(__name__, _HOMES)

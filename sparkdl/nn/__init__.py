@@ -88,8 +88,4 @@ _HOMES = {
     "sparkdl.nn.models.wide_and_deep": "WideAndDeep",
 }
 
-__all__, __getattr__ = lazy(__name__, _HOMES)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__all__, __getattr__, __dir__ = lazy(__name__, _HOMES)

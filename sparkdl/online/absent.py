@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from sparkdl.data.dataset import Dataset
+from sparkdl.data.split import column
 from sparkdl.exceptions import DataError
 
 _FILES = 3
@@ -42,8 +43,7 @@ def absent(rows: Any, columns: Sequence[str]) -> list[str]:
 
     if not columns:
         return []
-    quoted = ["`{}`".format(name.replace("`", "``")) for name in columns]
-    counts = [F.count(F.col(name)).alias(f"c{n}") for n, name in enumerate(quoted)]
+    counts = [F.count(column(name)).alias(f"c{n}") for n, name in enumerate(columns)]
     table = rows.groupBy(F.input_file_name().alias("file")).agg(*counts)
     found = []
     for n, name in enumerate(columns):

@@ -16,4 +16,4 @@ _HOMES = {
     "sparkdl.serve.predictor": "Predictor",
 }
 
-__all__, __getattr__ = lazy(__name__, _HOMES)
+__all__, __getattr__, __dir__ = lazy(__name__, _HOMES)

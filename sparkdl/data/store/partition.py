@@ -192,8 +192,8 @@ def write_partition(
     filled_bytes = sum(
         filled[p.key] * _value_bytes(p.dtype or "", p.shape or ()) for p in known.values() if p.key in filled
     )
-    token = Token(store, partition, rows, str(final), executor, columns, "", checksum, whole, filled_bytes)
-    return replace(token, dealt=dealt)
+    place = (store, partition, rows, str(final), executor)
+    return Token(*place, columns, "", checksum, whole, filled_bytes, dealt=dealt)
 
 
 def _checksum(positions: Array) -> int:

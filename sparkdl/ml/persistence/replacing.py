@@ -13,8 +13,9 @@ from __future__ import annotations
 import posixpath
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from sparkdl._spark.folders import Folders
 from sparkdl.exceptions import ConfigError
@@ -75,10 +76,11 @@ def exists_already(path: str) -> ConfigError:
     )
 
 
-def cannot_replace(path: str, found: str) -> ConfigError:
-    """Return the error for what a session that cannot delete folders must not overwrite."""
+def cannot_replace(path: str, metadata: Mapping[str, Any]) -> ConfigError:
+    """Return the error for what a session that cannot delete folders must not overwrite, by its metadata."""
+    found = str(metadata.get("class")).rpartition(".")[2]
     return ConfigError(
-        f"path={path!r} holds {found}, and Spark Connect cannot delete it: overwrite() replaces what an "
-        "estimator or a model of sparkdl has saved. Save under a new name; nothing was touched",
+        f"path={path!r} holds a {found:.100}, and Spark Connect cannot delete it: overwrite() replaces what "
+        "an estimator or a model of sparkdl has saved. Save under a new name; nothing was touched",
         code="config-connect",
     )

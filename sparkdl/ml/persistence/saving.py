@@ -135,7 +135,7 @@ class TorchWriter(MLWriter):
             raise exists_already(path)
         for metadata in places.values():
             if metadata is not None and KEY not in metadata:
-                raise cannot_replace(path, f"a {str(metadata.get('class')).rpartition('.')[2]:.100}")
+                raise cannot_replace(path, metadata)
         if places[path] is not None:  # else the one beside it stays until this one is complete
             _empty(spark, previous)
             self._write_to(previous, "overwrite")
@@ -305,8 +305,7 @@ def save(instance: MLWritable, path: str, *, overwrite: bool = False) -> None:
             instance.write().overwrite().save(path)
             return
         if (metadata := read_metadata(spark, path)) is not None:
-            found = f"a {str(metadata.get('class')).rpartition('.')[2]:.100}"
-            raise cannot_replace(path, found) if overwrite else exists_already(path)
+            raise cannot_replace(path, metadata) if overwrite else exists_already(path)
         instance.write().save(path)
         return
     with replacing(folders, path, overwrite) as draft:

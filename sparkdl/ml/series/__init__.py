@@ -11,4 +11,4 @@ _HOMES = {
     "sparkdl.ml.series.stage": "TimeSeriesEstimator TimeSeriesModel",
 }
 
-__all__, __getattr__ = lazy(__name__, _HOMES)
+__all__, __getattr__, __dir__ = lazy(__name__, _HOMES)
