@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from sparkdl.data.ragged import TYPICAL, is_ragged
 from sparkdl.exceptions import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SqlColumn
 
 METADATA = "sparkdl"
 """Key in a DataFrame column's metadata under which :func:`tensor_metadata` keeps shape and dtype."""
@@ -88,6 +91,13 @@ def tensor_metadata(shape: tuple[int, ...], dtype: str) -> dict[str, Any]:
 def ragged_metadata(dtype: str, fill: float) -> dict[str, Any]:
     """Return the metadata of a column of arrays that differ in length and are padded in each batch."""
     return {METADATA: {"dtype": dtype, "fill": fill}}
+
+
+def quoted(name: str) -> SqlColumn:
+    """Return a column of exactly this name, dots included."""
+    from pyspark.sql import functions as F
+
+    return F.col(f"`{name.replace('`', '``')}`")
 
 
 def described(column: Column, metadata: Mapping[str, Any]) -> Column:

@@ -16,6 +16,7 @@ from sparkdl.data.columns import (
     TablePlan,
     described,
     make_plan,
+    quoted,
     structure_of,
 )
 from sparkdl.data.sparse import check_dense, planned, spread
@@ -65,7 +66,7 @@ def _plan_column(df: DataFrame, key: str, column: Column, role: str) -> tuple[Co
     if column.name not in fields:
         raise missing_column(df, column.name, role)
     check_unambiguous(df, column.name, role)
-    expression = F.col(f"`{column.name.replace('`', '``')}`")
+    expression = quoted(column.name)
     field = fields[column.name]
     column = described(column, field.metadata)
     kind = _kind(field.dataType)

@@ -7,18 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkdl import seeding
+from sparkdl.data.columns import quoted
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 _HASHES = 1 << 20
-
-
-def column(name: str) -> Column:
-    """Return a column of exactly this name, dots included."""
-    from pyspark.sql import functions as F
-
-    return F.col(f"`{name.replace('`', '``')}`")
 
 
 def split_by_fraction(df: DataFrame, fraction: float, seed: int) -> tuple[DataFrame, DataFrame]:
@@ -29,7 +23,7 @@ def split_by_fraction(df: DataFrame, fraction: float, seed: int) -> tuple[DataFr
     """
     from pyspark.sql import functions as F
 
-    hashed = F.pmod(F.xxhash64(F.lit(seed), *(column(name) for name in df.columns)), F.lit(_HASHES))
+    hashed = F.pmod(F.xxhash64(F.lit(seed), *(quoted(name) for name in df.columns)), F.lit(_HASHES))
     chosen = hashed < F.lit(round(fraction * _HASHES))
     return df.filter(~chosen), df.filter(chosen)
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from sparkdl.data.columns import quoted
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.split import column
 from sparkdl.exceptions import DataError
 
 _FILES = 3
@@ -43,7 +43,7 @@ def absent(rows: Any, columns: Sequence[str]) -> list[str]:
 
     if not columns:
         return []
-    counts = [F.count(column(name)).alias(f"c{n}") for n, name in enumerate(columns)]
+    counts = [F.count(quoted(name)).alias(f"c{n}") for n, name in enumerate(columns)]
     table = rows.groupBy(F.input_file_name().alias("file")).agg(*counts)
     found = []
     for n, name in enumerate(columns):

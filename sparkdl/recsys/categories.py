@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sparkdl.data.columns import quoted
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.ml.stages.rowwise import quoted
 from sparkdl.recsys.checks import check_columns, check_integer, check_new, one_group
 
 if TYPE_CHECKING:

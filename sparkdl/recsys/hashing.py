@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh64_intdigest
 
+from sparkdl.data.columns import quoted
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.ml.stages.rowwise import find_field, quoted
+from sparkdl.ml.stages.rowwise import find_field
 from sparkdl.recsys import xxh64
 from sparkdl.recsys.checks import check_columns, check_integer, check_new
 

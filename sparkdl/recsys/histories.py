@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkdl.data.columns import tensor_metadata
+from sparkdl.data.columns import quoted, tensor_metadata
 from sparkdl.exceptions import DataError
-from sparkdl.ml.stages.rowwise import find_field, quoted
+from sparkdl.ml.stages.rowwise import find_field
 from sparkdl.recsys.checks import check_columns, check_integer, check_new
 from sparkdl.recsys.splits import time_order
 

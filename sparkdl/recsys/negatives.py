@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sparkdl.data.columns import quoted
 from sparkdl.exceptions import DataError
-from sparkdl.ml.stages.rowwise import find_field, quoted
+from sparkdl.ml.stages.rowwise import find_field
 from sparkdl.recsys.checks import check_columns, check_integer, check_new, one_group
 
 if TYPE_CHECKING:

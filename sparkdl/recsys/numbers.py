@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
+from sparkdl.data.columns import quoted
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.ml.stages.rowwise import find_field, quoted
+from sparkdl.ml.stages.rowwise import find_field
 from sparkdl.recsys.checks import check_columns, check_integer, check_new
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sparkdl.data.columns import quoted
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.ml.stages.rowwise import quoted
 from sparkdl.recsys.checks import check_columns, check_integer
 
 if TYPE_CHECKING:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from sparkdl.data.columns import quoted
 from sparkdl.exceptions import ConfigError
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 THRESHOLD, ANOMALY = "threshold", "anomaly"
 
@@ -25,11 +26,11 @@ def thresholds(
 
     if not isinstance(share, int | float) or not 0 <= share < 1:
         raise ConfigError(f"share={share!r}: expected a number from 0 to below 1")
-    error = F.abs(_quoted(value) - _quoted(forecast))
+    error = F.abs(quoted(value) - quoted(forecast))
     errors = F.sort_array(F.collect_list(error))  # without null
     place = F.size(errors) - F.floor(F.size(errors) * F.lit(float(share))).cast("int")
     largest = F.when(place > 0, F.element_at(errors, F.greatest(place, F.lit(1))))
-    return forecasts.groupBy(*map(_quoted, keys)).agg(largest.alias(THRESHOLD))
+    return forecasts.groupBy(*map(quoted, keys)).agg(largest.alias(THRESHOLD))
 
 
 def anomalies(
@@ -56,20 +57,13 @@ def anomalies(
     """
     from pyspark.sql import functions as F
 
-    came = _quoted(value)
+    came = quoted(value)
     if limits is None:
         if len(quantiles) < 2:
             raise ConfigError(
                 "anomalies: found neither thresholds nor two quantiles; give thresholds(...), or fit with "
                 "quantiles=[0.01, 0.5, 0.99]"
             )
-        return forecasts.withColumn(ANOMALY, (came < _quoted(quantiles[0])) | (came > _quoted(quantiles[-1])))
+        return forecasts.withColumn(ANOMALY, (came < quoted(quantiles[0])) | (came > quoted(quantiles[-1])))
     joined = forecasts.join(limits, list(keys), "left") if keys else forecasts.crossJoin(limits)
-    return joined.withColumn(ANOMALY, F.abs(came - _quoted(forecast)) > F.col(THRESHOLD)).drop(THRESHOLD)
-
-
-def _quoted(name: str) -> Column:
-    """Return a column whatever its name holds; elsewhere dots would mean fields."""
-    from pyspark.sql import functions as F
-
-    return F.col(f"`{name.replace('`', '``')}`")
+    return joined.withColumn(ANOMALY, F.abs(came - quoted(forecast)) > F.col(THRESHOLD)).drop(THRESHOLD)

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sparkdl.data.columns import quoted
 from sparkdl.data.tables import check_dataframe, check_no_stream
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.series.grid import Series, on_grid
@@ -88,9 +89,6 @@ def on_clock(df: DataFrame, layout: Layout) -> bool:
 def grouped(df: DataFrame, layout: Layout, partitions: int | None) -> DataFrame:
     """Return a panel's columns by fixed names, each series in one partition, in the order of time."""
     from pyspark.sql import functions as F
-
-    def quoted(name: str) -> Column:
-        return F.col(f"`{name.replace('`', '``')}`")
 
     def number(name: str) -> Column:
         return quoted(name).cast("double")

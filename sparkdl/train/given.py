@@ -11,9 +11,9 @@ from torch import nn
 
 from sparkdl.data import sparse
 from sparkdl.data.collate import Collate, Pad
-from sparkdl.data.columns import Column, ColumnLike, Columns, structure_of
+from sparkdl.data.columns import Column, ColumnLike, Columns, quoted, structure_of
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.split import column, split_by_fraction, split_pandas
+from sparkdl.data.split import split_by_fraction, split_pandas
 from sparkdl.data.tables import is_pandas, vector_columns
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.hf.outputs import is_model, own_step, takes_by_name
@@ -323,7 +323,7 @@ def split(data: Any, fraction: Any, chosen: Chosen, seed: int) -> tuple[Any, Any
     if is_pandas(data):
         parts = split_pandas(data[chosen.names()], fraction, seed)
     else:
-        parts = split_by_fraction(data.select(*map(column, chosen.names())), fraction, seed)
+        parts = split_by_fraction(data.select(*map(quoted, chosen.names())), fraction, seed)
     for what, part in zip(("training", "validation"), parts, strict=True):
         if part.empty if is_pandas(part) else part.isEmpty():
             raise DataError(

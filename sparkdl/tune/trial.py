@@ -7,11 +7,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from sparkdl.exceptions import ConfigError
+
 Status = Literal["running", "paused", "stopped", "finished", "diverged", "failed"]
 """A trial runs; waits to go on; was stopped early; has all its epochs; has diverged; or has failed."""
 
 _ENDED = ("stopped", "finished", "diverged", "failed")
 _WITHOUT_VALUE = ("diverged", "failed")
+
+
+Catch = type[Exception] | Sequence[type[Exception]]
+"""A class of exceptions, or several."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,3 +91,18 @@ def best_first(trials: Iterable[Trial]) -> list[Trial]:
 def names_of(trials: Iterable[Trial]) -> list[str]:
     """Return the names of all params, in their order."""
     return list(dict.fromkeys(name for trial in trials for name in trial.params))
+
+
+def caught_classes(catch: Any) -> tuple[type[Exception], ...]:
+    """Return the classes of ``catch``.
+
+    Raises:
+        ConfigError: if one is no class of exceptions.
+    """
+    found = tuple(catch) if isinstance(catch, Sequence) and not isinstance(catch, str) else (catch,)
+    for each in found:
+        if not isinstance(each, type) or not issubclass(each, Exception):
+            raise ConfigError(
+                f"catch={each!r:.100}: expected classes of exceptions such as (ValueError, ModelError)"
+            )
+    return found

@@ -22,7 +22,6 @@ from sparkdl.train.options.checks import integer_option
 from sparkdl.train.passes.validation import validation_sets
 from sparkdl.train.trainer import Trainer
 from sparkdl.tune import parts
-from sparkdl.tune.catching import Catch, classes_of
 from sparkdl.tune.loggers import TrialLogger
 from sparkdl.tune.result import BestTrial, SearchResult
 from sparkdl.tune.running.alone import check_alone
@@ -39,6 +38,7 @@ from sparkdl.tune.schedulers.moves import Outline, Scheduler
 from sparkdl.tune.schedulers.stopping import FIFO, Pruned
 from sparkdl.tune.shown import SearchProgress
 from sparkdl.tune.space import Space
+from sparkdl.tune.trial import Catch, caught_classes
 from sparkdl.tune.views import divided_datasets
 
 Train = Callable[[dict[str, Any]], Trainer]
@@ -158,7 +158,7 @@ class Tuner:
         self.seed = integer_option("Tuner", "seed", seed, 0)
         self.budget, self.timeout, self.refit = budget, timeout, refit
         self.first = [self.space.named(params) for params in first]
-        self.per_trial, self.catch = per_trial, classes_of(catch)
+        self.per_trial, self.catch = per_trial, caught_classes(catch)
         self.folder, self.storage, self.name = folder, storage, name
         self.loggers, self.progress = list(loggers), progress
         self._search = search

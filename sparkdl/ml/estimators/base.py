@@ -10,9 +10,9 @@ from typing import Any
 from pyspark.sql import DataFrame
 from torch import nn
 
-from sparkdl.data.columns import Column, Columns
+from sparkdl.data.columns import Column, Columns, quoted
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.split import column, split_by_fraction
+from sparkdl.data.split import split_by_fraction
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.ml.estimators import continued, fitting, sparsity, tables
 from sparkdl.ml.estimators.continued import Earlier
@@ -108,7 +108,7 @@ class FitsTorch(FitsModule, HasTrainingSetters, HasInputs):
         if indicator:
             train, validation = fitting.split_by_indicator(df, indicator)
         elif fraction := self.getValidationFraction():
-            df = df.select(*map(column, needed))
+            df = df.select(*map(quoted, needed))
             train, validation = split_by_fraction(df, fraction, self.getSeed())
         else:
             train = df

@@ -17,10 +17,9 @@ from pyspark.sql.types import ArrayType, BinaryType, StringType
 
 from sparkdl._spark.errors import is_job_failure, task_error
 from sparkdl.data.collate import tensor_of
-from sparkdl.data.columns import name_id
+from sparkdl.data.columns import name_id, quoted
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.schema import check_unambiguous
-from sparkdl.data.split import column
 from sparkdl.data.tables import check_dataframe, check_no_stream
 from sparkdl.exceptions import DataError
 from sparkdl.wire.frame import Array
@@ -72,7 +71,7 @@ def index_strings(
     check_unambiguous(df, name, "label")
     labels = known or _strings(df, name)
     if known:
-        for row in df.where(~column(name).isin(*known)).select(column(name)).limit(1).collect():
+        for row in df.where(~quoted(name).isin(*known)).select(quoted(name)).limit(1).collect():
             raise DataError(
                 f"label column {name!r} holds {row[0]!r:.100}, for which the model has no class; it has "
                 f"those for {', '.join(known)!s:.300}. Leave such rows out, or fit anew from the start",
@@ -91,7 +90,7 @@ def index_strings(
         )
     if set(labels) <= set(named):
         labels = named
-    index = F.call_function("array_position", F.array(*map(F.lit, labels)), column(name)).cast("double") - 1
+    index = F.call_function("array_position", F.array(*map(F.lit, labels)), quoted(name)).cast("double") - 1
     metadata = {"ml_attr": {"type": "nominal", "name": name, "vals": list(labels)}}
     return df.withColumn(name, index.alias(name, metadata=metadata)), labels
 
@@ -104,7 +103,7 @@ def is_text(df: DataFrame, name: str) -> bool:
 def _strings(df: DataFrame, name: str) -> tuple[str, ...]:
     """Return a column's strings, the most frequent first; one more than there may be at most."""
     counts = (
-        df.where(column(name).isNotNull()).groupBy(column(name).alias("label")).agg(F.count("*").alias("n"))
+        df.where(quoted(name).isNotNull()).groupBy(quoted(name).alias("label")).agg(F.count("*").alias("n"))
     )
     found = counts.orderBy(F.col("n").desc(), "label").limit(_MAX_CLASSES + 1).collect()
     return tuple(str(row["label"]) for row in found)
@@ -113,7 +112,7 @@ def _strings(df: DataFrame, name: str) -> tuple[str, ...]:
 def with_values(df: DataFrame, names: Sequence[str]) -> DataFrame:
     """Leave out rows with null in one of the columns."""
     for name in names:
-        df = df.filter(column(name).isNotNull())
+        df = df.filter(quoted(name).isNotNull())
     return df
 
 
@@ -134,7 +133,7 @@ def split_by_indicator(df: DataFrame, name: str) -> tuple[DataFrame, DataFrame]:
         raise DataError(
             f"validation indicator column {name!r} has type {types[name]}: expected boolean", code="data-type"
         )
-    chosen = F.coalesce(column(name), F.lit(False))
+    chosen = F.coalesce(quoted(name), F.lit(False))
     return df.filter(~chosen), df.filter(chosen)
 
 
@@ -174,7 +173,7 @@ def classes_by_labels(df: DataFrame, name: str) -> int:
     Raises:
         DataError: naming column and value if a label is no class: not an integer from 0.
     """
-    label = column(name).cast("double")
+    label = quoted(name).cast("double")
     # Not floor, which is a long integer that infinity overflows.
     wrong = (label < 0) | (label != F.rint(label)) | F.isnan(label) | (label == F.lit(float("inf")))
     (row,) = df.agg(
@@ -227,7 +226,7 @@ def moments(df: DataFrame, shapes: dict[str, tuple[int, ...]]) -> dict[str, tupl
     summary = Summarizer.metrics("mean", "std")
     vectors: dict[str, Column] = {}
     for name in shapes:
-        kind, value = types[name], column(name)
+        kind, value = types[name], quoted(name)
         if isinstance(kind, BinaryType) or (
             isinstance(kind, ArrayType) and isinstance(kind.elementType, ArrayType)
         ):

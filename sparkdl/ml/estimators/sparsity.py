@@ -10,9 +10,8 @@ from pyspark.ml.param import Params
 from torch import nn
 
 from sparkdl.data import sparse
-from sparkdl.data.columns import SPARSE, Column
+from sparkdl.data.columns import SPARSE, Column, quoted
 from sparkdl.data.schema import check_unambiguous
-from sparkdl.data.split import column
 from sparkdl.data.tables import vector_columns
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.estimators.fitting import check_rows
@@ -112,5 +111,5 @@ def _known_size(df: DataFrame, name: str) -> int | None:
 
 
 def _first(df: DataFrame, name: str) -> DenseVector | SparseVector | None:
-    rows = df.where(column(name).isNotNull()).select(column(name)).head(1)
+    rows = df.where(quoted(name).isNotNull()).select(quoted(name)).head(1)
     return rows[0][0] if rows else None

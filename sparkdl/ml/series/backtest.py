@@ -8,11 +8,11 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from sparkdl.data.columns import quoted
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.params.columns import value_of
 from sparkdl.ml.series.forecast import CUTOFF, SCALE
 from sparkdl.ml.series.params import HasSeries
-from sparkdl.ml.stages.rowwise import quoted
 from sparkdl.series.errors import Scored, aggregates
 
 

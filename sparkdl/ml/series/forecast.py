@@ -14,8 +14,8 @@ from pyspark.sql import types as T
 from torch import nn
 
 from sparkdl.access.models import Lasting
+from sparkdl.data.columns import quoted
 from sparkdl.exceptions import DataError
-from sparkdl.ml.stages.rowwise import quoted
 from sparkdl.ml.stages.scorer import load_shipped
 from sparkdl.ml.stages.udf import ship
 from sparkdl.nn.batch import call

@@ -12,7 +12,7 @@ from pyspark.ml.param.shared import HasInputCol, HasOutputCol, HasOutputCols
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from sparkdl.data.columns import ragged_metadata, tensor_metadata
+from sparkdl.data.columns import quoted, ragged_metadata, tensor_metadata
 from sparkdl.data.schema import same_names
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.hf import tokens
@@ -20,7 +20,7 @@ from sparkdl.hf.tokens import INPUTS, Decoding, TokenEncoding
 from sparkdl.ml.params.converters import one_of
 from sparkdl.ml.params.entries import HasEntries, ParamEntry, accessors, setter
 from sparkdl.ml.persistence.stored import StoredStage
-from sparkdl.ml.stages.rowwise import HandleInvalid, Settable, defined, find_field, quoted
+from sparkdl.ml.stages.rowwise import HandleInvalid, Settable, defined, find_field
 from sparkdl.ml.stages.udf import by_rows, has_arrow_udf, has_udt, make_udf
 
 if TYPE_CHECKING:

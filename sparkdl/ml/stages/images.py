@@ -10,12 +10,13 @@ from pyspark.ml.param import TypeConverters
 from pyspark.ml.param.shared import HasInputCol, HasOutputCol
 from pyspark.sql import types as T
 
+from sparkdl.data.columns import quoted
 from sparkdl.data.images import ImageFormat, require_pillow
 from sparkdl.exceptions import DataError
 from sparkdl.ml.params.converters import one_of
 from sparkdl.ml.params.entries import ParamEntry, accessors, getter, setter
 from sparkdl.ml.persistence.stored import StoredStage
-from sparkdl.ml.stages.rowwise import HandleInvalid, Settable, add_column, defined, find_field, quoted
+from sparkdl.ml.stages.rowwise import HandleInvalid, Settable, add_column, defined, find_field
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -17,6 +17,7 @@ from sparkdl.data.columns import (
     Columns,
     Structure,
     TablePlan,
+    quoted,
     structure_of,
 )
 from sparkdl.data.convert import from_rows
@@ -115,7 +116,7 @@ def apply(df: DataFrame, inference: Inference) -> DataFrame:
     if not inference.outputs:
         return df
     if encoding is None:
-        arguments = [_quoted(column.source) for column in plan.columns]
+        arguments = [quoted(column.source) for column in plan.columns]
     else:  # checks the columns, before a filter names one
         arguments = tabular_frame.arguments(df, encoding)
     direct = has_arrow_udf()
@@ -168,12 +169,6 @@ def _plan(df: DataFrame, inference: Inference) -> TablePlan:
     structure = structure_of(inference.inputs, "features")
     plans = tabular_frame.plans_of(inference.encoding, structure.kind == "dict")
     return TablePlan(plans, structure, Structure("none"), weighted=False)
-
-
-def _quoted(name: str) -> SqlColumn:
-    from pyspark.sql import functions as F
-
-    return F.col(f"`{name.replace('`', '``')}`")
 
 
 def _type_of(df: DataFrame, plan: ColumnPlan) -> DataType:
@@ -234,7 +229,7 @@ def _valid(df: DataFrame, plan: TablePlan) -> SqlColumn:
 
     conditions = []
     for column in plan.columns:
-        value = _quoted(column.source)
+        value = quoted(column.source)
         conditions.append(value.isNotNull())
         inside = has_null(value, _type_of(df, column))
         if inside is not None:
@@ -388,7 +383,7 @@ def look(model: Any, df: Any) -> Signature:
             "from_module(module, example=rows)"
         )
     plan, _ = plan_dataframe(df, model.inputColumns(), None, None)
-    rows = df.where(_valid(df, plan)).select(*(_quoted(c.source) for c in plan.columns)).head(2)
+    rows = df.where(_valid(df, plan)).select(*(quoted(c.source) for c in plan.columns)).head(2)
     if not rows:
         raise ConfigError(
             "what the module gives is not known, and the DataFrame has no row without null: use "

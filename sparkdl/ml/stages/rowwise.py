@@ -9,7 +9,7 @@ from pyspark.ml.param import Params
 from pyspark.ml.param.shared import HasHandleInvalid
 from pyspark.sql import functions as F
 
-from sparkdl.data.columns import tensor_metadata
+from sparkdl.data.columns import quoted, tensor_metadata
 from sparkdl.data.rowwise import Rowwise
 from sparkdl.data.schema import same_names
 from sparkdl.exceptions import ConfigError, DataError
@@ -51,11 +51,6 @@ class Settable(Params):
                 nearest = meant(name, values[name], [param.name for param in self.params], {})
                 raise TypeError(f"{type(self).__name__} has no parameter {name!r}{nearest}")
         return self._set(**values)
-
-
-def quoted(name: str) -> Column:
-    """Return a column by its name as it is, dots and all."""
-    return F.col(f"`{name.replace('`', '``')}`")
 
 
 def find_field(df: DataFrame, param: str, name: str) -> StructField:

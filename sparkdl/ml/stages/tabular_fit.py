@@ -16,9 +16,9 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from sparkdl.data.columns import quoted
 from sparkdl.data.schema import check_unambiguous, missing_column
 from sparkdl.exceptions import DataError
-from sparkdl.ml.stages.rowwise import quoted
 from sparkdl.table.calendar import VALUES, Part
 from sparkdl.table.encoding import Category, Number, TableEncoding
 from sparkdl.table.values import Kind

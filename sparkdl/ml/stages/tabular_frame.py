@@ -11,10 +11,9 @@ import pyarrow as pa
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from sparkdl.data.columns import Column, ColumnPlan, Columns, structure_of, tensor_metadata
+from sparkdl.data.columns import Column, ColumnPlan, Columns, quoted, structure_of, tensor_metadata
 from sparkdl.exceptions import DataError
 from sparkdl.ml.stages.outputs import lists
-from sparkdl.ml.stages.rowwise import quoted
 from sparkdl.ml.stages.tabular_fit import kinds_of, plain
 from sparkdl.ml.stages.udf import by_rows, has_arrow_udf, has_udt, make_udf
 from sparkdl.table.encoding import TableEncoding

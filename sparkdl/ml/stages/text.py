@@ -11,12 +11,13 @@ from pyspark.ml.param.shared import HasInputCol, HasOutputCol
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from sparkdl.data.columns import quoted
 from sparkdl.data.text import TextIndex, tokenize
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.params.converters import one_of
 from sparkdl.ml.params.entries import ParamEntry, accessors, setter
 from sparkdl.ml.persistence.stored import StoredStage
-from sparkdl.ml.stages.rowwise import HandleInvalid, Settable, add_column, defined, find_field, quoted
+from sparkdl.ml.stages.rowwise import HandleInvalid, Settable, add_column, defined, find_field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

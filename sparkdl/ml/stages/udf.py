@@ -11,6 +11,7 @@ from torch import nn
 
 from sparkdl.access import models_in
 from sparkdl.access.models import Lasting
+from sparkdl.data.columns import quoted
 from sparkdl.ml.stages.outputs import VECTOR
 from sparkdl.nn import serialize
 
@@ -137,7 +138,7 @@ def by_rows(df: Any, column: str) -> Any:
     """
     from pyspark.sql import functions as F
 
-    return df.where(F.hash(F.col(f"`{column.replace('`', '``')}`").isNull()) != 0)
+    return df.where(F.hash(quoted(column).isNull()) != 0)
 
 
 # -- the module's way to the tasks -----------------------------------------------------------------
