@@ -202,7 +202,7 @@ class Dataset:
                 arrays, tuples of them or dicts of them; all items alike.
             spark: session; the active one by default.
             has_label: whether items carry a label.
-            num_partitions: one per executor by default; at most 840. Items are dealt in turn.
+            num_partitions: one per executor by default; at most 20,160. Items are dealt in turn.
             transform: as in :meth:`from_dataframe`.
             collate: as in :meth:`from_dataframe`; a ``collate_fn`` of torch's ``DataLoader``.
 
@@ -234,7 +234,7 @@ class Dataset:
             label: likewise, or ``None``.
             weight: non-negative sample weights, shape (rows,).
             spark: session; the active one by default.
-            num_partitions: one per executor by default; at most 840.
+            num_partitions: one per executor by default; at most 20,160.
             transform: as in :meth:`from_dataframe`.
 
         Raises:

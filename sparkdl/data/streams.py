@@ -9,12 +9,14 @@ shuffle slots are rows. An epoch whose number of iterations changes on its way s
 over those to come.
 
 q is drawn such that neighbouring slots are of different partitions: each partition has its share of a batch,
-to a row if their number divides V, and nearly otherwise. For each prime power of V the remainders of the
-streams are scrambled digit by digit (nested uniform scrambling, Owen 1995), so that each stream is at each
-place equally often. There are 464 million such orders of 840 streams.
+to a row or two if their number divides V, and nearly otherwise. For each prime power of V the remainders of
+the streams are scrambled digit by digit (nested uniform scrambling, Owen 1995), so that each stream is at
+each place equally often. The streams of the short round have an order of their own, made of shorter rounds.
 
 A partition computes its part of this alone: its rows lie in the order of the source, V/R of each V, so that
-row and number in the partition follow from each other.
+row and number in the partition follow from each other. Fewer than eight rounds would not mix the rows well,
+and be short to a good part: so few rows are shuffled as a whole, likewise in shorter rounds, and each
+partition takes its own of them.
 """
 
 from __future__ import annotations
@@ -28,9 +30,11 @@ from sparkdl import seeding
 from sparkdl.exceptions import ConfigError
 from sparkdl.wire.frame import Array
 
-STREAMS = 840
+STREAMS = 20_160
 """V: most numbers of partitions divide it. A store of fewer rows has streams without any."""
 
+_WIDTHS = (6720, 960, 240, 120, 24, 12, 6, 2)  # of rounds: even for most numbers of partitions
+_DEPTH = 8  # rounds that an order has at least
 _AT_ONCE = 1 << 20  # rows that are sorted at a time
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -88,14 +92,14 @@ class Epoch:
     """A partition's part of an epoch.
 
     Attributes:
-        dealt: the partition.
-        streams: all streams, in their order q.
-        short: number of the round that some streams have no row in.
+        in_round: how many of a round's first slots are the partition's, by their number.
+        in_short: likewise of the short round's.
+        short: number of the short round.
         order: numbers of its rows, in the order of their slots; ``None`` for that of the source.
     """
 
-    dealt: Dealt
-    streams: Array
+    in_round: Array
+    in_short: Array
     short: int
     order: Array | None
 
@@ -106,18 +110,18 @@ class Epoch:
 
     def _before(self, slot: int) -> int:
         """Return how many of the partition's slots come before one."""
-        dealt = self.dealt
-        extra, begin = dealt.rows % dealt.streams, self.short * dealt.streams
-        own = self.streams % dealt.partitions == dealt.partition
-        in_short = min(max(slot - begin, 0), extra)
-        rounds, rest = divmod(slot - in_short, dealt.streams)
-        longer = own[self.streams < extra][:in_short]
-        return rounds * len(dealt.own) + int(np.count_nonzero(own[:rest]) + np.count_nonzero(longer))
+        streams, extra = len(self.in_round) - 1, len(self.in_short) - 1
+        in_short = min(max(slot - self.short * streams, 0), extra)
+        rounds, more = divmod(slot - in_short, streams)
+        own = rounds * self.in_round[-1] + self.in_round[more] + self.in_short[in_short]
+        return int(own)
 
     @property
     def nbytes(self) -> int:
         """Bytes that it takes in memory."""
-        return self.streams.nbytes + (self.order.nbytes if self.order is not None else 0)
+        return (
+            self.in_round.nbytes + self.in_short.nbytes + (self.order.nbytes if self.order is not None else 0)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,19 +149,51 @@ FROM_THE_BEGINNING = Since()
 
 def epoch_of(dealt: Dealt, seed: int, epoch: int, shuffle: bool) -> Epoch:
     """Return a partition's part of an epoch."""
-    rounds = dealt.rows // dealt.streams
+    rounds, extra = divmod(dealt.rows, dealt.streams)
     if not shuffle:
-        return Epoch(dealt, np.arange(dealt.streams), rounds, None)
+        streams, rest = np.arange(dealt.streams), np.arange(extra)
+        return Epoch(_before(dealt, streams), _before(dealt, rest), rounds, None)
     base = seeding.derive(seeding.ORDER, seed, epoch)
     generator = np.random.Generator(np.random.PCG64(base))
-    streams, short = _scrambled(dealt.streams, generator), int(generator.integers(rounds + 1))
-    own = streams[streams % dealt.partitions == dealt.partition] // dealt.partitions
-    order = _order(dealt, base, own, short)
+    if rounds < _DEPTH:
+        rows = _shuffled(dealt.rows, generator)
+        before, short, rest = _before(dealt, rows % dealt.streams), rounds, np.arange(0)
+        depths, streams = np.divmod(rows[np.diff(before) > 0], dealt.streams)
+        order = depths * len(dealt.own) + streams // dealt.partitions
+    else:
+        streams, short = scrambled(dealt.streams, generator), int(generator.integers(rounds + 1))
+        before, rest = _before(dealt, streams), _shuffled(extra, generator)
+        order = _order(dealt, base, streams, rest, short)
     order.flags.writeable = False
-    return Epoch(dealt, streams, short, order)
+    return Epoch(before, _before(dealt, rest), short, order)
 
 
-def _scrambled(count: int, generator: np.random.Generator) -> Array:
+def _before(dealt: Dealt, streams: Array) -> Array:
+    """Return how many of the first streams, none up to all of them, are the partition's."""
+    return np.concatenate([[0], np.cumsum(streams % dealt.partitions == dealt.partition)])
+
+
+def _shuffled(count: int, generator: np.random.Generator) -> Array:
+    """Return so many numbers in an order of which each stretch has nearly as many of all small remainders.
+
+    They come in rounds as an epoch's rows do, of the remainders by as large a number as leaves each of them
+    some numbers to draw from.
+    """
+    width = next((width for width in _WIDTHS if count >= _DEPTH * width), 1)
+    if width == 1:
+        return generator.permutation(count)
+    rounds, extra = divmod(count, width)
+    streams, short = scrambled(width, generator), int(generator.integers(rounds + 1))
+    drawn = generator.random((rounds + 1, width))
+    drawn[rounds, extra:] = np.inf  # there is no such number
+    numbers = np.argsort(drawn, axis=0) * width + np.arange(width)
+    after = numbers[short + 1 :].copy()
+    after[:, extra:] = numbers[short:-1, extra:]
+    rest = numbers[short, _shuffled(extra, generator)]
+    return np.concatenate([numbers[:short, streams].reshape(-1), rest, after[:, streams].reshape(-1)])
+
+
+def scrambled(count: int, generator: np.random.Generator) -> Array:
     """Return so many streams in an order of which each stretch has nearly as many of all remainders."""
     numbers = np.arange(count)
     found = np.zeros(count, np.int64)
@@ -186,8 +222,11 @@ def _prime_powers(number: int) -> Iterator[tuple[int, int]]:
         prime += 1
 
 
-def _order(dealt: Dealt, base: int, first: Array, short: int) -> Array:
-    """Return the partition's rows in the order of their slots, given that of its streams."""
+def _order(dealt: Dealt, base: int, streams: Array, rest: Array, short: int) -> Array:
+    """Return the partition's rows in the order of their slots, given those of the streams."""
+    first, rest = (
+        every[every % dealt.partitions == dealt.partition] // dealt.partitions for every in (streams, rest)
+    )
     own, width = dealt.own, len(first)
     deep = -(-dealt.rows // dealt.streams)
     if not width or not deep:
@@ -204,11 +243,13 @@ def _order(dealt: Dealt, base: int, first: Array, short: int) -> Array:
         keys.sort(axis=1)
         found = (keys & bits).astype(order.dtype)
         order[:, here] = (found * order.dtype.type(width) + first[here][:, None]).T
+    if dealt.rows % dealt.streams == 0:  # no round is short
+        return order.reshape(-1)
     order[short + 1 :, ~longer] = order[short:-1, ~longer]
     return np.concatenate(
         [
             order[:short].reshape(-1),
-            order[short : short + 1, longer].reshape(-1),
+            order[short : short + 1, np.argsort(first)[rest]].reshape(-1),
             order[short + 1 :].reshape(-1),
         ]
     )

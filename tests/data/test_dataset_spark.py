@@ -156,8 +156,8 @@ def test_arrays_are_dealt_in_their_order(spark: Any) -> None:
 @pytest.mark.parametrize("partitions", [1, 2, 3, 7])
 @pytest.mark.parametrize("kind", ["dataframe", "rdd"])
 def test_rows_are_dealt_by_their_numbers(spark: Any, kind: str, partitions: int) -> None:
-    """Whatever input partitions there are, row i is in the partition of stream i % 840, in order."""
-    sizes = [0, 500, 1, 0, 1200, 33, 0]
+    """Whatever input partitions there are, row i is in the partition of stream i % 20,160, in order."""
+    sizes = [0, 15_000, 1, 0, 26_000, 33, 0]
     ends = np.cumsum([0, *sizes])
     rdd = spark.sparkContext.parallelize(range(7), 7).flatMap(
         lambda n: [(int(i),) for i in range(ends[n], ends[n + 1])]
@@ -230,8 +230,8 @@ def test_rows_of_other_numbers_than_were_counted_are_found(ids: list[int]) -> No
 
 
 def test_more_partitions_than_streams_are_refused(spark: Any) -> None:
-    with pytest.raises(ConfigError, match="num_partitions=841: expected at most 840"):
-        Dataset.from_numpy(np.arange(5), spark=spark, num_partitions=841).store()
+    with pytest.raises(ConfigError, match="num_partitions=20161: expected at most 20160"):
+        Dataset.from_numpy(np.arange(5), spark=spark, num_partitions=20161).store()
 
 
 @pytest.mark.parametrize("num_partitions", [1, 4, "input"])

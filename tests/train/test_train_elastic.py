@@ -255,7 +255,7 @@ def test_watch_waits_until_a_change_has_lasted() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"min_partitions": 841}, "at most 840"),
+        ({"min_partitions": 20161}, "at most 20160"),
         ({"min_partitions": 0}, r"Elastic\(min_partitions=0\)"),
         ({"max_partitions": 1.5}, r"Elastic\(max_partitions=1.5\)"),
         ({"min_partitions": 3, "max_partitions": 2}, "the lesser one first"),
