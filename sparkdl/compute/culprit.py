@@ -13,28 +13,24 @@ import numpy as np
 import torch
 
 from sparkdl.data.columns import TablePlan
-from sparkdl.data.store import partition as store
+from sparkdl.data.rows import Rows
 from sparkdl.nn.batch import Batch, tensors_of
 from sparkdl.wire.frame import Array
 
 
-def find_culprit(
-    plan: TablePlan, token: store.Token, rows: Array, columns: Mapping[str, Array], batches: Sequence[Batch]
-) -> str:
+def find_culprit(plan: TablePlan, rows: Rows, columns: Mapping[str, Array], batches: Sequence[Batch]) -> str:
     """Say which feature is NaN or infinite, and in which row; empty if all are finite.
 
     Args:
         plan: names of columns and rows.
-        token: the partition.
-        rows: numbers of the iteration's rows in the partition.
+        rows: the iteration's.
         columns: these rows as they are stored.
         batches: these rows as the module gets them, after the transform.
     """
 
     def say(bad: Array, where: str, value: Any) -> str:
         more = f" (and {bad.sum() - 1} more rows of the iteration)" if bad.sum() > 1 else ""
-        position = store.read_positions(token, rows[bad.argmax() : bad.argmax() + 1])[0]
-        return f"{where}, {plan.name_row(int(position))}: {value}{more}"
+        return f"{where}, {rows.name(plan, int(bad.argmax()))}: {value}{more}"
 
     for column in plan.columns:
         values = columns[column.key]

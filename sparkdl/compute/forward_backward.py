@@ -16,6 +16,7 @@ from sparkdl.compute.culprit import find_culprit
 from sparkdl.compute.local_steps import InnerSteps, take_steps
 from sparkdl.compute.partition_state import PartitionState
 from sparkdl.compute.problems import (
+    BadRows,
     ChangedPartition,
     FailedModel,
     LocalState,
@@ -28,10 +29,11 @@ from sparkdl.compute.stragglers import Allowance
 from sparkdl.compute.worker import Worker
 from sparkdl.data.collate import Collate, collated
 from sparkdl.data.columns import Structure
+from sparkdl.data.rows import Rows
 from sparkdl.data.sampler import Place
 from sparkdl.data.store import partition as store
 from sparkdl.data.store.manifest import Manifest
-from sparkdl.exceptions import ModelError
+from sparkdl.exceptions import DataError, ModelError
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.gradient import BatchLoss, forward_backward
@@ -136,7 +138,7 @@ class ForwardBackward:
         try:
             result, gradient, kept = self._gradient(replica, batches, before or {}, worker, clock, partition)
         except ModelError as error:
-            where = f"iteration {self.iteration + 1}, partition {partition}, rows {_some(rows)}"
+            where = f"iteration {self.iteration + 1}, partition {partition}, rows {_some(rows.numbers)}"
             message = f"{where}: {error}"
             if self.tells:
                 raise ProblemError(FailedModel(self.iteration, partition, message)) from error
@@ -147,7 +149,7 @@ class ForwardBackward:
             raise ProblemError(LocalState(self.iteration, partition, str(error))) from error
         clock.lap("compute")
         if not math.isfinite(result.loss):
-            found = find_culprit(spec.plan, token, rows, columns, batches) if spec.plan is not None else ""
+            found = find_culprit(spec.plan, rows, columns, batches) if spec.plan is not None else ""
             raise ProblemError(NonFiniteLoss(self.iteration, partition, result.loss, found))
         changed = changed_buffers(replica, current)
         other = self.manifest.has_other_values(token)
@@ -156,20 +158,22 @@ class ForwardBackward:
 
     def batches(
         self, worker: Worker, token: store.Token
-    ) -> tuple[Array, Mapping[str, Array], Sequence[Batch]]:
-        """Return the iteration's rows: their numbers, their columns, and their batches, one for each step.
+    ) -> tuple[Rows, Mapping[str, Array], Sequence[Batch]]:
+        """Return the iteration's rows, their columns, and their batches, one for each step.
 
         Random numbers begin anew, for those of the transform.
 
         Raises:
-            ProblemError: if the partition's files are missing.
+            ProblemError: if the partition's files are missing, or rows cannot be read from those of a scan.
         """
         spec, partition = worker.spec, token.partition
         try:
             rows = self.place.rows(token, spec.seed, spec.shuffle)
-            columns = store.read_rows(token, rows) if len(rows) else {}
+            columns = rows.read() if len(rows) else {}
         except store.PartitionMissingError:
             raise ProblemError(MissingPartition(self.iteration, partition)) from None
+        except DataError as error:  # of a scan, whose rows nobody has looked at before
+            raise ProblemError(BadRows(self.iteration, partition, error.args[0], error.code)) from error
         if not len(rows):
             return rows, columns, []
         seeding.seed_task(spec.seed, self.place.epoch, self.iteration, partition)

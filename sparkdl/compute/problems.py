@@ -157,6 +157,28 @@ class FailedModel:
 
 
 @dataclass(frozen=True, slots=True)
+class BadRows:
+    """Rows of a scan cannot be read, or cannot become tensors.
+
+    Attributes:
+        iteration: completed iterations before the step.
+        partition: the partition.
+        message: what the error said.
+        code: the error's.
+    """
+
+    kind: ClassVar[str] = "rows"
+    iteration: int
+    partition: int
+    message: str
+    code: str
+
+    def error(self, where: str) -> DataError:
+        """Return the error that the user sees."""
+        return DataError(f"{self.message} ({where})", code=self.code)
+
+
+@dataclass(frozen=True, slots=True)
 class LocalState:
     """The result depends on state that forward has changed, and that stays in one process.
 
@@ -176,7 +198,7 @@ class LocalState:
         return ModelError(f"{self.message} ({where})")
 
 
-Fatal = ChangedPartition | NonFiniteLoss | NonFiniteGradient | FailedModel | LocalState
+Fatal = ChangedPartition | BadRows | NonFiniteLoss | NonFiniteGradient | FailedModel | LocalState
 """What running the step once more would not mend."""
 
 Problem = MissingPartition | LackingState | LostPeer | Fatal
@@ -191,6 +213,7 @@ _BY_KIND: Mapping[str, type[Problem]] = {
         NonFiniteLoss,
         NonFiniteGradient,
         FailedModel,
+        BadRows,
         LocalState,
     )
 }

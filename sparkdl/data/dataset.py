@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,11 +28,12 @@ from sparkdl.data.columns import (
 )
 from sparkdl.data.elements import TorchSource, check_rdd, plan_element, plan_items, unnamed
 from sparkdl.data.ragged import ANY, kind_of
+from sparkdl.data.scan.files import absolute
+from sparkdl.data.scan.source import WINDOW, ScanSource
 from sparkdl.data.schema import arrays_of, plan_dataframe
 from sparkdl.data.store.built import PartitionStore, build_store, delete, described
 from sparkdl.data.store.manifest import check_same_rows
 from sparkdl.data.store.sources import ArraySource, DataFrameSource, Partitions, RddSource, Source
-from sparkdl.data.streams import STREAMS
 from sparkdl.data.tables import check_dataframe, check_no_stream, is_pandas, plan_pandas
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.wire.frame import Array
@@ -217,6 +219,58 @@ class Dataset:
         return cls(spark, plan, TorchSource(dataset), num_partitions, transform, collate)
 
     @classmethod
+    def from_parquet(
+        cls,
+        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        features: Columns,
+        label: Columns | None = None,
+        weight: ColumnLike | None = None,
+        num_partitions: int | None = None,
+        transform: Transform | None = None,
+        collate: Collate | None = None,
+        window: int = WINDOW,
+        streams: int | None = None,
+        spark: SparkSession | None = None,
+    ) -> Dataset:
+        """Use columns of Parquet files where they lie: tasks read them in each epoch, and nothing is copied.
+
+        The files must stay as they are, where all executors see them. Shuffled, an epoch takes its row groups
+        in random order, and mixes the rows of some of them at a time.
+
+        Args:
+            paths: a file or folder, or several: paths or URLs that pyarrow reads. Files of a folder come by
+                name, without those that begin with ``_`` or ``.``.
+            features: as in :meth:`from_dataframe`. ML vectors must have been written as arrays.
+            label: likewise.
+            weight: likewise.
+            num_partitions: one per executor by default; at most ``streams``.
+            transform: as in :meth:`from_dataframe`.
+            collate: likewise.
+            window: bytes of rows that are mixed with each other at a time, of all executors together; a
+                Python process keeps so many at most (256 MiB).
+            streams: among how many sequences of row groups an epoch is dealt, at most 840. By default a
+                fourth of the row groups or fewer, as many as fill the window. With more, large row groups are
+                cut, and read several times.
+            spark: session; the active one by default.
+
+        Raises:
+            ConfigError: if an argument cannot work.
+            DataError: naming the path that executors cannot see, or the column that is missing or cannot
+                become a tensor.
+        """
+        from pyspark.sql import SparkSession
+
+        found = absolute(paths)
+        spark = spark or SparkSession.builder.getOrCreate()
+        access = access_to(spark)
+        source = ScanSource(access, found, window, streams)
+        with described(access, "list the files"):
+            plan = source.planned(features, label, weight, collate is not None)
+        collate = padding_of(plan) if collate is None else collate
+        return cls(spark, plan, source, num_partitions, transform, collate, access=access)
+
+    @classmethod
     def from_numpy(
         cls,
         features: Array | Sequence[Array] | Mapping[str, Array],
@@ -323,10 +377,22 @@ class Dataset:
             if self._store is None:
                 self.peek()
                 available = self.access.executors()
-                alone = min(available.count, STREAMS)
+                alone = min(available.count, self.source.most_partitions(self._plan))
                 count = alone if self._num_partitions is None else self._num_partitions
                 self._store = build_store(self.access, self.source, self._plan, self.id, count, available)
             return self._store
+
+    def check_stored(self, what: str) -> None:
+        """Check that the rows are to be copied to the executors.
+
+        Raises:
+            ConfigError: starting with ``what``, which needs that, if they stay in their files.
+        """
+        if isinstance(self.source, ScanSource):
+            raise ConfigError(
+                f"{what}: the rows of Dataset.from_parquet stay in their files, and this needs them on the "
+                "executors; give Dataset.from_dataframe(spark.read.parquet(path), ...)"
+            )
 
     @property
     def num_partitions(self) -> Partitions:
@@ -388,6 +454,7 @@ class Dataset:
                 "partitions": f"{len(parts)} of {', '.join(map(str, self._store.rows[:8]))}"
                 f"{', ...' if len(parts) > 8 else ''} rows",
                 "on the executors": html.amount(sum(token.nbytes for token in parts)),
+                **self.source.shown(),
             }
         return html.block("Dataset", facts, html.table(["column", "role", "tensor"], rows))
 

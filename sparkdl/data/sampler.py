@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkdl import seeding
+from sparkdl.data.rows import Rows, StoredRows
+from sparkdl.data.scan.reader import reader_of
 from sparkdl.data.store.partition import Token
 from sparkdl.data.streams import FROM_THE_BEGINNING, Dealt, Epoch, Since, epoch_of
 from sparkdl.wire.frame import Array
@@ -120,8 +122,19 @@ class Place:
     total: int = 0
     since: Since = FROM_THE_BEGINNING
 
-    def rows(self, token: Token, seed: int, shuffle: bool) -> Array:
-        """Return the row numbers that a partition contributes to this iteration."""
+    def rows(self, token: Token, seed: int, shuffle: bool) -> Rows:
+        """Return the rows that a partition contributes to this iteration.
+
+        Raises:
+            PartitionMissingError: if it is a scan whose manifest is not on this executor.
+        """
+        if token.scan:
+            slots = self.since.slots(self.total, self.steps, self.step)
+            return reader_of(token).in_epoch(slots, seed, self.epoch, shuffle, token.partition, token.dealt)
+        return StoredRows(token, self._numbers(token, seed, shuffle))
+
+    def _numbers(self, token: Token, seed: int, shuffle: bool) -> Array:
+        """Return the numbers of a partition's rows in its files."""
         if not token.dealt:
             place = {"seed": seed, "epoch": self.epoch, "partition": token.partition}
             return rows_of(token.rows, self.steps, self.step, shuffle=shuffle, **place)

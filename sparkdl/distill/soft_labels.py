@@ -136,7 +136,7 @@ class Labelling:
             teacher.to(device)
         for rows, batch in self.reader.batches(token, self.batch_size):
             with located(token, rows):
-                yield rows, self.columns(batch, device)
+                yield rows.numbers, self.columns(batch, device)
 
 
 @dataclass(frozen=True, slots=True)

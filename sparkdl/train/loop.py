@@ -72,7 +72,10 @@ class Loop:
         self._ahead = Ahead(self._recovery, config.iterations_per_job)
         self._epochs = epochs
         rules, access = Elastic.of(config.elastic), run.data.access
-        self._watch = PartitionWatch(rules, access.count_executors) if rules is not None else None
+        self._watch: PartitionWatch | None = None
+        if rules is not None:
+            most = run.data.source.most_partitions(run.data.plan)
+            self._watch = PartitionWatch(rules, access.count_executors, most=most)
         self._demand: Demand | None = None
         if rules is not None and rules.asks:
             kind: Kind = "sharded" if engine.plan.traits.weights_bytes else "replicated"

@@ -30,6 +30,8 @@ def divided_datasets(data: Dataset, pairs: Sequence[Pair]) -> Iterator[list[tupl
         data: the rows; their store stays in use.
         pairs: the parts of each fold; ``None`` for all rows to train on, or none to validate on.
     """
+    if any(train is not None or held is not None for train, held in pairs):
+        data.check_stored("folds and shares of rows")
     made: list[Dataset] = []
 
     def view(part: RowShare) -> Dataset:

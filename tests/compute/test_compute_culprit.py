@@ -11,6 +11,7 @@ import torch
 
 from sparkdl.compute.culprit import find_culprit
 from sparkdl.data.columns import ColumnPlan, Structure, TablePlan
+from sparkdl.data.rows import StoredRows
 from sparkdl.data.store.partition import write_partition
 from sparkdl.nn.batch import Batch
 
@@ -28,7 +29,7 @@ def find(plan: TablePlan, x: Any, ids: Any = (0, 0, 0), inputs: Any = None) -> s
         Batch(torch.from_numpy(np.asarray(given[i : i + 2])), None, None, len(given[i : i + 2]))
         for i in (0, 2)
     ]
-    return find_culprit(plan, token, ROWS, columns, batches)
+    return find_culprit(plan, StoredRows(token, ROWS), columns, batches)
 
 
 @pytest.fixture(autouse=True)

@@ -23,6 +23,7 @@ from torch import nn
 
 from sparkdl import Dataset, Trainer
 from sparkdl.compute import worker
+from sparkdl.data.scan import reader
 from sparkdl.exceptions import SparkdlError
 from sparkdl.ml import TorchModel
 from sparkdl.online import OnlineTrainer, Publisher
@@ -137,8 +138,8 @@ class Faults:
         elif self._kind == "disk":
             resource.setrlimit(resource.RLIMIT_FSIZE, (self._room, self._limits[1]))
         elif self._kind is not None:
-            for name in ("_workers", "_files"):
-                getattr(worker, name).clear()
+            for kept in (worker._workers, worker._files, reader._readers):
+                kept.clear()
         if self._kind == "executor":
             for rdd in list(context.persisted.values()):
                 rdd._blocks.clear()

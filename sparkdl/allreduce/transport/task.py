@@ -17,6 +17,7 @@ from sparkdl.allreduce.transport.base import perform, read_left, to_driver
 from sparkdl.compute.local_store import LocalStore, decode, encode
 from sparkdl.compute.stopwatch import Stopwatch
 from sparkdl.compute.worker import FitRef
+from sparkdl.data.scan.reader import stop_reading
 from sparkdl.data.store.partition import Token
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Buffer, Frame, Parts
@@ -66,6 +67,7 @@ class PhaseTask:
         yield from (
             to_driver(sends, keyed=self.stays) if self.last else self._to_ranks(rank, sends, worker.files)
         )
+        stop_reading()
         worker.end_task()
 
     def _inbox(self, arrived: Iterable[Frame], files: LocalStore) -> Inbox:

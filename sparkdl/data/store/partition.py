@@ -69,6 +69,8 @@ class Token:
         seconds: that it took to compute columns which were added to those of the source.
         dealt: to how many partitions the rows were dealt as :mod:`sparkdl.data.streams` says, these in the
             order of the source; 0 if the partition has its rows by another rule.
+        scan: whether the folder has the manifest of a scan in place of rows, see :mod:`sparkdl.data.scan`.
+        first: number of the first row that the partition has of a scan, in the order of the files.
     """
 
     store: str
@@ -86,6 +88,8 @@ class Token:
     stretches: tuple[tuple[str, str, int, int], ...] = ()
     seconds: float = 0.0
     dealt: int = 0
+    scan: bool = False
+    first: int = 0
 
     def to_frame(self) -> bytes:
         """Serialize."""
@@ -99,11 +103,6 @@ class Token:
         meta["stretches"] = tuple(tuple(item) for item in meta["stretches"])
         return cls(**meta)
 
-    def in_order(self, first: int = 0, size: int | None = None) -> Array:
-        """Return the numbers of so many rows from a row on, of all of them by default; fewer at the end."""
-        stop = self.rows if size is None else min(first + size, self.rows)
-        return np.arange(first, stop)
-
     @property
     def stored_columns(self) -> tuple[tuple[str, str, tuple[int, ...]], ...]:
         """The columns in the files, where those of the token are stretches of them."""
@@ -113,7 +112,9 @@ class Token:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the partition's files, with the positions of its rows."""
+        """Bytes of the partition's files, with the positions of its rows; none of a scan's."""
+        if self.scan:
+            return 0
         if self.stretches:
             per_row = sum(np.dtype(d).itemsize * math.prod(s) for _, d, s in self.stored_columns)
             return self.stored * (per_row + 8) + self.rows * 8
@@ -126,6 +127,20 @@ class Token:
 def _folder(store: str, partition: int) -> Path:
     folders = local_folders()
     return folders[partition % len(folders)] / _FOLDER / store / f"part-{partition:05d}"
+
+
+@contextmanager
+def new_partition(store: str, partition: int) -> Iterator[tuple[Path, Path]]:
+    """Give a folder to write a partition to, and the one that it becomes if the block succeeds."""
+    final = _folder(store, partition)
+    draft = final.with_name(f"{final.name}.{uuid.uuid4().hex}")
+    make_folder(draft)
+    try:
+        yield draft, final
+        put_in_place(draft, final)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
 
 
 def write_partition(
@@ -153,40 +168,32 @@ def write_partition(
     Raises:
         DataError: if a batch's rows have another shape than those before.
     """
-    final = _folder(store, partition)
-    draft = final.with_name(f"{final.name}.{uuid.uuid4().hex}")
-    make_folder(draft)
     known: dict[str, ColumnPlan] = {plan.key: plan for plan in plans}
     rows = checksum = 0
     content = dict.fromkeys(known, 0)
     filled: dict[str, int] = {}  # values so far, of ragged columns
-    try:
-        with ExitStack() as stack:
-            names = [*known, *(f"{key}{_ENDS}" for key, plan in known.items() if plan.ragged)]
-            files = {name: stack.enter_context(_create(draft, name)) for name in names}
-            positions = stack.enter_context(_create(draft, _POSITIONS))
-            for position, batch in batches:
-                count = len(next(iter(batch.values())))
-                if not count:
-                    continue
-                position = np.ascontiguousarray(position, np.int64)
-                positions.write(position.data)
-                checksum = (checksum + _checksum(position)) % (1 << 64)
-                for key, values in batch.items():
-                    known[key] = _agree(known[key], values)
-                    if known[key].ragged:
-                        values, lengths = joined(values)
-                        ends = filled.get(key, 0) + np.cumsum(lengths)
-                        filled[key] = int(ends[-1])
-                        files[f"{key}{_ENDS}"].write(ends.data)
-                        content[key] = zlib.crc32(ends.data, content[key])
-                    files[key].write(values.data)
-                    content[key] = zlib.crc32(values.data, content[key])  # 4 GB/s: a tenth of the conversion
-                rows += count
-        put_in_place(draft, final)
-    except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
+    with new_partition(store, partition) as (draft, final), ExitStack() as stack:
+        names = [*known, *(f"{key}{_ENDS}" for key, plan in known.items() if plan.ragged)]
+        files = {name: stack.enter_context(_create(draft, name)) for name in names}
+        positions = stack.enter_context(_create(draft, _POSITIONS))
+        for position, batch in batches:
+            count = len(next(iter(batch.values())))
+            if not count:
+                continue
+            position = np.ascontiguousarray(position, np.int64)
+            positions.write(position.data)
+            checksum = (checksum + _checksum(position)) % (1 << 64)
+            for key, values in batch.items():
+                known[key] = _agree(known[key], values)
+                if known[key].ragged:
+                    values, lengths = joined(values)
+                    ends = filled.get(key, 0) + np.cumsum(lengths)
+                    filled[key] = int(ends[-1])
+                    files[f"{key}{_ENDS}"].write(ends.data)
+                    content[key] = zlib.crc32(ends.data, content[key])
+                files[key].write(values.data)
+                content[key] = zlib.crc32(values.data, content[key])  # 4 GB/s: a tenth of the conversion
+            rows += count
     columns = tuple((p.key, p.dtype or "", p.shape or ()) for p in known.values()) if rows else ()
     whole = zlib.crc32(repr(content).encode())
     filled_bytes = sum(
@@ -243,7 +250,7 @@ def read_rows(token: Token, rows: Array, keys: Collection[str] | None = None) ->
     Raises:
         PartitionMissingError: if the partition's files are not on this executor.
     """
-    folder = _locate(token)
+    folder = locate(token)
     count, rows = _in_files(folder, token, rows)
     wanted = [column for column in token.columns if keys is None or column[0] in keys]
     if token.stretches:
@@ -274,7 +281,7 @@ def with_columns(
         PartitionMissingError: if the partition's files are not on this executor.
         DataError: if a batch's rows have another shape than the plan says.
     """
-    folder = _locate(token)
+    folder = locate(token)
     known = {plan.key: plan for plan in plans}
     content = dict.fromkeys(known, token.content)
     draft = f".{uuid.uuid4().hex}"
@@ -306,7 +313,7 @@ def view_of(token: Token, name: str, rows: Array) -> Token:
     Raises:
         PartitionMissingError: if the partition's files are not on this executor.
     """
-    folder = _locate(token)
+    folder = locate(token)
     count, numbers = _in_files(folder, token, np.ascontiguousarray(rows, np.int64))
     file = folder / f"{_VIEW}{name}.bin"
     if not file.exists():
@@ -335,7 +342,7 @@ def read_positions(token: Token, rows: Array) -> Array:
     """
     if not token.rows:
         return np.empty(0, np.int64)
-    folder = _locate(token)
+    folder = locate(token)
     count, rows = _in_files(folder, token, rows)
     return _gather(folder, _POSITIONS, "int64", (count,), rows)
 
@@ -385,8 +392,12 @@ def _gather(folder: Path, key: str, dtype: str, shape: tuple[int, ...], rows: Ar
     return taken
 
 
-def _locate(token: Token) -> Path:
-    """Find the partition: where the token says, or where this executor itself once built it."""
+def locate(token: Token) -> Path:
+    """Find the partition: where the token says, or where this executor itself once built it.
+
+    Raises:
+        PartitionMissingError: if the partition's files are not on this executor.
+    """
     folder = Path(token.folder)
     if folder.is_dir():
         return folder

@@ -13,7 +13,7 @@ from sparkdl.data.columns import ROW_ID, TablePlan
 from sparkdl.data.sparse import hint
 from sparkdl.data.store import build
 from sparkdl.data.store.dealing import Places, by_stream
-from sparkdl.data.streams import Dealt, check_partitions
+from sparkdl.data.streams import STREAMS, Dealt, check_partitions
 from sparkdl.data.tables import vector_columns
 from sparkdl.exceptions import ConfigError
 from sparkdl.wire.frame import Array
@@ -42,6 +42,14 @@ class Source(ABC):
     def first(self, rows: int) -> Source:
         """Return a source of the first rows, for a sample; this one if it cannot be cut."""
         return self
+
+    def most_partitions(self, plan: TablePlan) -> int:
+        """Return how many partitions there can be, given the columns with dtypes and shapes."""
+        return STREAMS
+
+    def shown(self) -> dict[str, object]:
+        """Return what else there is to show of a Dataset."""
+        return {}
 
     def release(self) -> None:  # noqa: B027
         """Delete what was sent to the executors for tokens, none of which are in use any more."""

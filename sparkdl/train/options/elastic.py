@@ -87,11 +87,13 @@ class PartitionWatch:
         elastic: the rules.
         count: asks the cluster for its number of executors.
         clock: seconds that only grow.
+        most: how many partitions the rows can have.
     """
 
     elastic: Elastic
     count: Callable[[], int]
     clock: Callable[[], float] = monotonic
+    most: int = STREAMS
     _seen: int = field(default=0, init=False)
     _since: float = field(default=0.0, init=False)
     _looked: float = field(default=float("-inf"), init=False)
@@ -106,7 +108,7 @@ class PartitionWatch:
                 self._seen, self._since = executors, now
         if not self._seen:  # all are gone: some will come
             return None
-        wanted = self.elastic.partitions(self._seen)
+        wanted = min(self.most, self.elastic.partitions(self._seen))
         needed = self.elastic.settle if between_epochs else self.elastic.patience
         if wanted == partitions or needed is None or now - self._since < needed:
             return None

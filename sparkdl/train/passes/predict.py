@@ -55,7 +55,7 @@ class Predict:
             for rows, batch in reader.batches(token, self.batch_size):
                 with located(token, rows):
                     structure, arrays = flatten(output_of(replica, batch), len(rows))
-                arrays["positions"] = store.read_positions(token, rows)
+                arrays["positions"] = rows.positions()
                 yield frame.pack({"kind": "outputs", "structure": structure}, arrays)
 
 

@@ -20,6 +20,8 @@ from sparkdl.compute.worker import Worker
 from sparkdl.data.collate import Collate
 from sparkdl.data.columns import Structure
 from sparkdl.data.dataset import Dataset
+from sparkdl.data.rows import Rows, in_order
+from sparkdl.data.scan.reader import Reading
 from sparkdl.data.store import partition as store
 from sparkdl.data.store.built import MAX_REBUILDS
 from sparkdl.data.store.manifest import Unchanged, changed_error
@@ -77,7 +79,7 @@ class BatchReader:
             what = "the transform" if self.collate is None else "collate, or the transform,"
             raise DataError(f"{what} failed: {error!r}", code="data-transform") from error
 
-    def batches(self, token: store.Token, size: int) -> Iterator[tuple[Array, Batch]]:
+    def batches(self, token: store.Token, size: int) -> Iterator[tuple[Rows, Batch]]:
         """Read a partition in order.
 
         Raises:
@@ -86,20 +88,20 @@ class BatchReader:
         """
         keys = {*self.features.keys, *self.label.keys, *(["weight"] if self.weighted else [])}
         for start in range(0, token.rows, size):
-            rows = token.in_order(start, size)
-            columns = store.read_rows(token, rows, keys)
+            rows = in_order(token, start, size)
+            columns = rows.read(keys)
             with located(token, rows):
                 batch = self.batch(columns)
             yield rows, batch
 
 
 @contextmanager
-def located(token: store.Token, rows: Array) -> Iterator[None]:
+def located(token: store.Token, rows: Rows) -> Iterator[None]:
     """Say in errors which rows they come from."""
     try:
         yield
     except (DataError, ModelError) as error:
-        where = f"partition {token.partition}, rows {rows[0]} to {rows[-1]}"
+        where = f"partition {token.partition}, rows {rows.numbers[0]} to {rows.numbers[-1]}"
         raise type(error)(f"{where}: {error}") from error.__cause__
 
 
@@ -160,7 +162,7 @@ def sweep(
     for _ in range(MAX_REBUILDS):
         access.describe(describe)
         try:
-            checked = Unchanged(task, built.manifest)
+            checked = Reading(Unchanged(task, built.manifest))
             frames = access.collect(access.stage(built.tokens, checked, broadcasts, profile=profile))
         except Exception as error:
             if is_job_failure(error):

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from sparkdl.access.base import Access
 from sparkdl.data.dataset import Dataset
+from sparkdl.data.rows import in_order
 from sparkdl.data.store import partition as store
 from sparkdl.exceptions import DataError
 from sparkdl.metrics import LOSS
@@ -53,10 +54,7 @@ def _any_weight(partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Par
     (token,) = [store.Token.from_frame(frame.unpack(data)) for data in frames]
     try:
         blocks = range(0, token.rows, _BLOCK)
-        found = any(
-            store.read_rows(token, token.in_order(start, _BLOCK), {"weight"})["weight"].any()
-            for start in blocks
-        )
+        found = any(in_order(token, start, _BLOCK).read({"weight"})["weight"].any() for start in blocks)
         yield frame.pack({"kind": "weights", "partition": partition, "any": bool(found)})
     except store.PartitionMissingError:
         yield store.missing(partition)

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from sparkdl._spark.tasks import task_resources
 from sparkdl.compute.forward_backward import make_batch
 from sparkdl.compute.worker import FitRef
-from sparkdl.data.store import partition as store
+from sparkdl.data.rows import in_order
 from sparkdl.data.store.partition import Token
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.flat import FlatModule
@@ -79,7 +79,7 @@ class ProfileLayers:
         deque(frames, maxlen=0)
         worker = self.fit.worker()
         spec = worker.spec
-        columns = store.read_rows(token, token.in_order(size=self.rows))
+        columns = in_order(token, size=self.rows).read()
         batch = make_batch(columns, spec.features, spec.label, spec.weighted, spec.transform, spec.collate)
         # What is compiled has no layers any more.
         numerics = replace(spec.numerics, compile=False)

@@ -23,6 +23,7 @@ from sparkdl.data import ragged
 from sparkdl.data.collate import Collate
 from sparkdl.data.columns import TablePlan
 from sparkdl.data.dataset import Dataset, Transform
+from sparkdl.data.rows import in_order
 from sparkdl.data.store import partition as store
 from sparkdl.data.store.partition import StoreBatch, Token
 from sparkdl.data.store.sources import Partitions, Source
@@ -81,7 +82,7 @@ class SharedRows:
         with alone_in(str(folder)):
             if not found.exists():
                 token = store.write_partition(self.store, 0, "", self.plan.columns, self._batches())
-                positions = store.read_positions(token, token.in_order())
+                positions = in_order(token).positions()
                 if (np.diff(positions) < 0).any():
                     token = store.view_of(token, _ORDER, np.argsort(positions, kind="stable"))
                 draft = found.with_suffix(".draft")
@@ -108,6 +109,7 @@ def shared(data: Dataset) -> Iterator[tuple[SharedRows, list[Any]]]:
 
     The Dataset's own store is used as it is; nothing else stays at the end.
     """
+    data.check_stored("trials that share rows")
     access = data.access
     data.store()
     sent: list[Published] = []
@@ -157,10 +159,10 @@ class _ReadBlock:
         (token,) = [Token.from_frame(frame.unpack(data)) for data in frames]
         if partition != self.partition:
             return
-        rows = token.in_order(self.first, self.size)
         try:
-            columns = store.read_rows(token, rows)
-            arrays: dict[str, Array] = {"positions": store.read_positions(token, rows)}
+            rows = in_order(token, self.first, self.size)
+            columns = rows.read()
+            arrays: dict[str, Array] = {"positions": rows.positions()}
         except store.PartitionMissingError:
             yield store.missing(partition)
             return
@@ -180,7 +182,7 @@ class _TokenSource(Source):
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
         """See :class:`sparkdl.data.store.sources.Source`."""
-        return store.read_rows(self._token, self._token.in_order(size=rows))
+        return in_order(self._token, size=rows).read()
 
     def tokens(self, access: Access, plan: TablePlan, name: str, partitions: Partitions) -> Frames:
         """See :class:`sparkdl.data.store.sources.Source`."""

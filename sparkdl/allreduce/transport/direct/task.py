@@ -34,6 +34,7 @@ from sparkdl.compute.local_store import LocalStore
 from sparkdl.compute.problems import LostPeer, in_order
 from sparkdl.compute.stopwatch import Stopwatch
 from sparkdl.compute.worker import FitRef, Worker
+from sparkdl.data.scan.reader import stop_reading
 from sparkdl.data.store.partition import Token
 from sparkdl.nn.embedding import embedding_variables
 from sparkdl.wire import frame
@@ -113,6 +114,7 @@ class GroupTask:
             close_endpoint(self.fit.fit_id)
             raise
         finally:
+            stop_reading()
             worker.files.settle()
 
     def _run(self, tokens: Sequence[Token], worker: Worker, mesh: Mesh) -> Iterator[bytes | Parts]:

@@ -1,0 +1,1 @@
+"""Rows of Parquet files where they lie: their order in an epoch, and how tasks read them."""

@@ -1,0 +1,163 @@
+"""Files of a scan: where they are, whether they are still those of the manifest."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from sparkdl.exceptions import ConfigError, DataError
+
+_HIDDEN = ("_", ".")
+"""Names that begin so are no data, as for Spark."""
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file as it was listed.
+
+    Attributes:
+        path: as its file system knows it.
+        size: bytes.
+        time: when it was last changed, in nanoseconds.
+    """
+
+    path: str
+    size: int
+    time: int
+
+
+def absolute(paths: Any) -> list[str]:
+    """Return paths as executors read them: absolute ones, or URLs, all of one file system.
+
+    Raises:
+        ConfigError: if they are something else.
+    """
+    given = [paths] if isinstance(paths, str | os.PathLike) else paths
+    if not isinstance(given, Sequence) or not given:
+        raise ConfigError(f"paths={paths!r:.100}: expected a path or URL of Parquet files, or a list of them")
+    found = []
+    for path in given:
+        if not isinstance(path, str | os.PathLike) or not os.fspath(path):
+            raise ConfigError(f"paths: {path!r:.100}: expected a path or URL of Parquet files")
+        text = str(os.fspath(path))
+        if any(sign in text for sign in "*?["):
+            raise ConfigError(f"paths: {text}: patterns are not read; name folders, or list the files")
+        found.append(text if _is_url(text) else os.path.abspath(text))
+    roots = {_root(path) for path in found}
+    if len(roots) > 1:
+        raise ConfigError(f"paths: of several file systems: {', '.join(sorted(roots))}; expected one")
+    if len(set(found)) < len(found):
+        raise ConfigError(f"paths: {max(found, key=found.count)} is there twice")
+    return found
+
+
+def _is_url(path: str) -> bool:
+    return "://" in path or path.startswith("file:/")
+
+
+def _root(path: str) -> str:
+    """Return what names a path's file system."""
+    parts = urlsplit(path)
+    return f"{parts.scheme}://{parts.netloc}" if _is_url(path) else "this machine's files"
+
+
+def file_system(path: str) -> tuple[Any, str]:
+    """Return the file system of a path, and the path as that knows it; called in tasks.
+
+    Raises:
+        DataError: if there is none for it.
+    """
+    from pyarrow import fs
+
+    if not _is_url(path):
+        return fs.LocalFileSystem(), path
+    try:
+        found: tuple[Any, str] = fs.FileSystem.from_uri(path)
+    except Exception as error:
+        raise DataError(
+            f"{path}: pyarrow cannot read it: {error}. Read it by Spark: "
+            "Dataset.from_dataframe(spark.read.parquet(path), ...)",
+            code="data-source",
+        ) from error
+    return found
+
+
+def list_files(paths: Sequence[str]) -> list[File]:
+    """List the data files under paths, those of a folder by name; called in a task.
+
+    Raises:
+        DataError: naming a path that cannot be seen, or has no files.
+    """
+    from pyarrow import fs
+
+    found: list[File] = []
+    for path in paths:
+        system, own = file_system(path)
+        try:
+            info = system.get_file_info(own)
+            if info.type == fs.FileType.NotFound:
+                raise FileNotFoundError("there is no such file or folder")
+            if info.type == fs.FileType.File:
+                found.append(_file(info))
+                continue
+            listed = system.get_file_info(fs.FileSelector(own, recursive=True))
+        except OSError as error:
+            raise unseen(path, error) from error
+        files = [i for i in listed if i.type == fs.FileType.File and _is_data(i.path[len(own) :])]
+        if not files:
+            raise DataError(f"{path}: there are no files in this folder", code="data-empty")
+        found += map(_file, sorted(files, key=lambda info: info.path))
+    paths_found = [file.path for file in found]
+    if len(set(paths_found)) < len(found):
+        twice = max(paths_found, key=paths_found.count)
+        raise ConfigError(f"paths: {twice} is there twice; expected no path inside of another")
+    return found
+
+
+def _is_data(path: str) -> bool:
+    return not any(part.startswith(_HIDDEN) for part in path.split("/") if part)
+
+
+def _file(info: Any) -> File:
+    return File(info.path, int(info.size), int(info.mtime_ns or 0))
+
+
+def unseen(path: str, error: Exception) -> DataError:
+    """Return the error of a path that this executor does not see."""
+    return DataError(
+        f"{path}: the executor on {socket.gethostname()} cannot read it: {error}. Tasks read "
+        "the files themselves: put them where all executors see them under one path, or in an object store",
+        code="data-source",
+    )
+
+
+def open_file(system: Any, file: File) -> Any:
+    """Open a file to read from, if it is still the one that was listed; called in tasks.
+
+    Raises:
+        DataError: naming it if it is not.
+    """
+    try:
+        info = system.get_file_info(file.path)
+        if not info.is_file:
+            raise FileNotFoundError("there is no such file")
+        found = _file(info)
+        if found != file:
+            raise changed(file.path)
+        return system.open_input_file(file.path)
+    except FileNotFoundError as error:
+        raise unseen(file.path, error) from error
+
+
+def changed(path: str) -> DataError:
+    """Return the error of a file that is another one than when the Dataset listed it."""
+    return DataError(
+        f"{path}: the file has changed since the Dataset read its footer. Train on files that stay as they "
+        "are: a copy, or one version of a table; Dataset.release() lets the next fit begin with the files "
+        "that there are now",
+        code="data-changed",
+    )

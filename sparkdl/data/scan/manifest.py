@@ -1,0 +1,147 @@
+"""The manifest of a scan: its files and row groups, as they were when their footers were read."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from sparkdl.data.columns import ColumnPlan
+from sparkdl.data.scan.files import File
+from sparkdl.data.scan.order import Layout
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Array, Buffer, Parts
+
+
+@dataclass(frozen=True, eq=False)
+class ScanManifest:
+    """Everything that tasks need to find the rows of a scan.
+
+    Attributes:
+        where: a path or URL, by which tasks find the file system.
+        files: the files.
+        file: for each row group its file.
+        number: its number in the file.
+        rows: its rows.
+        columns: what is read.
+        streams: V, see :mod:`sparkdl.data.scan.order`.
+        window: W.
+        window_bytes: bytes that the chunks of all streams have, about.
+    """
+
+    where: str
+    files: tuple[File, ...]
+    file: Array
+    number: Array
+    rows: Array
+    columns: tuple[ColumnPlan, ...] = ()
+    streams: int = 1
+    window: int = 1
+    window_bytes: int = 0
+
+    def resolved(self, columns: tuple[ColumnPlan, ...], window_bytes: int, streams: int) -> ScanManifest:
+        """Return the manifest with what follows from the size of a row."""
+        row_bytes = max(1, sum(column.row_bytes for column in columns))
+        # Of each stream one chunk is in memory, and two are read ahead.
+        window = max(1, window_bytes // (row_bytes * (streams + 2)))
+        return replace(self, columns=columns, streams=streams, window=window, window_bytes=window_bytes)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The rows as their order depends on them."""
+        return Layout(self.rows, self.streams, self.window)
+
+    @cached_property
+    def begins(self) -> Array:
+        """Number of the first row of each row group, and of all rows."""
+        return np.concatenate([[0], np.cumsum(self.rows)])
+
+    def name_row(self, number: int) -> str:
+        """Name a row by its file, row group and place there."""
+        group = int(np.searchsorted(self.begins, number, side="right")) - 1
+        return self.name_row_of(group, number - int(self.begins[group]))
+
+    def name_row_of(self, group: int, row: int) -> str:
+        """Name a row of a row group."""
+        return f"row {row} of row group {self.number[group]} of {self.files[self.file[group]].path}"
+
+    @cached_property
+    def positions(self) -> int:
+        """Checksum of what the order of rows depends on, beside seeds."""
+        meta = [self.streams, self.window, [[f.path.rpartition("/")[2], f.size] for f in self.files]]
+        return _digest(repr(meta).encode(), self.file, self.number, self.rows)
+
+    @cached_property
+    def content(self) -> int:
+        """Checksum of that, of what is read, and of what shows that a file has changed."""
+        meta = [self.positions, self.columns, [[file.size, file.time] for file in self.files]]
+        return _digest(repr(meta).encode()) >> 32
+
+    def pack(self) -> Parts:
+        """Lay it out as a frame."""
+        meta = {
+            "where": self.where,
+            "paths": [file.path for file in self.files],
+            "columns": [asdict(column) for column in self.columns],
+            "streams": self.streams,
+            "window": self.window,
+            "window_bytes": self.window_bytes,
+        }
+        arrays: dict[str, Array] = {
+            "sizes": np.array([file.size for file in self.files], np.int64),
+            "times": np.array([file.time for file in self.files], np.int64),
+            "file": self.file,
+            "number": self.number,
+            "rows": self.rows,
+        }
+        return frame.pack(meta, arrays)
+
+    @classmethod
+    def unpack(cls, data: Buffer) -> ScanManifest:
+        """Read what :meth:`pack` has laid out."""
+        found = frame.unpack(data)
+        meta, arrays = found.meta, found.arrays
+        places = zip(meta["paths"], arrays["sizes"].tolist(), arrays["times"].tolist(), strict=True)
+        return cls(
+            meta["where"],
+            tuple(File(*place) for place in places),
+            arrays["file"],
+            arrays["number"],
+            arrays["rows"],
+            tuple(_column(values) for values in meta["columns"]),
+            meta["streams"],
+            meta["window"],
+            meta["window_bytes"],
+        )
+
+
+def _column(values: dict[str, Any]) -> ColumnPlan:
+    shape = values["shape"]
+    return ColumnPlan(**{**values, "shape": None if shape is None else tuple(shape)})
+
+
+def _digest(meta: bytes, *arrays: Array) -> int:
+    digest = hashlib.blake2b(meta, digest_size=8)
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array, "<i8").data)
+    return int.from_bytes(digest.digest(), "little")
+
+
+EVEN = (1, 2, 4, 6, 12, 24, 60, 120, 240, 420, 840)
+"""Numbers that most smaller numbers of partitions divide."""
+
+
+def streams_for(groups: Array, row_bytes: int, window_bytes: int) -> int:
+    """Return how many streams a scan has by default.
+
+    Each has four row groups or more, so that none needs to be cut, and chunks of two, where the window has
+    room for them; twelve of them are worth cut chunks.
+    """
+    groups = groups[groups > 0]
+    group_bytes = max(1.0, float(groups.mean()) * row_bytes)
+    room = max(12, int(window_bytes / (2 * group_bytes)) - 2)
+    most = max(1, min(len(groups) // 4, room))
+    return max(number for number in EVEN if number <= most)

@@ -1,0 +1,486 @@
+"""The reader of a scan in a worker process: decoded chunks, and a thread that reads the next ones.
+
+All that a reader keeps are hints: chunks in memory, row groups that are read half, the order of an epoch.
+Another process, or this one when it needs rows again, reads them again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sparkdl._spark.frames import Task
+from sparkdl.data.columns import TablePlan
+from sparkdl.data.convert import from_arrow
+from sparkdl.data.ragged import is_ragged
+from sparkdl.data.scan.files import file_system, open_file
+from sparkdl.data.scan.manifest import ScanManifest
+from sparkdl.data.scan.order import Order, Part, in_files, order_of
+from sparkdl.data.scan.schema import as_lists
+from sparkdl.data.store.partition import PartitionMissingError, Token, locate
+from sparkdl.exceptions import DataError
+from sparkdl.wire.frame import Array, Parts
+
+MANIFEST = "scan.bin"
+"""Name of the manifest's file, in the folder of a partition."""
+
+_BATCH_BYTES = 8 << 20  # that are decoded at a time
+_BUFFER_BYTES = 256 << 10  # of each column that is read half
+_CURSOR_BYTES = 2 << 20  # that decoding half of a column keeps, about
+_AHEAD = 2  # chunks
+_ORDERS = 2
+_FOOTERS = 64
+_READERS = 4
+_READ_AHEAD = "sparkdl-read-ahead"
+
+_Key = tuple[int | None, int, int]
+"""A chunk: the seed of its order, its stream, its number."""
+
+
+class _StoppedError(Exception):
+    """The task has ended for which something is read ahead."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Rows of a chunk, as they lie in the files, and their order in the epoch."""
+
+    rows: int
+    columns: Mapping[str, Array]
+    order: Array | None
+
+
+@dataclass(frozen=True)
+class ScanRows:
+    """Some rows of a scan; see :class:`sparkdl.data.rows.Rows`."""
+
+    reader: Reader
+    order: Order
+    parts: list[Part]
+
+    def __len__(self) -> int:
+        return sum(part.end - part.first for part in self.parts)
+
+    @cached_property
+    def numbers(self) -> Array:
+        """See :class:`sparkdl.data.rows.Rows`."""
+        return self.order.numbers(self.parts)
+
+    def read(self, keys: Collection[str] | None = None) -> dict[str, Array]:
+        """See :class:`sparkdl.data.rows.Rows`."""
+        return self.reader.read(self.order, self.parts, keys)
+
+    def positions(self) -> Array:
+        """See :class:`sparkdl.data.rows.Rows`."""
+        return self.numbers
+
+    def name(self, plan: TablePlan, index: int) -> str:
+        """See :class:`sparkdl.data.rows.Rows`."""
+        return self.reader.manifest.name_row(int(self.numbers[index]))
+
+
+class Reader:
+    """Reads rows of a scan.
+
+    Args:
+        manifest: says where they are.
+        folder: where it was found.
+
+    Attributes:
+        manifest: as given.
+        folder: as given.
+        decoded: rows that were decoded so far, also those that were only read past.
+    """
+
+    def __init__(self, manifest: ScanManifest, folder: Path | None = None) -> None:
+        self.manifest = manifest
+        self.folder = folder
+        self.decoded = 0
+        self._orders: OrderedDict[tuple[int, int], Order] = OrderedDict()
+        self._chunks: OrderedDict[_Key, _Chunk] = OrderedDict()
+        self._cursors: OrderedDict[int, _Cursor] = OrderedDict()  # by the number of the row that comes next
+        self._footers: OrderedDict[int, Any] = OrderedDict()
+        self._system: Any = None
+        self._keeping = threading.Lock()  # of what is kept
+        self._reading = threading.Lock()  # of files
+        self._thread: threading.Thread | None = None
+        self._stop = threading.Event()
+        columns = len({column.source for column in manifest.columns})
+        self._most_cursors = max(4, manifest.window_bytes // 4 // (_CURSOR_BYTES * max(1, columns)))
+
+    # -- which rows -----------------------------------------------------------------------------
+
+    def in_epoch(
+        self, slots: tuple[int, int], seed: int, epoch: int, shuffle: bool, rank: int, ranks: int
+    ) -> ScanRows:
+        """Return the rows that a partition has in a range of an epoch's slots."""
+        order = self._order(seed, epoch) if shuffle else in_files(self.manifest.layout)
+        return ScanRows(self, order, order.parts(slots, rank, ranks))
+
+    def in_order(self, first: int, end: int) -> ScanRows:
+        """Return a range of rows in the order of the files."""
+        order = in_files(self.manifest.layout)
+        return ScanRows(self, order, list(order.in_stream(0, first, end)))
+
+    def _order(self, seed: int, epoch: int) -> Order:
+        found = self._orders.get((seed, epoch))
+        if found is None:
+            found = self._orders[seed, epoch] = order_of(self.manifest.layout, seed, epoch, True)
+            while len(self._orders) > _ORDERS:
+                self._orders.popitem(last=False)
+        return found
+
+    # -- reading --------------------------------------------------------------------------------
+
+    def read(
+        self, order: Order, parts: Sequence[Part], keys: Collection[str] | None = None
+    ) -> dict[str, Array]:
+        """Return rows as fresh arrays by column key, and have the next chunks read.
+
+        Raises:
+            DataError: naming the file that has changed or cannot be read, or the row that cannot become a
+                tensor.
+        """
+        columns = [c for c in self.manifest.columns if keys is None or c.key in keys]
+        taken: dict[str, list[Array]] = {column.key: [] for column in columns}
+        for part in parts:
+            chunk = self._chunk(order, part.stream, part.chunk)
+            chosen = slice(part.first, part.end)
+            for key, found in taken.items():
+                values = chunk.columns[key]
+                found.append(
+                    values[chosen].copy()
+                    if chunk.order is None
+                    else np.take(values, chunk.order[chosen], axis=0)
+                )
+        self._drop(order, parts)
+        self._read_ahead(order, parts)
+        return {
+            key: found[0] if len(found) == 1 else np.concatenate(found)
+            for key, found in taken.items()
+            if found
+        }
+
+    def _chunk(self, order: Order, stream: int, number: int) -> _Chunk:
+        """Return a chunk, which is read if it is not in memory."""
+        key = (order.seed, stream, number)
+        found = self._known(key)
+        if found is None:
+            with self._reading:
+                found = self._known(key)  # read ahead meanwhile
+                if found is None:
+                    found = self._read_chunk(order, stream, number)
+                    self._keep(key, found)
+        return found
+
+    def _known(self, key: _Key) -> _Chunk | None:
+        with self._keeping:
+            if key in self._chunks:
+                self._chunks.move_to_end(key)
+            return self._chunks.get(key)
+
+    def _keep(self, key: _Key, chunk: _Chunk) -> None:
+        with self._keeping:
+            self._chunks[key] = chunk
+            while len(self._chunks) > 1 and self._rows() > self._most_rows:
+                self._chunks.popitem(last=False)
+
+    @property
+    def _most_rows(self) -> int:
+        return (self.manifest.streams + _AHEAD) * self.manifest.window
+
+    def _rows(self) -> int:
+        return sum(chunk.rows for chunk in self._chunks.values())
+
+    def _drop(self, order: Order, parts: Sequence[Part]) -> None:
+        """Forget chunks that are used up; the one before stays for a batch more, which may be asked again."""
+        with self._keeping:
+            for part in parts:
+                if part.first:
+                    self._chunks.pop((order.seed, part.stream, part.chunk - 1), None)
+            for key in [key for key in self._chunks if key[0] != order.seed]:
+                del self._chunks[key]
+
+    def _read_chunk(self, order: Order, stream: int, number: int) -> _Chunk:
+        spans = order.spans(stream, number)
+        rows = sum(span.rows for span in spans)
+        columns: dict[str, Any] = {
+            column.key: []
+            if column.ragged or column.shape is None or is_ragged(column.shape)
+            else np.empty((rows, *column.shape), column.dtype)
+            for column in self.manifest.columns
+        }
+        place = 0
+        for span in spans:
+            for first, batch in self._batches(span.first, span.rows):
+                self._convert(first, batch, columns, place)
+                place += batch.num_rows
+        made = {key: np.concatenate(v) if isinstance(v, list) else v for key, v in columns.items()}
+        return _Chunk(rows, made, order.permutation(stream, number))
+
+    def _convert(self, first: int, batch: Any, into: Mapping[str, Any], place: int) -> None:
+        """Convert a record batch that begins with a row of some number."""
+        name = lambda index: self.manifest.name_row(first + index)  # noqa: E731
+        for plan in self.manifest.columns:
+            column = batch.column(plan.source)
+            plain = as_lists(column.type)
+            values = from_arrow(plan, column if plain == column.type else column.cast(plain), name)
+            found = into[plan.key]
+            if isinstance(found, list):
+                found.append(values)
+            else:
+                found[place : place + len(values)] = values
+
+    def _batches(self, first: int, rows: int) -> Iterator[tuple[int, Any]]:
+        """Yield rows of one row group, each batch after the number of its first row."""
+        cursor = self._cursors.pop(first, None) or self._open(first)
+        try:
+            while rows:
+                if threading.current_thread().name == _READ_AHEAD and self._stop.is_set():
+                    raise _StoppedError
+                at, batch = cursor.take(rows)
+                yield at, batch
+                rows -= batch.num_rows
+        except BaseException:
+            cursor.close()
+            raise
+        if cursor.is_at_end:
+            cursor.close()
+            return
+        self._cursors[cursor.next] = cursor
+        while len(self._cursors) > self._most_cursors:
+            self._cursors.popitem(last=False)[1].close()
+
+    def _open(self, first: int) -> _Cursor:
+        """Open a row group to read it from a row on."""
+        manifest = self.manifest
+        group = int(np.searchsorted(manifest.begins, first, side="right")) - 1
+        number = int(manifest.file[group])
+        if self._system is None:
+            self._system, _ = file_system(manifest.where)
+        source = open_file(self._system, manifest.files[number])
+        cursor = _Cursor(self, source, group, self._footers.get(number))
+        self._footers[number] = cursor.footer
+        while len(self._footers) > _FOOTERS:
+            self._footers.popitem(last=False)
+        try:
+            cursor.skip_to(first)
+        except BaseException:
+            cursor.close()
+            raise
+        return cursor
+
+    # -- reading ahead --------------------------------------------------------------------------
+
+    def _read_ahead(self, order: Order, parts: Sequence[Part]) -> None:
+        """Let a thread read the chunks that are needed next."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        last = {part.stream: part for part in parts}
+        coming: list[tuple[float, int, int]] = []
+        for stream, part in last.items():
+            if part.chunk + 1 < order.chunks(stream):
+                left = sum(span.rows for span in order.spans(stream, part.chunk)) - part.end
+                coming.append((left / max(1, int(order.lengths[stream])), stream, part.chunk + 1))
+        with self._keeping:
+            wanted = [
+                (stream, number)
+                for _, stream, number in sorted(coming)[:_AHEAD]
+                if (order.seed, stream, number) not in self._chunks
+            ]
+        if wanted:
+            self._stop.clear()
+            self._thread = threading.Thread(
+                target=self._read_all, args=(order, wanted), name=_READ_AHEAD, daemon=True
+            )
+            self._thread.start()
+
+    def _read_all(self, order: Order, wanted: Sequence[tuple[int, int]]) -> None:
+        for stream, number in wanted:
+            with self._keeping:
+                if self._rows() + self.manifest.window > self._most_rows:
+                    return
+            try:
+                self._chunk(order, stream, number)
+            except _StoppedError:
+                return
+            except Exception:  # the task that needs these rows will find the same
+                return
+
+    def stop(self) -> None:
+        """End the thread that reads ahead."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._stop.set()
+            thread.join()
+
+    def close(self) -> None:
+        """Close files, and forget all that is kept."""
+        self.stop()
+        while self._cursors:
+            self._cursors.popitem()[1].close()
+        self._chunks.clear()
+
+
+def first_rows(manifest: ScanManifest, rows: int) -> dict[str, Array]:
+    """Return the first rows by column key; dtypes and shapes of columns may still be open.
+
+    Raises:
+        DataError: naming the row that cannot become a tensor.
+    """
+    from pyarrow import parquet
+
+    system, _ = file_system(manifest.where)
+    names = list(dict.fromkeys(column.source for column in manifest.columns))
+    batches: list[Any] = []
+    left = rows
+    for group in np.flatnonzero(manifest.rows).tolist():
+        if left <= 0:
+            break
+        with (
+            open_file(system, manifest.files[manifest.file[group]]) as source,
+            parquet.ParquetFile(source) as file,
+        ):
+            number = int(manifest.number[group])
+            for batch in file.iter_batches(left, [number], columns=names, use_threads=False):
+                batches.append(batch.slice(0, left))
+                left -= batches[-1].num_rows
+                if left <= 0:
+                    break
+    table = pa.Table.from_batches(batches)
+    columns = {name: table.column(name).combine_chunks() for name in names}
+    plain = {name: column.cast(as_lists(column.type)) for name, column in columns.items()}
+    return {plan.key: from_arrow(plan, plain[plan.source], manifest.name_row) for plan in manifest.columns}
+
+
+class _Cursor:
+    """A row group that is read from one end to the other.
+
+    Args:
+        reader: whose it is.
+        source: the file.
+        group: number of the row group in the manifest.
+        footer: the file's, if it is known.
+
+    Attributes:
+        next: number of the row that comes next.
+        footer: the file's.
+    """
+
+    def __init__(self, reader: Reader, source: Any, group: int, footer: Any) -> None:
+        from pyarrow import parquet
+
+        manifest = self._manifest = reader.manifest
+        self._reader, self._group = reader, group
+        self.next, self._end = (int(manifest.begins[group + n]) for n in (0, 1))
+        names = list(dict.fromkeys(column.source for column in manifest.columns))
+        row_bytes = sum(column.row_bytes for column in manifest.columns)
+        size = max(1024, min(1 << 16, _BATCH_BYTES // max(1, row_bytes)))
+        with self._explained():
+            self._file = parquet.ParquetFile(source, metadata=footer, buffer_size=_BUFFER_BYTES)
+            self.footer = self._file.metadata
+            number = int(manifest.number[group])
+            self._batches = self._file.iter_batches(size, [number], columns=names, use_threads=False)
+        self._source = source
+        self._left: Any = None  # of the last batch
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether all rows were read."""
+        return self.next >= self._end
+
+    def take(self, most: int) -> tuple[int, Any]:
+        """Return the next rows, up to so many, after the number of their first row."""
+        if self._left is None:
+            with self._explained():
+                self._left = next(self._batches)
+            self._reader.decoded += self._left.num_rows
+        found = self._left.slice(0, most)
+        self._left = self._left.slice(most) if self._left.num_rows > most else None
+        at, self.next = self.next, self.next + found.num_rows
+        return at, found
+
+    def skip_to(self, row: int) -> None:
+        """Read past rows: in a row group there is no other way."""
+        while self.next < row:
+            self.take(row - self.next)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._batches.close()
+        self._file.close(force=True)
+        self._source.close()
+
+    def _explained(self) -> _Explained:
+        file = self._manifest.files[self._manifest.file[self._group]].path
+        return _Explained(f"row group {self._manifest.number[self._group]} of {file}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Explained:
+    """Says of errors of Arrow which file they come from."""
+
+    where: str
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if isinstance(error, pa.ArrowInvalid | pa.ArrowNotImplementedError | StopIteration):
+            raise DataError(f"{self.where} cannot be read: {error!r}", code="data-source") from error
+
+
+# -- of this process ----------------------------------------------------------------------------
+
+_readers: OrderedDict[tuple[str, int], Reader] = OrderedDict()
+"""By store and checksum: a Dataset that was released has other files, perhaps, under the same name."""
+
+
+def reader_of(token: Token) -> Reader:
+    """Return this process's reader of a scan, made at first use.
+
+    Raises:
+        PartitionMissingError: if the manifest is not on this executor.
+    """
+    key = token.store, token.content
+    reader = _readers.get(key)
+    if reader is None:
+        folder = locate(token)
+        try:
+            manifest = ScanManifest.unpack((folder / MANIFEST).read_bytes())
+        except FileNotFoundError:
+            raise PartitionMissingError(str(folder)) from None
+        gone = [name for name, r in _readers.items() if r.folder is not None and not r.folder.exists()]
+        outdated = list(_readers)[: max(0, len(_readers) + 1 - _READERS)]
+        for name in {*gone, *outdated}:
+            _readers.pop(name).close()
+        reader = _readers[key] = Reader(manifest, folder)
+    _readers.move_to_end(key)
+    return reader
+
+
+def stop_reading() -> None:
+    """End all threads of this process that read ahead, at the end of a task."""
+    for reader in _readers.values():
+        reader.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Task that runs another one, and leaves no thread that reads ahead."""
+
+    task: Task
+
+    def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
+        """Yield what the task yields."""
+        try:
+            yield from self.task(partition, frames)
+        finally:
+            stop_reading()

@@ -1,0 +1,143 @@
+"""Columns of Parquet files, checked against their schema and planned as tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from sparkdl.data.columns import (
+    METADATA,
+    SPARSE,
+    Column,
+    ColumnLike,
+    ColumnPlan,
+    Columns,
+    TablePlan,
+    described,
+    make_plan,
+    structure_of,
+)
+from sparkdl.exceptions import ConfigError, DataError
+
+_OF_SPARK = b"org.apache.spark.sql.parquet.row.metadata"
+"""Under which Spark keeps its own schema in a file, with the columns' metadata."""
+
+_VECTOR = {"type", "size", "indices", "values"}
+"""Fields of an ML vector as Spark writes it."""
+
+
+def plan_schema(
+    schema: pa.Schema, features: Columns, label: Columns | None, weight: ColumnLike | None, ragged: bool
+) -> TablePlan:
+    """Check the chosen columns against the schema of a file.
+
+    Args:
+        schema: of the first file.
+        features: as in :meth:`sparkdl.Dataset.from_dataframe`.
+        label: likewise.
+        weight: likewise.
+        ragged: whether arrays without an explicit shape may differ in length.
+
+    Raises:
+        DataError: naming the column that is missing or whose type cannot become a tensor.
+    """
+    groups = {"features": features, "label": label, "weight": weight}
+    structures = {role: structure_of(value, role) for role, value in groups.items()}
+    if structures["weight"].kind not in ("none", "single"):
+        raise ConfigError(f"weight={weight!r:.100}: expected one column")
+    known, plans = _metadata(schema), dict[str, ColumnPlan]()
+    for role, value in groups.items():
+        for key, chosen in structures[role].disassemble(value).items():
+            column = chosen if isinstance(chosen, Column) else Column(chosen)
+            plans[key] = _plan_column(schema, key, column, role, known.get(column.name, {}), ragged)
+    return make_plan(structures["features"], structures["label"], plans, weight is not None)
+
+
+def _metadata(schema: pa.Schema) -> dict[str, Mapping[str, Any]]:
+    """Return the metadata of the columns, as Spark has written them."""
+    try:
+        fields = json.loads((schema.metadata or {})[_OF_SPARK])["fields"]
+        return {field["name"]: field["metadata"] for field in fields}
+    except (KeyError, TypeError, ValueError):  # of another writer
+        return {}
+
+
+def _plan_column(
+    schema: pa.Schema, key: str, column: Column, role: str, metadata: Mapping[str, Any], ragged: bool
+) -> ColumnPlan:
+    count = schema.names.count(column.name)
+    if count != 1:
+        found = "is not in the files; they have" if not count else f"is there {count} times among"
+        partitioned = ". Columns that are names of folders, as in day=1, are not read" if not count else ""
+        raise DataError(
+            f"{role} column {column.name!r} {found} {', '.join(sorted(schema.names))}{partitioned}",
+            code="data-column",
+        )
+    data_type = schema.field(column.name).type
+    column = described(column, metadata)
+    if column.dtype is not None and column.dtype.startswith(SPARSE):
+        raise DataError(
+            f"{role} column {column.name!r}: dtype {column.dtype!r} needs a DataFrame; read it by Spark: "
+            "Dataset.from_dataframe(spark.read.parquet(path), ...)",
+            code="data-type",
+        )
+    binary = pa.types.is_binary(data_type) or pa.types.is_large_binary(data_type)
+    if not binary and (why := _why_not(data_type)):
+        raise DataError(f"{role} column {column.name!r} has type {data_type}: {why}", code="data-type")
+    nested = is_nested(data_type)
+    if role == "weight" and (binary or nested or column.shape not in (None, ())):
+        raise DataError(
+            f"weight column {column.name!r} has type {data_type}; expected one number per row",
+            code="data-shape",
+        )
+    if binary and column.shape is None:
+        raise DataError(
+            f"{role} column {column.name!r} is binary: say how to read its bytes, "
+            f"for example Column({column.name!r}, shape=(28, 28), dtype='uint8')",
+            code="data-type",
+        )
+    own = metadata.get(METADATA)
+    fill = own.get("fill") if isinstance(own, Mapping) and nested and column.shape is None else None
+    plan = ColumnPlan(key, column.name, binary, column.dtype or ("uint8" if binary else None), column.shape)
+    return replace(plan, ragged=nested and column.shape is None and (ragged or fill is not None), fill=fill)
+
+
+def is_nested(data_type: pa.DataType) -> bool:
+    """Return whether values are lists."""
+    types = pa.types
+    return bool(
+        types.is_list(data_type) or types.is_large_list(data_type) or types.is_fixed_size_list(data_type)
+    )
+
+
+def as_lists(data_type: pa.DataType) -> pa.DataType:
+    """Return a type with lists of any size in place of those of a fixed one."""
+    return pa.list_(as_lists(data_type.value_type)) if is_nested(data_type) else data_type
+
+
+def _why_not(data_type: pa.DataType) -> str:
+    """Return why values cannot become a tensor; empty if they can."""
+    types = pa.types
+    while is_nested(data_type):
+        data_type = data_type.value_type
+    if (
+        types.is_integer(data_type)
+        or types.is_floating(data_type)
+        or types.is_boolean(data_type)
+        or types.is_decimal(data_type)
+    ):
+        return ""
+    if types.is_string(data_type) or types.is_large_string(data_type) or types.is_dictionary(data_type):
+        return "turn strings into numbers first, for example with pyspark.ml.feature.StringIndexer"
+    if types.is_temporal(data_type):
+        return "turn dates into numbers first, for example with unix_timestamp()"
+    if types.is_struct(data_type) and {field.name for field in data_type} == _VECTOR:
+        return (
+            "write ML vectors as arrays first, with pyspark.ml.functions.vector_to_array; or read them by "
+            "Spark: Dataset.from_dataframe(spark.read.parquet(path), ...)"
+        )
+    return "expected numbers, booleans, arrays of them or binary"

@@ -1,0 +1,200 @@
+"""The source of a Dataset whose rows stay in Parquet files."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sparkdl.access.base import Access, Frames, Published
+from sparkdl.data import ragged
+from sparkdl.data.columns import ColumnLike, Columns, TablePlan
+from sparkdl.data.scan.files import File
+from sparkdl.data.scan.manifest import ScanManifest, streams_for
+from sparkdl.data.scan.schema import plan_schema
+from sparkdl.data.scan.tasks import FirstRows, ListFiles, PlaceManifest, ReadFooters, checked
+from sparkdl.data.store.sources import Partitions, Source
+from sparkdl.data.streams import STREAMS
+from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Array, Parts
+
+WINDOW = 256 << 20
+"""Bytes of rows that are mixed with each other at a time, by default."""
+
+_MOST_FILES = 2000  # whose footers one task reads
+
+
+class ScanSource(Source):
+    """Rows of Parquet files, which tasks read where they lie.
+
+    Args:
+        access: the cluster.
+        paths: absolute paths or URLs.
+        window: bytes of rows that are mixed with each other at a time.
+        streams: V; ``None`` for as many as suit the row groups.
+    """
+
+    def __init__(self, access: Access, paths: list[str], window: int, streams: int | None) -> None:
+        for name, value, most in (("window", window, None), ("streams", streams, STREAMS)):
+            if value is None and name == "streams":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= (most or value):
+                upper = f" up to {most}" if most else " of bytes"
+                raise ConfigError(f"{name}={value!r:.100}: expected a positive number{upper}")
+        self._access = access
+        self._paths = paths
+        self._window = window
+        self._streams = streams
+        self._listed: tuple[list[File], pa.Schema] | None = None
+        self._manifest: ScanManifest | None = None
+        self._sent: Published | None = None
+
+    # -- before rows are read -------------------------------------------------------------------
+
+    def planned(
+        self, features: Columns, label: Columns | None, weight: ColumnLike | None, ragged: bool
+    ) -> TablePlan:
+        """Return the plan of some columns.
+
+        Raises:
+            DataError: naming the path that executors cannot see, or the column that is missing or cannot
+                become a tensor.
+        """
+        _, schema = self._files()
+        return plan_schema(schema, features, label, weight, ragged)
+
+    def _files(self) -> tuple[list[File], pa.Schema]:
+        """Return the files, and the schema of the first one."""
+        if self._listed is None:
+            (found,) = self._run("list the files", self._access.one_task(b""), ListFiles(tuple(self._paths)))
+            places = zip(
+                found.meta["paths"],
+                found.arrays["sizes"].tolist(),
+                found.arrays["times"].tolist(),
+                strict=True,
+            )
+            schema = pa.ipc.read_schema(pa.py_buffer(found.arrays["schema"].tobytes()))
+            self._listed = [File(*place) for place in places], schema
+        return self._listed
+
+    def _run(self, what: str, frames: Frames, task: Any) -> list[frame.Frame]:
+        self._access.describe(f"sparkdl: {what}")
+        try:
+            return checked(self._access.collect(self._access.stage(frames, task)))
+        finally:
+            self._access.describe(None)
+            self._access.unpersist(frames, wait=True)  # with what it has shuffled
+
+    def manifest(self, plan: TablePlan) -> ScanManifest:
+        """Return the manifest; a job reads the footers once.
+
+        Raises:
+            DataError: naming the file that cannot be read or has another schema, or the row group with nulls.
+        """
+        if self._manifest is None:
+            found = self._footers(plan)
+            if not found.rows.sum():
+                raise DataError("the Dataset is empty: there is nothing to train on", code="data-empty")
+            self._manifest = found
+        if plan.columns != self._manifest.columns and all(c.shape is not None for c in plan.columns):
+            streams = self._streams or streams_for(self._manifest.rows, plan.row_bytes, self._window)
+            self._manifest = self._manifest.resolved(plan.columns, self._window, streams)
+        return self._manifest
+
+    def _footers(self, plan: TablePlan) -> ScanManifest:
+        files, schema = self._files()
+        names = dict.fromkeys(column.source for column in plan.columns)
+        types = {name: str(schema.field(name).type) for name in names}
+        available = self._access.executors()
+        tasks = max(min(len(files), available.count * available.tasks), -(-len(files) // _MOST_FILES))
+        cuts = [len(files) * n // tasks for n in range(tasks + 1)]
+
+        def pieces() -> Iterator[tuple[int, Parts]]:
+            for task in range(tasks):
+                some = files[cuts[task] : cuts[task + 1]]
+                listed = [(file.path, file.size, file.time) for file in some]
+                yield task, frame.pack({"first": cuts[task], "files": listed})
+
+        read = ReadFooters(self._paths[0], types, {c.source: c.role for c in plan.columns})
+        found = self._run("read the footers", self._access.scattered(pieces(), tasks), read)
+        found.sort(key=lambda message: int(message.meta["first"]))
+        groups = np.concatenate([message.arrays["groups"] for message in found])
+        rows = np.concatenate([message.arrays["rows"] for message in found])
+        file = np.repeat(np.arange(len(files)), groups)
+        number = np.arange(len(rows)) - np.repeat(np.cumsum(groups) - groups, groups)
+        return ScanManifest(self._paths[0], tuple(files), file, number, rows)
+
+    # -- see Source -----------------------------------------------------------------------------
+
+    def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
+        """See :class:`Source`."""
+        manifest = replace(self.manifest(plan), columns=plan.columns)
+        first = FirstRows(frame.join(manifest.pack()), rows)
+        (found,) = self._run("look at the first rows", self._access.one_task(b""), first)
+        return {column.key: _column(found.arrays, column.key) for column in plan.columns}
+
+    def most_partitions(self, plan: TablePlan) -> int:
+        """See :class:`Source`."""
+        return self.manifest(plan).streams
+
+    def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
+        """See :class:`Source`."""
+        manifest = self.manifest(plan)
+        if not isinstance(partitions, int):
+            raise ConfigError(
+                "num_partitions='input' needs a DataFrame or RDD: row groups are dealt to partitions anew in "
+                "each epoch"
+            )
+        if partitions > manifest.streams:
+            raise ConfigError(
+                f"num_partitions={partitions}: the {np.count_nonzero(manifest.rows)} row groups are dealt to "
+                f"{manifest.streams} streams, so expected at most {manifest.streams}; streams={partitions} "
+                "allows more, for which large row groups are cut and read several times; files with more "
+                "row groups do it without"
+            )
+        executors = access.executors().count
+        if partitions == manifest.streams < executors and self._streams is None:
+            warnings.warn(
+                f"the files have {np.count_nonzero(manifest.rows)} row groups, for {manifest.streams} "
+                f"partitions at most, and there are {executors} executors. Write more row groups; streams= "
+                "allows more partitions, for which large row groups are cut and read several times",
+                UserWarning,
+                stacklevel=5,
+            )
+        if self._sent is None:
+            self._sent = access.send(frame.join(manifest.pack()))
+        place = PlaceManifest(store, self._sent.ref, partitions)
+        empty: Iterable[tuple[int, bytes]] = ((number, b"") for number in range(partitions))
+        return access.stage(access.scattered(empty, partitions), place, self._sent.broadcasts)
+
+    def shown(self) -> dict[str, object]:
+        """See :class:`Source`."""
+        manifest = self._manifest
+        if manifest is None:
+            return {}
+        return {
+            "files": f"{len(manifest.files):,}",
+            "row groups": f"{len(manifest.rows):,}, in {manifest.streams} streams",
+            "window": f"{manifest.streams * manifest.window:,} rows",
+        }
+
+    def release(self) -> None:
+        """See :class:`Source`."""
+        sent, self._sent = self._sent, None
+        self._manifest = self._listed = None
+        if sent is not None:
+            sent.release()
+
+
+def _column(arrays: Any, key: str) -> Array:
+    """Return a column that :class:`FirstRows` has sent."""
+    if key in arrays:
+        found: Array = np.array(arrays[key])
+        return found
+    rows = [name for name in arrays if name.rpartition("/")[0] == key]
+    return ragged.of_rows([np.array(arrays[f"{key}/{index}"]) for index in range(len(rows))])

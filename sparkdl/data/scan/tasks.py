@@ -1,0 +1,220 @@
+"""Tasks of a scan: list files, read footers and first rows, and put the manifest where ranks are.
+
+All of them run on executors: neither the driver nor a client needs to see the files. What they find wrong
+travels as a value, for Spark would run a task that fails three times more, to the same end.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from sparkdl.access.base import BytesRef
+from sparkdl.data.scan.files import File, file_system, list_files, open_file
+from sparkdl.data.scan.manifest import ScanManifest
+from sparkdl.data.scan.reader import MANIFEST, first_rows
+from sparkdl.data.store.partition import Token, new_partition
+from sparkdl.exceptions import ConfigError, DataError, SparkdlError
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Array, Frame, Parts
+from sparkdl.wire.private import FILE_MODE, local_folders
+
+_AT_A_TIME = 8  # footers: object stores take long to answer
+
+
+def checked(frames: Sequence[bytes]) -> list[Frame]:
+    """Return what tasks have found.
+
+    Raises:
+        DataError: if one of them has found something wrong.
+        ConfigError: likewise.
+    """
+    found = [frame.unpack(data) for data in frames]
+    for message in found:
+        if "error" in message.meta:
+            kind = ConfigError if message.meta["code"] == "config" else DataError
+            raise kind(message.meta["error"], code=message.meta["code"])
+    return found
+
+
+def _answer(work: Callable[[], Parts]) -> Parts:
+    """Return the frame that some work makes, or one that tells what it found wrong."""
+    try:
+        return work()
+    except (DataError, ConfigError) as error:
+        return frame.pack({"error": _message(error), "code": error.code})
+
+
+def _message(error: SparkdlError) -> str:
+    return str(error.args[0])
+
+
+def _parquet(system: Any, file: File) -> Any:
+    """Open a Parquet file.
+
+    Raises:
+        DataError: naming it if it is none.
+    """
+    from pyarrow import parquet
+
+    try:
+        return parquet.ParquetFile(open_file(system, file))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise DataError(f"{file.path}: expected a Parquet file: {error}", code="data-source") from error
+
+
+@dataclass(frozen=True, slots=True)
+class ListFiles:
+    """Lists the files under paths, and reads the schema of the first one."""
+
+    paths: tuple[str, ...]
+
+    def __call__(self, _: int, frames: Iterator[bytes]) -> Iterator[Parts]:
+        """Yield one frame."""
+        list(frames)
+        yield _answer(self._listed)
+
+    def _listed(self) -> Parts:
+        files = list_files(self.paths)
+        system, _ = file_system(self.paths[0])
+        with _parquet(system, files[0]) as first:
+            schema = first.schema_arrow.serialize().to_pybytes()
+        arrays: dict[str, Array] = {
+            "sizes": np.array([file.size for file in files], np.int64),
+            "times": np.array([file.time for file in files], np.int64),
+            "schema": np.frombuffer(schema, np.uint8),
+        }
+        return frame.pack({"paths": [file.path for file in files]}, arrays)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFooters:
+    """Reads footers, and checks what they tell of the columns.
+
+    Attributes:
+        where: a path or URL, by which to find the file system.
+        types: type of each column, as the first file has it.
+        roles: what errors call each column.
+    """
+
+    where: str
+    types: Mapping[str, str]
+    roles: Mapping[str, str]
+
+    def __call__(self, _: int, frames: Iterator[bytes]) -> Iterator[Parts]:
+        """Yield for each frame of files one with their row groups."""
+        for data in list(frames):
+            meta = frame.unpack(data).meta
+            yield _answer(lambda meta=meta: self._read(meta["first"], [File(*f) for f in meta["files"]]))  # type: ignore[misc]
+
+    def _read(self, first: int, files: Sequence[File]) -> Parts:
+        system, _ = file_system(self.where)
+        with ThreadPoolExecutor(_AT_A_TIME) as pool:
+            groups = list(pool.map(lambda file: self._groups(system, file), files))
+        arrays: dict[str, Array] = {
+            "groups": np.array([len(rows) for rows in groups], np.int64),
+            "rows": np.array([n for rows in groups for n in rows], np.int64),
+        }
+        return frame.pack({"first": first}, arrays)
+
+    def _groups(self, system: Any, file: File) -> list[int]:
+        """Return the rows of each row group."""
+        with _parquet(system, file) as opened:
+            schema, footer = opened.schema_arrow, opened.metadata
+            for name, expected in self.types.items():
+                count = schema.names.count(name)
+                found = str(schema.field(name).type) if count == 1 else "missing" if not count else "twice"
+                if found != expected:
+                    raise DataError(
+                        f"{self.roles[name]} {name!r} is {found} in {file.path} and {expected} in the first "
+                        "file; expected one schema. Read the files by Spark: "
+                        "Dataset.from_dataframe(spark.read.parquet(path), ...)",
+                        code="data-type",
+                    )
+            for number in range(footer.num_row_groups):
+                self._check_nulls(file, number, footer.row_group(number))
+            return [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
+
+    def _check_nulls(self, file: File, number: int, group: Any) -> None:
+        for index in range(group.num_columns):
+            column = group.column(index)
+            name, statistics = column.path_in_schema, column.statistics
+            # Of arrays the count has empty ones in it, too: their rows tell.
+            if name not in self.types or statistics is None or not statistics.has_null_count:
+                continue
+            if statistics.null_count:
+                raise DataError(
+                    f"{self.roles[name]} {name!r}: {statistics.null_count} nulls among the {group.num_rows} "
+                    f"rows of row group {number} of {file.path}; drop or fill nulls first",
+                    code="data-null",
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRows:
+    """Reads the first rows of a scan."""
+
+    manifest: bytes
+    rows: int
+
+    def __call__(self, _: int, frames: Iterator[bytes]) -> Iterator[Parts]:
+        """Yield them as one frame; ragged columns row by row."""
+        list(frames)
+        yield _answer(self._read)
+
+    def _read(self) -> Parts:
+        found = first_rows(ScanManifest.unpack(self.manifest), self.rows)
+        arrays: dict[str, Array] = {}
+        for key, values in found.items():
+            if values.dtype == object:
+                arrays |= {f"{key}/{index}": np.asarray(row) for index, row in enumerate(values)}
+            else:
+                arrays[key] = values
+        return frame.pack({}, arrays)
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceManifest:
+    """Writes the manifest into the folder of a partition, and yields the partition's token.
+
+    Attributes:
+        store: id of the Dataset's store.
+        manifest: the packed manifest.
+        partitions: how many there are.
+    """
+
+    store: str
+    manifest: BytesRef
+    partitions: int
+
+    def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes]:
+        """Yield the token."""
+        list(frames)
+        data = self.manifest.read(once=True)
+        manifest = ScanManifest.unpack(data)
+        with new_partition(self.store, partition) as (draft, final):
+            put = os.open(draft / MANIFEST, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
+            with os.fdopen(put, "wb") as written:
+                written.write(data)
+        rows = manifest.layout.rows
+        first, end = (rows * n // self.partitions for n in (partition, partition + 1))
+        columns = tuple((c.key, c.dtype or "", c.shape or ()) for c in manifest.columns)
+        yield Token(
+            self.store,
+            partition,
+            end - first,
+            str(final),
+            str(local_folders()[0]),
+            columns if end > first else (),
+            positions=0 if partition else manifest.positions,
+            content=manifest.content,
+            dealt=self.partitions,
+            scan=True,
+            first=first,
+        ).to_frame()

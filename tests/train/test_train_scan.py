@@ -1,0 +1,438 @@
+"""Training from Parquet files where they lie, beside plain torch that is fed the same batches."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import parquet
+from support.faults import Faults, disturbed
+from torch import nn
+from torchmetrics import MeanAbsoluteError
+
+from sparkdl import Column, Dataset
+from sparkdl.data.scan.manifest import ScanManifest
+from sparkdl.data.scan.order import in_files, order_of
+from sparkdl.data.streams import FROM_THE_BEGINNING
+from sparkdl.exceptions import ConfigError, DataError, NonFiniteError, TaskError
+from sparkdl.train import Checkpoint, Elastic, EveryIterations, Hook, MaxIteration, Trainer
+from sparkdl.tune.parts import RowShare
+from sparkdl.tune.running.shared_rows import shared
+from sparkdl.tune.views import divided_datasets
+
+ROWS, GROUPS, BATCH = 1000, (90, 40, 70, 50), 60
+OPTIMIZER = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    """A folder of files with row groups of several sizes."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(ROWS, 5))
+    y = x @ np.arange(5.0) + 0.1 * generator.normal(size=ROWS)
+    folder = tmp_path / "table"
+    folder.mkdir()
+    whole = pa.table({"x": list(x), "y": y, "w": 1 + np.arange(ROWS) % 3, "name": ["a"] * ROWS})
+    for number, size in enumerate(GROUPS):
+        part = whole.slice(250 * number, 250)
+        parquet.write_table(part, folder / f"part-{number}.parquet", row_group_size=size)
+    (folder / "_SUCCESS").touch()
+    return folder
+
+
+def values(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    found = parquet.read_table(folder)
+    return torch.from_numpy(np.stack(found["x"].to_numpy())), torch.from_numpy(found["y"].to_numpy())
+
+
+def dataset(folder: Path, spark: Any, partitions: int | None = None, **options: Any) -> Dataset:
+    x, y = Column("x", dtype="float64"), Column("y", shape=(1,), dtype="float64")
+    options = {"window": 8_000, "streams": 6} | options
+    return Dataset.from_parquet(
+        folder, features=x, label=y, num_partitions=partitions, spark=spark, **options
+    )
+
+
+def module() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1)).double()
+
+
+def trainer(iterations: int, **options: Any) -> Trainer:
+    end = MaxIteration(iterations)
+    options = {"batch_size": BATCH, "seed": 5, "end_when": end, "progress": False} | options
+    return Trainer(module(), loss=nn.MSELoss(), optimizer=OPTIMIZER, **options)
+
+
+def manifest_of(data: Dataset) -> ScanManifest:
+    found: ScanManifest = data.source.manifest(data.plan)  # type: ignore[attr-defined]
+    return found
+
+
+def plain(folder: Path, manifest: ScanManifest, iterations: int, shuffle: bool) -> nn.Module:
+    """Train in plain torch on the batches that the order gives."""
+    x, y = values(folder)
+    model = module()
+    optimizer = OPTIMIZER(model.parameters())
+    steps = -(-ROWS // BATCH)
+    for iteration in range(iterations):
+        epoch, step = divmod(iteration, steps)
+        order = order_of(manifest.layout, 5, epoch, shuffle)
+        rows = order.numbers(order.parts(FROM_THE_BEGINNING.slots(ROWS, steps, step), 0, 1))
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x[rows]), y[rows, None]).backward()
+        optimizer.step()
+    return model
+
+
+def assert_close(found: nn.Module, expected: nn.Module, atol: float = 1e-12) -> None:
+    for a, b in zip(found.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("transport", ["auto", "shuffle"])
+@pytest.mark.parametrize("partitions", [1, 2, 3])
+def test_weights_are_those_of_plain_torch(
+    table: Path, spark: Any, partitions: int, transport: str, shuffle: bool
+) -> None:
+    with dataset(table, spark, partitions) as data:
+        result = trainer(40, transport=transport, shuffle=shuffle).fit(data)
+        assert len(data) == ROWS
+        expected = plain(table, manifest_of(data), 40, shuffle)
+    assert_close(result.module, expected)
+    assert sum(result.history.column("samples")[:17]) == ROWS
+
+
+def test_without_shuffle_the_order_is_that_of_the_files(table: Path, spark: Any) -> None:
+    with dataset(table, spark, 2) as data:
+        data.store()
+        order = in_files(manifest_of(data).layout)
+    found = order.numbers(order.parts((0, ROWS), 0, 1))
+    assert found.tolist() == list(range(ROWS))
+
+
+def test_batches_do_not_depend_on_partitions_and_bits_not_on_jobs(table: Path, spark: Any) -> None:
+    found = []
+    for partitions in (1, 2, 3, 6):
+        with dataset(table, spark, partitions) as data:
+            found.append(trainer(25).fit(data))
+    assert len({tuple(result.history.column("samples")) for result in found}) == 1
+    for other in found[1:]:
+        assert_close(other.module, found[0].module)
+    with dataset(table, spark, 3) as data:
+        again = trainer(25, iterations_per_job=4, transport="shuffle").fit(data)
+    assert_close(again.module, found[2].module, 0)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 2), (2, 3), (3, 1)])
+def test_a_run_goes_on_inside_an_epoch_on_other_partitions(
+    table: Path, spark: Any, tmp_path: Path, before: int, after: int
+) -> None:
+    hooks = [Checkpoint(str(tmp_path / "checkpoints"), every=EveryIterations(5), at_end=False)]
+    with dataset(table, spark, before) as data:
+        trainer(12, hooks=hooks).fit(data)
+    with dataset(table, spark, after) as data:
+        resumed = trainer(40, hooks=hooks).fit(data, resume=True)
+        expected = plain(table, manifest_of(data), 40, True)
+    assert_close(resumed.module, expected)
+    if before == after:
+        with dataset(table, spark, after) as data:
+            assert_close(resumed.module, trainer(40).fit(data).module, 0)
+
+
+def test_a_run_goes_on_with_the_same_files_only(table: Path, spark: Any, tmp_path: Path) -> None:
+    hooks = [Checkpoint(str(tmp_path / "checkpoints"), every=EveryIterations(5), at_end=False)]
+    with dataset(table, spark, 2) as data:
+        trainer(12, hooks=hooks).fit(data)
+    with (
+        dataset(table, spark, 3, window=4_000) as data,
+        pytest.raises(ConfigError, match="in the middle of an epoch"),
+    ):
+        trainer(40, hooks=hooks).fit(data, resume=True)
+    path = table / "part-1.parquet"
+    parquet.write_table(parquet.read_table(path), path, row_group_size=41)
+    with (
+        dataset(table, spark, 2) as data,
+        pytest.raises(ConfigError, match="when the checkpoint was written"),
+    ):
+        trainer(40, hooks=hooks).fit(data, resume=True)
+    with dataset(table, spark, 2) as data:
+        result = trainer(40, hooks=hooks).fit(data, resume=True, rows="new")
+    assert len(result.history.new_rows) == 1
+
+
+@pytest.mark.parametrize("kind", ["task", "worker", "executor"])
+def test_what_is_lost_changes_no_bit(table: Path, tmp_path: Path, kind: str) -> None:
+    def run(spark: Any) -> nn.Module:
+        with dataset(table, spark, 3) as data:
+            return trainer(30, iterations_per_job=3).fit(data).module
+
+    counted = Faults(tmp_path / "calm")
+    (tmp_path / "calm").mkdir()
+    with disturbed(counted, tmp_path / "calm") as spark:
+        calm = run(spark)
+    for number in range(7):
+        folder = tmp_path / f"{kind}{number}"
+        folder.mkdir()
+        faults = Faults(folder, kind, at=3 + number * (counted.tasks - 6) // 7)
+        with disturbed(faults, folder) as spark:
+            try:
+                assert_close(run(spark), calm, 0)
+            except TaskError:  # the stand-in cannot repeat all that Spark can
+                assert kind == "executor"
+        assert faults.happened
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 3])
+def test_predictions_and_scores_are_those_of_all_rows_in_order(
+    table: Path, spark: Any, partitions: int
+) -> None:
+    x, y = values(table)
+    model = module()
+    with dataset(table, spark, partitions) as data, torch.no_grad():
+        found = trainer(1).predict(data, module=model, batch_size=64)
+        np.testing.assert_allclose(found, model(x).numpy(), rtol=0, atol=1e-12)
+        scores = trainer(1).evaluate(data, {"error": MeanAbsoluteError()}, module=model)
+        loss = nn.functional.mse_loss(model(x), y[:, None]).item()
+        assert scores["loss"] == pytest.approx(loss, abs=1e-6)
+        error = (model(x) - y[:, None]).abs().mean().item()
+        assert scores["error"] == pytest.approx(error, abs=1e-5)
+
+
+def test_validation_and_training_of_the_same_and_of_other_rows(table: Path, spark: Any) -> None:
+    with dataset(table, spark, 2) as data, dataset(table / "part-2.parquet", spark, 2, streams=2) as other:
+        result = trainer(34).fit(data, {"all": data, "some": other})
+        expected = plain(table, manifest_of(data), 34, True)
+    assert_close(result.module, expected)
+    x, y = values(table)
+    with torch.no_grad():
+        loss = [
+            nn.functional.mse_loss(expected(x[rows]), y[rows, None]).item()
+            for rows in (slice(None), slice(500, 750))
+        ]
+    last = {row["name"]: row["loss"] for row in result.history.validations[-2:]}
+    assert [last["all"], last["some"]] == pytest.approx(loss, abs=1e-6)
+
+
+def test_weights_of_rows_count(table: Path, spark: Any) -> None:
+    def loss(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return ((output - label) ** 2).mean(dim=1)
+
+    options: dict[str, Any] = {"features": "x", "label": Column("y", shape=(1,)), "weight": "w"}
+    found = []
+    for partitions in (1, 2):
+        with Dataset.from_parquet(
+            table, **options, num_partitions=partitions, streams=4, spark=spark
+        ) as data:
+            fit = Trainer(
+                module().float(),
+                loss=loss,
+                optimizer=OPTIMIZER,
+                batch_size=ROWS,
+                end_when=MaxIteration(3),
+                progress=False,
+            )
+            found.append(fit.fit(data).module)
+    # All rows are one batch: the order does not matter.
+    x, y = values(table)
+    model = module().float()
+    optimizer = OPTIMIZER(model.parameters())
+    weight = torch.from_numpy(parquet.read_table(table)["w"].to_numpy()).float()
+    for _ in range(3):
+        optimizer.zero_grad()
+        (loss(model(x.float()), y.float()[:, None]) * weight).sum().div(weight.sum()).backward()
+        optimizer.step()
+    for module_ in found:
+        assert_close(module_, model, 1e-5)
+
+
+def test_fewer_row_groups_than_executors_and_more_partitions_than_streams(table: Path, spark: Any) -> None:
+    with (
+        dataset(table, spark, 7) as data,
+        pytest.raises(ConfigError, match=r"num_partitions=7: the 19 row groups are dealt to 6 streams"),
+    ):
+        data.store()
+    with dataset(table, spark, streams=None) as data:
+        data.store()
+        assert manifest_of(data).streams == 4  # a fourth of the 19 row groups
+    with (
+        pytest.raises(ConfigError, match="num_partitions='input' needs"),
+        dataset(table, spark, "input") as data,
+    ):  # type: ignore[arg-type]
+        data.store()
+
+
+class Counts(Hook):
+    """A cluster whose executors become more."""
+
+    def __init__(self) -> None:
+        self.now = 1
+        self.resizes: list[tuple[int, int]] = []
+
+    def on_iteration_end(self, run: Any) -> None:
+        self.now = {5: 2, 21: 9}.get(run.state.iteration, self.now)
+
+    def on_resize(self, run: Any, before: int, after: int) -> None:
+        self.resizes.append((before, after))
+
+
+def test_elastic_runs_move_for_free(table: Path, spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with dataset(table, spark, streams=3) as data:
+        monkeypatch.setattr("sparkdl.train.options.elastic._POLL", 0.0)
+        counts = Counts()
+        monkeypatch.setattr(
+            "sparkdl.access.classic.ClassicAccess.count_executors", lambda access, look=False: counts.now
+        )
+        fit = trainer(30, elastic=Elastic(settle=0.0, patience=0.0), hooks=[counts])
+        result = fit.fit(data)
+        assert counts.resizes == [(1, 2), (2, 3)]
+        assert len(data.store().partitions) == 3  # no more than streams
+        expected = plain(table, manifest_of(data), 30, True)
+    assert_close(result.module, expected)
+
+
+# -- what is wrong ------------------------------------------------------------------------------
+
+
+def write(folder: Path, name: str, **columns: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    parquet.write_table(pa.table(columns), folder / name, row_group_size=10)
+    return folder
+
+
+def test_a_file_that_changes_is_named(table: Path, spark: Any) -> None:
+    def rewrite(_: Any) -> None:
+        path = table / "part-2.parquet"
+        parquet.write_table(parquet.read_table(path), path, row_group_size=70, compression="none")
+
+    class Rewriting(Hook):
+        def on_epoch_end(self, run: Any) -> None:
+            rewrite(run)
+
+    with dataset(table, spark, 2) as data:
+        with pytest.raises(DataError, match=r"part-2.parquet: the file has changed since") as caught:
+            trainer(80, hooks=[Rewriting()]).fit(data)
+        assert caught.value.code == "data-changed"
+        assert caught.value.result.history  # type: ignore[attr-defined]
+        data.release()
+        trainer(80).fit(data)  # with the files that there are now
+
+
+def test_a_file_that_is_gone_is_named(table: Path, spark: Any) -> None:
+    with dataset(table, spark, 2) as data:
+        data.store()
+        (table / "part-3.parquet").unlink()
+        with pytest.raises(DataError, match=r"part-3.parquet: the executor on .* cannot read it"):
+            trainer(80).fit(data)
+
+
+def test_nulls_are_found_in_the_footers_and_nan_in_the_rows(tmp_path: Path, spark: Any) -> None:
+    options: dict[str, Any] = {"features": "x", "label": "y", "spark": spark, "num_partitions": 1}
+    write(tmp_path / "nulls", "a.parquet", x=np.arange(30.0), y=np.arange(30.0))
+    folder = write(tmp_path / "nulls", "b.parquet", x=[*np.arange(29.0), None], y=np.arange(30.0))
+    with (
+        Dataset.from_parquet(folder, **options) as data,
+        pytest.raises(
+            DataError, match=r"column 'x': 1 nulls among the 10 rows of row group 2 of .*b.parquet"
+        ),
+    ):
+        data.peek()
+    labels = np.arange(30.0)
+    labels[17] = np.nan
+    folder = write(tmp_path / "nan", "a.parquet", x=np.arange(30.0), y=labels)
+    with Dataset.from_parquet(folder, **options) as data:
+        expected = r"column 'y', row 7 of row group 1 of .*a.parquet: nan must be finite"
+        with pytest.raises(DataError, match=expected):
+            scalar().fit(data)
+        with pytest.raises(DataError, match=expected):
+            scalar().evaluate(data)
+
+
+class Scalar(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.factor * x
+
+
+def scalar() -> Trainer:
+    return Trainer(
+        Scalar(), loss=nn.MSELoss(), optimizer=partial(torch.optim.SGD, lr=1e-6), batch_size=5, progress=False
+    )
+
+
+def test_an_infinite_feature_is_named_by_file_and_row(tmp_path: Path, spark: Any) -> None:
+    x = np.arange(30.0)
+    x[12] = np.inf
+    folder = write(tmp_path / "inf", "a.parquet", x=x, y=np.arange(30.0))
+    with (
+        Dataset.from_parquet(folder, features="x", label="y", spark=spark, num_partitions=1) as data,
+        pytest.raises(NonFiniteError, match=r"column 'x', row 2 of row group 1 of .*a.parquet: inf"),
+    ):
+        scalar().fit(data)
+
+
+def test_bad_arguments_are_refused_by_name(table: Path, tmp_path: Path, spark: Any) -> None:
+    def refused(error: type[Exception], match: str, paths: Any = table, **options: Any) -> None:
+        with pytest.raises(error, match=match):
+            Dataset.from_parquet(paths, **({"features": "x", "label": "y", "spark": spark} | options))
+
+    missing = tmp_path / "missing"
+    refused(DataError, rf"{missing}: the executor on .* cannot read it: there is no such", missing)
+    (tmp_path / "empty").mkdir()
+    refused(DataError, "empty: there are no files in this folder", tmp_path / "empty")
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.csv").write_text("a,b\n")
+    refused(DataError, "a.csv: expected a Parquet file", tmp_path / "text")
+    refused(ConfigError, "patterns are not read", f"{table}/*.parquet")
+    refused(ConfigError, "expected a path or URL", [])
+    refused(ConfigError, "expected a path or URL", 3)
+    refused(ConfigError, "is there twice", [table, table])
+    refused(ConfigError, "is there twice", [table, table / "part-1.parquet"])
+    refused(ConfigError, "of several file systems", [table, "s3://bucket/table"])
+    refused(DataError, "features column 'z' is not in the files; they have name, w, x, y", features="z")
+    refused(DataError, "features column 'name' has type string: turn strings into numbers", features="name")
+    refused(DataError, "weight column 'x' has type list<element: double>; expected one number", weight="x")
+    refused(DataError, "needs a DataFrame", features=Column("x", dtype="sparse"))
+    refused(ConfigError, "window=0: expected a positive number of bytes", window=0)
+    refused(ConfigError, "streams=841: expected a positive number up to 840", streams=841)
+    refused(ConfigError, "num_partitions=0: expected a positive integer", num_partitions=0)
+
+
+def test_files_have_one_schema(tmp_path: Path, spark: Any) -> None:
+    write(tmp_path / "mixed", "a.parquet", x=np.arange(30.0), y=np.arange(30.0))
+    folder = write(tmp_path / "mixed", "b.parquet", x=np.arange(30), y=np.arange(30.0))
+    with (
+        Dataset.from_parquet(folder, features="x", label="y", spark=spark) as data,
+        pytest.raises(DataError, match=r"column 'x' is int64 in .*b.parquet and double in the first file"),
+    ):
+        data.peek()
+    folder = write(tmp_path / "none", "a.parquet", x=np.arange(0.0), y=np.arange(0.0))
+    with (
+        Dataset.from_parquet(folder, features="x", label="y", spark=spark) as data,
+        pytest.raises(DataError, match="the Dataset is empty"),
+    ):
+        data.peek()
+
+
+def test_what_needs_rows_on_the_executors_is_refused(table: Path, spark: Any) -> None:
+    with dataset(table, spark, 2) as data:
+        with pytest.raises(
+            ConfigError, match="soft labels: the rows of Dataset.from_parquet stay in their files"
+        ):
+            data.check_stored("soft labels")
+        with (
+            pytest.raises(ConfigError, match="folds and shares of rows: the rows of"),
+            divided_datasets(data, [(RowShare(0.0, 0.5, True, 0), None)]),
+        ):
+            pass
+        with pytest.raises(ConfigError, match="trials that share rows: the rows of"), shared(data):
+            pass
