@@ -232,7 +232,7 @@ def test_several_outputs_and_labels(spark: Any) -> None:
     size = x.sum(axis=1)
     with Dataset.from_numpy(x, [y, size], spark=spark) as data:
         losses = trainer(TwoHeads(), OPTIMIZERS["adam"], 20, loss=loss).fit(data).history.column("loss")
-    assert losses[-1] < losses[0]
+    assert np.mean(losses[-10:]) < np.mean(losses[:10])
 
 
 def test_optimizer_instance_with_groups(spark: Any) -> None:
