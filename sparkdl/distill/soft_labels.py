@@ -251,6 +251,7 @@ def labelled(
         first: the columns of the first rows, by key.
         seed: of random numbers of the Dataset's transform.
     """
+    data.check_stored("soft labels that are computed once")
     plan, label = data.plan, data.plan.label
     names = {"none": (), "single": ("label",)}.get(label.kind, label.names)
     before = {name: key for name, key in zip(names, label.keys, strict=True) if name not in unused}

@@ -12,10 +12,13 @@ import pytest
 import torch
 from pyarrow import parquet
 from support.faults import Faults, disturbed
+from support.ratings import keyed, pairs
 from torch import nn
 from torchmetrics import MeanAbsoluteError
 
 from sparkdl import Column, Dataset
+from sparkdl.data import Pad
+from sparkdl.data.sampled import first_rows
 from sparkdl.data.scan.manifest import ScanManifest
 from sparkdl.data.scan.order import in_files, order_of
 from sparkdl.data.streams import FROM_THE_BEGINNING
@@ -436,3 +439,80 @@ def test_what_needs_rows_on_the_executors_is_refused(table: Path, spark: Any) ->
             pass
         with pytest.raises(ConfigError, match="trials that share rows: the rows of"), shared(data):
             pass
+
+
+def test_rows_of_different_lengths_and_of_fixed_ones(tmp_path: Path, spark: Any) -> None:
+    generator = np.random.default_rng(1)
+    words = [generator.normal(size=int(n)) for n in generator.integers(1, 6, 90)]
+    two = pa.array([[n, 2.0 * n] for n in range(90)], pa.list_(pa.float64(), 2))
+    columns = {
+        "words": [row.tolist() for row in words],
+        "pair": two,
+        "raw": [bytes([n, 1]) for n in range(90)],
+    }
+    folder = write(tmp_path / "lengths", "a.parquet", **columns)
+    features = ["words", "pair", Column("raw", shape=(2,), dtype="uint8")]
+
+    class Sums(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bias = nn.Parameter(torch.zeros(()))
+
+        def forward(self, words: Any, pair: Any, raw: Any, *lengths: Any) -> torch.Tensor:
+            assert words.shape[1] <= 5
+            return words.sum(1) + pair.sum(1) + raw.float().sum(1) + self.bias
+
+    fit = Trainer(Sums(), loss=nn.MSELoss(), optimizer=OPTIMIZER, batch_size=20, progress=False)
+    with Dataset.from_parquet(
+        folder,
+        features=features,
+        collate=Pad(has_label=False),
+        num_partitions=2,
+        streams=2,
+        window=30_000,
+        spark=spark,
+    ) as data:
+        found = fit.predict(data, batch_size=7)
+    expected = [row.sum() + 3 * n + n + 1 for n, row in enumerate(words)]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_partitions_take_steps_by_themselves(table: Path, spark: Any) -> None:
+    """Local steps read the rows of a whole round at once."""
+    with dataset(table, spark, 2) as data:
+        first = trainer(12, local_steps=3).fit(data)
+        again = trainer(12, local_steps=3, iterations_per_job=1).fit(data)
+    assert_close(first.module, again.module, 0)
+    assert sum(first.history.column("samples")) >= ROWS
+
+
+def test_embedding_variables_learn_from_files(tmp_path: Path, spark: Any) -> None:
+    ids, ratings = pairs(0)
+    folder = write(tmp_path / "ids", "a.parquet", pair=ids.tolist(), rating=ratings.astype("float64"))
+    found = []
+    for partitions in (1, 2):
+        with Dataset.from_parquet(
+            folder,
+            features="pair",
+            label="rating",
+            num_partitions=partitions,
+            streams=2,
+            window=4000,
+            spark=spark,
+        ) as data:
+            module = keyed(end_when=MaxIteration(6)).fit(data).module
+        with torch.no_grad():
+            found.append(module(torch.from_numpy(ids)).numpy())
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
+def test_the_first_rows_are_a_dataset_of_their_own(table: Path, spark: Any) -> None:
+    with dataset(table, spark, 2) as data:
+        data.store()
+        with first_rows(data, 130, 3) as some:
+            assert len(some) == 130
+            x, _ = values(table)
+            with torch.no_grad():
+                found = trainer(1).predict(some, module=module())
+            np.testing.assert_allclose(found, module()(x[:130]).detach().numpy(), rtol=0, atol=1e-12)
+        assert_close(trainer(20).fit(data).module, plain(table, manifest_of(data), 20, True))

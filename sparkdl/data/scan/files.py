@@ -151,6 +151,8 @@ def open_file(system: Any, file: File) -> Any:
         return system.open_input_file(file.path)
     except FileNotFoundError as error:
         raise unseen(file.path, error) from error
+    except OSError as error:
+        raise OSError(f"{file.path} cannot be read: {error}") from error
 
 
 def changed(path: str) -> DataError:

@@ -7,11 +7,14 @@ Another process, or this one when it needs rows again, reads them again.
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -37,6 +40,8 @@ _BUFFER_BYTES = 256 << 10  # of each column that is read half
 _CURSOR_BYTES = 2 << 20  # that decoding half of a column keeps, about
 _AHEAD = 2  # chunks
 _ORDERS = 2
+_ATTEMPTS = 3
+_WAIT = 0.3  # seconds, longer after each attempt
 _FOOTERS = 64
 _READERS = 4
 _READ_AHEAD = "sparkdl-read-ahead"
@@ -51,11 +56,10 @@ class _StoppedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Rows of a chunk, as they lie in the files, and their order in the epoch."""
+    """Rows of a chunk, in the order of the epoch."""
 
     rows: int
     columns: Mapping[str, Array]
-    order: Array | None
 
 
 @dataclass(frozen=True)
@@ -112,6 +116,7 @@ class Reader:
         self._keeping = threading.Lock()  # of what is kept
         self._reading = threading.Lock()  # of files
         self._thread: threading.Thread | None = None
+        self._asked: SimpleQueue[tuple[Order, Sequence[tuple[int, int]]] | None] = SimpleQueue()
         self._stop = threading.Event()
         columns = len({column.source for column in manifest.columns})
         self._most_cursors = max(4, manifest.window_bytes // 4 // (_CURSOR_BYTES * max(1, columns)))
@@ -153,21 +158,11 @@ class Reader:
         taken: dict[str, list[Array]] = {column.key: [] for column in columns}
         for part in parts:
             chunk = self._chunk(order, part.stream, part.chunk)
-            chosen = slice(part.first, part.end)
             for key, found in taken.items():
-                values = chunk.columns[key]
-                found.append(
-                    values[chosen].copy()
-                    if chunk.order is None
-                    else np.take(values, chunk.order[chosen], axis=0)
-                )
+                found.append(chunk.columns[key][part.first : part.end])
         self._drop(order, parts)
         self._read_ahead(order, parts)
-        return {
-            key: found[0] if len(found) == 1 else np.concatenate(found)
-            for key, found in taken.items()
-            if found
-        }
+        return {key: np.concatenate(found) for key, found in taken.items() if found}
 
     def _chunk(self, order: Order, stream: int, number: int) -> _Chunk:
         """Return a chunk, which is read if it is not in memory."""
@@ -177,9 +172,21 @@ class Reader:
             with self._reading:
                 found = self._known(key)  # read ahead meanwhile
                 if found is None:
-                    found = self._read_chunk(order, stream, number)
+                    found = self._tried(order, stream, number)
                     self._keep(key, found)
         return found
+
+    def _tried(self, order: Order, stream: int, number: int) -> _Chunk:
+        """Read a chunk, again if that fails: object stores do not answer now and then."""
+        for attempt in range(1, _ATTEMPTS):
+            try:
+                return self._read_chunk(order, stream, number)
+            except OSError:
+                time.sleep(_WAIT * attempt)
+        try:
+            return self._read_chunk(order, stream, number)
+        except OSError as error:
+            raise DataError(f"{error} (after {_ATTEMPTS} attempts)", code="data-source") from error
 
     def _known(self, key: _Key) -> _Chunk | None:
         with self._keeping:
@@ -223,8 +230,12 @@ class Reader:
             for first, batch in self._batches(span.first, span.rows):
                 self._convert(first, batch, columns, place)
                 place += batch.num_rows
-        made = {key: np.concatenate(v) if isinstance(v, list) else v for key, v in columns.items()}
-        return _Chunk(rows, made, order.permutation(stream, number))
+        turn = order.permutation(stream, number)
+        for key in list(columns):  # one after the other: there are two copies of one column at a time
+            values = columns.pop(key)
+            values = np.concatenate(values) if isinstance(values, list) else values
+            columns[key] = values if turn is None else np.take(values, turn, axis=0)
+        return _Chunk(rows, columns)
 
     def _convert(self, first: int, batch: Any, into: Mapping[str, Any], place: int) -> None:
         """Convert a record batch that begins with a row of some number."""
@@ -281,9 +292,7 @@ class Reader:
     # -- reading ahead --------------------------------------------------------------------------
 
     def _read_ahead(self, order: Order, parts: Sequence[Part]) -> None:
-        """Let a thread read the chunks that are needed next."""
-        if self._thread is not None and self._thread.is_alive():
-            return
+        """Let the thread read the chunks that are needed next."""
         last = {part.stream: part for part in parts}
         coming: list[tuple[float, int, int]] = []
         for stream, part in last.items():
@@ -296,31 +305,33 @@ class Reader:
                 for _, stream, number in sorted(coming)[:_AHEAD]
                 if (order.seed, stream, number) not in self._chunks
             ]
-        if wanted:
-            self._stop.clear()
-            self._thread = threading.Thread(
-                target=self._read_all, args=(order, wanted), name=_READ_AHEAD, daemon=True
-            )
-            self._thread.start()
+        if wanted and self._asked.empty():
+            self._asked.put((order, wanted))
+            if self._thread is None:
+                self._stop.clear()
+                self._thread = threading.Thread(target=self._serve, name=_READ_AHEAD, daemon=True)
+                self._thread.start()
 
-    def _read_all(self, order: Order, wanted: Sequence[tuple[int, int]]) -> None:
-        for stream, number in wanted:
-            with self._keeping:
-                if self._rows() + self.manifest.window > self._most_rows:
-                    return
-            try:
-                self._chunk(order, stream, number)
-            except _StoppedError:
-                return
-            except Exception:  # the task that needs these rows will find the same
-                return
+    def _serve(self) -> None:
+        """Read chunks that are asked for, until the task ends."""
+        while (asked := self._asked.get()) is not None:
+            order, wanted = asked
+            for stream, number in wanted:
+                with self._keeping:
+                    has_room = self._rows() + self.manifest.window <= self._most_rows
+                if has_room and not self._stop.is_set():
+                    # The task that needs these rows will find what is wrong with them.
+                    with suppress(Exception):
+                        self._chunk(order, stream, number)
 
     def stop(self) -> None:
         """End the thread that reads ahead."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._stop.set()
+            self._asked.put(None)
             thread.join()
+            self._asked = SimpleQueue()
 
     def close(self) -> None:
         """Close files, and forget all that is kept."""
@@ -433,6 +444,8 @@ class _Explained:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if isinstance(error, OSError):
+            raise OSError(f"{self.where} cannot be read: {' '.join(str(error).split())}") from error
         if isinstance(error, pa.ArrowInvalid | pa.ArrowNotImplementedError | StopIteration):
             raise DataError(f"{self.where} cannot be read: {error!r}", code="data-source") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -26,6 +27,7 @@ from sparkdl.wire.frame import Array, Parts
 WINDOW = 256 << 20
 """Bytes of rows that are mixed with each other at a time, by default."""
 
+_STREAMS_OF_SAMPLES = 24  # of which row groups may be cut
 _MOST_FILES = 2000  # whose footers one task reads
 
 
@@ -52,6 +54,7 @@ class ScanSource(Source):
         self._streams = streams
         self._listed: tuple[list[File], pa.Schema] | None = None
         self._manifest: ScanManifest | None = None
+        self._most: int | None = None  # rows
         self._sent: Published | None = None
 
     # -- before rows are read -------------------------------------------------------------------
@@ -127,6 +130,8 @@ class ScanSource(Source):
         rows = np.concatenate([message.arrays["rows"] for message in found])
         file = np.repeat(np.arange(len(files)), groups)
         number = np.arange(len(rows)) - np.repeat(np.cumsum(groups) - groups, groups)
+        if self._most is not None:
+            rows = np.diff(np.minimum(np.concatenate([[0], np.cumsum(rows)]), self._most))
         return ScanManifest(self._paths[0], tuple(files), file, number, rows)
 
     # -- see Source -----------------------------------------------------------------------------
@@ -137,6 +142,13 @@ class ScanSource(Source):
         first = FirstRows(frame.join(manifest.pack()), rows)
         (found,) = self._run("look at the first rows", self._access.one_task(b""), first)
         return {column.key: _column(found.arrays, column.key) for column in plan.columns}
+
+    def first(self, rows: int) -> Source:
+        """See :class:`Source`."""
+        found = copy.copy(self)
+        found._manifest = found._sent = None
+        found._most, found._streams = rows, _STREAMS_OF_SAMPLES
+        return found
 
     def most_partitions(self, plan: TablePlan) -> int:
         """See :class:`Source`."""

@@ -1,0 +1,119 @@
+"""Files that Spark has written, read by its tasks where they lie."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pyspark.ml.feature import VectorAssembler
+from pyspark.sql import functions as F
+
+from sparkdl import Column, Dataset
+from sparkdl.data.columns import tensor_metadata
+from sparkdl.data.scan.order import order_of
+from sparkdl.data.streams import FROM_THE_BEGINNING
+from sparkdl.exceptions import DataError
+from sparkdl.train import MaxIteration, Trainer
+
+ROWS, BATCH = 400, 50
+
+
+def write(spark: Any, path: Path) -> str:
+    """Write rows of three numbers, which metadata call a matrix, in four files."""
+    x = F.array(F.col("id") % 7, F.col("id") % 5, F.col("id") % 3).cast("array<double>")
+    rows = spark.range(0, ROWS, 1, 4).select(
+        x.alias("x", metadata=tensor_metadata((3, 1), "float64")), (F.col("id") % 11).alias("y")
+    )
+    rows.write.parquet(str(path))
+    return str(path)
+
+
+class Dies:
+    """A transform in which the process is killed once."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.marker.touch()
+        if len(list(self.marker.parent.glob("call-*"))) == 5:
+            try:
+                (self.marker.parent / "killed").touch(exist_ok=False)
+            except FileExistsError:
+                return x
+            os.kill(os.getpid(), signal.SIGKILL)
+        (self.marker.parent / f"call-{len(list(self.marker.parent.glob('call-*')))}").touch()
+        return x
+
+
+def fit(spark: Any, path: str, transform: Any = None) -> tuple[Any, Any]:
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 1)).double()
+    with Dataset.from_parquet(
+        path,
+        features="x",
+        label=Column("y", shape=(1,), dtype="float64"),
+        num_partitions=2,
+        streams=2,
+        window=2000,
+        transform=transform,
+        spark=spark,
+    ) as data:
+        assert data.peek()["features"].shape == (2, 3, 1)  # as the metadata say
+        manifest = data.source.manifest(data.plan)  # type: ignore[attr-defined]
+        trainer = Trainer(
+            module,
+            loss=torch.nn.MSELoss(),
+            optimizer=partial(torch.optim.SGD, lr=0.01),
+            batch_size=BATCH,
+            seed=2,
+            end_when=MaxIteration(20),
+            iterations_per_job=4,
+            progress=False,
+        )
+        return trainer.fit(data).module, manifest
+
+
+def plain(manifest: Any, values: Any) -> Any:
+    x, y = values
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 1)).double()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+    for iteration in range(20):
+        epoch, step = divmod(iteration, ROWS // BATCH)
+        order = order_of(manifest.layout, 2, epoch, True)
+        slots = FROM_THE_BEGINNING.slots(ROWS, ROWS // BATCH, step)
+        rows = order.numbers(order.parts(slots, 0, 1))
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(module(x[rows]), y[rows]).backward()
+        optimizer.step()
+    return module
+
+
+def test_a_process_that_is_killed_changes_no_bit(cluster: Any, tmp_path: Path) -> None:
+    path = write(cluster, tmp_path / "table")
+    calm, manifest = fit(cluster, path)
+    (tmp_path / "calls").mkdir()
+    killed, _ = fit(cluster, path, Dies(tmp_path / "calls" / "marker"))
+    assert (tmp_path / "calls" / "killed").exists()
+    number = np.arange(ROWS)  # Spark's files come by name, and these are its partitions
+    x = np.stack([number % 7, number % 5, number % 3], axis=1).astype("float64")
+    y = (number % 11).astype("float64")
+    expected = plain(manifest, (torch.from_numpy(x), torch.from_numpy(y)[:, None]))
+    for a, b, c in zip(calm.parameters(), killed.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(a, b)
+        torch.testing.assert_close(a, c, rtol=0, atol=1e-12)
+
+
+def test_ml_vectors_are_refused_by_name(spark: Any, tmp_path: Path) -> None:
+    rows = spark.range(10).withColumn("y", F.col("id") * 2)
+    made = VectorAssembler(inputCols=["id", "y"], outputCol="v").transform(rows)
+    made.write.parquet(str(tmp_path / "vectors"))
+    with pytest.raises(DataError, match="features column 'v' has type struct.*: write ML vectors as arrays"):
+        Dataset.from_parquet(str(tmp_path / "vectors"), features="v", spark=spark)
