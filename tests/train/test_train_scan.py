@@ -264,6 +264,8 @@ def test_fewer_row_groups_than_executors_and_more_partitions_than_streams(table:
     with dataset(table, spark, streams=None) as data:
         data.store()
         assert manifest_of(data).streams == 4  # a fourth of the 19 row groups
+        shown = data._repr_html_()
+    assert "19, in 4 streams" in shown
     with (
         pytest.raises(ConfigError, match="num_partitions='input' needs"),
         dataset(table, spark, "input") as data,

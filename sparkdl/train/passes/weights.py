@@ -15,7 +15,7 @@ from sparkdl.train.passes.validation import Monitor
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Parts
 
-_BLOCK = 1 << 20
+_BLOCK = 1 << 16
 
 
 def check_weights(access: Access, data: Dataset, missing: str = "there is nothing to train on") -> None:
