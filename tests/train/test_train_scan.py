@@ -408,7 +408,7 @@ def test_bad_arguments_are_refused_by_name(table: Path, tmp_path: Path, spark: A
     refused(DataError, "weight column 'x' has type list<element: double>; expected one number", weight="x")
     refused(DataError, "needs a DataFrame", features=Column("x", dtype="sparse"))
     refused(ConfigError, "window=0: expected a positive number of bytes", window=0)
-    refused(ConfigError, "streams=20161: expected a positive number up to 20160", streams=20161)
+    refused(ConfigError, "streams=841: expected a positive number up to 840", streams=841)
     refused(ConfigError, "num_partitions=0: expected a positive integer", num_partitions=0)
 
 

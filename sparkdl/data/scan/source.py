@@ -15,11 +15,10 @@ from sparkdl.access.base import Access, Frames, Published
 from sparkdl.data import ragged
 from sparkdl.data.columns import ColumnLike, Columns, TablePlan
 from sparkdl.data.scan.files import File
-from sparkdl.data.scan.manifest import ScanManifest, streams_for
+from sparkdl.data.scan.manifest import EVEN, ScanManifest, streams_for
 from sparkdl.data.scan.schema import plan_schema
 from sparkdl.data.scan.tasks import FirstRows, ListFiles, PlaceManifest, ReadFooters, checked
 from sparkdl.data.store.sources import Partitions, Source
-from sparkdl.data.streams import STREAMS
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Parts
@@ -42,7 +41,7 @@ class ScanSource(Source):
     """
 
     def __init__(self, access: Access, paths: list[str], window: int, streams: int | None) -> None:
-        for name, value, most in (("window", window, None), ("streams", streams, STREAMS)):
+        for name, value, most in (("window", window, None), ("streams", streams, EVEN[-1])):
             if value is None and name == "streams":
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= (most or value):
