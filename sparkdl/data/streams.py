@@ -33,8 +33,10 @@ from sparkdl.wire.frame import Array
 STREAMS = 20_160
 """V: most numbers of partitions divide it. A store of fewer rows has streams without any."""
 
-_WIDTHS = (6720, 960, 240, 120, 24, 12, 6, 2)  # of rounds: even for most numbers of partitions
-_DEPTH = 8  # rounds that an order has at least
+_DEPTH = 8  # rounds that an order has at least, but for few rows
+_WIDTHS = {width: _DEPTH * width for width in (6720, 960, 240, 120)} | {n: 3 * n for n in (24, 12, 6, 2)}
+"""Rows of a round, even for most numbers of partitions, and of how many rows at least."""
+
 _AT_ONCE = 1 << 20  # rows that are sorted at a time
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -179,7 +181,7 @@ def _shuffled(count: int, generator: np.random.Generator) -> Array:
     They come in rounds as an epoch's rows do, of the remainders by as large a number as leaves each of them
     some numbers to draw from.
     """
-    width = next((width for width in _WIDTHS if count >= _DEPTH * width), 1)
+    width = next((width for width, least in _WIDTHS.items() if count >= least), 1)
     if width == 1:
         return generator.permutation(count)
     rounds, extra = divmod(count, width)
