@@ -25,6 +25,8 @@ _LARGE = 50
 _WIDE = 4
 """Curves are cut off where they are so many times farther from the middle value than the best one."""
 
+_GROUND = {"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 0.3}  # of texts that lines cross
+
 
 def plot(
     trials: Sequence[Trial], metric: str, mode: str, best: int | None, logarithmic: Collection[str] = ()
@@ -127,7 +129,8 @@ def _coordinates(
         axes.axvline(x, color="black", linewidth=0.5)
         for y, text in marks:
             up = "bottom" if y >= 1 else "top" if y <= 0 else "center"
-            axes.annotate(f" {text}", (x, y), fontsize=7, ha="left", va=up, zorder=4)
+            axes.annotate(f" {text}", (x, y), fontsize=8, ha="left", va=up, zorder=4, bbox=_GROUND)
+    axes.set_xlim(-0.1, len(columns) - 0.65)  # the texts of the last line are beside it
     axes.set_ylim(-0.15, 1.15)
     axes.set_title("params (red is best, then yellow)")
 
