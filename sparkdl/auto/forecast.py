@@ -26,6 +26,7 @@ from sparkdl.tune.trial import Trial
 from sparkdl.tune.tuner import Tuner
 
 CANDIDATES: Mapping[str, Mapping[str, Any]] = {
+    "linear": {"architecture": "linear"},
     "nbeats": {"architecture": "nbeats"},
     "nbeats-wide": {"architecture": "nbeats", "module.blocks": 8, "module.width": 256},
     "tcn": {"architecture": "tcn"},
@@ -177,12 +178,14 @@ class AutoForecast(Estimator[Any]):
         rows = estimator._look_at(dataset)
 
         def trainer(params: Mapping[str, Any]) -> Trainer:
-            own = with_params(estimator, params)
+            own = with_params(estimator, params).setMaxEpochs(epochs)  # the rate falls by it
             own._check()
             return own._trainer(rows, own._settle(rows))
 
+        tuner = self._tuner(trainer, timeout)
+        epochs = tuner.max_epochs
         with estimator._datasets(rows, None) as (train, validation):
-            return self._tuner(trainer, timeout).fit(train, validation)
+            return tuner.fit(train, validation)
 
     def _scored(
         self,

@@ -55,10 +55,11 @@ def estimator(**more: Any) -> TimeSeriesEstimator:
     return TimeSeriesEstimator(**{**given, **more})
 
 
-def test_training_on_one_partition_has_the_bits_of_plain_torch(real: Any) -> None:
+@pytest.mark.parametrize("architecture", ["linear", "nbeats"])
+def test_training_on_one_partition_has_the_bits_of_plain_torch(real: Any, architecture: str) -> None:
     """Windows that numpy copies, in the order of the sampler, train the same module to the same bits."""
     table = frame()
-    fitted = estimator(numPartitions=1, maxEpochs=2, architecture="nbeats", seed=3).fit(
+    fitted = estimator(numPartitions=1, maxEpochs=2, architecture=architecture, seed=3).fit(
         real.createDataFrame(table)
     )
     past, future = [], []
@@ -73,17 +74,49 @@ def test_training_on_one_partition_has_the_bits_of_plain_torch(real: Any) -> Non
         past += [value[start : start + STEPS] for start in starts]
         future += [value[start + STEPS : start + STEPS + HORIZON] for start in starts]
     torch.manual_seed(3)
-    module = Forecaster(STEPS, HORIZON, "nbeats")
+    module = Forecaster(STEPS, HORIZON, architecture)
     rows = [Partition(np.stack(past), np.stack(future))]
     iterations = 2 * sampler.iterations_per_epoch(len(past), 16)
+    falling: list[Any] = []
+
+    def adam(params: Any) -> torch.optim.Optimizer:
+        found = torch.optim.Adam(params, lr=3e-3)
+        falling.append(torch.optim.lr_scheduler.PolynomialLR(found, iterations, 1.0))
+        return found
+
     with threads(2):  # the cores of the only executor
         expected = plain(
-            module, absolute_error_mean, partial(torch.optim.Adam, lr=1e-3), rows, 16, iterations, 3
+            module,
+            absolute_error_mean,
+            adam,
+            rows,
+            16,
+            iterations,
+            3,
+            on_step=lambda *_: falling[0].step(),
         )
     assert_bit_equal(fitted.module, expected)
 
 
-@pytest.mark.parametrize("architecture", ["tcn", "patch"])
+def test_few_windows_are_seen_more_often_unless_a_param_says_how_often(real: Any) -> None:
+    df = real.createDataFrame(frame())
+    free = TimeSeriesEstimator(horizon=HORIZON, inputLength=STEPS, seasonality=4, verbose=False)
+    steps = [len(est.fit(df).summary.history) for est in (free, free.copy().setMaxEpochs(2))]
+    windows = steps[1] // 2
+    assert steps[0] == -(-500 // windows) * windows
+    assert len(free.copy().setMaxIter(3).fit(df).summary.history) == 3
+
+
+def test_a_run_that_goes_on_with_other_rows_has_a_rate_that_falls_anew(real: Any, tmp_path: Any) -> None:
+    df = real.createDataFrame(frame())
+    first = estimator(maxEpochs=2, checkpointPath=str(tmp_path / "first"))
+    count = len(first.fit(df).summary.history)
+    more = estimator(maxEpochs=2, warmStartFrom=str(tmp_path / "first"))
+    rates = [row["lr"] for row in more.fit(df).summary.history][-count:]
+    assert rates == pytest.approx([3e-3 * (1 - step / count) for step in range(count)])
+
+
+@pytest.mark.parametrize("architecture", ["linear", "tcn", "patch"])
 def test_covariates_quantiles_and_files(real: Any, tmp_path: Any, architecture: str) -> None:
     df = real.createDataFrame(frame())
     past = df.withColumn("value", F.when(F.col("time") <= date(2024, 2, 6), F.col("value")))

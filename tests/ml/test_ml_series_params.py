@@ -13,6 +13,7 @@ from sparkdl.ml import TimeSeriesEstimator, TimeSeriesModel
 from sparkdl.ml.params.attributes import ATTRIBUTES
 from sparkdl.ml.params.entries import describe, entries
 from sparkdl.ml.params.keywords import SeriesKeywords
+from sparkdl.nn.models.forecaster import Forecaster
 
 
 @pytest.mark.parametrize("cls", [TimeSeriesEstimator, TimeSeriesModel])
@@ -38,8 +39,9 @@ def test_keywords_name_what_the_table_has() -> None:
 
 
 def test_lengths_follow_from_frequency_and_horizon() -> None:
-    assert TimeSeriesEstimator(frequency="M", horizon=3).getInputLength() == 12
-    assert TimeSeriesEstimator(frequency="M", horizon=18).getInputLength() == 36
+    assert TimeSeriesEstimator(frequency="M", horizon=3).getInputLength() == 24
+    assert TimeSeriesEstimator(frequency="M", horizon=18).getInputLength() == 54
+    assert TimeSeriesModel(Forecaster(7, 3)).getInputLength() == 7, "a module knows what it was made for"
     assert TimeSeriesEstimator(frequency="M", seasonality=6).getSeasonality() == 6
     assert TimeSeriesEstimator(quantiles=[0.025, 0.5]).outputNames() == [
         "forecast",

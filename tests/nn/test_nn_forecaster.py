@@ -94,6 +94,23 @@ def test_the_naive_forecast_is_the_value_of_a_season_ago():
     assert several(torch.tensor([[0.0, 1, 2, 3, 4, 5]])).tolist() == [[[5, 5], [5, 5]]]
 
 
+def test_the_linear_map_begins_halfway_between_level_and_last_value_and_is_linear():
+    model = Forecaster(4, 2, "linear")
+    target = torch.tensor([[1.0, 2, 3, 6]])
+    assert model(target).tolist() == [[pytest.approx((3 + 6) / 2)] * 2]
+    covariates = Forecaster(4, 2, "linear", past=1, level="none")
+    weights = torch.arange(16.0).view(2, 8)
+    covariates.core.weight.data.copy_(weights)  # target and covariate of a step side by side
+    past = torch.randn(3, 4, 1)
+    target = torch.randn(3, 4)
+    expected = torch.stack([target, past.squeeze(2)], 2).flatten(1) @ weights.T
+    torch.testing.assert_close(covariates(target, past), expected)
+    quantiles = Forecaster(4, 2, "linear", quantiles=(0.1, 0.5))(target)
+    assert quantiles.shape == (3, 2, 2)
+    with pytest.raises(ConfigError, match="width"):
+        Forecaster(4, 2, "linear", width=3)
+
+
 def test_pinball_is_half_the_absolute_error_for_the_median_and_least_at_the_quantile():
     output, label = torch.tensor([[[1.0], [4.0]]]), torch.tensor([[3.0, 3.0]])
     assert Pinball([0.5])(output, label).tolist() == [0.75]
@@ -106,7 +123,7 @@ def test_pinball_is_half_the_absolute_error_for_the_median_and_least_at_the_quan
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"architecture": "lstm"}, "architecture='lstm': expected one of nbeats, tcn, patch, naive"),
+        ({"architecture": "lstm"}, "architecture='lstm': expected one of linear, nbeats, tcn, patch, naive"),
         ({"level": "first"}, "level='first': expected one of last, mean, none"),
         ({"quantiles": (0.5, 0.1)}, "expected ascending numbers between 0 and 1"),
         ({"blokcs": 3}, "blokcs"),

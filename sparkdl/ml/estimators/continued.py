@@ -7,8 +7,9 @@ with others, so they are in the checkpoints, and a run on other rows takes them 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.params.columns import value_of
@@ -16,6 +17,8 @@ from sparkdl.table.encoding import TableEncoding
 from sparkdl.train.checkpoint import CheckpointFolder, latest, read_told
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.hooks.checkpoint import Checkpoint, of_attempt
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +67,20 @@ def earlier(estimator: Any) -> Earlier | None:
     Raises:
         ConfigError: if the checkpoint cannot be read.
     """
+    return _first(estimator, _read)
+
+
+def start(estimator: Any) -> int:
+    """Return the iteration at which a run takes, or took, its rows; 0 for the first ones.
+
+    Raises:
+        ConfigError: if the checkpoint cannot be read from which the fit will go on.
+    """
+    return _first(estimator, lambda path, rows: _start(read_told(path), rows)) or 0
+
+
+def _first(estimator: Any, read: Callable[[str, str], T | None]) -> T | None:
+    """Return what is read of the checkpoint from which an estimator's fit will go on, if it does."""
     folder: str | None = value_of(estimator, estimator.checkpointPath)
     warm = warm_start(estimator)
     if not warm and not estimator.getResume():
@@ -74,8 +91,8 @@ def earlier(estimator: Any) -> Earlier | None:
         if not folder:
             return None
         sound = reversed(CheckpointFolder(folder).complete().values())  # damaged ones will be set aside
-        return next((found for path in sound if (found := _sound(path))), None)
-    return _read(latest(warm) or warm, rows)
+        return next((found for path in sound if (found := _sound(path, read)) is not None), None)
+    return read(latest(warm) or warm, rows)
 
 
 def warm_start(estimator: Any) -> str | None:
@@ -122,11 +139,16 @@ def other_labels(name: str, before: Earlier) -> DataError:
     )
 
 
-def _sound(path: str) -> Earlier | None:
+def _sound(path: str, read: Callable[[str, str], T | None]) -> T | None:
     try:
-        return _read(path, "same")
+        return read(path, "same")
     except ConfigError:
         return None  # the fit says it, or takes an older one
+
+
+def _start(state: Mapping[str, Any], rows: str) -> int:
+    changes = state.get("new_rows") or [{"iteration": 0}]
+    return int(state["state"]["iteration"] if rows == "new" else changes[-1]["iteration"])
 
 
 def _read(path: str, rows: str) -> Earlier | None:
@@ -135,10 +157,9 @@ def _read(path: str, rows: str) -> Earlier | None:
         learned = told["hooks"].get(f"{Learned.__name__}.0")
         if learned is None:
             return None
-        changes = told.get("new_rows") or [{"iteration": 0}]
         encoding = json.loads(learned["encoding"])
         return Earlier(
-            start=int(told["state"]["iteration"] if rows == "new" else changes[-1]["iteration"]),
+            start=_start(told, rows),
             batch_size=int(told["batch_size"]),
             encoding=None if encoding is None else TableEncoding.from_json(encoding),
             labels=tuple(map(str, json.loads(learned["labels"]))),

@@ -5,22 +5,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
-from torch.optim.lr_scheduler import ConstantLR
 
 from sparkdl.data.columns import Column, Columns
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.estimators.continued import Earlier, check_told
+from sparkdl.ml.estimators.pace import falling
 from sparkdl.ml.params.columns import value_of
 from sparkdl.ml.stages import tabular_frame
 from sparkdl.ml.stages.tabular_fit import count_rows, fit_encoding, kind_of
-from sparkdl.nn.lightning import is_lightning
 from sparkdl.nn.models.tabular import Tabular
 from sparkdl.table.encoding import TableEncoding
-from sparkdl.train.options.schedule import polynomial, sequence
 from sparkdl.train.planning.request import planned_rows
 
 if TYPE_CHECKING:
@@ -31,7 +28,6 @@ _LEAST_BATCH, _LARGEST_BATCH = 32, 1024
 _ITERATIONS = 50
 _FEW_ROWS = 5000
 _DROPOUT_OF_FEW = 0.3
-_LEVEL = partial(ConstantLR, factor=1.0, total_iters=1)  # for iterations that are over
 
 
 def encodes(estimator: Any, df: DataFrame) -> bool:
@@ -173,12 +169,7 @@ def training(
     iterations = -(-rows // size) * estimator.getMaxEpochs()
     limit = value_of(estimator, estimator.maxIter)
     iterations = iterations if limit is None else min(limit, iterations)
-    free = estimator.schedule is None and estimator.optimizer is None and not is_lightning(module)
-    if free and iterations:
-        falling = polynomial(iterations)
-        start = before.start if before else 0
-        found["schedule"] = sequence([(_LEVEL, start), (falling, None)]) if start else falling
-    return found
+    return found | falling(estimator, module, iterations, before.start if before else 0)
 
 
 def _takes_table(module: nn.Module | Callable[..., nn.Module] | None) -> bool:

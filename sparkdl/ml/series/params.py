@@ -35,7 +35,8 @@ class HasSeries(HasRun, HasPrediction, HasHandleInvalid):
 
     labelCol = ParamEntry.of(HasLabelCol.labelCol, "value")
     predictionCol = ParamEntry.of(HasPrediction.predictionCol, "forecast")
-    batchSize = ParamEntry.of(HasRun.batchSize, 256)
+    batchSize = ParamEntry.of(HasRun.batchSize, 128)
+    learningRate = ParamEntry.of(HasRun.learningRate, 3e-3)
     idCol = ParamEntry(
         "idCol",
         "column that tells series apart, of strings, numbers or dates; an empty name if all rows are one "
@@ -75,7 +76,7 @@ class HasSeries(HasRun, HasPrediction, HasHandleInvalid):
     )
     inputLength = ParamEntry(
         "inputLength",
-        "steps of the past that the module sees; if not set the longer of a season and two horizons.",
+        "steps of the past that the module sees; if not set the longer of two seasons and three horizons.",
         converters.whole("inputLength", 1, "steps of the past"),
     )
     horizon = ParamEntry(
@@ -110,10 +111,10 @@ class HasSeries(HasRun, HasPrediction, HasHandleInvalid):
     )
     architecture = ParamEntry(
         "architecture",
-        "what forecasts if no module is given: nbeats, tcn, patch (a transformer over patches), naive (the "
-        "value of a season ago).",
+        "what forecasts if no module is given: linear (a linear map from the past to the horizon), nbeats, "
+        "tcn, patch (a transformer over patches), naive (the value of a season ago).",
         converters.one_of("architecture", *ARCHITECTURES),
-        "nbeats",
+        "linear",
     )
     level = ParamEntry(
         "level",
@@ -149,8 +150,8 @@ class HasSeries(HasRun, HasPrediction, HasHandleInvalid):
         return value_of(self, self.seasonality) or Frequency.of(self.getFrequency()).season
 
     def getInputLength(self) -> int:
-        """Gets the value of inputLength, or the longer of a season and two horizons."""
-        return value_of(self, self.inputLength) or max(self.getSeasonality(), 2 * self.getHorizon())
+        """Gets the value of inputLength, or the longer of two seasons and three horizons."""
+        return value_of(self, self.inputLength) or max(2 * self.getSeasonality(), 3 * self.getHorizon())
 
     def outputNames(self) -> list[str]:
         """Return the names of the columns of a forecast: its value, and its quantiles in order.

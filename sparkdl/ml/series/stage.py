@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from math import prod
 from typing import Any, Self, Unpack
 
@@ -15,8 +16,9 @@ from pyspark.sql import DataFrame
 from sparkdl.data.columns import Columns
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
-from sparkdl.ml.estimators import fitting
+from sparkdl.ml.estimators import continued, fitting
 from sparkdl.ml.estimators.model import Fitted
+from sparkdl.ml.estimators.pace import falling
 from sparkdl.ml.estimators.stage import FitPlan, FitRows, FitsModule
 from sparkdl.ml.params.attributes import ATTRIBUTES
 from sparkdl.ml.params.columns import value_of
@@ -31,6 +33,12 @@ from sparkdl.series import anomalies
 from sparkdl.series.panel import check_columns
 from sparkdl.series.source import Cut, windows_dataset
 from sparkdl.train.leaving import ErrorsCarryResult
+from sparkdl.train.options.triggers import MaxEpoch
+from sparkdl.train.planning.request import planned_rows
+from sparkdl.train.trainer import Trainer
+
+_WINDOWS = "windows"
+_LEAST_ITERATIONS = 500
 
 
 class TimeSeriesModel(HasSeries, Fitted, Model):
@@ -41,6 +49,10 @@ class TimeSeriesModel(HasSeries, Fitted, Model):
     horizon. The steps that are forecast follow the last value; rows after it hold the future of
     ``knownCols``.
     """
+
+    def getInputLength(self) -> int:
+        """Gets the steps of the past that the module sees."""
+        return self.module.steps if isinstance(self.module, Forecaster) else super().getInputLength()
 
     def _transform(self, dataset: DataFrame) -> DataFrame:
         return self._rows(dataset)
@@ -269,7 +281,26 @@ class TimeSeriesEstimator(HasSeriesTraining, FitsModule, Estimator[TimeSeriesMod
                 cut = self._cut(validation)
                 return stack.enter_context(windows_dataset(rows.all, self._layout(), cut, count))
 
-            yield dataset_of(False), None if rows.validation is None else dataset_of(True)
+            data = dataset_of(False)
+            rows.once(_WINDOWS, partial(len, data))
+            yield data, None if rows.validation is None else dataset_of(True)
+
+    def _trainer(self, rows: FitRows, plan: FitPlan, **more: Any) -> Trainer:
+        windows = planned_rows(rows.once(_WINDOWS, lambda: 0))
+        iterations = -(-windows // self.getBatchSize())
+        epochs = self._epochs(iterations)
+        limit = value_of(self, self.maxIter)
+        total = iterations * epochs if limit is None else min(limit, iterations * epochs)
+        own = falling(self, plan.module, total, continued.start(self))
+        if limit is None:
+            own["end_when"] = MaxEpoch(epochs)
+        return super()._trainer(rows, plan, **{**own, **more})
+
+    def _epochs(self, iterations: int) -> int:
+        """Return the passes of a fit: few windows are seen more often, unless a Param says how often."""
+        free = not self.isSet(self.maxEpochs) and value_of(self, self.maxIter) is None
+        least = -(-_LEAST_ITERATIONS // iterations) if free and iterations else 0
+        return max(self.getMaxEpochs(), least)
 
     def _cut(self, validation: bool = False) -> Cut:
         return Cut(

@@ -15,24 +15,26 @@ from sparkdl.nn.models.parts import perceptron
 from sparkdl.nn.models.patch_transformer import PatchTransformer
 from sparkdl.nn.models.tcn import TCN
 
-ARCHITECTURES = ("nbeats", "tcn", "patch", "naive")
+ARCHITECTURES = ("linear", "nbeats", "tcn", "patch", "naive")
 LEVELS = ("last", "mean", "none", "standard")
 _FUTURE_WIDTH = 64
 _LEAST = 1e-5  # deviation of a window, on the scale of its series, below which it counts as constant
 
 
 class Forecaster(nn.Module):
-    """Forecasts a series with its covariates, by N-BEATS, a TCN or a patch transformer.
+    """Forecasts a series with its covariates, by a linear map, N-BEATS, a TCN or a patch transformer.
 
-    The core sees the past of target and covariates: N-BEATS all values of a row one after the other, the
-    others as values of each step. What is known of the future, and static values, pass a small perceptron
-    whose output is added to the core's. Quantiles are sorted, so they never cross.
+    The core sees the past of target and covariates: the linear map and N-BEATS all values of a row one after
+    the other, the others as values of each step. What is known of the future, and static values, pass a small
+    perceptron whose output is added to the core's. Quantiles are sorted, so they never cross.
 
     Args:
         steps: steps of the past.
         horizon: steps to forecast.
-        architecture: ``"nbeats"`` (:class:`NBeats`), ``"tcn"`` (:class:`TCN`), ``"patch"``
-            (:class:`PatchTransformer`), or ``"naive"``: the value of a ``season`` ago, without parameters.
+        architecture: ``"linear"`` (each step of the horizon from all values of the past: Zeng et al., "Are
+            Transformers Effective for Time Series Forecasting?", 2023), ``"nbeats"`` (:class:`NBeats`),
+            ``"tcn"`` (:class:`TCN`), ``"patch"`` (:class:`PatchTransformer`), or ``"naive"``: the value of a
+            ``season`` ago, without parameters.
         quantiles: levels of the quantiles to forecast, ascending; none for one value per step.
         past: covariates that are known up to the present.
         known: covariates whose future is known.
@@ -85,9 +87,11 @@ class Forecaster(nn.Module):
         features = 1 + past + known
         given = {"architecture": architecture, **core}
         try:
-            if architecture == "nbeats":
+            if architecture == "linear":
+                self.core: nn.Module = _Linear(steps, features, horizon * targets, **core)
+            elif architecture == "nbeats":
                 core = {"blocks": 4, "width": 128, **core}
-                self.core: nn.Module = NBeats(steps * features, horizon * targets, **core)
+                self.core = NBeats(steps * features, horizon * targets, **core)
             elif architecture == "tcn":
                 core = {"channels": _channels(steps, core.get("kernel", 3)), "kernel": 3, **core}
                 self.core = TCN(features, horizon, targets, **core)
@@ -128,7 +132,7 @@ class Forecaster(nn.Module):
             future.append(known[:, self.steps :].flatten(1))
         if static is not None:
             future.append(static)
-        forecast: Tensor = self.core(x.flatten(1) if self.architecture == "nbeats" else x)
+        forecast: Tensor = self.core(x.flatten(1) if self.architecture in ("linear", "nbeats") else x)
         forecast = forecast.reshape(rows, self.horizon, -1)
         if self.future is not None:
             forecast = forecast + self.future(torch.cat(future, 1)).view_as(forecast)
@@ -155,6 +159,16 @@ class Forecaster(nn.Module):
         found = None if values is None else tuple(values.shape)
         if found != expected:
             raise ModelError(f"{name} has shape {found}; expected {expected}", code="model-input")
+
+
+class _Linear(nn.Linear):
+    """Each output from all values of a row; it begins halfway between the level and the last value."""
+
+    def __init__(self, steps: int, features: int, outputs: int) -> None:
+        super().__init__(steps * features, outputs)
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+        nn.init.constant_(self.weight[:, (steps - 1) * features], 0.5)
 
 
 class _Naive(nn.Module):
