@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -140,19 +140,34 @@ def open_file(system: Any, file: File) -> Any:
 
     Raises:
         DataError: naming it if it is not.
+        OSError: naming it if it cannot be read now.
     """
+    check_unchanged(system, file)
+    return _named(file.path, lambda: system.open_input_file(file.path))
+
+
+def check_unchanged(system: Any, file: File) -> None:
+    """Check that a file is still the one that was listed; called in tasks.
+
+    Raises:
+        DataError: naming it if it is not.
+        OSError: naming it if it cannot be read now.
+    """
+    info = _named(file.path, lambda: system.get_file_info(file.path))
+    if not info.is_file:
+        raise unseen(file.path, FileNotFoundError("there is no such file"))
+    if _file(info) != file:
+        raise changed(file.path)
+
+
+def _named(path: str, work: Callable[[], Any]) -> Any:
+    """Do some work with a file, and name it in errors."""
     try:
-        info = system.get_file_info(file.path)
-        if not info.is_file:
-            raise FileNotFoundError("there is no such file")
-        found = _file(info)
-        if found != file:
-            raise changed(file.path)
-        return system.open_input_file(file.path)
+        return work()
     except FileNotFoundError as error:
-        raise unseen(file.path, error) from error
+        raise unseen(path, error) from error
     except OSError as error:
-        raise OSError(f"{file.path} cannot be read: {error}") from error
+        raise OSError(f"{path} cannot be read: {error}") from error
 
 
 def changed(path: str) -> DataError:

@@ -24,7 +24,7 @@ from sparkdl._spark.frames import Task
 from sparkdl.data.columns import TablePlan
 from sparkdl.data.convert import from_arrow
 from sparkdl.data.ragged import is_ragged
-from sparkdl.data.scan.files import file_system, open_file
+from sparkdl.data.scan.files import check_unchanged, file_system, open_file
 from sparkdl.data.scan.manifest import ScanManifest
 from sparkdl.data.scan.order import Order, Part, in_files, order_of
 from sparkdl.data.scan.schema import as_lists
@@ -260,6 +260,7 @@ class Reader:
                 at, batch = cursor.take(rows)
                 yield at, batch
                 rows -= batch.num_rows
+            check_unchanged(self._system, cursor.file)  # while it was read
         except BaseException:
             cursor.close()
             raise
@@ -383,7 +384,8 @@ class _Cursor:
 
     Attributes:
         next: number of the row that comes next.
-        footer: the file's.
+        file: the file.
+        footer: its footer.
     """
 
     def __init__(self, reader: Reader, source: Any, group: int, footer: Any) -> None:
@@ -391,6 +393,7 @@ class _Cursor:
 
         manifest = self._manifest = reader.manifest
         self._reader, self._group = reader, group
+        self.file = manifest.files[manifest.file[group]]
         self.next, self._end = (int(manifest.begins[group + n]) for n in (0, 1))
         names = list(dict.fromkeys(column.source for column in manifest.columns))
         row_bytes = sum(column.row_bytes for column in manifest.columns)
@@ -431,8 +434,7 @@ class _Cursor:
         self._source.close()
 
     def _explained(self) -> _Explained:
-        file = self._manifest.files[self._manifest.file[self._group]].path
-        return _Explained(f"row group {self._manifest.number[self._group]} of {file}")
+        return _Explained(f"row group {self._manifest.number[self._group]} of {self.file.path}")
 
 
 @dataclass(frozen=True, slots=True)
