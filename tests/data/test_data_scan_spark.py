@@ -80,8 +80,10 @@ def fit(spark: Any, path: str, transform: Any = None) -> tuple[Any, Any]:
         return trainer.fit(data).module, manifest
 
 
-def plain(manifest: Any, values: Any) -> Any:
-    x, y = values
+def plain(manifest: Any) -> Any:
+    number = np.arange(ROWS)  # Spark's files come by name, and these are its partitions
+    x = torch.from_numpy(np.stack([number % 7, number % 5, number % 3], axis=1).astype("float64"))
+    y = torch.from_numpy((number % 11).astype("float64"))[:, None]
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 1)).double()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
@@ -102,13 +104,16 @@ def test_a_process_that_is_killed_changes_no_bit(cluster: Any, tmp_path: Path) -
     (tmp_path / "calls").mkdir()
     killed, _ = fit(cluster, path, Dies(tmp_path / "calls" / "marker"))
     assert (tmp_path / "calls" / "killed").exists()
-    number = np.arange(ROWS)  # Spark's files come by name, and these are its partitions
-    x = np.stack([number % 7, number % 5, number % 3], axis=1).astype("float64")
-    y = (number % 11).astype("float64")
-    expected = plain(manifest, (torch.from_numpy(x), torch.from_numpy(y)[:, None]))
+    expected = plain(manifest)
     for a, b, c in zip(calm.parameters(), killed.parameters(), expected.parameters(), strict=True):
         assert torch.equal(a, b)
         torch.testing.assert_close(a, c, rtol=0, atol=1e-12)
+
+
+def test_files_train_in_a_session_of_any_kind(spark: Any, tmp_path: Path) -> None:
+    found, manifest = fit(spark, write(spark, tmp_path / "table"))
+    for a, b in zip(found.parameters(), plain(manifest).parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
 def test_ml_vectors_are_refused_by_name(spark: Any, tmp_path: Path) -> None:

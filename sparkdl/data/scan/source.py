@@ -27,6 +27,7 @@ WINDOW = 256 << 20
 """Bytes of rows that are mixed with each other at a time, by default."""
 
 _STREAMS_OF_SAMPLES = 24  # of which row groups may be cut
+_ONE = b"\0"  # a frame for a task that needs none: without any there is no task
 _MOST_FILES = 2000  # whose footers one task reads
 
 
@@ -73,7 +74,7 @@ class ScanSource(Source):
     def _files(self) -> tuple[list[File], pa.Schema]:
         """Return the files, and the schema of the first one."""
         if self._listed is None:
-            (found,) = self._run("list the files", self._access.one_task(b""), ListFiles(tuple(self._paths)))
+            (found,) = self._run("list the files", self._access.one_task(_ONE), ListFiles(tuple(self._paths)))
             places = zip(
                 found.meta["paths"],
                 found.arrays["sizes"].tolist(),
@@ -139,7 +140,7 @@ class ScanSource(Source):
         """See :class:`Source`."""
         manifest = replace(self.manifest(plan), columns=plan.columns)
         first = FirstRows(frame.join(manifest.pack()), rows)
-        (found,) = self._run("look at the first rows", self._access.one_task(b""), first)
+        (found,) = self._run("look at the first rows", self._access.one_task(_ONE), first)
         return {column.key: _column(found.arrays, column.key) for column in plan.columns}
 
     def first(self, rows: int) -> Source:
@@ -180,7 +181,7 @@ class ScanSource(Source):
         if self._sent is None:
             self._sent = access.send(frame.join(manifest.pack()))
         place = PlaceManifest(store, self._sent.ref, partitions)
-        empty: Iterable[tuple[int, bytes]] = ((number, b"") for number in range(partitions))
+        empty: Iterable[tuple[int, bytes]] = ((number, _ONE) for number in range(partitions))
         return access.stage(access.scattered(empty, partitions), place, self._sent.broadcasts)
 
     def shown(self) -> dict[str, object]:
