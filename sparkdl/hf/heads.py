@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError
 from sparkdl.hf.outputs import is_adapted, is_model
+from sparkdl.hf.sampling import sampled, seeds_of
 
 _POOLINGS = ("mean", "cls", "last")
 _OPTIONS = frozenset(
@@ -76,13 +77,20 @@ class Generator(nn.Module):
         model: a model of ``transformers`` or ``peft`` that generates.
         max_new_tokens: tokens of each output row.
         options: of ``generate``, such as ``{"num_beams": 4}``; by default the likeliest token is taken.
+            With ``{"do_sample": True}`` draws follow from seed, text and number of a row: they are the same
+            in another batch, and when a task runs again.
+        seed: for other draws.
 
     Raises:
         ConfigError: if the model cannot generate, or an option is none that is a plain value.
     """
 
     def __init__(
-        self, model: nn.Module, max_new_tokens: int = 32, options: Mapping[str, Any] | None = None
+        self,
+        model: nn.Module,
+        max_new_tokens: int = 32,
+        options: Mapping[str, Any] | None = None,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         _check(model)
@@ -99,6 +107,7 @@ class Generator(nn.Module):
         self.model = model
         self.max_new_tokens = max_new_tokens
         self.options = dict(options or {})
+        self.seed = seed
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Return the numbers of new tokens, shape (rows, max_new_tokens)."""
@@ -108,12 +117,30 @@ class Generator(nn.Module):
         alone = not model.config.is_encoder_decoder
         if alone:
             input_ids, mask = _to_the_right(input_ids, mask, options["pad_token_id"])
+        if not options["do_sample"]:
+            return self._filled(self._generated(input_ids, mask, **options), options["pad_token_id"])
+        seeds = seeds_of(input_ids, mask, self.seed)
+        if options.get("num_beams", 1) == 1:
+            found = self._generated(input_ids, mask, **sampled(model, options, seeds, self.max_new_tokens))
+            return self._filled(found, options["pad_token_id"])
+        rows = []
+        for n, seed in enumerate(seeds):  # beams draw from the generator that all rows share
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                found = self._generated(input_ids[n : n + 1], mask[n : n + 1], **options)
+            rows.append(self._filled(found, options["pad_token_id"]))
+        return torch.cat(rows)
+
+    def _generated(self, input_ids: Tensor, mask: Tensor, **options: Any) -> Tensor:
+        """Return the new tokens."""
+        model: Any = self.model
         found: Tensor = model.generate(
             input_ids=input_ids, attention_mask=mask, max_new_tokens=self.max_new_tokens, **options
         )
-        found = found[:, input_ids.shape[1] :] if alone else found[:, 1:]
-        missing = self.max_new_tokens - found.shape[1]
-        return nn.functional.pad(found, (0, missing), value=options["pad_token_id"])
+        return found[:, 1:] if model.config.is_encoder_decoder else found[:, input_ids.shape[1] :]
+
+    def _filled(self, found: Tensor, padding: int) -> Tensor:
+        return nn.functional.pad(found, (0, self.max_new_tokens - found.shape[1]), value=padding)
 
     def _padding(self) -> int:
         """Return the number of the token that fills rows up."""

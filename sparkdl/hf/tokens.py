@@ -168,11 +168,18 @@ class TokenEncoding:
         Raises:
             DataError: naming the row of a null text.
         """
-        row = 0
+        return self.score(batches)
+
+    def score(self, batches: Iterator[pa.Array | tuple[pa.Array, ...]], at: int = 0) -> Iterator[pa.Array]:
+        """Return it for batches of which the first begins at row ``at``."""
         for batch in batches:
             columns = batch if isinstance(batch, tuple) else (batch,)
-            yield self._encoded(columns, row)
-            row += len(columns[0])
+            yield self._encoded(columns, at)
+            at += len(columns[0])
+
+    def nulls(self, rows: int) -> pa.Array:
+        """Return the results of rows that have none."""
+        return pa.nulls(rows, pa.struct([(name, pa.list_(pa.int32())) for name in self.outputs]))
 
     def tokens(self, *texts: str) -> dict[str, list[int]]:
         """Return the numbers of one text, or of a pair."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from pyspark.ml import Pipeline
@@ -30,6 +31,7 @@ from sparkdl.ml import (
     save,
 )
 from sparkdl.ml.persistence.local import save_local
+from sparkdl.ml.stages.forgiving import ForgivingScorer
 from sparkdl.serve import Predictor
 
 ROWS = [(n, text, float(len(text) > 60)) for n, text in enumerate(TEXTS[:48])]
@@ -105,6 +107,43 @@ def test_what_cannot_work(make: Any, expected: str) -> None:
 
 
 # -- columns --------------------------------------------------------------------------------------
+
+
+def test_a_text_that_is_missing_has_a_reason() -> None:
+    task = ForgivingScorer(stage().encoding)
+    given: list[str | None] = [TEXTS[0], None, TEXTS[1]]
+    found = [row for part in task(iter([pa.array(given), pa.array(given)])) for row in part.to_pylist()]
+    for number, text in enumerate(given * 2):
+        if text is None:
+            assert found[number]["input_ids"] is None
+            assert f"'text', row {number} of partition 0: null" in found[number]["error"]
+        else:
+            assert found[number] == {**stage().encoding.tokens(text), "error": None}
+
+
+def test_rows_that_cannot_be_used_go_through_all_stages(texts: Any) -> None:
+    df = texts.withColumn("text", F.expr("if(id = 3, null, text)"))
+    begin = stage(onError="column", errorCol="tokenError")
+    tokens = begin.transform(df)
+    # an id outside of the vocabulary
+    columns = begin.getOutputCols()
+    changed = [
+        F.expr(f"if(id = 5, array({value}), {name})").alias(name, metadata=tokens.schema[name].metadata)
+        for name, value in zip(columns, (100_000, 1), strict=True)
+    ]
+    tokens = tokens.select("id", "tokenError", *changed)
+    write = TorchModel.from_module(
+        Generator(llama(), max_new_tokens=2), featuresCols=columns, predictionCol="ids"
+    )
+    for model, name in ((EmbeddingModel.of(bert()), "embedding"), (write, "ids")):
+        found = {row.id: row for row in model.setOnError("column").transform(tokens).collect()}
+        assert [n for n, row in found.items() if row[name] is None] == [3, 5]
+        assert [n for n, row in found.items() if row.error is not None] == [3, 5]
+        assert [n for n, row in found.items() if row.tokenError is not None] == [3]
+        assert "null" in found[3].error
+        assert "expected integers from 0 to" in found[5].error
+    with pytest.raises(ConfigError, match="expected different names"):
+        begin.setErrorCol("input_ids").transform(texts)
 
 
 def test_columns_of_tokens(texts: Any) -> None:

@@ -47,6 +47,7 @@ VALUES = {
     "gradientClipNorm": 0.5,
     "handleInvalid": "skip",
     "inferenceBatchSize": 11,
+    "maxBatchTokens": 500,
     "inputNames": ["user", "item"],
     "inputShapes": [[2, 3], None],
     "inputTypes": ["int64", None],
@@ -188,6 +189,7 @@ COMMON = {
     "resume": False,
     "warmStartFrom": None,
     "inferenceBatchSize": None,
+    "maxBatchTokens": None,
     "quantize": False,
     "verbose": False,
 }
@@ -350,6 +352,7 @@ def test_a_wrong_type_is_a_type_error_as_in_spark(name, value):
         ("numPartitions", 0),
         ("microBatchSize", 0),
         ("inferenceBatchSize", 0),
+        ("maxBatchTokens", 0),
         ("precision", "fp8"),
         ("precision", "fp16"),
         ("codec", "int1"),

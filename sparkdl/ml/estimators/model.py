@@ -199,6 +199,33 @@ class _TableModel(Fitted, HasTraining, HasInputs, HasErrorCol):
 
         return evaluate(self, dataset, metrics, loss)
 
+    def score(
+        self, dataset: DataFrame, path: str, *, resume: bool = True, progress: bool = True
+    ) -> DataFrame:
+        """Write the rows of a DataFrame with the outputs of :meth:`transform` to a folder, in pieces.
+
+        A call with the same arguments goes on where an earlier one has died. The files are Parquet, and each
+        row is in them once, however often drivers, executors and tasks died, also with speculation. Rows are
+        counted first. A partition must give its rows in the same order each time.
+
+        Args:
+            dataset: a table, not a stream.
+            path: folder that all executors see, or a URL that fsspec opens there.
+            resume: whether to go on with the job in that folder; else there must be none.
+            progress: whether to show a bar with rows per second and the time left.
+
+        Returns:
+            The rows of the folder.
+
+        Raises:
+            ConfigError: if the folder holds something else, or the rows of another model.
+            DataError: if it holds other rows, or the DataFrame does not give the same rows each time.
+            ModelError: if the module fails.
+        """
+        from sparkdl.ml.stages.scoring import score
+
+        return score(self, dataset, path, resume=resume, progress=progress)
+
     def _repr_html_(self) -> str:
         from sparkdl.ml.estimators.shown import model
 

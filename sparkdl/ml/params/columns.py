@@ -38,7 +38,7 @@ class HasErrorCol(HasEntries):
 
     onError = ParamEntry(
         "onError",
-        "what transform does where a row cannot be scored: raise (an error that names the row), or column "
+        "what transform does where a row cannot be used: raise (an error that names the row), or column "
         "(the row's outputs are null, errorCol has the reason, the other rows go on; their number is in the "
         "executors' logs).",
         converters.one_of("onError", "raise", "column"),
@@ -114,6 +114,12 @@ class HasInputs(HasEntries, HasFeaturesCol, HasHandleInvalid):
         "rows per forward pass in transform; chosen from the size of a row if not set.",
         converters.whole("inferenceBatchSize", 1, "rows per forward pass"),
     )
+    maxBatchTokens = ParamEntry(
+        "maxBatchTokens",
+        "values of a forward pass in transform, padding included, where rows differ in length, as texts do; "
+        "4096 if neither this nor inferenceBatchSize is set.",
+        converters.whole("maxBatchTokens", 1, "values per forward pass"),
+    )
     quantize = ParamEntry(
         "quantize",
         "whether transform multiplies 8-bit integers in linear and convolution layers.",
@@ -129,6 +135,7 @@ class HasInputs(HasEntries, HasFeaturesCol, HasHandleInvalid):
     getMaxCategories, setMaxCategories = accessors(maxCategories)
     getMinFrequency, setMinFrequency = accessors(minFrequency)
     getInferenceBatchSize, setInferenceBatchSize = accessors(inferenceBatchSize)
+    getMaxBatchTokens, setMaxBatchTokens = accessors(maxBatchTokens)
     getQuantize, setQuantize = accessors(quantize)
 
     setFeaturesCol = setter(featuresCol)

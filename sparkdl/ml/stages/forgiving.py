@@ -5,15 +5,37 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import pyarrow as pa
 
 from sparkdl.exceptions import DataError, ModelError, SparkdlError
-from sparkdl.ml.stages.scorer import Scorer
 
 logger = logging.getLogger("sparkdl")
 ERROR = "error"
 """The field of the struct with the reason."""
+
+
+class Scoring(Protocol):
+    """What scores the rows of a task."""
+
+    @property
+    def arity(self) -> int:
+        """Number of columns that are passed."""
+        ...
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Fields of the struct that is returned."""
+        ...
+
+    def score(self, batches: Iterator[pa.Array | tuple[pa.Array, ...]], at: int = 0) -> Iterator[pa.Array]:
+        """Return structs for batches of which the first begins at row ``at``."""
+        ...
+
+    def nulls(self, rows: int) -> pa.Array:
+        """Return the structs of rows that have none."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +48,7 @@ class ForgivingScorer:
         scorer: scores the others; it returns structs.
     """
 
-    scorer: Scorer
+    scorer: Scoring
 
     @property
     def arity(self) -> int:
@@ -39,7 +61,11 @@ class ForgivingScorer:
         return (*self.scorer.names, ERROR)
 
     def __call__(self, batches: Iterator[pa.Array | tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-        """Score batches.
+        """Score batches; errors as of :meth:`score`."""
+        return self.score(batches)
+
+    def score(self, batches: Iterator[pa.Array | tuple[pa.Array, ...]], at: int = 0) -> Iterator[pa.Array]:
+        """Score batches of a task, of which the first begins at row ``at``.
 
         Raises:
             ModelError: if the module fails on each row of the first batch: then no row is to blame.
@@ -49,9 +75,14 @@ class ForgivingScorer:
             arrays = batch if isinstance(batch, tuple) else (batch,)
             if not len(arrays[0]):
                 continue
-            parts, errors = self._answered(arrays, seen)
+            parts, errors = self._answered(arrays, at + seen)
             wrong = [error for error in errors if error is not None]
-            if failed == seen and len(wrong) == len(errors) > 1 and isinstance(wrong[0], ModelError):
+            if (
+                not at
+                and failed == seen
+                and len(wrong) == len(errors) > 1
+                and isinstance(wrong[0], ModelError)
+            ):
                 raise wrong[0]
             seen, failed = seen + len(errors), failed + len(wrong)
             reasons = pa.array([None if error is None else str(error) for error in errors], pa.string())

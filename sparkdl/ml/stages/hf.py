@@ -17,9 +17,11 @@ from sparkdl.data.schema import same_names
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.hf import tokens
 from sparkdl.hf.tokens import INPUTS, Decoding, TokenEncoding
+from sparkdl.ml.params.columns import HasErrorCol
 from sparkdl.ml.params.converters import one_of
 from sparkdl.ml.params.entries import HasEntries, ParamEntry, accessors, setter
 from sparkdl.ml.persistence.stored import StoredStage
+from sparkdl.ml.stages.forgiving import ERROR, ForgivingScorer
 from sparkdl.ml.stages.rowwise import HandleInvalid, Settable, defined, find_field
 from sparkdl.ml.stages.udf import by_rows, has_arrow_udf, has_udt, make_udf
 
@@ -85,7 +87,7 @@ class _Tokenizing(HasEntries, Transformer, HasInputCol, Settable, StoredStage):
         self.json = text
 
 
-class HFTokenizer(_Tokenizing, HandleInvalid, HasOutputCols):
+class HFTokenizer(_Tokenizing, HandleInvalid, HasErrorCol, HasOutputCols):
     """Turns texts into token numbers with a fast tokeniser of Hugging Face.
 
     ::
@@ -115,6 +117,8 @@ class HFTokenizer(_Tokenizing, HandleInvalid, HasOutputCols):
         padToken: token that fills texts up; by default the tokeniser's.
         addSpecialTokens: whether to add the tokens that models expect, such as ``[CLS]``.
         handleInvalid: ``"error"``, ``"skip"`` or ``"keep"`` for rows with null.
+        onError: ``"raise"``, or ``"column"``: rows that cannot be used have null outputs.
+        errorCol: with ``onError="column"``, the column for the reasons.
     """
 
     pairCol = ParamEntry("pairCol", "column of second texts, for models of pairs", TypeConverters.toString)
@@ -171,6 +175,8 @@ class HFTokenizer(_Tokenizing, HandleInvalid, HasOutputCols):
         padToken: str | None = None,
         addSpecialTokens: bool = True,
         handleInvalid: str = "error",
+        onError: str = "raise",
+        errorCol: str = "error",
     ) -> None:
         super().__init__()
         given = self._hold(tokenizer)
@@ -234,21 +240,30 @@ class HFTokenizer(_Tokenizing, HandleInvalid, HasOutputCols):
         inputs = [self.getInputCol(), *([self.getPairCol()] if encoding.pairs else [])]
         for param, name in zip(("inputCol", "pairCol"), inputs, strict=False):
             _check_text(dataset, param, name)
-        for name in self.getOutputCols():
+        errors = [self.getErrorCol()] if self.getOnError() == "column" else []
+        added = [*self.getOutputCols(), *errors]
+        if len(set(added)) < len(added):
+            raise ConfigError(f"output columns {added}: expected different names")
+        if errors and not has_arrow_udf():
+            raise ConfigError("onError='column' needs Spark 4.1 or later; 'raise' works with this one")
+        for name in added:
             _check_new(dataset, name)
         if self.getHandleInvalid() == "skip":
             for name in inputs:
                 dataset = dataset.where(quoted(name).isNotNull())
         lists = T.ArrayType(T.IntegerType(), containsNull=False)
         returns = T.StructType([T.StructField(name, lists) for name in encoding.outputs])
+        if errors:
+            returns = returns.add(ERROR, T.StringType())
         column = f"sparkdl_{uuid.uuid4().hex}"
-        udf = make_udf(encoding, returns)
+        udf = make_udf(ForgivingScorer(encoding) if errors else encoding, returns)
         found = _rows(dataset, inputs[0]).select("*", udf(*map(quoted, inputs)).alias(column))
-        added = [
+        results = [
             F.col(column).getField(field).alias(name, metadata=self._metadata(field))
             for field, name in zip(encoding.outputs, self.getOutputCols(), strict=True)
         ]
-        return found.select("*", *added).drop(column)
+        results += [F.col(column).getField(ERROR).alias(name) for name in errors]
+        return found.select("*", *results).drop(column)
 
     def _metadata(self, field: str) -> dict[str, Any]:
         if self.getPadding() == "max_length":

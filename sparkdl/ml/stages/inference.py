@@ -39,7 +39,7 @@ from sparkdl.table.encoding import TableEncoding
 if TYPE_CHECKING:
     from pyspark.sql import Column as SqlColumn
     from pyspark.sql import DataFrame
-    from pyspark.sql.types import DataType
+    from pyspark.sql.types import DataType, StructField
 
 __all__ = ["Inference", "OutputColumn", "apply", "inference_of", "transform"]
 
@@ -55,6 +55,7 @@ class Inference:
         inputs: its columns: one, a list for positional inputs, a dict for keyword inputs.
         outputs: the columns to add.
         batch_size: rows per forward pass; by default 1 MiB of them, from 32 to 4096.
+        batch_tokens: values per forward pass, padding included, where rows differ in length.
         handle_invalid: what to do with rows that have null in a column, or in an array: ``error``,
             ``skip`` leaves them out, ``keep`` gives null outputs for them. NaN is a value like others.
         threads: torch threads of a task; by default its cores, ``spark.task.cpus``.
@@ -71,6 +72,7 @@ class Inference:
     inputs: Columns
     outputs: tuple[OutputColumn, ...]
     batch_size: int | None = None
+    batch_tokens: int | None = None
     handle_invalid: Literal["error", "skip", "keep"] = "error"
     threads: int | None = None
     encoding: TableEncoding | None = None
@@ -78,7 +80,8 @@ class Inference:
     errors: str | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("batch_size", self.batch_size), ("threads", self.threads)):
+        given = {"batch_size": self.batch_size, "batch_tokens": self.batch_tokens, "threads": self.threads}
+        for name, value in given.items():
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ConfigError(f"{name}={value!r}: expected a positive integer")
         if self.handle_invalid not in HANDLE_INVALID:
@@ -86,6 +89,94 @@ class Inference:
         names = [output.column for output in self.outputs] + ([self.errors] if self.errors else [])
         if len(set(names)) < len(names):
             raise ConfigError(f"output columns {names}: expected different names")
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A DataFrame whose rows a scorer can take.
+
+    Attributes:
+        df: the DataFrame, without the rows that are to be left out.
+        plan: how columns become the module's inputs.
+        encoding: of a table.
+        arguments: the scorer's columns.
+        scorer: gives a struct for each row.
+        fields: of the struct.
+        columns: for each field the column that it becomes.
+    """
+
+    df: DataFrame
+    plan: TablePlan
+    encoding: TableEncoding | None
+    arguments: list[SqlColumn]
+    scorer: Scorer | ForgivingScorer
+    fields: list[StructField]
+    columns: list[StructField]
+
+
+def prepare(df: DataFrame, inference: Inference, *, direct: bool) -> Prepared:
+    """Check a DataFrame, and return what scores its rows.
+
+    Args:
+        df: any DataFrame.
+        inference: what to compute; at least one output.
+        direct: whether the scorer gets Arrow arrays from Spark, and none from pandas.
+
+    Raises:
+        DataError: if a column is missing or cannot become a tensor, or an output column is there already.
+        SerializationError: if the module cannot be pickled.
+    """
+    from pyspark.sql import types as T
+
+    errors = inference.errors
+    for name in [*(output.column for output in inference.outputs), *([errors] if errors else [])]:
+        if same_names(df, name):
+            raise DataError(
+                f"output column {name!r} is in the DataFrame already; drop it or choose another name"
+            )
+    encoding = inference.encoding
+    plan = _plan(df, inference)
+    if inference.handle_invalid == "skip" and encoding is None:
+        df = df.where(_valid(df, plan))
+    if encoding is None:
+        arguments = [quoted(column.source) for column in plan.columns]
+    else:  # checks the columns, before a filter names one
+        arguments = tabular_frame.arguments(df, encoding)
+    if errors and not direct:
+        raise ConfigError("onError='column' needs Spark 4.1 or later; 'raise' works with this one")
+    if direct and (has_udt(df.schema) or any(output.kind in VECTORS for output in inference.outputs)):
+        df = by_rows(df, plan.columns[0].source if encoding is None else encoding.columns[0])
+    names = tuple(f"o{n}" for n in range(len(inference.outputs)))
+    kinds = [output.sql_type(vectors=direct) for output in inference.outputs]
+    fields = [T.StructField(name, kind) for name, kind in zip(names, kinds, strict=True)]
+    columns = [
+        T.StructField(output.column, output.sql_type(), metadata=dict(output.metadata or {}))
+        for output in inference.outputs
+    ]
+    if not direct and encoding is None:
+        arguments = _for_pandas(df, plan, arguments, inference.handle_invalid)
+    chosen, places = passed(plan.columns) if encoding is None else (range(len(arguments)), ())
+    arguments = [arguments[n] for n in chosen]
+    scorer = Scorer(
+        shipped=ship(df.sparkSession, inference.module),
+        structure=plan.features,
+        plans=plan.columns,
+        outputs=inference.outputs,
+        batch_size=inference.batch_size,
+        batch_tokens=inference.batch_tokens,
+        keep=inference.handle_invalid == "keep" or not direct,
+        threads=inference.threads,
+        names=names,
+        vectors=direct,
+        encoding=encoding,
+        columns=() if encoding is None else encoding.columns,
+        places=places,
+    )
+    if not errors:
+        return Prepared(df, plan, encoding, arguments, scorer, fields, columns)
+    fields.append(T.StructField(ERROR, T.StringType()))
+    columns.append(T.StructField(errors, T.StringType()))
+    return Prepared(df, plan, encoding, arguments, ForgivingScorer(scorer), fields, columns)
 
 
 def apply(df: DataFrame, inference: Inference) -> DataFrame:
@@ -103,62 +194,21 @@ def apply(df: DataFrame, inference: Inference) -> DataFrame:
     from pyspark.sql import types as T
 
     check_dataframe(df, "transform")
-    errors = inference.errors
-    for name in [*(output.column for output in inference.outputs), *([errors] if errors else [])]:
-        if same_names(df, name):
-            raise DataError(
-                f"output column {name!r} is in the DataFrame already; drop it or choose another name"
-            )
-    encoding = inference.encoding
-    plan = _plan(df, inference)
-    if inference.handle_invalid == "skip" and encoding is None:
-        df = df.where(_valid(df, plan))
+    direct = has_arrow_udf()
+    found = prepare(df, inference, direct=direct)
+    df = found.df
     if not inference.outputs:
         return df
-    if encoding is None:
-        arguments = [quoted(column.source) for column in plan.columns]
-    else:  # checks the columns, before a filter names one
-        arguments = tabular_frame.arguments(df, encoding)
-    direct = has_arrow_udf()
-    if errors and not direct:
-        raise ConfigError("onError='column' needs Spark 4.1 or later; 'raise' works with this one")
-    if direct and (has_udt(df.schema) or any(output.kind in VECTORS for output in inference.outputs)):
-        df = by_rows(df, plan.columns[0].source if encoding is None else encoding.columns[0])
-    names = tuple(f"o{n}" for n in range(len(inference.outputs)))
-    kinds = [output.sql_type(vectors=direct) for output in inference.outputs]
-    fields = [T.StructField(name, kind) for name, kind in zip(names, kinds, strict=True)]
-    if not direct and encoding is None:
-        arguments = _for_pandas(df, plan, arguments, inference.handle_invalid)
-    chosen, places = passed(plan.columns) if encoding is None else (range(len(arguments)), ())
-    arguments = [arguments[n] for n in chosen]
-    scorer = Scorer(
-        shipped=ship(df.sparkSession, inference.module),
-        structure=plan.features,
-        plans=plan.columns,
-        outputs=inference.outputs,
-        batch_size=inference.batch_size,
-        keep=inference.handle_invalid == "keep" or not direct,
-        threads=inference.threads,
-        names=names,
-        vectors=direct,
-        encoding=encoding,
-        columns=() if encoding is None else encoding.columns,
-        places=places,
-    )
     result = f"sparkdl_{uuid.uuid4().hex}"
-    if errors:
-        fields.append(T.StructField(ERROR, T.StringType()))
-    task = ForgivingScorer(scorer) if errors else scorer
-    scored = df.select("*", make_udf(task, T.StructType(fields))(*arguments).alias(result))
+    udf = make_udf(found.scorer, T.StructType(found.fields))
+    scored = df.select("*", udf(*found.arguments).alias(result))
     added = []
-    for name, output in zip(names, inference.outputs, strict=True):
-        column = F.col(result).getField(name)
+    for n, (field, target) in enumerate(zip(found.fields, found.columns, strict=True)):
+        column = F.col(result).getField(field.name)
         if not direct:
-            column = _from_pandas(column, output)
-            column = F.when(_valid(df, plan), column) if encoding is None else column
-        added.append(column.alias(output.column, metadata=dict(output.metadata or {})))
-    if errors:
-        added.append(F.col(result).getField(ERROR).alias(errors))
+            column = _from_pandas(column, inference.outputs[n])
+            column = F.when(_valid(df, found.plan), column) if inference.encoding is None else column
+        added.append(column.alias(target.name, metadata=target.metadata))
     return scored.select("*", *added).drop(result)
 
 
@@ -278,6 +328,7 @@ def inference_of(model: Any, df: DataFrame | None = None, *, decision: bool = Fa
         inputs=model.inputColumns(),
         outputs=tuple(outputs),
         batch_size=value_of(model, model.inferenceBatchSize),
+        batch_tokens=value_of(model, model.maxBatchTokens),
         handle_invalid=model.getHandleInvalid(),
         encoding=model.encoding,
         columns=tuple(model.featuresNames()),

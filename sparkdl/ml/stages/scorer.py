@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import warnings
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from sparkdl.access.models import Lasting
 from sparkdl.data.collate import tensor_of
 from sparkdl.data.columns import ColumnPlan, Structure
 from sparkdl.exceptions import ModelError
+from sparkdl.hf.sampling import numbered
 from sparkdl.ml.stages.arrow_columns import ArrowColumns, EncodedColumns
 from sparkdl.ml.stages.outputs import OutputColumn, select
 from sparkdl.nn import serialize
@@ -32,6 +33,9 @@ from sparkdl.wire.frame import Array
 _BATCH_BYTES = 1 << 20
 _RESULT_BYTES = 64 << 20
 _KEPT_BYTES = 1 << 30
+_WINDOW_ROWS = 1024
+_BATCH_TOKENS = 4096
+_NUMBER = "number"  # keys of columns are others
 _TASKS_UNTIL_SETTLED = 3
 
 
@@ -45,6 +49,7 @@ class Scorer:
         plans: the columns, in the order in which they are passed.
         outputs: what to return.
         batch_size: rows per forward pass; by default 1 MiB of them, from 32 to 4096.
+        batch_tokens: values per forward pass, padding included, where rows differ in length.
         keep: whether rows with null have null outputs, instead of being an error.
         threads: torch threads; by default the cores of the task.
         names: of the fields of a struct with all outputs; none to return a single output as it is.
@@ -59,6 +64,7 @@ class Scorer:
     plans: tuple[ColumnPlan, ...]
     outputs: tuple[OutputColumn, ...]
     batch_size: int | None = None
+    batch_tokens: int | None = None
     keep: bool = False
     threads: int | None = None
     names: tuple[str, ...] = ()
@@ -77,6 +83,8 @@ class Scorer:
     def __call__(self, batches: Iterator[pa.Array | tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         """Score batches; forward passes have ``batch_size`` rows, however many an Arrow batch has.
 
+        Rows that differ in length are taken together by length, a window of them at a time.
+
         Raises:
             DataError: naming column and row, for null where it is an error and what is no tensor.
             ModelError: naming the layer that fails, or if the output is not what was promised.
@@ -93,6 +101,7 @@ class Scorer:
         if self.encoding is not None:
             columns = EncodedColumns(self.plans, self.encoding, self.columns)
         waiting, results = _Rows(), _Results(self)
+        first = (_partition() << 40) + at
         model: Loaded | None = None
         for batch in batches:
             arrays = batch if isinstance(batch, tuple) else (batch,)
@@ -102,21 +111,50 @@ class Scorer:
             results.expect(valid)
             if converted is not None:
                 model = model or load_shipped(self.shipped, self.threads)
-                waiting.put(converted)
-                size = self.batch_size or rows_per_batch(columns.plans)
+                numbers = first + np.flatnonzero(valid)
+                waiting.put({**converted, _NUMBER: numbers})
+                size = self._rows_at_a_time(columns.plans, converted)
                 while waiting.count >= size:
-                    results.put(self._forward(model, waiting.take(size)))
+                    results.put(self._window(model, waiting.take(size)))
                     yield from results.ready()
+            first += len(valid)
             yield from results.ready()
         if waiting.count and model is not None:
-            results.put(self._forward(model, waiting.take(waiting.count)))
+            results.put(self._window(model, waiting.take(waiting.count)))
         yield from results.ready()
         if model is not None:
             model.end_task()
 
+    def _rows_at_a_time(self, plans: Sequence[ColumnPlan], columns: Mapping[str, Array]) -> int:
+        """Return the rows of a forward pass, or of a window if they differ in length."""
+        size = self.batch_size or rows_per_batch(plans)
+        return max(size, _WINDOW_ROWS) if _lengths(columns) is not None else size
+
+    def _window(self, model: Loaded, columns: dict[str, Array]) -> dict[int | str | None, Array]:
+        """Return the outputs of rows by key; rows that differ in length in several passes, by length."""
+        lengths = _lengths(columns)
+        if lengths is None:
+            return self._forward(model, columns)
+        tokens = self.batch_tokens or (None if self.batch_size else _BATCH_TOKENS)
+        order = np.argsort(-lengths, kind="stable")
+        parts: list[dict[int | str | None, Array]] = []
+        begin = 0
+        while begin < len(order):
+            rows = self.batch_size or len(order)
+            if tokens is not None:
+                rows = min(rows, max(1, tokens // max(1, int(lengths[order[begin]]))))
+            chosen = order[begin : begin + rows]
+            parts.append(self._forward(model, {key: array[chosen] for key, array in columns.items()}))
+            begin += rows
+        for part in parts[1:]:
+            _check_shapes(_shapes(part), _shapes(parts[0]))
+        back = np.argsort(order)
+        return {key: np.concatenate([part[key] for part in parts])[back] for key in parts[0]}
+
     def _forward(self, model: Loaded, columns: dict[str, Array]) -> dict[int | str | None, Array]:
         """Return the outputs of a batch by key."""
-        rows = len(next(iter(columns.values())))
+        numbers = columns.pop(_NUMBER)
+        rows = len(numbers)
         with warnings.catch_warnings():
             # Arrow's memory is read-only by convention; this one is the task's own, read from a socket.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -124,7 +162,8 @@ class Scorer:
             inputs = self.structure.assemble({key: tensor_of(plans[key], a) for key, a in columns.items()})
         if model.device != "cpu":
             inputs = map_tensors(inputs, lambda tensor: tensor.to(model.device))
-        output = infer(model.module, inputs)
+        with numbered(numbers):
+            output = infer(model.module, inputs)
         return {wanted.key: select(output, wanted.key, rows) for wanted in self.outputs}
 
 
@@ -212,12 +251,38 @@ class _Rows:
         return {key: np.concatenate([part[key] for part in taken]) for key in taken[0]}
 
 
+def _shapes(outputs: Mapping[Any, Array]) -> list[tuple[int, ...]]:
+    return [array.shape[1:] for array in outputs.values()]
+
+
+def _check_shapes(shapes: list[tuple[int, ...]], before: list[tuple[int, ...]] | None) -> None:
+    if before not in (None, shapes):
+        raise ModelError(
+            f"the module's output differs between batches: rows of shape {shapes} after {before}. "
+            "Where it follows the length of texts, pad them to one length",
+            code="model-output",
+        )
+
+
 def _length(columns: dict[Any, Array]) -> int:
     return len(next(iter(columns.values())))
 
 
 def _bytes(columns: dict[Any, Array]) -> int:
     return sum(array.nbytes for array in columns.values())
+
+
+def _lengths(columns: Mapping[str, Array]) -> Array | None:
+    """Return the length of each row, of its longest value; ``None`` if all rows have the same."""
+    found = [[len(row) for row in column] for column in columns.values() if column.dtype == object]
+    return np.max(np.array(found, np.int64), axis=0) if found else None
+
+
+def _partition() -> int:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    return context.partitionId() if context else 0
 
 
 # -- results out -----------------------------------------------------------------------------------
@@ -237,13 +302,8 @@ class _Results:
         self._valid.append(valid)
 
     def put(self, outputs: dict[int | str | None, Array]) -> None:
-        shapes = [array.shape[1:] for array in outputs.values()]
-        if self._shapes not in (None, shapes):
-            raise ModelError(
-                f"the module's output differs between batches: rows of shape {shapes} after {self._shapes}. "
-                "Where it follows the length of texts, pad them to one length",
-                code="model-output",
-            )
+        shapes = _shapes(outputs)
+        _check_shapes(shapes, self._shapes)
         self._shapes = shapes
         self._outputs.put(outputs)
 

@@ -92,6 +92,7 @@ def scorer_of(
         plans=tuple(plans),
         outputs=outputs,
         batch_size=inference.batch_size,
+        batch_tokens=inference.batch_tokens,
         keep=inference.handle_invalid != "error",
         threads=inference.threads,
         names=names,

@@ -1,0 +1,418 @@
+"""A batch job that survives: rows are scored and written in pieces, and a job that died goes on where it was.
+
+The folder's mark says what the job is: digests of the model's parts, columns, files and number of rows of the
+DataFrame. A later call compares them with its own, and the pieces that are there with the rows that they came
+from, before it writes anything. Tasks write the pieces by themselves, see :mod:`sparkdl.ml.stages.pieces`:
+neither the driver nor Spark commits anything.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from sparkdl._spark.errors import is_job_failure, task_error
+from sparkdl.data.columns import quoted
+from sparkdl.data.sparse import passed
+from sparkdl.data.tables import check_dataframe
+from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.ml.persistence.stored import literal
+from sparkdl.ml.stages.inference import Inference, Prepared, inference_of, prepare
+from sparkdl.ml.stages.pieces import REPORT, Pieces, PieceTask, digest_of
+from sparkdl.saved.digest import stable_digest
+from sparkdl.saved.integrity import of_json
+from sparkdl.train.hooks.progress import open_bar
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column as SqlColumn
+    from pyspark.sql import DataFrame, SparkSession
+    from torch import nn
+
+logger = logging.getLogger("sparkdl")
+
+_FORMAT = 1
+_PIECES, _LEAST, _MOST = 1000, 100, 100_000
+_LOOK_S = 1.0
+_SPLITS = "spark.sql.files.minPartitionNum"
+"""How Spark cuts files follows from the number of cores if this is not set."""
+_CONFS = (_SPLITS, "spark.sql.files.maxPartitionBytes", "spark.sql.files.openCostInBytes")
+_ROW_METADATA = "org.apache.spark.sql.parquet.row.metadata"
+_UNWRITABLE = (
+    "CalendarIntervalType",
+    "DayTimeIntervalType",
+    "TimeType",
+    "VariantType",
+    "YearMonthIntervalType",
+)
+
+
+def score(model: Any, df: DataFrame, path: str, *, resume: bool, progress: bool) -> DataFrame:
+    """Score the rows of a DataFrame into a folder; see :meth:`TorchModel.score`."""
+    check_dataframe(df, f"{type(model).__name__}.score")
+    if df.isStreaming:
+        raise ConfigError("score() takes a table, and this is a stream: use transform(df).writeStream")
+    spark, path = df.sparkSession, path if "://" in path else os.path.abspath(path)
+    inference = inference_of(model, df)
+    _check_columns(df, inference)
+    prepared = prepare(df, inference, direct=True)
+    with _explained():
+        found = bytes(_on_cluster(spark, partial(_look, path)))
+    if found and not resume:
+        raise ConfigError(
+            f"path={path!r} holds a job of score() already: resume=True goes on with it; or choose another "
+            "folder",
+            code="config-resume",
+        )
+    before = _read(found, path) if found else None
+    with _same_splits(spark, None if before is None else before["confs"]) as confs:
+        with _explained():
+            rows = prepared.df.count()
+        job = {"format": _FORMAT, "confs": confs, "size": _size(rows), **_described(df, inference, rows)}
+        mark = found or json.dumps({**job, "seal": of_json(job)}, indent=1).encode()
+        if before is not None:
+            _check_same(before, job, path)
+            job = before
+        given, task = _job(df, prepared, path, mark, job["size"])
+
+        def run(task: PieceTask) -> list[Any]:
+            return given.mapInArrow(_function(task), REPORT).collect()
+
+        with _bar(path, rows, enabled=progress), _explained(), _cancelled(spark):
+            if before is None:
+                _on_cluster(spark, partial(_begin, path, mark))
+            else:
+                _check_partitions(len(run(replace(task, writes=False))), spark, path)
+            reports = run(task)
+            _on_cluster(spark, partial(_finish, task, {row.partition: row.rows for row in reports}, rows))
+    failed = sum(row.failed for row in reports)
+    if failed:
+        logger.warning(
+            "%d of %d rows could not be scored; column %r says why", failed, rows, inference.errors
+        )
+    return spark.read.parquet(literal(path if "://" in path else f"file://{path}"))
+
+
+def _size(rows: int) -> int:
+    """Return the rows of a piece: a thousandth of them, for that much is lost with a task."""
+    return max(_LEAST, min(_MOST, rows // _PIECES))
+
+
+# -- what the job is -------------------------------------------------------------------------------
+
+
+def _check_columns(df: DataFrame, inference: Inference) -> None:
+    """Check that rows can be written.
+
+    Raises:
+        ConfigError: if there is nothing to write.
+        DataError: naming the column that has no place in the files.
+    """
+    if not inference.outputs:
+        raise ConfigError("all names of output columns are empty: there is nothing to write")
+    seen: set[str] = set()
+    for field in df.schema.fields:
+        if field.name.lower() in seen:
+            raise DataError(
+                f"column {field.name!r} is in the DataFrame twice; rename one of them", code="data-column"
+            )
+        seen.add(field.name.lower())
+        for name in _UNWRITABLE:
+            kind = getattr(T, name, None)
+            if kind is not None and _holds(field.dataType, kind):
+                raise DataError(
+                    f"column {field.name!r} has type {field.dataType.simpleString()}, which score() does not "
+                    "write; cast it, to a string for example",
+                    code="data-type",
+                )
+
+
+def _holds(data_type: Any, kind: type) -> bool:
+    if isinstance(data_type, kind):
+        return True
+    if isinstance(data_type, T.StructType):
+        return any(_holds(field.dataType, kind) for field in data_type.fields)
+    if isinstance(data_type, T.ArrayType):
+        return _holds(data_type.elementType, kind)
+    if isinstance(data_type, T.MapType):
+        return _holds(data_type.keyType, kind) or _holds(data_type.valueType, kind)
+    return False
+
+
+def _described(df: DataFrame, inference: Inference, rows: int) -> dict[str, Any]:
+    """Return what a job must have in common with the one that it goes on with."""
+    files = sorted(df.inputFiles())
+    module: nn.Module = inference.module
+    own = stable_digest(module) or stable_digest((type(module).__qualname__, dict(module.state_dict())))
+    return {
+        "model": {
+            "module": own,
+            "inputs": stable_digest(inference.inputs),
+            "outputs": stable_digest(inference.outputs),
+            "encoding": stable_digest(inference.encoding),
+            "handleInvalid": inference.handle_invalid,
+            "errorCol": inference.errors,
+        },
+        "columns": {field.name: field.dataType.simpleString() for field in df.schema.fields},
+        "files": {"number": len(files), "digest": of_json(files)},
+        "rows": rows,
+    }
+
+
+def _read(mark: bytes, path: str) -> dict[str, Any]:
+    """Read a mark.
+
+    Raises:
+        ConfigError: if it is damaged, or of a later version.
+    """
+    try:
+        found = json.loads(mark)
+        seal = found.pop("seal")
+        fits = seal == of_json(found) and found["format"] == _FORMAT
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
+        fits = False
+    if not fits:
+        raise ConfigError(
+            f"path={path!r}: its mark is damaged, or of a later sparkdl; choose another folder",
+            code="config-resume",
+        )
+    return dict(found)
+
+
+def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], path: str) -> None:
+    """Check that a job is the one that a folder holds.
+
+    Raises:
+        ConfigError: naming what differs of the model.
+        DataError: naming what differs of the rows.
+    """
+    begun = f"path={path!r} holds the rows of another job"
+    for name, value in now["model"].items():
+        if before["model"].get(name) != value:
+            raise ConfigError(
+                f"{begun}: its model has another value of {name}. Go on with that model, or choose another "
+                "folder",
+                code="config-resume",
+            )
+    had, has = before["columns"], now["columns"]
+    if list(had.items()) != list(has.items()):
+        other = [name for name in {**had, **has} if had.get(name) != has.get(name)]
+        found = [f"{name} is {has.get(name, 'missing')}, was {had.get(name, 'missing')}" for name in other]
+        raise DataError(
+            f"{begun}: its DataFrame has other columns: {', '.join(found) or 'their order'}",
+            code="data-changed",
+        )
+    if before["files"] != now["files"]:
+        raise DataError(
+            f"{begun}: its DataFrame reads other files ({before['files']['number']}, now "
+            f"{now['files']['number']})",
+            code="data-changed",
+        )
+    if before["rows"] != now["rows"]:
+        raise DataError(
+            f"{begun}: its DataFrame has {before['rows']} rows, this one {now['rows']}", code="data-changed"
+        )
+
+
+@contextmanager
+def _same_splits(spark: SparkSession, confs: Mapping[str, str] | None) -> Iterator[dict[str, str]]:
+    """Let Spark cut files as it did before, on however many cores; yields the confs that say how."""
+    own: dict[str, str | None] = {name: spark.conf.get(name, None) for name in _CONFS}
+    chosen = dict(confs or {name: value for name, value in own.items() if value is not None})
+    if _SPLITS not in chosen:
+        ids = spark.range(1 << 16).select(F.spark_partition_id().alias("id"))
+        chosen[_SPLITS] = str(1 + (ids.agg({"id": "max"}).collect()[0][0] or 0))
+    try:
+        for name, value in chosen.items():
+            with suppress(Exception):  # where a session does not allow it, rows are compared all the same
+                spark.conf.set(name, value)
+        yield chosen
+    finally:
+        for name in chosen:
+            with suppress(Exception):
+                old = own.get(name)
+                spark.conf.unset(name) if old is None else spark.conf.set(name, old)
+
+
+# -- what runs in the tasks ------------------------------------------------------------------------
+
+
+def _job(df: DataFrame, prepared: Prepared, path: str, mark: bytes, size: int) -> tuple[DataFrame, PieceTask]:
+    """Return the rows with all that a task needs of them, and the task."""
+    source, columns = prepared.df, df.columns
+    arguments: list[SqlColumn] = []
+    places = []
+    direct = prepared.encoding is None
+    chosen = passed(prepared.plan.columns)[0] if direct else range(len(prepared.arguments))
+    for n, argument in zip(chosen, prepared.arguments, strict=True):
+        if direct:
+            places.append(columns.index(prepared.plan.columns[n].source))
+            continue
+        places.append(len(columns) + len(arguments))
+        arguments.append(argument.alias(f"sparkdl_{len(arguments)}"))
+    hashed = F.xxhash64(*map(_hashable, df.schema.fields)).alias("sparkdl_hash")
+    written = T.StructType([*df.schema.fields, *prepared.columns])
+    task = PieceTask(
+        path=path,
+        mark=digest_of(mark),
+        size=size,
+        scorer=prepared.scorer,
+        arguments=tuple(places),
+        names=tuple(field.name for field in prepared.columns),
+        width=len(columns),
+        metadata={_ROW_METADATA: written.json()},
+        empty=_empty(written),
+    )
+    return source.select("*", *arguments, hashed), task
+
+
+def _hashable(field: T.StructField) -> SqlColumn:
+    column = quoted(field.name)
+    return F.to_json(F.struct(column)) if _holds(field.dataType, T.MapType) else column
+
+
+def _empty(schema: T.StructType) -> bytes:
+    """Return the columns of a file without rows."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    zoned = "timezone" in signature(to_arrow_schema).parameters
+    needed: dict[str, Any] = {"timezone": "UTC"} if zoned else {}
+    return bytes(to_arrow_schema(schema, **needed).serialize())
+
+
+def _function(task: PieceTask) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return a task as ``mapInArrow`` takes it."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return task(batches)
+
+    return run
+
+
+def _look(path: str) -> bytes:
+    return Pieces(path).mark() or b""
+
+
+def _begin(path: str, mark: bytes) -> bytes:
+    Pieces(path).begin(mark)
+    return b""
+
+
+def _last(path: str) -> bytes:
+    return str(max((piece.partition for piece in Pieces(path).present()), default=-1)).encode()
+
+
+def _finish(task: PieceTask, rows: Mapping[int, int], expected: int) -> bytes:
+    task.finish(rows, expected)
+    return b""
+
+
+def _check_partitions(partitions: int, spark: SparkSession, path: str) -> None:
+    """Check that there is a partition for each piece.
+
+    Raises:
+        DataError: if there are fewer now.
+    """
+    last = int(_on_cluster(spark, partial(_last, path)))
+    if last >= partitions:
+        raise DataError(
+            f"path={path!r} holds rows of partition {last}, but the DataFrame has {partitions} partitions "
+            "now: give it in as many, or with the number of cores that it had",
+            code="data-changed",
+        )
+
+
+def _on_cluster(spark: SparkSession, function: Callable[[], bytes]) -> bytes:
+    """Call a function in a task: the folder is where tasks are, and need not be where the driver is."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            pass
+        yield pa.RecordBatch.from_arrays([pa.array([function()], pa.binary())], ["data"])
+
+    return bytes(spark.range(0, 1, 1, 1).mapInArrow(run, "data binary").collect()[0][0])
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Turn Spark's reports of failed jobs into errors that say what failed."""
+    try:
+        yield
+    except Exception as error:
+        if not is_job_failure(error):
+            raise
+        raise task_error(error, "scoring") from None
+
+
+@contextmanager
+def _cancelled(spark: SparkSession) -> Iterator[None]:
+    """Cancel the jobs inside of ``with`` on an error or Ctrl-C, where the session can."""
+    tag = f"sparkdl-score-{uuid.uuid4().hex}"
+    known = hasattr(spark, "addTag")
+    if known:
+        spark.addTag(tag)
+    try:
+        yield
+    except BaseException:
+        if known:
+            with suppress(Exception):
+                spark.interruptTag(tag)
+        raise
+    finally:
+        if known:
+            spark.removeTag(tag)
+
+
+# -- the bar ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _bar(path: str, rows: int, *, enabled: bool) -> Iterator[None]:
+    """Show rows, rows per second and the time left; it moves where the driver sees the folder, too."""
+    if not enabled:
+        yield
+        return
+    looking = _Looking(path, rows)
+    thread = threading.Thread(target=looking.run, name="sparkdl-score", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        looking.ended.set()
+        thread.join()
+
+
+class _Looking:
+    """Looks for pieces until it is told that the job has ended."""
+
+    def __init__(self, path: str, rows: int) -> None:
+        self.ended = threading.Event()
+        self._path, self._rows = path, rows
+
+    def run(self) -> None:
+        """Move the bar."""
+        done = self._done()
+        bar = open_bar("score", " rows", total=self._rows, initial=done, unit_scale=True)
+        try:
+            while not self.ended.wait(_LOOK_S):
+                bar.update(self._done() - bar.n)
+            bar.update(self._done() - bar.n)
+        finally:
+            bar.close()
+
+    def _done(self) -> int:
+        with suppress(Exception):  # it is not there, or not seen from here
+            return sum(piece.rows for piece in Pieces(self._path).present())
+        return 0
