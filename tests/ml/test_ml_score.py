@@ -22,7 +22,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from torch import Tensor, nn
 
-from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.exceptions import ConfigError, DataError, SparkdlWarning
 from sparkdl.ml import TorchClassificationModel, TorchModel
 from sparkdl.ml.stages import scoring
 from sparkdl.ml.stages.pieces import Piece, Pieces
@@ -172,6 +172,16 @@ def test_another_job_is_refused_by_name(spark: Any, tmp_path: Path) -> None:
     (tmp_path / "taken" / "letter.txt").write_text("dear")
     with pytest.raises(ConfigError, match="holds 'letter.txt'"):
         model().score(df, str(tmp_path / "taken"), progress=False)
+
+
+def test_a_module_that_no_other_process_knows_does_not_go_on(spark: Any, tmp_path: Path) -> None:
+    made, df, out = model(), spark.range(20), str(tmp_path / "out")
+    slow: Any = made.module
+    slow.more = lambda x: x
+    with pytest.warns(SparkdlWarning, match="holds a lambda"):
+        made.score(df, out, progress=False)
+    with pytest.raises(ConfigError, match="holds a lambda .* in another folder"):
+        made.score(df, out, progress=False)
 
 
 def test_what_cannot_be_written_is_refused_first(spark: Any, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -28,7 +29,7 @@ from sparkdl._spark.errors import is_job_failure, task_error
 from sparkdl.data.columns import quoted
 from sparkdl.data.sparse import passed
 from sparkdl.data.tables import check_dataframe
-from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.exceptions import ConfigError, DataError, SparkdlWarning
 from sparkdl.ml.persistence.stored import literal
 from sparkdl.ml.stages.inference import Inference, Prepared, inference_of, prepare
 from sparkdl.ml.stages.pieces import REPORT, Pieces, PieceTask, digest_of
@@ -39,7 +40,6 @@ from sparkdl.train.hooks.progress import open_bar
 if TYPE_CHECKING:
     from pyspark.sql import Column as SqlColumn
     from pyspark.sql import DataFrame, SparkSession
-    from torch import nn
 
 logger = logging.getLogger("sparkdl")
 
@@ -50,6 +50,9 @@ _SPLITS = "spark.sql.files.minPartitionNum"
 """How Spark cuts files follows from the number of cores if this is not set."""
 _CONFS = (_SPLITS, "spark.sql.files.maxPartitionBytes", "spark.sql.files.openCostInBytes")
 _ROW_METADATA = "org.apache.spark.sql.parquet.row.metadata"
+_UNKNOWN = (
+    "the module holds a lambda or a function within a function, by which no other process knows it again"
+)
 _UNWRITABLE = (
     "CalendarIntervalType",
     "DayTimeIntervalType",
@@ -85,6 +88,14 @@ def score(model: Any, df: DataFrame, path: str, *, resume: bool, progress: bool)
         if before is not None:
             _check_same(before, job, path)
             job = before
+        elif job["model"]["module"] is None:
+            warnings.warn(
+                SparkdlWarning(
+                    f"{_UNKNOWN}, so a job that dies cannot go on. Define it at the top of a file",
+                    code="config-resume",
+                ),
+                stacklevel=3,
+            )
         given, task = _job(df, prepared, path, mark, job["size"])
 
         def run(task: PieceTask) -> list[Any]:
@@ -154,11 +165,9 @@ def _holds(data_type: Any, kind: type) -> bool:
 def _described(df: DataFrame, inference: Inference, rows: int) -> dict[str, Any]:
     """Return what a job must have in common with the one that it goes on with."""
     files = sorted(df.inputFiles())
-    module: nn.Module = inference.module
-    own = stable_digest(module) or stable_digest((type(module).__qualname__, dict(module.state_dict())))
     return {
         "model": {
-            "module": own,
+            "module": stable_digest(inference.module),
             "inputs": stable_digest(inference.inputs),
             "outputs": stable_digest(inference.outputs),
             "encoding": stable_digest(inference.encoding),
@@ -198,6 +207,12 @@ def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], path: str) ->
         ConfigError: naming what differs of the model.
         DataError: naming what differs of the rows.
     """
+    if now["model"]["module"] is None:
+        raise ConfigError(
+            f"path={path!r} holds rows already: {_UNKNOWN}. Define it at the top of a file, and begin in "
+            "another folder",
+            code="config-resume",
+        )
     begun = f"path={path!r} holds the rows of another job"
     for name, value in now["model"].items():
         if before["model"].get(name) != value:
