@@ -240,7 +240,8 @@ class Dataset:
 
         Args:
             paths: a file or folder, or several: paths or URLs that pyarrow reads. Files of a folder come by
-                name, without those that begin with ``_`` or ``.``.
+                name, without those that begin with ``_`` or ``.``. Names of folders in it, such as ``day=1``,
+                are columns.
             features: as in :meth:`from_dataframe`. ML vectors must have been written as arrays.
             label: likewise.
             weight: likewise.

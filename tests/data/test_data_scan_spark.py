@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from pyarrow import parquet
 from pyspark.ml.feature import VectorAssembler
 from pyspark.sql import functions as F
 
 from sparkdl import Column, Dataset
 from sparkdl.data.columns import tensor_metadata
+from sparkdl.data.scan.folders import folder_columns
 from sparkdl.data.scan.order import order_of
 from sparkdl.data.streams import FROM_THE_BEGINNING
 from sparkdl.exceptions import DataError
@@ -122,3 +125,39 @@ def test_ml_vectors_are_refused_by_name(spark: Any, tmp_path: Path) -> None:
     made.write.parquet(str(tmp_path / "vectors"))
     with pytest.raises(DataError, match="features column 'v' has type struct.*: write ML vectors as arrays"):
         Dataset.from_parquet(str(tmp_path / "vectors"), features="v", spark=spark)
+
+
+@pytest.mark.jvm
+def test_folders_give_the_columns_that_spark_reads(spark: Any, tmp_path: Path) -> None:
+    cases = [
+        ["1", "-20", "007", "+5"],
+        ["1", "3000000000"],
+        ["1", "12345678901234567890"],
+        ["1.5", "2", "-1.5e-3"],
+        ["1", "-1e3", "2."],
+        ["1.5", "-1e3"],
+        [".5", "1d", "NaN"],
+        ["1.5", "3000000000"],
+        ["1.5", "12345678901234567890"],
+        ["1", "a%20b", "%31"],
+        ["%31"],
+        ["2024-02-29", "2023-1-2"],
+        ["2024-02-29", "2024-02-30"],
+        ["2024-02-29", "1"],
+        ["1", "__HIVE_DEFAULT_PARTITION__"],
+    ]
+    names = {"int32": "int", "int64": "bigint", "date32[day]": "date", "decimal128": "decimal"}
+    types = []
+    for number, values in enumerate(cases):
+        folder = tmp_path / str(number)
+        for row, value in enumerate(values):
+            (folder / f"x={value}").mkdir(parents=True)
+            parquet.write_table(pa.table({"row": [row]}), folder / f"x={value}" / "a.parquet")
+        read = spark.read.parquet(str(folder)).orderBy("row")
+        found = folder_columns([f"x={value}/a.parquet" for value in values])
+        expected = [row["x"] for row in read.collect()]
+        type_of_spark = read.schema["x"].dataType.simpleString().partition("(")[0]
+        kind = str(found.schema.field("x").type).partition("(")[0]
+        types.append((values, names.get(kind, kind), type_of_spark))
+        np.testing.assert_array_equal(found["x"].to_pylist(), expected)
+    assert [case for case in types if case[1] != case[2]] == []

@@ -112,6 +112,76 @@ def test_weights_are_those_of_plain_torch(
     assert sum(result.history.column("samples")[:17]) == ROWS
 
 
+class OfTwo(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.x, self.day = (nn.Linear(1, 1, dtype=torch.float64) for _ in range(2))
+
+    def forward(self, x: torch.Tensor, day: torch.Tensor) -> torch.Tensor:
+        return self.x(x) + self.day(day)
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 3])
+@pytest.mark.parametrize("files_have", ["x", "nothing that is read"])
+def test_names_of_folders_are_columns(tmp_path: Path, spark: Any, partitions: int, files_have: str) -> None:
+    for day in range(1, 9):
+        sign = "-" * (day % 2)
+        folder = tmp_path / f"day={day}" / f"w={day % 3 + 1}" / f"y={sign}0.5"
+        write(folder, "a.parquet", x=np.arange(25.0) / 25 - day / 9)
+    found = parquet.read_table(tmp_path).to_pandas()  # pyarrow reads the folders in its own way
+    x = found["x" if files_have == "x" else "w"].to_numpy("float64")[:, None]
+    tensors = [x, *(found[name].to_numpy("float64")[:, None] for name in ("day", "y")), found["w"].to_numpy()]
+    x, day, y, w = map(torch.from_numpy, tensors)
+    of_rows = [Column(name, (1,), "float64") for name in ("x" if files_have == "x" else "w", "day", "y")]
+    model, optimizer = OfTwo(), partial(torch.optim.SGD, lr=0.01)
+    with Dataset.from_parquet(
+        tmp_path,
+        features=of_rows[:2],
+        label=of_rows[2],
+        weight="w",
+        num_partitions=partitions,
+        streams=6,
+        window=3000,
+        spark=spark,
+    ) as data:
+        fit = Trainer(
+            model,
+            loss=nn.MSELoss(reduction="none"),
+            optimizer=optimizer,
+            batch_size=30,
+            seed=5,
+            end_when=MaxIteration(14),
+            progress=False,
+        )
+        result, manifest = fit.fit(data), manifest_of(data)
+    assert manifest.read_columns == (["x"] if files_have == "x" else [])
+    expected = OfTwo()
+    own = optimizer(expected.parameters())
+    for iteration in range(14):
+        epoch, step = divmod(iteration, 7)
+        order = order_of(manifest.layout, 5, epoch, True)
+        rows = order.numbers(order.parts(FROM_THE_BEGINNING.slots(200, 7, step), 0, 1))
+        own.zero_grad()
+        errors = (expected(x[rows], day[rows]) - y[rows])[:, 0] ** 2
+        ((errors * w[rows]).sum() / w[rows].sum()).backward()
+        own.step()
+    assert_close(result.module, expected)
+
+
+def test_folders_that_give_no_numbers_are_refused_by_name(tmp_path: Path, spark: Any) -> None:
+    def refused(match: str, feature: str) -> None:
+        with pytest.raises(DataError, match=match):
+            Dataset.from_parquet(tmp_path, features=feature, label="x", spark=spark)
+
+    for day, hour in (("2024-01-01", "1"), ("2024-01-02", "__HIVE_DEFAULT_PARTITION__")):
+        write(tmp_path / f"day={day}" / f"hour={hour}" / "shop=a%20b" / "y=3", "a.parquet", x=[1.0], y=[1.0])
+    refused("'day' has type date32.*: turn dates into numbers", "day")
+    refused("'shop' has type string: turn strings into numbers", "shop")
+    refused("'hour' is null in .*day=2024-01-02/hour=__HIVE_DEFAULT_PARTITION__/.*; drop or fill", "hour")
+    refused("column 'y' is there 2 times among day, hour, shop, x, y, y", "y")
+
+
 def test_without_shuffle_the_order_is_that_of_the_files(table: Path, spark: Any) -> None:
     with dataset(table, spark, 2) as data:
         data.store()
@@ -306,7 +376,7 @@ def test_elastic_runs_move_for_free(table: Path, spark: Any, monkeypatch: pytest
 
 
 def write(folder: Path, name: str, **columns: Any) -> Path:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True, parents=True)
     parquet.write_table(pa.table(columns), folder / name, row_group_size=10)
     return folder
 
@@ -407,6 +477,11 @@ def test_bad_arguments_are_refused_by_name(table: Path, tmp_path: Path, spark: A
     refused(DataError, "features column 'name' has type string: turn strings into numbers", features="name")
     refused(DataError, "weight column 'x' has type list<element: double>; expected one number", weight="x")
     refused(DataError, "needs a DataFrame", features=Column("x", dtype="sparse"))
+    for folder in ("day=1", "hour=2"):
+        write(tmp_path / "mixed" / folder, "a.parquet", x=[1.0], y=[1.0])
+    refused(
+        DataError, "hour=2/a.parquet: its folders give 'hour', those of day=1/.* 'day'", tmp_path / "mixed"
+    )
     refused(ConfigError, "window=0: expected a positive number of bytes", window=0)
     refused(ConfigError, "streams=841: expected a positive number up to 840", streams=841)
     refused(ConfigError, "num_partitions=0: expected a positive integer", num_partitions=0)

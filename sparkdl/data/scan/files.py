@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from sparkdl.data.scan.folders import is_hidden
 from sparkdl.exceptions import ConfigError, DataError
-
-_HIDDEN = ("_", ".")
-"""Names that begin so are no data, as for Spark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +84,18 @@ def file_system(path: str) -> tuple[Any, str]:
     return found
 
 
-def list_files(paths: Sequence[str]) -> list[File]:
+def list_files(paths: Sequence[str]) -> list[tuple[File, str]]:
     """List the data files under paths, those of a folder by name; called in a task.
+
+    Returns:
+        Files, each with its path below the one that was given.
 
     Raises:
         DataError: naming a path that cannot be seen, or has no files.
     """
     from pyarrow import fs
 
-    found: list[File] = []
+    found: list[tuple[File, str]] = []
     for path in paths:
         system, own = file_system(path)
         try:
@@ -102,7 +103,7 @@ def list_files(paths: Sequence[str]) -> list[File]:
             if info.type == fs.FileType.NotFound:
                 raise FileNotFoundError("there is no such file or folder")
             if info.type == fs.FileType.File:
-                found.append(_file(info))
+                found.append((_file(info), info.base_name))
                 continue
             listed = system.get_file_info(fs.FileSelector(own, recursive=True))
         except OSError as error:
@@ -110,8 +111,9 @@ def list_files(paths: Sequence[str]) -> list[File]:
         files = [i for i in listed if i.type == fs.FileType.File and _is_data(i.path[len(own) :])]
         if not files:
             raise DataError(f"{path}: there are no files in this folder", code="data-empty")
-        found += map(_file, sorted(files, key=lambda info: info.path))
-    paths_found = [file.path for file in found]
+        files.sort(key=lambda info: info.path)
+        found += [(_file(info), info.path[len(own) :].strip("/")) for info in files]
+    paths_found = [file.path for file, _ in found]
     if len(set(paths_found)) < len(found):
         twice = max(paths_found, key=paths_found.count)
         raise ConfigError(f"paths: {twice} is there twice; expected no path inside of another")
@@ -119,7 +121,7 @@ def list_files(paths: Sequence[str]) -> list[File]:
 
 
 def _is_data(path: str) -> bool:
-    return not any(part.startswith(_HIDDEN) for part in path.split("/") if part)
+    return not any(is_hidden(part) for part in path.split("/") if part)
 
 
 def _file(info: Any) -> File:

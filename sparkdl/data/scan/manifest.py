@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from sparkdl.data.columns import ColumnPlan
 from sparkdl.data.scan.files import File
+from sparkdl.data.scan.folders import NO_COLUMNS, packed, unpacked
 from sparkdl.data.scan.order import Layout
+from sparkdl.data.scan.schema import as_lists
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Buffer, Parts
 
@@ -26,6 +29,7 @@ class ScanManifest:
         file: for each row group its file.
         number: its number in the file.
         rows: its rows.
+        values: columns that are not in the files: one row for each file.
         columns: what is read.
         streams: V, see :mod:`sparkdl.data.scan.order`.
         window: W.
@@ -37,6 +41,7 @@ class ScanManifest:
     file: Array
     number: Array
     rows: Array
+    values: pa.RecordBatch = field(default_factory=lambda: NO_COLUMNS)
     columns: tuple[ColumnPlan, ...] = ()
     streams: int = 1
     window: int = 1
@@ -59,9 +64,27 @@ class ScanManifest:
         """Number of the first row of each row group, and of all rows."""
         return np.concatenate([[0], np.cumsum(self.rows)])
 
+    @cached_property
+    def read_columns(self) -> list[str]:
+        """Names of the columns that are read from the files."""
+        known = self.values.schema.names
+        return list(dict.fromkeys(c.source for c in self.columns if c.source not in known))
+
+    def column(self, group: int, batch: pa.RecordBatch, name: str) -> pa.Array:
+        """Return a column of some rows of a row group, of which a batch has what was read."""
+        if name in self.values.schema.names:
+            return pa.repeat(self.values.column(name)[int(self.file[group])], batch.num_rows)
+        found = batch.column(name)
+        plain = as_lists(found.type)
+        return found if plain == found.type else found.cast(plain)
+
+    def group_of(self, row: int) -> int:
+        """Return the row group that a row is in."""
+        return int(np.searchsorted(self.begins, row, side="right")) - 1
+
     def name_row(self, number: int) -> str:
         """Name a row by its file, row group and place there."""
-        group = int(np.searchsorted(self.begins, number, side="right")) - 1
+        group = self.group_of(number)
         return self.name_row_of(group, number - int(self.begins[group]))
 
     def name_row_of(self, group: int, row: int) -> str:
@@ -78,7 +101,7 @@ class ScanManifest:
     def content(self) -> int:
         """Checksum of that, of what is read, and of what shows that a file has changed."""
         meta = [self.positions, self.columns, [[file.size, file.time] for file in self.files]]
-        return _digest(repr(meta).encode()) >> 32
+        return _digest(repr(meta).encode(), packed(self.values)) >> 32
 
     def pack(self) -> Parts:
         """Lay it out as a frame."""
@@ -96,6 +119,7 @@ class ScanManifest:
             "file": self.file,
             "number": self.number,
             "rows": self.rows,
+            "values": packed(self.values),
         }
         return frame.pack(meta, arrays)
 
@@ -111,6 +135,7 @@ class ScanManifest:
             arrays["file"],
             arrays["number"],
             arrays["rows"],
+            unpacked(arrays["values"]),
             tuple(_column(values) for values in meta["columns"]),
             meta["streams"],
             meta["window"],

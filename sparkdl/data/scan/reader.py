@@ -27,7 +27,6 @@ from sparkdl.data.ragged import is_ragged
 from sparkdl.data.scan.files import check_unchanged, file_system, open_file
 from sparkdl.data.scan.manifest import ScanManifest
 from sparkdl.data.scan.order import Order, Part, in_files, order_of
-from sparkdl.data.scan.schema import as_lists
 from sparkdl.data.store.partition import PartitionMissingError, Token, locate
 from sparkdl.exceptions import DataError
 from sparkdl.wire.frame import Array, Parts
@@ -118,8 +117,8 @@ class Reader:
         self._thread: threading.Thread | None = None
         self._asked: SimpleQueue[tuple[Order, Sequence[tuple[int, int]]] | None] = SimpleQueue()
         self._stop = threading.Event()
-        columns = len({column.source for column in manifest.columns})
-        self._most_cursors = max(4, manifest.window_bytes // 4 // (_CURSOR_BYTES * max(1, columns)))
+        half_read = _CURSOR_BYTES * max(1, len(manifest.read_columns))
+        self._most_cursors = max(4, manifest.window_bytes // 4 // half_read)
 
     # -- which rows -----------------------------------------------------------------------------
 
@@ -239,11 +238,10 @@ class Reader:
 
     def _convert(self, first: int, batch: Any, into: Mapping[str, Any], place: int) -> None:
         """Convert a record batch that begins with a row of some number."""
-        name = lambda index: self.manifest.name_row(first + index)  # noqa: E731
-        for plan in self.manifest.columns:
-            column = batch.column(plan.source)
-            plain = as_lists(column.type)
-            values = from_arrow(plan, column if plain == column.type else column.cast(plain), name)
+        manifest, group = self.manifest, self.manifest.group_of(first)
+        name = lambda index: manifest.name_row(first + index)  # noqa: E731
+        for plan in manifest.columns:
+            values = from_arrow(plan, manifest.column(group, batch, plan.source), name)
             found = into[plan.key]
             if isinstance(found, list):
                 found.append(values)
@@ -274,7 +272,7 @@ class Reader:
     def _open(self, first: int) -> _Cursor:
         """Open a row group to read it from a row on."""
         manifest = self.manifest
-        group = int(np.searchsorted(manifest.begins, first, side="right")) - 1
+        group = manifest.group_of(first)
         number = int(manifest.file[group])
         if self._system is None:
             self._system, _ = file_system(manifest.where)
@@ -351,8 +349,7 @@ def first_rows(manifest: ScanManifest, rows: int) -> dict[str, Array]:
     from pyarrow import parquet
 
     system, _ = file_system(manifest.where)
-    names = list(dict.fromkeys(column.source for column in manifest.columns))
-    batches: list[Any] = []
+    found: dict[str, list[Any]] = {plan.source: [] for plan in manifest.columns}
     left = rows
     for group in np.flatnonzero(manifest.rows).tolist():
         if left <= 0:
@@ -362,15 +359,16 @@ def first_rows(manifest: ScanManifest, rows: int) -> dict[str, Array]:
             parquet.ParquetFile(source) as file,
         ):
             number = int(manifest.number[group])
+            names = manifest.read_columns
             for batch in file.iter_batches(left, [number], columns=names, use_threads=False):
-                batches.append(batch.slice(0, left))
-                left -= batches[-1].num_rows
+                some = batch.slice(0, left)
+                for name, columns in found.items():
+                    columns.append(manifest.column(group, some, name))
+                left -= some.num_rows
                 if left <= 0:
                     break
-    table = pa.Table.from_batches(batches)
-    columns = {name: table.column(name).combine_chunks() for name in names}
-    plain = {name: column.cast(as_lists(column.type)) for name, column in columns.items()}
-    return {plan.key: from_arrow(plan, plain[plan.source], manifest.name_row) for plan in manifest.columns}
+    whole = {name: pa.concat_arrays(columns) for name, columns in found.items()}
+    return {plan.key: from_arrow(plan, whole[plan.source], manifest.name_row) for plan in manifest.columns}
 
 
 class _Cursor:
@@ -395,14 +393,15 @@ class _Cursor:
         self._reader, self._group = reader, group
         self.file = manifest.files[manifest.file[group]]
         self.next, self._end = (int(manifest.begins[group + n]) for n in (0, 1))
-        names = list(dict.fromkeys(column.source for column in manifest.columns))
         row_bytes = sum(column.row_bytes for column in manifest.columns)
         size = max(1024, min(1 << 16, _BATCH_BYTES // max(1, row_bytes)))
         with self._explained():
             self._file = parquet.ParquetFile(source, metadata=footer, buffer_size=_BUFFER_BYTES)
             self.footer = self._file.metadata
             number = int(manifest.number[group])
-            self._batches = self._file.iter_batches(size, [number], columns=names, use_threads=False)
+            self._batches = self._file.iter_batches(
+                size, [number], columns=manifest.read_columns, use_threads=False
+            )
         self._source = source
         self._left: Any = None  # of the last batch
 

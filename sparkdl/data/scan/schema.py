@@ -31,12 +31,18 @@ _VECTOR = {"type", "size", "indices", "values"}
 
 
 def plan_schema(
-    schema: pa.Schema, features: Columns, label: Columns | None, weight: ColumnLike | None, ragged: bool
+    schema: pa.Schema,
+    values: pa.Schema,
+    features: Columns,
+    label: Columns | None,
+    weight: ColumnLike | None,
+    ragged: bool,
 ) -> TablePlan:
-    """Check the chosen columns against the schema of a file.
+    """Check the chosen columns against the schema of a file, and of what folders tell.
 
     Args:
         schema: of the first file.
+        values: of the columns that are names of folders.
         features: as in :meth:`sparkdl.Dataset.from_dataframe`.
         label: likewise.
         weight: likewise.
@@ -50,6 +56,7 @@ def plan_schema(
     if structures["weight"].kind not in ("none", "single"):
         raise ConfigError(f"weight={weight!r:.100}: expected one column")
     known, plans = _metadata(schema), dict[str, ColumnPlan]()
+    schema = pa.schema([*schema, *values])
     for role, value in groups.items():
         for key, chosen in structures[role].disassemble(value).items():
             column = chosen if isinstance(chosen, Column) else Column(chosen)
@@ -72,9 +79,11 @@ def _plan_column(
     count = schema.names.count(column.name)
     if count != 1:
         found = "is not in the files; they have" if not count else f"is there {count} times among"
-        partitioned = ". Columns that are names of folders, as in day=1, are not read" if not count else ""
+        folders = (
+            ". Names of folders, such as day=1, count below the paths that are given" if not count else ""
+        )
         raise DataError(
-            f"{role} column {column.name!r} {found} {', '.join(sorted(schema.names))}{partitioned}",
+            f"{role} column {column.name!r} {found} {', '.join(sorted(schema.names))}{folders}",
             code="data-column",
         )
     data_type = schema.field(column.name).type

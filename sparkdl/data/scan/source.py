@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from sparkdl.access.base import Access, Frames, Published
 from sparkdl.data import ragged
 from sparkdl.data.columns import ColumnLike, Columns, TablePlan
 from sparkdl.data.scan.files import File
+from sparkdl.data.scan.folders import unpacked
 from sparkdl.data.scan.manifest import EVEN, ScanManifest, streams_for
 from sparkdl.data.scan.schema import plan_schema
 from sparkdl.data.scan.tasks import FirstRows, ListFiles, PlaceManifest, ReadFooters, checked
@@ -29,6 +30,21 @@ WINDOW = 256 << 20
 _STREAMS_OF_SAMPLES = 24  # of which row groups may be cut
 _ONE = b"\0"  # a frame for a task that needs none: without any there is no task
 _MOST_FILES = 2000  # whose footers one task reads
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """Files of a scan.
+
+    Attributes:
+        files: the files.
+        schema: of the first one.
+        values: columns that are not in the files, with one row for each file.
+    """
+
+    files: list[File]
+    schema: pa.Schema
+    values: pa.RecordBatch
 
 
 class ScanSource(Source):
@@ -52,7 +68,7 @@ class ScanSource(Source):
         self._paths = paths
         self._window = window
         self._streams = streams
-        self._listed: tuple[list[File], pa.Schema] | None = None
+        self._listed: _Listing | None = None
         self._manifest: ScanManifest | None = None
         self._most: int | None = None  # rows
         self._sent: Published | None = None
@@ -68,11 +84,21 @@ class ScanSource(Source):
             DataError: naming the path that executors cannot see, or the column that is missing or cannot
                 become a tensor.
         """
-        _, schema = self._files()
-        return plan_schema(schema, features, label, weight, ragged)
+        found = self._files()
+        plan = plan_schema(found.schema, found.values.schema, features, label, weight, ragged)
+        for column in plan.columns:
+            if column.source in found.values.schema.names:
+                nulls = np.flatnonzero(found.values.column(column.source).is_null())
+                if len(nulls):
+                    raise DataError(
+                        f"{column.role} {column.source!r} is null in {found.files[nulls[0]].path}, as "
+                        "its folder says; drop or fill nulls first",
+                        code="data-null",
+                    )
+        return plan
 
-    def _files(self) -> tuple[list[File], pa.Schema]:
-        """Return the files, and the schema of the first one."""
+    def _files(self) -> _Listing:
+        """Return the files, and what is known of their columns."""
         if self._listed is None:
             (found,) = self._run("list the files", self._access.one_task(_ONE), ListFiles(tuple(self._paths)))
             places = zip(
@@ -82,7 +108,8 @@ class ScanSource(Source):
                 strict=True,
             )
             schema = pa.ipc.read_schema(pa.py_buffer(found.arrays["schema"].tobytes()))
-            self._listed = [File(*place) for place in places], schema
+            files = [File(*place) for place in places]
+            self._listed = _Listing(files, schema, unpacked(found.arrays["values"]))
         return self._listed
 
     def _run(self, what: str, frames: Frames, task: Any) -> list[frame.Frame]:
@@ -104,15 +131,19 @@ class ScanSource(Source):
             if not found.rows.sum():
                 raise DataError("the Dataset is empty: there is nothing to train on", code="data-empty")
             self._manifest = found
-        if plan.columns != self._manifest.columns and all(c.shape is not None for c in plan.columns):
+        if plan.columns != self._manifest.columns and all(
+            c.shape is not None and c.dtype for c in plan.columns
+        ):
             streams = self._streams or streams_for(self._manifest.rows, plan.row_bytes, self._window)
             self._manifest = self._manifest.resolved(plan.columns, self._window, streams)
         return self._manifest
 
     def _footers(self, plan: TablePlan) -> ScanManifest:
-        files, schema = self._files()
+        listing = self._files()
+        files, values = listing.files, listing.values
         names = dict.fromkeys(column.source for column in plan.columns)
-        types = {name: str(schema.field(name).type) for name in names}
+        in_folders = [name for name in values.schema.names if name in names]
+        types = {name: str(listing.schema.field(name).type) for name in names if name not in in_folders}
         available = self._access.executors()
         tasks = max(min(len(files), available.count * available.tasks), -(-len(files) // _MOST_FILES))
         cuts = [len(files) * n // tasks for n in range(tasks + 1)]
@@ -132,7 +163,7 @@ class ScanSource(Source):
         number = np.arange(len(rows)) - np.repeat(np.cumsum(groups) - groups, groups)
         if self._most is not None:
             rows = np.diff(np.minimum(np.concatenate([[0], np.cumsum(rows)]), self._most))
-        return ScanManifest(self._paths[0], tuple(files), file, number, rows)
+        return ScanManifest(self._paths[0], tuple(files), file, number, rows, values.select(in_folders))
 
     # -- see Source -----------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from sparkdl.access.base import BytesRef
 from sparkdl.data.scan.files import File, file_system, list_files, open_file
+from sparkdl.data.scan.folders import folder_columns, packed
 from sparkdl.data.scan.manifest import ScanManifest
 from sparkdl.data.scan.reader import MANIFEST, first_rows
 from sparkdl.data.store.partition import Token, new_partition
@@ -71,7 +72,7 @@ def _parquet(system: Any, file: File) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ListFiles:
-    """Lists the files under paths, and reads the schema of the first one."""
+    """Lists the files under paths, with what their folders tell, and reads the schema of the first one."""
 
     paths: tuple[str, ...]
 
@@ -81,7 +82,9 @@ class ListFiles:
         yield _answer(self._listed)
 
     def _listed(self) -> Parts:
-        files = list_files(self.paths)
+        listed = list_files(self.paths)
+        files, below = [file for file, _ in listed], [path for _, path in listed]
+        values = folder_columns(below)
         system, _ = file_system(self.paths[0])
         with _parquet(system, files[0]) as first:
             schema = first.schema_arrow.serialize().to_pybytes()
@@ -89,6 +92,7 @@ class ListFiles:
             "sizes": np.array([file.size for file in files], np.int64),
             "times": np.array([file.time for file in files], np.int64),
             "schema": np.frombuffer(schema, np.uint8),
+            "values": packed(values),
         }
         return frame.pack({"paths": [file.path for file in files]}, arrays)
 
