@@ -28,7 +28,9 @@ from sparkdl.data.columns import (
 )
 from sparkdl.data.elements import TorchSource, check_rdd, plan_element, plan_items, unnamed
 from sparkdl.data.ragged import ANY, kind_of
+from sparkdl.data.scan.delta import DeltaVersion
 from sparkdl.data.scan.files import absolute
+from sparkdl.data.scan.listing import Folders
 from sparkdl.data.scan.source import WINDOW, ScanSource
 from sparkdl.data.schema import arrays_of, plan_dataframe
 from sparkdl.data.store.built import PartitionStore, build_store, delete, described
@@ -262,14 +264,79 @@ class Dataset:
         """
         from pyspark.sql import SparkSession
 
-        found = absolute(paths)
+        place = Folders(tuple(absolute(paths)))
         spark = spark or SparkSession.builder.getOrCreate()
-        access = access_to(spark)
-        source = ScanSource(access, found, window, streams)
-        with described(access, "list the files"):
-            plan = source.planned(features, label, weight, collate is not None)
+        source = ScanSource(access_to(spark), place, window, streams)
+        return cls._scanned(spark, source, (features, label, weight), num_partitions, transform, collate)
+
+    @classmethod
+    def from_delta(
+        cls,
+        path: str | os.PathLike[str],
+        version: int | None = None,
+        *,
+        features: Columns,
+        label: Columns | None = None,
+        weight: ColumnLike | None = None,
+        num_partitions: int | None = None,
+        transform: Transform | None = None,
+        collate: Collate | None = None,
+        window: int = WINDOW,
+        streams: int | None = None,
+        spark: SparkSession | None = None,
+    ) -> Dataset:
+        """Use columns of one version of a Delta table where it lies, as :meth:`from_parquet` does with files.
+
+        The version stays the same if the table goes on being written to. A task lists its files, by the
+        package deltalake, which executors need: ``pip install 'sparkdl[delta]'``.
+
+        Args:
+            path: of the table: a path or URL.
+            version: its number; the last one by default.
+            features: as in :meth:`from_parquet`.
+            label: likewise.
+            weight: likewise.
+            num_partitions: likewise.
+            transform: likewise.
+            collate: likewise.
+            window: likewise.
+            streams: likewise.
+            spark: session; the active one by default.
+
+        Raises:
+            ConfigError: if an argument cannot work, or deltalake is missing.
+            DataError: as in :meth:`from_parquet`; or if the version has deletion vectors, maps names of
+                columns or asks readers for something else that is not known; or naming the file that is not
+                there any more.
+        """
+        from pyspark.sql import SparkSession
+
+        if not isinstance(path, str | os.PathLike):
+            raise ConfigError(f"path={path!r:.100}: expected a path or URL of a Delta table")
+        if version is not None and (isinstance(version, bool) or not isinstance(version, int) or version < 0):
+            raise ConfigError(
+                f"version={version!r:.100}: expected the number of a version, or None for the last"
+            )
+        place = DeltaVersion(absolute(path)[0], version)
+        spark = spark or SparkSession.builder.getOrCreate()
+        source = ScanSource(access_to(spark), place, window, streams)
+        return cls._scanned(spark, source, (features, label, weight), num_partitions, transform, collate)
+
+    @classmethod
+    def _scanned(
+        cls,
+        spark: SparkSession,
+        source: ScanSource,
+        columns: tuple[Columns, Columns | None, ColumnLike | None],
+        num_partitions: int | None,
+        transform: Transform | None,
+        collate: Collate | None,
+    ) -> Dataset:
+        """Return the Dataset of rows that stay in their files."""
+        with described(source.access, "list the files"):
+            plan = source.planned(*columns, collate is not None)
         collate = padding_of(plan) if collate is None else collate
-        return cls(spark, plan, source, num_partitions, transform, collate, access=access)
+        return cls(spark, plan, source, num_partitions, transform, collate, access=source.access)
 
     @classmethod
     def from_numpy(
@@ -391,8 +458,8 @@ class Dataset:
         """
         if isinstance(self.source, ScanSource):
             raise ConfigError(
-                f"{what}: the rows of Dataset.from_parquet stay in their files, and this needs them on the "
-                "executors; give Dataset.from_dataframe(spark.read.parquet(path), ...)"
+                f"{what}: the rows of this Dataset stay in their files, and this needs them on the "
+                "executors; read the files by Spark, for Dataset.from_dataframe"
             )
 
     @property

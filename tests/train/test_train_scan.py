@@ -122,6 +122,24 @@ class OfTwo(nn.Module):
         return self.x(x) + self.day(day)
 
 
+def plain_of_two(
+    manifest: ScanManifest, x: torch.Tensor, day: torch.Tensor, y: torch.Tensor, w: torch.Tensor
+) -> nn.Module:
+    """Train in plain torch for two epochs."""
+    model = OfTwo()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    steps = -(-len(x) // 30)
+    for iteration in range(2 * steps):
+        epoch, step = divmod(iteration, steps)
+        order = order_of(manifest.layout, 5, epoch, True)
+        rows = order.numbers(order.parts(FROM_THE_BEGINNING.slots(len(x), steps, step), 0, 1))
+        optimizer.zero_grad()
+        errors = (model(x[rows], day[rows]) - y[rows])[:, 0] ** 2
+        ((errors * w[rows]).sum() / w[rows].sum()).backward()
+        optimizer.step()
+    return model
+
+
 @pytest.mark.parametrize("partitions", [1, 2, 3])
 @pytest.mark.parametrize("files_have", ["x", "nothing that is read"])
 def test_names_of_folders_are_columns(tmp_path: Path, spark: Any, partitions: int, files_have: str) -> None:
@@ -156,17 +174,44 @@ def test_names_of_folders_are_columns(tmp_path: Path, spark: Any, partitions: in
         )
         result, manifest = fit.fit(data), manifest_of(data)
     assert manifest.read_columns == (["x"] if files_have == "x" else [])
-    expected = OfTwo()
-    own = optimizer(expected.parameters())
-    for iteration in range(14):
-        epoch, step = divmod(iteration, 7)
-        order = order_of(manifest.layout, 5, epoch, True)
-        rows = order.numbers(order.parts(FROM_THE_BEGINNING.slots(200, 7, step), 0, 1))
-        own.zero_grad()
-        errors = (expected(x[rows], day[rows]) - y[rows])[:, 0] ** 2
-        ((errors * w[rows]).sum() / w[rows].sum()).backward()
-        own.step()
+    expected = plain_of_two(manifest, x, day, y, w)
     assert_close(result.module, expected)
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 3])
+def test_a_version_of_a_delta_table_stays_the_same(tmp_path: Path, spark: Any, partitions: int) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    path, number = tmp_path / "a table", np.arange(240)
+    table = pa.table({"n": number, "x": number / 240, "y": (number % 7) / 7, "day": number // 80})
+    for part in range(3):
+        deltalake.write_deltalake(path, table.slice(80 * part, 70), partition_by=["day"], mode="append")
+    deltalake.DeltaTable(path).delete("n % 10 = 3")
+    version = deltalake.DeltaTable(path).version()
+    x, day, y = (Column(name, (1,), "float64") for name in ("x", "day", "y"))
+    options = {"window": 3000, "streams": 6, "spark": spark, "num_partitions": partitions}
+    with Dataset.from_delta(path, features=[x, day], label=y, **options) as data:
+        deltalake.write_deltalake(path, table, mode="append")
+        fit = Trainer(
+            OfTwo(),
+            loss=nn.MSELoss(),
+            optimizer=partial(torch.optim.SGD, lr=0.01),
+            batch_size=30,
+            seed=5,
+            end_when=MaxIteration(14),
+            progress=False,
+        )
+        result, manifest = fit.fit(data), manifest_of(data)
+        assert f"version <b>{version}</b>" in data._repr_html_()
+        data.release()
+        assert len(data) == 189  # of the same version, though the files are listed again
+    with Dataset.from_delta(path, version, features=[x, day], label=y, **options) as data:
+        data.store()
+        assert manifest_of(data).content == manifest.content
+    # By the numbers of the rows, deltalake's own reading of the version tells the other columns.
+    found = deltalake.DeltaTable(path, version).to_pyarrow_table().to_pandas().set_index("n")
+    rows = found.loc[np.concatenate([parquet.ParquetFile(f.path).read()["n"] for f in manifest.files])]
+    tensors = (torch.tensor(rows[name].to_numpy("float64")[:, None]) for name in ("x", "day", "y"))
+    assert_close(result.module, plain_of_two(manifest, *tensors, torch.ones(189)))
 
 
 def test_folders_that_give_no_numbers_are_refused_by_name(tmp_path: Path, spark: Any) -> None:
@@ -482,6 +527,18 @@ def test_bad_arguments_are_refused_by_name(table: Path, tmp_path: Path, spark: A
     refused(
         DataError, "hour=2/a.parquet: its folders give 'hour', those of day=1/.* 'day'", tmp_path / "mixed"
     )
+    (table / "_delta_log").mkdir()
+    refused(ConfigError, "table is a Delta table: .*Train on one version by Dataset.from_delta")
+    (table / "_delta_log").rmdir()
+    for value, match in (
+        (-1, "version=-1: expected the number"),
+        (True, "version=True"),
+        ("1", "version='1'"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            Dataset.from_delta(table, value, features="x", spark=spark)
+    with pytest.raises(ConfigError, match="path=.*: expected a path or URL of a Delta table"):
+        Dataset.from_delta([table], features="x", spark=spark)
     refused(ConfigError, "window=0: expected a positive number of bytes", window=0)
     refused(ConfigError, "streams=841: expected a positive number up to 840", streams=841)
     refused(ConfigError, "num_partitions=0: expected a positive integer", num_partitions=0)
@@ -505,9 +562,7 @@ def test_files_have_one_schema(tmp_path: Path, spark: Any) -> None:
 
 def test_what_needs_rows_on_the_executors_is_refused(table: Path, spark: Any) -> None:
     with dataset(table, spark, 2) as data:
-        with pytest.raises(
-            ConfigError, match="soft labels: the rows of Dataset.from_parquet stay in their files"
-        ):
+        with pytest.raises(ConfigError, match="soft labels: the rows of this Dataset stay in their files"):
             data.check_stored("soft labels")
         with (
             pytest.raises(ConfigError, match="folds and shares of rows: the rows of"),

@@ -9,8 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+from pyarrow import ArrowInvalid, ArrowNotImplementedError
+
 from sparkdl.data.scan.folders import is_hidden
 from sparkdl.exceptions import ConfigError, DataError
+
+_DELTA_LOG = "_delta_log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +81,7 @@ def file_system(path: str) -> tuple[Any, str]:
         found: tuple[Any, str] = fs.FileSystem.from_uri(path)
     except Exception as error:
         raise DataError(
-            f"{path}: pyarrow cannot read it: {error}. Read it by Spark: "
-            "Dataset.from_dataframe(spark.read.parquet(path), ...)",
+            f"{path}: pyarrow cannot read it: {error}. Read it by Spark, for Dataset.from_dataframe",
             code="data-source",
         ) from error
     return found
@@ -105,6 +108,11 @@ def list_files(paths: Sequence[str]) -> list[tuple[File, str]]:
             if info.type == fs.FileType.File:
                 found.append((_file(info), info.base_name))
                 continue
+            if system.get_file_info(f"{own.rstrip('/')}/{_DELTA_LOG}").type != fs.FileType.NotFound:
+                raise ConfigError(
+                    f"{path} is a Delta table: its folder has files of several versions, too. Train on one "
+                    "version by Dataset.from_delta"
+                )
             listed = system.get_file_info(fs.FileSelector(own, recursive=True))
         except OSError as error:
             raise unseen(path, error) from error
@@ -118,6 +126,11 @@ def list_files(paths: Sequence[str]) -> list[tuple[File, str]]:
         twice = max(paths_found, key=paths_found.count)
         raise ConfigError(f"paths: {twice} is there twice; expected no path inside of another")
     return found
+
+
+def files_at(system: Any, paths: Sequence[str]) -> list[File | None]:
+    """Return files, ``None`` for those that are not there; called in a task."""
+    return [_file(info) if info.is_file else None for info in system.get_file_info(list(paths))]
 
 
 def _is_data(path: str) -> bool:
@@ -146,6 +159,20 @@ def open_file(system: Any, file: File) -> Any:
     """
     check_unchanged(system, file)
     return _named(file.path, lambda: system.open_input_file(file.path))
+
+
+def open_parquet(system: Any, file: File) -> Any:
+    """Open a Parquet file.
+
+    Raises:
+        DataError: naming it if it is none.
+    """
+    from pyarrow import parquet
+
+    try:
+        return parquet.ParquetFile(open_file(system, file))
+    except (ArrowInvalid, ArrowNotImplementedError) as error:
+        raise DataError(f"{file.path}: expected a Parquet file: {error}", code="data-source") from error
 
 
 def check_unchanged(system: Any, file: File) -> None:

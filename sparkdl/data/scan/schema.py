@@ -90,8 +90,8 @@ def _plan_column(
     column = described(column, metadata)
     if column.dtype is not None and column.dtype.startswith(SPARSE):
         raise DataError(
-            f"{role} column {column.name!r}: dtype {column.dtype!r} needs a DataFrame; read it by Spark: "
-            "Dataset.from_dataframe(spark.read.parquet(path), ...)",
+            f"{role} column {column.name!r}: dtype {column.dtype!r} needs a DataFrame; read the "
+            "files by Spark, for Dataset.from_dataframe",
             code="data-type",
         )
     binary = pa.types.is_binary(data_type) or pa.types.is_large_binary(data_type)
@@ -147,6 +147,6 @@ def _why_not(data_type: pa.DataType) -> str:
     if types.is_struct(data_type) and {field.name for field in data_type} == _VECTOR:
         return (
             "write ML vectors as arrays first, with pyspark.ml.functions.vector_to_array; or read them by "
-            "Spark: Dataset.from_dataframe(spark.read.parquet(path), ...)"
+            "Spark, for Dataset.from_dataframe"
         )
     return "expected numbers, booleans, arrays of them or binary"

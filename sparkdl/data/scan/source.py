@@ -5,17 +5,15 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from sparkdl.access.base import Access, Frames, Published
 from sparkdl.data import ragged
 from sparkdl.data.columns import ColumnLike, Columns, TablePlan
-from sparkdl.data.scan.files import File
-from sparkdl.data.scan.folders import unpacked
+from sparkdl.data.scan.listing import Listing, Place
 from sparkdl.data.scan.manifest import EVEN, ScanManifest, streams_for
 from sparkdl.data.scan.schema import plan_schema
 from sparkdl.data.scan.tasks import FirstRows, ListFiles, PlaceManifest, ReadFooters, checked
@@ -32,43 +30,28 @@ _ONE = b"\0"  # a frame for a task that needs none: without any there is no task
 _MOST_FILES = 2000  # whose footers one task reads
 
 
-@dataclass(frozen=True, slots=True)
-class _Listing:
-    """Files of a scan.
-
-    Attributes:
-        files: the files.
-        schema: of the first one.
-        values: columns that are not in the files, with one row for each file.
-    """
-
-    files: list[File]
-    schema: pa.Schema
-    values: pa.RecordBatch
-
-
 class ScanSource(Source):
     """Rows of Parquet files, which tasks read where they lie.
 
     Args:
         access: the cluster.
-        paths: absolute paths or URLs.
+        place: where they are.
         window: bytes of rows that are mixed with each other at a time.
         streams: V; ``None`` for as many as suit the row groups.
     """
 
-    def __init__(self, access: Access, paths: list[str], window: int, streams: int | None) -> None:
+    def __init__(self, access: Access, place: Place, window: int, streams: int | None) -> None:
         for name, value, most in (("window", window, None), ("streams", streams, EVEN[-1])):
             if value is None and name == "streams":
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= (most or value):
                 upper = f" up to {most}" if most else " of bytes"
                 raise ConfigError(f"{name}={value!r:.100}: expected a positive number{upper}")
-        self._access = access
-        self._paths = paths
+        self.access = access
+        self._place = place
         self._window = window
         self._streams = streams
-        self._listed: _Listing | None = None
+        self._listed: Listing | None = None
         self._manifest: ScanManifest | None = None
         self._most: int | None = None  # rows
         self._sent: Published | None = None
@@ -97,28 +80,21 @@ class ScanSource(Source):
                     )
         return plan
 
-    def _files(self) -> _Listing:
+    def _files(self) -> Listing:
         """Return the files, and what is known of their columns."""
         if self._listed is None:
-            (found,) = self._run("list the files", self._access.one_task(_ONE), ListFiles(tuple(self._paths)))
-            places = zip(
-                found.meta["paths"],
-                found.arrays["sizes"].tolist(),
-                found.arrays["times"].tolist(),
-                strict=True,
-            )
-            schema = pa.ipc.read_schema(pa.py_buffer(found.arrays["schema"].tobytes()))
-            files = [File(*place) for place in places]
-            self._listed = _Listing(files, schema, unpacked(found.arrays["values"]))
+            (found,) = self._run("list the files", self.access.one_task(_ONE), ListFiles(self._place))
+            self._listed = Listing.of(found)
+            self._place = self._place.pinned(self._listed)
         return self._listed
 
     def _run(self, what: str, frames: Frames, task: Any) -> list[frame.Frame]:
-        self._access.describe(f"sparkdl: {what}")
+        self.access.describe(f"sparkdl: {what}")
         try:
-            return checked(self._access.collect(self._access.stage(frames, task)))
+            return checked(self.access.collect(self.access.stage(frames, task)))
         finally:
-            self._access.describe(None)
-            self._access.unpersist(frames, wait=True)  # with what it has shuffled
+            self.access.describe(None)
+            self.access.unpersist(frames, wait=True)  # with what it has shuffled
 
     def manifest(self, plan: TablePlan) -> ScanManifest:
         """Return the manifest; a job reads the footers once.
@@ -144,7 +120,7 @@ class ScanSource(Source):
         names = dict.fromkeys(column.source for column in plan.columns)
         in_folders = [name for name in values.schema.names if name in names]
         types = {name: str(listing.schema.field(name).type) for name in names if name not in in_folders}
-        available = self._access.executors()
+        available = self.access.executors()
         tasks = max(min(len(files), available.count * available.tasks), -(-len(files) // _MOST_FILES))
         cuts = [len(files) * n // tasks for n in range(tasks + 1)]
 
@@ -154,8 +130,8 @@ class ScanSource(Source):
                 listed = [(file.path, file.size, file.time) for file in some]
                 yield task, frame.pack({"first": cuts[task], "files": listed})
 
-        read = ReadFooters(self._paths[0], types, {c.source: c.role for c in plan.columns})
-        found = self._run("read the footers", self._access.scattered(pieces(), tasks), read)
+        read = ReadFooters(self._place.where, types, {c.source: c.role for c in plan.columns})
+        found = self._run("read the footers", self.access.scattered(pieces(), tasks), read)
         found.sort(key=lambda message: int(message.meta["first"]))
         groups = np.concatenate([message.arrays["groups"] for message in found])
         rows = np.concatenate([message.arrays["rows"] for message in found])
@@ -163,7 +139,7 @@ class ScanSource(Source):
         number = np.arange(len(rows)) - np.repeat(np.cumsum(groups) - groups, groups)
         if self._most is not None:
             rows = np.diff(np.minimum(np.concatenate([[0], np.cumsum(rows)]), self._most))
-        return ScanManifest(self._paths[0], tuple(files), file, number, rows, values.select(in_folders))
+        return ScanManifest(self._place.where, tuple(files), file, number, rows, values.select(in_folders))
 
     # -- see Source -----------------------------------------------------------------------------
 
@@ -171,7 +147,7 @@ class ScanSource(Source):
         """See :class:`Source`."""
         manifest = replace(self.manifest(plan), columns=plan.columns)
         first = FirstRows(frame.join(manifest.pack()), rows)
-        (found,) = self._run("look at the first rows", self._access.one_task(_ONE), first)
+        (found,) = self._run("look at the first rows", self.access.one_task(_ONE), first)
         return {column.key: _column(found.arrays, column.key) for column in plan.columns}
 
     def first(self, rows: int) -> Source:
@@ -220,7 +196,9 @@ class ScanSource(Source):
         manifest = self._manifest
         if manifest is None:
             return {}
-        return {
+        listed = self._files()
+        version: dict[str, object] = {} if listed.version is None else {"version": f"{listed.version:,}"}
+        return version | {
             "files": f"{len(manifest.files):,}",
             "row groups": f"{len(manifest.rows):,}, in {manifest.streams} streams",
             "window": f"{manifest.streams * manifest.window:,} rows",

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from sparkdl.access.base import BytesRef
-from sparkdl.data.scan.files import File, file_system, list_files, open_file
-from sparkdl.data.scan.folders import folder_columns, packed
+from sparkdl.data.scan.files import File, file_system, open_parquet
+from sparkdl.data.scan.listing import Place
 from sparkdl.data.scan.manifest import ScanManifest
 from sparkdl.data.scan.reader import MANIFEST, first_rows
 from sparkdl.data.store.partition import Token, new_partition
@@ -56,45 +55,20 @@ def _message(error: SparkdlError) -> str:
     return str(error.args[0])
 
 
-def _parquet(system: Any, file: File) -> Any:
-    """Open a Parquet file.
-
-    Raises:
-        DataError: naming it if it is none.
-    """
-    from pyarrow import parquet
-
-    try:
-        return parquet.ParquetFile(open_file(system, file))
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise DataError(f"{file.path}: expected a Parquet file: {error}", code="data-source") from error
-
-
 @dataclass(frozen=True, slots=True)
 class ListFiles:
-    """Lists the files under paths, with what their folders tell, and reads the schema of the first one."""
+    """Lists the files of a scan.
 
-    paths: tuple[str, ...]
+    Attributes:
+        place: where they are.
+    """
+
+    place: Place
 
     def __call__(self, _: int, frames: Iterator[bytes]) -> Iterator[Parts]:
         """Yield one frame."""
         list(frames)
-        yield _answer(self._listed)
-
-    def _listed(self) -> Parts:
-        listed = list_files(self.paths)
-        files, below = [file for file, _ in listed], [path for _, path in listed]
-        values = folder_columns(below)
-        system, _ = file_system(self.paths[0])
-        with _parquet(system, files[0]) as first:
-            schema = first.schema_arrow.serialize().to_pybytes()
-        arrays: dict[str, Array] = {
-            "sizes": np.array([file.size for file in files], np.int64),
-            "times": np.array([file.time for file in files], np.int64),
-            "schema": np.frombuffer(schema, np.uint8),
-            "values": packed(values),
-        }
-        return frame.pack({"paths": [file.path for file in files]}, arrays)
+        yield _answer(lambda: self.place.listed().pack())
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +103,7 @@ class ReadFooters:
 
     def _groups(self, system: Any, file: File) -> list[int]:
         """Return the rows of each row group."""
-        with _parquet(system, file) as opened:
+        with open_parquet(system, file) as opened:
             schema, footer = opened.schema_arrow, opened.metadata
             for name, expected in self.types.items():
                 count = schema.names.count(name)
@@ -137,8 +111,7 @@ class ReadFooters:
                 if found != expected:
                     raise DataError(
                         f"{self.roles[name]} {name!r} is {found} in {file.path} and {expected} in the first "
-                        "file; expected one schema. Read the files by Spark: "
-                        "Dataset.from_dataframe(spark.read.parquet(path), ...)",
+                        "file; expected one schema. Read them by Spark, for Dataset.from_dataframe",
                         code="data-type",
                     )
             for number in range(footer.num_row_groups):

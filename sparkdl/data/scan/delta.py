@@ -1,0 +1,131 @@
+"""One version of a Delta table, whose files the package deltalake lists."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+
+from sparkdl.data.scan.files import file_system, files_at, open_parquet, unseen
+from sparkdl.data.scan.listing import Listing
+from sparkdl.exceptions import ConfigError, DataError
+
+_KNOWN = {"deletionVectors", "columnMapping", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}
+"""Features for readers that deltalake resolves, or that are refused only if the version makes use of them."""
+
+_VALUE = "partition."
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaVersion:
+    """A version of a Delta table.
+
+    Attributes:
+        path: an absolute path or URL.
+        version: its number; ``None`` for the last one.
+    """
+
+    path: str
+    version: int | None
+
+    @property
+    def where(self) -> str:
+        """See :class:`sparkdl.data.scan.listing.Place`."""
+        return self.path
+
+    def pinned(self, listing: Listing) -> DeltaVersion:
+        """See :class:`sparkdl.data.scan.listing.Place`."""
+        return replace(self, version=listing.version)
+
+    def listed(self) -> Listing:
+        """See :class:`sparkdl.data.scan.listing.Place`.
+
+        Raises:
+            ConfigError: if deltalake is missing.
+            DataError: naming the table that cannot be seen, what this version has that cannot be read, or the
+                file that is not there any more.
+        """
+        try:
+            from deltalake import DeltaTable
+            from deltalake.exceptions import DeltaError, TableNotFoundError
+        except ImportError as error:
+            raise ConfigError(
+                "Dataset.from_delta needs deltalake on the executors: pip install 'sparkdl[delta]'"
+            ) from error
+        system, root = file_system(self.path)
+        try:
+            table = DeltaTable(self.path, self.version)
+            name = f"{self.path}, version {table.version()}"
+            _check(table, name)
+            actions = pa.table(table.get_add_actions(flatten=True)).sort_by("path").combine_chunks()
+        except TableNotFoundError as error:
+            raise unseen(self.path, FileNotFoundError(f"there is no Delta table: {error}")) from error
+        except DeltaError as error:
+            version = "" if self.version is None else f", version {self.version}"
+            raise DataError(
+                f"{self.path}{version}: deltalake cannot read it: {error}", code="data-source"
+            ) from error
+        if not actions.num_rows:
+            raise DataError(f"{name} has no files: there is nothing to train on", code="data-empty")
+        below = [_below(name, path) for path in actions["path"].to_pylist()]
+        files = files_at(system, [f"{root.rstrip('/')}/{path}" for path in below])
+        for file, path, size in zip(files, below, actions["size_bytes"].to_pylist(), strict=True):
+            if file is None:
+                raise DataError(
+                    f"{name}: its file {path} is not there any more: VACUUM removes the files that the last "
+                    "versions do without. Train on a later version",
+                    code="data-source",
+                )
+            if file.size != size:
+                raise DataError(
+                    f"{name}: its file {path} has {file.size:,} bytes, and the table's log says {size:,}",
+                    code="data-changed",
+                )
+        found = [file for file in files if file is not None]
+        names = table.metadata().partition_columns
+        values = [actions[_VALUE + column].combine_chunks() for column in names]
+        with open_parquet(system, found[0]) as first:
+            batch = pa.RecordBatch.from_arrays(values, names)
+            return Listing(found, first.schema_arrow, batch, table.version())
+
+
+def _check(table: Any, name: str) -> None:
+    """Check that a version's files have its rows, and no others.
+
+    Raises:
+        DataError: if they do not.
+    """
+    advice = "read the table by Spark, for Dataset.from_dataframe"
+    features = set(table.protocol().reader_features or ())
+    mapping = table.metadata().configuration.get("delta.columnMapping.mode", "none")
+    if mapping != "none":
+        raise DataError(
+            f"{name} maps the names of columns (delta.columnMapping.mode={mapping}), which is not read; "
+            f"{advice}",
+            code="data-source",
+        )
+    if features - _KNOWN:
+        raise DataError(
+            f"{name} asks readers for {', '.join(sorted(features - _KNOWN))}, which is not known; {advice}",
+            code="data-source",
+        )
+    if "deletionVectors" in features:
+        for batch in table.deletion_vectors():
+            for path in pa.record_batch(batch)["filepath"].to_pylist():
+                raise DataError(
+                    f"{name} has deletion vectors, among others for {path}, which are not read; purge them "
+                    f"(REORG TABLE ... APPLY (PURGE)), or {advice}",
+                    code="data-source",
+                )
+
+
+def _below(name: str, path: str) -> str:
+    """Return the path of a file below its table, of which the log has one that is quoted."""
+    if urlsplit(path).scheme or path.startswith("/"):
+        raise DataError(
+            f"{name}: its file {path} lies elsewhere, as in a shallow clone, and is not read; copy the table",
+            code="data-source",
+        )
+    return unquote(path)

@@ -1,0 +1,91 @@
+"""Files of a scan, and what is known of their columns before they are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from sparkdl.data.scan.files import File, file_system, list_files, open_parquet
+from sparkdl.data.scan.folders import folder_columns, packed, unpacked
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Array, Frame, Parts
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Files of a scan.
+
+    Attributes:
+        files: the files.
+        schema: of the first one.
+        values: columns that are not in the files, with one row for each file.
+        version: of the table, if it has versions.
+    """
+
+    files: list[File]
+    schema: pa.Schema
+    values: pa.RecordBatch
+    version: int | None = None
+
+    def pack(self) -> Parts:
+        """Lay it out as a frame."""
+        arrays: dict[str, Array] = {
+            "sizes": np.array([file.size for file in self.files], np.int64),
+            "times": np.array([file.time for file in self.files], np.int64),
+            "schema": np.frombuffer(self.schema.serialize().to_pybytes(), np.uint8),
+            "values": packed(self.values),
+        }
+        return frame.pack({"paths": [file.path for file in self.files], "version": self.version}, arrays)
+
+    @classmethod
+    def of(cls, found: Frame) -> Listing:
+        """Read what :meth:`pack` has laid out."""
+        meta, arrays = found.meta, found.arrays
+        places = zip(meta["paths"], arrays["sizes"].tolist(), arrays["times"].tolist(), strict=True)
+        schema = pa.ipc.read_schema(pa.py_buffer(arrays["schema"].tobytes()))
+        return cls([File(*place) for place in places], schema, unpacked(arrays["values"]), meta["version"])
+
+
+class Place(Protocol):
+    """Where the rows of a scan are."""
+
+    @property
+    def where(self) -> str:
+        """A path or URL, by which tasks find the file system."""
+
+    def listed(self) -> Listing:
+        """List the files; called in a task."""
+
+    def pinned(self, listing: Listing) -> Place:
+        """Return the place of these files, also if others come later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Files and folders of Parquet files.
+
+    Attributes:
+        paths: absolute paths or URLs.
+    """
+
+    paths: tuple[str, ...]
+
+    @property
+    def where(self) -> str:
+        """See :class:`Place`."""
+        return self.paths[0]
+
+    def listed(self) -> Listing:
+        """See :class:`Place`."""
+        listed = list_files(self.paths)
+        files, below = [file for file, _ in listed], [path for _, path in listed]
+        system, _ = file_system(self.where)
+        with open_parquet(system, files[0]) as first:
+            return Listing(files, first.schema_arrow, folder_columns(below))
+
+    def pinned(self, _: Listing) -> Folders:
+        """See :class:`Place`."""
+        return self
