@@ -315,6 +315,7 @@ def test_two_drivers_die(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(2400)
 def test_ten_drivers_die(tmp_path: Path) -> None:
     survive(tmp_path, 10, 12_000)
 
