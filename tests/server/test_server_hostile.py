@@ -121,6 +121,21 @@ def test_a_client_that_reads_slowly_is_not_closed(hasty: Running) -> None:
         assert len(connections(hasty)) == 1
 
 
+def test_requests_sent_ahead_leave_turns_to_others(patient: Running) -> None:
+    ahead = [socket.create_connection(("127.0.0.1", patient.port), 10) for _ in range(3)]
+    begin = time.monotonic()
+    for raw in ahead:
+        raw.sendall((b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n") * 300)
+    assert patient.predict(ROW)[0] == 200
+    got = [raw.recv(1 << 20, socket.MSG_DONTWAIT) for raw in ahead]
+    answers = sum(some.count(b"HTTP/1.1 200") for some in got)
+    assert answers <= (time.monotonic() - begin) / 0.003 + 2 * len(ahead)
+    while got[0].count(b"HTTP/1.1 200") < 300:
+        got[0] += ahead[0].recv(1 << 20)
+    for raw in ahead:
+        raw.close()
+
+
 def test_clients_that_do_not_read_keep_nobody_out(patient: Running) -> None:
     asked = [pipelining(patient.port) for _ in range(3)]
     idle = [socket.create_connection(("127.0.0.1", patient.port), 10) for _ in range(17)]

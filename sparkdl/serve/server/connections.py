@@ -31,6 +31,10 @@ _MOST_UNSENT = 64 << 10
 """The system takes so many bytes of answers that it cannot send yet. By itself it takes megabytes: a client
 that asks for ``/health`` again and again and reads nothing has tens of thousands of answers made."""
 
+_PIPELINED_SECONDS = 0.003
+"""Between two requests that were sent before the answer to the one before, of all connections. Clients of HTTP
+do not do that; eight that send ``/health`` by the hundred would take each turn of the loop."""
+
 
 def connections(limit: int, seconds: float, tls: ssl.SSLContext | None = None) -> type[asyncio.Protocol]:
     """Return a class of connections for uvicorn's option ``http``.
@@ -45,6 +49,7 @@ def connections(limit: int, seconds: float, tls: ssl.SSLContext | None = None) -
     """
     strangers: dict[Any, None] = {}
     known: dict[Any, None] = {}  # have had an answer; both in the order in which the clients' turns began
+    pipelined_until = 0.0
 
     class Connection(H11Protocol):
         _clock: asyncio.TimerHandle | None = None
@@ -93,7 +98,12 @@ def connections(limit: int, seconds: float, tls: ssl.SSLContext | None = None) -
         def on_response_complete(self) -> None:
             self._answered = self._has_read = True
             self._begin_turn()
-            super().on_response_complete()
+            if not self.conn.trailing_data[0]:
+                super().on_response_complete()
+                return
+            nonlocal pipelined_until
+            pipelined_until = max(pipelined_until + _PIPELINED_SECONDS, self.loop.time())
+            self.loop.call_at(pipelined_until, super().on_response_complete)
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._end()
