@@ -220,7 +220,8 @@ def test_several_threads_at_once() -> None:
     inputs = [numbers(rows, 8) for rows in range(1, 60)]
     expected = [predict(x) for x in inputs]
     # Sums of another number of torch's threads round otherwise; a new thread has its own number.
-    with ThreadPoolExecutor(8, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),)) as pool:
+    threads = (torch.get_num_threads(),)
+    with ThreadPoolExecutor(8, initializer=torch.set_num_threads, initargs=threads) as pool:
         for mine, theirs in zip(expected, pool.map(predict, inputs), strict=True):
             np.testing.assert_array_equal(mine, theirs)
 

@@ -32,8 +32,8 @@ _MOST_UNSENT = 64 << 10
 that asks for ``/health`` again and again and reads nothing has tens of thousands of answers made."""
 
 _PIPELINED_SECONDS = 0.003
-"""Between two requests that were sent before the answer to the one before, of all connections. Clients of HTTP
-do not do that; eight that send ``/health`` by the hundred would take each turn of the loop."""
+"""Between two requests, of all connections, that were sent before the answer to the one before. Clients of
+HTTP do not do that; eight that send ``/health`` by the hundred would take each turn of the loop."""
 
 
 def connections(limit: int, seconds: float, tls: ssl.SSLContext | None = None) -> type[asyncio.Protocol]:
