@@ -139,6 +139,11 @@ def test_mistakes(spark: Any, tmp_path: Path) -> None:
         ):
             trainer(tmp_path, MaxEpoch(2)).fit(others, resume=True)
         with (
+            rows(spark, slice(100, 300), 3) as others,
+            pytest.raises(ConfigError, match="gives rows of other values than.*rows='new'"),
+        ):
+            trainer(tmp_path, MaxEpoch(2)).fit(others, resume=True)
+        with (
             rows(spark, slice(0, 250)) as grown,
             pytest.raises(ConfigError, match="was 200.*the table has grown, or.*rows='new'"),
         ):

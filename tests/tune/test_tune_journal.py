@@ -69,6 +69,7 @@ def test_values_have_digests_unless_nothing_of_them_outlasts_a_process() -> None
 CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"validation": 1.0}, r"validation rows 'val' have other values"),
     ({"data": 1.0}, r"training rows have other values"),
+    ({"partitions": 2, "data": 1.0}, r"training rows have other values"),
     ({"partitions": 2, "last": 90}, r"rows is 90 now and was 96"),
     ({"loss": searches.other_loss}, r"the Trainer of trial 0: loss is .*other_loss"),
     ({"rows": 32}, r"the Trainer of trial 0: batch_size is 'the default' now and was \['16'"),

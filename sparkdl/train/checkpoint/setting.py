@@ -13,7 +13,7 @@ from sparkdl.data.store.partition import Token
 from sparkdl.exceptions import ConfigError
 from sparkdl.wire.layout import ParamLayout
 
-_SUMS = ("positions", "contents")
+_SUMS = ("positions", "contents", "values")
 _ADDED = ("dtype", "buffers", "optimizer", "inner_optimizer", *_SUMS)
 """Entries that checkpoints of earlier releases lack."""
 _OTHER_ROWS = ", or go on with other rows by fit(..., resume=, rows='new')"
@@ -66,8 +66,10 @@ def setting_of(
 
 
 def checksums(tokens: Sequence[Token]) -> dict[str, Any]:
-    """Return, JSON-compatible, the checksums of rows: of their positions, and of each partition's bytes."""
-    return {"positions": total(tokens), "contents": [token.content for token in tokens]}
+    """Return, JSON-compatible, checksums of rows: their positions, each partition's bytes, and values."""
+    contents = [token.content for token in tokens]
+    values = sum(token.values for token in tokens) % (1 << 64)
+    return {"positions": total(tokens), "contents": contents, "values": values}
 
 
 def without_checksums(setting: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,7 +80,7 @@ def without_checksums(setting: Mapping[str, Any]) -> dict[str, Any]:
 def check_setting(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Compare the setting of a checkpoint with that of a run.
 
-    Rows are compared where the partitions are those that there were. Other bytes are a warning
+    The places of rows are compared where the partitions are those that there were. Other bytes are a warning
     if the next driver of a job goes on by itself: its query is the same, and sums may differ in a last digit.
 
     Raises:
@@ -106,17 +108,21 @@ def check_setting(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 
 def _check_rows(name: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Check that rows are those of the checkpoint."""
-    if then["partitions"] != now["partitions"] or _is_dealt(then) != _is_dealt(now):
-        return  # positions and bytes follow from the partitions
+    """Check that rows are those of the checkpoint.
+
+    Of other partitions values alone are compared: Spark may have split the files of a source otherwise.
+    """
+    elsewhere = then["partitions"] != now["partitions"] or _is_dealt(then) != _is_dealt(now)
+    if elsewhere and name != "values":
+        return
     found = "rows at other places in their source"
-    if name == "contents":
-        found = "rows of other values, or in another order,"
+    if name != "positions":
+        found = f"rows of other values{'' if elsewhere else ', or in another order,'}"
     message = (
         f"resume: the Dataset gives {found} than when the checkpoint was written, though as many; resume "
         f"with the same: one version of a table, or a copy in Parquet{_OTHER_ROWS}"
     )
-    if name == "contents" and attempts.current() is not None:
+    if name != "positions" and attempts.current() is not None:
         warnings.warn(message, UserWarning, stacklevel=5)
         return
     raise ConfigError(message, code="config-resume")

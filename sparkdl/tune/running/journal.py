@@ -306,7 +306,11 @@ def _check(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         raise _other(name, value, before)
 
 
-_VALUES = {"positions": "have other places in their source", "contents": "have other values"}
+_VALUES = {
+    "positions": "have other places in their source",
+    "contents": "have other values",
+    "values": "have other values",
+}
 
 
 def _check_parts(name: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -319,18 +323,20 @@ def _check_parts(name: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> 
 
 
 def _comparable(name: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what is known of rows, as far as it can be compared: values only with equal partitions.
+    """Return what is known of rows, as far as it can be compared: bytes only with equal partitions.
 
     Other values are a warning if the next driver of a job goes on by itself: its query is the same, and sums
     may differ in a last digit.
     """
+    then = {"values": now["values"], **then}  # earlier releases write none
     if then.get("partitions") != now["partitions"]:
-        return {**then, "partitions": now["partitions"], "contents": now["contents"]}
-    if then.get("contents") != now["contents"] and attempts.current() is not None:
+        then |= {"partitions": now["partitions"], "contents": now["contents"]}
+    values = {name: now[name] for name in ("contents", "values")}
+    if any(then.get(part) != value for part, value in values.items()) and attempts.current() is not None:
         warnings.warn(
             f"resume: {name} have other values than when the search began", UserWarning, stacklevel=7
         )
-        return {**then, "contents": now["contents"]}
+        then |= values
     return then
 
 

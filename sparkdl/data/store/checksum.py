@@ -1,0 +1,94 @@
+"""Checksums of rows that their order and their spread over partitions do not matter to."""
+
+from __future__ import annotations
+
+import math
+import zlib
+
+import numpy as np
+
+from sparkdl.wire.frame import Array
+
+_AT_ONCE = 1 << 17  # words: a copy of them stays in the processor's cache
+
+
+class RowSums:
+    """Sums the positions of rows, and their values.
+
+    Attributes:
+        positions: the sum of the positions, each mixed.
+        values: the sum of the rows' bytes, the row's each mixed.
+    """
+
+    def __init__(self) -> None:
+        self.positions = self.values = 0
+        self._of_batch: Array = np.zeros(0, np.uint64)
+
+    def add(self, positions: Array) -> None:
+        """Begin the next batch.
+
+        Args:
+            positions: int64, shape (rows,).
+        """
+        self.end()
+        self.positions = (self.positions + _sum(_mixed(positions.view(np.uint64)))) % (1 << 64)
+        self._of_batch = np.zeros(len(positions), np.uint64)
+
+    def add_column(self, key: str, values: Array, lengths: Array | None = None) -> None:
+        """Add a column of the batch.
+
+        Args:
+            key: of the column.
+            values: contiguous, shape (rows, ...); with lengths all rows' values, one after the other.
+            lengths: of ragged rows.
+        """
+        with np.errstate(over="ignore"):
+            found = _fixed(values) if lengths is None else _ragged(values, lengths)
+            self._of_batch += found * np.uint64(zlib.crc32(key.encode()) << 1 | 1)
+
+    def end(self) -> None:
+        """End the last batch."""
+        self.values = (self.values + _sum(_mixed(self._of_batch))) % (1 << 64)
+        self._of_batch = np.zeros(0, np.uint64)
+
+
+def _fixed(values: Array) -> Array:
+    """Return a number of each row: its words, each times a number of its place."""
+    rows = len(values)
+    row_bytes = values.itemsize * math.prod(values.shape[1:])
+    unit = math.gcd(row_bytes, 8)
+    words = values.reshape(-1).view(f"u{unit}").reshape(rows, row_bytes // unit)
+    weights = _mixed(np.arange(words.shape[1], dtype=np.uint64)) | np.uint64(1)
+    found, step = np.empty(rows, np.uint64), max(1, _AT_ONCE // max(1, words.shape[1]))
+    for first in range(0, rows, step):
+        found[first : first + step] = words[first : first + step].astype(np.uint64) @ weights
+    return found
+
+
+def _ragged(values: Array, lengths: Array) -> Array:
+    unit = math.gcd(values.itemsize, 8)
+    inner = values.itemsize * math.prod(values.shape[1:]) // unit
+    words = np.ascontiguousarray(values).reshape(-1).view(f"u{unit}").astype(np.uint64)
+    ends = np.cumsum(lengths) * inner
+    begins = ends - lengths * inner
+    words *= _mixed(
+        (np.arange(len(words)) - np.repeat(begins, lengths * inner)).astype(np.uint64)
+    ) | np.uint64(1)
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(words, dtype=np.uint64)])
+    found: Array = sums[ends] - sums[begins] + _mixed(lengths.astype(np.uint64))
+    return found
+
+
+def _mixed(numbers: Array) -> Array:
+    """Return the splitmix64, by Sebastiano Vigna, of each: 5 ns per number."""
+    with np.errstate(over="ignore"):
+        z = numbers + np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        found: Array = z ^ (z >> np.uint64(31))
+        return found
+
+
+def _sum(numbers: Array) -> int:
+    with np.errstate(over="ignore"):
+        return int(np.sum(numbers, dtype=np.uint64))
