@@ -17,6 +17,7 @@ FORMAT_1 = Path(__file__).parents[1] / "fixtures" / "format_1"
 SCRIPT = '''
 import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -96,6 +97,13 @@ found["sql"] = error(spark.sql("select id, classify(vector) as c from rows"), "c
 looked = TorchModel.from_module(module, featuresCol="array", handleInvalid="skip").transform(df)
 found["looked"] = error(looked, "prediction", expected)
 
+scorer, out, times = TorchModel.from_module(module, featuresCol="array"), sys.argv[2] + "-scored", []
+for _ in range(2):  # the second time everything is there
+    scored = scorer.score(df.where("id < 9"), out, progress=False)
+    times.append({path.name: path.stat().st_mtime_ns for path in Path(out).glob("part-*")})
+found["scored"] = error(scored, "prediction", expected)
+found["scored once"] = times[0] == times[1] and len(times[0]) > 0
+
 log = [(f"u{n % 3}", n % 11, n) for n in range(30)]
 events = with_history(spark.createDataFrame(log, "user string, item long, time long"), 2)
 found["history"] = events.schema["history"].metadata
@@ -134,7 +142,10 @@ print("FOUND", json.dumps(found))
 spark.stop()
 '''
 
-OTHERS = ("connect", "error", "same", "refused", "recsys", "history", "replaced", "pipeline")
+OTHERS = (
+    *("connect", "error", "same", "refused", "recsys", "history", "replaced", "pipeline"),
+    *("scored", "scored once"),
+)
 NEEDED = ("grpc", "grpc_status", "google.rpc", "zstandard")
 
 
@@ -195,6 +206,14 @@ def test_transforms_on_spark_connect(found):
         assert ids == list(range(9 if skipped else 10)), name
         assert last == ("none" if skipped else None), name
         assert worst <= 1e-6, name
+
+
+def test_rows_are_scored_once_on_spark_connect(found):
+    ids, last, worst = found["scored"]
+    assert ids == list(range(9))
+    assert last == "none"
+    assert worst <= 1e-6
+    assert found["scored once"]
 
 
 def test_models_are_saved_and_loaded_on_spark_connect(found, copy):

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -17,15 +18,17 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
+from pyarrow import parquet
 from pyspark.ml.linalg import Vectors, VectorUDT
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError, DataError, SparkdlWarning
-from sparkdl.ml import TorchClassificationModel, TorchModel
+from sparkdl.ml import TorchClassificationModel, TorchClassifier, TorchModel
 from sparkdl.ml.stages import scoring
 from sparkdl.ml.stages.pieces import Piece, Pieces
+from sparkdl.train.checkpoint.store import CheckpointStore, join
 
 pytestmark = pytest.mark.jvm
 
@@ -116,10 +119,35 @@ def test_rows_are_those_of_transform(spark: Any, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "_SUCCESS").exists()
 
 
-def test_a_table_with_an_encoding_and_bad_rows(spark: Any, tmp_path: Path) -> None:
-    made = model(onError="column")
+def test_a_table_with_an_encoding(spark: Any, tmp_path: Path) -> None:
+    rows = [(n, "abc"[n % 3], float(n % 5), None if n % 7 else "x", float(n % 3 == 0)) for n in range(120)]
+    df = spark.createDataFrame(rows, "id int, kind string, size double, maybe string, label double").coalesce(
+        2
+    )
+    fitted = TorchClassifier(featuresCols=["kind", "size", "maybe"], labelCol="label", maxEpochs=1).fit(df)
+    given = df.drop("label")
+    found = fitted.score(given, str(tmp_path / "out"), progress=False)
+    expected = fitted.transform(given)
+    assert found.columns == expected.columns
+    got, want = (frame.orderBy("id").toPandas() for frame in (found, expected))
+    assert got.drop(columns=["rawPrediction", "probability"]).equals(
+        want.drop(columns=["rawPrediction", "probability"])
+    )
+    for name in ("rawPrediction", "probability"):
+        np.testing.assert_allclose(np.stack(got[name]), np.stack(want[name]), rtol=1e-5, atol=1e-6)
+    with pytest.raises(DataError, match="'kind'"):
+        fitted.score(given.drop("kind"), str(tmp_path / "other"), progress=False)
+    assert not (tmp_path / "other").exists()
+
+
+def test_bad_rows(spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made, out = model(onError="column"), tmp_path / "out"
     df = spark.range(ROWS).select(F.when(F.col("id") != 7, F.col("id")).alias("id"))
-    found = made.score(df.coalesce(2), str(tmp_path / "out"), progress=False)
+    made.score(df.coalesce(2), str(out), progress=False)
+    (out / sorted(files(out))[-1]).unlink()  # the row is in the first piece, which stays
+    caplog.clear()
+    found = made.score(df.coalesce(2), str(out), progress=False)
+    assert "1 of 1000 rows could not be scored" in caplog.text
     wrong = found.where("error is not null").collect()
     assert len(wrong) == 1
     assert wrong[0].id is None
@@ -341,6 +369,27 @@ def test_tasks_and_executors_die(cluster: Any, tmp_path: Path, kinds: list[str])
         assert not list(deaths.iterdir())
         assert not list(out.glob(".part*"))
         assert kept.items() <= files(out).items()
+
+
+@pytest.mark.parametrize("remote", [False, True], ids=["folder", "fsspec"])
+def test_two_attempts_of_a_task_write_a_piece_once(tmp_path: Path, remote: bool) -> None:
+    path = f"memory://{uuid.uuid4().hex}" if remote else str(tmp_path / "out")
+    piece, schema = Piece(0, 0, 2, "0" * 32), pa.schema([("a", pa.int64())])
+    first, second = Pieces(path), Pieces(path)
+    assert first.mark() is None
+    first.begin(b"{}")
+    assert second.mark() == b"{}"
+    with first.writing(0, 0, schema) as (slow, keep), second.writing(0, 0, schema) as (fast, keep_too):
+        for writer, kept in ((slow, keep), (fast, keep_too)):
+            writer.write_table(pa.table({"a": [1, 2]}))
+            kept(piece)
+        assert first.present() == []
+    assert first.present() == [piece]
+    first.finish()
+    store = CheckpointStore(path)
+    assert sorted(store.entries(store.root)) == ["_SUCCESS", "_sparkdl_score.json", piece.name]
+    read = parquet.read_table(pa.BufferReader(store.read(join(store.root, piece.name))))
+    assert read.to_pydict() == {"a": [1, 2]}
 
 
 def test_names_of_pieces(tmp_path: Path) -> None:

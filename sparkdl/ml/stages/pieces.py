@@ -29,13 +29,13 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.ml.stages.forgiving import ERROR, ForgivingScorer
+from sparkdl.ml.stages.forgiving import ForgivingScorer
 from sparkdl.ml.stages.scorer import Scorer
 from sparkdl.train.checkpoint.store import CheckpointStore, join
 
 MARK = "_sparkdl_score.json"
 SUCCESS = "_SUCCESS"
-REPORT = "partition int, rows long, failed long"
+REPORT = "partition int, rows long"
 """Columns of what a task yields."""
 
 _NAME = re.compile(r"part-([0-9]{5,})-([0-9]{5,})-([0-9]+)-([0-9a-f]{32})\.parquet", re.ASCII)
@@ -217,7 +217,7 @@ class PieceTask:
         folder.check(self.mark)
         there = folder.by_partition().get(partition, {})
         last = max(there, default=-1)
-        rows = failed = 0
+        rows = 0
         for number in count():
             if number > last and not self.writes:
                 break
@@ -237,12 +237,10 @@ class PieceTask:
                 first = next(taken, None)
                 if first is None:
                     break
-                found, wrong = self._write(folder, partition, number, chain([first], taken), rows, digest)
-                failed += wrong
+                found = self._write(folder, partition, number, chain([first], taken), rows, digest)
             rows += found
         yield pa.RecordBatch.from_arrays(
-            [pa.array([partition], pa.int32()), pa.array([rows], pa.int64()), pa.array([failed], pa.int64())],
-            ["partition", "rows", "failed"],
+            [pa.array([partition], pa.int32()), pa.array([rows], pa.int64())], ["partition", "rows"]
         )
 
     def _write(
@@ -253,10 +251,10 @@ class PieceTask:
         batches: Iterator[pa.RecordBatch],
         at: int,
         digest: Any,
-    ) -> tuple[int, int]:
-        """Write a piece; return its rows, and how many of them could not be scored."""
+    ) -> int:
+        """Write a piece, and return its rows."""
         waiting = deque[pa.RecordBatch]()
-        rows = failed = 0
+        rows = 0
 
         def arguments() -> Iterator[tuple[pa.Array, ...]]:
             for batch in batches:
@@ -269,13 +267,11 @@ class PieceTask:
         with folder.writing(partition, number, schema) as (writer, keep):
             for found in chain([first], results):
                 rows += len(found)
-                fields = dict(zip(self.scorer.names, found.flatten(), strict=True))
-                failed += len(found) - fields[ERROR].null_count if ERROR in fields else 0
-                columns = [*_columns(waiting, len(found), self.width), *([c] for c in fields.values())]
+                columns = [*_columns(waiting, len(found), self.width), *([c] for c in found.flatten())]
                 arrays = [pa.chunked_array(parts) for parts in columns]
                 writer.write_table(pa.Table.from_arrays(arrays, schema=writer.schema))
             keep(Piece(partition, number, rows, digest.hexdigest()))
-        return rows, failed
+        return rows
 
     def _schema(self, given: pa.Schema, added: pa.StructType) -> pa.Schema:
         """Return the columns of a file."""

@@ -108,12 +108,15 @@ def score(model: Any, df: DataFrame, path: str, *, resume: bool, progress: bool)
                 _check_partitions(len(run(replace(task, writes=False))), spark, path)
             reports = run(task)
             _on_cluster(spark, partial(_finish, task, {row.partition: row.rows for row in reports}, rows))
-    failed = sum(row.failed for row in reports)
-    if failed:
-        logger.warning(
-            "%d of %d rows could not be scored; column %r says why", failed, rows, inference.errors
-        )
-    return spark.read.parquet(literal(path if "://" in path else f"file://{path}"))
+    written = spark.read.parquet(literal(path if "://" in path else f"file://{path}"))
+    if inference.errors:
+        with _explained():  # of all pieces, those that were there before, too
+            failed = written.where(quoted(inference.errors).isNotNull()).count()
+        if failed:
+            logger.warning(
+                "%d of %d rows could not be scored; column %r says why", failed, rows, inference.errors
+            )
+    return written
 
 
 def _size(rows: int) -> int:
