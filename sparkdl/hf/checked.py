@@ -7,6 +7,7 @@ depth, when a model is saved and again when it is loaded.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -67,7 +68,8 @@ def check_adapter(values: Mapping[str, Any]) -> None:
     """Check the configuration of an adapter.
 
     Raises:
-        ConfigError: naming the kind or field that is not among those that are saved.
+        ConfigError: naming the kind or field that is not among those that are saved, or a pattern that could
+            take for ever.
     """
     kind = values.get("peft_type")
     if kind not in ADAPTERS:
@@ -83,3 +85,33 @@ def check_adapter(values: Mapping[str, Any]) -> None:
             "into the model first, with merge_and_unload()",
             code="config-source",
         )
+    for name, value in values.items():
+        _check_patterns(name, value)
+
+
+_MOST_REPEATS = 3
+_LITERAL = re.compile(r"\\.|\[\^?\]?[^\]]*\]", re.DOTALL)
+"""An escaped character, or a set of characters."""
+
+
+def _check_patterns(place: str, value: Any) -> None:
+    """Check the regular expressions that ``peft`` matches with names of layers: it takes most texts for one.
+
+    Raises:
+        ConfigError: naming one that could take exponential time.
+    """
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _check_patterns(place, key)
+            _check_patterns(f"{place}.{key}", inner)
+    elif isinstance(value, list | tuple | set):
+        for inner in value:
+            _check_patterns(place, inner)
+    elif isinstance(value, str):
+        repeats = _LITERAL.sub("x", value)
+        if re.search(r"\)[*+{]", repeats) or len(re.findall(r"[*+{]", repeats)) > _MOST_REPEATS:
+            raise ConfigError(
+                f"adapter option {place}: the pattern {value!r:.100} repeats a group, or more than "
+                f"{_MOST_REPEATS} times, and could take for ever; list the names of the modules",
+                code="config-source",
+            )

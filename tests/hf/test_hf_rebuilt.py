@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 import warnings
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,12 @@ import peft
 import pytest
 import torch
 import transformers
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from support.hf import bert, llama, lora
+from support.mutations import damaged_value
 
-from sparkdl.exceptions import ConfigError
+from sparkdl.exceptions import ConfigError, SparkdlError
 from sparkdl.hf.heads import Embedder, Generator
 from sparkdl.hf.rebuilt import adapted, describe, pretrained
 from sparkdl.saved import content
@@ -179,3 +184,55 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
 
     with pytest.raises(ConfigError, match=r"pip install 'sparkdl\[transformers\]'"):
         need("no_such_package", "HFTokenizer")
+
+
+ADAPTED = lora(llama())
+DESCRIBED = json.dumps(content.describe(Content(ADAPTED), allow_pickle=False)[0])
+WEIGHTS = list(write(ADAPTED))
+
+
+def check_made_up(change: Any) -> None:
+    """Build a model with adapters from a description that somebody has changed."""
+    before = set(sys.modules)
+    info = json.loads(DESCRIBED)
+    info["module"]["source"] = change(info["module"]["source"])
+    with suppress(SparkdlError):
+        content.build(info, "test", iter(WEIGHTS))
+    new = {name.partition(".")[0] for name in set(sys.modules) - before}
+    assert new <= {"transformers", "peft", "torch"}
+
+
+@settings(max_examples=30, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_a_hostile_adapter_is_told_or_does_no_harm(data: st.DataObject) -> None:
+    check_made_up(lambda source: data.draw(damaged_value(source)))
+
+
+@pytest.mark.slow
+@settings(max_examples=1500, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_a_hostile_adapter_of_any_kind_is_told_or_does_no_harm(data: st.DataObject) -> None:
+    check_made_up(lambda source: data.draw(damaged_value(data.draw(damaged_value(source)))))
+
+
+@pytest.mark.parametrize("pattern", ["(.+)+!", "(a|aa)*!", r"((\w+)\.?){1,50}!", ".*.*.*.*!", "[)]*(.*){2}"])
+@pytest.mark.parametrize("place", ["target_modules", "exclude_modules", "layers_pattern", "rank_pattern"])
+def test_a_pattern_that_takes_for_ever(place: str, pattern: str) -> None:
+    info = json.loads(DESCRIBED)
+    adapter = info["module"]["source"]["arguments"]["adapter"]
+    adapter[place] = {pattern: 4} if place == "rank_pattern" else pattern
+    with pytest.raises(SparkdlError, match=f"adapter option {place}.*could take for ever.*list the names"):
+        content.build(info, "test", iter(WEIGHTS))
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r".*\.(q|v)_proj",
+        r".*layers.*(self_attn|cross).*(q|v)_proj$",
+        r"model\.layers\.[0-9]+\.self_attn\.q_proj",
+    ],
+)
+def test_patterns_of_guides_are_kept(pattern: str) -> None:
+    module = lora(llama(), target_modules=pattern)
+    assert through_a_file(module).state_dict().keys() == module.state_dict().keys()
