@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from functools import partial
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from support.runs import FakeRun
 from test_runs import FOREIGN
 
+import sparkdl.cli
 from sparkdl.__main__ import main
 from sparkdl.cli.runs.differing import differing, names_of
 from sparkdl.cli.runs.found import RunSummary
@@ -50,6 +54,61 @@ def data(page: str) -> list[dict[str, Any]]:
     (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     runs: list[dict[str, Any]] = json.loads(found)
     return runs
+
+
+# A document of which only the SVG is looked at.
+DOCUMENT = """
+const shapes = [];
+const element = (name) => ({ name, set: {}, namespaceURI: "http://www.w3.org/2000/svg", append() {},
+    setAttribute(key, value) { this.set[key] = value; } });
+const document = { createElementNS(_, name) { shapes.push(element(name)); return shapes.at(-1); } };
+"""
+
+
+def drawn(points: Any) -> tuple[list[str], dict[str, Any]]:
+    """Return the texts of the page's chart of a loss, and the places of its lines by class."""
+    script = Path(sparkdl.cli.__file__).with_name("runs").joinpath("page.js").read_text()
+    constants = re.findall(r"^const [A-Z].*?;", script, re.MULTILINE)
+    functions = [re.search(rf"^function {n}\(.*?^}}$", script, re.DOTALL | re.MULTILINE) for n in PARTS]
+    run = f"""
+        chart(element("svg"), "loss", [{{ name: "run", side: "a", points: {json.dumps(points)} }}]);
+        console.log(JSON.stringify(shapes.map((s) => [s.name, s.set, s.textContent])));
+    """
+    code = "\n".join([DOCUMENT, *constants, *(found[0] for found in functions if found), run])
+    out = subprocess.run(["node", "-e", code], capture_output=True, text=True, check=True).stdout
+    shapes = json.loads(out)
+    lines = {
+        each["class"]: np.array([pair.split(",") for pair in each["points"].split()], float)
+        for name, each, *_ in shapes
+        if name == "polyline"
+    }
+    return [text for name, _, text in shapes if name == "text"], lines
+
+
+PARTS = ("add", "short", "ticks", "smoothed", "usual", "chart")
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_a_noisy_loss_is_smoothed_with_the_raw_one_behind_it() -> None:
+    steps = np.arange(300)
+    truth = np.exp(-steps / 60)
+    loss = truth + np.random.default_rng(0).normal(0, 0.05, 300)
+    texts, lines = drawn(np.stack([steps, loss], 1).tolist())
+    assert texts[0] == "loss, smoothed"
+    assert list(lines) == ["a raw", "a"]  # what comes later lies above
+    raw, smooth = lines["a raw"], lines["a"]
+    assert len(raw) == len(smooth) == 300
+    slope, offset = np.polyfit(loss[5:-5], raw[5:-5, 1], 1)  # of places on the page by values
+    found = (smooth[:, 1] - offset) / slope
+    assert abs(found - truth)[20:-5].max() < 0.06 < abs(loss - truth).max()
+    assert found[0] == pytest.approx(loss[0], abs=0.01)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_a_short_loss_is_drawn_as_it_is() -> None:
+    texts, lines = drawn([[n, float(n % 3)] for n in range(10)])
+    assert texts[0] == "loss"
+    assert list(lines) == ["a"]
 
 
 def test_it_has_the_list_the_curves_and_the_settings(tmp_path: Path) -> None:

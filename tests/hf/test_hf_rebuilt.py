@@ -209,7 +209,7 @@ def test_a_hostile_adapter_is_told_or_does_no_harm(data: st.DataObject) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=1500, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=500, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_a_hostile_adapter_of_any_kind_is_told_or_does_no_harm(data: st.DataObject) -> None:
     check_made_up(lambda source: data.draw(damaged_value(data.draw(damaged_value(source)))))

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,27 @@ def test_a_stream_that_dies_goes_on(spark: Any, tmp_path: Path) -> None:
         again.start(spark.readStream.schema(SCHEMA).parquet(str(tmp_path / "rows")), features="z")
     with pytest.raises(DataError, match="has an end"):
         again.start(spark.read.parquet(str(tmp_path / "rows" / "1.parquet")), features="x")
+
+
+@pytest.mark.jvm
+def test_a_stream_that_is_stopped_warns_of_nothing(
+    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path / "rows", 1, slice(0, 50))
+    online = OnlineTrainer(trainer(), tmp_path / "a", publisher=Publisher(tmp_path / "models", seconds=None))
+    rows = spark.readStream.schema(SCHEMA).parquet(str(tmp_path / "rows"))
+    query = online.start(rows, features="x", label="y", trigger={"processingTime": "100 milliseconds"})
+    end = time.monotonic() + 120
+    while not online.history:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        query.stop()
+    assert not query.is_active
+    assert query.exception() is None
+    assert [str(warning.message) for warning in told if "unclosed" not in str(warning.message)] == []
+    assert [record.getMessage() for record in caplog.records if record.levelname != "INFO"] == []
 
 
 @pytest.mark.jvm
