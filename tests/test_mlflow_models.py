@@ -214,3 +214,29 @@ def test_autologging_registering_and_spark_udf(registry: str, spark: Any, tmp_pa
     for row, wanted in zip(again.transform(df).orderBy("n").collect(), expected, strict=True):
         np.testing.assert_allclose(row["probability"].toArray(), wanted["probability"].toArray(), atol=0.02)
         assert not np.array_equal(row["probability"], wanted["probability"])
+
+
+@pytest.mark.whole
+@pytest.mark.jvm
+def test_spark_udf_reads_times_by_the_sessions_clock(spark: Any, tmp_path: Path) -> None:
+    from pyspark.sql import functions as F
+
+    zone = "spark.sql.session.timeZone"
+    before = spark.conf.get(zone)
+    spark.conf.set(zone, "Europe/Berlin")
+    try:
+        hours = [n % 24 for n in range(96)]
+        rows = [
+            (f"2024-01-{1 + n // 24:02d} {h:02d}:30:00", float(h in (8, 17))) for n, h in enumerate(hours)
+        ]
+        df = spark.createDataFrame(rows, "text string, label double")
+        df = df.select(F.to_timestamp("text").alias("t"), "label").coalesce(1)
+        model = TorchClassifier(featuresCols=["t"], maxEpochs=3, seed=1).fit(df)
+        sparkdl.mlflow.save_model(model, tmp_path / "model")
+        predict = mlflow.pyfunc.spark_udf(spark, str(tmp_path / "model"), env_manager="local")
+        wanted = [row[0].toArray() for row in model.transform(df).select("probability").collect()]
+        found = [row[0] for row in df.select(predict("t")["probability"]).collect()]
+        assert np.ptp(np.array(wanted)[:, 1]) > 1e-3  # hours are told apart
+        np.testing.assert_allclose(found, wanted, rtol=1e-5)
+    finally:
+        spark.conf.set(zone, before)

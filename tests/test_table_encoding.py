@@ -226,3 +226,12 @@ def test_what_is_no_encoding_is_refused() -> None:
             TableEncoding.from_json(bad)
     with pytest.raises(ConfigError, match="labels="):
         read_table({"labels": "ab", "encoding": None})
+
+
+@pytest.mark.parametrize("kind", ["date", "timestamp"])
+@pytest.mark.parametrize("value", [2.0**63, -1e300, float("inf")])
+def test_numbers_that_no_date_can_be(kind: Any, value: float) -> None:
+    with pytest.raises(DataError, match=rf"column 't', row 1: .*fitted on {kind}s, or .* since 1970"):
+        doubles("t", pa.array([0.0, value]), kind)
+    assert np.isnan(doubles("t", pa.array([float("nan"), None]), kind)).all()
+    assert doubles("t", pa.array([2.0**30]), kind).tolist() == [2.0**30]

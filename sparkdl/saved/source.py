@@ -324,7 +324,8 @@ def _describe(module: nn.Module) -> ModuleSource:
             if required:
                 raise ConfigError(
                     f"{cls.__name__} has no attribute {name!r} to read its constructor's argument from: "
-                    f"keep it there, self.{name} = {name} in the constructor, or {_INSTEAD}"
+                    f"keep it there, self.{name} = {name} in the constructor. An estimator, and "
+                    "from_module(), take a class or function and its arguments in place of an instance, too"
                 ) from None
             continue
         try:

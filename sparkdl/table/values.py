@@ -21,6 +21,9 @@ _EXPECTED = {
     "timestamp": "timestamps, or seconds since 1970-01-01 in UTC",
 }
 
+_LATEST = {"date": float(2**31), "timestamp": 2.0**63 / 1e6}
+"""Days and seconds that Spark's dates and timestamps can have at most."""
+
 
 def arrow(name: str, values: Any) -> pa.Array:
     """Return a column of any origin as an Arrow array.
@@ -115,16 +118,23 @@ def doubles(name: str, column: pa.Array, kind: Kind, zone: str = UTC) -> Array:
             code="data-type",
         )
     # Whole numbers beyond 2^53 lose digits, which a model cannot tell apart anyway.
-    values: Array = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-    if kind == "boolean" and not np.isin(values, (0.0, 1.0)).all():
-        wrong = np.flatnonzero(~(np.isin(values, (0.0, 1.0)) | np.isnan(values)))
-        if len(wrong):
-            raise DataError(
-                f"column {name!r}, row {wrong[0]}: {values[wrong[0]]:g} where the encoding was fitted on "
-                f"{_EXPECTED[kind]}; pass such values, or null",
-                code="data-value",
-            )
-    return values / scale
+    values: Array = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False) / scale
+    _check_values(name, values, kind)
+    return values
+
+
+def _check_values(name: str, values: Array, kind: Kind) -> None:
+    """Check that numbers can be what they stand for."""
+    if kind == "number":
+        return
+    possible = np.isin(values, (0.0, 1.0)) if kind == "boolean" else abs(values) <= _LATEST[kind]
+    wrong = np.flatnonzero(~(possible | np.isnan(values)))
+    if len(wrong):
+        raise DataError(
+            f"column {name!r}, row {wrong[0]}: {values[wrong[0]]:g} where the encoding was fitted on "
+            f"{_EXPECTED[kind]}; pass such values, or null",
+            code="data-value",
+        )
 
 
 def columns_of(table: Any, names: Sequence[str]) -> dict[str, pa.Array]:

@@ -325,6 +325,34 @@ def test_the_ledger_is_checked() -> None:
             Ledger.read({**good, name: value})
 
 
+class Forgets(nn.Module):
+    """Keeps no argument of its constructor."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layer(x)
+        return found
+
+
+class Keeps(Forgets):
+    """Does what the advice says."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.width = width
+
+
+def test_advice_for_a_module_that_cannot_be_published(spark: Any, tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path / "models", seconds=None)
+    with rows(0, "plain", spark) as data:
+        with pytest.raises(ConfigError, match=r"keep it there, self\.width = width in the constructor\. "):
+            publisher.check(Forgets(10), data)
+        publisher.check(Keeps(10), data)
+
+
 def test_mistakes(spark: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="expected a sparkdl.Trainer"):
         OnlineTrainer(net(), tmp_path)  # type: ignore[arg-type]
