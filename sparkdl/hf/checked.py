@@ -89,7 +89,7 @@ def check_adapter(values: Mapping[str, Any]) -> None:
         _check_patterns(name, value)
 
 
-_MOST_REPEATS = 3
+_MOST_REPEATS, _MOST_CHOICES, _MOST_ALTERNATIVES = 3, 5, 20
 _LITERAL = re.compile(r"\\.|\[\^?\]?[^\]]*\]", re.DOTALL)
 """An escaped character, or a set of characters."""
 
@@ -108,10 +108,14 @@ def _check_patterns(place: str, value: Any) -> None:
         for inner in value:
             _check_patterns(place, inner)
     elif isinstance(value, str):
-        repeats = _LITERAL.sub("x", value)
-        if re.search(r"\)[*+{]", repeats) or len(re.findall(r"[*+{]", repeats)) > _MOST_REPEATS:
+        plain = _LITERAL.sub("x", value)
+        repeats = len(re.findall(r"[*+{]", plain))
+        choices = repeats + plain.count("(") + len(re.findall(r"(?<![(*+?}])\?", plain))
+        many = repeats > _MOST_REPEATS or choices > _MOST_CHOICES or plain.count("|") > _MOST_ALTERNATIVES
+        if many or re.search(r"\)[*+{]", plain):
             raise ConfigError(
-                f"adapter option {place}: the pattern {value!r:.100} repeats a group, or more than "
-                f"{_MOST_REPEATS} times, and could take for ever; list the names of the modules",
+                f"adapter option {place}: the pattern {value!r:.100} repeats a group, or has more than "
+                f"{_MOST_REPEATS} repeats, {_MOST_CHOICES} groups, repeats and question marks or "
+                f"{_MOST_ALTERNATIVES} alternatives, and could take for ever; list the names of the modules",
                 code="config-source",
             )

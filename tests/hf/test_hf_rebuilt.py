@@ -215,7 +215,13 @@ def test_a_hostile_adapter_of_any_kind_is_told_or_does_no_harm(data: st.DataObje
     check_made_up(lambda source: data.draw(damaged_value(data.draw(damaged_value(source)))))
 
 
-@pytest.mark.parametrize("pattern", ["(.+)+!", "(a|aa)*!", r"((\w+)\.?){1,50}!", ".*.*.*.*!", "[)]*(.*){2}"])
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *("(.+)+!", "(a|aa)*!", r"((\w+)\.?){1,50}!", ".*.*.*.*!", "[)]*(.*){2}"),
+        *(".?" * 30 + "!", "(.|.)" * 30 + "!", "(" + "|".join(".." * 30) + ")!"),
+    ],
+)
 @pytest.mark.parametrize("place", ["target_modules", "exclude_modules", "layers_pattern", "rank_pattern"])
 def test_a_pattern_that_takes_for_ever(place: str, pattern: str) -> None:
     info = json.loads(DESCRIBED)

@@ -136,6 +136,20 @@ def test_requests_sent_ahead_leave_turns_to_others(patient: Running) -> None:
         raw.close()
 
 
+def test_requests_of_clients_that_have_gone_wait_for_nothing(patient: Running) -> None:
+    for n in range(45):
+        with socket.create_connection(("127.0.0.1", patient.port), 10) as raw:
+            raw.sendall((b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n") * 20)
+            raw.recv(1)
+        if n % 15 == 14:  # fewer than the server takes at a time
+            until(lambda: not connections(patient))
+    with socket.create_connection(("127.0.0.1", patient.port), 10) as raw:
+        raw.sendall((b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n") * 2)
+        got = b""
+        while got.count(b"HTTP/1.1 200") < 2:
+            got += raw.recv(1 << 16)
+
+
 def test_clients_that_do_not_read_keep_nobody_out(patient: Running) -> None:
     asked = [pipelining(patient.port) for _ in range(3)]
     idle = [socket.create_connection(("127.0.0.1", patient.port), 10) for _ in range(17)]

@@ -35,6 +35,9 @@ _PIPELINED_SECONDS = 0.003
 """Between two requests, of all connections, that were sent before the answer to the one before. Clients of
 HTTP do not do that; eight that send ``/health`` by the hundred would take each turn of the loop."""
 
+_PIPELINED_MOST = 1.0
+"""None of them waits longer, however many have asked and gone."""
+
 
 def connections(limit: int, seconds: float, tls: ssl.SSLContext | None = None) -> type[asyncio.Protocol]:
     """Return a class of connections for uvicorn's option ``http``.
@@ -53,6 +56,7 @@ def connections(limit: int, seconds: float, tls: ssl.SSLContext | None = None) -
 
     class Connection(H11Protocol):
         _clock: asyncio.TimerHandle | None = None
+        _next: asyncio.TimerHandle | None = None
         _handshake: asyncio.Task[None] | None = None
         _answered = False
         _header_since: float | None = None
@@ -102,8 +106,9 @@ def connections(limit: int, seconds: float, tls: ssl.SSLContext | None = None) -
                 super().on_response_complete()
                 return
             nonlocal pipelined_until
-            pipelined_until = max(pipelined_until + _PIPELINED_SECONDS, self.loop.time())
-            self.loop.call_at(pipelined_until, super().on_response_complete)
+            now = self.loop.time()
+            pipelined_until = min(max(pipelined_until + _PIPELINED_SECONDS, now), now + _PIPELINED_MOST)
+            self._next = self.loop.call_at(pipelined_until, super().on_response_complete)
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._end()
@@ -176,9 +181,10 @@ def connections(limit: int, seconds: float, tls: ssl.SSLContext | None = None) -
             self.connections.discard(self)
             strangers.pop(self, None)
             known.pop(self, None)
-            if self._clock is not None:
-                self._clock.cancel()
-                self._clock = None
+            for timer in (self._clock, self._next):
+                if timer is not None:
+                    timer.cancel()
+            self._clock = self._next = None
 
     return Connection
 
