@@ -191,7 +191,6 @@ class PlaceManifest:
             columns if end > first else (),
             positions=0 if partition else manifest.positions,
             content=manifest.content,
-            values=0 if partition else manifest.content,
             dealt=self.partitions,
             scan=True,
             first=first,
