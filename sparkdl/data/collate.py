@@ -6,7 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from sparkdl.data.columns import ColumnPlan, Structure, TablePlan
+from sparkdl.data.convert import RowName
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.wire.frame import Array
 
@@ -20,6 +23,9 @@ label, ``features``, to ``(inputs, label)`` or ``inputs``."""
 
 MASK = "attention_mask"
 """The argument by which a module is told what fills its rows up, so that it passes over that."""
+
+TOKENS = "input_ids"
+"""The argument whose rows the mask belongs to."""
 
 Fill = float | Sequence[float] | Mapping[str, float]
 """Values that fill features up: one for all, or one for each."""
@@ -93,9 +99,10 @@ class Pad:
             fills = value if isinstance(value, Mapping) else dict.fromkeys(rows[0], value)
             if set(rows[0]) - set(fills):
                 raise ConfigError(f"Pad(value={value!r}): expected a value for each of {list(rows[0])}")
+            columns = {name: [row[name] for row in rows] for name in rows[0]}
+            check_mask(columns, lambda index: f"row {index} of a batch")
             return {
-                name: padded([row[name] for row in rows], _one(fills[name]), self.multiple)
-                for name in rows[0]
+                name: padded(column, _one(fills[name]), self.multiple) for name, column in columns.items()
             }
         if isinstance(rows[0], tuple | list):
             count = len(rows[0])
@@ -106,6 +113,36 @@ class Pad:
                 padded([row[n] for row in rows], _one(fill), self.multiple) for n, fill in enumerate(several)
             )
         return padded(rows, _one(value), self.multiple)
+
+
+def check_mask(columns: Mapping[Any, Any], name: RowName) -> None:
+    """Check that each row's mask is as long as its tokens: filled up, both would fit and mean other tokens.
+
+    Args:
+        columns: rows by name, or by key of the store; others than ``input_ids`` and ``attention_mask`` are
+            not looked at.
+        name: says which row of the source one of these is.
+
+    Raises:
+        DataError: naming the row.
+    """
+    tokens, mask = (columns.get(name, columns.get(f"features_{name}")) for name in (TOKENS, MASK))
+    if tokens is None or mask is None or _shape(tokens) == _shape(mask) != ():
+        return
+    for index, row in enumerate(zip(tokens, mask, strict=False)):
+        sizes = [0 if each is None or not np.ndim(each) else len(each) for each in row]
+        if sizes[0] != sizes[1]:
+            raise DataError(
+                f"{name(index)}: {TOKENS} has {sizes[0]} values and {MASK} {sizes[1]}; expected one of the "
+                "mask for each token",
+                code="data-shape",
+            )
+
+
+def _shape(rows: Any) -> tuple[int, ...]:
+    """Return the shape of rows of one shape, as an array has them."""
+    shape: tuple[int, ...] = getattr(rows, "shape", ())
+    return shape[:2] if len(shape) > 1 else ()
 
 
 def _one(value: Any) -> float:

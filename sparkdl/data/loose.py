@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sparkdl.data import sparse
-from sparkdl.data.collate import MASK, padded
+from sparkdl.data.collate import MASK, check_mask, padded
 from sparkdl.data.columns import ColumnPlan
 from sparkdl.data.convert import from_rows
 from sparkdl.exceptions import DataError
@@ -77,8 +77,9 @@ def filled(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inputs:
     """Return inputs with rows of different lengths filled up with 0, which the module's mask hides.
 
     Raises:
-        DataError: if it has none.
+        DataError: if it has none, or one of another length than a row's tokens.
     """
+    check_mask(kwargs, lambda index: f"row {index}")
 
     def full(rows: Any, name: str) -> Any:
         if not all(isinstance(row, list) or np.ndim(row) for row in rows):

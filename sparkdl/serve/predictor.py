@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from sparkdl.data.collate import check_mask
 from sparkdl.data.columns import ColumnPlan
 from sparkdl.data.loose import array_of, filled, spread
 from sparkdl.exceptions import ConfigError, DataError
@@ -289,6 +290,7 @@ class Predictor:
             args, kwargs = filled(args, kwargs)
         tensors = [self._tensor(value, specs.get(i), "", f"input {i}") for i, value in enumerate(args)]
         tensors += [self._tensor(value, specs.get(name), name) for name, value in kwargs.items()]
+        check_mask(dict(zip(kwargs, tensors[len(args) :], strict=True)), lambda index: f"row {index}")
         lengths = {len(tensor) for tensor in tensors}
         if len(lengths) > 1:
             raise DataError(f"inputs have different numbers of rows: {sorted(lengths)}", code="data-shape")

@@ -12,7 +12,7 @@ import pyarrow as pa
 from torch import nn
 
 from sparkdl.data import ragged, sparse
-from sparkdl.data.collate import MASK, tensor_of
+from sparkdl.data.collate import MASK, check_mask, tensor_of
 from sparkdl.data.columns import ColumnPlan, structure_of
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.estimators.model import TorchClassificationModel, TorchModel, TorchRegressionModel
@@ -244,6 +244,7 @@ class ServedModel:
             if len(chosen) < rows:
                 column = column.filter(pa.array(valid))
             arrays[plan.key] = converted(plan, column, chosen)
+        check_mask(arrays, lambda index: f"row {int(chosen[index])}")
         return ModuleInputs(valid, arrays)
 
     def _forward(self, arrays: Mapping[str, Array], rows: int) -> list[Array]:

@@ -180,3 +180,13 @@ def test_metadata_say_how_rows_are_padded() -> None:
     plan = TablePlan(columns, features, structure_of("y", "label"), weighted=False)
     assert padding_of(plan) == Pad(value={"ids": 9, "mask": 0}, lengths=False)
     assert padding_of(replace(plan, columns=columns[2:])) is None
+
+
+def test_a_mask_is_as_long_as_the_tokens() -> None:
+    rows = [
+        {"input_ids": [1, 2, 3], "attention_mask": [1, 1]},
+        {"input_ids": [4, 5], "attention_mask": [1, 1, 1]},
+    ]
+    tensors = [{name: torch.tensor(values) for name, values in row.items()} for row in rows]
+    with pytest.raises(DataError, match="row 0 of a batch: input_ids has 3 values and attention_mask 2"):
+        Pad(lengths=False, has_label=False)(tensors)  # filled up, both have shape (2, 3)

@@ -6,6 +6,7 @@ from datetime import UTC, date, datetime
 from typing import Any
 
 import hypothesis
+import numpy as np
 import pyarrow as pa
 import pytest
 import torch
@@ -21,6 +22,7 @@ from sparkdl.table.encoding import Category, Number, TableEncoding
 
 ZONES = ("UTC", "Europe/Berlin", "America/New_York", "+05:30")
 NAMES = ("a", "b")
+TOKENS = ("input_ids", "attention_mask")
 
 
 class Told(nn.Module):
@@ -35,6 +37,14 @@ class Told(nn.Module):
         weights = torch.arange(1, 1 + sum(part.shape[1] for part in parts), dtype=torch.float64)
         total = (torch.cat(parts, 1) * weights).sum(1)
         return total.nan_to_num().clamp(-1e15, 1e15).long() if self.integer else total
+
+
+class Tokens(nn.Module):
+    """Gives a number a row that depends on each token, and not on what fills a batch up."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        places = torch.arange(1, 1 + input_ids.shape[1], dtype=torch.float64)
+        return (input_ids * attention_mask * places).sum(1)
 
 
 # -- models ----------------------------------------------------------------------------------------
@@ -52,6 +62,17 @@ def array_models(draw: Any) -> Any:
     return model._set(
         featuresCols=list(NAMES[:count]), handleInvalid=draw(st.sampled_from(["error", "keep"]))
     )
+
+
+@st.composite
+def text_models(draw: Any) -> Any:
+    """Return a model of texts as tokens, whose rows differ in length."""
+    example = {name: np.ones((2, 3), np.int64) for name in TOKENS}
+    model = TorchModel.from_module(
+        Tokens(), example=example, featuresCols=list(TOKENS), inputNames=list(TOKENS)
+    )
+    model.signature = model.signature.of_any_length([True, True])
+    return model._set(handleInvalid=draw(st.sampled_from(["error", "keep"])))
 
 
 @st.composite
@@ -154,9 +175,26 @@ def tables(draw: Any, model: Any) -> pa.Table:
     return pa.table(columns)
 
 
+@st.composite
+def texts(draw: Any) -> pa.Table:
+    """Return rows of tokens and their masks: of one length but for a wrong one in ten, with null in some."""
+    columns: dict[str, list[Any]] = {name: [] for name in TOKENS}
+    for _ in range(draw(st.integers(1, 5))):
+        length = draw(st.integers(1, 6))
+        for name, values in zip(TOKENS, (st.integers(0, 999), st.integers(0, 1)), strict=True):
+            size = length + (draw(st.integers(0, 9)) == 0)
+            columns[name].append(draw(st.lists(values, min_size=size, max_size=size)))
+        if draw(st.integers(0, 9)) == 0:
+            columns[draw(st.sampled_from(TOKENS))][-1] = None
+    kinds = [draw(st.sampled_from([pa.int64(), pa.int64(), pa.int32(), pa.float64()])) for _ in TOKENS]
+    return pa.table(
+        {name: pa.array(columns[name], pa.list_(k)) for name, k in zip(TOKENS, kinds, strict=True)}
+    )
+
+
 def check(data: Any) -> None:
-    model = data.draw(array_models() | table_models())
-    table = data.draw(tables(model))
+    model = data.draw(array_models() | table_models() | text_models())
+    table = data.draw(texts() if isinstance(model.module, Tokens) else tables(model))
     found = answers(model, table)
     if model.encoding is None and model.getHandleInvalid() == "keep":
         nulls = found["tasks"] if isinstance(found["tasks"], list) else []

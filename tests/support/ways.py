@@ -88,7 +88,7 @@ def predictor(model: Any, table: pa.Table) -> Any:
     predict = Predictor.of(model)
     if model.encoding is not None:
         return _first(predict(table))
-    return _first(predict(*(_as_array(table.column(name)) for name in model.featuresNames())))
+    return _first(_asked(predict, model, [_as_array(table.column(name)) for name in model.featuresNames()]))
 
 
 def predictor_pandas(model: Any, table: pa.Table) -> Any:
@@ -97,7 +97,7 @@ def predictor_pandas(model: Any, table: pa.Table) -> Any:
     if model.encoding is not None:
         return _first(predict(frame))
     columns = (frame[name] for name in model.featuresNames())
-    return _first(predict(*(c.tolist() if c.dtype == object else c for c in columns)))
+    return _first(_asked(predict, model, [c.tolist() if c.dtype == object else c for c in columns]))
 
 
 def row_by_row(model: Any, table: pa.Table) -> Any:
@@ -151,6 +151,12 @@ def _same(one: Any, other: Any) -> bool:
     return bool(np.isclose(one, other, rtol=1e-6, atol=1e-6, equal_nan=True))
 
 
+def _asked(predict: Predictor, model: Any, columns: list[Any]) -> Any:
+    """Return what a Predictor gives for inputs by position, or by name where the module has names."""
+    keys = [spec.key for spec in model.signature.inputs]
+    return predict(*columns) if None in keys else predict(dict(zip(keys, columns, strict=True)))
+
+
 def _first(output: Any) -> Any:
     return output.reshape(len(output), -1)[:, 0].tolist() if output.size == len(output) else output.tolist()
 
@@ -174,6 +180,8 @@ def _as_pandas(table: pa.Table) -> Any:
             v is not None and math.isnan(v) for v in column.to_pylist()
         ):
             raise Unable
+        if pa.types.is_list(column.type) and column.null_count == len(column):
+            raise Unable  # of nulls alone pandas tells no type
         if pa.types.is_list(column.type) and null_rows(column.combine_chunks().drop_null()) is not None:
             raise Unable
     frame = table.to_pandas()

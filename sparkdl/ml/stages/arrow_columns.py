@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkdl.data import sparse
+from sparkdl.data.collate import check_mask
 from sparkdl.data.columns import ColumnPlan
 from sparkdl.data.convert import from_arrow
 from sparkdl.data.ragged import kind_of
@@ -66,6 +67,7 @@ class ArrowColumns:
             array = from_arrow(plan, column, lambda index: self._row(int(rows[index])))
             arrays[plan.key] = array
             resolved.append(plan.resolved(*kind_of(array)))
+        check_mask(arrays, lambda index: self._row(int(rows[index])))
         self.plans = tuple(resolved)
         return arrays
 
