@@ -115,22 +115,27 @@ class Pad:
         return padded(rows, _one(value), self.multiple)
 
 
-def check_mask(columns: Mapping[Any, Any], name: RowName) -> None:
+def check_mask(inputs: Any, name: RowName) -> None:
     """Check that each row's mask is as long as its tokens: filled up, both would fit and mean other tokens.
 
     Args:
-        columns: rows by name, or by key of the store; others than ``input_ids`` and ``attention_mask`` are
-            not looked at.
+        inputs: what the module gets. Only ``input_ids`` and ``attention_mask`` are looked at, and of these
+            rows of one dimension: a mask may be of two, for each token and each that it attends to.
         name: says which row of the source one of these is.
 
     Raises:
         DataError: naming the row.
     """
-    tokens, mask = (columns.get(name, columns.get(f"features_{name}")) for name in (TOKENS, MASK))
-    if tokens is None or mask is None or _shape(tokens) == _shape(mask) != ():
+    if not isinstance(inputs, Mapping) or TOKENS not in inputs or MASK not in inputs:
+        return
+    tokens, mask = inputs[TOKENS], inputs[MASK]
+    if _shape(tokens) == _shape(mask) != ():
         return
     for index, row in enumerate(zip(tokens, mask, strict=False)):
-        sizes = [0 if each is None or not np.ndim(each) else len(each) for each in row]
+        dimensions = [0 if each is None else np.ndim(each) for each in row]
+        if max(dimensions) > 1:
+            return
+        sizes = [len(each) if dims else 0 for each, dims in zip(row, dimensions, strict=True)]
         if sizes[0] != sizes[1]:
             raise DataError(
                 f"{name(index)}: {TOKENS} has {sizes[0]} values and {MASK} {sizes[1]}; expected one of the "

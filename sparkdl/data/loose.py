@@ -40,7 +40,7 @@ def array_of(plan: ColumnPlan, rows: Any) -> Array:
         raise DataError(
             f"{plan.words}: expected an array of numbers with a dimension for rows, got {array.dtype} of "
             f"shape {array.shape}",
-            code="data-shape",
+            code="data-type" if array.ndim else "data-shape",
         )
     if not len(array) and plan.shape is not None:
         array = array.reshape(0, *plan.shape)

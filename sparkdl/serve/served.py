@@ -244,7 +244,7 @@ class ServedModel:
             if len(chosen) < rows:
                 column = column.filter(pa.array(valid))
             arrays[plan.key] = converted(plan, column, chosen)
-        check_mask(arrays, lambda index: f"row {int(chosen[index])}")
+        check_mask(self._structure.assemble(arrays), lambda index: f"row {int(chosen[index])}")
         return ModuleInputs(valid, arrays)
 
     def _forward(self, arrays: Mapping[str, Array], rows: int) -> list[Array]:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkdl.data import Pad
-from sparkdl.data.collate import collated, padding_of
+from sparkdl.data.collate import check_mask, collated, padding_of
 from sparkdl.data.columns import ColumnPlan, Structure, TablePlan, structure_of
 from sparkdl.data.convert import from_arrow, from_rows
 from sparkdl.data.store.partition import PartitionMissingError, Token, read_rows, write_partition
@@ -190,3 +190,13 @@ def test_a_mask_is_as_long_as_the_tokens() -> None:
     tensors = [{name: torch.tensor(values) for name, values in row.items()} for row in rows]
     with pytest.raises(DataError, match="row 0 of a batch: input_ids has 3 values and attention_mask 2"):
         Pad(lengths=False, has_label=False)(tensors)  # filled up, both have shape (2, 3)
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (1, 1, 3), (3, 3)])
+def test_a_mask_may_be_of_more_dimensions(shape: tuple[int, ...]) -> None:
+    inputs = {"input_ids": torch.ones(2, 3), "attention_mask": torch.ones(2, *shape)}
+    check_mask(inputs, str)
+    check_mask({name: list(rows) for name, rows in inputs.items()}, str)
+    check_mask({"tokens": torch.ones(2, 3), "attention_mask": torch.ones(2, 4)}, str)  # other tokens
+    with pytest.raises(DataError, match=r"0: input_ids has 3 values and attention_mask 0"):
+        check_mask({**inputs, "attention_mask": torch.ones(2)}, str)

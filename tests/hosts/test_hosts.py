@@ -105,7 +105,8 @@ def test_a_driver_on_a_host_of_a_worker(three: Hosts, undisturbed: dict[str, Any
 
 
 def test_a_connect_server_in_front(three: Hosts, undisturbed: dict[str, Any]) -> None:
-    found = three.drive("--steps", str(STEPS), host=3, url=three.serve_connect()).result()
+    with three.connect() as url:
+        found = three.drive("--steps", str(STEPS), host=3, url=url).result()
     assert (found["host"], found["bits"]) == ("h3", undisturbed["bits"])
     assert found["direct"] == STEPS
 

@@ -11,6 +11,7 @@ worker each.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -30,6 +31,7 @@ SPARK = Path(pyspark.__path__[0])
 REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM = Path(__file__).with_name("hosts_program.py")
 _JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_clusters = itertools.count()
 
 # Arguments: hostname, /etc/hosts, folder of the host, more commands, then folders below /tmp that all hosts
 # see, "--", and the program.
@@ -88,6 +90,7 @@ class Hosts:
     memory: str = "1200m"
     unknown: tuple[int, ...] = ()
     _drivers: list[subprocess.Popen[str]] = field(default_factory=list)
+    _number: int = field(default_factory=_clusters.__next__)  # there are several in this process
 
     @property
     def url(self) -> str:
@@ -96,7 +99,7 @@ class Hosts:
 
     def address(self, host: int) -> str:
         """Return the address of a host."""
-        return f"10.77.{os.getpid() % 250 + 1}.{host + 1}"
+        return f"10.77.{(os.getpid() + self._number) % 250 + 1}.{host + 1}"
 
     # -- what happens to hosts --------------------------------------------------------------------
 
@@ -168,21 +171,27 @@ class Hosts:
         self._drivers.append(process)
         return Driver(process, self.folder / f"{name}.out", self.folder / f"{name}.log")
 
-    def serve_connect(self) -> str:
-        """Start a Spark Connect server on host 0; return its URL."""
+    @contextmanager
+    def connect(self) -> Iterator[str]:
+        """Start a Spark Connect server on host 0, which takes all cores; yield its URL, and end it."""
         confs = {
             "spark.cores.max": str(self.count),
             "spark.executor.memory": "700m",
             "spark.ui.enabled": "false",
         }
         confs |= {"spark.connect.grpc.binding.address": "0.0.0.0", "spark.log.level": "INFO"}
-        start = [str(SPARK / "bin" / "spark-submit"), "--master", self.url]
+        # A daemon's memory is the server's, too, and 256 MB are less than Spark takes for a driver.
+        start = ["env", "SPARK_DAEMON_MEMORY=700m", str(SPARK / "bin" / "spark-submit"), "--master", self.url]
         start += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
         for name, value in confs.items():
             start += ["--conf", f"{name}={value}"]
-        self._spawn(0, "connect", [*start, "spark-internal"])
-        self._wait_for("Spark Connect server started", 1, "connect")
-        return "sc://h0:15002"
+        server = self._spawn(0, "connect", [*start, "spark-internal"])
+        try:
+            self._wait_for("Spark Connect server started", 1, "connect")
+            yield "sc://h0:15002"
+        finally:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
 
     def tmp(self, host: int) -> Path:
         """Return where this machine sees the ``/tmp`` of a host."""
@@ -265,13 +274,13 @@ class Hosts:
 
     @property
     def _bridge(self) -> str:
-        return f"sd{os.getpid()}"
+        return f"sd{os.getpid()}n{self._number}"
 
     def _name(self, host: int) -> str:
-        return f"sparkdl-{os.getpid()}-{host}"
+        return f"sparkdl-{os.getpid()}-{self._number}-{host}"
 
     def _outside(self, host: int) -> str:
-        return f"sd{os.getpid()}v{host}"
+        return f"sd{os.getpid()}n{self._number}v{host}"
 
     def _inside(self, host: int) -> list[str]:
         return ["ip", "netns", "exec", self._name(host)]

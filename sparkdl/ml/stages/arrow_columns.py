@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 
 from sparkdl.data import sparse
 from sparkdl.data.collate import check_mask
-from sparkdl.data.columns import ColumnPlan
-from sparkdl.data.convert import from_arrow
+from sparkdl.data.columns import ColumnPlan, Structure
+from sparkdl.data.convert import RowName, from_arrow
 from sparkdl.data.ragged import kind_of
 from sparkdl.exceptions import DataError
 from sparkdl.ml.stages.outputs import dense
@@ -24,9 +24,15 @@ class ArrowColumns:
     """Converts Arrow columns to arrays; the first rows decide on shapes that are not known."""
 
     def __init__(
-        self, plans: tuple[ColumnPlan, ...], keep: bool, places: tuple[int, ...] = (), at: int = 0
+        self,
+        plans: tuple[ColumnPlan, ...],
+        keep: bool,
+        places: tuple[int, ...] = (),
+        at: int = 0,
+        structure: Structure = Structure("none"),  # noqa: B008 -- frozen
     ) -> None:
         self.plans = plans
+        self._structure = structure
         self._places = places or range(len(plans))
         self._keep = keep
         self._seen = at
@@ -53,6 +59,9 @@ class ArrowColumns:
         elif valid.any():
             chosen = pa.array(valid)
             arrays = self._arrays([column.filter(chosen) for column in columns], np.flatnonzero(valid))
+        else:  # a column of a wrong type is one whatever its rows are
+            for plan, column in zip(self.plans, columns, strict=True):
+                _converted(plan, column.slice(0, 0), self._row)
         self._seen += len(valid)
         return valid, arrays
 
@@ -60,14 +69,10 @@ class ArrowColumns:
         arrays = {}
         resolved = []
         for plan, column in zip(self.plans, columns, strict=True):
-            if pa.types.is_struct(column.type):
-                column = sparse.of_arrow(column, plan.part) if plan.part else dense(column)
-            elif pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
-                plan = _with_bytes(plan)
-            array = from_arrow(plan, column, lambda index: self._row(int(rows[index])))
+            plan, array = _converted(plan, column, lambda index: self._row(int(rows[index])))
             arrays[plan.key] = array
             resolved.append(plan.resolved(*kind_of(array)))
-        check_mask(arrays, lambda index: self._row(int(rows[index])))
+        check_mask(self._structure.assemble(arrays), lambda index: self._row(int(rows[index])))
         self.plans = tuple(resolved)
         return arrays
 
@@ -93,6 +98,15 @@ class EncodedColumns:
         encoded = self._encoding.encode(dict(zip(self._columns, columns, strict=True)))
         arrays = {plan.key: encoded[plan.source] for plan in self.plans}
         return np.ones(len(columns[0]), np.bool_), arrays
+
+
+def _converted(plan: ColumnPlan, column: pa.Array, name: RowName) -> tuple[ColumnPlan, Array]:
+    """Convert a column; also return its plan with what its type tells."""
+    if pa.types.is_struct(column.type):
+        column = sparse.of_arrow(column, plan.part) if plan.part else dense(column)
+    elif pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
+        plan = _with_bytes(plan)
+    return plan, from_arrow(plan, column, name)
 
 
 def _with_bytes(plan: ColumnPlan) -> ColumnPlan:

@@ -97,9 +97,11 @@ class Scorer:
 
     def score(self, batches: Iterator[pa.Array | tuple[pa.Array, ...]], at: int = 0) -> Iterator[pa.Array]:
         """Score batches of a task, of which the first begins at row ``at``; errors as of a call."""
-        columns: ArrowColumns | EncodedColumns = ArrowColumns(self.plans, self.keep, self.places, at)
+        columns: ArrowColumns | EncodedColumns
         if self.encoding is not None:
             columns = EncodedColumns(self.plans, self.encoding, self.columns)
+        else:
+            columns = ArrowColumns(self.plans, self.keep, self.places, at, self.structure)
         waiting, results = _Rows(), _Results(self)
         first = (_partition() << 40) + at
         model: Loaded | None = None
