@@ -58,9 +58,15 @@ def _is_null(value: Any) -> bool:
 
 
 def spread(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inputs:
-    """Return inputs with the indices and values of sparse rows in place of these."""
+    """Return inputs with the indices and values of sparse rows in place of these.
+
+    Raises:
+        DataError: naming a row that is null.
+    """
 
     def parts(value: Any, name: str) -> list[Any]:
+        if isinstance(value, list) and value and all(row is None for row in value):
+            raise DataError(f"{name}, row 0: null; drop or fill nulls first", code="data-null")
         if not sparse.are_vectors(value):
             return [value]
         return [padded(found).numpy() for found in sparse.of_rows(value, name)]

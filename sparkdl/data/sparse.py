@@ -180,8 +180,11 @@ def of_arrow(column: pa.StructArray, part: str) -> pa.Array:
 
 
 def are_vectors(rows: Any) -> bool:
-    """Return whether rows are a list of ML vectors or of sparse rows of scipy, or a sparse matrix."""
-    one = rows[0] if isinstance(rows, list) and rows else rows
+    """Return whether rows are a list of ML vectors or of sparse rows of scipy, or a sparse matrix.
+
+    Of a list the first row counts that is not null.
+    """
+    one = next((row for row in rows if row is not None), None) if isinstance(rows, list) else rows
     return type(one).__module__.startswith(("pyspark.ml.linalg", "scipy.sparse"))
 
 
@@ -193,8 +196,10 @@ def of_row(value: Any, where: str) -> tuple[Array, Array]:
         where: begins the error.
 
     Raises:
-        DataError: if it is something else.
+        DataError: if it is null, or something else.
     """
+    if value is None:
+        raise DataError(f"{where}: null; drop or fill nulls first", code="data-null")
     if isinstance(value, tuple) and len(value) == 2:
         found = np.asarray(value[0]), np.asarray(value[1])
         if found[0].ndim == 1 and found[0].shape == found[1].shape and found[0].dtype.kind in "iu":

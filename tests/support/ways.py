@@ -72,6 +72,8 @@ def served_json(model: Any, table: pa.Table) -> Any:
     }
     if any(all(value is None for value in column) for column in columns.values()):
         raise Unable  # of nulls alone JSON tells no type
+    if any(pa.types.is_temporal(table.column(n).type) and made.columns.get(n) == "string" for n in columns):
+        raise Unable  # times are texts in JSON
     rows, _, _ = formats.read(JSON, json.dumps({"columns": columns}).encode(), limits)
     return made(rows).column("prediction").to_pylist()
 
@@ -97,7 +99,7 @@ def predictor_pandas(model: Any, table: pa.Table) -> Any:
     if model.encoding is not None:
         return _first(predict(frame))
     columns = (frame[name] for name in model.featuresNames())
-    return _first(_asked(predict, model, [c.tolist() if c.dtype == object else c for c in columns]))
+    return _first(_asked(predict, model, [_vectors(c.tolist()) if c.dtype == object else c for c in columns]))
 
 
 def row_by_row(model: Any, table: pa.Table) -> Any:
@@ -170,22 +172,32 @@ def _as_json(value: Any) -> Any:
         return float(value)
     if isinstance(value, list):
         return [_as_json(item) for item in value]
+    if isinstance(value, dict):  # a vector, in the one form that a request has for all of them
+        indices = list(range(len(value["values"]))) if value["type"] else value["indices"]
+        return {"indices": indices, "values": _as_json(value["values"])}
     return value.isoformat() if isinstance(value, date | datetime) else value
 
 
 def _as_pandas(table: pa.Table) -> Any:
     """Return a DataFrame; pandas makes doubles of integers beside null, as it does of those of Spark."""
     for column in table.columns:
-        if pa.types.is_floating(column.type) and any(
-            v is not None and math.isnan(v) for v in column.to_pylist()
-        ):
+        if any(isinstance(v, float) and math.isnan(v) for v in _flat(column.to_pylist())):
             raise Unable
-        if pa.types.is_list(column.type) and column.null_count == len(column):
+        if pa.types.is_nested(column.type) and column.null_count == len(column):
             raise Unable  # of nulls alone pandas tells no type
         if pa.types.is_list(column.type) and null_rows(column.combine_chunks().drop_null()) is not None:
             raise Unable
     frame = table.to_pandas()
     return frame.assign(**{name: frame[name].map(_listed) for name in frame if frame[name].dtype == object})
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    """Yield the values of nested lists."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _flat(item)
+    else:
+        yield value
 
 
 def _listed(value: Any) -> Any:
@@ -196,4 +208,18 @@ def _as_array(column: pa.ChunkedArray) -> Any:
     """Return a column as a caller without Arrow holds it."""
     kind = column.type
     plain = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    return column.to_numpy() if plain and not column.null_count else column.to_pylist()
+    return column.to_numpy() if plain and not column.null_count else _vectors(column.to_pylist())
+
+
+def _vectors(rows: list[Any]) -> list[Any]:
+    """Return rows with ML vectors in place of what Arrow has for them."""
+    from pyspark.ml.linalg import Vectors
+
+    def vector(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        if value["type"]:
+            return Vectors.dense(value["values"])
+        return Vectors.sparse(value["size"], value["indices"], value["values"])
+
+    return list(map(vector, rows))
