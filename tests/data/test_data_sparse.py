@@ -15,7 +15,7 @@ from pyspark.ml.linalg import Vectors
 from torch import nn
 
 from sparkdl import Column
-from sparkdl.data import sparse
+from sparkdl.data import loose, sparse
 from sparkdl.data.collate import collated, padded, padding_of
 from sparkdl.data.columns import ColumnPlan
 from sparkdl.data.store.partition import read_rows, write_partition
@@ -194,3 +194,11 @@ def test_export_and_serving_take_sparse_rows(tmp_path: Any) -> None:
         [scipy_sparse.csr_matrix(([*r.values], ([0] * len(r.indices), r.indices)), (1, SIZE)) for r in ROWS]
     )
     np.testing.assert_allclose(Predictor(module, batch_size=2).predict(matrix.tocsr()), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("rows", "row"), [([None, Vectors.sparse(3, {1: 2.0})], 0), ([None], 0)])
+def test_a_null_among_vectors_is_named(rows: list[Any], row: int) -> None:
+    with pytest.raises(DataError, match=rf"input 0, row {row}: null"):
+        loose.spread((rows,), {})
+    with pytest.raises(DataError, match=r"input 'x', row 1: null"):
+        loose.spread((), {"x": [Vectors.sparse(3, {1: 2.0}), None]})

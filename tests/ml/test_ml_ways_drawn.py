@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, date, datetime
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import hypothesis
@@ -11,9 +12,10 @@ import pyarrow as pa
 import pytest
 import torch
 from hypothesis import strategies as st
-from support.ways import answers, differing
+from support.ways import answers, differing, in_onnx, same
 from torch import Tensor, nn
 
+from sparkdl.exceptions import SparkdlError
 from sparkdl.keyed.entries import ROW, Entries
 from sparkdl.ml import TorchModel, TorchRegressionModel
 from sparkdl.ml.stages.outputs import VECTOR
@@ -36,7 +38,7 @@ class Told(nn.Module):
         self.integer = integer
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        parts = [values.reshape(len(values), -1).double() for values in inputs]
+        parts = [values.reshape(*values.shape, 1).flatten(1).double() for values in inputs]
         weights = torch.arange(1, 1 + sum(part.shape[1] for part in parts), dtype=torch.float64)
         total = (torch.cat(parts, 1) * weights).sum(1)
         return total.nan_to_num().clamp(-1e15, 1e15).long() if self.integer else total
@@ -268,3 +270,26 @@ def test_all_ways_give_one_answer(data: Any) -> None:
 @hypothesis.given(st.data())
 def test_all_ways_give_one_answer_to_many_draws(data: Any) -> None:
     check(data)
+
+
+@pytest.mark.slow
+@hypothesis.settings(max_examples=60, phases=[hypothesis.Phase.generate])
+@hypothesis.given(st.data())
+def test_onnx_gives_the_same_or_is_refused(data: Any) -> None:
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model = data.draw(array_models() | table_models())
+    table = data.draw(tables(model))
+    expected = answers(model, table)["tasks"]
+    # An empty text stands for null there, as docs say.
+    hypothesis.assume(not any("" in c.to_pylist() for c in table.columns if pa.types.is_string(c.type)))
+    with TemporaryDirectory() as folder:
+        try:
+            found = in_onnx(model, table, f"{folder}/model.onnx")
+        except SparkdlError as error:
+            hypothesis.event(f"{type(model.module).__name__} refused: {error.code}")
+            if isinstance(expected, str) or None in expected or isinstance(model.module, Keyed):
+                return
+            raise
+    hypothesis.event(f"{type(model.module).__name__} exported")
+    assert same(found, expected), f"{found} {expected}\n{model.encoding or model.signature}\n{table}"

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from sparkdl.data.columns import ColumnPlan
+from sparkdl.data.loose import array_of
 from sparkdl.exceptions import SparkdlError
 from sparkdl.ml.stages.arrow_columns import null_rows
 from sparkdl.ml.stages.inference import inference_of
@@ -23,6 +25,7 @@ from sparkdl.serve import Predictor
 from sparkdl.serve.served import ServedModel
 from sparkdl.serve.server import arrow_ipc, formats
 from sparkdl.serve.server.formats import JSON, Limits
+from sparkdl.table.onnx import feeds
 
 Answer = list[Any] | str
 """The values of all rows, ``None`` for one that is null; or the code of the error."""
@@ -110,6 +113,36 @@ def row_by_row(model: Any, table: pa.Table) -> Any:
     return [model.predict(row if len(row) > 1 else row[0]) for row in zip(*columns, strict=True)]
 
 
+def in_onnx(model: Any, table: pa.Table, path: str) -> Any:
+    """Return what ONNX Runtime gives for the rows one by one, of a model exported by the whole table.
+
+    Raises:
+        SparkdlError: if it cannot be exported, or the rows do not fit it.
+    """
+    import onnxruntime
+
+    predict = Predictor.of(model)
+    twice = pa.concat_tables([table, table])  # an example has two rows at least
+    if model.encoding is not None:
+        predict.to_onnx(path, twice)
+        columns = {name: table.column(name).combine_chunks() for name in table.column_names}
+        inputs = feeds(model.encoding, columns)
+    else:
+        arrays = [_as_array(twice.column(name)) for name in model.featuresNames()]
+        plans = [ColumnPlan("", "", dtype=spec.dtype, shape=spec.shape) for spec in model.signature.inputs]
+        arrays = [array_of(plan, array) for plan, array in zip(plans, arrays, strict=True)]
+        predict.to_onnx(path, tuple(arrays))
+        inputs = dict(enumerate(array[: len(table)] for array in arrays))
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    names = [entry.name for entry in session.get_inputs()]
+    if model.encoding is None:
+        inputs = dict(zip(names, inputs.values(), strict=True))
+    found = [
+        session.run(None, {name: inputs[name][n : n + 1] for name in names})[0] for n in range(len(table))
+    ]
+    return _first(np.concatenate(found))
+
+
 WAYS: dict[str, Callable[[Any, pa.Table], Any]] = {
     "tasks": in_tasks,
     "server, Arrow": served,
@@ -142,14 +175,15 @@ def differing(found: dict[str, Answer], *, one_fault: bool) -> list[str]:
     expected = found["tasks"]
     if isinstance(expected, str) and not one_fault:
         return [way for way, answer in found.items() if not isinstance(answer, str)]
-    return [way for way, answer in found.items() if not _same(answer, expected)]
+    return [way for way, answer in found.items() if not same(answer, expected)]
 
 
-def _same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any) -> bool:
+    """Return whether two answers are one, but for the last bits of numbers."""
     if isinstance(one, str) or isinstance(other, str) or one is None or other is None:
         return one is other is None or (isinstance(one, str) and one == other)
     if isinstance(one, list | np.ndarray) and isinstance(other, list | np.ndarray):
-        return len(one) == len(other) and all(map(_same, one, other))
+        return len(one) == len(other) and all(map(same, one, other))
     return bool(np.isclose(one, other, rtol=1e-6, atol=1e-6, equal_nan=True))
 
 
