@@ -7,13 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
+from sparkdl.exceptions import DataError
 from sparkdl.nn.models.tabular import Tabular
 from sparkdl.serve import Predictor
 from sparkdl.table.calendar import VALUES
 from sparkdl.table.encoding import Category, Number, TableEncoding
+from sparkdl.table.onnx import feeds
 
 NUMBERS = (
     Number("n", "number", 3.0, 2.0, missing=True, knots=(-1.0, 0.0, 1.0)),
@@ -54,3 +57,18 @@ def test_a_table_becomes_onnx(tmp_path: Path) -> None:
     (found,) = session.run(None, row)
     expected = predictor(n=[1.0], b=[True], d=[1.0], t=[1.0], s=[None])
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("values", "text", "message"),
+    [
+        (("red",), "", "column 's', row 1: an empty text, which ONNX takes for null; leave"),
+        (("red", ""), None, "column 's', row 1: null, which ONNX takes for a value, the empty text; leave"),
+    ],
+)
+def test_texts_that_cannot_be_told_from_null_are_named(values: Any, text: Any, message: str) -> None:
+    encoding = TableEncoding((), (Category("s", "string", values),), {}, 100)
+    assert feeds(encoding, {"s": pa.array(["red", *({"", None} - {text})])})["s"].tolist() == ["red", ""]
+    with pytest.raises(DataError, match=message) as caught:
+        feeds(encoding, {"s": pa.array(["red", text])})
+    assert caught.value.code == "data-value"

@@ -27,6 +27,16 @@ def row_namer(row_ids: Array) -> RowName:
     return lambda index: name_id(int(row_ids[index]))
 
 
+def is_null(value: Any) -> bool:
+    """Return whether a caller's value is null, in Python or in pandas."""
+    return value is None or type(value).__name__ in ("NAType", "NaTType")
+
+
+def null_error(where: str) -> DataError:
+    """Return the error for null in a row."""
+    return DataError(f"{where}: null; drop or fill nulls first", code="data-null")
+
+
 def from_arrow(plan: ColumnPlan, column: pa.Array, row_name: RowName) -> Array:
     """Convert an Arrow column to an array of shape (rows, *shape).
 

@@ -11,7 +11,7 @@ import numpy as np
 from sparkdl.data import sparse
 from sparkdl.data.collate import MASK, check_mask, padded
 from sparkdl.data.columns import ColumnPlan
-from sparkdl.data.convert import from_rows
+from sparkdl.data.convert import from_rows, is_null, null_error
 from sparkdl.exceptions import DataError
 from sparkdl.wire.frame import Array
 
@@ -33,9 +33,9 @@ def array_of(plan: ColumnPlan, rows: Any) -> Array:
         array: Array = np.asarray(rows)
     except ValueError:  # lists of no one shape
         array = from_rows(plan, list(rows), lambda index: f"row {index}")
-    null = [n for n, row in enumerate(array) if _is_null(row)] if array.dtype == object and array.ndim else []
+    null = [n for n, row in enumerate(array) if is_null(row)] if array.dtype == object and array.ndim else []
     if null:
-        raise DataError(f"{plan.words}, row {null[0]}: null; drop or fill nulls first", code="data-null")
+        raise null_error(f"{plan.words}, row {null[0]}")
     if array.dtype.kind not in "biufc" or array.ndim == 0:
         raise DataError(
             f"{plan.words}: expected an array of numbers with a dimension for rows, got {array.dtype} of "
@@ -53,10 +53,6 @@ def array_of(plan: ColumnPlan, rows: Any) -> Array:
     return array
 
 
-def _is_null(value: Any) -> bool:
-    return value is None or type(value).__name__ in ("NAType", "NaTType")
-
-
 def spread(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inputs:
     """Return inputs with the indices and values of sparse rows in place of these.
 
@@ -65,8 +61,8 @@ def spread(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inputs:
     """
 
     def parts(value: Any, name: str) -> list[Any]:
-        if isinstance(value, list) and value and all(row is None for row in value):
-            raise DataError(f"{name}, row 0: null; drop or fill nulls first", code="data-null")
+        if isinstance(value, list) and value and all(map(is_null, value)):
+            raise null_error(f"{name}, row 0")
         if not sparse.are_vectors(value):
             return [value]
         return [padded(found).numpy() for found in sparse.of_rows(value, name)]

@@ -14,9 +14,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from sparkdl.data.columns import PARTS, SPARSE, Column, ColumnLike, ColumnPlan, Columns
+from sparkdl.data.convert import is_null, null_error
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.wire.frame import Array
 
@@ -159,32 +159,12 @@ def passed(plans: Sequence[ColumnPlan]) -> tuple[list[int], tuple[int, ...]]:
     return chosen, tuple(places)
 
 
-def of_arrow(column: pa.StructArray, part: str) -> pa.Array:
-    """Return the indices or the values of ML vectors, of which none is null, as lists.
-
-    All values of a dense vector are taken, also those that are 0.
-    """
-    kinds, values = column.field("type").to_numpy(), column.field("values")
-    if part == "sparse.values":
-        return values
-    indices = column.field("indices")
-    if not kinds.any():
-        return indices
-    counts = values.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
-    ends = np.cumsum(counts)
-    places = np.arange(counts.sum()) - np.repeat(ends - counts, counts)
-    sparse = kinds == 0
-    places[np.repeat(sparse, counts)] = indices.filter(pa.array(sparse)).flatten().to_numpy()
-    offsets = np.concatenate([[0], ends]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(places.astype(np.int32)))
-
-
 def are_vectors(rows: Any) -> bool:
     """Return whether rows are a list of ML vectors or of sparse rows of scipy, or a sparse matrix.
 
     Of a list the first row counts that is not null.
     """
-    one = next((row for row in rows if row is not None), None) if isinstance(rows, list) else rows
+    one = next((row for row in rows if not is_null(row)), None) if isinstance(rows, list) else rows
     return type(one).__module__.startswith(("pyspark.ml.linalg", "scipy.sparse"))
 
 
@@ -198,8 +178,8 @@ def of_row(value: Any, where: str) -> tuple[Array, Array]:
     Raises:
         DataError: if it is null, or something else.
     """
-    if value is None:
-        raise DataError(f"{where}: null; drop or fill nulls first", code="data-null")
+    if is_null(value):
+        raise null_error(where)
     if isinstance(value, tuple) and len(value) == 2:
         found = np.asarray(value[0]), np.asarray(value[1])
         if found[0].ndim == 1 and found[0].shape == found[1].shape and found[0].dtype.kind in "iu":

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.nn.batch import Inputs, call, map_tensors
+from sparkdl.nn.embedding import embedding_variables
 
 Path = str | os.PathLike[str]
 
@@ -147,6 +148,12 @@ def to_torchscript(module: nn.Module, example: Any, path: Path, *, tolerance: fl
 
 def _prepared(module: nn.Module) -> nn.Module:
     """Return the module as it predicts; a copy where it is not in that state."""
+    for name in embedding_variables(module):
+        raise ModelError(
+            f"{name or type(module).__name__} is an embedding variable, whose rows are looked up by any id: "
+            "other formats have no such table. Predictor and sparkdl serve take the model as it is saved; "
+            "train with torch.nn.Embedding for another format"
+        )
     cpu = all(t.device.type == "cpu" for t in (*module.parameters(), *module.buffers()))
     if cpu and not any(part.training for part in module.modules()):
         return module

@@ -12,13 +12,14 @@ import pyarrow as pa
 from torch import nn
 
 from sparkdl.data import ragged, sparse
-from sparkdl.data.collate import MASK, check_mask, tensor_of
+from sparkdl.data.collate import MASK, tensor_of
 from sparkdl.data.columns import ColumnPlan, structure_of
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.estimators.model import TorchClassificationModel, TorchModel, TorchRegressionModel
 from sparkdl.ml.persistence.saving import instance_of
 from sparkdl.ml.persistence.stored import explained, set_params
-from sparkdl.ml.stages.arrow_columns import null_rows
+from sparkdl.ml.stages.arrow_columns import ArrowColumns
+from sparkdl.ml.stages.arrow_vectors import in_words
 from sparkdl.ml.stages.inference import inference_of
 from sparkdl.ml.stages.outputs import OutputColumn, select
 from sparkdl.ml.stages.scorer import rows_per_batch
@@ -30,7 +31,7 @@ from sparkdl.saved.metadata import KEY
 from sparkdl.saved.moved import current_class
 from sparkdl.saved.reading import SavedVersion, changed_copy, read_model
 from sparkdl.saved.trust import Entry
-from sparkdl.serve.columns import converted, in_words, is_text, moments, one_chunk
+from sparkdl.serve.columns import is_text, moments, one_chunk
 from sparkdl.serve.columns import plans_of as column_plans
 from sparkdl.serve.passes import cut
 from sparkdl.serve.sharing import copy_sharing
@@ -199,7 +200,9 @@ class ServedModel:
             encoded = self.encoding.encode(columns)
             valid = np.ones(len(table), np.bool_)
             return ModuleInputs(valid, {plan.key: encoded[plan.source] for plan in self._plans})
-        return self._arrays(columns, len(table))
+        converted = ArrowColumns(self._plans, self._structure, keep=self._keep, name=lambda row: f"row {row}")
+        valid, arrays = converted.convert([columns[plan.source] for plan in self._plans])
+        return ModuleInputs(valid, arrays or {plan.key: _zeros(plan)[:0] for plan in self._plans})
 
     def run(self, requests: Sequence[ModuleInputs]) -> list[pa.Table]:
         """Compute the results of several requests at once.
@@ -229,23 +232,6 @@ class ServedModel:
     def __call__(self, table: pa.Table) -> pa.Table:
         """Return the results of rows; errors as of :meth:`prepare` and :meth:`run`."""
         return self.run([self.prepare(table)])[0]
-
-    def _arrays(self, columns: Mapping[str, pa.Array], rows: int) -> ModuleInputs:
-        """Convert columns, without the rows that are null if these are kept."""
-        valid = np.ones(rows, np.bool_)
-        if self._keep:
-            for column in columns.values():
-                null = null_rows(column)
-                valid = valid if null is None else valid & ~null
-        chosen = np.flatnonzero(valid)
-        arrays = {}
-        for plan in self._plans:
-            column = columns[plan.source]
-            if len(chosen) < rows:
-                column = column.filter(pa.array(valid))
-            arrays[plan.key] = converted(plan, column, chosen)
-        check_mask(self._structure.assemble(arrays), lambda index: f"row {int(chosen[index])}")
-        return ModuleInputs(valid, arrays)
 
     def _forward(self, arrays: Mapping[str, Array], rows: int) -> list[Array]:
         """Return what each output column is made of."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sparkdl.exceptions import DataError
 from sparkdl.table.calendar import Part
 from sparkdl.table.encoding import FIRST, MISSING, OTHER, Category, Number, TableEncoding
 from sparkdl.wire.frame import Array
@@ -58,14 +59,34 @@ def add_encoding(path: str | os.PathLike[str], encoding: TableEncoding) -> None:
 
 
 def feeds(encoding: TableEncoding, table: Mapping[str, Any]) -> dict[str, Array]:
-    """Return the columns of a table as the inputs of such a graph."""
+    """Return the columns of a table as the inputs of such a graph.
+
+    Raises:
+        DataError: naming column and row of null, or of an empty text, where the two cannot be told apart.
+    """
     found: dict[str, Array] = {}
     for name in encoding.columns:
         values = encoding.plain(name, table)
         if encoding.kinds[name] == "string":
-            values = np.array([text or "" for text in values.to_pylist()], object)
+            texts = values.to_pylist()
+            _check_texts(
+                name, texts, known=any(c.column == name and "" in c.values for c in encoding.categories)
+            )
+            values = np.array([text or "" for text in texts], object)
         found[name] = values
     return found
+
+
+def _check_texts(name: str, texts: Sequence[str | None], *, known: bool) -> None:
+    """Check that each empty text, and each null, is what the graph takes an empty text for."""
+    wrong = None if known else ""
+    if wrong in texts:
+        what, other = ("null", "a value, the empty text") if known else ("an empty text", "null")
+        raise DataError(
+            f"column {name!r}, row {texts.index(wrong)}: {what}, which ONNX takes for {other}; leave such "
+            "rows out of the example",
+            code="data-value",
+        )
 
 
 class _Graph:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
 import torch
 from pyspark.ml.linalg import Vectors
@@ -21,7 +20,6 @@ from sparkdl.data.columns import ColumnPlan
 from sparkdl.data.store.partition import read_rows, write_partition
 from sparkdl.data.tables import plan_pandas
 from sparkdl.exceptions import ConfigError, DataError, ModelError
-from sparkdl.ml.stages.outputs import VECTOR
 from sparkdl.nn import SparseLinear, SparseMLP, export
 from sparkdl.serve import Predictor
 
@@ -98,23 +96,6 @@ def test_each_vector_is_passed_once() -> None:
         ("int32", True, 0),
         ("float32", True, 0),
     ]
-
-
-def test_spark_vectors_in_arrow() -> None:
-    column = pa.array(
-        [
-            {"type": 0, "size": 9, "indices": [2, 5], "values": [1.0, 2.0]},
-            {"type": 1, "size": None, "indices": None, "values": [0.0, 3.0]},
-            {"type": 0, "size": 9, "indices": [], "values": []},
-        ],
-        VECTOR,
-    )
-    for rows, expected in (
-        (column, [[2, 5], [0, 1], []]),
-        (column.filter(pa.array([True, False, True])), [[2, 5], []]),
-    ):
-        assert sparse.of_arrow(rows, "sparse.indices").to_pylist() == expected
-    assert sparse.of_arrow(column, "sparse.values").to_pylist() == [[1.0, 2.0], [0.0, 3.0], []]
 
 
 def test_rows_of_any_kind() -> None:

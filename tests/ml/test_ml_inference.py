@@ -17,13 +17,14 @@ from torch import nn
 
 from sparkdl.access import classic_models
 from sparkdl.access.models import Inline
-from sparkdl.data.columns import Column, ColumnPlan, structure_of
+from sparkdl.data.columns import Column, ColumnPlan, Structure, structure_of
 from sparkdl.exceptions import ConfigError, DataError, ModelError, SerializationError
 from sparkdl.ml import TorchClassificationModel, TorchModel, TorchRegressionModel
 from sparkdl.ml.stages import inference, scorer, sql, udf
 from sparkdl.ml.stages.arrow_columns import ArrowColumns, null_rows
+from sparkdl.ml.stages.arrow_vectors import VECTOR
 from sparkdl.ml.stages.inference import Inference, apply
-from sparkdl.ml.stages.outputs import VECTOR, OutputColumn, decide, dense, probability_of, raw_of, select
+from sparkdl.ml.stages.outputs import OutputColumn, decide, probability_of, raw_of, select
 from sparkdl.ml.stages.scorer import Scorer
 
 FLOATS = pa.list_(pa.float32())
@@ -187,21 +188,6 @@ def test_null_rows_in_nested_lists():
     assert null_rows(column.slice(2, 2)).tolist() == [True, True]
 
 
-def test_vectors_become_dense():
-    full = {"type": 1, "size": None, "indices": None, "values": [1.0, 2.0, 3.0]}
-    sparse = {"type": 0, "size": 3, "indices": [0, 2], "values": [4.0, 5.0]}
-    empty = {"type": 0, "size": 3, "indices": [], "values": []}
-    rows = [sparse, full, empty, sparse, full]
-    expected = [[4.0, 0.0, 5.0], [1.0, 2.0, 3.0], [0.0, 0.0, 0.0], [4.0, 0.0, 5.0], [1.0, 2.0, 3.0]]
-    column = pa.array(rows, VECTOR)
-    assert dense(column).to_pylist() == expected
-    assert dense(column.slice(1, 3)).to_pylist() == expected[1:4]
-    assert dense(pa.array([full, full], VECTOR)).to_pylist() == [[1.0, 2.0, 3.0]] * 2
-    assert score(Twice(), (pa.array([None, sparse, full], VECTOR),), keep=True) == [
-        [None, [8.0, 0.0, 10.0], [2.0, 4.0, 6.0]]
-    ]
-
-
 def test_vectors_as_pandas_gives_them():
     full = {"type": 1, "size": None, "indices": None, "values": [1.0, 2.0]}
     sparse = {"type": 0, "size": 2, "indices": [1], "values": [3.0]}
@@ -239,6 +225,10 @@ def test_runs_in_evaluation_mode_with_the_threads_asked_for():
         torch.set_num_threads(before)
 
 
+def arrow_columns(plan, keep=False):
+    return ArrowColumns((plan,), Structure("single", ("x",)), keep=keep, name=lambda row: f"row {row}")
+
+
 @pytest.mark.parametrize(
     ("column", "shape", "dtype", "expected"),
     [
@@ -262,8 +252,7 @@ def test_runs_in_evaluation_mode_with_the_threads_asked_for():
     ],
 )
 def test_columns_become_tensors(column, shape, dtype, expected):
-    columns = ArrowColumns((ColumnPlan("x", "x", False, dtype, shape),), keep=False)
-    valid, arrays = columns.convert([column])
+    valid, arrays = arrow_columns(ColumnPlan("x", "x", False, dtype, shape)).convert([column])
     assert valid.all()
     found = torch.from_numpy(arrays["x"].copy())
     assert found.dtype == expected.dtype
@@ -272,7 +261,7 @@ def test_columns_become_tensors(column, shape, dtype, expected):
 
 def test_floats_come_from_arrows_memory_without_a_copy():
     column = pa.array([[1.0, 2.0], [3.0, 4.0]], FLOATS)
-    _, arrays = ArrowColumns((ColumnPlan("x", "x"),), keep=False).convert([column])
+    _, arrays = arrow_columns(ColumnPlan("x", "x")).convert([column])
     assert np.shares_memory(arrays["x"], column.values.to_numpy())
 
 
@@ -283,7 +272,7 @@ def test_floats_come_from_arrows_memory_without_a_copy():
             [lists([1.0]), lists([1.0, 2.0])],
             "row 1 of partition 0: array of 2 values where other rows have 1",
         ),
-        ([(pa.array(["a"]),)], "are not numbers"),
+        ([(pa.array(["a"]),)], "column 'c0' has type string: expected numbers"),
         ([(pa.array([b"a"]),)], "column 'c0' is binary: the shape"),
     ],
 )

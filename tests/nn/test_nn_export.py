@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError, ModelError
-from sparkdl.nn import DLRM, DeepFM, WideAndDeep, export
+from sparkdl.nn import DLRM, DeepFM, EmbeddingVariable, WideAndDeep, export
 from sparkdl.nn.models.mlp import MLP
 
 onnx = pytest.mark.skipif(
@@ -143,6 +143,16 @@ def test_models_with_numbers_take_any_number_of_rows(
 def test_what_computes_something_else_is_an_error(write: Any, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"differs by|cannot be written"):
         write(Branching(), torch.ones(2, 3), tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    "write", [pytest.param(export.to_onnx, marks=onnx), export.to_torch_export, export.to_torchscript]
+)
+def test_embedding_variables_have_no_other_format(write: Any, tmp_path: Path) -> None:
+    module = nn.Sequential(EmbeddingVariable(4), nn.Flatten())
+    with pytest.raises(ModelError, match="0 is an embedding variable, whose rows"):
+        write(module, torch.tensor([1, 2]), tmp_path / "model")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_module_that_cannot_be_exported(tmp_path: Path) -> None:

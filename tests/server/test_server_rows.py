@@ -17,7 +17,7 @@ from torch import nn
 
 from sparkdl.exceptions import DataError, ModelError
 from sparkdl.ml.estimators.model import TorchModel
-from sparkdl.ml.stages.outputs import VECTOR
+from sparkdl.ml.stages.arrow_vectors import VECTOR
 from sparkdl.mlflow.pyfunc import PyFunc
 from sparkdl.serve import Predictor, passes
 from sparkdl.serve.passes import cut

@@ -6,6 +6,7 @@ import json
 import math
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
@@ -101,6 +102,8 @@ def predictor_pandas(model: Any, table: pa.Table) -> Any:
     predict, frame = Predictor.of(model), _as_pandas(table)
     if model.encoding is not None:
         return _first(predict(frame))
+    if any(pa.types.is_integer(column.type) and column.null_count for column in table.columns):
+        raise Unable  # NaN, which is a value of numbers
     columns = (frame[name] for name in model.featuresNames())
     return _first(_asked(predict, model, [_vectors(c.tolist()) if c.dtype == object else c for c in columns]))
 
@@ -125,21 +128,19 @@ def in_onnx(model: Any, table: pa.Table, path: str) -> Any:
     twice = pa.concat_tables([table, table])  # an example has two rows at least
     if model.encoding is not None:
         predict.to_onnx(path, twice)
-        columns = {name: table.column(name).combine_chunks() for name in table.column_names}
-        inputs = feeds(model.encoding, columns)
+        inputs = feeds(
+            model.encoding, {name: table.column(name).combine_chunks() for name in table.column_names}
+        )
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     else:
         arrays = [_as_array(twice.column(name)) for name in model.featuresNames()]
         plans = [ColumnPlan("", "", dtype=spec.dtype, shape=spec.shape) for spec in model.signature.inputs]
         arrays = [array_of(plan, array) for plan, array in zip(plans, arrays, strict=True)]
         predict.to_onnx(path, tuple(arrays))
-        inputs = dict(enumerate(array[: len(table)] for array in arrays))
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    names = [entry.name for entry in session.get_inputs()]
-    if model.encoding is None:
-        inputs = dict(zip(names, inputs.values(), strict=True))
-    found = [
-        session.run(None, {name: inputs[name][n : n + 1] for name in names})[0] for n in range(len(table))
-    ]
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        inputs = dict(zip([entry.name for entry in session.get_inputs()], arrays, strict=True))
+    rows = ({name: array[n : n + 1] for name, array in inputs.items()} for n in range(len(table)))
+    found = [session.run(None, row)[0] for row in rows]
     return _first(np.concatenate(found))
 
 
@@ -154,16 +155,21 @@ WAYS: dict[str, Callable[[Any, pa.Table], Any]] = {
 }
 
 
+def answer(ask: Callable[[Any, pa.Table], Any], model: Any, table: pa.Table) -> Answer:
+    """Return the answer of one way; raises :class:`Unable`."""
+    try:
+        found: list[Any] = ask(model, table)
+    except SparkdlError as error:
+        return error.code
+    return found
+
+
 def answers(model: Any, table: pa.Table) -> dict[str, Answer]:
     """Return the answer of each way that these rows can go."""
     found: dict[str, Answer] = {}
     for way, ask in WAYS.items():
-        try:
-            found[way] = ask(model, table)
-        except Unable:
-            continue
-        except SparkdlError as error:
-            found[way] = error.code
+        with suppress(Unable):
+            found[way] = answer(ask, model, table)
     return found
 
 

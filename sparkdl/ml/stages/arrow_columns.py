@@ -1,4 +1,4 @@
-"""The columns that a task of a transform gets as Arrow arrays, turned into those that a module takes."""
+"""Arrow columns, of a task of a transform or of a request, turned into what a module takes."""
 
 from __future__ import annotations
 
@@ -9,32 +9,46 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparkdl.data import sparse
 from sparkdl.data.collate import check_mask
 from sparkdl.data.columns import ColumnPlan, Structure
 from sparkdl.data.convert import RowName, from_arrow
 from sparkdl.data.ragged import kind_of
 from sparkdl.exceptions import DataError
-from sparkdl.ml.stages.outputs import dense
+from sparkdl.ml.stages.arrow_vectors import ArrowVectors, is_list, is_numeric, wrong_type
 from sparkdl.table.encoding import TableEncoding
 from sparkdl.wire.frame import Array
 
 
 class ArrowColumns:
-    """Converts Arrow columns to arrays; the first rows decide on shapes that are not known."""
+    """Converts Arrow columns to arrays; the first rows decide on shapes that are not known.
+
+    Args:
+        plans: what becomes of the columns.
+        structure: how they become the module's inputs.
+        keep: whether rows with null are left out, instead of being an error.
+        name: names a row, by its number.
+        places: for each plan which of the columns is its own; as they are by default.
+        at: number of the first row.
+
+    Attributes:
+        plans: with what the rows so far have told.
+    """
 
     def __init__(
         self,
         plans: tuple[ColumnPlan, ...],
+        structure: Structure,
+        *,
         keep: bool,
+        name: RowName,
         places: tuple[int, ...] = (),
         at: int = 0,
-        structure: Structure = Structure("none"),  # noqa: B008 -- frozen
     ) -> None:
         self.plans = plans
         self._structure = structure
         self._places = places or range(len(plans))
         self._keep = keep
+        self._name = name
         self._seen = at
 
     def convert(self, columns: Sequence[pa.Array]) -> tuple[Array, dict[str, Array] | None]:
@@ -77,10 +91,7 @@ class ArrowColumns:
         return arrays
 
     def _row(self, index: int) -> str:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        return f"row {self._seen + index} of partition {context.partitionId() if context else 0}"
+        return self._name(self._seen + index)
 
 
 class EncodedColumns:
@@ -102,15 +113,22 @@ class EncodedColumns:
 
 def _converted(plan: ColumnPlan, column: pa.Array, name: RowName) -> tuple[ColumnPlan, Array]:
     """Convert a column; also return its plan with what its type tells."""
-    if pa.types.is_struct(column.type):
-        column = sparse.of_arrow(column, plan.part) if plan.part else dense(column)
-    elif pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
+    kind = column.type
+    if plan.part:
+        column = ArrowVectors.read(plan, column, name).part(plan.part)
+    elif pa.types.is_struct(kind) and not plan.ragged:
+        column = ArrowVectors.read(plan, column, name).dense(plan, name)
+    elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         plan = _with_bytes(plan)
+    elif not is_numeric(kind) or (plan.ragged and not is_list(kind)):
+        raise wrong_type(plan, kind)
+    elif plan.ragged and pa.types.is_null(kind.value_type):  # JSON tells no type of lists without a value
+        column = column.cast(pa.list_(pa.from_numpy_dtype(np.dtype(plan.dtype))))
     return plan, from_arrow(plan, column, name)
 
 
 def _with_bytes(plan: ColumnPlan) -> ColumnPlan:
-    if plan.shape is None:
+    if plan.shape is None or plan.ragged:
         raise DataError(
             f"column {plan.source!r} is binary: the shape of a row's tensor must be known to read its bytes",
             code="data-type",

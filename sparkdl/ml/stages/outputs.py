@@ -25,16 +25,6 @@ Kind = Literal[
 VECTORS: tuple[Kind, ...] = ("vector", "raw", "probability")
 _ARRAYS: Mapping[Kind, str] = {"floats": "float32", "doubles": "float64", "longs": "int64"}
 
-VECTOR = pa.struct(
-    [
-        ("type", pa.int8()),
-        ("size", pa.int32()),
-        ("indices", pa.list_(pa.int32())),
-        ("values", pa.list_(pa.float64())),
-    ]
-)
-"""The form in which Spark keeps ML vectors: type 0 is sparse, 1 dense."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputColumn:
@@ -234,22 +224,3 @@ def _vectors(values: Array, mask: Array | None) -> pa.Array:
     fields = [dense, pa.nulls(rows, pa.int32()), pa.nulls(rows, pa.list_(pa.int32())), lists(values)]
     null = None if mask is None else pa.array(mask)
     return pa.StructArray.from_arrays(fields, ["type", "size", "indices", "values"], mask=null)
-
-
-def dense(column: pa.Array) -> pa.Array:
-    """Return ML vectors, dense and sparse ones, as lists of doubles; none of them null."""
-    kinds, values = column.field("type").to_numpy(), column.field("values")
-    if kinds.all():
-        return values
-    sparse = kinds == 0
-    given = values.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
-    sizes = column.field("size").fill_null(0).to_numpy(zero_copy_only=False)
-    sizes = np.where(sparse, sizes, given)
-    starts = np.concatenate([[0], np.cumsum(sizes)])
-    # Where each given value goes: its index in a sparse vector, its position in a dense one.
-    places = np.arange(given.sum()) - np.repeat(np.cumsum(given) - given, given)
-    is_sparse = np.repeat(sparse, given)
-    places[is_sparse] = column.field("indices").filter(pa.array(sparse)).flatten().to_numpy()
-    flat = np.zeros(int(starts[-1]))
-    flat[np.repeat(starts[:-1], given) + places] = values.flatten().to_numpy()
-    return pa.ListArray.from_arrays(pa.array(starts.astype(np.int32)), pa.array(flat))

@@ -101,7 +101,9 @@ class Scorer:
         if self.encoding is not None:
             columns = EncodedColumns(self.plans, self.encoding, self.columns)
         else:
-            columns = ArrowColumns(self.plans, self.keep, self.places, at, self.structure)
+            columns = ArrowColumns(
+                self.plans, self.structure, keep=self.keep, name=_row, places=self.places, at=at
+            )
         waiting, results = _Rows(), _Results(self)
         first = (_partition() << 40) + at
         model: Loaded | None = None
@@ -278,6 +280,10 @@ def _lengths(columns: Mapping[str, Array]) -> Array | None:
     """Return the length of each row, of its longest value; ``None`` if all rows have the same."""
     found = [[len(row) for row in column] for column in columns.values() if column.dtype == object]
     return np.max(np.array(found, np.int64), axis=0) if found else None
+
+
+def _row(number: int) -> str:
+    return f"row {number} of partition {_partition()}"
 
 
 def _partition() -> int:

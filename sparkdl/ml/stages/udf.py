@@ -12,7 +12,7 @@ from torch import nn
 from sparkdl.access import models_in
 from sparkdl.access.models import Lasting
 from sparkdl.data.columns import quoted
-from sparkdl.ml.stages.outputs import VECTOR
+from sparkdl.ml.stages.arrow_vectors import VECTOR
 from sparkdl.nn import serialize
 
 
