@@ -60,7 +60,8 @@ class ArrowVectors:
         if not pa.types.is_struct(kind) or not {"indices", "values"} <= {field.name for field in kind}:
             raise wrong_type(plan, kind)
         fields = {field.name: column.field(field.name) for field in kind}
-        indices = _lists(plan, fields["indices"], pa.int64())
+        narrow = fields["indices"].type == pa.list_(pa.int32())
+        indices = fields["indices"] if narrow else _lists(plan, fields["indices"], pa.int64())
         values = _lists(plan, fields["values"], pa.float64())
         sparse = _integers(fields.get("type"), rows) != 1
         sizes = _integers(fields.get("size"), rows)
@@ -173,8 +174,9 @@ def _check_pairs(plan: ColumnPlan, indices: pa.Array, values: pa.Array, sparse: 
 
 
 def _check_values(plan: ColumnPlan, values: pa.Array, name: RowName) -> None:
-    null = np.flatnonzero(values.flatten().is_null().to_numpy(zero_copy_only=False))
-    if len(null):
+    flat = values.flatten()
+    if flat.null_count:
+        null = np.flatnonzero(flat.is_null().to_numpy(zero_copy_only=False))
         row = int(pc.list_parent_indices(values).to_numpy()[null[0]])
         raise DataError(f"column {plan.source!r}, {name(row)}: null among the values", code="data-null")
 
@@ -182,6 +184,9 @@ def _check_values(plan: ColumnPlan, values: pa.Array, name: RowName) -> None:
 def _check_indices(plan: ColumnPlan, indices: pa.Array, sizes: Array, name: RowName) -> None:
     """Check that indices are integers from 0, and below the size where that is known."""
     flat = indices.flatten().fill_null(-1).to_numpy(zero_copy_only=False)
+    smallest = sizes.min(initial=_LARGEST)
+    if not len(flat) or (flat.min() >= 0 and flat.max() < smallest):  # as Spark's own, told at once
+        return
     above = np.repeat(np.where(sizes < 0, _LARGEST, sizes - 1), np.maximum(_counts(indices), 0))
     bad = np.flatnonzero((flat < 0) | (flat > above))
     if len(bad):
