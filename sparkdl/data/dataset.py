@@ -228,6 +228,7 @@ class Dataset:
         features: Columns,
         label: Columns | None = None,
         weight: ColumnLike | None = None,
+        filter: Any = None,
         num_partitions: int | None = None,
         transform: Transform | None = None,
         collate: Collate | None = None,
@@ -247,6 +248,10 @@ class Dataset:
             features: as in :meth:`from_dataframe`. ML vectors must have been written as arrays.
             label: likewise.
             weight: likewise.
+            filter: which rows are read: an expression of Arrow, such as ``pc.field("age") > 17`` with
+                ``import pyarrow.compute as pc``, or tuples as of ``pandas.read_parquet``, which all must be
+                true: ``[("age", ">", 17), ("state", "in", ["NY", "CA"])]``. Columns of folders count. Rows
+                for which it is null are left out. It is worked out once, before the first step.
             num_partitions: one per executor by default; at most ``streams``.
             transform: as in :meth:`from_dataframe`.
             collate: likewise.
@@ -266,7 +271,7 @@ class Dataset:
 
         place = Folders(tuple(absolute(paths)))
         spark = spark or SparkSession.builder.getOrCreate()
-        source = ScanSource(access_to(spark), place, window, streams)
+        source = ScanSource(access_to(spark), place, window, streams, filter)
         return cls._scanned(spark, source, (features, label, weight), num_partitions, transform, collate)
 
     @classmethod
@@ -278,6 +283,7 @@ class Dataset:
         features: Columns,
         label: Columns | None = None,
         weight: ColumnLike | None = None,
+        filter: Any = None,
         num_partitions: int | None = None,
         transform: Transform | None = None,
         collate: Collate | None = None,
@@ -296,6 +302,7 @@ class Dataset:
             features: as in :meth:`from_parquet`.
             label: likewise.
             weight: likewise.
+            filter: likewise.
             num_partitions: likewise.
             transform: likewise.
             collate: likewise.
@@ -305,9 +312,8 @@ class Dataset:
 
         Raises:
             ConfigError: if an argument cannot work, or deltalake is missing.
-            DataError: as in :meth:`from_parquet`; or if the version has deletion vectors, maps names of
-                columns or asks readers for something else that is not known; or naming the file that is not
-                there any more.
+            DataError: as in :meth:`from_parquet`; or if the version maps names of columns or asks readers for
+                something that is not known; or naming the file that is not there any more.
         """
         from pyspark.sql import SparkSession
 
@@ -319,7 +325,7 @@ class Dataset:
             )
         place = DeltaVersion(absolute(path)[0], version)
         spark = spark or SparkSession.builder.getOrCreate()
-        source = ScanSource(access_to(spark), place, window, streams)
+        source = ScanSource(access_to(spark), place, window, streams, filter)
         return cls._scanned(spark, source, (features, label, weight), num_partitions, transform, collate)
 
     @classmethod

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyarrow import parquet
 
+from sparkdl import Dataset
 from sparkdl.data.scan.delta import DeltaVersion
 from sparkdl.data.scan.files import list_files
+from sparkdl.data.scan.listing import Listing
+from sparkdl.data.scan.reader import Reader
 from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.wire import frame
 
 deltalake = pytest.importorskip("deltalake")
 
@@ -91,11 +98,75 @@ def test_what_a_reader_would_have_to_know_is_refused_by_name(table: Path, tmp_pa
     assert len(rows_of(table)) == 4  # there may be deletion vectors, and there are none
 
 
-def test_deletion_vectors_are_refused(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+_B85 = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
+_Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+
+
+def actions_of(path: Path, version: int) -> list[dict[str, Any]]:
+    text = (path / "_delta_log" / f"{version:020}.json").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def delete_rows(path: Path, version: int, rows: dict[str, list[int]]) -> None:
+    """Write a version in which rows of files are deleted by inline vectors, as the protocol of Delta says."""
+    log = path / "_delta_log"
+    lines = [
+        json.loads(line) for file in sorted(log.glob("*.json")) for line in file.read_text().splitlines()
+    ]
+    added = {line["add"]["path"]: line["add"] for line in lines if "add" in line}
+    metadata = next(line["metaData"] for line in lines if "metaData" in line)
+    configuration = {"configuration": {"delta.enableDeletionVectors": "true"}}
+    actions: list[dict[str, Any]] = [
+        {"protocol": features("deletionVectors")},
+        {"metaData": metadata | configuration},
+    ]
+    for name, places in rows.items():
+        assert len(places) % 2 == 0  # so that no byte is missing in the end
+        roaring = struct.pack("<IIHHI", 12346, 1, 0, len(places) - 1, 16) + struct.pack(
+            f"<{len(places)}H", *places
+        )
+        data = struct.pack("<iqi", 1681511377, 1, 0) + roaring
+        vector = {
+            "storageType": "i",
+            "pathOrInlineDv": base64.b85encode(data).translate(bytes.maketrans(_B85, _Z85)).decode(),
+            "sizeInBytes": len(data),
+            "cardinality": len(places),
+        }
+        before = {"path": name, "dataChange": True, "deletionTimestamp": 1}
+        actions += [{"remove": before}, {"add": added[name] | {"deletionVector": vector}}]
+    (path / "_delta_log" / f"{version:020}.json").write_text("\n".join(map(json.dumps, actions)))
+
+
+def test_deleted_rows_are_not_read(spark: Any, tmp_path: Path) -> None:
+    path = tmp_path / "a table"
+    for first in (0, 100):
+        rows = pa.table({"x": [float(n) for n in range(first, first + 100)], "shop": ["a b%"] * 100})
+        properties = deltalake.WriterProperties(max_row_group_size=30)
+        deltalake.write_deltalake(
+            path, rows, mode="append", partition_by=["shop"], writer_properties=properties
+        )
+    (name,) = [action["add"]["path"] for action in actions_of(path, 0) if "add" in action]
+    gone = [*range(30, 60), 61, 99]
+    delete_rows(path, 2, {name: gone})
+    found = DeltaVersion(str(path), None).listed()
+    assert Listing.of(frame.unpack(frame.join(found.pack()))).kept.keys() == found.kept.keys()
+    for chosen in (None, pc.field("x") > 50):
+        expected = [n for n in range(200) if n not in gone and (chosen is None or n > 50)]
+        with Dataset.from_delta(path, features="x", filter=chosen, spark=spark) as data:
+            assert len(data) == len(expected)
+            reader = Reader(data.source.manifest(data.plan))  # type: ignore[attr-defined]
+            read = reader.in_order(0, len(expected)).read()["features"]
+            reader.close()
+            assert sorted(read.ravel().tolist()) == expected
+    with Dataset.from_delta(path, 1, features="x", spark=spark) as data:
+        assert len(data) == 200
+
+
+def test_a_deletion_vector_of_another_file_is_named(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     append(table, features("deletionVectors"), {"delta.enableDeletionVectors": "true"})
     vectors = pa.record_batch({"filepath": ["day=1/a.parquet"], "selection_vector": [[True, False]]})
     monkeypatch.setattr(deltalake.DeltaTable, "deletion_vectors", lambda _: iter([vectors]))
-    with pytest.raises(DataError, match="has deletion vectors, among others for day=1/a.parquet"):
+    with pytest.raises(DataError, match="has a deletion vector for day=1/a.parquet, which is none of its"):
         DeltaVersion(str(table), None).listed()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import torch
 from pyarrow import parquet
@@ -25,6 +26,7 @@ from sparkdl.exceptions import DataError
 from sparkdl.train import MaxIteration, Trainer
 
 ROWS, BATCH = 400, 50
+NUMBERS = np.arange(ROWS)
 
 
 def write(spark: Any, path: Path) -> str:
@@ -55,7 +57,7 @@ class Dies:
         return x
 
 
-def fit(spark: Any, path: str, transform: Any = None) -> tuple[Any, Any]:
+def fit(spark: Any, path: str, transform: Any = None, filter: Any = None) -> tuple[Any, Any]:
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 1)).double()
     with Dataset.from_parquet(
@@ -66,6 +68,7 @@ def fit(spark: Any, path: str, transform: Any = None) -> tuple[Any, Any]:
         streams=2,
         window=2000,
         transform=transform,
+        filter=filter,
         spark=spark,
     ) as data:
         assert data.peek()["features"].shape == (2, 3, 1)  # as the metadata say
@@ -83,17 +86,18 @@ def fit(spark: Any, path: str, transform: Any = None) -> tuple[Any, Any]:
         return trainer.fit(data).module, manifest
 
 
-def plain(manifest: Any) -> Any:
-    number = np.arange(ROWS)  # Spark's files come by name, and these are its partitions
+def plain(manifest: Any, number: Any = NUMBERS) -> Any:
+    """Train on some of the rows: Spark's files come by name, and these are its partitions."""
     x = torch.from_numpy(np.stack([number % 7, number % 5, number % 3], axis=1).astype("float64"))
     y = torch.from_numpy((number % 11).astype("float64"))[:, None]
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 1)).double()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+    steps = -(-len(number) // BATCH)
     for iteration in range(20):
-        epoch, step = divmod(iteration, ROWS // BATCH)
+        epoch, step = divmod(iteration, steps)
         order = order_of(manifest.layout, 2, epoch, True)
-        slots = FROM_THE_BEGINNING.slots(ROWS, ROWS // BATCH, step)
+        slots = FROM_THE_BEGINNING.slots(len(number), steps, step)
         rows = order.numbers(order.parts(slots, 0, 1))
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(module(x[rows]), y[rows]).backward()
@@ -114,9 +118,11 @@ def test_a_process_that_is_killed_changes_no_bit(cluster: Any, tmp_path: Path) -
 
 
 def test_files_train_in_a_session_of_any_kind(spark: Any, tmp_path: Path) -> None:
-    found, manifest = fit(spark, write(spark, tmp_path / "table"))
-    for a, b in zip(found.parameters(), plain(manifest).parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+    path, number = write(spark, tmp_path / "table"), NUMBERS
+    for chosen, rows in ((None, number), (pc.field("y") > 2, number[number % 11 > 2])):
+        found, manifest = fit(spark, path, filter=chosen)
+        for a, b in zip(found.parameters(), plain(manifest, rows).parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
 def test_ml_vectors_are_refused_by_name(spark: Any, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -11,6 +12,7 @@ import pyarrow as pa
 from sparkdl.data.scan.files import file_system, files_at, open_parquet, unseen
 from sparkdl.data.scan.listing import Listing
 from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.wire.frame import Array
 
 _KNOWN = {"deletionVectors", "columnMapping", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}
 """Features for readers that deltalake resolves, or that are refused only if the version makes use of them."""
@@ -70,6 +72,7 @@ class DeltaVersion:
         if not actions.num_rows:
             raise DataError(f"{name} has no files: there is nothing to train on", code="data-empty")
         below = [_below(name, path) for path in actions["path"].to_pylist()]
+        kept = _kept(table, name, below)
         files = files_at(system, [f"{root.rstrip('/')}/{path}" for path in below])
         for file, path, size in zip(files, below, actions["size_bytes"].to_pylist(), strict=True):
             if file is None:
@@ -88,7 +91,7 @@ class DeltaVersion:
         values = [actions[_VALUE + column].combine_chunks() for column in names]
         with open_parquet(system, found[0]) as first:
             batch = pa.RecordBatch.from_arrays(values, names)
-            return Listing(found, first.schema_arrow, batch, table.version())
+            return Listing(found, first.schema_arrow, batch, table.version(), kept)
 
 
 def _check(table: Any, name: str) -> None:
@@ -111,14 +114,29 @@ def _check(table: Any, name: str) -> None:
             f"{name} asks readers for {', '.join(sorted(features - _KNOWN))}, which is not known; {advice}",
             code="data-source",
         )
-    if "deletionVectors" in features:
-        for batch in table.deletion_vectors():
-            for path in pa.record_batch(batch)["filepath"].to_pylist():
+
+
+def _kept(table: Any, name: str, below: Sequence[str]) -> dict[int, Array]:
+    """Return which rows of files are left by deletion vectors, by number of the file.
+
+    Raises:
+        DataError: naming a file with such a vector that is none of the version's.
+    """
+    if "deletionVectors" not in set(table.protocol().reader_features or ()):
+        return {}
+    kept = {}
+    for batch in map(pa.record_batch, table.deletion_vectors()):
+        for uri, mask in zip(batch["filepath"].to_pylist(), batch["selection_vector"], strict=True):
+            path = unquote(urlsplit(uri).path)
+            files = [number for number, file in enumerate(below) if f"/{path}".endswith(f"/{file}")]
+            if len(files) != 1:
                 raise DataError(
-                    f"{name} has deletion vectors, among others for {path}, which are not read; purge them "
-                    f"(REORG TABLE ... APPLY (PURGE)), or {advice}",
+                    f"{name} has a deletion vector for {path}, which is none of its files: read the table by "
+                    "Spark, for Dataset.from_dataframe",
                     code="data-source",
                 )
+            kept[files[0]] = mask.values.to_numpy(zero_copy_only=False)
+    return kept
 
 
 def _below(name: str, path: str) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -23,12 +24,14 @@ class Listing:
         schema: of the first one.
         values: columns that are not in the files, with one row for each file.
         version: of the table, if it has versions.
+        kept: by number of the file, which of its rows the version still has, if not all.
     """
 
     files: list[File]
     schema: pa.Schema
     values: pa.RecordBatch
     version: int | None = None
+    kept: Mapping[int, Array] = field(default_factory=dict)
 
     def pack(self) -> Parts:
         """Lay it out as a frame."""
@@ -38,7 +41,12 @@ class Listing:
             "schema": np.frombuffer(self.schema.serialize().to_pybytes(), np.uint8),
             "values": packed(self.values),
         }
-        return frame.pack({"paths": [file.path for file in self.files], "version": self.version}, arrays)
+        meta = {
+            "paths": [file.path for file in self.files],
+            "version": self.version,
+            "kept": {str(file): len(mask) for file, mask in self.kept.items()},
+        }
+        return frame.pack(meta, arrays | {f"kept/{n}": np.packbits(mask) for n, mask in self.kept.items()})
 
     @classmethod
     def of(cls, found: Frame) -> Listing:
@@ -46,7 +54,12 @@ class Listing:
         meta, arrays = found.meta, found.arrays
         places = zip(meta["paths"], arrays["sizes"].tolist(), arrays["times"].tolist(), strict=True)
         schema = pa.ipc.read_schema(pa.py_buffer(arrays["schema"].tobytes()))
-        return cls([File(*place) for place in places], schema, unpacked(arrays["values"]), meta["version"])
+        kept = {
+            int(n): np.unpackbits(arrays[f"kept/{n}"], count=rows).view(np.bool_)
+            for n, rows in meta["kept"].items()
+        }
+        files = [File(*place) for place in places]
+        return cls(files, schema, unpacked(arrays["values"]), meta["version"], kept)
 
 
 class Place(Protocol):

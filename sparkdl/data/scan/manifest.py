@@ -12,11 +12,14 @@ import pyarrow as pa
 
 from sparkdl.data.columns import ColumnPlan
 from sparkdl.data.scan.files import File
+from sparkdl.data.scan.filters import KeptRows
 from sparkdl.data.scan.folders import NO_COLUMNS, packed, unpacked
 from sparkdl.data.scan.order import Layout
 from sparkdl.data.scan.schema import as_lists
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Buffer, Parts
+
+_KEPT = ("rows", "begins", "bits")
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +37,7 @@ class ScanManifest:
         streams: V, see :mod:`sparkdl.data.scan.order`.
         window: W.
         window_bytes: bytes that the chunks of all streams have, about.
+        kept: which rows of the files these are; ``None`` for all.
     """
 
     where: str
@@ -46,6 +50,12 @@ class ScanManifest:
     streams: int = 1
     window: int = 1
     window_bytes: int = 0
+    kept: KeptRows | None = None
+
+    def first(self, rows: int) -> ScanManifest:
+        """Return the manifest of the first rows."""
+        ends = np.minimum(self.begins, rows)
+        return replace(self, rows=np.diff(ends))
 
     def resolved(self, columns: tuple[ColumnPlan, ...], window_bytes: int, streams: int) -> ScanManifest:
         """Return the manifest with what follows from the size of a row."""
@@ -78,6 +88,10 @@ class ScanManifest:
         plain = as_lists(found.type)
         return found if plain == found.type else found.cast(plain)
 
+    def mask(self, group: int) -> Array | None:
+        """Tell which rows of a row group are read; ``None`` for all."""
+        return None if self.kept is None else self.kept.mask(group)
+
     def group_of(self, row: int) -> int:
         """Return the row group that a row is in."""
         return int(np.searchsorted(self.begins, row, side="right")) - 1
@@ -89,6 +103,8 @@ class ScanManifest:
 
     def name_row_of(self, group: int, row: int) -> str:
         """Name a row of a row group."""
+        if self.kept is not None:
+            row = self.kept.place(group, row)
         return f"row {row} of row group {self.number[group]} of {self.files[self.file[group]].path}"
 
     @cached_property
@@ -101,6 +117,8 @@ class ScanManifest:
     def content(self) -> int:
         """Checksum of that, of what is read, and of what shows that a file has changed."""
         meta = [self.positions, self.columns, [[file.size, file.time] for file in self.files]]
+        if self.kept is not None:
+            meta.append(hashlib.blake2b(self.kept.bits.tobytes(), digest_size=8).hexdigest())
         return _digest(repr(meta).encode(), packed(self.values)) >> 32
 
     def pack(self) -> Parts:
@@ -121,6 +139,8 @@ class ScanManifest:
             "rows": self.rows,
             "values": packed(self.values),
         }
+        if self.kept is not None:
+            arrays |= {f"kept/{name}": getattr(self.kept, name) for name in _KEPT}
         return frame.pack(meta, arrays)
 
     @classmethod
@@ -129,6 +149,7 @@ class ScanManifest:
         found = frame.unpack(data)
         meta, arrays = found.meta, found.arrays
         places = zip(meta["paths"], arrays["sizes"].tolist(), arrays["times"].tolist(), strict=True)
+        kept = KeptRows(*(arrays[f"kept/{n}"] for n in _KEPT)) if "kept/rows" in arrays else None
         return cls(
             meta["where"],
             tuple(File(*place) for place in places),
@@ -140,6 +161,7 @@ class ScanManifest:
             meta["streams"],
             meta["window"],
             meta["window_bytes"],
+            kept,
         )
 
 

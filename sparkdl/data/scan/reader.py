@@ -36,6 +36,7 @@ MANIFEST = "scan.bin"
 
 _BATCH_BYTES = 8 << 20  # that are decoded at a time
 _BUFFER_BYTES = 256 << 10  # of each column that is read half
+_FILTERED = 1024  # rows that are decoded at a time for the first ones that a filter leaves
 _CURSOR_BYTES = 2 << 20  # that decoding half of a column keeps, about
 _AHEAD = 2  # chunks
 _ORDERS = 2
@@ -359,9 +360,11 @@ def first_rows(manifest: ScanManifest, rows: int) -> dict[str, Array]:
             parquet.ParquetFile(source) as file,
         ):
             number = int(manifest.number[group])
-            names = manifest.read_columns
-            for batch in file.iter_batches(left, [number], columns=names, use_threads=False):
-                some = batch.slice(0, left)
+            names, mask, at = manifest.read_columns, manifest.mask(group), 0
+            size = left if mask is None else max(left, _FILTERED)
+            for batch in file.iter_batches(size, [number], columns=names, use_threads=False):
+                some = _left(batch, mask, at).slice(0, left)
+                at += batch.num_rows
                 for name, columns in found.items():
                     columns.append(manifest.column(group, some, name))
                 left -= some.num_rows
@@ -369,6 +372,14 @@ def first_rows(manifest: ScanManifest, rows: int) -> dict[str, Array]:
                     break
     whole = {name: pa.concat_arrays(columns) for name, columns in found.items()}
     return {plan.key: from_arrow(plan, whole[plan.source], manifest.name_row) for plan in manifest.columns}
+
+
+def _left(batch: pa.RecordBatch, mask: Array | None, at: int) -> pa.RecordBatch:
+    """Return the rows of a batch that a filter leaves; it begins at a row of its row group."""
+    if mask is None:
+        return batch
+    some = mask[at : at + batch.num_rows]
+    return batch if some.all() else batch.filter(pa.array(some))
 
 
 class _Cursor:
@@ -403,6 +414,7 @@ class _Cursor:
                 size, [number], columns=manifest.read_columns, use_threads=False
             )
         self._source = source
+        self._mask, self._at = manifest.mask(group), 0  # in the file
         self._left: Any = None  # of the last batch
 
     @property
@@ -412,10 +424,13 @@ class _Cursor:
 
     def take(self, most: int) -> tuple[int, Any]:
         """Return the next rows, up to so many, after the number of their first row."""
-        if self._left is None:
+        while self._left is None:
             with self._explained():
-                self._left = next(self._batches)
-            self._reader.decoded += self._left.num_rows
+                batch = next(self._batches)
+            self._reader.decoded += batch.num_rows
+            found = _left(batch, self._mask, self._at)
+            self._at += batch.num_rows
+            self._left = found if found.num_rows else None
         found = self._left.slice(0, most)
         self._left = self._left.slice(most) if self._left.num_rows > most else None
         at, self.next = self.next, self.next + found.num_rows

@@ -6,13 +6,16 @@ import copy
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
+import pyarrow.compute as pc
 
 from sparkdl.access.base import Access, Frames, Published
 from sparkdl.data import ragged
 from sparkdl.data.columns import ColumnLike, Columns, TablePlan
+from sparkdl.data.scan.filters import ROLE, KeptRows, RowFilter
+from sparkdl.data.scan.folders import packed
 from sparkdl.data.scan.listing import Listing, Place
 from sparkdl.data.scan.manifest import EVEN, ScanManifest, streams_for
 from sparkdl.data.scan.schema import plan_schema
@@ -38,9 +41,12 @@ class ScanSource(Source):
         place: where they are.
         window: bytes of rows that are mixed with each other at a time.
         streams: V; ``None`` for as many as suit the row groups.
+        filter: says which rows are left, see :class:`sparkdl.data.scan.filters.RowFilter`; ``None`` for all.
     """
 
-    def __init__(self, access: Access, place: Place, window: int, streams: int | None) -> None:
+    def __init__(
+        self, access: Access, place: Place, window: int, streams: int | None, filter: Any = None
+    ) -> None:
         for name, value, most in (("window", window, None), ("streams", streams, EVEN[-1])):
             if value is None and name == "streams":
                 continue
@@ -51,7 +57,9 @@ class ScanSource(Source):
         self._place = place
         self._window = window
         self._streams = streams
+        self._given, self._filter = filter, cast("RowFilter | None", None)
         self._listed: Listing | None = None
+        self._whole: ScanManifest | None = None  # before its columns are known
         self._manifest: ScanManifest | None = None
         self._most: int | None = None  # rows
         self._sent: Published | None = None
@@ -68,17 +76,26 @@ class ScanSource(Source):
                 become a tensor.
         """
         found = self._files()
+        if self._given is not None or found.kept:
+            self._filter = RowFilter.of(pc.scalar(True) if self._given is None else self._given, found)
         plan = plan_schema(found.schema, found.values.schema, features, label, weight, ragged)
+        if self._filter is None:
+            self._check_folders(plan, range(len(found.files)))
+        return plan
+
+    def _check_folders(self, plan: TablePlan, files: Iterable[int]) -> None:
+        """Check that no folder gives null to rows of these files."""
+        found = self._files()
         for column in plan.columns:
             if column.source in found.values.schema.names:
-                nulls = np.flatnonzero(found.values.column(column.source).is_null())
-                if len(nulls):
-                    raise DataError(
-                        f"{column.role} {column.source!r} is null in {found.files[nulls[0]].path}, as "
-                        "its folder says; drop or fill nulls first",
-                        code="data-null",
-                    )
-        return plan
+                null = found.values.column(column.source).is_null().to_numpy(zero_copy_only=False)
+                for file in files:
+                    if null[file]:
+                        raise DataError(
+                            f"{column.role} {column.source!r} is null in {found.files[file].path}, as "
+                            "its folder says; drop or fill nulls first",
+                            code="data-null",
+                        )
 
     def _files(self) -> Listing:
         """Return the files, and what is known of their columns."""
@@ -103,10 +120,15 @@ class ScanSource(Source):
             DataError: naming the file that cannot be read or has another schema, or the row group with nulls.
         """
         if self._manifest is None:
-            found = self._footers(plan)
+            self._whole = found = self._whole or self._footers(plan)
             if not found.rows.sum():
-                raise DataError("the Dataset is empty: there is nothing to train on", code="data-empty")
-            self._manifest = found
+                which = "the Dataset is empty"
+                if found.kept is not None:
+                    which = f"of {found.kept.rows.sum():,} rows none is left"
+                raise DataError(f"{which}: there is nothing to train on", code="data-empty")
+            if found.kept is not None:
+                self._check_folders(plan, np.unique(found.file[found.rows > 0]).tolist())
+            self._manifest = found if self._most is None else found.first(self._most)
         if plan.columns != self._manifest.columns and all(
             c.shape is not None and c.dtype for c in plan.columns
         ):
@@ -119,7 +141,9 @@ class ScanSource(Source):
         files, values = listing.files, listing.values
         names = dict.fromkeys(column.source for column in plan.columns)
         in_folders = [name for name in values.schema.names if name in names]
-        types = {name: str(listing.schema.field(name).type) for name in names if name not in in_folders}
+        of_filter = () if self._filter is None else self._filter.columns
+        in_files = [name for name in (*names, *of_filter) if name not in values.schema.names]
+        types = {name: str(listing.schema.field(name).type) for name in in_files}
         available = self.access.executors()
         tasks = max(min(len(files), available.count * available.tasks), -(-len(files) // _MOST_FILES))
         cuts = [len(files) * n // tasks for n in range(tasks + 1)]
@@ -128,18 +152,27 @@ class ScanSource(Source):
             for task in range(tasks):
                 some = files[cuts[task] : cuts[task + 1]]
                 listed = [(file.path, file.size, file.time) for file in some]
-                yield task, frame.pack({"first": cuts[task], "files": listed})
+                folders = packed(values.slice(cuts[task], len(some)))
+                kept = {
+                    n - cuts[task]: m for n, m in listing.kept.items() if cuts[task] <= n < cuts[task + 1]
+                }
+                meta = {"first": cuts[task], "files": listed, "kept": [str(n) for n in kept]}
+                arrays = {"values": folders} | {f"kept/{n}": m.view(np.uint8) for n, m in kept.items()}
+                yield task, frame.pack(meta, arrays)
 
-        read = ReadFooters(self._place.where, types, {c.source: c.role for c in plan.columns})
+        roles = dict.fromkeys(of_filter, ROLE) | {c.source: c.role for c in plan.columns}
+        read = ReadFooters(self._place.where, types, roles, self._filter)
         found = self._run("read the footers", self.access.scattered(pieces(), tasks), read)
         found.sort(key=lambda message: int(message.meta["first"]))
         groups = np.concatenate([message.arrays["groups"] for message in found])
-        rows = np.concatenate([message.arrays["rows"] for message in found])
+        rows, left, bits = (
+            np.concatenate([message.arrays[name] for message in found]) for name in ("rows", "left", "bits")
+        )
         file = np.repeat(np.arange(len(files)), groups)
         number = np.arange(len(rows)) - np.repeat(np.cumsum(groups) - groups, groups)
-        if self._most is not None:
-            rows = np.diff(np.minimum(np.concatenate([[0], np.cumsum(rows)]), self._most))
-        return ScanManifest(self._place.where, tuple(files), file, number, rows, values.select(in_folders))
+        kept = None if self._filter is None else KeptRows.of(rows, left, bits)
+        folders = values.select(in_folders)
+        return ScanManifest(self._place.where, tuple(files), file, number, left, folders, kept=kept)
 
     # -- see Source -----------------------------------------------------------------------------
 
@@ -198,16 +231,19 @@ class ScanSource(Source):
             return {}
         listed = self._files()
         version: dict[str, object] = {} if listed.version is None else {"version": f"{listed.version:,}"}
+        kept = manifest.kept
+        left = {} if kept is None else {"left": f"{manifest.rows.sum():,} of {kept.rows.sum():,} rows"}
         return version | {
             "files": f"{len(manifest.files):,}",
             "row groups": f"{len(manifest.rows):,}, in {manifest.streams} streams",
             "window": f"{manifest.streams * manifest.window:,} rows",
+            **left,
         }
 
     def release(self) -> None:
         """See :class:`Source`."""
         sent, self._sent = self._sent, None
-        self._manifest = self._listed = None
+        self._manifest = self._whole = self._listed = None
         if sent is not None:
             sent.release()
 

@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from sparkdl.access.base import BytesRef
-from sparkdl.data.scan.files import File, file_system, open_parquet
+from sparkdl.data.scan.files import File, check_unchanged, file_system, open_parquet
+from sparkdl.data.scan.filters import ROLE, RowFilter, bits_of
+from sparkdl.data.scan.folders import unpacked
 from sparkdl.data.scan.listing import Place
 from sparkdl.data.scan.manifest import ScanManifest
 from sparkdl.data.scan.reader import MANIFEST, first_rows
@@ -79,30 +82,44 @@ class ReadFooters:
         where: a path or URL, by which to find the file system.
         types: type of each column, as the first file has it.
         roles: what errors call each column.
+        filter: says which rows are left; ``None`` for all.
     """
 
     where: str
     types: Mapping[str, str]
     roles: Mapping[str, str]
+    filter: RowFilter | None = None
 
     def __call__(self, _: int, frames: Iterator[bytes]) -> Iterator[Parts]:
         """Yield for each frame of files one with their row groups."""
         for data in list(frames):
-            meta = frame.unpack(data).meta
-            yield _answer(lambda meta=meta: self._read(meta["first"], [File(*f) for f in meta["files"]]))  # type: ignore[misc]
+            found = frame.unpack(data)
+            yield _answer(lambda found=found: self._read(found))  # type: ignore[misc]
 
-    def _read(self, first: int, files: Sequence[File]) -> Parts:
+    def _read(self, found: Frame) -> Parts:
         system, _ = file_system(self.where)
+        files = [File(*each) for each in found.meta["files"]]
+        values = unpacked(found.arrays["values"])
+        kept = {int(n): found.arrays[f"kept/{n}"].view(np.bool_) for n in found.meta["kept"]}
         with ThreadPoolExecutor(_AT_A_TIME) as pool:
-            groups = list(pool.map(lambda file: self._groups(system, file), files))
+            several = pool.map(
+                lambda n: self._groups(system, files[n], values.slice(n, 1), kept.get(n)), range(len(files))
+            )
+            groups = list(several)
+        rows = np.array([n for sizes, _ in groups for n in sizes], np.int64)
+        masks = [mask for _, some in groups for mask in some]
         arrays: dict[str, Array] = {
-            "groups": np.array([len(rows) for rows in groups], np.int64),
-            "rows": np.array([n for rows in groups for n in rows], np.int64),
+            "groups": np.array([len(sizes) for sizes, _ in groups], np.int64),
+            "rows": rows,
+            "left": rows if self.filter is None else np.array([mask.sum() for mask in masks], np.int64),
+            "bits": bits_of(masks),
         }
-        return frame.pack({"first": first}, arrays)
+        return frame.pack({"first": found.meta["first"]}, arrays)
 
-    def _groups(self, system: Any, file: File) -> list[int]:
-        """Return the rows of each row group."""
+    def _groups(
+        self, system: Any, file: File, values: pa.RecordBatch, kept: Array | None
+    ) -> tuple[list[int], list[Array]]:
+        """Return the rows of each row group, and with a filter which of them are left."""
         with open_parquet(system, file) as opened:
             schema, footer = opened.schema_arrow, opened.metadata
             for name, expected in self.types.items():
@@ -114,23 +131,33 @@ class ReadFooters:
                         "file; expected one schema. Read them by Spark, for Dataset.from_dataframe",
                         code="data-type",
                     )
-            for number in range(footer.num_row_groups):
-                self._check_nulls(file, number, footer.row_group(number))
-            return [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
+        groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+        rows = [group.num_rows for group in groups]
+        if self.filter is not None:
+            nullable = {number: self._nulls(group) for number, group in enumerate(groups)}
+            masks = self.filter.left(system, file, values, nullable, kept)
+            check_unchanged(system, file)
+            return rows, masks
+        for number, group in enumerate(groups):
+            for name, count in self._nulls(group).items():
+                raise DataError(
+                    f"{self.roles[name]} {name!r}: {count} nulls among the {group.num_rows} "
+                    f"rows of row group {number} of {file.path}; drop or fill nulls first",
+                    code="data-null",
+                )
+        return rows, []
 
-    def _check_nulls(self, file: File, number: int, group: Any) -> None:
+    def _nulls(self, group: Any) -> dict[str, int]:
+        """Return how many nulls columns have in a row group, by name."""
+        found = {}
         for index in range(group.num_columns):
             column = group.column(index)
             name, statistics = column.path_in_schema, column.statistics
             # Of arrays the count has empty ones in it, too: their rows tell.
-            if name not in self.types or statistics is None or not statistics.has_null_count:
-                continue
-            if statistics.null_count:
-                raise DataError(
-                    f"{self.roles[name]} {name!r}: {statistics.null_count} nulls among the {group.num_rows} "
-                    f"rows of row group {number} of {file.path}; drop or fill nulls first",
-                    code="data-null",
-                )
+            counted = statistics is not None and statistics.has_null_count
+            if counted and name in self.types and self.roles[name] != ROLE:
+                found[name] = statistics.null_count
+        return {name: count for name, count in found.items() if count}
 
 
 @dataclass(frozen=True, slots=True)
