@@ -32,6 +32,7 @@ from sparkdl.data.scan.delta import DeltaVersion
 from sparkdl.data.scan.files import absolute
 from sparkdl.data.scan.listing import Folders
 from sparkdl.data.scan.source import WINDOW, ScanSource
+from sparkdl.data.scan.storage import checked_storage
 from sparkdl.data.schema import arrays_of, plan_dataframe
 from sparkdl.data.store.built import PartitionStore, build_store, delete, described
 from sparkdl.data.store.manifest import check_same_rows
@@ -234,6 +235,7 @@ class Dataset:
         collate: Collate | None = None,
         window: int = WINDOW,
         streams: int | None = None,
+        storage_options: Mapping[str, str] | None = None,
         spark: SparkSession | None = None,
     ) -> Dataset:
         """Use columns of Parquet files where they lie: tasks read them in each epoch, and nothing is copied.
@@ -260,6 +262,11 @@ class Dataset:
             streams: among how many sequences of row groups an epoch is dealt, at most 840. By default a
                 fourth of the row groups or fewer, as many as fill the window. With more, large row groups are
                 cut, and read several times.
+            storage_options: of ``s3://`` URLs: ``AWS_ACCESS_KEY_ID`` and ``AWS_SECRET_ACCESS_KEY``,
+                ``AWS_SESSION_TOKEN``, ``AWS_REGION``, ``AWS_ENDPOINT_URL``, and ``TIMEOUT`` of a request in
+                seconds. By default what the executors have in their environment, which renews itself where
+                such tokens expire. Executors keep them in files that their user alone can read, as long as
+                the Dataset is in use; no checkpoint, log or page has them.
             spark: session; the active one by default.
 
         Raises:
@@ -269,7 +276,8 @@ class Dataset:
         """
         from pyspark.sql import SparkSession
 
-        place = Folders(tuple(absolute(paths)))
+        found = absolute(paths)
+        place = Folders(tuple(found), checked_storage(storage_options, found))
         spark = spark or SparkSession.builder.getOrCreate()
         source = ScanSource(access_to(spark), place, window, streams, filter)
         return cls._scanned(spark, source, (features, label, weight), num_partitions, transform, collate)
@@ -289,6 +297,7 @@ class Dataset:
         collate: Collate | None = None,
         window: int = WINDOW,
         streams: int | None = None,
+        storage_options: Mapping[str, str] | None = None,
         spark: SparkSession | None = None,
     ) -> Dataset:
         """Use columns of one version of a Delta table where it lies, as :meth:`from_parquet` does with files.
@@ -308,6 +317,7 @@ class Dataset:
             collate: likewise.
             window: likewise.
             streams: likewise.
+            storage_options: likewise.
             spark: session; the active one by default.
 
         Raises:
@@ -323,7 +333,8 @@ class Dataset:
             raise ConfigError(
                 f"version={version!r:.100}: expected the number of a version, or None for the last"
             )
-        place = DeltaVersion(absolute(path)[0], version)
+        found = absolute(path)
+        place = DeltaVersion(found[0], version, checked_storage(storage_options, found))
         spark = spark or SparkSession.builder.getOrCreate()
         source = ScanSource(access_to(spark), place, window, streams, filter)
         return cls._scanned(spark, source, (features, label, weight), num_partitions, transform, collate)

@@ -149,7 +149,7 @@ def test_deleted_rows_are_not_read(spark: Any, tmp_path: Path) -> None:
     gone = [*range(30, 60), 61, 99]
     delete_rows(path, 2, {name: gone})
     found = DeltaVersion(str(path), None).listed()
-    assert Listing.of(frame.unpack(frame.join(found.pack()))).kept.keys() == found.kept.keys()
+    assert Listing.of(frame.unpack(frame.join(found.pack()))).selected.keys() == found.selected.keys()
     for chosen in (None, pc.field("x") > 50):
         expected = [n for n in range(200) if n not in gone and (chosen is None or n > 50)]
         with Dataset.from_delta(path, features="x", filter=chosen, spark=spark) as data:
@@ -190,7 +190,7 @@ def test_tables_that_cannot_be_are_named(table: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="a table, version 7: deltalake cannot read it"):
         DeltaVersion(str(table), 7).listed()
     with pytest.raises(ConfigError, match="a table is a Delta table: .*Dataset.from_delta"):
-        list_files([str(table)])
+        list_files([str(table)], {})
     deltalake.DeltaTable(table).delete()
     with pytest.raises(DataError, match="version 2 has no files"):
         DeltaVersion(str(table), None).listed()

@@ -18,7 +18,7 @@ from pyarrow import fs, parquet
 from sparkdl import Column, Dataset
 from sparkdl.data.columns import ColumnPlan
 from sparkdl.data.scan.files import File
-from sparkdl.data.scan.filters import KeptRows, RowFilter, bits_of
+from sparkdl.data.scan.filters import RowFilter, SelectedRows, bits_of
 from sparkdl.data.scan.folders import NO_COLUMNS
 from sparkdl.data.scan.listing import Listing
 from sparkdl.data.scan.manifest import ScanManifest
@@ -68,14 +68,14 @@ def scan(path: Path, table: pa.Table, given: Any, size: int, streams: int = 1) -
     file = File(str(path), status.st_size, status.st_mtime_ns)
     groups = parquet.read_metadata(path).num_row_groups
     rows = np.array([parquet.read_metadata(path).row_group(n).num_rows for n in range(groups)])
-    kept, left = None, rows
+    selected, left = None, rows
     if given is not None:
         row_filter = RowFilter.of(given, Listing([file], table.schema, NO_COLUMNS))
         masks = row_filter.left(fs.LocalFileSystem(), file, NO_COLUMNS, dict.fromkeys(range(groups), ()))
         left = np.array([mask.sum() for mask in masks])
-        kept = KeptRows.of(rows, left, bits_of(masks))
+        selected = SelectedRows.of(rows, left, bits_of(masks))
     numbers = np.arange(groups)
-    found = ScanManifest(str(path), (file,), np.zeros(groups, int), numbers, left, kept=kept)
+    found = ScanManifest(str(path), (file,), np.zeros(groups, int), numbers, left, selected=selected)
     return found.resolved((ID,), 400, streams)
 
 

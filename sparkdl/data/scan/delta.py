@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
-from sparkdl.data.scan.files import file_system, files_at, open_parquet, unseen
+from sparkdl.data.scan.files import files_at, open_parquet, unseen
 from sparkdl.data.scan.listing import Listing
+from sparkdl.data.scan.storage import Storage, file_system, of_delta
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.wire.frame import Array
 
@@ -27,10 +28,12 @@ class DeltaVersion:
     Attributes:
         path: an absolute path or URL.
         version: its number; ``None`` for the last one.
+        storage: options of the file system.
     """
 
     path: str
     version: int | None
+    storage: Storage = field(default_factory=dict, repr=False)
 
     @property
     def where(self) -> str:
@@ -56,9 +59,9 @@ class DeltaVersion:
             raise ConfigError(
                 "Dataset.from_delta needs deltalake on the executors: pip install 'sparkdl[delta]'"
             ) from error
-        system, root = file_system(self.path)
+        system, root = file_system(self.path, self.storage)
         try:
-            table = DeltaTable(self.path, self.version)
+            table = DeltaTable(self.path, self.version, storage_options=of_delta(self.storage))
             name = f"{self.path}, version {table.version()}"
             _check(table, name)
             actions = pa.table(table.get_add_actions(flatten=True)).sort_by("path").combine_chunks()
@@ -72,7 +75,7 @@ class DeltaVersion:
         if not actions.num_rows:
             raise DataError(f"{name} has no files: there is nothing to train on", code="data-empty")
         below = [_below(name, path) for path in actions["path"].to_pylist()]
-        kept = _kept(table, name, below)
+        selected = _selected(table, name, below)
         files = files_at(system, [f"{root.rstrip('/')}/{path}" for path in below])
         for file, path, size in zip(files, below, actions["size_bytes"].to_pylist(), strict=True):
             if file is None:
@@ -91,7 +94,7 @@ class DeltaVersion:
         values = [actions[_VALUE + column].combine_chunks() for column in names]
         with open_parquet(system, found[0]) as first:
             batch = pa.RecordBatch.from_arrays(values, names)
-            return Listing(found, first.schema_arrow, batch, table.version(), kept)
+            return Listing(found, first.schema_arrow, batch, table.version(), selected)
 
 
 def _check(table: Any, name: str) -> None:
@@ -116,7 +119,7 @@ def _check(table: Any, name: str) -> None:
         )
 
 
-def _kept(table: Any, name: str, below: Sequence[str]) -> dict[int, Array]:
+def _selected(table: Any, name: str, below: Sequence[str]) -> dict[int, Array]:
     """Return which rows of files are left by deletion vectors, by number of the file.
 
     Raises:
@@ -124,7 +127,7 @@ def _kept(table: Any, name: str, below: Sequence[str]) -> dict[int, Array]:
     """
     if "deletionVectors" not in set(table.protocol().reader_features or ()):
         return {}
-    kept = {}
+    selected = {}
     for batch in map(pa.record_batch, table.deletion_vectors()):
         for uri, mask in zip(batch["filepath"].to_pylist(), batch["selection_vector"], strict=True):
             path = unquote(urlsplit(uri).path)
@@ -135,8 +138,8 @@ def _kept(table: Any, name: str, below: Sequence[str]) -> dict[int, Array]:
                     "Spark, for Dataset.from_dataframe",
                     code="data-source",
                 )
-            kept[files[0]] = mask.values.to_numpy(zero_copy_only=False)
-    return kept
+            selected[files[0]] = mask.values.to_numpy(zero_copy_only=False)
+    return selected
 
 
 def _below(name: str, path: str) -> str:

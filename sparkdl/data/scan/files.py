@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from pyarrow import ArrowInvalid, ArrowNotImplementedError
 
 from sparkdl.data.scan.folders import is_hidden
+from sparkdl.data.scan.storage import Storage, file_system, is_url
 from sparkdl.exceptions import ConfigError, DataError
 
+T = TypeVar("T")
+
+ATTEMPTS = 3
+_WAIT = 0.3  # seconds, longer after each attempt
 _DELTA_LOG = "_delta_log"
 
 
@@ -48,7 +54,7 @@ def absolute(paths: Any) -> list[str]:
         text = str(os.fspath(path))
         if any(sign in text for sign in "*?["):
             raise ConfigError(f"paths: {text}: patterns are not read; name folders, or list the files")
-        found.append(text if _is_url(text) else os.path.abspath(text))
+        found.append(text if is_url(text) else os.path.abspath(text))
     roots = {_root(path) for path in found}
     if len(roots) > 1:
         raise ConfigError(f"paths: of several file systems: {', '.join(sorted(roots))}; expected one")
@@ -57,37 +63,13 @@ def absolute(paths: Any) -> list[str]:
     return found
 
 
-def _is_url(path: str) -> bool:
-    return "://" in path or path.startswith("file:/")
-
-
 def _root(path: str) -> str:
     """Return what names a path's file system."""
     parts = urlsplit(path)
-    return f"{parts.scheme}://{parts.netloc}" if _is_url(path) else "this machine's files"
+    return f"{parts.scheme}://{parts.netloc}" if is_url(path) else "this machine's files"
 
 
-def file_system(path: str) -> tuple[Any, str]:
-    """Return the file system of a path, and the path as that knows it; called in tasks.
-
-    Raises:
-        DataError: if there is none for it.
-    """
-    from pyarrow import fs
-
-    if not _is_url(path):
-        return fs.LocalFileSystem(), path
-    try:
-        found: tuple[Any, str] = fs.FileSystem.from_uri(path)
-    except Exception as error:
-        raise DataError(
-            f"{path}: pyarrow cannot read it: {error}. Read it by Spark, for Dataset.from_dataframe",
-            code="data-source",
-        ) from error
-    return found
-
-
-def list_files(paths: Sequence[str]) -> list[tuple[File, str]]:
+def list_files(paths: Sequence[str], storage: Storage) -> list[tuple[File, str]]:
     """List the data files under paths, those of a folder by name; called in a task.
 
     Returns:
@@ -100,7 +82,7 @@ def list_files(paths: Sequence[str]) -> list[tuple[File, str]]:
 
     found: list[tuple[File, str]] = []
     for path in paths:
-        system, own = file_system(path)
+        system, own = file_system(path, storage)
         try:
             info = system.get_file_info(own)
             if info.type == fs.FileType.NotFound:
@@ -148,6 +130,23 @@ def unseen(path: str, error: Exception) -> DataError:
         "the files themselves: put them where all executors see them under one path, or in an object store",
         code="data-source",
     )
+
+
+def attempted(work: Callable[[], T]) -> T:
+    """Do some work with files, again if that fails: object stores do not answer now and then.
+
+    Raises:
+        DataError: naming the file that cannot be read.
+    """
+    for attempt in range(1, ATTEMPTS):
+        try:
+            return work()
+        except OSError:
+            time.sleep(_WAIT * attempt)
+    try:
+        return work()
+    except OSError as error:
+        raise DataError(f"{error} (after {ATTEMPTS} attempts)", code="data-source") from error
 
 
 def open_file(system: Any, file: File) -> Any:

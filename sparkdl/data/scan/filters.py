@@ -1,4 +1,4 @@
-"""Which rows of a scan a filter and deletion vectors leave: found once, and the same in each epoch."""
+"""The rows of a scan that a filter and deletion vectors leave: found once, the same in each epoch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sparkdl.wire.frame import Array
 ROLE = "filter column"
 """What errors call a column that only the filter reads."""
 
-_KEPT = "kept"
+_SELECTED = "selected"
 _NULL = "null/"
 _ERRORS = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError)
 
@@ -72,7 +72,7 @@ class RowFilter:
         file: File,
         values: pa.RecordBatch,
         nullable: Mapping[int, Collection[str]],
-        kept: Array | None = None,
+        selected: Array | None = None,
     ) -> list[Array]:
         """Tell for each row group of a file which of its rows are left; called in a task.
 
@@ -81,7 +81,7 @@ class RowFilter:
             file: the file.
             values: of the columns that its folders give, in one row.
             nullable: for each row group columns with nulls, which must be in no row that is left.
-            kept: which rows the table still has, from the file's first one on; those after these, all.
+            selected: which rows the table still has, from the file's first one on; those after these, all.
 
         Raises:
             DataError: naming the row group that has them, or cannot be read.
@@ -96,8 +96,8 @@ class RowFilter:
         masks, first = [], 0
         for number, names in nullable.items():
             mask = np.ones(fragment.metadata.row_group(number).num_rows, np.bool_)
-            if kept is not None:
-                some = kept[first : first + len(mask)]
+            if selected is not None:
+                some = selected[first : first + len(mask)]
                 mask[: len(some)] = some
             first += len(mask)
             where = f"row group {number} of {file.path}"
@@ -107,12 +107,12 @@ class RowFilter:
         return masks
 
     def _of_group(self, fragment: Any, mask: Array, where: str, nullable: Collection[str]) -> Array:
-        wanted = {_KEPT: self.expression} | {_NULL + name: pc.field(name).is_null() for name in nullable}
+        wanted = {_SELECTED: self.expression} | {_NULL + name: pc.field(name).is_null() for name in nullable}
         try:
             found = fragment.scanner(schema=self.schema, columns=wanted, use_threads=False).to_table()
         except (OSError, *_ERRORS) as error:
             raise DataError(f"{where} cannot be read: {error}", code="data-source") from error
-        left: Array = mask & found[_KEPT].combine_chunks().fill_null(False).to_numpy(zero_copy_only=False)
+        left: Array = mask & found[_SELECTED].combine_chunks().fill_null(False).to_numpy(zero_copy_only=False)
         for name in nullable:
             nulls = int((left & found[_NULL + name].to_numpy()).sum())
             if nulls:
@@ -155,7 +155,7 @@ def _is(field: pa.Field, value: pa.Scalar) -> Any:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class KeptRows:
+class SelectedRows:
     """The rows of row groups that are left.
 
     Attributes:

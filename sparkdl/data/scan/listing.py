@@ -9,8 +9,9 @@ from typing import Protocol
 import numpy as np
 import pyarrow as pa
 
-from sparkdl.data.scan.files import File, file_system, list_files, open_parquet
+from sparkdl.data.scan.files import File, list_files, open_parquet
 from sparkdl.data.scan.folders import folder_columns, packed, unpacked
+from sparkdl.data.scan.storage import Storage, file_system
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Frame, Parts
 
@@ -24,14 +25,14 @@ class Listing:
         schema: of the first one.
         values: columns that are not in the files, with one row for each file.
         version: of the table, if it has versions.
-        kept: by number of the file, which of its rows the version still has, if not all.
+        selected: by number of the file, which of its rows the version still has, if not all.
     """
 
     files: list[File]
     schema: pa.Schema
     values: pa.RecordBatch
     version: int | None = None
-    kept: Mapping[int, Array] = field(default_factory=dict)
+    selected: Mapping[int, Array] = field(default_factory=dict)
 
     def pack(self) -> Parts:
         """Lay it out as a frame."""
@@ -44,9 +45,11 @@ class Listing:
         meta = {
             "paths": [file.path for file in self.files],
             "version": self.version,
-            "kept": {str(file): len(mask) for file, mask in self.kept.items()},
+            "selected": {str(file): len(mask) for file, mask in self.selected.items()},
         }
-        return frame.pack(meta, arrays | {f"kept/{n}": np.packbits(mask) for n, mask in self.kept.items()})
+        return frame.pack(
+            meta, arrays | {f"selected/{n}": np.packbits(mask) for n, mask in self.selected.items()}
+        )
 
     @classmethod
     def of(cls, found: Frame) -> Listing:
@@ -54,12 +57,12 @@ class Listing:
         meta, arrays = found.meta, found.arrays
         places = zip(meta["paths"], arrays["sizes"].tolist(), arrays["times"].tolist(), strict=True)
         schema = pa.ipc.read_schema(pa.py_buffer(arrays["schema"].tobytes()))
-        kept = {
-            int(n): np.unpackbits(arrays[f"kept/{n}"], count=rows).view(np.bool_)
-            for n, rows in meta["kept"].items()
+        selected = {
+            int(n): np.unpackbits(arrays[f"selected/{n}"], count=rows).view(np.bool_)
+            for n, rows in meta["selected"].items()
         }
         files = [File(*place) for place in places]
-        return cls(files, schema, unpacked(arrays["values"]), meta["version"], kept)
+        return cls(files, schema, unpacked(arrays["values"]), meta["version"], selected)
 
 
 class Place(Protocol):
@@ -68,6 +71,10 @@ class Place(Protocol):
     @property
     def where(self) -> str:
         """A path or URL, by which tasks find the file system."""
+
+    @property
+    def storage(self) -> Storage:
+        """With what they find it."""
 
     def listed(self) -> Listing:
         """List the files; called in a task."""
@@ -82,9 +89,11 @@ class Folders:
 
     Attributes:
         paths: absolute paths or URLs.
+        storage: options of their file system.
     """
 
     paths: tuple[str, ...]
+    storage: Storage = field(default_factory=dict, repr=False)
 
     @property
     def where(self) -> str:
@@ -93,9 +102,9 @@ class Folders:
 
     def listed(self) -> Listing:
         """See :class:`Place`."""
-        listed = list_files(self.paths)
+        listed = list_files(self.paths, self.storage)
         files, below = [file for file, _ in listed], [path for _, path in listed]
-        system, _ = file_system(self.where)
+        system, _ = file_system(self.where, self.storage)
         with open_parquet(system, files[0]) as first:
             return Listing(files, first.schema_arrow, folder_columns(below))
 

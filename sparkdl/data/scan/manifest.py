@@ -12,14 +12,14 @@ import pyarrow as pa
 
 from sparkdl.data.columns import ColumnPlan
 from sparkdl.data.scan.files import File
-from sparkdl.data.scan.filters import KeptRows
+from sparkdl.data.scan.filters import SelectedRows
 from sparkdl.data.scan.folders import NO_COLUMNS, packed, unpacked
 from sparkdl.data.scan.order import Layout
 from sparkdl.data.scan.schema import as_lists
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Buffer, Parts
 
-_KEPT = ("rows", "begins", "bits")
+_SELECTED = ("rows", "begins", "bits")
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class ScanManifest:
         streams: V, see :mod:`sparkdl.data.scan.order`.
         window: W.
         window_bytes: bytes that the chunks of all streams have, about.
-        kept: which rows of the files these are; ``None`` for all.
+        selected: which rows of the files these are; ``None`` for all.
     """
 
     where: str
@@ -50,7 +50,7 @@ class ScanManifest:
     streams: int = 1
     window: int = 1
     window_bytes: int = 0
-    kept: KeptRows | None = None
+    selected: SelectedRows | None = None
 
     def first(self, rows: int) -> ScanManifest:
         """Return the manifest of the first rows."""
@@ -90,7 +90,7 @@ class ScanManifest:
 
     def mask(self, group: int) -> Array | None:
         """Tell which rows of a row group are read; ``None`` for all."""
-        return None if self.kept is None else self.kept.mask(group)
+        return None if self.selected is None else self.selected.mask(group)
 
     def group_of(self, row: int) -> int:
         """Return the row group that a row is in."""
@@ -103,8 +103,8 @@ class ScanManifest:
 
     def name_row_of(self, group: int, row: int) -> str:
         """Name a row of a row group."""
-        if self.kept is not None:
-            row = self.kept.place(group, row)
+        if self.selected is not None:
+            row = self.selected.place(group, row)
         return f"row {row} of row group {self.number[group]} of {self.files[self.file[group]].path}"
 
     @cached_property
@@ -117,8 +117,8 @@ class ScanManifest:
     def content(self) -> int:
         """Checksum of that, of what is read, and of what shows that a file has changed."""
         meta = [self.positions, self.columns, [[file.size, file.time] for file in self.files]]
-        if self.kept is not None:
-            meta.append(hashlib.blake2b(self.kept.bits.tobytes(), digest_size=8).hexdigest())
+        if self.selected is not None:
+            meta.append(hashlib.blake2b(self.selected.bits.tobytes(), digest_size=8).hexdigest())
         return _digest(repr(meta).encode(), packed(self.values)) >> 32
 
     def pack(self) -> Parts:
@@ -139,8 +139,8 @@ class ScanManifest:
             "rows": self.rows,
             "values": packed(self.values),
         }
-        if self.kept is not None:
-            arrays |= {f"kept/{name}": getattr(self.kept, name) for name in _KEPT}
+        if self.selected is not None:
+            arrays |= {f"selected/{name}": getattr(self.selected, name) for name in _SELECTED}
         return frame.pack(meta, arrays)
 
     @classmethod
@@ -149,7 +149,9 @@ class ScanManifest:
         found = frame.unpack(data)
         meta, arrays = found.meta, found.arrays
         places = zip(meta["paths"], arrays["sizes"].tolist(), arrays["times"].tolist(), strict=True)
-        kept = KeptRows(*(arrays[f"kept/{n}"] for n in _KEPT)) if "kept/rows" in arrays else None
+        selected = (
+            SelectedRows(*(arrays[f"selected/{n}"] for n in _SELECTED)) if "selected/rows" in arrays else None
+        )
         return cls(
             meta["where"],
             tuple(File(*place) for place in places),
@@ -161,7 +163,7 @@ class ScanManifest:
             meta["streams"],
             meta["window"],
             meta["window_bytes"],
-            kept,
+            selected,
         )
 
 

@@ -6,8 +6,8 @@ Another process, or this one when it needs rows again, reads them again.
 
 from __future__ import annotations
 
+import json
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -24,9 +24,10 @@ from sparkdl._spark.frames import Task
 from sparkdl.data.columns import TablePlan
 from sparkdl.data.convert import from_arrow
 from sparkdl.data.ragged import is_ragged
-from sparkdl.data.scan.files import check_unchanged, file_system, open_file
+from sparkdl.data.scan.files import attempted, check_unchanged, open_file
 from sparkdl.data.scan.manifest import ScanManifest
 from sparkdl.data.scan.order import Order, Part, in_files, order_of
+from sparkdl.data.scan.storage import NO_STORAGE, Storage, file_system
 from sparkdl.data.store.partition import PartitionMissingError, Token, locate
 from sparkdl.exceptions import DataError
 from sparkdl.wire.frame import Array, Parts
@@ -34,14 +35,15 @@ from sparkdl.wire.frame import Array, Parts
 MANIFEST = "scan.bin"
 """Name of the manifest's file, in the folder of a partition."""
 
+STORAGE = "storage.json"
+"""Name of the file beside it that has the options of the file system: these are no part of a manifest."""
+
 _BATCH_BYTES = 8 << 20  # that are decoded at a time
 _BUFFER_BYTES = 256 << 10  # of each column that is read half
 _FILTERED = 1024  # rows that are decoded at a time for the first ones that a filter leaves
 _CURSOR_BYTES = 2 << 20  # that decoding half of a column keeps, about
 _AHEAD = 2  # chunks
 _ORDERS = 2
-_ATTEMPTS = 3
-_WAIT = 0.3  # seconds, longer after each attempt
 _FOOTERS = 64
 _READERS = 4
 _READ_AHEAD = "sparkdl-read-ahead"
@@ -97,6 +99,7 @@ class Reader:
     Args:
         manifest: says where they are.
         folder: where it was found.
+        storage: options of the file system.
 
     Attributes:
         manifest: as given.
@@ -104,8 +107,11 @@ class Reader:
         decoded: rows that were decoded so far, also those that were only read past.
     """
 
-    def __init__(self, manifest: ScanManifest, folder: Path | None = None) -> None:
+    def __init__(
+        self, manifest: ScanManifest, folder: Path | None = None, storage: Storage = NO_STORAGE
+    ) -> None:
         self.manifest = manifest
+        self._storage = storage
         self.folder = folder
         self.decoded = 0
         self._orders: OrderedDict[tuple[int, int], Order] = OrderedDict()
@@ -172,21 +178,9 @@ class Reader:
             with self._reading:
                 found = self._known(key)  # read ahead meanwhile
                 if found is None:
-                    found = self._tried(order, stream, number)
+                    found = attempted(lambda: self._read_chunk(order, stream, number))
                     self._keep(key, found)
         return found
-
-    def _tried(self, order: Order, stream: int, number: int) -> _Chunk:
-        """Read a chunk, again if that fails: object stores do not answer now and then."""
-        for attempt in range(1, _ATTEMPTS):
-            try:
-                return self._read_chunk(order, stream, number)
-            except OSError:
-                time.sleep(_WAIT * attempt)
-        try:
-            return self._read_chunk(order, stream, number)
-        except OSError as error:
-            raise DataError(f"{error} (after {_ATTEMPTS} attempts)", code="data-source") from error
 
     def _known(self, key: _Key) -> _Chunk | None:
         with self._keeping:
@@ -276,7 +270,7 @@ class Reader:
         group = manifest.group_of(first)
         number = int(manifest.file[group])
         if self._system is None:
-            self._system, _ = file_system(manifest.where)
+            self._system, _ = file_system(manifest.where, self._storage)
         source = open_file(self._system, manifest.files[number])
         cursor = _Cursor(self, source, group, self._footers.get(number))
         self._footers[number] = cursor.footer
@@ -341,7 +335,7 @@ class Reader:
         self._chunks.clear()
 
 
-def first_rows(manifest: ScanManifest, rows: int) -> dict[str, Array]:
+def first_rows(manifest: ScanManifest, rows: int, storage: Storage = NO_STORAGE) -> dict[str, Array]:
     """Return the first rows by column key; dtypes and shapes of columns may still be open.
 
     Raises:
@@ -349,7 +343,7 @@ def first_rows(manifest: ScanManifest, rows: int) -> dict[str, Array]:
     """
     from pyarrow import parquet
 
-    system, _ = file_system(manifest.where)
+    system, _ = file_system(manifest.where, storage)
     found: dict[str, list[Any]] = {plan.source: [] for plan in manifest.columns}
     left = rows
     for group in np.flatnonzero(manifest.rows).tolist():
@@ -484,13 +478,14 @@ def reader_of(token: Token) -> Reader:
         folder = locate(token)
         try:
             manifest = ScanManifest.unpack((folder / MANIFEST).read_bytes())
+            storage = json.loads((folder / STORAGE).read_bytes())
         except FileNotFoundError:
             raise PartitionMissingError(str(folder)) from None
         gone = [name for name, r in _readers.items() if r.folder is not None and not r.folder.exists()]
         outdated = list(_readers)[: max(0, len(_readers) + 1 - _READERS)]
         for name in {*gone, *outdated}:
             _readers.pop(name).close()
-        reader = _readers[key] = Reader(manifest, folder)
+        reader = _readers[key] = Reader(manifest, folder, storage)
     _readers.move_to_end(key)
     return reader
 

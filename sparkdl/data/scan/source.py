@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from sparkdl.access.base import Access, Frames, Published
 from sparkdl.data import ragged
 from sparkdl.data.columns import ColumnLike, Columns, TablePlan
-from sparkdl.data.scan.filters import ROLE, KeptRows, RowFilter
+from sparkdl.data.scan.filters import ROLE, RowFilter, SelectedRows
 from sparkdl.data.scan.folders import packed
 from sparkdl.data.scan.listing import Listing, Place
 from sparkdl.data.scan.manifest import EVEN, ScanManifest, streams_for
@@ -76,7 +76,7 @@ class ScanSource(Source):
                 become a tensor.
         """
         found = self._files()
-        if self._given is not None or found.kept:
+        if self._given is not None or found.selected:
             self._filter = RowFilter.of(pc.scalar(True) if self._given is None else self._given, found)
         plan = plan_schema(found.schema, found.values.schema, features, label, weight, ragged)
         if self._filter is None:
@@ -123,10 +123,10 @@ class ScanSource(Source):
             self._whole = found = self._whole or self._footers(plan)
             if not found.rows.sum():
                 which = "the Dataset is empty"
-                if found.kept is not None:
-                    which = f"of {found.kept.rows.sum():,} rows none is left"
+                if found.selected is not None:
+                    which = f"of {found.selected.rows.sum():,} rows none is left"
                 raise DataError(f"{which}: there is nothing to train on", code="data-empty")
-            if found.kept is not None:
+            if found.selected is not None:
                 self._check_folders(plan, np.unique(found.file[found.rows > 0]).tolist())
             self._manifest = found if self._most is None else found.first(self._most)
         if plan.columns != self._manifest.columns and all(
@@ -150,18 +150,16 @@ class ScanSource(Source):
 
         def pieces() -> Iterator[tuple[int, Parts]]:
             for task in range(tasks):
-                some = files[cuts[task] : cuts[task + 1]]
-                listed = [(file.path, file.size, file.time) for file in some]
-                folders = packed(values.slice(cuts[task], len(some)))
-                kept = {
-                    n - cuts[task]: m for n, m in listing.kept.items() if cuts[task] <= n < cuts[task + 1]
-                }
-                meta = {"first": cuts[task], "files": listed, "kept": [str(n) for n in kept]}
-                arrays = {"values": folders} | {f"kept/{n}": m.view(np.uint8) for n, m in kept.items()}
+                first, end = cuts[task : task + 2]
+                listed = [(file.path, file.size, file.time) for file in files[first:end]]
+                some = {n - first: mask for n, mask in listing.selected.items() if first <= n < end}
+                meta = {"first": first, "files": listed, "selected": [str(n) for n in some]}
+                arrays = {f"selected/{n}": mask.view(np.uint8) for n, mask in some.items()}
+                arrays["values"] = packed(values.slice(first, end - first))
                 yield task, frame.pack(meta, arrays)
 
         roles = dict.fromkeys(of_filter, ROLE) | {c.source: c.role for c in plan.columns}
-        read = ReadFooters(self._place.where, types, roles, self._filter)
+        read = ReadFooters(self._place.where, types, roles, self._filter, self._place.storage)
         found = self._run("read the footers", self.access.scattered(pieces(), tasks), read)
         found.sort(key=lambda message: int(message.meta["first"]))
         groups = np.concatenate([message.arrays["groups"] for message in found])
@@ -170,16 +168,16 @@ class ScanSource(Source):
         )
         file = np.repeat(np.arange(len(files)), groups)
         number = np.arange(len(rows)) - np.repeat(np.cumsum(groups) - groups, groups)
-        kept = None if self._filter is None else KeptRows.of(rows, left, bits)
+        selected = None if self._filter is None else SelectedRows.of(rows, left, bits)
         folders = values.select(in_folders)
-        return ScanManifest(self._place.where, tuple(files), file, number, left, folders, kept=kept)
+        return ScanManifest(self._place.where, tuple(files), file, number, left, folders, selected=selected)
 
     # -- see Source -----------------------------------------------------------------------------
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
         """See :class:`Source`."""
         manifest = replace(self.manifest(plan), columns=plan.columns)
-        first = FirstRows(frame.join(manifest.pack()), rows)
+        first = FirstRows(frame.join(manifest.pack()), rows, self._place.storage)
         (found,) = self._run("look at the first rows", self.access.one_task(_ONE), first)
         return {column.key: _column(found.arrays, column.key) for column in plan.columns}
 
@@ -220,7 +218,7 @@ class ScanSource(Source):
             )
         if self._sent is None:
             self._sent = access.send(frame.join(manifest.pack()))
-        place = PlaceManifest(store, self._sent.ref, partitions)
+        place = PlaceManifest(store, self._sent.ref, partitions, self._place.storage)
         empty: Iterable[tuple[int, bytes]] = ((number, _ONE) for number in range(partitions))
         return access.stage(access.scattered(empty, partitions), place, self._sent.broadcasts)
 
@@ -231,8 +229,9 @@ class ScanSource(Source):
             return {}
         listed = self._files()
         version: dict[str, object] = {} if listed.version is None else {"version": f"{listed.version:,}"}
-        kept = manifest.kept
-        left = {} if kept is None else {"left": f"{manifest.rows.sum():,} of {kept.rows.sum():,} rows"}
+        left = {}
+        if manifest.selected is not None:
+            left["left"] = f"{manifest.rows.sum():,} of {manifest.selected.rows.sum():,} rows"
         return version | {
             "files": f"{len(manifest.files):,}",
             "row groups": f"{len(manifest.rows):,}, in {manifest.streams} streams",

@@ -6,22 +6,24 @@ travels as a value, for Spark would run a task that fails three times more, to t
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from sparkdl.access.base import BytesRef
-from sparkdl.data.scan.files import File, check_unchanged, file_system, open_parquet
+from sparkdl.data.scan.files import File, attempted, check_unchanged, open_parquet
 from sparkdl.data.scan.filters import ROLE, RowFilter, bits_of
 from sparkdl.data.scan.folders import unpacked
 from sparkdl.data.scan.listing import Place
 from sparkdl.data.scan.manifest import ScanManifest
-from sparkdl.data.scan.reader import MANIFEST, first_rows
+from sparkdl.data.scan.reader import MANIFEST, STORAGE, first_rows
+from sparkdl.data.scan.storage import Storage, file_system
 from sparkdl.data.store.partition import Token, new_partition
 from sparkdl.exceptions import ConfigError, DataError, SparkdlError
 from sparkdl.wire import frame
@@ -71,7 +73,7 @@ class ListFiles:
     def __call__(self, _: int, frames: Iterator[bytes]) -> Iterator[Parts]:
         """Yield one frame."""
         list(frames)
-        yield _answer(lambda: self.place.listed().pack())
+        yield _answer(lambda: attempted(self.place.listed).pack())
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +85,14 @@ class ReadFooters:
         types: type of each column, as the first file has it.
         roles: what errors call each column.
         filter: says which rows are left; ``None`` for all.
+        storage: options of the file system.
     """
 
     where: str
     types: Mapping[str, str]
     roles: Mapping[str, str]
     filter: RowFilter | None = None
+    storage: Storage = field(default_factory=dict, repr=False)
 
     def __call__(self, _: int, frames: Iterator[bytes]) -> Iterator[Parts]:
         """Yield for each frame of files one with their row groups."""
@@ -97,13 +101,16 @@ class ReadFooters:
             yield _answer(lambda found=found: self._read(found))  # type: ignore[misc]
 
     def _read(self, found: Frame) -> Parts:
-        system, _ = file_system(self.where)
+        system, _ = file_system(self.where, self.storage)
         files = [File(*each) for each in found.meta["files"]]
         values = unpacked(found.arrays["values"])
-        kept = {int(n): found.arrays[f"kept/{n}"].view(np.bool_) for n in found.meta["kept"]}
+        selected = {int(n): found.arrays[f"selected/{n}"].view(np.bool_) for n in found.meta["selected"]}
         with ThreadPoolExecutor(_AT_A_TIME) as pool:
             several = pool.map(
-                lambda n: self._groups(system, files[n], values.slice(n, 1), kept.get(n)), range(len(files))
+                lambda n: attempted(
+                    lambda: self._groups(system, files[n], values.slice(n, 1), selected.get(n))
+                ),
+                range(len(files)),
             )
             groups = list(several)
         rows = np.array([n for sizes, _ in groups for n in sizes], np.int64)
@@ -117,7 +124,7 @@ class ReadFooters:
         return frame.pack({"first": found.meta["first"]}, arrays)
 
     def _groups(
-        self, system: Any, file: File, values: pa.RecordBatch, kept: Array | None
+        self, system: Any, file: File, values: pa.RecordBatch, selected: Array | None
     ) -> tuple[list[int], list[Array]]:
         """Return the rows of each row group, and with a filter which of them are left."""
         with open_parquet(system, file) as opened:
@@ -135,7 +142,7 @@ class ReadFooters:
         rows = [group.num_rows for group in groups]
         if self.filter is not None:
             nullable = {number: self._nulls(group) for number, group in enumerate(groups)}
-            masks = self.filter.left(system, file, values, nullable, kept)
+            masks = self.filter.left(system, file, values, nullable, selected)
             check_unchanged(system, file)
             return rows, masks
         for number, group in enumerate(groups):
@@ -166,6 +173,7 @@ class FirstRows:
 
     manifest: bytes
     rows: int
+    storage: Storage = field(default_factory=dict, repr=False)
 
     def __call__(self, _: int, frames: Iterator[bytes]) -> Iterator[Parts]:
         """Yield them as one frame; ragged columns row by row."""
@@ -173,7 +181,8 @@ class FirstRows:
         yield _answer(self._read)
 
     def _read(self) -> Parts:
-        found = first_rows(ScanManifest.unpack(self.manifest), self.rows)
+        manifest = ScanManifest.unpack(self.manifest)
+        found = attempted(lambda: first_rows(manifest, self.rows, self.storage))
         arrays: dict[str, Array] = {}
         for key, values in found.items():
             if values.dtype == object:
@@ -191,11 +200,13 @@ class PlaceManifest:
         store: id of the Dataset's store.
         manifest: the packed manifest.
         partitions: how many there are.
+        storage: options of the file system.
     """
 
     store: str
     manifest: BytesRef
     partitions: int
+    storage: Storage = field(default_factory=dict, repr=False)
 
     def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes]:
         """Yield the token."""
@@ -203,9 +214,10 @@ class PlaceManifest:
         data = self.manifest.read(once=True)
         manifest = ScanManifest.unpack(data)
         with new_partition(self.store, partition) as (draft, final):
-            put = os.open(draft / MANIFEST, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
-            with os.fdopen(put, "wb") as written:
-                written.write(data)
+            for name, content in ((MANIFEST, data), (STORAGE, json.dumps(dict(self.storage)).encode())):
+                put = os.open(draft / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
+                with os.fdopen(put, "wb") as written:
+                    written.write(content)
         rows = manifest.layout.rows
         first, end = (rows * n // self.partitions for n in (partition, partition + 1))
         columns = tuple((c.key, c.dtype or "", c.shape or ()) for c in manifest.columns)
