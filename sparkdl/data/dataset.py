@@ -30,6 +30,7 @@ from sparkdl.data.elements import TorchSource, check_rdd, plan_element, plan_ite
 from sparkdl.data.ragged import ANY, kind_of
 from sparkdl.data.scan.delta import DeltaVersion
 from sparkdl.data.scan.files import absolute
+from sparkdl.data.scan.iceberg import IcebergSnapshot
 from sparkdl.data.scan.listing import Folders
 from sparkdl.data.scan.source import WINDOW, ScanSource
 from sparkdl.data.scan.storage import checked_storage
@@ -335,6 +336,73 @@ class Dataset:
             )
         found = absolute(path)
         place = DeltaVersion(found[0], version, checked_storage(storage_options, found))
+        spark = spark or SparkSession.builder.getOrCreate()
+        source = ScanSource(access_to(spark), place, window, streams, filter)
+        return cls._scanned(spark, source, (features, label, weight), num_partitions, transform, collate)
+
+    @classmethod
+    def from_iceberg(
+        cls,
+        table: str | os.PathLike[str],
+        snapshot: int | None = None,
+        *,
+        catalog: Mapping[str, str] | None = None,
+        features: Columns,
+        label: Columns | None = None,
+        weight: ColumnLike | None = None,
+        filter: Any = None,
+        num_partitions: int | None = None,
+        transform: Transform | None = None,
+        collate: Collate | None = None,
+        window: int = WINDOW,
+        streams: int | None = None,
+        storage_options: Mapping[str, str] | None = None,
+        spark: SparkSession | None = None,
+    ) -> Dataset:
+        """Use columns of one snapshot of an Iceberg table where it lies, as :meth:`from_parquet` does.
+
+        The snapshot stays the same if the table goes on being written to. A task lists its files, by the
+        package pyiceberg, which executors need: ``pip install 'sparkdl[iceberg]'``. Rows that positional
+        deletes delete are not read.
+
+        Args:
+            table: name of the table in the catalog, such as ``"shop.sales"``; without a catalog the path or
+                URL of the table's metadata, ``.../metadata/....metadata.json``.
+            snapshot: its number; the current one by default.
+            catalog: properties of the catalog, as ``pyiceberg.catalog.load_catalog`` takes them:
+                ``{"type": "rest", "uri": "https://..."}``. Tasks open it; no checkpoint, log or page has
+                them.
+            features: as in :meth:`from_parquet`.
+            label: likewise.
+            weight: likewise.
+            filter: likewise.
+            num_partitions: likewise.
+            transform: likewise.
+            collate: likewise.
+            window: likewise.
+            streams: likewise.
+            storage_options: likewise.
+            spark: session; the active one by default.
+
+        Raises:
+            ConfigError: if an argument cannot work, or pyiceberg is missing.
+            DataError: as in :meth:`from_parquet`; or if the snapshot has equality deletes, deletion vectors
+                or files that are not Parquet, or a column has been renamed; or naming the file that is not
+                there any more.
+        """
+        from pyspark.sql import SparkSession
+
+        if not isinstance(table, str | os.PathLike) or not os.fspath(table):
+            raise ConfigError(f"table={table!r:.100}: expected a table's name, or the path of its metadata")
+        if snapshot is not None and (isinstance(snapshot, bool) or not isinstance(snapshot, int)):
+            raise ConfigError(f"snapshot={snapshot!r:.100}: expected a number, or None for the current one")
+        if catalog is not None and not isinstance(catalog, Mapping):
+            raise ConfigError(f"catalog: expected a dict of properties, got a {type(catalog).__name__}")
+        found = absolute(table) if catalog is None else [str(table)]
+        # Of a table in a catalog only the listing tells where its files are.
+        storage = checked_storage(storage_options, found if catalog is None else ["s3://"])
+        given = None if catalog is None else {str(name): str(value) for name, value in catalog.items()}
+        place = IcebergSnapshot(found[0], snapshot, given, storage)
         spark = spark or SparkSession.builder.getOrCreate()
         source = ScanSource(access_to(spark), place, window, streams, filter)
         return cls._scanned(spark, source, (features, label, weight), num_partitions, transform, collate)

@@ -26,6 +26,7 @@ class Listing:
         values: columns that are not in the files, with one row for each file.
         version: of the table, if it has versions.
         selected: by number of the file, which of its rows the version still has, if not all.
+        where: the root of the file system, where only the listing tells it.
     """
 
     files: list[File]
@@ -33,6 +34,7 @@ class Listing:
     values: pa.RecordBatch
     version: int | None = None
     selected: Mapping[int, Array] = field(default_factory=dict)
+    where: str = ""
 
     def pack(self) -> Parts:
         """Lay it out as a frame."""
@@ -45,6 +47,7 @@ class Listing:
         meta = {
             "paths": [file.path for file in self.files],
             "version": self.version,
+            "where": self.where,
             "selected": {str(file): len(mask) for file, mask in self.selected.items()},
         }
         return frame.pack(
@@ -62,7 +65,7 @@ class Listing:
             for n, rows in meta["selected"].items()
         }
         files = [File(*place) for place in places]
-        return cls(files, schema, unpacked(arrays["values"]), meta["version"], selected)
+        return cls(files, schema, unpacked(arrays["values"]), meta["version"], selected, meta["where"])
 
 
 class Place(Protocol):

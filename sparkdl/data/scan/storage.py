@@ -25,6 +25,14 @@ _ARGUMENTS = {
 }
 _ENDPOINT = "AWS_ENDPOINT_URL"
 _TIMEOUT = "TIMEOUT"
+_ICEBERG = {
+    "AWS_ACCESS_KEY_ID": "s3.access-key-id",
+    "AWS_SECRET_ACCESS_KEY": "s3.secret-access-key",
+    "AWS_SESSION_TOKEN": "s3.session-token",
+    "AWS_REGION": "s3.region",
+    _ENDPOINT: "s3.endpoint",
+    _TIMEOUT: "s3.request-timeout",
+}
 _NAMES = (*_ARGUMENTS, _ENDPOINT, _TIMEOUT)
 
 
@@ -109,6 +117,11 @@ def of_delta(storage: Storage) -> dict[str, str]:
     more = {"AWS_ALLOW_HTTP": "true"} if storage.get(_ENDPOINT, "").startswith("http:") else {}
     timeout = {"timeout": f"{float(storage[_TIMEOUT]):g}s"} if _TIMEOUT in storage else {}
     return {name: value for name, value in storage.items() if name != _TIMEOUT} | more | timeout
+
+
+def of_iceberg(storage: Storage) -> dict[str, str]:
+    """Return options as pyiceberg takes them."""
+    return {own: storage[name] for name, own in _ICEBERG.items() if name in storage}
 
 
 def _s3(storage: Storage, bucket: str) -> Any:

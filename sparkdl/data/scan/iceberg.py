@@ -1,0 +1,189 @@
+"""One snapshot of an Iceberg table, whose files and deletes the package pyiceberg lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparkdl import redaction
+from sparkdl.data.scan.files import files_at, open_parquet, unseen
+from sparkdl.data.scan.folders import NO_COLUMNS
+from sparkdl.data.scan.listing import Listing
+from sparkdl.data.scan.storage import Storage, file_system, of_iceberg
+from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.wire.frame import Array
+
+_ADVICE = "read the table by Spark, for Dataset.from_dataframe"
+_BUCKETS = ("s3", "s3a", "s3n", "gs")
+
+
+@dataclass(frozen=True, slots=True)
+class IcebergSnapshot:
+    """A snapshot of an Iceberg table.
+
+    Attributes:
+        table: its name in a catalog, or without one the path or URL of its metadata.
+        snapshot: its number; ``None`` for the current one.
+        catalog: properties of the catalog, as ``pyiceberg.catalog.load_catalog`` takes them.
+        storage: options of the file system.
+        where: the root of the file system, once the files were listed.
+    """
+
+    table: str
+    snapshot: int | None
+    catalog: Mapping[str, str] | None = field(repr=False)
+    storage: Storage = field(repr=False)
+    where: str = ""
+
+    def pinned(self, listing: Listing) -> IcebergSnapshot:
+        """See :class:`sparkdl.data.scan.listing.Place`."""
+        return replace(self, snapshot=listing.version, where=listing.where)
+
+    def listed(self) -> Listing:
+        """See :class:`sparkdl.data.scan.listing.Place`.
+
+        Raises:
+            ConfigError: if pyiceberg is missing.
+            DataError: naming the table that cannot be read, what it has that cannot be read, or the file that
+                is not there any more.
+        """
+        table = self._table()
+        found = table.current_snapshot() if self.snapshot is None else table.snapshot_by_id(self.snapshot)
+        name = f"{self.table}, snapshot {found.snapshot_id if found else self.snapshot}"
+        if found is None and self.snapshot is not None:
+            raise DataError(f"{name}: there is none; it has {_numbers(table)}", code="data-source")
+        if found is None:
+            raise DataError(f"{self.table} has no snapshot: there is nothing to train on", code="data-empty")
+        _check_names(table, found.schema_id, name)
+        try:
+            tasks = list(table.scan(snapshot_id=found.snapshot_id).plan_files())
+        except (ValueError, NotImplementedError) as error:  # as for equality deletes
+            raise _unreadable(name, error) from error
+        if not tasks:
+            raise DataError(f"{name} has no files: there is nothing to train on", code="data-empty")
+        tasks.sort(key=lambda task: task.file.file_path)
+        places = [_place(name, task.file.file_path) for task in tasks]
+        where = places[0][0]
+        if any(root != where for root, _ in places):
+            raise DataError(f"{name} has files on several file systems; {_ADVICE}", code="data-source")
+        system, _ = file_system(where, self.storage)
+        files = files_at(system, [path for _, path in places])
+        for file, task in zip(files, tasks, strict=True):
+            path, size = task.file.file_path, task.file.file_size_in_bytes
+            if task.file.file_format.value != "PARQUET":
+                raise DataError(f"{name}: its file {path} is no Parquet file; {_ADVICE}", code="data-source")
+            if file is None:
+                raise DataError(
+                    f"{name}: its file {path} is not there any more: snapshots that expire lose their files. "
+                    "Train on a later one",
+                    code="data-source",
+                )
+            if file.size != size:
+                raise DataError(
+                    f"{name}: its file {path} has {file.size:,} bytes, and the table says {size:,}",
+                    code="data-changed",
+                )
+        there = [file for file in files if file is not None]
+        with open_parquet(system, there[0]) as first:
+            schema = first.schema_arrow
+        selected = _selected(system, name, tasks)
+        return Listing(there, schema, NO_COLUMNS, found.snapshot_id, selected, where)
+
+    def _table(self) -> Any:
+        try:
+            from pyiceberg.catalog import load_catalog
+            from pyiceberg.table import StaticTable
+        except ImportError as error:
+            raise ConfigError(
+                "Dataset.from_iceberg needs pyiceberg on the executors: pip install 'sparkdl[iceberg]'"
+            ) from error
+        options = of_iceberg(self.storage)
+        try:
+            if self.catalog is None:
+                return StaticTable.from_metadata(self.table, options)
+            return load_catalog(None, **{**options, **self.catalog}).load_table(self.table)
+        except FileNotFoundError as error:
+            raise unseen(self.table, error) from error
+        except Exception as error:  # of any catalog
+            raise _unreadable(self.table, error) from error
+
+
+def _unreadable(name: str, error: Exception) -> DataError:
+    return DataError(
+        f"{name}: pyiceberg cannot read it: {redaction.text(str(error)):.500}; {_ADVICE}", code="data-source"
+    )
+
+
+def _numbers(table: Any) -> str:
+    return ", ".join(str(each.snapshot_id) for each in table.snapshots()) or "none"
+
+
+def _check_names(table: Any, schema: int | None, name: str) -> None:
+    """Check that columns have had their names all the time, for files have those of their day.
+
+    Raises:
+        DataError: naming a column that has been renamed, or has the name of one that was dropped.
+    """
+    schemas = table.schemas()
+    now = table.schema() if schema is None else schemas[schema]
+    for column in now.fields:
+        for other in (each for before in schemas.values() for each in before.fields):
+            if (other.name == column.name) != (other.field_id == column.field_id):
+                raise DataError(
+                    f"{name}: its column {column.name!r} has had another name, or another column had "
+                    f"this one; files keep the names of their day, so {_ADVICE}",
+                    code="data-source",
+                )
+
+
+def _place(name: str, uri: str) -> tuple[str, str]:
+    """Return the root of a file's file system, and its path there; nothing is quoted in Iceberg's paths."""
+    scheme, sign, rest = uri.partition("://")
+    if not sign or scheme == "file":
+        return "/", rest if sign else uri.removeprefix("file:")
+    if scheme not in _BUCKETS:
+        raise DataError(
+            f"{name}: its file {uri} is on {scheme}://, which is not read; {_ADVICE}", code="data-source"
+        )
+    return f"{scheme}://{rest.partition('/')[0]}", rest
+
+
+def _selected(system: Any, name: str, tasks: Sequence[Any]) -> dict[int, Array]:
+    """Return which rows of files are left by positional deletes, by number of the file."""
+    read: dict[str, pa.Table] = {}
+    selected = {}
+    for number, task in enumerate(tasks):
+        mask = np.ones(task.file.record_count, np.bool_)
+        for deletes in task.delete_files:
+            path = deletes.file_path
+            if path not in read:
+                read[path] = _deletes(system, name, deletes)
+            chosen = read[path].filter(pc.field("file_path") == task.file.file_path)
+            mask[chosen["pos"].to_numpy()] = False
+        if not mask.all():
+            selected[number] = mask
+    return selected
+
+
+def _deletes(system: Any, name: str, file: Any) -> pa.Table:
+    """Read a file of positional deletes.
+
+    Raises:
+        DataError: if it is of another kind.
+    """
+    path, kind = file.file_path, file.file_format.value
+    if kind != "PARQUET":
+        raise DataError(
+            f"{name} has deletes in {path}, a {kind} file, which is not read; {_ADVICE}", code="data-source"
+        )
+    (there,) = files_at(system, [_place(name, path)[1]])
+    if there is None:
+        raise unseen(path, FileNotFoundError("there is no such file"))
+    with open_parquet(system, there) as opened:
+        found: pa.Table = opened.read(["file_path", "pos"])
+    return found
