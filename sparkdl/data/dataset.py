@@ -31,7 +31,7 @@ from sparkdl.data.ragged import ANY, kind_of
 from sparkdl.data.scan.delta import DeltaVersion
 from sparkdl.data.scan.files import absolute
 from sparkdl.data.scan.iceberg import IcebergSnapshot
-from sparkdl.data.scan.listing import Folders
+from sparkdl.data.scan.listing import Folders, Place
 from sparkdl.data.scan.source import WINDOW, ScanSource
 from sparkdl.data.scan.storage import checked_storage
 from sparkdl.data.schema import arrays_of, plan_dataframe
@@ -275,13 +275,12 @@ class Dataset:
             DataError: naming the path that executors cannot see, or the column that is missing or cannot
                 become a tensor.
         """
-        from pyspark.sql import SparkSession
-
         found = absolute(paths)
         place = Folders(tuple(found), checked_storage(storage_options, found))
-        spark = spark or SparkSession.builder.getOrCreate()
-        source = ScanSource(access_to(spark), place, window, streams, filter)
-        return cls._scanned(spark, source, (features, label, weight), num_partitions, transform, collate)
+        columns = features, label, weight
+        return cls._scanned(
+            place, columns, filter, num_partitions, transform, collate, window, streams, spark
+        )
 
     @classmethod
     def from_delta(
@@ -326,8 +325,6 @@ class Dataset:
             DataError: as in :meth:`from_parquet`; or if the version maps names of columns or asks readers for
                 something that is not known; or naming the file that is not there any more.
         """
-        from pyspark.sql import SparkSession
-
         if not isinstance(path, str | os.PathLike):
             raise ConfigError(f"path={path!r:.100}: expected a path or URL of a Delta table")
         if version is not None and (isinstance(version, bool) or not isinstance(version, int) or version < 0):
@@ -336,9 +333,10 @@ class Dataset:
             )
         found = absolute(path)
         place = DeltaVersion(found[0], version, checked_storage(storage_options, found))
-        spark = spark or SparkSession.builder.getOrCreate()
-        source = ScanSource(access_to(spark), place, window, streams, filter)
-        return cls._scanned(spark, source, (features, label, weight), num_partitions, transform, collate)
+        columns = features, label, weight
+        return cls._scanned(
+            place, columns, filter, num_partitions, transform, collate, window, streams, spark
+        )
 
     @classmethod
     def from_iceberg(
@@ -390,8 +388,6 @@ class Dataset:
                 or files that are not Parquet, or a column has been renamed; or naming the file that is not
                 there any more.
         """
-        from pyspark.sql import SparkSession
-
         if not isinstance(table, str | os.PathLike) or not os.fspath(table):
             raise ConfigError(f"table={table!r:.100}: expected a table's name, or the path of its metadata")
         if snapshot is not None and (isinstance(snapshot, bool) or not isinstance(snapshot, int)):
@@ -403,21 +399,29 @@ class Dataset:
         storage = checked_storage(storage_options, found if catalog is None else ["s3://"])
         given = None if catalog is None else {str(name): str(value) for name, value in catalog.items()}
         place = IcebergSnapshot(found[0], snapshot, given, storage)
-        spark = spark or SparkSession.builder.getOrCreate()
-        source = ScanSource(access_to(spark), place, window, streams, filter)
-        return cls._scanned(spark, source, (features, label, weight), num_partitions, transform, collate)
+        columns = features, label, weight
+        return cls._scanned(
+            place, columns, filter, num_partitions, transform, collate, window, streams, spark
+        )
 
     @classmethod
     def _scanned(
         cls,
-        spark: SparkSession,
-        source: ScanSource,
+        place: Place,
         columns: tuple[Columns, Columns | None, ColumnLike | None],
+        filter: Any,
         num_partitions: int | None,
         transform: Transform | None,
         collate: Collate | None,
+        window: int,
+        streams: int | None,
+        spark: SparkSession | None,
     ) -> Dataset:
         """Return the Dataset of rows that stay in their files."""
+        from pyspark.sql import SparkSession
+
+        spark = spark or SparkSession.builder.getOrCreate()
+        source = ScanSource(access_to(spark), place, window, streams, filter)
         with described(source.access, "list the files"):
             plan = source.planned(*columns, collate is not None)
         collate = padding_of(plan) if collate is None else collate

@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
-from sparkdl.data.scan.files import files_at, open_parquet, unseen
+from sparkdl.data.scan.files import BY_SPARK, listed_files, open_parquet, unseen
 from sparkdl.data.scan.listing import Listing
 from sparkdl.data.scan.storage import Storage, file_system, of_delta
 from sparkdl.exceptions import ConfigError, DataError
@@ -76,20 +76,10 @@ class DeltaVersion:
             raise DataError(f"{name} has no files: there is nothing to train on", code="data-empty")
         below = [_below(name, path) for path in actions["path"].to_pylist()]
         selected = _selected(table, name, below)
-        files = files_at(system, [f"{root.rstrip('/')}/{path}" for path in below])
-        for file, path, size in zip(files, below, actions["size_bytes"].to_pylist(), strict=True):
-            if file is None:
-                raise DataError(
-                    f"{name}: its file {path} is not there any more: VACUUM removes the files that the last "
-                    "versions do without. Train on a later version",
-                    code="data-source",
-                )
-            if file.size != size:
-                raise DataError(
-                    f"{name}: its file {path} has {file.size:,} bytes, and the table's log says {size:,}",
-                    code="data-changed",
-                )
-        found = [file for file in files if file is not None]
+        sizes = actions["size_bytes"].to_pylist()
+        listed = [(path, f"{root.rstrip('/')}/{path}", size) for path, size in zip(below, sizes, strict=True)]
+        gone = "VACUUM removes the files that the last versions do without. Train on a later version"
+        found = listed_files(system, listed, name, "the table's log", gone)
         names = table.metadata().partition_columns
         values = [actions[_VALUE + column].combine_chunks() for column in names]
         with open_parquet(system, found[0]) as first:
@@ -103,18 +93,17 @@ def _check(table: Any, name: str) -> None:
     Raises:
         DataError: if they do not.
     """
-    advice = "read the table by Spark, for Dataset.from_dataframe"
     features = set(table.protocol().reader_features or ())
     mapping = table.metadata().configuration.get("delta.columnMapping.mode", "none")
     if mapping != "none":
         raise DataError(
             f"{name} maps the names of columns (delta.columnMapping.mode={mapping}), which is not read; "
-            f"{advice}",
+            f"{BY_SPARK}",
             code="data-source",
         )
     if features - _KNOWN:
         raise DataError(
-            f"{name} asks readers for {', '.join(sorted(features - _KNOWN))}, which is not known; {advice}",
+            f"{name} asks readers for {', '.join(sorted(features - _KNOWN))}, which is not known; {BY_SPARK}",
             code="data-source",
         )
 
@@ -134,8 +123,7 @@ def _selected(table: Any, name: str, below: Sequence[str]) -> dict[int, Array]:
             files = [number for number, file in enumerate(below) if f"/{path}".endswith(f"/{file}")]
             if len(files) != 1:
                 raise DataError(
-                    f"{name} has a deletion vector for {path}, which is none of its files: read the table by "
-                    "Spark, for Dataset.from_dataframe",
+                    f"{name} has a deletion vector for {path}, which is none of its files: {BY_SPARK}",
                     code="data-source",
                 )
             selected[files[0]] = mask.values.to_numpy(zero_copy_only=False)

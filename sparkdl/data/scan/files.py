@@ -18,6 +18,9 @@ from sparkdl.exceptions import ConfigError, DataError
 
 T = TypeVar("T")
 
+BY_SPARK = "read the table by Spark, for Dataset.from_dataframe"
+"""What to do about a table that cannot be read where it lies."""
+
 ATTEMPTS = 3
 _WAIT = 0.3  # seconds, longer after each attempt
 _DELTA_LOG = "_delta_log"
@@ -110,9 +113,39 @@ def list_files(paths: Sequence[str], storage: Storage) -> list[tuple[File, str]]
     return found
 
 
-def files_at(system: Any, paths: Sequence[str]) -> list[File | None]:
-    """Return files, ``None`` for those that are not there; called in a task."""
-    return [_file(info) if info.is_file else None for info in system.get_file_info(list(paths))]
+def file_at(system: Any, path: str) -> File | None:
+    """Return a file, ``None`` if it is not there; called in a task."""
+    info = system.get_file_info(path)
+    return _file(info) if info.is_file else None
+
+
+def listed_files(
+    system: Any, listed: Sequence[tuple[str, str, int]], table: str, says: str, gone: str
+) -> list[File]:
+    """Return the files of a table, of which its metadata tell; called in a task.
+
+    Args:
+        system: the file system.
+        listed: of each file the name for errors, the path, and how many bytes it has.
+        table: begins errors.
+        says: where the number of bytes stands.
+        gone: what the error of a file says that is not there.
+
+    Raises:
+        DataError: naming the file that is not there, or has another size.
+    """
+    found = []
+    infos = system.get_file_info([path for _, path, _ in listed])
+    for (name, _, size), info in zip(listed, infos, strict=True):
+        if not info.is_file:
+            raise DataError(f"{table}: its file {name} is not there any more: {gone}", code="data-source")
+        if info.size != size:
+            raise DataError(
+                f"{table}: its file {name} has {info.size:,} bytes, and {says} says {size:,}",
+                code="data-changed",
+            )
+        found.append(_file(info))
+    return found
 
 
 def _is_data(path: str) -> bool:

@@ -61,7 +61,7 @@ class RowFilter:
                 f"filter={expression!s:.200}: {str(error).partition(' in ')[0]:.200}. Expected a comparison, "
                 f"true or false, of columns that there are: {listed:.1000}"
             ) from error
-        columns = tuple(name for name in schema.names if _needs(expression, schema, name))
+        columns = tuple(_needed(expression, schema, schema.names))
         # Footers have no word of NaN, of which a comparison may be true that is true of no other value.
         floating = any(pa.types.is_floating(schema.field(name).type) for name in columns)
         return cls(expression, columns, schema, not floating)
@@ -139,14 +139,17 @@ def _expression(given: Any) -> Any:
         ) from error
 
 
-def _needs(expression: Any, schema: pa.Schema, name: str) -> bool:
-    """Return whether an expression reads a column."""
-    others = schema.remove(schema.get_field_index(name))
+def _needed(expression: Any, schema: pa.Schema, names: Sequence[str]) -> list[str]:
+    """Return which of some columns an expression reads; halves of them at a time, for there may be many."""
+    without = set(names)
     try:
-        others.empty_table().filter(expression)
+        pa.schema([each for each in schema if each.name not in without]).empty_table().filter(expression)
     except _ERRORS:
-        return True
-    return False
+        if len(names) == 1:
+            return list(names)
+        half = len(names) // 2
+        return [*_needed(expression, schema, names[:half]), *_needed(expression, schema, names[half:])]
+    return []
 
 
 def _is(field: pa.Field, value: pa.Scalar) -> Any:

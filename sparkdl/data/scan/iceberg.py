@@ -11,15 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkdl import redaction
-from sparkdl.data.scan.files import files_at, open_parquet, unseen
+from sparkdl.data.scan.files import BY_SPARK, file_at, listed_files, open_parquet, unseen
 from sparkdl.data.scan.folders import NO_COLUMNS
 from sparkdl.data.scan.listing import Listing
-from sparkdl.data.scan.storage import Storage, file_system, of_iceberg
+from sparkdl.data.scan.storage import S3, Storage, file_system, of_iceberg
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.wire.frame import Array
 
-_ADVICE = "read the table by Spark, for Dataset.from_dataframe"
-_BUCKETS = ("s3", "s3a", "s3n", "gs")
+_BUCKETS = (*S3, "gs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,29 +69,24 @@ class IcebergSnapshot:
         places = [_place(name, task.file.file_path) for task in tasks]
         where = places[0][0]
         if any(root != where for root, _ in places):
-            raise DataError(f"{name} has files on several file systems; {_ADVICE}", code="data-source")
+            raise DataError(f"{name} has files on several file systems; {BY_SPARK}", code="data-source")
         system, _ = file_system(where, self.storage)
-        files = files_at(system, [path for _, path in places])
-        for file, task in zip(files, tasks, strict=True):
-            path, size = task.file.file_path, task.file.file_size_in_bytes
+        for task in tasks:
             if task.file.file_format.value != "PARQUET":
-                raise DataError(f"{name}: its file {path} is no Parquet file; {_ADVICE}", code="data-source")
-            if file is None:
                 raise DataError(
-                    f"{name}: its file {path} is not there any more: snapshots that expire lose their files. "
-                    "Train on a later one",
+                    f"{name}: its file {task.file.file_path} is no Parquet file; {BY_SPARK}",
                     code="data-source",
                 )
-            if file.size != size:
-                raise DataError(
-                    f"{name}: its file {path} has {file.size:,} bytes, and the table says {size:,}",
-                    code="data-changed",
-                )
-        there = [file for file in files if file is not None]
-        with open_parquet(system, there[0]) as first:
+        listed = [
+            (task.file.file_path, path, task.file.file_size_in_bytes)
+            for task, (_, path) in zip(tasks, places, strict=True)
+        ]
+        gone = "snapshots that expire lose their files. Train on a later one"
+        files = listed_files(system, listed, name, "the table", gone)
+        with open_parquet(system, files[0]) as first:
             schema = first.schema_arrow
         selected = _selected(system, name, tasks)
-        return Listing(there, schema, NO_COLUMNS, found.snapshot_id, selected, where)
+        return Listing(files, schema, NO_COLUMNS, found.snapshot_id, selected, where)
 
     def _table(self) -> Any:
         try:
@@ -115,7 +109,7 @@ class IcebergSnapshot:
 
 def _unreadable(name: str, error: Exception) -> DataError:
     return DataError(
-        f"{name}: pyiceberg cannot read it: {redaction.text(str(error)):.500}; {_ADVICE}", code="data-source"
+        f"{name}: pyiceberg cannot read it: {redaction.text(str(error)):.500}; {BY_SPARK}", code="data-source"
     )
 
 
@@ -136,7 +130,7 @@ def _check_names(table: Any, schema: int | None, name: str) -> None:
             if (other.name == column.name) != (other.field_id == column.field_id):
                 raise DataError(
                     f"{name}: its column {column.name!r} has had another name, or another column had "
-                    f"this one; files keep the names of their day, so {_ADVICE}",
+                    f"this one; files keep the names of their day, so {BY_SPARK}",
                     code="data-source",
                 )
 
@@ -148,7 +142,7 @@ def _place(name: str, uri: str) -> tuple[str, str]:
         return "/", rest if sign else uri.removeprefix("file:")
     if scheme not in _BUCKETS:
         raise DataError(
-            f"{name}: its file {uri} is on {scheme}://, which is not read; {_ADVICE}", code="data-source"
+            f"{name}: its file {uri} is on {scheme}://, which is not read; {BY_SPARK}", code="data-source"
         )
     return f"{scheme}://{rest.partition('/')[0]}", rest
 
@@ -179,9 +173,9 @@ def _deletes(system: Any, name: str, file: Any) -> pa.Table:
     path, kind = file.file_path, file.file_format.value
     if kind != "PARQUET":
         raise DataError(
-            f"{name} has deletes in {path}, a {kind} file, which is not read; {_ADVICE}", code="data-source"
+            f"{name} has deletes in {path}, a {kind} file, which is not read; {BY_SPARK}", code="data-source"
         )
-    (there,) = files_at(system, [_place(name, path)[1]])
+    there = file_at(system, _place(name, path)[1])
     if there is None:
         raise unseen(path, FileNotFoundError("there is no such file"))
     with open_parquet(system, there) as opened:

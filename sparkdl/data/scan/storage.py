@@ -16,7 +16,9 @@ Storage = Mapping[str, str]
 
 NO_STORAGE: Storage = MappingProxyType({})
 
-_S3 = ("s3", "s3a", "s3n")
+S3 = ("s3", "s3a", "s3n")
+"""Schemes of URLs of S3: pyarrow's own, and Hadoop's."""
+
 _ARGUMENTS = {
     "AWS_ACCESS_KEY_ID": "access_key",
     "AWS_SECRET_ACCESS_KEY": "secret_key",
@@ -52,7 +54,7 @@ def checked_storage(given: Any, paths: list[str]) -> Storage:
         return {}
     if not isinstance(given, Mapping):
         raise ConfigError(f"storage_options: expected a dict, got a {type(given).__name__}")
-    if given and any(urlsplit(path).scheme not in _S3 for path in paths):
+    if given and any(urlsplit(path).scheme not in S3 for path in paths):
         raise ConfigError(
             f"storage_options are for s3:// URLs, not for {paths[0]}: other file systems take what the "
             "executors have in their environment"
@@ -100,9 +102,9 @@ def file_system(path: str, storage: Storage) -> tuple[Any, str]:
         return fs.LocalFileSystem(), path
     parts = urlsplit(path)
     try:
-        if parts.scheme in _S3 and storage:
+        if parts.scheme in S3 and storage:
             return _s3(storage, parts.netloc), f"{parts.netloc}{parts.path}".rstrip("/")
-        scheme = "s3" if parts.scheme in _S3 else parts.scheme
+        scheme = "s3" if parts.scheme in S3 else parts.scheme
         found: tuple[Any, str] = fs.FileSystem.from_uri(path.replace(parts.scheme, scheme, 1))
     except Exception as error:
         raise DataError(

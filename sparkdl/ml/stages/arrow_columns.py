@@ -149,7 +149,7 @@ def null_rows(column: pa.Array) -> Array | None:
     found: Array | None = None
     if column.null_count:
         found = column.is_null().to_numpy(zero_copy_only=False)
-    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+    if is_list(column.type):
         inside = null_rows(column.flatten())
         if inside is not None:
             parents = pc.list_parent_indices(column).to_numpy()
