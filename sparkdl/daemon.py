@@ -1,21 +1,53 @@
-"""PySpark's daemon, for one machine: a worker ends without a traceback if its reader has stopped.
+"""PySpark's daemon, with torch: workers are forked off a process that has imported what sparkdl's tasks use.
 
-``limit``, ``show`` or ``head`` over a Python function stop reading before it has sent everything. Over a Unix
-socket the worker notices, and since Spark 4.1 PySpark's daemon prints a ``BrokenPipeError`` for each such
-worker, as if something had failed; and also for a worker that ends because it was idle for a minute, or
-because the session stops. :func:`sparkdl.session.builder` names this module to Spark
-(``spark.python.daemon.module``) in local mode, where workers write to the user's screen.
+PySpark's own daemon has imported nothing. Each worker takes seconds of processor time then until it has torch,
+and some hundred megabytes of its own; workers of this one begin at once, and share that memory.
+:func:`sparkdl.session.builder` names this module to Spark (``spark.python.daemon.module``) in local mode, and
+``conf/*.conf`` do for clusters whose executors have sparkdl. Modules of users are never imported here: workers
+would keep them as they were when the session began.
+
+Workers end without a traceback if their reader has stopped. ``limit``, ``show`` or ``head`` over a Python
+function stop reading before it has sent everything. Over a Unix socket the worker notices, and since Spark 4.1
+PySpark's daemon prints a ``BrokenPipeError`` for each such worker, as if something had failed; and also for a
+worker that ends because it was idle for a minute, or because the session stops.
 """
 
 from __future__ import annotations
 
+import gc
+import os
 from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 NAME = "sparkdl.daemon"
 
+MODULES = ("numpy", "pyspark.worker", "pandas", "pyarrow", "torch._dynamo", "sparkdl.train", "sparkdl.ml.stages")
+"""What workers begin with: what a step, and a model's transform, would import. Torch imports its compiler
+with the first optimizer."""
+
 Serve = Callable[[Any, bool], int]
 """What serves tasks on a socket, authenticated or not, until the worker's exit status is known."""
+
+
+def warm_up() -> None:
+    """Import what workers begin with, as far as it is there; tasks say what they lack.
+
+    Nothing of it may run: threads do not survive a fork.
+    """
+    gc.disable()
+    for module in MODULES:
+        with suppress(ImportError):
+            import_module(module)
+    gc.enable()
+    # PySpark looks at all objects after each task: that takes time, and would copy their memory.
+    gc.freeze()
+    with suppress(ImportError):
+        import numpy as np
+
+        # Else all workers would draw the same numbers; Python's own are seeded anew, torch's always start alike.
+        os.register_at_fork(after_in_child=np.random.seed)
 
 
 def quiet(serve: Serve) -> Serve:
@@ -33,5 +65,6 @@ def quiet(serve: Serve) -> Serve:
 if __name__ == "__main__":
     from pyspark import daemon
 
+    warm_up()
     vars(daemon)["worker"] = quiet(daemon.worker)
     daemon.manager()

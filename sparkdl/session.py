@@ -10,10 +10,13 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sparkdl import daemon
@@ -105,6 +108,8 @@ _UNCHECKED = {
     f"spark.executorEnv.{_ARROW_UNCHECKED}": "true",
     # Large arrays of Python workers lie in huge pages, which the system has ready ten times sooner.
     "spark.executorEnv.GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
+    # SQL sets it for its own workers: where all have it, they are the same workers.
+    "spark.executorEnv.SPARK_SIMPLIFIED_TRACEBACK": "1",
     "spark.log.level": "WARN",  # executors write some fifteen lines for each task by default
 }
 """Confs that the check does not report."""
@@ -123,14 +128,27 @@ def builder(
     The environment variable ``SPARKDL_LOG`` (debug, info, warn, error) says how much is logged.
 
     Returns:
-        The builder; call ``getOrCreate()`` on it.
+        The builder; call ``getOrCreate()`` on it. In local mode that also begins this machine's Python workers,
+        beside what the program does next.
 
     Raises:
         ConfigError: if ``SPARKDL_LOG`` is no level.
     """
     from pyspark.sql import SparkSession
 
-    chosen: SparkSession.Builder = SparkSession.builder.appName(app_name)
+    warm = False
+
+    class Builder(SparkSession.Builder):
+        def getOrCreate(self) -> SparkSession:  # noqa: N802 (PySpark's name)
+            if SparkSession.getActiveSession() is not None:
+                return super().getOrCreate()
+            with _beside(_finish_torch):
+                spark = super().getOrCreate()
+            if warm:
+                _begin_workers(spark.sparkContext)
+            return spark
+
+    chosen: SparkSession.Builder = Builder().appName(app_name)
     if master is not None:
         chosen = chosen.master(master)
         if master.startswith("local"):
@@ -138,13 +156,43 @@ def builder(
             # environment is activated.
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
             os.environ.setdefault(_ARROW_UNCHECKED, "true")  # for the JVM, which is the executor too
-            if _LOCAL.fullmatch(master) and _workers_find(daemon.NAME):
+            warm = bool(_LOCAL.fullmatch(master)) and _workers_find(daemon.NAME)
+            if warm:
                 chosen = chosen.config("spark.python.daemon.module", daemon.NAME)
     level = logs.set_up()
     rich = {"spark.log.level": level} if level is not None else {}
     for name, value in {**recommended(), **rich, **(conf or {})}.items():
         chosen = chosen.config(name, value)
     return chosen
+
+
+@contextmanager
+def _beside(work: Callable[[], None]) -> Iterator[None]:
+    """Do some work in a thread, and wait for it at the end."""
+    thread = threading.Thread(target=work, name="sparkdl-session", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+
+
+def _finish_torch() -> None:
+    """Import what torch does with the first optimizer, its compiler, if the program has torch: a second."""
+    if "torch" in sys.modules:
+        import_module("torch._dynamo")
+
+
+def _begin_workers(sc: Any) -> None:
+    """Have Spark start the process that workers are forked off, which first imports torch."""
+
+    def begin() -> None:
+        with suppress(Exception):  # the session has ended already
+            sc.setJobDescription("sparkdl: start Python workers")
+            sc.parallelize([0], 1).foreach(lambda _: None)
+
+    # A program that ends meanwhile waits, or Spark would write that a task of its was killed.
+    threading.Thread(target=begin, name="sparkdl-first-worker", daemon=False).start()
 
 
 def _workers_find(module: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import os
 import re
 import subprocess
@@ -142,6 +144,96 @@ def test_a_worker_ends_quietly_when_nobody_reads_any_more() -> None:
     with pytest.raises(ZeroDivisionError):
         daemon.quiet(serve)(ZeroDivisionError(), True)
     assert daemon.quiet(lambda sock, authenticated: sock)(7, False) == 7
+
+
+WARM = """
+import json
+import os
+import random
+import sys
+import time
+
+import numpy as np
+from sparkdl import session
+
+conf = {"spark.ui.enabled": "false", "spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+spark = session.builder("local[2]", conf=conf).getOrCreate()
+assert session.builder("local[2]").getOrCreate() is spark
+
+
+def look(rows):
+    import gc
+
+    time.sleep(0.5)  # so that the other task gets a process of its own
+    known = "torch._dynamo" in sys.modules and gc.get_freeze_count() > 100_000
+    drawn = [random.random(), float(np.random.rand())]
+    yield [os.getppid(), os.getpid(), known, *drawn]
+
+
+def looks(batches):
+    import pandas as pd
+
+    for _ in batches:
+        yield pd.DataFrame({"row": [json.dumps(next(look([])))]})
+
+
+rows = spark.sparkContext.parallelize(range(2), 2).mapPartitions(look).collect()
+rows += [json.loads(row.row) for row in spark.range(2, numPartitions=2).mapInPandas(looks, "row string").collect()]
+print("looked=" + json.dumps(rows))
+spark.stop()
+"""
+
+
+@pytest.mark.cluster
+def test_workers_of_a_local_session_come_from_one_process_that_has_torch(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(WARM)
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable},
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout.split("looked=")[1].splitlines()[0])
+    assert len({row[0] for row in rows}) == 1, rows  # also those of SQL
+    assert all(row[2] for row in rows)
+    processes = {row[1]: tuple(row[3:]) for row in rows}
+    assert len(processes) > 1
+    # Forks of one process would all draw the same numbers.
+    for drawn in zip(*processes.values(), strict=True):
+        assert len(set(drawn)) == len(drawn)
+
+
+def test_the_daemon_begins_no_thread_and_no_device_before_it_forks() -> None:
+    # Arrow's allocator has one, which it begins anew in each fork.
+    program = """
+import os
+import torch
+def used(*_):
+    raise AssertionError("a device is asked for before the fork")
+for name in ("is_available", "device_count", "_lazy_init"):
+    setattr(torch.cuda, name, used)
+from sparkdl import daemon
+daemon.warm_up()
+tasks = os.listdir("/proc/self/task")
+print({open(f"/proc/self/task/{task}/comm").read().strip() for task in tasks[1:]} - {"jemalloc_bg_thd"})
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, env=environment
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "set()"), done.stderr
+
+
+def test_the_daemon_does_without_what_is_not_there(monkeypatch: Any) -> None:
+    froze: list[bool] = []
+    monkeypatch.setattr(daemon, "MODULES", ("no_such_module", "json"))
+    monkeypatch.setattr(gc, "freeze", lambda: froze.append(True))
+    monkeypatch.setattr(os, "register_at_fork", lambda **_: None)
+    daemon.warm_up()
+    assert (froze, gc.isenabled()) == ([True], True)
 
 
 def test_sessions_of_tests_leave_no_path_behind(spark: Any) -> None:

@@ -7,9 +7,11 @@ partition may be kept. It is built on demand: idle workers end after a minute an
 from __future__ import annotations
 
 import gc
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -110,6 +112,12 @@ class Worker:
         elif self._tasks % _TASKS_UNTIL_TRIMMED == 0:
             trim_memory()
 
+    def parts(self) -> list[weakref.ref[Any]]:
+        """Return weak references to what takes memory: its modules and their parameters."""
+        modules = [replica.module for replica in self._replicas.values()]
+        parameters = [parameter for module in modules for parameter in module.parameters()]
+        return [weakref.ref(part) for part in (self, *self._replicas.values(), *modules, *parameters)]
+
     def delete_files(self) -> None:
         """Delete what tasks have left on this executor."""
         self.files.delete()
@@ -153,8 +161,15 @@ def forget_fit(fit_id: str) -> None:
     """Delete a fit's files on this executor and its objects in this process."""
     for store in (*_files.pop(fit_id, ()), LocalStore(fit_folder(fit_id), in_memory=False)):
         store.delete()
-    if _workers.pop(fit_id, None) is not None:
-        buffers.release()
+    worker = _workers.pop(fit_id, None)
+    if worker is None:
+        return
+    parts = worker.parts()
+    del worker
+    buffers.release()
+    if any(part() is not None for part in parts):
+        # They refer to each other. To walk all of torch's objects, which the collector looks at again then,
+        # takes a quarter of a second.
         gc.unfreeze()
         exempt_objects()
 

@@ -8,6 +8,7 @@ builds the optimizer anew for each step, and carries these values from one to th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,13 @@ from sparkdl.optim.values import is_plain
 CARRIED = "sparkdl.optimizer"
 """Name of these values, in the state of an optimizer's first tensor."""
 
-_OF_TORCH = frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1))) | {"_step_count", "_opt_called"}
 _Values = dict[tuple[str, str], Any]
+
+
+@cache
+def _of_torch() -> frozenset[str]:
+    """Return the attributes of every torch optimizer; the first one made takes torch a second of imports."""
+    return frozenset(vars(torch.optim.SGD([torch.zeros(1)], lr=0.1))) | {"_step_count", "_opt_called"}
 
 
 def own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -28,7 +34,7 @@ def own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return {
         name: value
         for name, value in vars(optimizer).items()
-        if name not in _OF_TORCH and not name.startswith("_warned")
+        if name not in _of_torch() and not name.startswith("_warned")
     }
 
 

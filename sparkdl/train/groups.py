@@ -214,4 +214,4 @@ class Ahead:
             wanted = self._recovery.engine.plan.traits.group_seconds
             # Not all at once: the first ones take longer than those after them.
             fitting = int(seconds_of_group(wanted, fixed_seconds(outcomes, elapsed)) / self._each)
-            self._now = max(1, min(fitting, 2 * self._now))
+            self._now = max(1, min(fitting, 4 * self._now))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from sparkdl import redaction
+from sparkdl import daemon, redaction
 from sparkdl._spark import logs
 from sparkdl.attempts import VARIABLE, Notes
 from sparkdl.cli import properties
@@ -239,6 +239,8 @@ def plan(job: Job, folder: Path) -> Submission:
             )
         if packed is None:
             packing.check_archive(env)
+        else:
+            conf.setdefault("spark.python.daemon.module", daemon.NAME)
         packing.check_name(env)
         archives = [conf["spark.archives"]] if conf.get("spark.archives") else []
         conf["spark.archives"] = ",".join([*archives, f"{env}#{packing.UNPACKED}"])

@@ -23,11 +23,11 @@ _IDLE_SECONDS = 45.0
 _LINGER_SECONDS = 0.1
 """Where an executor has several task slots, so that each task gets a process of its own."""
 
+_SHORT_LINGER_SECONDS = 0.03
+"""The same where a process that got no task is told the next time."""
+
 _MOST_TURNS = 3
 """So many more processes than slots an executor may have."""
-
-_ROUNDS = 3
-"""So often the processes that take part are told that the fit is over, until all have heard it."""
 
 _log = logging.getLogger("sparkdl")
 
@@ -98,13 +98,13 @@ class Membership:
         """Let all processes that have taken part close their sockets."""
         left, self._known, self._members = self._known, set(), None
         access = self._access
-        slots, linger = (1, 0.0) if self._fit.in_memory else (self._store.executors.tasks, _LINGER_SECONDS)
-        for _ in range(_ROUNDS):
+        slots = 1 if self._fit.in_memory else self._store.executors.tasks
+        for linger in (_SHORT_LINGER_SECONDS, _LINGER_SECONDS, _LINGER_SECONDS):
             if not left:
                 return
             access.describe("sparkdl: close connections")
             try:
-                task = Dismiss(self._fit.fit_id, linger)
+                task = Dismiss(self._fit.fit_id, 0.0 if slots == 1 else linger)
                 heard = set(map(bytes, access.run_everywhere(task, times=slots, profile=self._profile)))
             except Exception as error:
                 if not is_job_failure(error):
