@@ -1,4 +1,4 @@
-"""Let Spark's JVM load what it loads for small jobs; see ``scripts/setup``, which has it write these classes down."""
+"""Let Spark's JVM load the classes of small jobs; ``scripts/setup`` has it write these down."""
 
 from __future__ import annotations
 

@@ -1,15 +1,15 @@
 """PySpark's daemon, with torch: workers are forked off a process that has imported what sparkdl's tasks use.
 
-PySpark's own daemon has imported nothing. Each worker takes seconds of processor time then until it has torch,
-and some hundred megabytes of its own; workers of this one begin at once, and share that memory.
+PySpark's own daemon has imported nothing. Each worker takes seconds of processor time then until it has
+torch, and some hundred megabytes of its own; workers of this one begin at once, and share that memory.
 :func:`sparkdl.session.builder` names this module to Spark (``spark.python.daemon.module``) in local mode, and
-``conf/*.conf`` do for clusters whose executors have sparkdl. Modules of users are never imported here: workers
-would keep them as they were when the session began.
+``sparkdl submit`` for executors that get its own environment. Modules of users are never imported here:
+workers would keep them as they were when the session began.
 
 Workers end without a traceback if their reader has stopped. ``limit``, ``show`` or ``head`` over a Python
-function stop reading before it has sent everything. Over a Unix socket the worker notices, and since Spark 4.1
-PySpark's daemon prints a ``BrokenPipeError`` for each such worker, as if something had failed; and also for a
-worker that ends because it was idle for a minute, or because the session stops.
+function stop reading before it has sent everything. Over a Unix socket the worker notices, and since Spark
+4.1 PySpark's daemon prints a ``BrokenPipeError`` for each such worker, as if something had failed; and also
+for a worker that ends because it was idle for a minute, or because the session stops.
 """
 
 from __future__ import annotations
@@ -23,9 +23,15 @@ from typing import Any
 
 NAME = "sparkdl.daemon"
 
-MODULES = ("numpy", "pyspark.worker", "pandas", "pyarrow", "torch._dynamo", "sparkdl.train", "sparkdl.ml.stages")
-"""What workers begin with: what a step, and a model's transform, would import. Torch imports its compiler
-with the first optimizer."""
+MODULES = (
+    "pyspark.worker",
+    "pandas",
+    "pyarrow",
+    "torch._dynamo",  # torch imports its compiler with the first optimizer
+    "sparkdl.train",
+    "sparkdl.ml.stages.scorer",
+)
+"""What workers begin with: what a step, and a model's transform, would import."""
 
 Serve = Callable[[Any, bool], int]
 """What serves tasks on a socket, authenticated or not, until the worker's exit status is known."""
@@ -46,7 +52,7 @@ def warm_up() -> None:
     with suppress(ImportError):
         import numpy as np
 
-        # Else all workers would draw the same numbers; Python's own are seeded anew, torch's always start alike.
+        # Else all workers would draw the same numbers. Python seeds its own anew; torch's always start alike.
         os.register_at_fork(after_in_child=np.random.seed)
 
 

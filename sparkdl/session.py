@@ -128,8 +128,8 @@ def builder(
     The environment variable ``SPARKDL_LOG`` (debug, info, warn, error) says how much is logged.
 
     Returns:
-        The builder; call ``getOrCreate()`` on it. In local mode that also begins this machine's Python workers,
-        beside what the program does next.
+        The builder; call ``getOrCreate()`` on it. In local mode that also begins this machine's Python
+        workers, beside what the program does next.
 
     Raises:
         ConfigError: if ``SPARKDL_LOG`` is no level.

@@ -156,8 +156,8 @@ import time
 import numpy as np
 from sparkdl import session
 
-conf = {"spark.ui.enabled": "false", "spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
-spark = session.builder("local[2]", conf=conf).getOrCreate()
+conf = {"spark.ui.enabled": "false", "spark.driver.bindAddress": "127.0.0.1"}
+spark = session.builder("local[2]", conf=conf | {"spark.driver.host": "127.0.0.1"}).getOrCreate()
 assert session.builder("local[2]").getOrCreate() is spark
 
 
@@ -178,7 +178,8 @@ def looks(batches):
 
 
 rows = spark.sparkContext.parallelize(range(2), 2).mapPartitions(look).collect()
-rows += [json.loads(row.row) for row in spark.range(2, numPartitions=2).mapInPandas(looks, "row string").collect()]
+table = spark.range(2, numPartitions=2).mapInPandas(looks, "row string")
+rows += [json.loads(row.row) for row in table.collect()]
 print("looked=" + json.dumps(rows))
 spark.stop()
 """

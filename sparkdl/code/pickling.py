@@ -25,11 +25,12 @@ _PROCESS = uuid.uuid4().hex
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """Notes what is pickled by name."""
+    """Writes what there is of the user's code that a pickle names after it."""
 
-    def __init__(self, file: Any) -> None:
-        super().__init__(file)
-        self.names: set[Names] = set()
+    def __init__(self, file: Any, protocol: int | None = None) -> None:
+        super().__init__(file, protocol)
+        self._out = file
+        self._names: set[Names] = set()
         self._walk = Walk(modules.is_users)
 
     def reducer_override(self, obj: Any) -> Any:
@@ -38,20 +39,45 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
         if isinstance(obj, type | FunctionType):
             if found is NotImplemented:
                 if modules.is_users(str(obj.__module__)):
-                    self.names.add((obj.__module__, obj.__qualname__))
+                    self._names.add((obj.__module__, obj.__qualname__))
             elif isinstance(obj, FunctionType):  # travels itself; what it reads in modules does not
-                self.names.update((module, name) for module, name, _ in self._walk.in_scope(obj))
+                self._names.update((module, name) for module, name, _ in self._walk.in_scope(obj))
         return found
+
+    def dump(self, obj: Any) -> None:
+        """Pickle an object."""
+        super().dump(obj)
+        if self._names:
+            told = json.dumps(asdict(_told(sorted(self._names))), separators=(",", ":")).encode()
+            self._out.write(told + _TRAILER.pack(len(told), _MAGIC))
+
+
+class Unpickler(pickle.Unpickler):
+    """Reads what a :class:`Pickler` has written, as :func:`loads` does.
+
+    Args:
+        file: the bytes, in memory.
+        options: as of ``pickle.Unpickler``.
+    """
+
+    def __init__(self, file: io.BytesIO, **options: Any) -> None:
+        super().__init__(file, **options)
+        self._file = file
+
+    def load(self) -> Any:
+        """Unpickle the object; errors as of :func:`loads`."""
+        told = told_of(self._file.getvalue())
+        return super().load() if told is None else with_same_code(told, self._load)
+
+    def _load(self) -> Any:
+        self._file.seek(0)
+        return super().load()
 
 
 def dumps(obj: Any, pickler: type[Pickler] = Pickler) -> bytes:
     """Pickle an object, with what there is of the user's code that it names."""
     file = io.BytesIO()
-    made = pickler(file)
-    made.dump(obj)
-    if made.names:
-        told = json.dumps(asdict(_told(sorted(made.names))), separators=(",", ":")).encode()
-        file.write(told + _TRAILER.pack(len(told), _MAGIC))
+    pickler(file).dump(obj)
     return file.getvalue()
 
 

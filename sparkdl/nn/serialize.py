@@ -10,9 +10,11 @@ import io
 import pickle
 from collections.abc import Iterator, Mapping
 from functools import partial
-from types import MethodType
+from pathlib import Path
+from types import MethodType, SimpleNamespace
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
@@ -46,6 +48,47 @@ def loads(data: bytes) -> Any:
     return pickling.loads(data)
 
 
+def dumps_module(module: nn.Module) -> bytes:
+    """Write a module as :func:`torch.save` does, with the code that :func:`dumps` tells of.
+
+    Raises:
+        SerializationError: naming the attribute that cannot be pickled.
+    """
+    file = io.BytesIO()
+    try:
+        torch.save(module, file, pickle_module=_FOR_TORCH)
+    except Exception:  # it also refuses tensors that see the same memory as numbers of different types
+        return dumps(module, "the module")
+    return file.getvalue()
+
+
+def loads_module(data: bytes) -> nn.Module:
+    """Read the bytes of :func:`dumps_module`; errors as of :func:`loads`."""
+    return _load_module(io.BytesIO(data)) if can_map(data) else loads(data)
+
+
+def map_module(path: Path) -> nn.Module:
+    """Return a module whose tensors are a file's memory, which all processes share until one writes there.
+
+    Args:
+        path: a file of what :func:`dumps_module` returned; :func:`can_map` says whether that is possible.
+    """
+    return _load_module(str(path), mmap=True)
+
+
+def can_map(data: bytes) -> bool:
+    """Return whether bytes of :func:`dumps_module` have the tensors apart."""
+    return data.startswith(_ZIP)
+
+
+def _load_module(source: Any, **options: Any) -> nn.Module:
+    # It was made by this application. Tensors of a driver's GPU come to whatever the task has.
+    module: nn.Module = torch.load(
+        source, map_location="cpu", pickle_module=_FOR_TORCH, weights_only=False, **options
+    )
+    return module
+
+
 class _Pickler(pickling.Pickler):
     """Pickles what torch leaves out or refuses: hooks of parameters, and parametrized modules."""
 
@@ -62,6 +105,9 @@ class _Pickler(pickling.Pickler):
             return _parametrized, (type(obj).__bases__[0], names), vars(obj), None, None, _set_state
         return super().reducer_override(obj)
 
+
+_ZIP = b"PK"
+_FOR_TORCH = SimpleNamespace(__name__=__name__, Pickler=_Pickler, Unpickler=pickling.Unpickler)
 
 _HOOKS = {
     "_backward_hooks": "register_hook",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import tempfile
 import uuid
 from functools import lru_cache
@@ -15,6 +16,7 @@ from pathlib import Path
 
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
+_LOCAL_DIRS = "SPARK_LOCAL_DIRS"
 
 
 def opener(path: str, flags: int) -> int:
@@ -37,9 +39,24 @@ def make_folder(path: str | os.PathLike[str]) -> None:
             raise
 
 
+def executor_folder(name: str) -> Path | None:
+    """Return a folder of the executor's, made if need be, in which nobody else can have put files.
+
+    Returns:
+        The folder; ``None`` outside of executors, or where another user has made it.
+    """
+    if not os.environ.get(_LOCAL_DIRS):
+        return None
+    folder = local_folders()[0] / name
+    make_folder(folder)
+    found = folder.lstat()
+    own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+    return folder if own else None
+
+
 def local_folders() -> list[Path]:
     """Return the executor's local directories, which Spark removes when the executor stops."""
-    return list(_folders_named(os.environ.get("SPARK_LOCAL_DIRS", "")))
+    return list(_folders_named(os.environ.get(_LOCAL_DIRS, "")))
 
 
 @lru_cache(maxsize=1)

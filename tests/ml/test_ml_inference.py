@@ -20,7 +20,7 @@ from sparkdl.access.models import Inline
 from sparkdl.data.columns import Column, ColumnPlan, Structure, structure_of
 from sparkdl.exceptions import ConfigError, DataError, ModelError, SerializationError
 from sparkdl.ml import TorchClassificationModel, TorchModel, TorchRegressionModel
-from sparkdl.ml.stages import inference, scorer, sql, udf
+from sparkdl.ml.stages import inference, scorer, shipped, sql, udf
 from sparkdl.ml.stages.arrow_columns import ArrowColumns, null_rows
 from sparkdl.ml.stages.arrow_vectors import VECTOR
 from sparkdl.ml.stages.inference import Inference, apply
@@ -120,7 +120,7 @@ def test_each_batch_has_its_result():
 
 def test_modules_are_kept_as_far_as_memory_allows(monkeypatch):
     loads = []
-    monkeypatch.setattr(scorer, "_models", OrderedDict())
+    monkeypatch.setattr(shipped, "_models", OrderedDict())
 
     @dataclass
     class Shipped:
@@ -131,9 +131,9 @@ def test_modules_are_kept_as_far_as_memory_allows(monkeypatch):
             return cloudpickle.dumps(nn.Linear(1, 1))
 
     size = len(cloudpickle.dumps(nn.Linear(1, 1)))
-    monkeypatch.setattr(scorer, "_KEPT_BYTES", 2 * size + size // 2)
+    monkeypatch.setattr(shipped, "_KEPT_BYTES", 2 * size + size // 2)
     for digest in "abacab":
-        assert not scorer.load_shipped(Shipped(digest), None).module.training
+        assert not shipped.load_shipped(Shipped(digest), None).module.training
     assert loads == ["a", "b", "c", "b"]
 
 

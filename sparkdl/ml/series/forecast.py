@@ -16,8 +16,7 @@ from torch import nn
 from sparkdl.access.models import Lasting
 from sparkdl.data.columns import quoted
 from sparkdl.exceptions import DataError
-from sparkdl.ml.stages.scorer import load_shipped
-from sparkdl.ml.stages.udf import ship
+from sparkdl.ml.stages.shipped import load_shipped, ship
 from sparkdl.nn.batch import call
 from sparkdl.series.dates import NO_INSTANT
 from sparkdl.series.grid import Series, scaled

@@ -30,7 +30,8 @@ from sparkdl.ml.stages.arrow_columns import null_message
 from sparkdl.ml.stages.forgiving import ERROR, ForgivingScorer
 from sparkdl.ml.stages.outputs import VECTORS, OutputColumn, check_thresholds
 from sparkdl.ml.stages.scorer import Scorer
-from sparkdl.ml.stages.udf import by_rows, has_arrow_udf, has_udt, make_udf, ship
+from sparkdl.ml.stages.shipped import ship
+from sparkdl.ml.stages.udf import by_rows, has_arrow_udf, has_udt, make_udf
 from sparkdl.nn.batch import group
 from sparkdl.nn.int8 import quantize as quantized
 from sparkdl.nn.signature import Signature, TensorSpec

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
-from torch import nn
 
-from sparkdl._spark.tasks import task_resources
 from sparkdl.access.models import Lasting
 from sparkdl.data.collate import tensor_of
 from sparkdl.data.columns import ColumnPlan, Structure
@@ -22,21 +18,17 @@ from sparkdl.exceptions import ModelError
 from sparkdl.hf.sampling import numbered
 from sparkdl.ml.stages.arrow_columns import ArrowColumns, EncodedColumns
 from sparkdl.ml.stages.outputs import OutputColumn, select
-from sparkdl.nn import serialize
+from sparkdl.ml.stages.shipped import Loaded, load_shipped
 from sparkdl.nn.batch import map_tensors
-from sparkdl.nn.numerics import device_of_task
-from sparkdl.nn.prepack import prepack
 from sparkdl.nn.trace import infer
 from sparkdl.table.encoding import TableEncoding
 from sparkdl.wire.frame import Array
 
 _BATCH_BYTES = 1 << 20
 _RESULT_BYTES = 64 << 20
-_KEPT_BYTES = 1 << 30
 _WINDOW_ROWS = 1024
 _BATCH_TOKENS = 4096
 _NUMBER = "number"  # keys of columns are others
-_TASKS_UNTIL_SETTLED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,55 +166,6 @@ class Scorer:
 def rows_per_batch(plans: Sequence[ColumnPlan]) -> int:
     """Return how many rows of these columns make 1 MiB, from 32 to 4096."""
     return max(32, min(4096, _BATCH_BYTES // max(1, sum(plan.row_bytes for plan in plans))))
-
-
-# -- modules in this process -----------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Loaded:
-    """A module in this Python worker."""
-
-    module: nn.Module
-    device: str
-    bytes: int
-    tasks: int = 0
-
-    def end_task(self) -> None:
-        """Exempt all objects so far from garbage collection, at the end of the first few tasks.
-
-        PySpark's daemon collects after every task, and walking torch's objects takes longer than many
-        a task.
-        """
-        if self.tasks < _TASKS_UNTIL_SETTLED:
-            self.tasks += 1
-            gc.collect()
-            gc.freeze()
-
-
-_models: OrderedDict[tuple[str, str], Loaded] = OrderedDict()
-
-
-def load_shipped(shipped: Lasting, threads: int | None) -> Loaded:
-    """Return this process's copy of a module, made at first use: Spark gives any task to any worker."""
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    threads = threads or (context.cpus() if context is not None else None)
-    if threads and threads != torch.get_num_threads():
-        torch.set_num_threads(threads)
-    device = device_of_task(task_resources())
-    model = _models.get((shipped.digest, device))
-    if model is None:
-        data = shipped.read()
-        while _models and len(data) + sum(other.bytes for other in _models.values()) > _KEPT_BYTES:
-            _models.popitem(last=False)
-            gc.unfreeze()
-        loaded: nn.Module = serialize.loads(data)
-        module = prepack(loaded.eval().to(device))
-        model = _models[shipped.digest, device] = Loaded(module, device, len(data))
-    _models.move_to_end((shipped.digest, device))
-    return model
 
 
 class _Rows:

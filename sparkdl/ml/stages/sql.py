@@ -13,7 +13,8 @@ from sparkdl.data.sparse import passed, planned, spread
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.stages.inference import Inference, inference_of
 from sparkdl.ml.stages.scorer import Scorer
-from sparkdl.ml.stages.udf import has_arrow_udf, make_udf, ship
+from sparkdl.ml.stages.shipped import ship
+from sparkdl.ml.stages.udf import has_arrow_udf, make_udf
 from sparkdl.table.zones import zone_named
 
 

@@ -7,13 +7,9 @@ from typing import Any, Protocol
 
 import pandas as pd
 import pyarrow as pa
-from torch import nn
 
-from sparkdl.access import models_in
-from sparkdl.access.models import Lasting
 from sparkdl.data.columns import quoted
 from sparkdl.ml.stages.arrow_vectors import VECTOR
-from sparkdl.nn import serialize
 
 
 class Task(Protocol):
@@ -139,15 +135,3 @@ def by_rows(df: Any, column: str) -> Any:
     from pyspark.sql import functions as F
 
     return df.where(F.hash(quoted(column).isNull()) != 0)
-
-
-# -- the module's way to the tasks -----------------------------------------------------------------
-
-
-def ship(spark: Any, module: nn.Module) -> Lasting:
-    """Pickle a module for the tasks of transforms.
-
-    Raises:
-        SerializationError: if the module cannot be pickled.
-    """
-    return models_in(spark).lasting(serialize.dumps(module, "the module"))
