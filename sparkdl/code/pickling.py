@@ -66,8 +66,8 @@ class Unpickler(pickle.Unpickler):
 
     def load(self) -> Any:
         """Unpickle the object; errors as of :func:`loads`."""
-        told = told_of(self._file.getvalue())
-        return super().load() if told is None else with_same_code(told, self._load)
+        code = told_of(self._file.getvalue())
+        return super().load() if code is None else with_same_code(code, self._load)
 
     def _load(self) -> Any:
         self._file.seek(0)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError
 from sparkdl.hf.outputs import is_adapted, is_model
+from sparkdl.hf.prefix import shared_prefix
 from sparkdl.hf.sampling import sampled, seeds_of
 
 _POOLINGS = ("mean", "cls", "last")
@@ -117,6 +118,8 @@ class Generator(nn.Module):
         alone = not model.config.is_encoder_decoder
         if alone:
             input_ids, mask = _to_the_right(input_ids, mask, options["pad_token_id"])
+            if options.get("num_beams", 1) == 1:
+                options["past_key_values"] = shared_prefix(model, input_ids, mask)
         if not options["do_sample"]:
             return self._filled(self._generated(input_ids, mask, **options), options["pad_token_id"])
         seeds = seeds_of(input_ids, mask, self.seed)

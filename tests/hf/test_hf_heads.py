@@ -10,7 +10,7 @@ from support.hf import bert, llama, lora
 from torch import nn
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.hf import Embedder, Generator
+from sparkdl.hf import Embedder, Generator, heads, prefix
 
 ROWS = [[2, 7, 8, 9, 3], [2, 9, 3]]
 IDS = torch.tensor([[2, 7, 8, 9, 3], [2, 9, 3, 0, 0]])
@@ -46,6 +46,77 @@ def test_padded_texts_continue_as_they_do_alone(make: Any) -> None:
                 input_ids=torch.tensor([given]), max_new_tokens=6, do_sample=False, pad_token_id=0
             )[0, len(given) :]
             assert row.tolist() == [*alone.tolist(), *[0] * (6 - len(alone))]
+
+
+def other(kind: str, **options: Any) -> Any:
+    """Return a small causal model of another family."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=64, pad_token_id=0, bos_token_id=2, eos_token_id=3, **options
+    )
+    return getattr(transformers, "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM")(config)
+
+
+SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+DECODERS = {
+    "llama": (llama, True),
+    "lora": (lambda: lora(llama()), True),
+    "gpt2": (lambda: other("GPT2", n_embd=16, n_layer=2, n_head=2, n_positions=64), True),
+    "bloom": (lambda: other("Bloom", hidden_size=16, n_layer=2, n_head=2), True),
+    "opt": (
+        lambda: other("OPT", **SMALL, ffn_dim=32, max_position_embeddings=64, word_embed_proj_dim=16),
+        True,
+    ),
+    "gpt neox": (lambda: other("GPTNeoX", **SMALL, max_position_embeddings=64), True),
+    "mistral": (lambda: other("Mistral", **SMALL, num_key_value_heads=2, sliding_window=8), False),
+    "qwen": (lambda: other("Qwen2", **SMALL, num_key_value_heads=1), True),
+    "gemma": (lambda: other("Gemma2", **SMALL, num_key_value_heads=1, head_dim=8, sliding_window=8), False),
+    "mamba": (lambda: other("Mamba", hidden_size=16, state_size=4, num_hidden_layers=2), False),
+}
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_texts_that_begin_alike_continue_as_they_do_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, shares = DECODERS[name]
+    module = Generator(make().eval(), max_new_tokens=5)
+    draw = torch.Generator().manual_seed(0)
+    instruction = torch.randint(4, 16, (20,), generator=draw).tolist()
+    texts = [[*instruction, *torch.randint(4, 16, (n,), generator=draw).tolist()] for n in (1, 9, 4, 30)]
+    width = 53  # of rows, which a server may fill up further than the longest
+    ids = torch.tensor([text + [0] * (width - len(text)) for text in texts])
+    caches: list[Any] = []
+
+    def noted(*args: Any) -> Any:
+        caches.append(prefix.shared_prefix(*args))
+        return caches[-1]
+
+    monkeypatch.setattr(heads, "shared_prefix", noted)
+    with torch.no_grad():
+        found = module(ids, (ids != 0).long())
+        for row, text in zip(found, texts, strict=True):
+            alone = module.model.generate(
+                input_ids=torch.tensor([text]), max_new_tokens=5, do_sample=False, pad_token_id=0
+            )[0, len(text) :]
+            assert row.tolist() == [*alone.tolist(), *[0] * (5 - len(alone))]
+    assert [cache is not None for cache in caches] == [shares]
+    if shares:
+        assert caches[0].get_seq_length() >= 20
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        [[5] * 30],  # one alone
+        [[5] * 15, [5] * 30],  # too few
+        [[5] * 16, [5] * 30],  # the last one of a text is computed in any case
+        [[4, *[5] * 20], [5] * 21],
+    ],
+)
+def test_short_beginnings_are_not_shared(texts: list[list[int]]) -> None:
+    ids = torch.tensor([[0] * (30 - len(text)) + text for text in texts])
+    assert prefix.shared_prefix(None, ids, (ids != 0).long()) is None
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ _LINGER_SECONDS = 0.1
 """Where an executor has several task slots, so that each task gets a process of its own."""
 
 _SHORT_LINGER_SECONDS = 0.03
-"""The same where a process that got no task is told the next time."""
+"""The same, where a process that got no task gets one the next time."""
 
 _MOST_TURNS = 3
 """So many more processes than slots an executor may have."""
