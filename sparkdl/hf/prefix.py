@@ -33,7 +33,7 @@ def shared_prefix(model: Any, ids: Tensor, mask: Tensor) -> Any:
     longest = int(before.argmin())
     first = ids[longest, int(before[longest]) :][None, :count]
     output = model(input_ids=first, attention_mask=torch.ones_like(first), use_cache=True)
-    cache = getattr(output, "past_key_values", None)
+    cache: Any = getattr(output, "past_key_values", None)
     layers = getattr(cache, "layers", ())
     if type(cache).__name__ != "DynamicCache" or any(type(one).__name__ != "DynamicLayer" for one in layers):
         return None
