@@ -44,7 +44,7 @@ def warm_up() -> None:
     """
     gc.disable()
     for module in MODULES:
-        with suppress(ImportError):
+        with suppress(Exception):  # also of libraries that do not load
             import_module(module)
     gc.enable()
     # PySpark looks at all objects after each task: that takes time, and would copy their memory.

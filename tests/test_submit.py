@@ -206,6 +206,17 @@ def test_packing_makes_an_environment_that_runs_elsewhere(
         packing.packed_path(prefix)
 
 
+def test_executors_with_this_environment_fork_workers_that_have_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    name = "spark.python.daemon.module"
+    monkeypatch.setattr(packing, "packed_path", lambda prefix: Path("environment.tar.gz"))
+    assert confs(planned(pack_env=True))[name] == "sparkdl.daemon"
+    assert confs(planned(pack_env=True, conf={name: "pyspark.daemon"}))[name] == "pyspark.daemon"
+    assert name not in confs(planned(env="hdfs:///e.tar.gz"))  # which need not have sparkdl
+    assert name not in confs(planned())
+
+
 def test_a_package_that_lists_files_elsewhere_does_not_bring_them(folder: Path) -> None:
     prefix = bare_environment(folder / "venv")
     (folder / "secret").write_text("")

@@ -22,9 +22,12 @@ def shared_prefix(model: Any, ids: Tensor, mask: Tensor) -> Any:
     Returns:
         The cache with which ``generate`` goes on: keys and values of the columns in which the longest text
         has its prefix. A shorter one has a part of it behind them, which is computed anew. ``None`` if there
-        is too little to share, or the model's cache holds anything but keys and values of all tokens, as
-        that of a sliding window or a state does.
+        is too little to share, the model generates with another cache or none, or its cache holds anything
+        but keys and values of all tokens, as that of a sliding window or a state does.
     """
+    settings = getattr(model, "generation_config", None)
+    if getattr(settings, "cache_implementation", None) or getattr(settings, "use_cache", None) is False:
+        return None
     rows, length = ids.shape
     before = length - mask.sum(dim=1)  # of each row: columns without text
     count = _common(ids, before)

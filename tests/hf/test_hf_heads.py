@@ -105,6 +105,19 @@ def test_texts_that_begin_alike_continue_as_they_do_alone(name: str, monkeypatch
         assert caches[0].get_seq_length() >= 20
 
 
+@pytest.mark.parametrize("setting", [{"cache_implementation": "static"}, {"use_cache": False}])
+def test_a_model_with_another_cache_computes_each_text(setting: dict[str, Any]) -> None:
+    model = llama().eval()
+    for name, value in setting.items():
+        setattr(model.generation_config, name, value)
+    ids = torch.tensor([[2, *[5] * 20, 7], [2, *[5] * 20, 9]])
+    with torch.no_grad():
+        assert prefix.shared_prefix(model, ids, torch.ones_like(ids)) is None
+        found = Generator(model, max_new_tokens=4)(ids)
+        expected = Generator(llama().eval(), max_new_tokens=4)(ids)
+    assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize(
     "texts",
     [

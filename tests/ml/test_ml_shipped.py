@@ -152,6 +152,17 @@ def test_small_modules_and_those_outside_of_executors_are_no_files(
     assert files(local) == []
 
 
+def test_a_full_disk_leaves_the_module_in_memory(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    sent = Counted(serialize.dumps_module(linear()))
+    monkeypatch.setattr(Path, "rename", full)
+    loaded = shipped.load_shipped(sent, 1).module
+    assert torch.equal(next(loaded.parameters()), next(linear().parameters()))
+    assert files(local) == []
+
+
 @pytest.mark.parametrize("how", ["mode", "link"])
 def test_a_folder_that_others_can_write_into_is_not_trusted(local: Path, tmp_path: Path, how: str) -> None:
     sent = Counted(serialize.dumps_module(linear()))

@@ -99,12 +99,23 @@ def _read(shipped: Lasting) -> tuple[nn.Module, int]:
             if len(data) < _MAPPED_BYTES or not serialize.can_map(data):
                 return serialize.loads_module(data), len(data)
             _discard(folder, len(data))
-            draft = folder / "draft"
-            with open(draft, "wb", opener=private.opener) as file:
-                file.write(data)
-            draft.rename(path)
+            if not _write(path, data):
+                return serialize.loads_module(data), len(data)
         os.utime(path)
         return serialize.map_module(path), path.stat().st_size
+
+
+def _write(path: Path, data: bytes) -> bool:
+    """Write a file that appears when it is complete; return whether the disk has had room for it."""
+    draft = path.with_name("draft")
+    try:
+        with open(draft, "wb", opener=private.opener) as file:
+            file.write(data)
+        draft.rename(path)
+    except OSError:
+        draft.unlink(missing_ok=True)
+        return False
+    return True
 
 
 def _discard(folder: Path, size: int) -> None:
