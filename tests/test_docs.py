@@ -157,7 +157,7 @@ def test_first_pages(namespace: dict[str, Any], page: str) -> None:
 def test_concept(namespace: dict[str, Any]) -> None:
     pytest.importorskip("sklearn")
     run_page("docs/concept.md", namespace)
-    assert set(namespace["last"]["bytes"]) == {"weights", "gradients", "state", "shards"}
+    assert set(namespace["last"]["bytes"]) == {"weights", "gradients", "state", "shards", "files"}
 
 
 @pytest.mark.slow

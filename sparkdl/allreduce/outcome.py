@@ -180,6 +180,7 @@ def _outcome(
         "gradients": sum(int(update["received"]) for update in updates),
         "state": sum(int(update["state_bytes"]) for update in updates),
         "shards": moved["shards"],
+        "files": sum(int(report["task"]["file_bytes"]) for report in reports),
     }
     driver = {"kind": "driver", "start": started, "seconds": sum(seconds.values()), "phases": dict(seconds)}
     tasks = [

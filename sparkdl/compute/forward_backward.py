@@ -123,6 +123,7 @@ class ForwardBackward:
         spec, partition = worker.spec, token.partition
         self._check(token)
         rows, columns, batches = self.batches(worker, token)
+        clock.file_bytes += rows.file_bytes()
         if not len(rows):
             return Contribution(BatchLoss(0.0, 0.0, 0, {}), other=self.manifest.has_other_values(token))
         clock.lap("data")

@@ -11,12 +11,19 @@ _HOST = socket.gethostname()
 
 
 class Stopwatch:
-    """Times the phases of a task."""
+    """Times the phases of a task.
+
+    Attributes:
+        started: when it began.
+        laps: seconds by phase.
+        file_bytes: bytes of a table's files that the task has had read.
+    """
 
     def __init__(self) -> None:
         self.started = time.time()
         self._begin = self._last = time.perf_counter()
         self.laps: dict[str, float] = {}
+        self.file_bytes = 0
 
     def lap(self, phase: str) -> float:
         """Charge the time since the last lap to a phase, and return it."""
@@ -30,11 +37,12 @@ class Stopwatch:
         return time.perf_counter() - self._begin
 
     def facts(self) -> dict[str, Any]:
-        """Return place, start, length and phases of the task so far."""
+        """Return place, start, length, phases and bytes read of the task so far."""
         return {
             "host": _HOST,
             "pid": os.getpid(),
             "start": self.started,
             "seconds": self.total(),
             "phases": dict(self.laps),
+            "file_bytes": self.file_bytes,
         }

@@ -45,6 +45,10 @@ class Rows(Protocol):
         """Name one of them, for errors."""
         ...
 
+    def file_bytes(self) -> int:
+        """Return the bytes of a table's files that this process has begun to read since the last call."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class StoredRows:
@@ -67,6 +71,10 @@ class StoredRows:
     def name(self, plan: TablePlan, index: int) -> str:
         """See :class:`Rows`."""
         return plan.name_row(int(read_positions(self.token, self.numbers[index : index + 1])[0]))
+
+    def file_bytes(self) -> int:
+        """See :class:`Rows`; the store's own files do not count."""
+        return 0
 
 
 def in_order(token: Token, first: int = 0, size: int | None = None) -> Rows:

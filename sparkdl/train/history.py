@@ -45,13 +45,14 @@ job of many iterations each has the same share:
 - ``other``: what is left: the driver between jobs, and attempts that failed.
 """
 
-BYTES = ("weights", "gradients", "state", "shards")
+BYTES = ("weights", "gradients", "state", "shards", "files")
 """Bytes of an iteration:
 
 - ``weights``: weights that each executor receives;
 - ``gradients``: shards of gradients, of all ranks;
 - ``state``: optimizer state, of all shards;
-- ``shards``: updated shards of the weights that the driver receives.
+- ``shards``: updated shards of the weights that the driver receives;
+- ``files``: of the files of a scan, columns of row groups that tasks began to read, also those read ahead.
 """
 
 _RENAMED = {"slices": "shards"}

@@ -21,7 +21,7 @@ ROWS = {
 
 
 def told(task: dict[str, float], update: float) -> dict[str, Any]:
-    report = {**ROWS, "source": 0, "task": {"seconds": sum(task.values()), "phases": task}}
+    report = {**ROWS, "source": 0, "task": {"seconds": sum(task.values()), "phases": task, "file_bytes": 0}}
     updated = {"received": 0, "state_bytes": 0, "task": {"seconds": update, "phases": {"update": update}}}
     return {"reports": [report], "updates": [updated]}
 

@@ -235,6 +235,21 @@ def test_without_shuffle_the_order_is_that_of_the_files(table: Path, spark: Any)
     assert found.tolist() == list(range(ROWS))
 
 
+def test_the_history_counts_the_bytes_of_files(table: Path, spark: Any) -> None:
+    expected = 0
+    for file in table.glob("*.parquet"):
+        footer = parquet.read_metadata(file)
+        for group in map(footer.row_group, range(footer.num_row_groups)):
+            columns = [group.column(n) for n in range(group.num_columns)]
+            expected += sum(
+                c.total_compressed_size for c in columns if c.path_in_schema.split(".")[0] in ("x", "y")
+            )
+    with dataset(table, spark, 1, window=ROWS * 100, streams=1) as data:
+        found = trainer(17).fit(data).history  # an epoch
+    assert sum(row["bytes"]["files"] for row in found) == expected  # each row group once, neither w nor name
+    assert all(row["phases"]["data"] > 0 for row in found)
+
+
 def test_batches_do_not_depend_on_partitions_and_bits_not_on_jobs(table: Path, spark: Any) -> None:
     found = []
     for partitions in (1, 2, 3, 6):

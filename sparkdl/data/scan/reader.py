@@ -92,6 +92,10 @@ class ScanRows:
         """See :class:`sparkdl.data.rows.Rows`."""
         return self.reader.manifest.name_row(int(self.numbers[index]))
 
+    def file_bytes(self) -> int:
+        """See :class:`sparkdl.data.rows.Rows`."""
+        return self.reader.bytes_since()
+
 
 class Reader:
     """Reads rows of a scan.
@@ -105,6 +109,7 @@ class Reader:
         manifest: as given.
         folder: as given.
         decoded: rows that were decoded so far, also those that were only read past.
+        file_bytes: bytes of columns in row groups that were begun so far, as they lie in files.
     """
 
     def __init__(
@@ -114,6 +119,8 @@ class Reader:
         self._storage = storage
         self.folder = folder
         self.decoded = 0
+        self.file_bytes = 0
+        self._counted = 0
         self._orders: OrderedDict[tuple[int, int], Order] = OrderedDict()
         self._chunks: OrderedDict[_Key, _Chunk] = OrderedDict()
         self._cursors: OrderedDict[int, _Cursor] = OrderedDict()  # by the number of the row that comes next
@@ -327,6 +334,11 @@ class Reader:
             thread.join()
             self._asked = SimpleQueue()
 
+    def bytes_since(self) -> int:
+        """Return how much ``file_bytes`` has grown since the last call."""
+        before, self._counted = self._counted, self.file_bytes
+        return self._counted - before
+
     def close(self) -> None:
         """Close files, and forget all that is kept."""
         self.stop()
@@ -404,6 +416,7 @@ class _Cursor:
             self._file = parquet.ParquetFile(source, metadata=footer, buffer_size=_BUFFER_BYTES)
             self.footer = self._file.metadata
             number = int(manifest.number[group])
+            reader.file_bytes += _column_bytes(self.footer.row_group(number), manifest.read_columns)
             self._batches = self._file.iter_batches(
                 size, [number], columns=manifest.read_columns, use_threads=False
             )
@@ -443,6 +456,13 @@ class _Cursor:
 
     def _explained(self) -> _Explained:
         return _Explained(f"row group {self._manifest.number[self._group]} of {self.file.path}")
+
+
+def _column_bytes(group: Any, names: Sequence[str]) -> int:
+    """Return the compressed bytes of some columns, which may be nested."""
+    columns = (group.column(n) for n in range(group.num_columns))
+    wanted = set(names)
+    return sum(c.total_compressed_size for c in columns if c.path_in_schema.split(".")[0] in wanted)
 
 
 @dataclass(frozen=True, slots=True)
