@@ -343,10 +343,10 @@ def test_the_size_of_groups_adapts() -> None:
     ahead = Ahead(recovery, None)  # type: ignore[arg-type]
     for n in range(100):
         assert ahead.run(Item(n), lambda most, n=n: [Item(n + 1 + i) for i in range(most)]) == n  # type: ignore
-    assert recovery.sizes == [1, 2, 4, 8, 16, 32, 50]
+    assert recovery.sizes == [1, 4, 16, 50, 50]
     ahead.settle()
-    assert recovery.undone == [37]
-    assert recovery.sizes.pop() == 37  # which run again
+    assert recovery.undone == [29]
+    assert recovery.sizes.pop() == 29  # which run again
     ahead.run(Item(100), lambda most: [Item(101 + i) for i in range(most)])  # type: ignore
     assert recovery.sizes[-1] == 37
     assert ahead.lead > 0
