@@ -169,6 +169,7 @@ class History(Sequence[dict[str, Any]]):
             history._integers[name] = array("q", zeros)
         for name in set(PHASES) - {key.removeprefix("phases.") for key in columns}:
             history._phases[name] = array("d", zeros)
+        history._bytes |= {name: array("q", zeros) for name in BYTES if not history._bytes[name]}
         history.validations = [dict(row) for row in validations]
         history.new_rows = [dict(row) for row in new_rows]
         return history

@@ -49,6 +49,7 @@ def test_bytes_of_its_history_have_the_names_of_today(folder: Path) -> None:
     assert history.column("bytes.shards") == [12] * ITERATION
     assert "slices" not in history[0]["bytes"]
     assert history[ITERATION - 1]["phases"]["other"] == 0.0  # a phase of later releases
+    assert history[ITERATION - 1]["bytes"]["files"] == 0
 
 
 def test_its_weights_can_be_loaded(folder: Path) -> None:

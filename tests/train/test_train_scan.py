@@ -244,7 +244,7 @@ def test_the_history_counts_the_bytes_of_files(table: Path, spark: Any) -> None:
             expected += sum(
                 c.total_compressed_size for c in columns if c.path_in_schema.split(".")[0] in ("x", "y")
             )
-    with dataset(table, spark, 1, window=ROWS * 100, streams=1) as data:
+    with dataset(table, spark, 1, window=10_000_000, streams=1) as data:
         found = trainer(17).fit(data).history  # an epoch
     assert sum(row["bytes"]["files"] for row in found) == expected  # each row group once, neither w nor name
     assert all(row["phases"]["data"] > 0 for row in found)
