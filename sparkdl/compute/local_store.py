@@ -183,10 +183,14 @@ def write_file(path: str, parts: Parts) -> None:
         private.make_folder(folder)
         file = os.open(draft, _WRITE, private.FILE_MODE)
     try:
-        _write(file, parts)
-    finally:
-        os.close(file)
-    os.rename(draft, path)
+        try:
+            _write(file, parts)
+        finally:
+            os.close(file)
+        os.rename(draft, path)
+    except OSError:  # a full disk has no room for drafts
+        os.unlink(draft)
+        raise
 
 
 def _write(file: int, parts: Parts) -> None:

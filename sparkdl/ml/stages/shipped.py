@@ -17,6 +17,8 @@ from torch import nn
 from sparkdl._spark.tasks import task_resources
 from sparkdl.access import models_in
 from sparkdl.access.models import Lasting
+from sparkdl.compute.local_store import write_file
+from sparkdl.compute.memory import exempt_objects
 from sparkdl.nn import serialize
 from sparkdl.nn.numerics import device_of_task
 from sparkdl.nn.prepack import prepack
@@ -56,8 +58,7 @@ class Loaded:
         """
         if self.tasks < _TASKS_UNTIL_SETTLED:
             self.tasks += 1
-            gc.collect()
-            gc.freeze()
+            exempt_objects()
 
 
 _models: OrderedDict[tuple[str, str], Loaded] = OrderedDict()
@@ -99,23 +100,12 @@ def _read(shipped: Lasting) -> tuple[nn.Module, int]:
             if len(data) < _MAPPED_BYTES or not serialize.can_map(data):
                 return serialize.loads_module(data), len(data)
             _discard(folder, len(data))
-            if not _write(path, data):
+            try:
+                write_file(str(path), [data])
+            except OSError:  # the disk has no room
                 return serialize.loads_module(data), len(data)
         os.utime(path)
         return serialize.map_module(path), path.stat().st_size
-
-
-def _write(path: Path, data: bytes) -> bool:
-    """Write a file that appears when it is complete; return whether the disk has had room for it."""
-    draft = path.with_name("draft")
-    try:
-        with open(draft, "wb", opener=private.opener) as file:
-            file.write(data)
-        draft.rename(path)
-    except OSError:
-        draft.unlink(missing_ok=True)
-        return False
-    return True
 
 
 def _discard(folder: Path, size: int) -> None:
