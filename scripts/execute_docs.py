@@ -13,6 +13,7 @@ import linecache
 import os
 import re
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -84,10 +85,19 @@ def filled(page: str, text: str, namespace: dict[str, Any]) -> str:
         if snippet.prints is not None:
             at = text.index("\n```", text.index("```text prints", at)) + 4
         printed = "" if snippet.info == "no-run" else snippet.run(page, namespace).rstrip()
-        lines = [line.rstrip() for line in printed.splitlines()]
+        lines = [part for line in printed.splitlines() for part in _wrapped(line.rstrip())]
         if lines and len(lines) <= LINES and max(map(len, lines)) <= COLUMNS:
             parts.append("\n\n```text prints\n" + "\n".join(lines) + "\n```")
     return "".join([*parts, text[at:]])
+
+
+def _wrapped(line: str) -> list[str]:
+    """Return a line as the page shows it: a long sentence takes two, a wide table has no place."""
+    if not COLUMNS < len(line) <= 2 * COLUMNS or line.startswith(("|", "+", " ")):
+        return [line]
+    return textwrap.wrap(
+        line, COLUMNS, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def main() -> None:

@@ -442,6 +442,22 @@ def test_signals_reach_the_job_and_ctrl_c_does_not_end_the_command(
     assert main(["submit", "--master", "local[2]", "train.py"]) == 3
 
 
+def test_ctrl_c_is_for_the_drivers_python_alone_and_a_third_ends_spark(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    ignored = "grep SigIgn /proc/$$/status"
+    fake_spark(folder, monkeypatch, f"trap 'exit 3' TERM; {ignored}; kill -INT $PPID; kill -INT $$; echo on")
+    assert main(["submit", "--master", "local[2]", "train.py"]) == 0
+    out = capfd.readouterr().out
+    assert int(out.split()[1], 16) & 1 << signal.SIGINT - 1
+    assert out.endswith("on\n")
+    thrice = "; ".join(["kill -INT $PPID; sleep 0.3"] * 3)
+    (folder / "spark" / "bin" / "spark-submit").write_text(
+        f"#!/bin/sh\ntrap 'exit 3' TERM\n{thrice}\nexit 4\n"
+    )
+    assert main(["submit", "--master", "local[2]", "train.py"]) == 3
+
+
 def test_a_terminal_that_closes_leaves_no_confs(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 _HEARTBEAT_S = 0.5
+_MOST_INTERRUPTS = 2  # of one process: a fit takes the first for its end, the second for one at once
 
 
 class Child:
@@ -27,15 +28,23 @@ class Child:
         self.stopped = False
         self._alone = alone
         self._waiting: list[int] = []
+        self._interrupts = 0
         self._process: subprocess.Popen[bytes] | None = None
 
-    def run(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
-        """Run a command with more variables and return its exit status, 128 + n if signal n ended it."""
+    def run(
+        self, command: Sequence[str], environment: Mapping[str, str], *, ignores_interrupts: bool = False
+    ) -> int:
+        """Run a command with more variables and return its exit status, 128 + n if signal n ended it.
+
+        With ``ignores_interrupts`` Ctrl-C is for those of its processes that ask for it: Spark's JVM does
+        not, the driver's Python does. A third Ctrl-C asks the command itself to end.
+        """
         self._process = process = subprocess.Popen(
             command,
             env=os.environ | environment,
             stdin=subprocess.DEVNULL if self._alone else None,
             process_group=0 if self._alone else None,
+            preexec_fn=_ignore_interrupts if ignores_interrupts else None,
         )
         try:
             for number in self._waiting:  # what came before the process was there
@@ -57,8 +66,12 @@ class Child:
     def pass_on(self, number: int, frame: object) -> None:
         """Handle a signal: it is for the process."""
         self.stopped = True
-        if number == signal.SIGINT and not self._alone:
-            return  # a terminal sends Ctrl-C to all processes of the group
+        if number == signal.SIGINT:
+            self._interrupts += 1
+            if self._interrupts > _MOST_INTERRUPTS:
+                number = signal.SIGTERM
+            elif not self._alone:
+                return  # a terminal sends Ctrl-C to all processes of the group
         if self._process is None:
             self._waiting.append(number)
         else:
@@ -92,6 +105,10 @@ def forwarding(*, alone: bool = False) -> Iterator[Child]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _ignore_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _wait(process: subprocess.Popen[bytes]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sparkdl")
 _LEAST_SHARE = 0.05
+_MOST_NUMBERS = 8  # of one metric in a line
 
 
 class LogLine(Hook):
@@ -57,8 +59,7 @@ class LogLine(Hook):
 
     def on_validation_end(self, run: Run, name: str, scores: Mapping[str, float]) -> None:
         """Log the scores."""
-        found = ", ".join(f"{metric} {value:.5g}" for metric, value in scores.items())
-        logger.info("%s: %s: %s %s", run.name, _where(run), name, found)
+        logger.info("%s: %s: %s %s", run.name, _where(run), name, _found(scores))
 
     def on_train_end(self, run: Run) -> None:
         """Log the last line and how the run ended."""
@@ -89,6 +90,18 @@ class LogLine(Hook):
             ", ".join(f"{name} {share:.0%}" for name, share in shown.items()),
         )
         self._interval = Interval()
+
+
+def _found(scores: Mapping[str, float]) -> str:
+    """Return scores as text; of a metric of many numbers, such as a confusion matrix, how many they are."""
+    sizes = Counter(metric.partition("/")[0] for metric in scores)
+    parts = {
+        f"{metric} {value:.5g}"
+        if sizes[name := metric.partition("/")[0]] <= _MOST_NUMBERS
+        else f"{name} ({sizes[name]} numbers)": None
+        for metric, value in scores.items()
+    }
+    return ", ".join(parts)
 
 
 def _where(run: Run) -> str:

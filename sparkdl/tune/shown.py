@@ -79,7 +79,7 @@ class SearchProgress:
             self._show(trials, epochs)
             return
         if self._bar is None:
-            self._bar = open_bar(self._name, "rung")
+            self._bar = open_bar(self._name, "rung", bar_format="{desc}: {n_fmt} rungs{postfix}, {elapsed}")
         best = max(trials, key=lambda trial: (trial.last, -trial.number))
         ended = sum(trial.is_over for trial in trials)
         failed = sum(trial.status == "failed" for trial in trials)

@@ -51,6 +51,14 @@ class Trial:
     state: int | None = None
     error: str = ""
 
+    def __repr__(self) -> str:
+        params = ", ".join(f"{name}={_short(value)}" for name, value in self.params.items())
+        which = f"{self.number}: {params}" if params else str(self.number)
+        report = self.reports[-1] if self.reports else {}
+        values = ", ".join(f"{name} {_short(value)}" for name, value in report.items() if name != "epoch")
+        ending = self.error or values
+        return f"Trial({which}; {self.status}, {self.epochs} epochs{ending and '; ' + ending})"
+
     @property
     def is_over(self) -> bool:
         """Whether it will not go on."""
@@ -106,3 +114,7 @@ def caught_classes(catch: Any) -> tuple[type[Exception], ...]:
                 f"catch={each!r:.100}: expected classes of exceptions such as (ValueError, ModelError)"
             )
     return found
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else repr(value)

@@ -103,3 +103,12 @@ def test_extras_are_averaged_over_the_rows_that_have_them():
     point = interval.take()
     assert point["extras/a"] == 2
     assert point["extras/b"] == 5
+
+
+def test_a_confusion_matrix_is_no_hundred_numbers_in_a_line(caplog):
+    caplog.set_level(logging.INFO, "sparkdl")
+    run = FakeRun(steps=1)
+    line = LogLine()
+    matrix = {f"confusion/{i}/{j}": 1.0 for i in range(10) for j in range(10)}
+    line.on_validation_end(run, "val", {"loss": 0.5, **matrix, "recall/0": 0.25, "recall/1": 1.0})
+    assert caplog.messages[0].endswith("val loss 0.5, confusion (100 numbers), recall/0 0.25, recall/1 1")

@@ -487,3 +487,13 @@ def test_a_damaged_folder_is_no_failed_trial() -> None:
 
     with pytest.raises(ConfigError, match="damaged"):
         search(FIFO(), runner=Damaged(), passes=lambda _: True)
+
+
+def test_a_trial_shows_its_params_and_what_became_of_it() -> None:
+    params = {"lr": 1 / 3, "act": "tanh"}
+    trial = Trial(number=3, params=params, first_params=params, status="finished", epochs=2)
+    trial.reports = [{"epoch": 1, "loss": 2.0}, {"epoch": 2, "loss": 0.52434, "val/accuracy": 0.5}]
+    assert repr(trial) == "Trial(3: lr=0.3333, act='tanh'; finished, 2 epochs; loss 0.5243, val/accuracy 0.5)"
+    trial.status, trial.error = "failed", "ValueError: 64 units are too many"
+    assert repr(trial).endswith("; failed, 2 epochs; ValueError: 64 units are too many)")
+    assert repr(Trial(number=0, params={}, first_params={})) == "Trial(0; running, 0 epochs)"

@@ -197,7 +197,8 @@ class Submission:
 
     def run(self, child: Child) -> int:
         """Run spark-submit and return its exit status, 128 + n if signal n ended it."""
-        return child.run(self.command, self.environment)
+        # A driver in the cluster hears no Ctrl-C: spark-submit, which waits for it, ends.
+        return child.run(self.command, self.environment, ignores_interrupts=not self.remote)
 
     def shown(self) -> str:
         """Return the command as a shell takes it, below its confs; without secrets."""
