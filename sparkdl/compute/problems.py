@@ -75,6 +75,7 @@ class LostPeer:
         partition: the rank.
         reason: what was seen.
         begun: whether the group had begun, so that what it started from may be overwritten.
+        gone: whether every process that might have run it was gone, rather than late.
     """
 
     kind: ClassVar[str] = "peer"
@@ -82,6 +83,7 @@ class LostPeer:
     partition: int
     reason: str
     begun: bool
+    gone: bool = False
 
 
 @dataclass(frozen=True, slots=True)

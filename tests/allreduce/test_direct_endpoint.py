@@ -128,6 +128,29 @@ def test_a_newcomer_whom_nobody_awaits_gives_up_at_once(stack: ExitStack) -> Non
     assert time.monotonic() - begin < 20
 
 
+def test_of_a_member_that_has_died_only_a_successor_is_waited_for(stack: ExitStack) -> None:
+    one, *others = some(stack, 3)
+    members = [end.peer for end in (one, *others)]
+    talk(meet([one, *others], members))
+    others[1].close()
+    begin = time.monotonic()
+    found = meet([one, others[0]], members, 2, seconds=30, ranks=3)
+    assert 0.4 < time.monotonic() - begin < 10
+    assert any(error.gone for error in found)
+    assert {error.rank for error in found} == {2}
+
+
+def test_a_member_that_lives_may_come_late(stack: ExitStack) -> None:
+    """Another job may have its slot: that it is late says nothing of its process."""
+    one, late = some(stack, 2)
+    members = [one.peer, late.peer]
+    talk(meet([one, late], members))
+    begin = time.monotonic()
+    (error,) = meet([one], members, 2, seconds=1.2, ranks=2)
+    assert time.monotonic() - begin > 1.1
+    assert not error.gone
+
+
 def test_an_address_that_leads_nowhere(stack: ExitStack) -> None:
     (one,) = some(stack, 1)
     nowhere = [Peer(new_id(), "::1" if socket.has_ipv6 else HOST, 1), Peer(new_id(), "255.255.255.255", 9)]

@@ -41,11 +41,11 @@ class BackOff:
         """About how long the groups until then take."""
         return max(_UNTIL_AGAIN_SECONDS, self._pause)
 
-    def lost(self, now: float, *, begun: bool) -> float:
+    def lost(self, now: float, *, begun: bool, gone: bool = False) -> float:
         """Note a loss; return the seconds until tasks exchange directly again."""
         if begun:  # or it takes longer than anybody has waited
             self.patience = min(2 * self.patience, _MOST_PATIENCE)
-        else:  # other jobs may hold the slots for longer
+        elif self.failures or not gone:  # other jobs may hold the slots for longer
             self._pause = max(self._pause, _FIRST_PAUSE)
         pause = self._pause
         self._again = now + pause
@@ -71,7 +71,7 @@ class Pace:
     """
 
     direct: float = 0.01
-    shuffled: float = 0.1
+    shuffled: float = 0.5
     longest: float = 0.0
     short: float = _UNTIL_BACK_SECONDS
 

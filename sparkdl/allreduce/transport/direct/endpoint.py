@@ -27,6 +27,9 @@ _MOST_AT_ONCE = 32
 _REDIAL_SECONDS = 0.05
 """After so long a peer is dialled again that was there, and has closed the connection."""
 
+_NEWCOMER_SECONDS = 0.5
+"""So long a new process may take to appear, once all that might run the absent ranks are gone."""
+
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 _PROOF_SECONDS = 2.0
@@ -103,6 +106,9 @@ class _Meeting:
         self._poll = select.poll()
         self._deaf_until: float | None = None
         self._refused = ""
+        self._awaited: set[bytes] = set()  # members that dial this process
+        self._left: set[bytes] = set()  # those that have closed their connection
+        self._nobody_since: float | None = None
 
     def hold(self, members: Sequence[Peer], deadline: float) -> Mapping[int, Connection]:
         """Wait for all ranks."""
@@ -112,15 +118,21 @@ class _Meeting:
         ids = {member.id for member in members}
         for member in {member.id: member for member in members}.values():
             dials = self._own not in ids or self._own < member.id
-            if member.id != self._own and member.id not in endpoint._links and dials:
+            if member.id == self._own or member.id in endpoint._links:
+                continue
+            if dials:
                 self._to_dial[member.id] = member
                 self._dial(member)
+            else:
+                self._awaited.add(member.id)
         self._poll.register(endpoint._listener, select.POLLIN)
         while not self._is_agreed():
             now = time.monotonic()
-            alone = not self._dialling and not self._redials and not endpoint._links
-            if now >= deadline or (alone and self._own not in ids):  # nobody knows of a newcomer
+            if now >= deadline:
                 raise self._absent()
+            # Nobody knows of a newcomer.
+            if self._nobody_for(now) >= (_NEWCOMER_SECONDS if self._own in ids else 0.0):
+                raise self._absent(gone=True)
             self._turn_away(now)
             self._redial(now)
             self._hear_again(now)
@@ -149,6 +161,19 @@ class _Meeting:
                 raise LostPeerError(rank, "has found another process of a rank")
         return all(link in self._said and not link.queued for link in self._found.values())
 
+    def _nobody_for(self, now: float) -> float:
+        """Return for how long every process that was there has said which ranks it runs, or is gone."""
+        links = self._endpoint._links
+        coming = (
+            self._dialling or self._redials or self._strangers or self._awaited - links.keys() - self._left
+        )
+        if self._is_complete() or coming or not {*links.values()} <= {*self._found.values()}:
+            self._nobody_since = None
+            return -1.0
+        if self._nobody_since is None:
+            self._nobody_since = now
+        return now - self._nobody_since
+
     def _is_complete(self) -> bool:
         return len(self._found) == self._ranks - len(self._hosted)
 
@@ -157,10 +182,10 @@ class _Meeting:
         for handshake in (*self._dialling.values(), *self._strangers.values()):
             handshake.sock.close()
 
-    def _absent(self) -> LostPeerError:
+    def _absent(self, *, gone: bool = False) -> LostPeerError:
         absent = sorted({*range(self._ranks)} - {*self._hosted} - self._found.keys())
         what = f"not found in time: {absent[:8]}" if absent else "does not read"
-        return LostPeerError(absent[0] if absent else None, what + self._refused)
+        return LostPeerError(absent[0] if absent else None, what + self._refused, gone=gone)
 
     def _handle(self, fd: int, events: int) -> None:
         if fd == self._endpoint._listener.fileno():
@@ -310,6 +335,7 @@ class _Meeting:
             del self._endpoint._links[link.peer]
         self._found = {rank: other for rank, other in self._found.items() if other is not link}
         self._said.pop(link, None)
+        self._left.add(link.peer)
         self._dial_later(link.peer)
         link.close()
 

@@ -50,12 +50,14 @@ class LostPeerError(Exception):
     Args:
         rank: which one; ``None`` if that is not known.
         reason: what was seen.
+        gone: whether every process that might have run it is gone.
     """
 
-    def __init__(self, rank: int | None, reason: str) -> None:
+    def __init__(self, rank: int | None, reason: str, *, gone: bool = False) -> None:
         super().__init__(rank, reason)
         self.rank = rank
         self.reason = reason
+        self.gone = gone
 
 
 def open_socket(host: str) -> socket.socket:

@@ -108,7 +108,7 @@ class GroupTask:
         except LostPeerError as error:
             close_endpoint(self.fit.fit_id)  # which the others notice
             lost = own[0] if error.rank is None else error.rank
-            problem = LostPeer(self.iteration, lost, error.reason, begun=begun)
+            problem = LostPeer(self.iteration, lost, error.reason, begun=begun, gone=error.gone)
             yield from to_driver([ToDriver(Problems([problem]))])
         except BaseException:
             close_endpoint(self.fit.fit_id)

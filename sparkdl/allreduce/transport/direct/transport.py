@@ -189,7 +189,8 @@ class DirectTransport:
         """Return that somebody was lost, and go on by shuffles for a while."""
         self._membership.forget()
         self._placement.forget()
-        pause = self._back_off.lost(self._clock(), begun=begun)
+        gone = bool(lost) and all(problem.gone for problem in lost)
+        pause = self._back_off.lost(self._clock(), begun=begun, gone=gone)
         reason = "; ".join(sorted({f"rank {p.partition}: {p.reason}" for p in lost}))
         reason = reason or "not every task has found an address to listen at"
         warn = _log.debug if self._has_warned else _log.warning
