@@ -17,7 +17,8 @@ and then several times with faults, and prints one JSON line::
     driver        the driver killed by SIGKILL and resumed from its checkpoints
 
 ``kills`` counts the faults, ``bit_identical`` the runs that ended with the undisturbed run's weights,
-and ``seconds_lost_per_kill`` how much longer they took per fault.
+and ``seconds_lost_per_kill`` how much longer they took per fault. ``seconds_to_next_step`` are those from
+each signal to the end of the next step that was not on its way to the driver already.
 
 ``--row-memory`` trains a model with an embedding variable of 100 kB, with that bound.
 
@@ -76,6 +77,7 @@ _DYNAMIC = {
     "spark.dynamicAllocation.shuffleTracking.timeout": "4s",
 }
 _PAUSES, _PAUSE_SECONDS = 5, 10.0
+_ARRIVING_SECONDS = 0.1  # in which the driver's hooks get the steps of a group that was complete
 _SPECULATION = {"spark.speculation": "true", "spark.speculation.interval": "100ms"}
 
 
@@ -338,6 +340,7 @@ class Harm:
     Attributes:
         left: faults that are still to come.
         while_direct: faults that came when the latest step had exchanged directly.
+        to_next_step: seconds from each signal to executors to the end of the next step.
     """
 
     def __init__(self, scenario: Scenario, spark: Cluster, kills: int, training: Training) -> None:
@@ -348,6 +351,7 @@ class Harm:
         self._direct = training.transport == "direct"
         self.left = kills
         self.while_direct = 0
+        self.to_next_step: list[float] = []
 
     def __call__(self, folder: Path, driver: subprocess.Popen[Any]) -> int:
         """Disturb a run until it ends, or the driver is dead; return the number of faults."""
@@ -364,15 +368,21 @@ class Harm:
                 return 1
             executors = self._spark.executors()
             victims = self._random.sample(executors, min(self._scenario.victims, len(executors)))
-            hit = self._spark.signal(victims, self._scenario.signal)
+            hit, then = self._spark.signal(victims, self._scenario.signal), time.monotonic()
             faults += hit
             self.left -= hit
+            time.sleep(_ARRIVING_SECONDS)
+            if self._wait(folder, driver, _progress(folder)[0] + 1, directly=False):
+                self.to_next_step.append(round(time.monotonic() - then, 2))
         return faults
 
-    def _wait(self, folder: Path, driver: subprocess.Popen[Any], iteration: int) -> bool:
+    def _wait(
+        self, folder: Path, driver: subprocess.Popen[Any], iteration: int, *, directly: bool = True
+    ) -> bool:
+        directly = directly and self._direct
         while driver.poll() is None:
             reached, direct = _progress(folder)
-            if reached >= iteration and (direct or not self._direct) and self._spark.executors():
+            if reached >= iteration and (direct or not directly) and self._spark.executors():
                 return True
             time.sleep(0.02)
         return False
@@ -425,6 +435,7 @@ def measure(training: Training, kills: int) -> dict[str, Any]:
         "runs": len(ended),
         "bit_identical": sum(each.weights == calm.weights == reference.weights for each in ended),
         "seconds_lost_per_kill": round(lost / max(faults, 1), 2),
+        "seconds_to_next_step": sorted(harm.to_next_step),
         "seconds_undisturbed": round(calm.seconds, 1),
         "iterations": training.iterations,
         "seed": training.seed,
