@@ -42,13 +42,15 @@ ROW_BYTES = sum(column.row_bytes for column in COLUMNS)
 BATCH = 1024
 
 
-def write(folder: Path, rows: int, groups: int, files: int = 8) -> None:
+def write(folder: Path, rows: int, groups: int, files: int = 8, *, sorted_by_label: bool = False) -> None:
     """Write a table of 64 floats and a class in each row."""
     generator = np.random.default_rng(0)
     per_file = rows // files
     for number in range(files):
         values = generator.normal(size=(per_file, WIDTH)).astype(np.float32)
         label = generator.integers(0, 10, per_file)
+        if sorted_by_label:
+            label = (number * per_file + np.arange(per_file)) * 10 // rows
         lists = pa.ListArray.from_arrays(
             pa.array(np.arange(per_file + 1, dtype=np.int32) * WIDTH), pa.array(values.reshape(-1))
         )

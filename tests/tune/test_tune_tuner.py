@@ -487,7 +487,9 @@ def test_the_bar_counts_rungs(spark: Any, monkeypatch: pytest.MonkeyPatch) -> No
     """Trials that wait for good end without a rung: ASHA runs 1 + 1 + 4 rungs for 4 trials."""
     bars: list[Any] = []
     opened = shown.open_bar
-    monkeypatch.setattr(shown, "open_bar", lambda *given: bars.append(opened(*given)) or bars[-1])
+    monkeypatch.setattr(
+        shown, "open_bar", lambda *given, **options: bars.append(opened(*given, **options)) or bars[-1]
+    )
     with rows(spark) as data:
         found = tuner(progress=True).fit(data, 0.25)
     assert [bar.n for bar in bars] == [found.rungs]
