@@ -17,6 +17,7 @@ import resource
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from pyarrow import parquet
 
 from sparkdl.compute.memory import keep_freed_memory
@@ -40,6 +42,8 @@ COLUMNS = (
 )
 ROW_BYTES = sum(column.row_bytes for column in COLUMNS)
 BATCH = 1024
+
+Batches = Iterator[tuple[NDArray[np.float32], NDArray[np.int64]]]
 
 
 def write(folder: Path, rows: int, groups: int, files: int = 8, *, sorted_by_label: bool = False) -> None:
@@ -78,22 +82,33 @@ def plain(folder: Path) -> float:
     """Return rows per second of a scan by one thread, which makes arrays of what it decodes."""
     begin, rows = time.perf_counter(), 0
     for path in sorted(folder.glob("*.parquet")):
-        for batch in parquet.ParquetFile(path).iter_batches(1 << 15, columns=["x", "y"], use_threads=False):
-            values = batch.column("x").flatten().to_numpy(zero_copy_only=False).reshape(-1, WIDTH)
-            rows += len(values)
-            batch.column("y").to_numpy(zero_copy_only=False)
+        for _, labels in arrays(path, 1 << 15):
+            rows += len(labels)
     return rows / (time.perf_counter() - begin)
+
+
+def arrays(path: Path, rows: int) -> Batches:
+    """Yield so many rows of a file at a time, decoded by one thread."""
+    for batch in parquet.ParquetFile(path).iter_batches(rows, columns=["x", "y"], use_threads=False):
+        values = batch.column("x").flatten().to_numpy(zero_copy_only=False).reshape(-1, WIDTH)
+        yield values, batch.column("y").to_numpy(zero_copy_only=False)
+
+
+def batches(reader: Reader, number: int) -> Batches:
+    """Yield the batches of an epoch, as the one task of a fit reads them."""
+    rows = reader.manifest.layout.rows
+    steps = -(-rows // BATCH)
+    for step in range(steps):
+        slots = FROM_THE_BEGINNING.slots(rows, steps, step)
+        found = reader.in_epoch(slots, 0, number, True, 0, 1).read()
+        yield found["features"], found["label"]
 
 
 def epoch(manifest: ScanManifest, number: int) -> tuple[float, float]:
     """Return rows per second of an epoch that is read batch by batch, and rows decoded per row."""
     reader, rows = Reader(manifest), manifest.layout.rows
-    steps = -(-rows // BATCH)
-    begin, seen = time.perf_counter(), 0
-    for step in range(steps):
-        slots = FROM_THE_BEGINNING.slots(rows, steps, step)
-        found = reader.in_epoch(slots, 0, number, True, 0, 1).read()
-        seen += len(found["label"])
+    begin = time.perf_counter()
+    seen = sum(len(labels) for _, labels in batches(reader, number))
     seconds = time.perf_counter() - begin
     reader.close()
     assert seen == rows

@@ -25,30 +25,22 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import keeping
 import numpy as np
-from lake import BATCH, ROW_BYTES, WIDTH, manifest_of, write
-from numpy.typing import NDArray
-from pyarrow import parquet
+from lake import BATCH, ROW_BYTES, WIDTH, Batches, arrays, batches, manifest_of, write
 
 from sparkdl.data.scan.reader import Reader
-from sparkdl.data.streams import FROM_THE_BEGINNING
-
-Batches = Iterator[tuple[NDArray[np.float32], NDArray[np.int64]]]
 
 
 def sparkdl_epoch(folder: Path, buffer: int, seed: int) -> Batches:
     """Yield the batches of ``Dataset.from_parquet``."""
-    manifest = manifest_of(folder, buffer * ROW_BYTES)
-    reader, rows = Reader(manifest), manifest.layout.rows
-    steps = -(-rows // BATCH)
-    for step in range(steps):
-        found = reader.in_epoch(FROM_THE_BEGINNING.slots(rows, steps, step), 0, seed, True, 0, 1).read()
-        yield found["features"], found["label"]
+    reader = Reader(manifest_of(folder, buffer * ROW_BYTES))
+    yield from batches(reader, seed)
     reader.close()
 
 
@@ -60,10 +52,7 @@ def loop_epoch(folder: Path, buffer: int, seed: int) -> Batches:
     y = np.empty(buffer, np.int64)
     filled = 0
     for n in random.permutation(len(files)):
-        pieces = parquet.ParquetFile(files[n]).iter_batches(BATCH, columns=["x", "y"], use_threads=False)
-        for piece in pieces:
-            values = piece.column("x").flatten().to_numpy(zero_copy_only=False).reshape(-1, WIDTH)
-            labels = piece.column("y").to_numpy(zero_copy_only=False)
+        for values, labels in arrays(files[n], BATCH):
             if filled + len(labels) <= buffer:
                 x[filled : filled + len(labels)], y[filled : filled + len(labels)] = values, labels
                 filled += len(labels)
@@ -160,7 +149,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=500_000)
     parser.add_argument("--groups", type=int, default=250)
     parser.add_argument("--times", type=int, default=3)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     names = [name for name in READERS if name in ("sparkdl", "loop") or importlib.util.find_spec(name)]
@@ -171,14 +160,13 @@ def main() -> None:
         for number in range(options.times):
             for name in names:
                 found[name].append(alone(name, folder, options.rows // 10, number))
-    table = {
-        name: {key: statistics.median(each[key] for each in those) for key in those[0]}
+    rows = [
+        {"reader": name} | {key: statistics.median(each[key] for each in those) for key in those[0]}
         for name, those in found.items()
-    }
-    text = json.dumps(table, indent=1)
-    print(text)
-    if options.json:
-        options.json.write_text(text + "\n")
+    ]
+    for row in rows:
+        print(json.dumps(row))
+    keeping.write(options.json, rows)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from support.scripts import script_folder
 
 from sparkdl import session
 from sparkdl.__main__ import main
-from sparkdl.cli import board, clusters, properties
+from sparkdl.cli import board, clusters, process, properties
 from sparkdl.cli.submit import command as submit
 from sparkdl.cli.submit import packing
 from sparkdl.cli.submit.job import Job, read_job_file
@@ -451,11 +451,26 @@ def test_ctrl_c_is_for_the_drivers_python_alone_and_a_third_ends_spark(
     out = capfd.readouterr().out
     assert int(out.split()[1], 16) & 1 << signal.SIGINT - 1
     assert out.endswith("on\n")
-    thrice = "; ".join(["kill -INT $PPID; sleep 0.3"] * 3)
     (folder / "spark" / "bin" / "spark-submit").write_text(
-        f"#!/bin/sh\ntrap 'exit 3' TERM\n{thrice}\nexit 4\n"
+        f"#!/bin/sh\ntrap 'exit 3' TERM\n{PRESSES}\nexit 4\n"
     )
     assert main(["submit", "--master", "local[2]", "train.py"]) == 3
+
+
+PRESSES = "; ".join(["kill -INT $PPID; sleep 0.3"] * 3)
+
+
+def test_a_command_that_hears_ctrl_c_itself_is_not_ended_by_a_third() -> None:
+    """Jupyter asks at each whether to end."""
+    with process.forwarding() as child:
+        assert child.run(["sh", "-c", f"trap 'exit 3' TERM; {PRESSES}; exit 4"], {}) == 4
+
+
+def test_interrupts_of_several_fits_are_no_third_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_IN_A_ROW_S", 0.1)
+    with process.forwarding() as child:
+        command = ["sh", "-c", f"trap 'exit 3' TERM; {PRESSES}; exit 4"]
+        assert child.run(command, {}, ignores_interrupts=True) == 4
 
 
 def test_a_terminal_that_closes_leaves_no_confs(

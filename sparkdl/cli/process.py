@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 _HEARTBEAT_S = 0.5
-_MOST_INTERRUPTS = 2  # of one process: a fit takes the first for its end, the second for one at once
+_MOST_INTERRUPTS = 2  # a fit takes the first for its end, the second for one at once
+_IN_A_ROW_S = 10.0  # a script goes on after a fit, and the next one may be interrupted, too
 
 
 class Child:
@@ -28,7 +29,8 @@ class Child:
         self.stopped = False
         self._alone = alone
         self._waiting: list[int] = []
-        self._interrupts = 0
+        self._ignored = False
+        self._interrupts: list[float] = []
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(
@@ -37,8 +39,9 @@ class Child:
         """Run a command with more variables and return its exit status, 128 + n if signal n ended it.
 
         With ``ignores_interrupts`` Ctrl-C is for those of its processes that ask for it: Spark's JVM does
-        not, the driver's Python does. A third Ctrl-C asks the command itself to end.
+        not, the driver's Python does. A third Ctrl-C in a row asks the command itself to end.
         """
+        self._ignored = ignores_interrupts
         self._process = process = subprocess.Popen(
             command,
             env=os.environ | environment,
@@ -67,8 +70,9 @@ class Child:
         """Handle a signal: it is for the process."""
         self.stopped = True
         if number == signal.SIGINT:
-            self._interrupts += 1
-            if self._interrupts > _MOST_INTERRUPTS:
+            now = time.monotonic()
+            self._interrupts = [*(then for then in self._interrupts if then > now - _IN_A_ROW_S), now]
+            if self._ignored and len(self._interrupts) > _MOST_INTERRUPTS:
                 number = signal.SIGTERM
             elif not self._alone:
                 return  # a terminal sends Ctrl-C to all processes of the group

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -94,14 +93,13 @@ class LogLine(Hook):
 
 def _found(scores: Mapping[str, float]) -> str:
     """Return scores as text; of a metric of many numbers, such as a confusion matrix, how many they are."""
-    sizes = Counter(metric.partition("/")[0] for metric in scores)
-    parts = {
-        f"{metric} {value:.5g}"
-        if sizes[name := metric.partition("/")[0]] <= _MOST_NUMBERS
-        else f"{name} ({sizes[name]} numbers)": None
-        for metric, value in scores.items()
-    }
-    return ", ".join(parts)
+    by_metric: dict[str, list[str]] = {}
+    for name, value in scores.items():
+        by_metric.setdefault(name.partition("/")[0], []).append(f"{name} {value:.5g}")
+    return ", ".join(
+        ", ".join(own) if len(own) <= _MOST_NUMBERS else f"{metric} ({len(own)} numbers)"
+        for metric, own in by_metric.items()
+    )
 
 
 def _where(run: Run) -> str:

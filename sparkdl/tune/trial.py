@@ -56,7 +56,7 @@ class Trial:
         which = f"{self.number}: {params}" if params else str(self.number)
         report = self.reports[-1] if self.reports else {}
         values = ", ".join(f"{name} {_short(value)}" for name, value in report.items() if name != "epoch")
-        ending = self.error or values
+        ending = f"{self.error.splitlines()[0]:.200}" if self.error else values
         return f"Trial({which}; {self.status}, {self.epochs} epochs{ending and '; ' + ending})"
 
     @property

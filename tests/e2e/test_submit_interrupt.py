@@ -14,8 +14,6 @@ import pytest
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 SCRIPT = """
-import os
-import signal
 from functools import partial
 
 import numpy as np

@@ -107,31 +107,30 @@ class _Meeting:
         self._deaf_until: float | None = None
         self._refused = ""
         self._awaited: set[bytes] = set()  # members that dial this process
-        self._left: set[bytes] = set()  # those that have closed their connection
-        self._nobody_since: float | None = None
 
     def hold(self, members: Sequence[Peer], deadline: float) -> Mapping[int, Connection]:
         """Wait for all ranks."""
         endpoint = self._endpoint
+        ids = {member.id for member in members}
+        if self._own in ids:
+            self._awaited = {member for member in ids if member < self._own}
         for link in list(endpoint._links.values()):
             self._greet(link)
-        ids = {member.id for member in members}
         for member in {member.id: member for member in members}.values():
             dials = self._own not in ids or self._own < member.id
-            if member.id == self._own or member.id in endpoint._links:
-                continue
-            if dials:
+            if member.id != self._own and member.id not in endpoint._links and dials:
                 self._to_dial[member.id] = member
                 self._dial(member)
-            else:
-                self._awaited.add(member.id)
+        # Nobody knows of a newcomer, so it has no successor to wait for.
+        patience = _NEWCOMER_SECONDS if self._own in ids else 0.0
+        nobody_since: float | None = None
         self._poll.register(endpoint._listener, select.POLLIN)
         while not self._is_agreed():
             now = time.monotonic()
             if now >= deadline:
                 raise self._absent()
-            # Nobody knows of a newcomer.
-            if self._nobody_for(now) >= (_NEWCOMER_SECONDS if self._own in ids else 0.0):
+            nobody_since = (nobody_since or now) if self._is_nobody_left() else None
+            if nobody_since is not None and now - nobody_since >= patience:
                 raise self._absent(gone=True)
             self._turn_away(now)
             self._redial(now)
@@ -161,18 +160,11 @@ class _Meeting:
                 raise LostPeerError(rank, "has found another process of a rank")
         return all(link in self._said and not link.queued for link in self._found.values())
 
-    def _nobody_for(self, now: float) -> float:
-        """Return for how long every process that was there has said which ranks it runs, or is gone."""
+    def _is_nobody_left(self) -> bool:
+        """Return whether ranks are absent, and all processes have said which ones they run, or are gone."""
         links = self._endpoint._links
-        coming = (
-            self._dialling or self._redials or self._strangers or self._awaited - links.keys() - self._left
-        )
-        if self._is_complete() or coming or not {*links.values()} <= {*self._found.values()}:
-            self._nobody_since = None
-            return -1.0
-        if self._nobody_since is None:
-            self._nobody_since = now
-        return now - self._nobody_since
+        coming = self._dialling or self._redials or self._strangers or self._awaited - links.keys()
+        return not (coming or self._is_complete()) and {*links.values()} <= {*self._found.values()}
 
     def _is_complete(self) -> bool:
         return len(self._found) == self._ranks - len(self._hosted)
@@ -335,7 +327,7 @@ class _Meeting:
             del self._endpoint._links[link.peer]
         self._found = {rank: other for rank, other in self._found.items() if other is not link}
         self._said.pop(link, None)
-        self._left.add(link.peer)
+        self._awaited.discard(link.peer)
         self._dial_later(link.peer)
         link.close()
 
