@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from sparkdl._spark.errors import is_job_failure
+from sparkdl._spark.processes import EndSurplus
 from sparkdl.access.base import Access, Published
 from sparkdl.access.in_pieces import ChainTask
 from sparkdl.allreduce.kept import Kept
@@ -17,6 +18,9 @@ from sparkdl.data.store.built import PartitionStore
 from sparkdl.data.store.placement import crowded
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Frame, Packed
+
+_LINGER_SECONDS = 0.1
+"""Where an executor has several task slots, so that each task gets a process of its own."""
 
 _log = logging.getLogger("sparkdl")
 
@@ -68,6 +72,15 @@ class Cluster(Protocol):
         """Return whether the same Python process runs all tasks of an executor of so many slots."""
         ...
 
+    def end_surplus_processes(self, slots: int, seen: int | None = None) -> None:
+        """Let no executor of so many slots have more Python processes, where one has been seen to.
+
+        Args:
+            slots: of an executor.
+            seen: processes of the executor that has most; ``None`` to look, if that takes no time.
+        """
+        ...
+
     def count_executors(self, *, look: bool = False) -> int:
         """Return how many executors there are; ``look`` where that may cost a job."""
         ...
@@ -104,10 +117,35 @@ class SparkCluster:
 
     def one_process(self, slots: int) -> bool:
         """Return whether the same Python process runs all tasks of an executor of so many slots."""
-        conf = self.access.conf
-        reused = conf("spark.python.worker.reuse", "true") == "true"
         # Of two attempts of a task at a time one is killed, and its process with it.
-        return slots == 1 and reused and conf("spark.speculation", "false") == "false"
+        return slots == 1 and self._reuses and self.access.conf("spark.speculation", "false") == "false"
+
+    def end_surplus_processes(self, slots: int, seen: int | None = None) -> None:
+        """Let no executor have more Python processes than slots: each takes its turn, and knows little.
+
+        What a process holds in memory is of no use to the next task then, each has a copy of the model, and
+        those that were found to exchange directly are not the ones that run the ranks.
+        """
+        access = self.access
+        if not self._reuses or (seen is None and not access.tells_executors):
+            return
+        access.describe("sparkdl: look for surplus Python processes")
+        try:
+            run = partial(access.run_everywhere, profile=self.profile)
+            if seen is None:
+                seen = max(map(int, run(EndSurplus(slots))), default=1)
+            if seen > slots:
+                run(EndSurplus(slots, _LINGER_SECONDS if slots > 1 else 0.0), times=seen)
+        except Exception as error:
+            if not is_job_failure(error):
+                raise
+            _log.debug("processes were not looked for: %s", error)
+        finally:
+            access.describe(None)
+
+    @property
+    def _reuses(self) -> bool:
+        return self.access.conf("spark.python.worker.reuse", "true") == "true"
 
     def count_executors(self, *, look: bool = False) -> int:
         """Return how many executors there are; ``look`` where that may cost a job."""

@@ -83,6 +83,7 @@ class Engine:
 
     def _take(self, store: PartitionStore) -> None:
         self.store = store
+        self._cluster.end_surplus_processes(store.executors.tasks)
         self._fit = replace(self._fit, in_memory=self._cluster.one_process(store.executors.tasks))
         route = self._choose(store, self._fit)
         self._plan, self._traits, self._transport = route.plan, route.plan.traits, route.transport
@@ -171,6 +172,7 @@ class Engine:
                 # files for the next group; what others have of this attempt is another generation.
                 origin, steps = Origin.DRIVER_ALONE, steps[:1]
                 self._generation += 1
+                self._cluster.end_surplus_processes(self.store.executors.tasks, result.processes)
             for problem in problems:
                 if isinstance(problem, MissingPartition):
                     self._transport.forget(problem.partition)

@@ -66,7 +66,7 @@ EXAMPLES: list[Message] = [
     Shard.of(1, 2.0, VALUES, USED),
     REPORT,
     Reports([REPORT.told()], {"counters": VALUES}),
-    Problems(PROBLEMS),
+    Problems(PROBLEMS, 3),
     UpdatedShard(FACTS, Owned(VALUES), VALUES, Reports([REPORT.told()], {"buffers": VALUES})),
     Partials(0, 7, np.ones(3)),
     Totals([np.ones(3), np.zeros(2)]),

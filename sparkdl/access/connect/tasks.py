@@ -16,6 +16,7 @@ import cloudpickle
 import pyarrow as pa
 
 from sparkdl._spark.frames import Task, keyed_by
+from sparkdl._spark.processes import is_ending
 from sparkdl.access.connect.files import KeptFile, sent_file
 from sparkdl.access.stages import RESULT
 from sparkdl.wire import frame
@@ -77,8 +78,8 @@ class ArrowTask:
         frames = _frames(arriving) if job.reads else iter(())
         found = job.task(partition, _after(job.first[partition : partition + 1], frames))
         yield from in_batches(_rows(partition, found, keyed=job.keyed))
-        # A task that leaves input unread loses its Python worker.
-        deque(arriving, maxlen=0)
+        if not is_ending():  # a task that leaves input unread loses its Python process
+            deque(arriving, maxlen=0)
 
 
 @dataclass(frozen=True, slots=True)

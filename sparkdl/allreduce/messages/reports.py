@@ -82,19 +82,27 @@ class Reports:
 
 @dataclass(frozen=True, slots=True)
 class Problems:
-    """Why a step cannot be completed."""
+    """Why a step cannot be completed.
+
+    Attributes:
+        problems: the reasons.
+        processes: Python processes that take turns on the tasks of the executor that tells it.
+    """
 
     kind: ClassVar[str] = "problems"
     problems: Sequence[Problem]
+    processes: int = 1
 
     def frame(self) -> Frame:
         """Return the message as a frame."""
-        return Frame({"kind": self.kind, "problems": [problems.to_json(p) for p in self.problems]})
+        told = [problems.to_json(problem) for problem in self.problems]
+        return Frame({"kind": self.kind, "problems": told, "processes": self.processes})
 
     @classmethod
     def read(cls, message: Frame, mine: bool) -> Problems:
         """Read what :meth:`frame` returned."""
-        return cls([problems.from_json(values) for values in message.meta["problems"]])
+        meta = message.meta
+        return cls([problems.from_json(values) for values in meta["problems"]], meta["processes"])
 
 
 @dataclass(frozen=True, slots=True)

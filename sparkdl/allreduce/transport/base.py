@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from sparkdl._spark.frames import key
+from sparkdl._spark.processes import siblings
 from sparkdl.access.stages import RESULT, STATE
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.directives import Step
@@ -67,6 +68,11 @@ class GroupResult:
         """Why the group could not be completed, in the order of iterations and partitions."""
         return in_order(p for message in of_type(self.messages, Problems) for p in message.problems)
 
+    @property
+    def processes(self) -> int:
+        """How many Python processes take turns on an executor's tasks, as those saw it that had problems."""
+        return max((message.processes for message in of_type(self.messages, Problems)), default=1)
+
 
 class Transport(Protocol):
     """Carries the messages of a group of steps between its ranks."""
@@ -118,7 +124,7 @@ def perform(phase: Phase, me: Participant, inbox: Inbox, *, last: bool) -> Itera
             raise ProblemError(*found)
         yield from phase(me, inbox)
     except ProblemError as error:
-        problems = Problems(error.problems)
+        problems = Problems(error.problems, len(siblings()))
         yield ToDriver(problems) if last else ToAll(problems)
 
 

@@ -363,6 +363,9 @@ class InProcessCluster:
         """Return whether sites hold frames in memory."""
         return self.in_memory
 
+    def end_surplus_processes(self, slots: int, seen: int | None = None) -> None:
+        """Do nothing: there is this process alone."""
+
     def count_executors(self, *, look: bool = False) -> int:
         """Return that there is one."""
         return 1

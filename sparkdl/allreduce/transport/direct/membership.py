@@ -121,7 +121,7 @@ class Membership:
         access, profile, slots = self._access, self._profile, self._store.executors.tasks
         access.describe(f"{name}, find peers")
         try:
-            if self._fit.in_memory and tasks == len(self._store.partitions):
+            if self._fit.in_memory and tasks == len(self._store.partitions) and not losses:
                 task = Assemble(self._fit, self._rendezvous, 0.0)
                 found = access.collect(access.stage(self._store.tokens, task, broadcasts, profile=profile))
             else:

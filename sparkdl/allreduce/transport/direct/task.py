@@ -11,6 +11,7 @@ from itertools import chain
 import torch
 
 from sparkdl._spark.frames import key
+from sparkdl._spark.processes import siblings
 from sparkdl.access.stages import RESULT
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Message, Problems, of_type
@@ -109,7 +110,7 @@ class GroupTask:
             close_endpoint(self.fit.fit_id)  # which the others notice
             lost = own[0] if error.rank is None else error.rank
             problem = LostPeer(self.iteration, lost, error.reason, begun=begun, gone=error.gone)
-            yield from to_driver([ToDriver(Problems([problem]))])
+            yield from to_driver([ToDriver(Problems([problem], len(siblings())))])
         except BaseException:
             close_endpoint(self.fit.fit_id)
             raise

@@ -132,7 +132,8 @@ class DirectTransport:
             raise
         peers, arrived = _sorted_out(frames)
         membership.met(peers)
-        problems = [problem for message in of_type(arrived, Problems) for problem in message.problems]
+        told = list(of_type(arrived, Problems))
+        problems = [problem for message in told for problem in message.problems]
         lost = [problem for problem in problems if isinstance(problem, LostPeer)]
         if group.plan.traits.kept_bytes is not None and kept is None and not problems:
             first = group.start.version.iteration
@@ -142,7 +143,7 @@ class DirectTransport:
                 self._access.unpersist(kept)
             # Only if no rank has begun, everything is as it was.
             begun = bool(peers) or any(problem.begun for problem in lost)
-            return self._lost(group, started, begin, lost, problems, begun=begun)
+            return self._lost(group, started, begin, lost, told, begun=begun)
         membership.saw(peers)
         self._back_off.completed()
         if self._has_warned:
@@ -182,7 +183,7 @@ class DirectTransport:
         started: float,
         begin: float,
         lost: Sequence[LostPeer],
-        problems: Sequence[Any] = (),
+        told: Sequence[Problems] = (),
         *,
         begun: bool = False,
     ) -> GroupResult:
@@ -203,9 +204,10 @@ class DirectTransport:
         )
         self._has_warned = True
         problem = LostPeer(group.start.version.iteration, lost[0].partition if lost else 0, reason, begun)
-        others = [p for p in problems if not isinstance(p, LostPeer)]
+        others = [p for message in told for p in message.problems if not isinstance(p, LostPeer)]
         seconds = {"job": time.perf_counter() - begin}
-        return GroupResult([Problems([*others, problem])], None, started, seconds, direct=True)
+        processes = max((message.processes for message in told), default=1)
+        return GroupResult([Problems([*others, problem], processes)], None, started, seconds, direct=True)
 
     def _warn_if_crowded(self, group: Group) -> None:
         """Say once that not all ranks can run at the same time."""

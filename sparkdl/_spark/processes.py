@@ -1,0 +1,74 @@
+"""Python processes that wait for an executor's tasks: how many there are, and the end of surplus ones.
+
+A task of two Python stages, say of a Python function over a DataFrame and of what reads its rows, takes two
+processes. Both stay, and tasks of one stage take turns on them from then on.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class EndSurplus:
+    """The task that says how many processes take turns, and ends this one if slots have others.
+
+    The oldest ones stay. Spark ends a process that leaves input of its task unread.
+
+    Attributes:
+        slots: tasks that an executor runs at a time.
+        linger: seconds to stay, so that each task on an executor has a process of its own.
+    """
+
+    slots: int
+    linger: float = 0.0
+
+    def __call__(self, _: int, frames: Iterator[Any]) -> Iterator[bytes]:
+        """Yield the number of processes."""
+        global _ends
+        time.sleep(self.linger)
+        found = siblings()
+        _ends = os.getpid() in found[self.slots :]
+        if not _ends:
+            deque(frames, maxlen=0)
+        yield str(len(found)).encode()
+
+
+def siblings() -> list[int]:
+    """Return the ids of the processes that take turns on this executor's tasks, oldest first.
+
+    Those are the ones that the same daemon has forked. Without one, and where the system does not tell, this
+    process is alone.
+    """
+    own, parent = os.getpid(), os.getppid()
+    try:
+        children = (_PROC / str(parent) / "task" / str(parent) / "children").read_text()
+        name = _command(parent)
+    except OSError:
+        return [own]
+    # What the daemon has forked has its command line; of one that has ended nothing is left.
+    found = sorted(pid for pid in map(int, children.split()) if _command(pid) == name)
+    return found if own in found else [own]
+
+
+def is_ending() -> bool:
+    """Return whether this process gets no other task, and so must not read its input to the end."""
+    return _ends
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return (_PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:  # it has ended
+        return b""
+
+
+_ends = False

@@ -1,0 +1,142 @@
+"""Python processes that Spark has made beyond an executor's slots, as for two Python stages of one task."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from pyspark.sql.functions import udf
+from support.data import as_dataset, partitioned
+from support.models import mlp
+from support.reference import assert_bit_equal
+from torch import nn
+
+from sparkdl import Dataset, Trainer
+from sparkdl._spark.processes import EndSurplus, siblings
+from sparkdl.access import access_to
+from sparkdl.train import Hook, MaxIteration, Run
+
+TWO = partitioned([130, 110])
+
+
+def processes(spark: Any, slots: int) -> int:
+    """Return how many processes take turns in an executor's slots."""
+    keeps_all = EndSurplus(100, 0.1 if slots > 1 else 0.0)
+    return max(map(int, access_to(spark).run_everywhere(keeps_all, times=slots)))
+
+
+def double(batches: Any) -> Any:
+    for batch in batches:
+        yield batch.assign(x=batch.x * 2)
+
+
+def run_two_stages(spark: Any, slots: int) -> None:
+    """Let each slot have two processes for a moment, as a notebook's cell does."""
+    rows = spark.range(0, 64, 1, slots).selectExpr("cast(id as double) x")
+    assert rows.mapInPandas(double, "x double").mapInPandas(double, "x double").count() == 64
+
+
+def fit(data: Any, **options: Any) -> Any:
+    settings: dict[str, Any] = {
+        "loss": nn.CrossEntropyLoss(),
+        "optimizer": partial(torch.optim.Adam, lr=1e-3),
+        "batch_size": 60,
+        "seed": 3,
+        "end_when": MaxIteration(24),
+        "iterations_per_job": 4,
+        "progress": False,
+        "transport": "direct",
+    }
+    return Trainer(mlp(), **settings | options).fit(data)
+
+
+class RunsTwoStages(Hook):
+    """Runs a job of two Python stages while a fit goes on."""
+
+    def __init__(self, spark: Any) -> None:
+        self.spark = spark
+
+    def on_iteration_end(self, run: Run) -> None:
+        if run.state.iteration == 8:
+            run_two_stages(self.spark, 2)
+
+
+def test_a_process_knows_those_that_the_same_daemon_has_forked() -> None:
+    program = (
+        "import json, os, sys, time\n"
+        "from sparkdl._spark.processes import siblings\n"
+        "other = os.spawnvp(os.P_NOWAIT, 'sleep', ['sleep', '20'])\n"
+        "pids = []\n"
+        "ready, go = os.pipe()\n"
+        "over, end = os.pipe()\n"
+        "for n in range(3):\n"
+        "    pid = os.fork()\n"
+        "    if not pid:\n"
+        "        os.read(ready, 1)\n"
+        "        os.write(1, json.dumps([os.getpid(), siblings()]).encode() + b'\\n')\n"
+        "        os.read(over, 1)\n"
+        "        os._exit(0)\n"
+        "    pids.append(pid)\n"
+        "dead = os.fork()\n"
+        "if not dead:\n"
+        "    os._exit(0)\n"
+        "time.sleep(0.2)\n"  # it has ended, and nobody has asked how
+        "os.write(go, b'123')\n"
+        "time.sleep(0.5)\n"
+        "os.write(end, b'123')\n"
+        "for pid in [*pids, dead]:\n"
+        "    os.waitpid(pid, 0)\n"
+        "os.kill(other, 9)\n"
+        "print(json.dumps(pids))\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    *found, pids = map(json.loads, run.stdout.splitlines())
+    assert sorted(own for own, _ in found) == sorted(pids)
+    assert all(others == sorted(pids) for _, others in found)
+
+
+def test_a_process_without_a_daemon_is_alone() -> None:
+    program = "import os\nfrom sparkdl._spark.processes import siblings\nprint(siblings() == [os.getpid()])"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert run.stdout == "True\n", run.stderr
+    assert len(siblings()) >= 1
+
+
+def test_tasks_exchange_directly_after_a_job_of_two_python_stages(spark: Any) -> None:
+    with as_dataset(spark, TWO) as data:
+        data.store()
+        run_two_stages(spark, 2)
+        assert processes(spark, 2) > 2
+        found = fit(data)
+    assert found.history.column("direct") == [1] * 24
+    assert processes(spark, 2) == 2
+
+
+def test_a_job_of_two_python_stages_while_a_fit_goes_on(cluster: Any) -> None:
+    with as_dataset(cluster, TWO) as data:
+        options = {"transport": "shuffle", "end_when": MaxIteration(12)}
+        wanted = fit(data, **options)
+        found = fit(data, hooks=[RunsTwoStages(cluster)], **options)
+    assert_bit_equal(found.module, wanted.module)
+    assert processes(cluster, 1) == 1  # from the first task on that did not find what another had left
+
+
+@pytest.mark.parametrize("transport", ["direct", "shuffle"])
+def test_one_process_for_each_slot_though_rows_come_from_a_python_function(
+    cluster: Any, transport: Any
+) -> None:
+    rows = [([float(n % 7)] * 64, n % 3) for n in range(240)]  # which are a Python stage of their own
+    df = cluster.createDataFrame(rows, "x array<float>, y long")
+    df = df.withColumn("x", udf(lambda x: [2 * value for value in x], "array<float>")("x"))
+    with Dataset.from_dataframe(df, features="x", label="y", num_partitions=2) as data:
+        data.store()
+        assert processes(cluster, 1) > 1
+        found = fit(data, transport=transport)
+    assert processes(cluster, 1) == 1
+    assert found.history.column("direct") == [int(transport == "direct")] * 24
