@@ -9,7 +9,8 @@ from typing import Any
 from sparkdl._spark.frames import JavaObject
 
 _STORAGE = "org.apache.spark.storage"
-_DRIVER = "driver"
+DRIVER = "driver"
+"""Id of the driver where executors have ids."""
 
 
 class Blocks:
@@ -19,20 +20,12 @@ class Blocks:
         self._jvm = jvm
         self._context = context
 
-    def count(self) -> int:
-        """Return how many executors there are besides the driver."""
-        found: int = self._peers().size()
-        return found
-
     def executors(self) -> dict[str, str]:
         """Return the executors besides the driver, by id, as an RDD names the places where it is to run."""
-        peers = self._peers()
-        found = {}
-        for n in range(peers.size()):
-            block_manager = peers.apply(n)
-            name = block_manager.executorId()
-            found[name] = f"executor_{block_manager.host()}_{name}"
-        return found
+        # As text all of them take one round trip: BlockManagerId(<executor>, <host>, <port>, <topology>).
+        told = str(self._peers().mkString("\n"))
+        found = (line.removeprefix("BlockManagerId(").split(", ") for line in told.splitlines())
+        return {name: f"executor_{host}_{name}" for name, host, *_ in found}
 
     def _peers(self) -> JavaObject:
         """Return the block managers of executors, but of none that is being decommissioned.
@@ -48,7 +41,7 @@ class Blocks:
         One that is about to leave does not count.
         """
         block, master = self._block_id, self._block_manager_master
-        known = {*self.executors(), _DRIVER}  # which runs tasks itself in local mode
+        known = {*self.executors(), DRIVER}  # which runs tasks itself in local mode
         found = []
         for partition in range(frames.getNumPartitions()):
             locations = master.getLocations(block(frames.id(), partition))

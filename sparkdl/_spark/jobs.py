@@ -11,7 +11,7 @@ from typing import Any
 import cloudpickle
 from pyspark.serializers import NoOpSerializer
 
-from sparkdl._spark.blocks import Blocks
+from sparkdl._spark.blocks import DRIVER, Blocks
 from sparkdl._spark.frames import KEY_BASE, FrameSerializer, JavaObject, Task, key, read_all
 from sparkdl._spark.session import live_executors
 from sparkdl.wire.frame import Parts
@@ -242,9 +242,11 @@ class FrameJobs:
         """
         return self.collect(self._everywhere(task, broadcasts, times, profile))
 
-    def begin_everywhere(self, task: Task, *, profile: JavaObject | None = None) -> SubmittedJob:
+    def begin_everywhere(
+        self, task: Task, *, times: int = 1, profile: JavaObject | None = None
+    ) -> SubmittedJob:
         """Begin to run a task on each executor that there is now; see :meth:`run_everywhere`."""
-        return SubmittedJob(self._everywhere(task, (), 1, profile).toJavaRDD().collectAsync())
+        return SubmittedJob(self._everywhere(task, (), times, profile).toJavaRDD().collectAsync())
 
     def _everywhere(
         self, task: Task, broadcasts: Sequence[Any], times: int, profile: JavaObject | None
@@ -289,9 +291,13 @@ class FrameJobs:
             found.add(value)
         return found
 
+    def executors(self) -> set[str]:
+        """Return the ids of the executors that take tasks now; in local mode the driver is one."""
+        return {*self._blocks.executors()} or {DRIVER}
+
     def count_executors(self) -> int:
-        """Return how many executors take tasks now; in local mode the driver is one."""
-        return max(1, self._blocks.count())
+        """Return how many executors take tasks now."""
+        return len(self.executors())
 
     # -- keeping and releasing ------------------------------------------------------------------
 

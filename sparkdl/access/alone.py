@@ -196,7 +196,7 @@ class AloneAccess(WithoutRdds):
         """Run a task that gets no frames."""
         return [_whole(data) for _ in range(times) for data in task(0, iter(()))]
 
-    def begin_everywhere(self, task: Task, *, profile: Any = None) -> None:
+    def begin_everywhere(self, task: Task, *, times: int = 1, profile: Any = None) -> None:
         """Do nothing: nobody comes."""
         return
 

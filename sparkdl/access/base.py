@@ -239,8 +239,8 @@ class Access(Protocol):
         """Run a task, which gets no frames, on each executor that there is now, and return its frames."""
         ...
 
-    def begin_everywhere(self, task: Task, *, profile: Any = None) -> RunningJob | None:
-        """Begin to run a task without frames on each executor; ``None`` where a job must end first."""
+    def begin_everywhere(self, task: Task, *, times: int = 1, profile: Any = None) -> RunningJob | None:
+        """Begin to run a task without frames in each executor; ``None`` where a job must end first."""
         ...
 
     def chain(self, tokens: Frames, ranks: int, profile: Any) -> Chain:

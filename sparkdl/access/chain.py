@@ -135,6 +135,10 @@ class GatheredStages:
     profile: JavaObject | None
     forget: Callable[[int], None]
 
+    def executors(self) -> set[str]:
+        """Return the ids of the executors that take tasks now."""
+        return self.jobs.executors()
+
     def hosts(self, slots: int) -> list[Host]:
         """Return the tasks of which each has several ranks."""
         jobs = self.jobs

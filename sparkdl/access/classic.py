@@ -202,9 +202,9 @@ class ClassicAccess:
         """Run a task on each executor, and return its frames."""
         return self.jobs.run_everywhere(task, broadcasts, times=times, profile=profile)
 
-    def begin_everywhere(self, task: Task, *, profile: Any = None) -> SubmittedJob:
+    def begin_everywhere(self, task: Task, *, times: int = 1, profile: Any = None) -> SubmittedJob:
         """Begin to run a task on each executor."""
-        return self.jobs.begin_everywhere(task, profile=profile)
+        return self.jobs.begin_everywhere(task, times=times, profile=profile)
 
     def chain(self, tokens: JavaObject, ranks: int, profile: Any) -> StageChain:
         """Return what runs chains of stages over a partition store."""

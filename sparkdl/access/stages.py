@@ -38,6 +38,10 @@ class Host:
 class Gathering(Protocol):
     """Runs stages of fewer tasks than ranks over a partition store."""
 
+    def executors(self) -> set[str]:
+        """Return the ids of the executors that take tasks now."""
+        ...
+
     def hosts(self, slots: int) -> list[Host]:
         """Return the tasks of which each has all ranks whose rows are on its executor, or some of them.
 

@@ -52,7 +52,10 @@ class Spreading:
         before, self._counted = self._counted, self._cluster.count_executors()
         if self._counted != before:
             self.lost()
-        if not self._moves_left or self._transport.is_joining:
+        if self._transport.is_joining:
+            self.lost()  # one may have come in place of another
+            return False
+        if not self._moves_left:
             return False
         count = self._cluster.count_executors(look=True)
         if count == self._looked_at:

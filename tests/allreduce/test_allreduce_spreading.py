@@ -93,6 +93,17 @@ def test_partitions_stay_until_an_executor_is_ready() -> None:
     assert cluster.places == ["a", "c"]
 
 
+def test_partitions_move_to_an_executor_that_has_come_in_place_of_another() -> None:
+    cluster = Cluster("ab", "ab")
+    found = spreading(cluster, "ab")
+    assert not found.move()
+    cluster.places, cluster.executors, cluster.is_joining = ["a", "a"], "ac", True  # as many as before
+    assert not found.move()
+    cluster.is_joining = False
+    assert found.move()
+    assert cluster.places == ["a", "c"]
+
+
 def test_partitions_move_once_an_executor_is_back() -> None:
     cluster = Cluster("ab", "ab")
     found = spreading(cluster, "ab")
@@ -146,6 +157,7 @@ class Chain:
         self.tasks: list[int] = []
         self.patience: list[float] = []
         self.gathering: Gathering | None = Gathering(self)
+        self.executors = "ab"
 
     def run(self, tasks: Sequence[Any], *_: Any, **__: Any) -> tuple[list[Any], None]:
         self.patience.append(tasks[0].rendezvous.patience)
@@ -162,6 +174,9 @@ class Gathering:
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
+
+    def executors(self) -> set[str]:
+        return {*self.chain.executors}
 
     def hosts(self, _: int) -> list[Host]:
         return [Host("a", [b"", b""])]
@@ -185,11 +200,11 @@ class Stand:
     """A direct transport over two ranks, and a clock that stands still."""
 
     def __init__(self) -> None:
-        self.now, self.executors = 0.0, 2
+        self.now = 0.0
         self.chain, self.shuffles = Chain(), Shuffles()
         peers = [Peer(bytes([n] * 16), "127.0.0.1", 9) for n in range(2)]
         access: Any = SimpleNamespace(
-            count_executors=lambda: self.executors,
+            count_executors=lambda: len(self.chain.executors),
             describe=lambda _: None,
             begin_everywhere=lambda *_, **__: self.begin(),
             run_everywhere=lambda *_, **__: self.assemble(peers),
@@ -247,7 +262,7 @@ def test_fewer_tasks_run_all_ranks_while_an_executor_is_away() -> None:
     stand = Stand()
     assert stand.run()
     assembled = stand.assembled
-    stand.executors = 1
+    stand.chain.executors = "a"
     assert stand.run()
     lengths = []
     for _ in range(3):
@@ -256,7 +271,7 @@ def test_fewer_tasks_run_all_ranks_while_an_executor_is_away() -> None:
     assert lengths == [1, 2, 4]  # it may be back soon
     assert stand.chain.tasks == [2, 1, 1, 1, 1]
     assert stand.assembled == assembled  # one task needs no others
-    stand.executors, stand.ready = 2, False
+    stand.chain.executors, stand.ready = "ac", False
     assert stand.run()
     assert stand.transport.is_joining
     assert stand.chain.tasks == [2, 1, 1, 1, 1, 1]  # it starts its Python process meanwhile
@@ -267,21 +282,51 @@ def test_fewer_tasks_run_all_ranks_while_an_executor_is_away() -> None:
     assert stand.assembled == assembled + 1  # the new executor's process is a member
     assert stand.begun == 1
     assert stand.shuffles.lengths == []
-    stand.executors = 1
+    stand.chain.executors = "a"
     assert stand.run()
-    stand.executors = 2
+    stand.chain.executors = "ad"
     assert not stand.transport.is_joining
     assert stand.begun == 2  # each time anew
 
 
+def test_an_executor_in_place_of_another_is_not_waited_for() -> None:
+    stand = Stand()
+    assert stand.run()
+    stand.chain.executors, stand.ready = "ac", False  # as many as before
+    assert stand.run()
+    assert stand.transport.is_joining
+    assert stand.run()
+    assert stand.chain.tasks == [2, 1, 1]
+    stand.ready = True
+    assert stand.run()
+    assert stand.chain.tasks[-1] == 2
+    stand.chain.executors, stand.ready = "de", False  # nobody is ready
+    assert not stand.transport.is_joining
+    assert stand.run()
+    assert stand.chain.tasks[-1] == 2
+    assert stand.begun == 1
+
+
+def test_executors_that_come_while_others_get_ready() -> None:
+    stand = Stand()
+    assert stand.run()
+    stand.chain.executors, stand.ready = "ac", False
+    assert stand.run()
+    stand.chain.executors = "ad"  # and the first has gone
+    assert stand.transport.is_joining
+    stand.ready = True
+    assert not stand.transport.is_joining
+    assert stand.begun == 2
+
+
 def test_groups_go_by_shuffles_where_a_task_cannot_have_several_ranks() -> None:
     stand = Stand()
-    stand.chain.gathering, stand.executors = None, 1
+    stand.chain.gathering, stand.chain.executors = None, "a"
     assert stand.transport.longest_group == 50  # nothing was lost: there are too few slots
     assert not stand.run()
-    stand.executors = 2
+    stand.chain.executors = "ab"
     assert stand.run()
-    stand.executors = 1
+    stand.chain.executors = "a"
     assert not stand.run()
     assert not stand.run()
     assert stand.shuffles.lengths == [50, 5, 5]  # a second of what a step took at last

@@ -140,6 +140,28 @@ def test_of_a_member_that_has_died_only_a_successor_is_waited_for(stack: ExitSta
     assert {error.rank for error in found} == {2}
 
 
+def test_a_member_that_has_died_before_it_dialled_is_not_awaited(stack: ExitStack) -> None:
+    dead, alive = sorted(some(stack, 2), key=lambda one: one.peer.id)  # who has the smaller id dials
+    dead.close()
+    begin = time.monotonic()
+    with pytest.raises(LostPeerError, match="refused") as caught:
+        alive.meet(1, [1], 2, [dead.peer, alive.peer], 30)
+    assert 0.4 < time.monotonic() - begin < 10
+    assert caught.value.gone
+    assert caught.value.rank == 0
+
+
+def test_a_member_that_lives_and_has_not_dialled_is_awaited(stack: ExitStack) -> None:
+    late, one = sorted(some(stack, 2), key=lambda one: one.peer.id)
+    members = [late.peer, one.peer]
+    begin = time.monotonic()
+    with pytest.raises(LostPeerError) as caught:
+        one.meet(1, [1], 2, members, 1.2)
+    assert time.monotonic() - begin > 1.1
+    assert not caught.value.gone
+    talk(meet([one, late], members, 2), 2)
+
+
 def test_a_member_that_lives_may_come_late(stack: ExitStack) -> None:
     """Another job may have its slot: that it is late says nothing of its process."""
     one, late = some(stack, 2)

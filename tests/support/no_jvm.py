@@ -101,6 +101,10 @@ class Jobs:
     def __init__(self, sc: Context) -> None:
         self.sc = sc
 
+    def executors(self) -> set[str]:
+        """Return that there is one."""
+        return {"driver"}
+
     def count_executors(self) -> int:
         """Return that there is one."""
         return 1

@@ -394,7 +394,7 @@ class Jobs:
         inputs: list[list[bytes]] = [[] for _ in range(times * self.processes.executors)]
         return [data for frames in self.processes.run(task, inputs, self.broadcasts) for data in frames]
 
-    def begin_everywhere(self, task: Any, *, profile: Any = None) -> None:
+    def begin_everywhere(self, task: Any, *, times: int = 1, profile: Any = None) -> None:
         """Do nothing: processes are there at once."""
 
     def count_executors(self, *, look: bool = False) -> int:
@@ -420,6 +420,10 @@ class Gathered:
     """Runs stages of fewer tasks than ranks on processes."""
 
     jobs: Jobs
+
+    def executors(self) -> set[str]:
+        """Return the executors' ids."""
+        return {str(n) for n in range(self.jobs.count_executors())}
 
     def hosts(self, slots: int) -> list[Host]:
         """Return the tasks, each of some ranks."""

@@ -258,7 +258,7 @@ class ConnectAccess(WithoutRdds):
         df = self.spark.range(0, tasks, 1, tasks).mapInArrow(job, SCHEMA)
         return [whole(data) for data in joined(self._pieces(df))]
 
-    def begin_everywhere(self, task: Task, *, profile: Any = None) -> None:
+    def begin_everywhere(self, task: Task, *, times: int = 1, profile: Any = None) -> None:
         """Do nothing: a client's call ends with its job."""
         return
 

@@ -30,6 +30,9 @@ _REDIAL_SECONDS = 0.05
 _NEWCOMER_SECONDS = 0.5
 """So long a new process may take to appear, once all that might run the absent ranks are gone."""
 
+_PROBE_SECONDS = 0.2
+"""After so long it is looked whether members that have not dialled are there at all."""
+
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 _PROOF_SECONDS = 2.0
@@ -106,14 +109,15 @@ class _Meeting:
         self._poll = select.poll()
         self._deaf_until: float | None = None
         self._refused = ""
-        self._awaited: set[bytes] = set()  # members that dial this process
+        self._awaited: dict[bytes, Peer] = {}  # members that dial this process
+        self._probes: dict[int, tuple[socket.socket, bytes]] = {}
 
     def hold(self, members: Sequence[Peer], deadline: float) -> Mapping[int, Connection]:
         """Wait for all ranks."""
         endpoint = self._endpoint
         ids = {member.id for member in members}
         if self._own in ids:
-            self._awaited = {member for member in ids if member < self._own}
+            self._awaited = {member.id: member for member in members if member.id < self._own}
         for link in list(endpoint._links.values()):
             self._greet(link)
         for member in {member.id: member for member in members}.values():
@@ -124,6 +128,7 @@ class _Meeting:
         # Nobody knows of a newcomer, so it has no successor to wait for.
         patience = _NEWCOMER_SECONDS if self._own in ids else 0.0
         nobody_since: float | None = None
+        probes_at = time.monotonic() + _PROBE_SECONDS
         self._poll.register(endpoint._listener, select.POLLIN)
         while not self._is_agreed():
             now = time.monotonic()
@@ -135,6 +140,9 @@ class _Meeting:
             self._turn_away(now)
             self._redial(now)
             self._hear_again(now)
+            if now >= probes_at:
+                probes_at = deadline
+                self._probe()
             pause = _REDIAL_SECONDS if self._redials or self._deaf_until is not None else 0.25
             for fd, events in self._poll.poll(max(1.0, min(deadline - now, pause) * 1000)):
                 self._handle(fd, events)
@@ -163,7 +171,7 @@ class _Meeting:
     def _is_nobody_left(self) -> bool:
         """Return whether ranks are absent, and all processes have said which ones they run, or are gone."""
         links = self._endpoint._links
-        coming = self._dialling or self._redials or self._strangers or self._awaited - links.keys()
+        coming = self._dialling or self._redials or self._strangers or self._awaited.keys() - links.keys()
         return not (coming or self._is_complete()) and {*links.values()} <= {*self._found.values()}
 
     def _is_complete(self) -> bool:
@@ -173,6 +181,8 @@ class _Meeting:
         """Stop listening to those that have proved nothing."""
         for handshake in (*self._dialling.values(), *self._strangers.values()):
             handshake.sock.close()
+        for sock, _ in self._probes.values():
+            sock.close()
 
     def _absent(self, *, gone: bool = False) -> LostPeerError:
         absent = sorted({*range(self._ranks)} - {*self._hosted} - self._found.keys())
@@ -186,6 +196,8 @@ class _Meeting:
             self._advance(fd, self._dialling, dialled=bool(events & select.POLLOUT))
         elif fd in self._strangers:
             self._advance(fd, self._strangers)
+        elif fd in self._probes:
+            self._probed(fd)
         elif fd in self._by_fd:
             self._read(self._by_fd[fd], gone=bool(events & select.POLLRDHUP))
 
@@ -203,6 +215,28 @@ class _Meeting:
         sock.connect_ex((member.host, member.port))
         self._dialling[sock.fileno()] = Handshake(sock, self._endpoint.secret, member.id, self._own)
         self._poll.register(sock, select.POLLOUT)
+
+    def _probe(self) -> None:
+        """Look whether those that are to dial this process still listen: a dead one never dials."""
+        for member in self._awaited.values():
+            if member.id not in self._endpoint._links:
+                try:
+                    sock = open_socket(member.host)
+                except OSError:  # too many files are open
+                    return
+                sock.setblocking(False)
+                sock.connect_ex((member.host, member.port))
+                self._probes[sock.fileno()] = sock, member.id
+                self._poll.register(sock, select.POLLOUT)
+
+    def _probed(self, fd: int) -> None:
+        self._poll.unregister(fd)
+        sock, member = self._probes.pop(fd)
+        error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        sock.close()
+        if error:
+            self._refused = f"; a peer refused: error {error}"
+            self._awaited.pop(member, None)
 
     def _redial(self, now: float) -> None:
         for member in [member for member, when in self._redials.items() if when <= now]:
@@ -327,7 +361,7 @@ class _Meeting:
             del self._endpoint._links[link.peer]
         self._found = {rank: other for rank, other in self._found.items() if other is not link}
         self._said.pop(link, None)
-        self._awaited.discard(link.peer)
+        self._awaited.pop(link.peer, None)
         self._dial_later(link.peer)
         link.close()
 

@@ -20,12 +20,12 @@ class _Joining:
     """Executors that have come, and get ready.
 
     Attributes:
-        slots: task slots since then.
+        executors: their ids.
         begun: the job that does it; ``None`` if there is none.
         deadline: when they are not waited for any longer, on the monotonic clock.
     """
 
-    slots: int
+    executors: frozenset[str]
     begun: RunningJob | None
     deadline: float
 
@@ -53,7 +53,8 @@ class Placement:
         self._chain = chain
         self._profile = profile
         self._clock = clock
-        self._slots_then = 0  # when the hosts were chosen
+        self._ready: set[str] = set()  # executors whose processes need not start first
+        self._hosting: set[str] = set()  # those of them when the hosts were chosen
         self._joining: _Joining | None = None
 
     @property
@@ -70,16 +71,23 @@ class Placement:
     def is_joining(self) -> bool:
         """Whether executors that have come are getting ready, and groups run without them until then.
 
-        A Python process takes seconds to start, and the other tasks of a group would wait for it.
+        A Python process takes seconds to start, and the other tasks of a group would wait for it. Such an
+        executor may have come in place of another since the last look.
         """
-        slots = min(self.slots, self.ranks)
-        if self._chain.gathering is None or not 0 < self.tasks < slots:
+        gathering, tasks = self._chain.gathering, self._executors.tasks
+        there = gathering.executors() if gathering is not None else set()
+        ready = there & self._ready
+        if not ready or ready == there or len(ready) * tasks >= self.ranks:
             self.release()
             return False
-        if self._joining is None or (self._joining.slots < slots and self._joining.is_over(self._clock())):
-            begun = self._access.begin_everywhere(GetReady(), profile=self._profile)
-            self._joining = _Joining(slots, begun, self._clock() + _READY_SECONDS)
-        return not self._joining.is_over(self._clock())
+        if self._joining is None:
+            begun = self._access.begin_everywhere(GetReady(), times=tasks, profile=self._profile)
+            self._joining = _Joining(frozenset(there - ready), begun, self._clock() + _READY_SECONDS)
+        if not self._joining.is_over(self._clock()):
+            return True
+        self._ready |= self._joining.executors
+        self.release()
+        return self.is_joining  # others may have come in the meantime
 
     @property
     def is_short(self) -> bool:
@@ -91,11 +99,14 @@ class Placement:
         """Choose the tasks of the next group; return whether there are as many as before."""
         if self.is_joining and self.hosts:
             return True
-        before, slots, gathering = self.tasks, self.slots, self._chain.gathering
-        if slots >= self.ranks or gathering is None:
+        before, gathering, tasks = self.tasks, self._chain.gathering, self._executors.tasks
+        there = gathering.executors() if gathering is not None else set()
+        # At first, and if all are new, there is nothing to wait for.
+        self._ready = ready = (there & self._ready) or there
+        if gathering is None or len(ready) * tasks >= self.ranks:
             self.tasks, self.hosts = self.ranks, ()
-        elif not self.hosts or slots != self._slots_then:
-            self.hosts, self._slots_then = gathering.hosts(self._executors.tasks), slots
+        elif not self.hosts or ready != self._hosting:
+            self.hosts, self._hosting = gathering.hosts(tasks), ready
             self.tasks = len(self.hosts)
         return self.tasks == before
 

@@ -190,7 +190,8 @@ class DirectTransport:
         """Return that somebody was lost, and go on by shuffles for a while."""
         self._membership.forget()
         self._placement.forget()
-        gone = bool(lost) and all(problem.gone for problem in lost)
+        # Where nobody has told of a loss, fewer executors were found than there were a moment ago.
+        gone = all(problem.gone for problem in lost)
         pause = self._back_off.lost(self._clock(), begun=begun, gone=gone)
         reason = "; ".join(sorted({f"rank {p.partition}: {p.reason}" for p in lost}))
         reason = reason or "not every task has found an address to listen at"
