@@ -23,8 +23,8 @@ class Blocks:
     def executors(self) -> dict[str, str]:
         """Return the executors besides the driver, by id, as an RDD names the places where it is to run."""
         # As text all of them take one round trip: BlockManagerId(<executor>, <host>, <port>, <topology>).
-        told = str(self._peers().mkString("\n"))
-        found = (line.removeprefix("BlockManagerId(").split(", ") for line in told.splitlines())
+        listed = str(self._peers().mkString("\n"))
+        found = (line.removeprefix("BlockManagerId(").split(", ") for line in listed.splitlines())
         return {name: f"executor_{host}_{name}" for name, host, *_ in found}
 
     def _peers(self) -> JavaObject:

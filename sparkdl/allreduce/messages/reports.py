@@ -95,8 +95,8 @@ class Problems:
 
     def frame(self) -> Frame:
         """Return the message as a frame."""
-        told = [problems.to_json(problem) for problem in self.problems]
-        return Frame({"kind": self.kind, "problems": told, "processes": self.processes})
+        reasons = [problems.to_json(problem) for problem in self.problems]
+        return Frame({"kind": self.kind, "problems": reasons, "processes": self.processes})
 
     @classmethod
     def read(cls, message: Frame, mine: bool) -> Problems:

@@ -132,8 +132,8 @@ class DirectTransport:
             raise
         peers, arrived = _sorted_out(frames)
         membership.met(peers)
-        told = list(of_type(arrived, Problems))
-        problems = [problem for message in told for problem in message.problems]
+        reports = list(of_type(arrived, Problems))
+        problems = [problem for message in reports for problem in message.problems]
         lost = [problem for problem in problems if isinstance(problem, LostPeer)]
         if group.plan.traits.kept_bytes is not None and kept is None and not problems:
             first = group.start.version.iteration
@@ -143,7 +143,7 @@ class DirectTransport:
                 self._access.unpersist(kept)
             # Only if no rank has begun, everything is as it was.
             begun = bool(peers) or any(problem.begun for problem in lost)
-            return self._lost(group, started, begin, lost, told, begun=begun)
+            return self._lost(group, started, begin, lost, reports, begun=begun)
         membership.saw(peers)
         self._back_off.completed()
         if self._has_warned:
@@ -183,14 +183,14 @@ class DirectTransport:
         started: float,
         begin: float,
         lost: Sequence[LostPeer],
-        told: Sequence[Problems] = (),
+        reports: Sequence[Problems] = (),
         *,
         begun: bool = False,
     ) -> GroupResult:
         """Return that somebody was lost, and go on by shuffles for a while."""
         self._membership.forget()
         self._placement.forget()
-        # Where nobody has told of a loss, fewer executors were found than there were a moment ago.
+        # Where nobody reports a loss, fewer executors were found than there were a moment ago.
         gone = all(problem.gone for problem in lost)
         pause = self._back_off.lost(self._clock(), begun=begun, gone=gone)
         reason = "; ".join(sorted({f"rank {p.partition}: {p.reason}" for p in lost}))
@@ -205,9 +205,9 @@ class DirectTransport:
         )
         self._has_warned = True
         problem = LostPeer(group.start.version.iteration, lost[0].partition if lost else 0, reason, begun)
-        others = [p for message in told for p in message.problems if not isinstance(p, LostPeer)]
+        others = [p for message in reports for p in message.problems if not isinstance(p, LostPeer)]
         seconds = {"job": time.perf_counter() - begin}
-        processes = max((message.processes for message in told), default=1)
+        processes = max((message.processes for message in reports), default=1)
         return GroupResult([Problems([*others, problem], processes)], None, started, seconds, direct=True)
 
     def _warn_if_crowded(self, group: Group) -> None:
