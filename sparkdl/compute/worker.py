@@ -145,8 +145,7 @@ class FitRef:
         worker = _workers.get(self.fit_id)
         if worker is None:
             while len(_workers) >= MOST_FITS:
-                _workers.popitem(last=False)
-                gc.unfreeze()
+                release_fit(next(iter(_workers)))
             buffers.release()
             worker = Worker(lambda: serialize.loads(self.spec.read(once=True)), *_stores(self.fit_id))
             _workers[self.fit_id] = worker
@@ -161,6 +160,11 @@ def forget_fit(fit_id: str) -> None:
     """Delete a fit's files on this executor and its objects in this process."""
     for store in (*_files.pop(fit_id, ()), LocalStore(fit_folder(fit_id), in_memory=False)):
         store.delete()
+    release_fit(fit_id)
+
+
+def release_fit(fit_id: str) -> None:
+    """Release a fit's objects in this process; files stay."""
     worker = _workers.pop(fit_id, None)
     if worker is None:
         return

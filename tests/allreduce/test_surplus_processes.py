@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import time
+from collections import deque
 from functools import partial
 from typing import Any
 
@@ -19,6 +22,7 @@ from torch import nn
 from sparkdl import Dataset, Trainer
 from sparkdl._spark.processes import EndSurplus, siblings
 from sparkdl.access import access_to
+from sparkdl.compute import worker
 from sparkdl.train import Hook, MaxIteration, Run
 
 TWO = partitioned([130, 110])
@@ -116,6 +120,23 @@ def test_tasks_exchange_directly_after_a_job_of_two_python_stages(spark: Any) ->
         found = fit(data)
     assert found.history.column("direct") == [1] * 24
     assert processes(spark, 2) == 2
+
+
+class Models:
+    """The task that says how many fits' models this process has."""
+
+    def __call__(self, _: int, frames: Any) -> Any:
+        deque(frames, maxlen=0)
+        time.sleep(0.1)
+        yield f"{os.getpid()} {len(worker._workers)}".encode()
+
+
+def test_no_process_keeps_a_model_that_tasks_have_exchanged(spark: Any) -> None:
+    with as_dataset(spark, TWO) as data:
+        for _ in range(2):
+            fit(data)
+    found = {bytes(one) for one in access_to(spark).run_everywhere(Models(), times=2)}
+    assert {one.split()[1] for one in found} == {b"0"}
 
 
 def test_a_job_of_two_python_stages_while_a_fit_goes_on(cluster: Any) -> None:

@@ -34,7 +34,7 @@ from sparkdl.allreduce.transport.direct.peer import LostPeerError, Peer
 from sparkdl.compute.local_store import LocalStore
 from sparkdl.compute.problems import LostPeer, in_order
 from sparkdl.compute.stopwatch import Stopwatch
-from sparkdl.compute.worker import FitRef, Worker
+from sparkdl.compute.worker import FitRef, Worker, release_fit
 from sparkdl.data.scan.reader import stop_reading
 from sparkdl.data.store.partition import Token
 from sparkdl.nn.embedding import embedding_variables
@@ -276,7 +276,7 @@ class Assemble:
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """Ends this process's part in a fit, and says which peer it was."""
+    """Ends this process's part in a fit, releases its objects, and says which peer it was."""
 
     fit_id: str
     linger: float
@@ -285,6 +285,7 @@ class Dismiss:
         """Yield the id of the peer, if there was one."""
         deque(frames, maxlen=0)
         was = close_endpoint(self.fit_id)
+        release_fit(self.fit_id)
         if was is not None:
             yield was
         time.sleep(self.linger)
