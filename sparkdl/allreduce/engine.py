@@ -172,7 +172,7 @@ class Engine:
                 # files for the next group; what others have of this attempt is another generation.
                 origin, steps = Origin.DRIVER_ALONE, steps[:1]
                 self._generation += 1
-                self._cluster.end_surplus_processes(self.store.executors.tasks, result.processes)
+            self._cluster.end_surplus_processes(self.store.executors.tasks, result.processes)
             for problem in problems:
                 if isinstance(problem, MissingPartition):
                     self._transport.forget(problem.partition)
