@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+LINGER_SECONDS = 0.1
+"""Where an executor has several task slots, a task stays so long that each gets a process of its own."""
+
 _PROC = Path("/proc")
 
 
@@ -25,7 +28,7 @@ class EndSurplus:
 
     Attributes:
         slots: tasks that an executor runs at a time.
-        linger: seconds to stay, so that each task on an executor has a process of its own.
+        linger: seconds to stay.
     """
 
     slots: int

@@ -240,7 +240,7 @@ class Access(Protocol):
         ...
 
     def begin_everywhere(self, task: Task, *, times: int = 1, profile: Any = None) -> RunningJob | None:
-        """Begin to run a task without frames in each executor; ``None`` where a job must end first."""
+        """Begin to run a task without frames on each executor; ``None`` where a job must end first."""
         ...
 
     def chain(self, tokens: Frames, ranks: int, profile: Any) -> Chain:

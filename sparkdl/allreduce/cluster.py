@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from sparkdl._spark.errors import is_job_failure
-from sparkdl._spark.processes import EndSurplus
+from sparkdl._spark.processes import LINGER_SECONDS, EndSurplus
 from sparkdl.access.base import Access, Published
 from sparkdl.access.in_pieces import ChainTask
 from sparkdl.allreduce.kept import Kept
@@ -18,9 +18,6 @@ from sparkdl.data.store.built import PartitionStore
 from sparkdl.data.store.placement import crowded
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Frame, Packed
-
-_LINGER_SECONDS = 0.1
-"""Where an executor has several task slots, so that each task gets a process of its own."""
 
 _log = logging.getLogger("sparkdl")
 
@@ -135,7 +132,7 @@ class SparkCluster:
             if seen is None:
                 seen = max(map(int, run(EndSurplus(slots))), default=1)
             if seen > slots:
-                run(EndSurplus(slots, _LINGER_SECONDS if slots > 1 else 0.0), times=seen)
+                run(EndSurplus(slots, LINGER_SECONDS if slots > 1 else 0.0), times=seen)
         except Exception as error:
             if not is_job_failure(error):
                 raise

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,36 +13,21 @@ import psutil
 import pytest
 import torch
 from support.data import as_dataset, partitioned
+from support.fits import fit
 from support.models import Everything, mlp
 from support.no_jvm import no_jvm
 from support.reference import assert_bit_equal
 from torch import nn
 
-from sparkdl import Trainer
 from sparkdl._spark.jobs import FrameJobs
 from sparkdl.allreduce.choose import Wanted
 from sparkdl.exceptions import ConfigError, ModelError
-from sparkdl.train import EveryEpoch, Hook, MaxIteration, Run
+from sparkdl.train import EveryEpoch, Hook, Run
 from sparkdl.wire.layout import ParamLayout, lay_out
 
 TWO = partitioned([130, 110])
 FIVE = partitioned([60, 50, 55, 45, 40])
 """More than there are task slots."""
-
-
-def fit(data: Any, module: nn.Module, iterations: int = 12, **options: Any) -> Any:
-    settings: dict[str, Any] = {
-        "loss": nn.CrossEntropyLoss(),
-        "optimizer": partial(torch.optim.Adam, lr=1e-3),
-        "batch_size": 60,
-        "seed": 3,
-        "end_when": MaxIteration(iterations),
-        "progress": False,
-        "exchange": "replicated",
-        "transport": "shuffle",
-    }
-    validation = options.pop("validation", None)
-    return Trainer(module, **settings | options).fit(data, validation)
 
 
 def listening() -> list[str]:

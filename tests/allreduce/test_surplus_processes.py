@@ -8,22 +8,20 @@ import subprocess
 import sys
 import time
 from collections import deque
-from functools import partial
 from typing import Any
 
 import pytest
-import torch
 from pyspark.sql.functions import udf
 from support.data import as_dataset, partitioned
+from support.fits import fit
 from support.models import mlp
 from support.reference import assert_bit_equal
-from torch import nn
 
-from sparkdl import Dataset, Trainer
+from sparkdl import Dataset
 from sparkdl._spark.processes import EndSurplus, siblings
 from sparkdl.access import access_to
 from sparkdl.compute import worker
-from sparkdl.train import Hook, MaxIteration, Run
+from sparkdl.train import Hook, Run
 
 TWO = partitioned([130, 110])
 
@@ -45,18 +43,7 @@ def run_two_stages(spark: Any, slots: int) -> None:
     assert rows.mapInPandas(double, "x double").mapInPandas(double, "x double").count() == 64
 
 
-def fit(data: Any, **options: Any) -> Any:
-    settings: dict[str, Any] = {
-        "loss": nn.CrossEntropyLoss(),
-        "optimizer": partial(torch.optim.Adam, lr=1e-3),
-        "batch_size": 60,
-        "seed": 3,
-        "end_when": MaxIteration(24),
-        "iterations_per_job": 4,
-        "progress": False,
-        "transport": "direct",
-    }
-    return Trainer(mlp(), **settings | options).fit(data)
+DIRECT: dict[str, Any] = {"transport": "direct", "iterations_per_job": 4}
 
 
 class RunsTwoStages(Hook):
@@ -117,7 +104,7 @@ def test_tasks_exchange_directly_after_a_job_of_two_python_stages(spark: Any) ->
         data.store()
         run_two_stages(spark, 2)
         assert processes(spark, 2) > 2
-        found = fit(data)
+        found = fit(data, mlp(), 24, **DIRECT)
     assert found.history.column("direct") == [1] * 24
     assert processes(spark, 2) == 2
 
@@ -134,16 +121,15 @@ class Models:
 def test_no_process_keeps_a_model_that_tasks_have_exchanged(spark: Any) -> None:
     with as_dataset(spark, TWO) as data:
         for _ in range(2):
-            fit(data)
+            fit(data, mlp(), 24, **DIRECT)
     found = {bytes(one) for one in access_to(spark).run_everywhere(Models(), times=2)}
     assert {one.split()[1] for one in found} == {b"0"}
 
 
 def test_a_job_of_two_python_stages_while_a_fit_goes_on(cluster: Any) -> None:
     with as_dataset(cluster, TWO) as data:
-        options = {"transport": "shuffle", "end_when": MaxIteration(12)}
-        wanted = fit(data, **options)
-        found = fit(data, hooks=[RunsTwoStages(cluster)], **options)
+        wanted = fit(data, mlp(), iterations_per_job=4)
+        found = fit(data, mlp(), iterations_per_job=4, hooks=[RunsTwoStages(cluster)])
     assert_bit_equal(found.module, wanted.module)
     assert processes(cluster, 1) == 1  # from the first task on that did not find what another had left
 
@@ -158,6 +144,6 @@ def test_one_process_for_each_slot_though_rows_come_from_a_python_function(
     with Dataset.from_dataframe(df, features="x", label="y", num_partitions=2) as data:
         data.store()
         assert processes(cluster, 1) > 1
-        found = fit(data, transport=transport)
+        found = fit(data, mlp(), 24, **DIRECT | {"transport": transport})
     assert processes(cluster, 1) == 1
     assert found.history.column("direct") == [int(transport == "direct")] * 24

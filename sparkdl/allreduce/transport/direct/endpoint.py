@@ -206,28 +206,30 @@ class _Meeting:
     def _dial(self, member: Peer) -> None:
         while True:
             try:
-                sock = open_socket(member.host)
+                sock = self._connect(member)
                 break
             except OSError as error:  # too many files are open
                 if not self._drop_oldest():
                     raise LostPeerError(None, str(error)) from None
+        self._dialling[sock.fileno()] = Handshake(sock, self._endpoint.secret, member.id, self._own)
+
+    def _connect(self, member: Peer) -> socket.socket:
+        """Begin to connect to a member."""
+        sock = open_socket(member.host)
         sock.setblocking(False)
         sock.connect_ex((member.host, member.port))
-        self._dialling[sock.fileno()] = Handshake(sock, self._endpoint.secret, member.id, self._own)
         self._poll.register(sock, select.POLLOUT)
+        return sock
 
     def _probe(self) -> None:
         """Look whether those that are to dial this process still listen: a dead one never dials."""
         for member in self._awaited.values():
             if member.id not in self._endpoint._links:
                 try:
-                    sock = open_socket(member.host)
+                    sock = self._connect(member)
                 except OSError:  # too many files are open
                     return
-                sock.setblocking(False)
-                sock.connect_ex((member.host, member.port))
                 self._probes[sock.fileno()] = sock, member.id
-                self._poll.register(sock, select.POLLOUT)
 
     def _probed(self, fd: int) -> None:
         self._poll.unregister(fd)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sparkdl._spark.errors import is_job_failure
+from sparkdl._spark.processes import LINGER_SECONDS
 from sparkdl.access.base import Access
 from sparkdl.allreduce.transport.direct.peer import Peer
 from sparkdl.allreduce.transport.direct.task import Assemble, Dismiss, Rendezvous
@@ -20,11 +21,8 @@ _MOST_MEMBERS = 4
 _IDLE_SECONDS = 45.0
 """Spark ends Python processes that had no task for a minute."""
 
-_LINGER_SECONDS = 0.1
-"""Where an executor has several task slots, so that each task gets a process of its own."""
-
 _SHORT_LINGER_SECONDS = 0.03
-"""The same, where a process that got no task gets one the next time."""
+"""As ``LINGER_SECONDS``, where a process that got no task gets one the next time."""
 
 _MOST_TURNS = 3
 """So many more processes than slots an executor may have."""
@@ -99,7 +97,7 @@ class Membership:
         left, self._known, self._members = self._known, set(), None
         access = self._access
         slots = 1 if self._fit.in_memory else self._store.executors.tasks
-        for linger in (_SHORT_LINGER_SECONDS, _LINGER_SECONDS, _LINGER_SECONDS):
+        for linger in (_SHORT_LINGER_SECONDS, LINGER_SECONDS, LINGER_SECONDS):
             if not left:
                 return
             access.describe("sparkdl: close connections")
@@ -127,7 +125,7 @@ class Membership:
             else:
                 # Spark gives a task to the process that has been idle for longest: after a loss there are
                 # perhaps more processes than slots.
-                task = Assemble(self._fit, self._rendezvous, _LINGER_SECONDS)
+                task = Assemble(self._fit, self._rendezvous, LINGER_SECONDS)
                 times = slots * (1 + min(losses, _MOST_TURNS))
                 found = access.run_everywhere(task, broadcasts, times=times, profile=profile)
         finally:

@@ -74,9 +74,16 @@ class Placement:
         A Python process takes seconds to start, and the other tasks of a group would wait for it. Such an
         executor may have come in place of another since the last look.
         """
-        gathering, tasks = self._chain.gathering, self._executors.tasks
-        there = gathering.executors() if gathering is not None else set()
-        ready = there & self._ready
+        return self._is_joining(self._there)
+
+    @property
+    def _there(self) -> set[str]:
+        """Executors that take tasks now; none where each rank has a task of its own."""
+        gathering = self._chain.gathering
+        return gathering.executors() if gathering is not None else set()
+
+    def _is_joining(self, there: set[str]) -> bool:
+        ready, tasks = there & self._ready, self._executors.tasks
         if not ready or ready == there or len(ready) * tasks >= self.ranks:
             self.release()
             return False
@@ -87,7 +94,7 @@ class Placement:
             return True
         self._ready |= self._joining.executors
         self.release()
-        return self.is_joining  # others may have come in the meantime
+        return self._is_joining(there)  # others may have come in the meantime
 
     @property
     def is_short(self) -> bool:
@@ -97,10 +104,10 @@ class Placement:
 
     def choose(self) -> bool:
         """Choose the tasks of the next group; return whether there are as many as before."""
-        if self.is_joining and self.hosts:
-            return True
         before, gathering, tasks = self.tasks, self._chain.gathering, self._executors.tasks
-        there = gathering.executors() if gathering is not None else set()
+        there = self._there
+        if self._is_joining(there) and self.hosts:
+            return True
         # At first, and if all are new, there is nothing to wait for.
         self._ready = ready = (there & self._ready) or there
         if gathering is None or len(ready) * tasks >= self.ranks:

@@ -205,10 +205,8 @@ class DirectTransport:
         )
         self._has_warned = True
         problem = LostPeer(group.start.version.iteration, lost[0].partition if lost else 0, reason, begun)
-        others = [p for message in reports for p in message.problems if not isinstance(p, LostPeer)]
         seconds = {"job": time.perf_counter() - begin}
-        processes = max((message.processes for message in reports), default=1)
-        return GroupResult([Problems([*others, problem], processes)], None, started, seconds, direct=True)
+        return GroupResult([*reports, Problems([problem])], None, started, seconds, direct=True)
 
     def _warn_if_crowded(self, group: Group) -> None:
         """Say once that not all ranks can run at the same time."""
