@@ -7,6 +7,7 @@ partition may be kept. It is built on demand: idle workers end after a minute an
 from __future__ import annotations
 
 import gc
+import os
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -142,6 +143,8 @@ class FitRef:
 
     def worker(self) -> Worker:
         """Return this process's state of the fit, made at first use."""
+        # Which a query has left in a process that both share: an error would be told without its cause.
+        os.environ.pop("SPARK_SIMPLIFIED_TRACEBACK", None)
         worker = _workers.get(self.fit_id)
         if worker is None:
             while len(_workers) >= MOST_FITS:

@@ -120,6 +120,7 @@ def test_a_failing_module_ends_like_by_shuffles(spark: Any) -> None:
         with pytest.raises(ModelError, match="five") as failure:
             fit(data, Fails(), transport="direct", iterations_per_job=8)
         assert failure.value.result.state.iteration == 4
+    assert 'raise ValueError("five")' in str(failure.value)  # the user's own traceback
     assert not listening()
 
 
