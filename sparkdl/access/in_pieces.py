@@ -8,6 +8,7 @@ copies. Pieces pass through small buffers and through the processor's cache.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -28,8 +29,8 @@ first, from ``spark.network.maxRemoteBlockSizeFetchToMem`` on, and otherwise hol
 _COLLECTED_BYTES = 256 << 20
 """One job sends the driver about so many bytes of what stays."""
 
-_RESULT_BYTES = 64 << 20
-"""One task sends at most so many bytes: the executor's heap holds a task's result up to three times."""
+_HEAP_SHARE = 16
+"""One task sends at most one part in so many of its heap, which holds a task's result up to three times."""
 
 MORE = b"more"
 """What :class:`InRounds` sends after its pieces if there are more of them."""
@@ -45,9 +46,24 @@ def blocks(nbytes: int) -> int:
     return max(1, -(-nbytes // _BLOCK_BYTES))
 
 
-def per_round(tasks: int) -> int:
-    """Return how many pieces each of so many tasks sends the driver in one job, at most."""
-    return max(1, min(_COLLECTED_BYTES // tasks, _RESULT_BYTES) // PIECE_BYTES)
+def per_round(tasks: int, heap: int = 1 << 30) -> int:
+    """Return how many pieces each of so many tasks sends the driver in one job, at most.
+
+    Each job reads all that has stayed, so a large state wants few of them.
+
+    Args:
+        tasks: of the job.
+        heap: bytes of an executor's heap.
+    """
+    return max(1, min(_COLLECTED_BYTES // tasks, heap // _HEAP_SHARE) // PIECE_BYTES)
+
+
+def heap_of(memory: str) -> int:
+    """Return the bytes of a heap from Spark's conf, such as ``"4g"``; of 1 GB if it says nothing else."""
+    found = re.fullmatch(r"(\d+)([kmgt]?)b?", memory.strip().lower())
+    if found is None:
+        return 1 << 30
+    return int(found[1]) << {"k": 10, "": 20, "m": 20, "g": 30, "t": 40}[found[2]]
 
 
 @dataclass(frozen=True, slots=True)

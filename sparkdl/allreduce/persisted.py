@@ -14,7 +14,7 @@ import numpy as np
 from sparkdl._spark.errors import is_job_failure, task_error
 from sparkdl.access import stages
 from sparkdl.access.base import Access
-from sparkdl.access.in_pieces import MORE, ChainTask, InPieces, InRounds, MadeInRounds, per_round
+from sparkdl.access.in_pieces import MORE, ChainTask, InPieces, InRounds, MadeInRounds, heap_of, per_round
 from sparkdl.allreduce.kept import Kept
 from sparkdl.allreduce.messages import Average, Master, OwnedRows
 from sparkdl.wire import frame
@@ -116,7 +116,9 @@ class PersistedShards:
         self, kept: stages.Kept, wanted: Callable[[str], bool], doing: str, made: ChainTask | None = None
     ) -> list[tuple[int, Buffer]]:
         """Return the frames of some kinds that stay with the shards, each after its shard, in their order."""
-        step = per_round(self.shards)
+        local = self.access.conf("spark.master").startswith("local[")
+        heap = self.access.conf(f"spark.{'driver' if local else 'executor'}.memory", "1g")
+        step = per_round(self.shards, heap_of(heap))
         pieces: list[bytes] = []
         with self._reading(doing):
             for first in count(0, step):

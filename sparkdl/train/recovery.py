@@ -31,6 +31,9 @@ from sparkdl.wire.frame import Array, Frame
 _SHARE = 0.03
 """Commits take at most this share of the time, unless ``commit_every`` says otherwise."""
 
+_BYTES_PER_SECOND = 100e6
+"""About what a commit takes, as long as none was taken."""
+
 _log = logging.getLogger("sparkdl")
 T = TypeVar("T")
 
@@ -85,6 +88,7 @@ class Recovery:
     _seconds: float = 0.0
     _commit_seconds: float = 0.0
     _times: deque[float] = field(default_factory=deque)
+    _begun: bool = False
     _behind: bool = False
     """Whether going back has ended with an error before the model was where it had been."""
 
@@ -95,11 +99,16 @@ class Recovery:
             TaskError: if the user's code failed, or iterations keep failing; the first error.
         """
         self.let_go()
-        begin = perf_counter()
+        begin, beginning = perf_counter(), self._beginning(iterations[0])
         outcomes = self._persistently(
             lambda: self._step(iterations), self._go_back, f"{iterations[0]} runs again"
         )
         if self.model.kept is not None and self.every != 0:
+            if beginning is not None:
+                self._commit = beginning
+                self._commit_seconds = (
+                    beginning.snapshot.params.nbytes + outcomes[-1].bytes["state"]
+                ) / _BYTES_PER_SECOND
             self._since += map(_as_it_was, iterations, outcomes)
             self._seconds += perf_counter() - begin
             if self._is_due():
@@ -267,6 +276,14 @@ class Recovery:
     def _restored(self, commit: CommittedModel) -> ModelState:
         return self.engine.restore(commit.snapshot, commit.kept, commit.average_buffers, commit.iteration)
 
+    def _beginning(self, first: Step) -> CommittedModel | None:
+        """Return the model before a run's first iteration, which the driver has: a commit without cost."""
+        begun, self._begun = self._begun, True
+        model = self.model
+        if begun or self._commit is not None or model.kept is not None:
+            return None
+        return CommittedModel(model.weights.snapshot, model.average_buffers, [[]], first.iteration)
+
     def _is_due(self) -> bool:
         """Return whether it is time for a commit."""
         if self._commit is None:
@@ -293,7 +310,7 @@ class Recovery:
 
     def _layers(self, model: ModelState) -> Sequence[Kept]:
         """Return the state of the shards: rows that have changed since the last commit above its own."""
-        if self._commit is None:
+        if self._commit is None or not self._commit.layers[0]:
             return [self.engine.fetch(model)]
         above = self.engine.fetch_changes(model, self._commit.iteration)
         return stacked(self._commit.layers, above)

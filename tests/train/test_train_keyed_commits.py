@@ -20,7 +20,7 @@ CHANGING: dict[str, Any] = {"max_age": 12, "min_norm": 0.09, "evict_every": 3}
 
 
 def fit(data: Dataset, module: Any) -> Any:
-    options: dict[str, Any] = {"iterations_per_job": 2, "commit_every": 4, "batch_size": 4}
+    options: dict[str, Any] = {"iterations_per_job": 1, "commit_every": 2, "batch_size": 4}
     return trainer(module, end_when=MaxIteration(14), **options).fit(data)
 
 

@@ -126,6 +126,35 @@ def test_going_back_that_ends_half_way_is_ended_before_anything_is_read() -> Non
     assert cast(Any, runs.model).iteration == 3
 
 
+def test_as_long_as_a_commit_does_not_pay_a_run_goes_back_to_its_beginning() -> None:
+    """The driver has the model before the first iteration; a large state takes long to come to it."""
+
+    class Large(Lossy):
+        fetched = 0
+
+        def run(self, iterations: Any, model: Any) -> Any:
+            after, outcomes = super().run(iterations, model)
+            return after, [SimpleNamespace(bytes={"state": 10**10}) for _ in outcomes]
+
+        def fetch(self, model: Any) -> list[Any]:
+            self.fetched += 1
+            return []
+
+        def restore(self, snapshot: Any, *_: Any) -> Any:
+            assert snapshot is first
+            return self.model(0)
+
+    engine, first = Large(failing={4}), Snapshot(np.zeros(3), np.zeros(0), np.zeros(0))
+    model = engine.model(0)
+    model.kept, model.weights.snapshot = None, first
+    runs = Recovery(cast(Engine, engine), model, None, max_failures=1, window=1e9)
+    for n in range(5):
+        runs.run([cast(Step, SimpleNamespace(allowance=None, iteration=n, broadcasts=()))])
+    assert cast(Any, runs.model).iteration == 5
+    assert engine.steps == 7  # five, one that failed, and the three before it again as one group
+    assert engine.fetched == 0
+
+
 def test_an_error_of_the_driver_in_a_commit(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
