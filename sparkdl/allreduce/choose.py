@@ -173,7 +173,7 @@ class Wanted:
             return "driver"
         shards_pay_early = not self.reductions and self.exchanges_directly(access, "sharded")
         most = _REPLICATED_DIRECTLY if shards_pay_early else _REPLICATED_BYTES
-        if self.suits_rows or ranks * nbytes <= most:
+        if ranks == 1 or self.suits_rows or ranks * nbytes <= most:
             return "replicated"
         if not fits and self.layout.uncut:  # a shard would be as large in any plan
             return "replicated"

@@ -51,7 +51,7 @@ def check_attributes(
 
     first = fresh()
     unused = make(first)
-    weights = unused.params.numpy().copy(), unused.buffers(), unused.counters()
+    weights = unused.params.clone(), unused.buffers(), unused.counters()
     before = _run(unused, first.objective, spec.seed, batch, weights)
     if _run(used, spec.objective, spec.seed, batch, weights).same_as(before):
         return
@@ -68,7 +68,7 @@ def _run(replica: FlatModule, objective: Objective, seed: int, batch: Batch, wei
         loss = forward_backward(replica, batch, objective, None).loss
     finally:
         generators.restore()
-    return Result(loss, replica.grad_numpy().copy())
+    return Result(loss, replica.on_host(replica.grad).copy())
 
 
 class Lookout:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from sparkdl import seeding
 from sparkdl.compute.culprit import find_culprit
@@ -35,27 +34,9 @@ from sparkdl.data.store import partition as store
 from sparkdl.data.store.manifest import Manifest
 from sparkdl.exceptions import DataError, ModelError
 from sparkdl.nn.batch import Batch
-from sparkdl.nn.flat import FlatModule
-from sparkdl.nn.gradient import BatchLoss, forward_backward
+from sparkdl.nn.flat import FlatModule, Weights
+from sparkdl.nn.gradient import BatchLoss, Gradient, forward_backward
 from sparkdl.wire.frame import Array, Frame, Parts
-
-
-@dataclass(frozen=True, slots=True)
-class Gradient:
-    """The gradient of a partition's rows.
-
-    Attributes:
-        values: its mean gradient, shape (n,); with local steps the pseudo-gradient, weights before minus
-            weights after.
-        used: per parameter of the layout, whether it has one.
-        touched: rows that have one, by parameter, where the gradient is row-sparse.
-        weight: its weight in the mean over partitions: what the loss was divided by.
-    """
-
-    values: Array
-    used: NDArray[np.bool_]
-    touched: Mapping[int, NDArray[np.bool_]]
-    weight: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +91,7 @@ class ForwardBackward:
         self,
         worker: Worker,
         token: store.Token,
-        weights: Callable[[], Mapping[str, Array | Sequence[Array]]],
+        weights: Callable[[], Mapping[str, Weights]],
         clock: Stopwatch,
     ) -> Contribution:
         """Compute a partition's contribution.
@@ -177,6 +158,7 @@ class ForwardBackward:
             raise ProblemError(BadRows(self.iteration, partition, error.args[0], error.code)) from error
         if not len(rows):
             return rows, columns, []
+        _ = worker.replica  # which brings CUDA up, so that its generator is seeded in the first task as well
         seeding.seed_task(spec.seed, self.place.epoch, self.iteration, partition)
         made = (
             make_batch(part, spec.features, spec.label, spec.weighted, spec.transform, spec.collate)
@@ -226,8 +208,8 @@ class ForwardBackward:
                 before.get("state"),
                 lambda batch: forward_backward(replica, batch, spec.objective, spec.micro_batch_size),
             )
-            kept = [went.state] if spec.inner.stateful else []
-            return went.loss, Gradient(went.way, went.used, {}, went.loss.weight), kept
+            state = [went.state] if spec.inner.stateful else []
+            return went.loss, Gradient(went.way, went.used, {}, went.loss.weight), state
         (batch,) = batches
         if allowed is None:
             result = forward_backward(replica, batch, spec.objective, spec.micro_batch_size)
@@ -240,7 +222,7 @@ class ForwardBackward:
                 size,
                 lambda done: allowed.ends(partition, done, clock.total()),
             )
-        return result, Gradient(replica.grad_numpy(), replica.used, replica.touched, result.divisor), []
+        return result, Gradient(replica.grad, replica.used, replica.touched, result.divisor), []
 
 
 def make_batch(

@@ -1,6 +1,7 @@
 """The whole model in a process's memory, brought from version to version by what iterations have changed.
 
-Where all processes update all weights, each does so in the memory of its own module replica. A *change* has
+Where all processes update all weights, each does so in the memory of its own module replica, on a GPU too,
+and the optimizer's state is beside them; the host gets both when a group has ended. A *change* has
 the elements that an iteration has updated (:mod:`sparkdl.wire.touched_rows`): all of them, or the rows of
 tables that a batch has touched. Where several processes of an executor take turns, the executor keeps the
 last changes as files, and the whole model at the beginning of the group, from which a process starts that
@@ -15,17 +16,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from sparkdl.compute.local_store import LocalStore
 from sparkdl.compute.problems import LackingState, ProblemError
 from sparkdl.compute.spec import FitSpec
 from sparkdl.compute.start import ModelVersion, Start
-from sparkdl.nn.flat import FlatModule
+from sparkdl.nn.flat import FlatModule, Weights
+from sparkdl.nn.gradient import Gradient
 from sparkdl.optim.shard.optimizer import ShardOptimizer
 from sparkdl.optim.shard.packed import put_state
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Frame, Packed, Parts
-from sparkdl.wire.held import Held, Owned, Shared
+from sparkdl.wire.held import Shared
 from sparkdl.wire.touched_rows import TouchedRows
 
 _CHANGE = "change"
@@ -39,7 +42,7 @@ class WeightChange:
 
     Attributes:
         rows: the elements that are given.
-        params: their new values, packed.
+        params: their new values, packed; ``None`` where they were updated in place.
         buffers: new floating-point buffers.
         counters: new integer and boolean buffers.
         optimizer: the optimizer of these elements, with its state.
@@ -49,11 +52,11 @@ class WeightChange:
     """
 
     rows: TouchedRows
-    params: Array
+    params: Array | None
     buffers: Array
     counters: Array
     optimizer: ShardOptimizer
-    average: Held[Array] | None
+    average: torch.Tensor | None
     reports: Sequence[bytes]
     gradient: Array | None = None
 
@@ -68,18 +71,19 @@ class LiveModel:
 
     Args:
         spec: the fixed part of the fit.
-        module: the module, whose memory the weights live in if it is the host's.
+        module: the module, whose memory the weights live in.
         version: which version is given.
         weights: frame of params, buffers and counters.
         kept: frames of the optimizer's state and the averaged weights, if there are any.
 
     Attributes:
         version: the version in memory; ``None`` while it changes.
-        params: flat trainable parameters.
+        weights: flat trainable parameters, where they are updated.
         buffers: flat floating-point buffers.
         counters: flat integer and boolean buffers.
         optimizer: the optimizer of all weights, with its state.
         average: averaged weights, if there are any.
+        unsent: the gradient of the step that is next to be completed, if it has stayed in this process.
         reports: reports of the group's iterations, in their order, as JSON.
         gradient: the last iteration's combined gradient, if the driver wanted it.
     """
@@ -91,10 +95,10 @@ class LiveModel:
         by_kind = {message.meta["kind"]: message for message in kept}
         self._module = module
         # A rank's local steps change the module's weights, so that the model then has memory of its own.
-        self._shares = module.own_params is not None and spec.inner is None
-        shared = module.own_params if self._shares else None
-        self.params: Array = np.empty_like(arrays["params"]) if shared is None else shared
-        np.copyto(self.params, arrays["params"])
+        self._shares = spec.inner is None
+        if self._shares:
+            module.load_params(arrays["params"])
+        self.weights = module.params if self._shares else torch.from_numpy(np.array(arrays["params"]))
         self.buffers, self.counters = np.array(arrays["buffers"]), np.array(arrays["counters"])
         state = by_kind.get("state")
         self.optimizer = ShardOptimizer(
@@ -103,10 +107,12 @@ class LiveModel:
             0,
             spec.layout.numel,
             Shared(state) if state is not None else None,
-        )
+        ).to(self.weights.device)
         average = by_kind.get("average")
         # A copy: the frame that it lies in has all that the driver has sent.
-        self.average: Held[Array] | None = Owned(np.array(average.arrays["params"])) if average else None
+        copied = torch.from_numpy(np.array(average.arrays["params"])) if average else None
+        self.average = self._beside(copied)
+        self.unsent: Gradient | None = None
         self.reports: Sequence[bytes] = []
         self.gradient: Array | None = None
         self._set(version)
@@ -116,10 +122,23 @@ class LiveModel:
         if self._shares:
             self._module.holds = version
 
+    def _beside(self, average: torch.Tensor | None) -> torch.Tensor | None:
+        return None if average is None else average.to(self.weights.device)
+
     @property
     def arrays(self) -> Mapping[str, Array]:
-        """Params, buffers and counters."""
+        """Params, buffers and counters, on the host."""
         return {"params": self.params, "buffers": self.buffers, "counters": self.counters}
+
+    @property
+    def params(self) -> Array:
+        """The flat trainable parameters, on the host."""
+        return self.weights.cpu().numpy()
+
+    @property
+    def loadable(self) -> Mapping[str, Weights]:
+        """Params, buffers and counters, for the module to load; its own params are there already."""
+        return {"params": self.weights, "buffers": self.buffers, "counters": self.counters}
 
     def is_between(self, start: Start, version: ModelVersion) -> bool:
         """Return whether this is a version of a group that some changes lead on from."""
@@ -148,12 +167,16 @@ class LiveModel:
     def apply(self, change: WeightChange, version: ModelVersion) -> None:
         """Go on to a version."""
         self._set(None)
-        if not np.shares_memory(change.params, self.params):  # else it was updated in place
-            change.rows.put(change.params, self.params)
+        if change.params is not None:
+            if change.whole and self._shares:
+                self._module.load_params(change.params)
+            else:
+                change.rows.put(change.params, self.weights.numpy())
         if change.optimizer is not self.optimizer:  # else it was updated in place
             put_state(self.optimizer, change.rows, change.optimizer)
+            self.optimizer.to(self.weights.device)
         self.buffers, self.counters = np.array(change.buffers), np.array(change.counters)
-        self.average = change.average
+        self.average = self._beside(change.average)
         self.reports = change.reports
         self.gradient = change.gradient
         self._set(version)
@@ -198,17 +221,19 @@ def bring(
 
 def _made_of(change: WeightChange, spec: FitSpec, module: FlatModule, version: ModelVersion) -> LiveModel:
     """Return the model that a whole change leads to."""
+    assert change.params is not None  # it was read
     arrays = {"params": change.params, "buffers": change.buffers, "counters": change.counters}
     live = LiveModel(spec, module, version, Frame({}, arrays), [])
-    live.optimizer, live.average = change.optimizer, change.average
+    live.optimizer = change.optimizer.to(live.weights.device)
+    live.average = live._beside(change.average)
     live.reports, live.gradient = change.reports, change.gradient
     return live
 
 
-def write_change(files: LocalStore, version: ModelVersion, change: WeightChange) -> None:
+def write_change(files: LocalStore, version: ModelVersion, change: WeightChange, live: LiveModel) -> None:
     """Leave the change that leads to a version for this executor's other processes."""
     arrays = {
-        "params": change.params,
+        "params": live.params if change.params is None else change.params,
         "buffers": change.buffers,
         "counters": change.counters,
         **change.rows.arrays,
@@ -240,7 +265,7 @@ def read_change(spec: FitSpec, files: LocalStore, version: ModelVersion) -> Weig
         found["buffers"],
         found["counters"],
         ShardOptimizer(spec.rule.optimizer, rows.packed, 0, rows.packed.numel, kept),
-        Shared(frame.unpack(average[0]).arrays["params"]) if average else None,
+        torch.from_numpy(np.array(frame.unpack(average[0]).arrays["params"])) if average else None,
         frame.join(frame.parts(reports)).splitlines(),
         np.array(found["gradient"]) if "gradient" in found else None,
     )
@@ -284,5 +309,5 @@ def delete_outdated(files: LocalStore, start: Start, version: ModelVersion, chan
     files.discard(outdated)
 
 
-def _packed_average(average: Held[Array]) -> Parts:
-    return frame.pack({"kind": "average"}, {"params": average.value})
+def _packed_average(average: torch.Tensor) -> Parts:
+    return frame.pack({"kind": "average"}, {"params": average.cpu().numpy()})

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from sparkdl.nn.batch import Batch
@@ -23,7 +24,7 @@ from sparkdl.nn.gradient import BatchLoss
 from sparkdl.optim.reduction import drive
 from sparkdl.optim.rule import UpdateRule
 from sparkdl.optim.shard.optimizer import ShardOptimizer
-from sparkdl.wire.frame import Array, Frame, Parts
+from sparkdl.wire.frame import Frame, Parts
 from sparkdl.wire.held import Shared
 from sparkdl.wire.layout import ParamLayout
 
@@ -75,7 +76,7 @@ class Went:
     """
 
     loss: BatchLoss
-    way: Array
+    way: torch.Tensor
     used: NDArray[np.bool_]
     state: Parts
 
@@ -95,8 +96,9 @@ def take_steps(
     """
     begin = Shared(state) if state is not None else None
     optimizer = ShardOptimizer(inner.rule.optimizer, inner.layout, 0, inner.layout.numel, begin)
-    with replica.updating() as weights:
-        before = weights.numpy().copy()
+    optimizer.to(replica.device)
+    weights, replica.holds = replica.params, None
+    before = weights.clone()
     used = np.zeros(len(inner.layout.params), np.bool_)
     losses: list[BatchLoss] = []
     for batch in batches:
@@ -108,12 +110,8 @@ def take_steps(
             continue
         own, touched = replica.used, replica.touched
         used |= own
-        gradient = replica.lend_gradient()
-        with replica.updating() as weights:  # on a GPU they pass through the host in each step
-            drive([inner.rule.update(optimizer, weights, gradient, own, steps.hyper, touched)])
-    with replica.updating() as weights:
-        way = np.subtract(before, weights.numpy(), out=before)
-    return Went(_mean(losses), way, used, optimizer.state_frame())
+        drive([inner.rule.update(optimizer, weights, replica.lend_gradient(), own, steps.hyper, touched)])
+    return Went(_mean(losses), before.sub_(weights), used, optimizer.state_frame())
 
 
 def _mean(losses: list[BatchLoss]) -> BatchLoss:

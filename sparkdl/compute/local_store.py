@@ -96,18 +96,21 @@ class LocalStore:
             self._held[name] = [_copy(one) for one in self._held[name]]
         self._lent.clear()
 
-    def hold(self) -> None:
-        """Hold frames in memory until :meth:`settle`: no other process wants them before."""
-        self._holding = True
+    @contextlib.contextmanager
+    def holding(self) -> Iterator[None]:
+        """Hold frames in memory for a while: no other process wants them before.
 
-    def settle(self) -> None:
-        """Write what is held as files, where other processes run this executor's tasks, too."""
-        self._holding = False
-        if self.in_memory:
-            return
-        for name in list(self._held):
-            self.write(name, self._held.pop(name))
-        self._lent.clear()
+        What is held then is written as files, where other processes run this executor's tasks, too.
+        """
+        self._holding = True
+        try:
+            yield
+        finally:
+            self._holding = False
+            if not self.in_memory:
+                for name in list(self._held):
+                    self.write(name, self._held.pop(name))
+                self._lent.clear()
 
     def link(self, name: str, other: str) -> bool:
         """Let a file have another name, too; return whether there is one."""

@@ -24,6 +24,9 @@ from sparkdl.wire.layout import ParamLayout, TensorPlace
 
 T = TypeVar("T")
 
+Weights = Array | Sequence[Array] | torch.Tensor
+"""What a module loads: a flat vector on the host, whole or in shards, or a tensor on any device."""
+
 
 class FlatModule:
     """A module together with its flat vectors.
@@ -39,8 +42,8 @@ class FlatModule:
         device: where module and vectors are.
         params: trainable parameters, shape (layout.numel,).
         grad: their gradients, same shape; ``backward`` accumulates into it.
-        own_params: the memory of the weights, if it is the host's. Weights written there need not be loaded.
-        holds: version of the weights in ``own_params``; set by the writer, cleared when others are loaded.
+        holds: version of the weights in ``params``; set by who writes them there, cleared when others are
+            loaded.
     """
 
     def __init__(
@@ -54,7 +57,6 @@ class FlatModule:
         self.params = torch.empty(self.layout.numel, dtype=dtype, device=self.device)
         self.grad = torch.zeros(self.layout.numel, dtype=dtype, device=self.device)
         self._grads: list[torch.Tensor] = []
-        self.own_params: Array | None = None
         self.holds: object = None
         for spec, p in zip(self.layout.params, self._tensors, strict=True):
             view = self.params[spec.offset : spec.end].view(spec.shape)
@@ -69,11 +71,9 @@ class FlatModule:
         self._hooked = [
             index for index, p in enumerate(self._tensors) if getattr(p, "_post_accumulate_grad_hooks", None)
         ]
-        if self.device.type == "cpu":
-            self._host_params, self._host_grad = self.params, self.grad
-            self.own_params = self.params.numpy()
-        else:
-            self._host_params = self._host_grad = torch.empty(self.layout.numel, dtype=dtype, pin_memory=True)
+        self._staged = self.params
+        if self.device.type != "cpu":
+            self._staged = torch.empty(self.layout.numel, dtype=dtype, pin_memory=True)
         self._frozen = np.zeros(len(self._tensors), np.bool_)
         self._lent = False
         self._touched: dict[int, NDArray[np.bool_]] = {}
@@ -183,42 +183,38 @@ class FlatModule:
         """Return the names of the parameters that are frozen now."""
         return [self.layout.params[index].name for index in np.flatnonzero(self._frozen)]
 
-    def load(self, params: Array | Sequence[Array], buffers: Array, counters: Array) -> None:
-        """Copy weights, whole or in shards, and buffers in; the arrays may be read-only."""
-        if params is not self.own_params:
-            self.holds = None
-            of_shards = [params] if isinstance(params, np.ndarray) else params
-            np.concatenate(of_shards, out=self._host_params.numpy())
-        if self._host_params is not self.params:
-            self.params.copy_(self._host_params)
+    def load(self, params: Weights, buffers: Array, counters: Array) -> None:
+        """Copy weights in, unless they are the module's own, and buffers; arrays may be read-only."""
+        if params is not self.params:
+            self.load_params(params)
         self.load_buffers(buffers, counters)
+
+    def load_params(self, params: Weights) -> None:
+        """Copy weights in; the arrays may be read-only."""
+        self.holds = None
+        if isinstance(params, torch.Tensor):
+            self.params.copy_(params)
+            return
+        of_shards = [params] if isinstance(params, np.ndarray) else params
+        np.concatenate(of_shards, out=self._staged.numpy())
+        if self._staged is not self.params:
+            self.params.copy_(self._staged)
 
     def load_buffers(self, buffers: Array, counters: Array) -> None:
         """Copy buffers in; the arrays may be read-only."""
         self._buffers.load(buffers)
         self._counters.load(counters)
 
-    def grad_numpy(self) -> Array:
-        """Return the gradient on the host, valid until the next ``load`` or ``zero_grad``."""
-        if self._host_grad is not self.grad:
-            self._host_grad.copy_(self.grad)
-        return self._host_grad.numpy()
+    def on_host(self, gradient: torch.Tensor) -> Array:
+        """Return a gradient as an array, valid until the next ``load`` or ``zero_grad``."""
+        if gradient.device.type == "cpu":
+            return gradient.numpy()
+        return self._staged.copy_(gradient).numpy()
 
     def lend_gradient(self) -> torch.Tensor:
-        """Return the gradient on the host to be overwritten; valid as long as that of :meth:`grad_numpy`."""
+        """Return the gradient to be overwritten, valid until the next ``zero_grad``."""
         self._lent = True
-        return torch.from_numpy(self.grad_numpy())
-
-    @contextmanager
-    def updating(self) -> Iterator[torch.Tensor]:
-        """Yield the weights on the host, to be changed in place."""
-        self.holds = None
-        if self._host_params is self.params:
-            yield self.params
-            return
-        weights = self.params.cpu()
-        yield weights
-        self.params.copy_(weights)
+        return self.grad
 
     def buffers(self) -> Array:
         """Return a copy of the floating-point buffers as one vector."""
@@ -231,15 +227,15 @@ class FlatModule:
     @contextmanager
     def lending(self) -> Iterator[None]:
         """Load other weights for a while, then restore the values that live in this memory."""
-        holds, own = self.holds, self.own_params
-        if holds is None or own is None:
+        holds = self.holds
+        if holds is None:
             yield
             return
-        before = own.copy()
+        before = self.params.clone()
         try:
             yield
         finally:
-            np.copyto(own, before)
+            self.params.copy_(before)
             self.holds = holds
 
     @contextmanager

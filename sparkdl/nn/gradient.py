@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sparkdl.exceptions import ModelError
@@ -16,7 +18,17 @@ from sparkdl.nn.batch import Batch, Inputs, call, map_tensors
 from sparkdl.nn.flat import FlatModule
 from sparkdl.nn.objective import Evaluated, Loss, Objective, mean_loss
 
-__all__ = ["Batch", "BatchLoss", "Inputs", "Loss", "call", "evaluate", "forward_backward", "mean_loss"]
+__all__ = [
+    "Batch",
+    "BatchLoss",
+    "Gradient",
+    "Inputs",
+    "Loss",
+    "call",
+    "evaluate",
+    "forward_backward",
+    "mean_loss",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +53,24 @@ class BatchLoss:
     def __post_init__(self) -> None:
         if math.isnan(self.divisor):
             object.__setattr__(self, "divisor", self.weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """The gradient of a partition's rows.
+
+    Attributes:
+        values: its mean gradient, shape (n,), where it was computed; with local steps the pseudo-gradient,
+            weights before minus weights after.
+        used: per parameter of the layout, whether it has one.
+        touched: rows that have one, by parameter, where the gradient is row-sparse.
+        weight: its weight in the mean over partitions: what the loss was divided by.
+    """
+
+    values: Tensor
+    used: NDArray[np.bool_]
+    touched: Mapping[int, NDArray[np.bool_]]
+    weight: float
 
 
 def forward_backward(

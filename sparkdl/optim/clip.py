@@ -144,18 +144,22 @@ def _squares(
     gradient: torch.Tensor, layout: ParamLayout, start: int, stop: int, used: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
     squares = np.zeros(len(layout.params))
-    for index, norm in _norms(gradient, layout, start, stop):
-        if used[index]:
-            squares[index] = norm * norm
+    found = [(index, norm) for index, norm in _norms(gradient, layout, start, stop) if used[index]]
+    if found:  # one copy to the host
+        indices, norms = zip(*found, strict=True)
+        squares[list(indices)] = torch.stack(norms).cpu().numpy() ** 2
     return squares
 
 
-def _norms(gradient: torch.Tensor, layout: ParamLayout, start: int, stop: int) -> Iterator[tuple[int, float]]:
+def _norms(
+    gradient: torch.Tensor, layout: ParamLayout, start: int, stop: int
+) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield the norm of each parameter, or of a part of one, in double precision."""
     for segment in segments(layout, start, stop):
         part = gradient[segment.start - start : segment.stop - start]
         # Whole parameters as torch does; parts of one must add up well.
         dtype = gradient.dtype if segment.whole else torch.float64
-        yield segment.param, float(torch.linalg.vector_norm(part, dtype=dtype))
+        yield segment.param, torch.linalg.vector_norm(part, dtype=dtype).double()
 
 
 def _is_number(value: object) -> bool:

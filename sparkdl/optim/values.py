@@ -17,11 +17,11 @@ _VIEWED = {"bfloat16": torch.int16, "complex64": torch.float32, "complex128": to
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a value is a tensor of numbers in memory, which numpy can hold."""
+    """Whether a value is a tensor of numbers, which numpy can hold once it is on the host."""
     return (
         type(value) in (torch.Tensor, torch.nn.Parameter)
         and value.layout == torch.strided
-        and value.device.type == "cpu"
+        and value.device.type != "meta"
         and not value.is_quantized
     )
 
@@ -56,7 +56,7 @@ def to_json(value: Any, add: Callable[[Array], str]) -> Any:
         return value
     if is_tensor(value):
         dtype = str(value.dtype).removeprefix("torch.")
-        return {"tensor": [add(_viewed(value.detach(), dtype).numpy()), dtype]}
+        return {"tensor": [add(_viewed(value.detach().cpu(), dtype).numpy()), dtype]}
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
         return {"array": add(value)}
     if type(value) is list:

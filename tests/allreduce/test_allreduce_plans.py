@@ -19,9 +19,7 @@ from support.ranks import Case, bits, classified, net, train
 from support.reference import Partition, assert_bit_equal, decomposed, plain, threads
 from torch import nn
 
-from sparkdl.allreduce.plans.base import Participant
-from sparkdl.allreduce.transport import in_process
-from sparkdl.allreduce.transport.in_process import Faults, InProcessTransport
+from sparkdl.allreduce.transport.in_process import Faults
 from sparkdl.compute.local_store import LocalStore
 from sparkdl.exceptions import ModelError, NonFiniteError
 from sparkdl.optim import LAMB, LARS, LBFGS, ClipByNorm
@@ -96,6 +94,36 @@ def test_every_plan_gives_the_bits_of_the_driver_plan(
         found = train(case(exchange, **feature, in_memory=in_memory), tmp_path / str(in_memory))
         assert bits(found) == bits(expected)
         assert found.losses == expected.losses
+
+
+@pytest.mark.parametrize("feature", FEATURES.values(), ids=FEATURES)
+@pytest.mark.parametrize("sizes", [[60], [40, 0, 31]], ids=["alone", "several"])
+def test_what_stays_in_its_process_changes_no_bit(
+    tmp_path: Path, feature: dict[str, Any], sizes: list[int]
+) -> None:
+    expected = train(case("driver", sizes, **feature, num_shards=1, in_memory=False), tmp_path / "expected")
+    for in_memory in (True, False):
+        of = case("replicated", sizes, **feature, in_memory=in_memory, stays=True)
+        found = train(of, tmp_path / str(in_memory))
+        assert bits(found) == bits(expected)
+        assert found.losses == expected.losses
+
+
+def test_a_gradient_that_stays_is_looked_through_for_what_is_no_number(tmp_path: Path) -> None:
+    module = net(norm=False)
+    with torch.no_grad():
+        next(module.parameters()).fill_(1e30)
+    found = []
+    for stays in (False, True):
+        with pytest.raises(NonFiniteError) as error:
+            train(case("replicated", [60], module=module, loss=_steep, stays=stays), tmp_path / str(stays))
+        found.append(str(error.value))
+    assert found[0] == found[1]
+
+
+def _steep(output: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+    """Have a loss of 1, and a gradient that is too large for a float."""
+    return 1.0 + (output - output.detach()).sum() * 1e30
 
 
 @pytest.mark.parametrize("codec", [Int8(block=8), TopK(0.2)], ids=["int8", "topk"])
@@ -328,22 +356,12 @@ def test_gradients_of_a_rank_that_stays_are_not_copied_once_they_are_used(
     of = case("sharded", in_memory=False, sites=len(UNEVEN), **options)
     expected = train(of, tmp_path / "moving")
     copied: list[str] = []
-    run, keep = InProcessTransport._run_chain, LocalStore.keep_lent
-
-    def staying(self: InProcessTransport, group: Any) -> Any:
-        for worker in self._sites:
-            worker.files.hold()
-        found = run(self, group)
-        for worker in self._sites:
-            worker.files.settle()
-        return found
+    keep = LocalStore.keep_lent
 
     def noted(self: LocalStore) -> None:
         copied.extend(self._lent & self._held.keys())
         keep(self)
 
-    monkeypatch.setattr(in_process, "Participant", partial(Participant, stays=True))
-    monkeypatch.setattr(InProcessTransport, "_run_chain", staying)
     monkeypatch.setattr(LocalStore, "keep_lent", noted)
-    assert bits(train(of, tmp_path / "staying")) == bits(expected)
+    assert bits(train(replace(of, stays=True), tmp_path / "staying")) == bits(expected)
     assert copied == []

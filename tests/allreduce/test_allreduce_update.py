@@ -5,7 +5,6 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
-from support.data import read_only
 
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.directives import Directives
@@ -17,7 +16,7 @@ from sparkdl.compute.problems import NonFiniteGradient, ProblemError
 from sparkdl.optim import OptimizerSpec
 from sparkdl.optim.rule import UpdateRule
 from sparkdl.wire import frame
-from sparkdl.wire.held import Owned, Shared
+from sparkdl.wire.held import Owned
 from sparkdl.wire.layout import ParamLayout, lay_out
 
 LAYOUT = ParamLayout(
@@ -30,7 +29,7 @@ USED = np.ones(2, np.bool_)
 
 
 def task(start=0, stop=8, optimizer=SGD, params=PARAMS, **options):
-    weights = Shared(read_only(params[start:stop]))
+    weights = torch.tensor(params[start:stop])
     return ShardUpdate(
         layout=LAYOUT, start=start, stop=stop, rule=UpdateRule(optimizer), weights=weights, **options
     )
@@ -93,10 +92,10 @@ def test_what_is_owned_is_overwritten_and_changes_no_bit():
     before = update_shard(task(0, 8, ADAM), shards(False)).state
     expected = update_shard(task(0, 8, ADAM), shards(False), arrived(before, writable=False))
     state, mine = arrived(before), shards(True)
-    master = replace(task(0, 8, ADAM), weights=Owned(PARAMS.copy()))
+    master = replace(task(0, 8, ADAM), weights=torch.tensor(PARAMS))
     found = update_shard(master, mine, state)
     assert isinstance(state.state, Owned)
-    assert np.shares_memory(params_of(found), master.weights.value)
+    assert np.shares_memory(params_of(found), master.weights.numpy())
     assert np.shares_memory(found.state.frame().arrays["0.exp_avg"], state.frame().arrays["0.exp_avg"])
     assert not np.array_equal(mine[1].coded.arrays["gradient"], gradients[1])
     np.testing.assert_array_equal(mine[0].coded.arrays["gradient"], gradients[0])
@@ -108,10 +107,10 @@ def test_what_is_owned_is_overwritten_and_changes_no_bit():
 
 
 def test_an_average_does_not_share_memory_with_the_weights():
-    first = replace(task(), weights=Owned(PARAMS.copy()), averaging=True, directives=Directives(average=1.0))
+    first = replace(task(), weights=torch.tensor(PARAMS), averaging=True, directives=Directives(average=1.0))
     done = update_shard(first, [shard(0, 1.0, np.ones(8))])
-    np.testing.assert_array_equal(done.average.params.value, params_of(done))
-    assert not np.shares_memory(done.average.params.value, params_of(done))
+    np.testing.assert_array_equal(done.average, params_of(done))
+    assert not np.shares_memory(done.average.numpy(), params_of(done))
 
 
 def test_the_order_of_arrival_changes_no_bit():

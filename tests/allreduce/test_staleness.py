@@ -22,7 +22,6 @@ from sparkdl.nn.embedding import EmbeddingVariable, embedding_variables
 from sparkdl.optim import OptimizerSpec, Staleness
 from sparkdl.optim.rule import UpdateRule
 from sparkdl.optim.staleness import LATE
-from sparkdl.wire.held import Owned
 from sparkdl.wire.layout import ParamLayout, lay_out
 from sparkdl.wire.touched_rows import TouchedRows
 
@@ -54,7 +53,7 @@ def updates(staleness: Staleness, steps: Any, used: Any = (True, True)) -> list[
     state = None
     for iteration, sources in enumerate(steps):
         update = ShardUpdate(
-            layout=LAYOUT, start=0, stop=4, rule=rule, weights=Owned(weights), iteration=iteration
+            layout=LAYOUT, start=0, stop=4, rule=rule, weights=torch.from_numpy(weights), iteration=iteration
         )
         shards = [
             Shard.of(source, weight, np.array(gradient, np.float32), np.array(used), rows)

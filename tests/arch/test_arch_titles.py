@@ -20,7 +20,7 @@ BANNED = {
     "kept": 555,
     "told": 255,
     "circle": 0,
-    "settle": 29,
+    "settle": 27,
     "settled": 13,
     "owed": 6,
     "sound": 12,

@@ -138,10 +138,9 @@ def test_what_is_held_for_a_while_becomes_files(tmp_path: Path) -> None:
     for in_memory in (True, False):
         store = LocalStore(str(tmp_path / str(in_memory)), in_memory=in_memory)
         another = LocalStore(str(tmp_path / str(in_memory)), in_memory=in_memory)
-        store.hold()
-        store.leave("a", [b"frame"])
-        assert another.read("a") is None
-        store.settle()
+        with store.holding():
+            store.leave("a", [b"frame"])
+            assert another.read("a") is None
         assert store.read("a") is not None
         assert (another.read("a") is None) is in_memory
         store.leave("b", [b"frame"])

@@ -436,15 +436,15 @@ def test_vectors_on_a_device(device):
     np.testing.assert_array_equal(flat.buffers(), vectors[1])
     np.testing.assert_array_equal(flat.counters(), vectors[2])
     flat.module(torch.tensor([0, 1], device=device)).sum().backward()
-    np.testing.assert_array_equal(flat.grad_numpy(), flat.grad.cpu().numpy())
+    np.testing.assert_array_equal(flat.on_host(flat.grad), flat.grad.cpu().numpy())
     assert flat.used.tolist() == [False, True, True, True, True]
 
 
 def test_the_gradient_of_the_cpu_is_not_copied():
     flat = FlatModule(Net())
     flat.grad[0] = 5.0
-    assert np.shares_memory(flat.grad_numpy(), flat.grad.numpy())
-    assert flat.grad_numpy()[0] == 5.0
+    assert np.shares_memory(flat.on_host(flat.grad), flat.grad.numpy())
+    assert flat.on_host(flat.grad)[0] == 5.0
 
 
 def test_modules_without_values_are_refused():
@@ -469,11 +469,11 @@ def test_what_is_held_in_the_module_is_put_back_after_others_were_lent_its_memor
     with flat.lending():  # nobody holds anything here
         flat.load(np.zeros(3, np.float32), flat.buffers(), flat.counters())
     assert not flat.params.any()
-    np.copyto(flat.own_params, 5)
+    flat.params.fill_(5)
     flat.holds = "version 3"
     with contextlib.suppress(ValueError), flat.lending():
         flat.load(np.ones(3, np.float32), flat.buffers(), flat.counters())
         assert flat.holds is None
         raise ValueError("a metric fails")
-    assert flat.own_params.tolist() == [5, 5, 5]
+    assert flat.params.tolist() == [5, 5, 5]
     assert flat.holds == "version 3"

@@ -71,7 +71,7 @@ def passes(module, objective=CROSS_ENTROPY, micro_batch_size=None, device="cpu",
     replica = replica_of(module, device, **options)
     torch.manual_seed(1)
     results = [forward_backward(replica, batch(n), objective, micro_batch_size) for n in rows]
-    return replica, (results, replica.grad_numpy().copy(), replica.buffers(), replica.counters())
+    return replica, (results, replica.on_host(replica.grad).copy(), replica.buffers(), replica.counters())
 
 
 def assert_same(found, expected):
@@ -406,7 +406,9 @@ def test_a_pass_on_a_device_gives_the_gradient_of_the_cpu(device):
     a = forward_backward(expected, weighted, objective, 5)
     b = forward_backward(replica, weighted, objective, 5)
     assert a.loss == pytest.approx(b.loss, rel=1e-5)
-    np.testing.assert_allclose(replica.grad_numpy(), expected.grad_numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        replica.on_host(replica.grad), expected.on_host(expected.grad), rtol=1e-4, atol=1e-5
+    )
     np.testing.assert_allclose(replica.buffers(), expected.buffers(), rtol=1e-5)
     np.testing.assert_array_equal(replica.counters(), expected.counters())
     assert replica.touched.keys() == expected.touched.keys()

@@ -74,6 +74,7 @@ class Case:
     sites: int = 2
     in_memory: bool = True
     faults: Faults | None = None
+    stays: bool = False
     slots: int = 1
     """Task slots of an executor, where ranks do not run in this process."""
     one_executor: bool = False
@@ -189,7 +190,7 @@ def train(
             folders = [folder / ("site" if case.one_executor else f"site-{n}") for n in range(case.sites)]
             sites = [partial(_site, data, str(where), case.in_memory) for where in folders]
             places = [rank % case.sites for rank in range(ranks)]
-            made.append(InProcessTransport(sites, write, places, case.faults))
+            made.append(InProcessTransport(sites, write, places, case.faults, stays=case.stays))
         return Route(plan, made[-1])
 
     changes = 0 if case.in_memory else changes_to_keep(case.slots, rows=bool(wanted.tables))

@@ -11,6 +11,7 @@ from sparkdl.allreduce.messages import Report, Shard
 from sparkdl.allreduce.plans.base import Participant
 from sparkdl.compute.forward_backward import Contribution, ForwardBackward
 from sparkdl.compute.spec import FitSpec
+from sparkdl.nn.flat import Weights
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array
 from sparkdl.wire.layout import ParamLayout
@@ -23,9 +24,7 @@ _WORTHWHILE = 1.5
 """Rows go alone if the table has so many times more."""
 
 
-def compute(
-    me: Participant, forward: ForwardBackward, weights: Mapping[str, Array | Sequence[Array]]
-) -> Contribution:
+def compute(me: Participant, forward: ForwardBackward, weights: Mapping[str, Weights]) -> Contribution:
     """Run a rank's forward and backward pass; see :class:`ForwardBackward`."""
     assert me.token is not None
     return forward(me.worker, me.token, lambda: weights, me.clock)
@@ -48,7 +47,7 @@ def shards(
         if state is not None:
             state.pass_on()
         return
-    values, touched, left_out = gradient.values, gradient.touched, None
+    values, touched, left_out = me.worker.replica.on_host(gradient.values), gradient.touched, None
     if spec.error_feedback:
         residual = (contribution.before or {}).get("residual")
         if residual is not None:

@@ -35,7 +35,7 @@ from sparkdl.compute.forward_backward import ForwardBackward
 from sparkdl.compute.start import Start
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Packed
-from sparkdl.wire.held import Shared
+from sparkdl.wire.held import Shared, own_tensor
 from sparkdl.wire.layout import ParamLayout
 
 _ONE_SHARD_BYTES = 4 << 20
@@ -159,7 +159,7 @@ class _Sync:
             start=start,
             stop=stop,
             rule=spec.rule,
-            weights=Shared(before["params"][start:stop]),
+            weights=own_tensor(Shared(before["params"][start:stop])),
             iteration=self.iteration,
             combine=spec.combine,
             averaging=spec.averaging,
@@ -168,7 +168,7 @@ class _Sync:
             totals=self.totals,
         )
         optimizer = update.optimizer(states[0] if states else None)
-        average = averages[0] if averages else None
+        average = own_tensor(averages[0].params) if averages else None
         made = update_shard(update, inbox.of(Shard), optimizer, average, received)
         if isinstance(made, Finished):
             yield ToDriver(made.shard)

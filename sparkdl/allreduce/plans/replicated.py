@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from sparkdl.allreduce import shards
 from sparkdl.allreduce.directives import Directives, Step
@@ -45,6 +46,7 @@ from sparkdl.allreduce.plans.base import (
     ToSelf,
 )
 from sparkdl.allreduce.update.buffers import combine_reports
+from sparkdl.allreduce.update.gradients import Unsent
 from sparkdl.allreduce.update.shard import Finished, ShardUpdate, update_shard
 from sparkdl.compute import live_model
 from sparkdl.compute.forward_backward import ForwardBackward
@@ -56,7 +58,7 @@ from sparkdl.compute.start import ModelVersion, Start
 from sparkdl.optim.shard.packed import lazy_tables, packed_optimizer
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Packed
-from sparkdl.wire.held import Owned, Shared
+from sparkdl.wire.held import Shared
 from sparkdl.wire.layout import ParamLayout
 from sparkdl.wire.touched_rows import TouchedRows, union
 
@@ -155,11 +157,13 @@ class _UpdateAll:
             yield from self._finish(me, live)
             return
         me.clock.lap("update")
-        contribution = contribute.compute(me, self.forward, live.arrays)
-        whole = shards.bounds(me.worker.spec.layout, 1)
-        for shard in contribute.shards(me, self.forward, contribution, whole):
-            yield ToOthers(shard)
-            yield ToSelf(self._after(0).part(f"gradient-{me.rank}"), [shard], lent=True)
+        contribution = contribute.compute(me, self.forward, live.loadable)
+        live.unsent = contribution.gradient if _stays_here(me) else None
+        if not _stays_here(me):
+            whole = shards.bounds(me.worker.spec.layout, 1)
+            for shard in contribute.shards(me, self.forward, contribution, whole):
+                yield ToOthers(shard)
+                yield ToSelf(self._after(0).part(f"gradient-{me.rank}"), [shard], lent=True)
         yield ToAll(contribute.report(me, contribution))
 
     def _after(self, steps: int) -> ModelVersion:
@@ -182,7 +186,7 @@ class _UpdateAll:
         if change is None:
             change = self._update(me, live, inbox)
             if self.changes and not me.stays:
-                live_model.write_change(worker.files, version, change)
+                live_model.write_change(worker.files, version, change, live)
             else:  # gradients that were lent are not copied any more
                 consumed = self._after(-1).part("gradient-")
                 worker.files.forget_all(lambda name: name.startswith(consumed))
@@ -204,40 +208,50 @@ class _UpdateAll:
         rows = _covered(spec, arrived, _lazy(spec, live, directives))
         whole = not rows.tables  # then weights and state are updated in place
         if whole:
-            optimizer, params, shards_of = live.optimizer, live.params, arrived
+            optimizer, weights, shards_of = live.optimizer, live.weights, arrived
         else:
-            optimizer, params = packed_optimizer(live.optimizer, rows), rows.take(live.params)
+            optimizer = packed_optimizer(live.optimizer, rows)
+            weights = torch.from_numpy(rows.take(live.params))
             shards_of = [shard.renumbered(rows) for shard in arrived]
-        average = Average(live.average) if live.average is not None else None
+        unsent = None
+        if _stays_here(me) and live.unsent is not None:
+            unsent = Unsent(me.rank, live.unsent)
+            me.worker.replica.lend_gradient()
         version = live.begin_change()
         update = ShardUpdate(
             layout=rows.packed,
             start=0,
             stop=rows.packed.numel,
             rule=spec.rule,
-            weights=Owned(params),
+            weights=weights,
             iteration=version.iteration,
             combine=spec.combine,
             averaging=spec.averaging,
             directives=directives,
         )
         try:
-            made = update_shard(update, shards_of, optimizer, average)
+            made = update_shard(
+                update,
+                shards_of,
+                optimizer,
+                live.average,
+                unsent=unsent,
+            )
         except ProblemError:
             live.give_up_change(version)
             raise
         assert isinstance(made, Finished)  # one shard: its sums are the totals
-        facts = {"updates": [made.shard.facts.told()], "reports": list(reports.reports)}
+        facts = {"updates": [made.facts.told()], "reports": list(reports.reports)}
         told = live_model.report(facts) if me.tells else b""
         return WeightChange(
             rows,
-            made.shard.held.value,
+            None if whole else made.weights.numpy(),
             reports.buffers.get("buffers", live.buffers),
             reports.buffers.get("counters", live.counters),
             optimizer,
-            made.average.params if made.average is not None else None,
+            made.average,
             [*live.reports, told],
-            made.shard.gradient,
+            made.gradient,
         )
 
     def _finish(self, me: Participant, live: LiveModel) -> Iterator[Send]:
@@ -245,18 +259,27 @@ class _UpdateAll:
         worker, layout = me.worker, me.worker.spec.layout
         if self.changes:
             live_model.write_base(live, worker.files)
+        params = live.params
         if me.rank == 0:
             steps = [json.loads(line) for line in live.reports]
-            params = live.params if self.returns_weights else None
-            yield ToDriver(GroupReport(steps, live.buffers, live.counters, params, live.gradient))
+            returned = params if self.returns_weights else None
+            yield ToDriver(GroupReport(steps, live.buffers, live.counters, returned, live.gradient))
         if not self.keeps:
             return
         start, stop = shards.bounds(layout, me.ranks)[me.rank]
         if not self.returns_weights:
-            yield Stay(Master(live.params[start:stop]))
+            yield Stay(Master(params[start:stop]))
         yield Stay(State(Shared(frame.unpack(live.optimizer.state_frame_of(start, stop)))))
         if live.average is not None:
-            yield Stay(Average(Shared(live.average.value[start:stop])))
+            yield Stay(Average(Shared(live.average[start:stop].cpu().numpy())))
+
+
+def _stays_here(me: Participant) -> bool:
+    """Whether a gradient stays where it was computed: no other rank wants it, nor another process."""
+    spec = me.worker.spec
+    whole = not spec.tables and spec.rule.staleness is None
+    plain = spec.gradient_codec == "fp32" and not spec.partition_state
+    return me.ranks == 1 and me.stays and whole and plain
 
 
 def _lazy(spec: FitSpec, live: LiveModel, directives: Directives) -> list[int]:
@@ -269,6 +292,8 @@ def _lazy(spec: FitSpec, live: LiveModel, directives: Directives) -> list[int]:
         return []
     staleness = spec.rule.staleness
     late = staleness is not None and not staleness.rows_only
+    if live.weights.device.type != "cpu":
+        return []  # rows are taken out and put back on the host
     return lazy_tables(live.optimizer, spec.tables, directives.hyper, late=late)
 
 

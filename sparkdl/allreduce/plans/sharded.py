@@ -70,6 +70,7 @@ from sparkdl.compute.start import Start
 from sparkdl.optim.reduction import add_up
 from sparkdl.wire.codec import rounded
 from sparkdl.wire.frame import Array, Packed
+from sparkdl.wire.held import own_tensor
 from sparkdl.wire.layout import ParamLayout
 
 
@@ -272,7 +273,7 @@ class _UpdateShard:
             start=bounds[0],
             stop=bounds[1],
             rule=spec.rule,
-            weights=weights,
+            weights=own_tensor(weights),
             iteration=version.iteration,
             combine=spec.combine,
             averaging=spec.averaging,
@@ -280,7 +281,8 @@ class _UpdateShard:
             shards=me.ranks,
             totals=tuple(totals),
         )
-        made = update_shard(update, arrived, update.optimizer(mine.state), mine.average)
+        average = own_tensor(mine.average.params) if mine.average is not None else None
+        made = update_shard(update, arrived, update.optimizer(mine.state), average)
         if me.stays:  # nobody asks for these again, and what was lent would be copied
             for part in (f"gradient-{n}", *(f"left-{number}-{n}" for number in range(self.number))):
                 files.forget(version.part(part))

@@ -11,6 +11,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -94,6 +95,8 @@ class InProcessTransport:
         write: writes the rows of a rank; called again when they are lost.
         places: site of each rank.
         faults: what goes wrong.
+        stays: whether a rank stays in its process until a group has ended, as those do that exchange
+            directly; without faults.
 
     Attributes:
         tokens: where the rows of each rank are.
@@ -113,7 +116,10 @@ class InProcessTransport:
         write: Callable[[int], Token],
         places: Sequence[int],
         faults: Faults | None = None,
+        *,
+        stays: bool = False,
     ) -> None:
+        self._stays = stays
         self._make = sites
         self._sites = [make() for make in sites]
         self._write = write
@@ -154,8 +160,11 @@ class InProcessTransport:
         ranks = len(self.tokens)
         inboxes: list[list[_Sent]] = [[] for _ in range(ranks)]
         phases = group.plan.phases(group.start, group.steps)
-        for number, phase in enumerate(phases, start=1):
-            inboxes = self._phase(group, phase, inboxes, ranks, last=number == len(phases))
+        with ExitStack() as stack:
+            for worker in self._sites if self._stays else []:
+                stack.enter_context(worker.files.holding())
+            for number, phase in enumerate(phases, start=1):
+                inboxes = self._phase(group, phase, inboxes, ranks, last=number == len(phases))
         return self._home(inboxes), self._stayed(inboxes, ranks)
 
     def _run_through_driver(self, group: Group, plan: ThroughDriver) -> tuple[list[Message], Kept]:
@@ -240,7 +249,7 @@ class InProcessTransport:
     ) -> Iterator[tuple[int, _Sent]]:
         worker = self._sites[site]
         token = self.tokens[rank] if rank < len(self.tokens) else None
-        me = Participant(rank, ranks, worker, Stopwatch(), token)
+        me = Participant(rank, ranks, worker, Stopwatch(), token, stays=self._stays)
         arrived = [messages.decode(bytearray(own.data), mine=True) for own in inbox if not own.name]
 
         def own() -> list[Message]:

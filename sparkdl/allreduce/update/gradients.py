@@ -7,15 +7,17 @@ makes two runs equal to the bit.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from sparkdl.allreduce.messages import Shard
 from sparkdl.compute.problems import NonFiniteGradient
 from sparkdl.compute.spec import Combine
+from sparkdl.nn.gradient import Gradient
 from sparkdl.optim.staleness import Staleness
 from sparkdl.wire import buffers
 from sparkdl.wire.frame import Array
@@ -47,6 +49,19 @@ class PartitionGradient:
         return self.values.value
 
 
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """The only gradient that there is, of all weights: it stays where it was computed.
+
+    Attributes:
+        source: source partition.
+        gradient: the gradient; the update overwrites its values.
+    """
+
+    source: int
+    gradient: Gradient
+
+
 class NonFiniteMeanError(Exception):
     """Says that a mean is NaN or infinite."""
 
@@ -68,6 +83,7 @@ class Gradients:
         used: per parameter, whether any source has a gradient.
         touched: rows with a gradient, by parameter, of row-sparse gradients.
         late: the part of the mean that waits for the next update; ``None`` if no gradient ever does.
+        unsent: the gradient that has not been sent, in place of parts.
     """
 
     layout: ParamLayout
@@ -77,6 +93,13 @@ class Gradients:
     used: NDArray[np.bool_]
     touched: dict[int, NDArray[np.bool_]]
     late: Array | None = field(default=None)
+    unsent: Unsent | None = field(default=None)
+
+    @classmethod
+    def alone(cls, unsent: Unsent, layout: ParamLayout) -> Gradients:
+        """Return the gradient of a source without others."""
+        gradient = unsent.gradient
+        return cls(layout, 0, layout.numel, [], gradient.used, dict(gradient.touched), unsent=unsent)
 
     @classmethod
     def of(cls, shards: Sequence[Shard], layout: ParamLayout, start: int, stop: int) -> Gradients:
@@ -100,6 +123,9 @@ class Gradients:
         self, combine: Combine, iteration: int, staleness: Staleness | None = None
     ) -> NonFiniteGradient | None:
         """Look for NaN and take the mean, if that is how they are combined."""
+        if self.unsent is not None:
+            bad = first_non_finite_of(self.unsent.gradient.values)
+            return None if bad is None else self._non_finite(iteration, bad, [self.unsent.source])
         if combine == "mean":
             try:
                 if staleness is None:
@@ -139,13 +165,12 @@ class Gradients:
         return NonFiniteGradient(iteration, parameter, tuple(sources))
 
 
-def checksum(shards: Sequence[Shard]) -> int:
-    """Return a checksum of the sources and weights: equal for all shards, unless a source ran twice.
+def checksum(sources: Iterable[tuple[int, float]]) -> int:
+    """Return a checksum of sources with their weights: equal for all shards, unless a source ran twice.
 
     The pairs themselves would be partitions times shards numbers for the driver, in each iteration.
     """
-    pairs = sorted([shard.source, shard.weight] for shard in shards)
-    return zlib.crc32(np.array(pairs, np.float64).tobytes())
+    return zlib.crc32(np.array(sorted(sources), np.float64).tobytes())
 
 
 def weighted_mean(parts: Sequence[PartitionGradient], total: float | None = None) -> Array:
@@ -190,6 +215,16 @@ def first_non_finite(values: Array) -> int | None:
     if np.isfinite(total):
         return None
     bad = np.flatnonzero(~np.isfinite(values))
+    return int(bad[0]) if len(bad) else None
+
+
+def first_non_finite_of(values: torch.Tensor) -> int | None:
+    """Return what :func:`first_non_finite` does, on any device."""
+    if values.device.type == "cpu":
+        return first_non_finite(values.numpy())
+    if torch.isfinite(values.sum()):
+        return None
+    bad = torch.isfinite(values).logical_not_().nonzero()
     return int(bad[0]) if len(bad) else None
 
 

@@ -27,7 +27,7 @@ from sparkdl.allreduce.messages import (
     nbytes,
 )
 from sparkdl.allreduce.update import adasum
-from sparkdl.allreduce.update.gradients import Gradients, checksum
+from sparkdl.allreduce.update.gradients import Gradients, Unsent, checksum
 from sparkdl.compute.problems import ProblemError
 from sparkdl.compute.spec import Combine
 from sparkdl.compute.stopwatch import Stopwatch
@@ -36,7 +36,7 @@ from sparkdl.optim.shard.optimizer import ShardOptimizer
 from sparkdl.optim.staleness import Staleness
 from sparkdl.wire import buffers, frame
 from sparkdl.wire.frame import Array
-from sparkdl.wire.held import Held, Owned, own
+from sparkdl.wire.held import Owned, own
 from sparkdl.wire.layout import ParamLayout
 
 
@@ -49,7 +49,7 @@ class ShardUpdate:
         start: first element of the shard.
         stop: one past its last element.
         rule: regularisers, clipping and optimizer.
-        weights: the shard; overwritten if it is owned.
+        weights: the shard, on the device that updates it; overwritten.
         iteration: completed iterations.
         combine: how gradients are combined.
         averaging: whether an average of the weights is kept.
@@ -63,7 +63,7 @@ class ShardUpdate:
     start: int
     stop: int
     rule: UpdateRule
-    weights: Held[Array]
+    weights: torch.Tensor
     iteration: int = 0
     combine: Combine = "mean"
     averaging: bool = False
@@ -99,14 +99,23 @@ class Finished:
     """A completed update.
 
     Attributes:
-        shard: the new weights.
+        facts: what it has to report.
+        weights: the new weights.
         optimizer: the optimizer, with its state for the next update.
         average: averaged weights, if there are any.
+        gradient: combined gradient, if the driver wants it.
     """
 
-    shard: UpdatedShard
+    facts: UpdateFacts
+    weights: torch.Tensor
     optimizer: ShardOptimizer
-    average: Average | None
+    average: torch.Tensor | None
+    gradient: Array | None
+
+    @property
+    def shard(self) -> UpdatedShard:
+        """The new weights as a message."""
+        return UpdatedShard(self.facts, Owned(self.weights.numpy()), self.gradient)
 
     @property
     def state(self) -> State:
@@ -116,7 +125,9 @@ class Finished:
     @property
     def kept(self) -> list[State | Average]:
         """The state of the shard besides its weights."""
-        return [self.state] if self.average is None else [self.state, self.average]
+        if self.average is None:
+            return [self.state]
+        return [self.state, Average(Owned(self.average.numpy()))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +152,9 @@ def update_shard(
     update: ShardUpdate,
     shards: Sequence[Shard],
     optimizer: ShardOptimizer,
-    average: Average | None = None,
+    average: torch.Tensor | None = None,
     receive_seconds: float = 0.0,
+    unsent: Unsent | None = None,
 ) -> Finished | PendingUpdate:
     """Combine the gradients of a shard and update it, or go on until sums over all shards are needed.
 
@@ -150,63 +162,86 @@ def update_shard(
         update: the shard and the rule.
         shards: gradients of all sources, in any order; in later phases the result of the phase before.
         optimizer: the shard's; its state goes on in place.
-        average: averaged weights so far.
+        average: averaged weights so far; overwritten.
         receive_seconds: how long it took to receive them, for the report.
+        unsent: the only gradient, if it has not been sent.
 
     Raises:
         ProblemError: if a gradient is not finite; nothing is updated then.
     """
     clock = Stopwatch()
-    weights = own(update.weights)
-    gradient: Array | None = None
+    gradient: torch.Tensor | None = None
     partials, left = np.zeros(0), list(shards)
-    if shards:  # none if every sample of the iteration has weight zero: nothing to learn
-        gradients = Gradients.of(shards, update.layout, update.start, update.stop)
+    if shards or unsent:  # none if every sample of the iteration has weight zero: nothing to learn
+        if unsent is not None:
+            gradients = Gradients.alone(unsent, update.layout)
+        else:
+            gradients = Gradients.of(shards, update.layout, update.start, update.stop)
         if not update.totals:
             problem = gradients.prepare(update.combine, update.iteration, update.staleness)
             if problem is not None:
                 raise ProblemError(problem)
-        partials, gradient = _replay(update, _steps(update, gradients, optimizer, weights))
+        partials, gradient = _replay(update, _steps(update, gradients, optimizer))
         if not update.last and not update.totals:
             left = list(gradients.shards())
-    sources = checksum(shards)
+    weighted = [(shard.source, shard.weight) for shard in shards]
+    if unsent is not None:
+        weighted.append((unsent.source, unsent.gradient.weight))
+    sources = checksum(weighted)
     if not update.last:
         return PendingUpdate(Partials(update.start, sources, partials), left)
-    averaged = _averaged(update, average, weights)
+    averaged = _averaged(update, average)
     clock.laps["receive"] = receive_seconds
     clock.lap("update")
     facts = UpdateFacts(
         update.start,
         sources,
         nbytes(shards),
-        optimizer.state_bytes + (averaged.params.value.nbytes if averaged else 0),
+        optimizer.state_bytes + (averaged.nbytes if averaged is not None else 0),
         clock.facts(),
     )
     told: Array | None = None
     if update.directives.gradient:
-        told = np.zeros_like(weights) if gradient is None else gradient
-    return Finished(UpdatedShard(facts, Owned(weights), told), optimizer, averaged)
+        told = (torch.zeros_like(update.weights) if gradient is None else gradient).cpu().numpy()
+    return Finished(facts, update.weights, optimizer, averaged, told)
 
 
-def _averaged(update: ShardUpdate, before: Average | None, weights: Array) -> Average | None:
+def _averaged(update: ShardUpdate, average: torch.Tensor | None) -> torch.Tensor | None:
     """Let the new weights enter their average."""
-    weight = update.directives.average
-    if not update.averaging or (before is None and not weight):
+    weight, weights = update.directives.average, update.weights
+    if not update.averaging or (average is None and not weight):
         return None
-    if before is None or weight == 1.0:
-        return Average(
-            Owned(np.array(weights))
-        )  # the weights' own memory may be overwritten by the next update
-    average = own(before.params)
+    if average is None or weight == 1.0:
+        return weights.clone()  # their own memory may be overwritten by the next update
     if weight:
-        average += average.dtype.type(weight) * (weights - average)
-    return Average(Owned(average))
+        average += weight * (weights - average)
+    return average
 
 
 def _steps(
-    update: ShardUpdate, gradients: Gradients, optimizer: ShardOptimizer, weights: Array
-) -> Generator[Array, Array, Array]:
+    update: ShardUpdate, gradients: Gradients, optimizer: ShardOptimizer
+) -> Generator[Array, Array, torch.Tensor]:
     """Update the shard in place; yield partial sums, receive totals, return the combined gradient."""
+    gradient = yield from _combined(update, gradients)
+    combined = gradient.clone() if update.directives.gradient else gradient
+    late, start = gradients.late, update.start
+    yield from update.rule.update(
+        optimizer,
+        update.weights,
+        gradient,
+        gradients.used,
+        hyper=update.directives.hyper,
+        touched=gradients.touched,
+        late=torch.from_numpy(late).to(gradient.device) if late is not None else None,
+        draws=seeding.derive(seeding.OPTIMIZER, update.rule.seed, update.iteration, start),
+    )
+    return combined
+
+
+def _combined(update: ShardUpdate, gradients: Gradients) -> Generator[Array, Array, torch.Tensor]:
+    """Return the combined gradient beside the weights; yield partial sums, receive totals."""
+    if gradients.unsent is not None:
+        return gradients.unsent.gradient.values
     parts, start, stop = gradients.parts, update.start, update.stop
     if len(parts) > 1:
         totals = yield adasum.gram_partials(parts, update.layout, start, stop)
@@ -216,21 +251,12 @@ def _steps(
             yield np.zeros(0)  # a single source has nothing to combine, but phases are counted
         # In an earlier phase it is left for the next one.
         gradient = own(parts[0].values) if update.last else buffers.copy(parts[0].array)
-    combined = np.array(gradient) if update.directives.gradient else gradient
-    yield from update.rule.update(
-        optimizer,
-        torch.from_numpy(weights),
-        torch.from_numpy(gradient),
-        gradients.used,
-        hyper=update.directives.hyper,
-        touched=gradients.touched,
-        late=torch.from_numpy(gradients.late) if gradients.late is not None else None,
-        draws=seeding.derive(seeding.OPTIMIZER, update.rule.seed, update.iteration, start),
-    )
-    return combined
+    return torch.from_numpy(gradient).to(update.weights.device)
 
 
-def _replay(update: ShardUpdate, steps: Generator[Array, Array, Array]) -> tuple[Array, Array | None]:
+def _replay(
+    update: ShardUpdate, steps: Generator[Array, Array, torch.Tensor]
+) -> tuple[Array, torch.Tensor | None]:
     """Run an update as far as its totals are known."""
     totals = iter(update.totals)
     partials = np.zeros(0)

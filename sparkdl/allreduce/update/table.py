@@ -22,7 +22,6 @@ from sparkdl.optim.shard.lazy_rows import fresh_state
 from sparkdl.optim.shard.run import ShardRun
 from sparkdl.optim.staleness import LATE
 from sparkdl.wire.frame import Array
-from sparkdl.wire.held import Owned
 from sparkdl.wire.layout import ParamLayout, TensorPlace
 from sparkdl.wire.touched_rows import TouchedRows
 
@@ -68,7 +67,7 @@ def update_table(
         start=0,
         stop=layout.numel,
         rule=rule,
-        weights=Owned(weights.reshape(-1)),
+        weights=torch.from_numpy(weights.reshape(-1)),
         iteration=iteration,
         directives=replace(directives, gradient=False, average=0.0),
         rows=True,
@@ -80,7 +79,7 @@ def update_table(
     assert isinstance(made, Finished)
     state = {name: value for run in optimizer.runs for name, value in run.state.items()}
     scalars: dict[str, Any] = {}
-    changed = {ROW: made.shard.held.value.reshape(count, -1)}
+    changed = {ROW: made.weights.numpy().reshape(count, -1)}
     for key, value in state.items():
         if isinstance(value, torch.Tensor) and value.shape == (layout.numel,):
             changed[key] = value.numpy().reshape(count, -1)

@@ -77,6 +77,18 @@ class ShardOptimizer:
         fresh = self.division.fresh(start, stop)
         self.runs = list(fresh) if state is None else self.division.joined(read_runs(state))
 
+    def to(self, device: torch.device) -> ShardOptimizer:
+        """Let its state be where the weights are: what torch would move there for a state that was loaded."""
+        if device.type == "cpu":
+            return self
+        options = [group for shadow in self.spec.shadow() for group in shadow.param_groups]
+        for run in self.runs:
+            on_device = any(options[run.group].get(name) for name in ("capturable", "fused"))
+            for name, value in run.state.items():
+                if isinstance(value, torch.Tensor) and (name != "step" or on_device):
+                    run.state[name] = value.to(device)
+        return self
+
     def step(
         self,
         weights: torch.Tensor,
@@ -119,7 +131,7 @@ class ShardOptimizer:
             self.runs = list(self.division.split(self.runs, used))
         blocks: list[tuple[ShardRun, list[ShardRun]]] = []
         for run in self.runs:
-            if not self.division.comes_in_blocks(run):
+            if weights.device.type != "cpu" or not self.division.comes_in_blocks(run):
                 blocks.append((run, [run]))
             elif run.state:
                 blocks.append((run, run.blocks()))
@@ -233,7 +245,7 @@ class ShardOptimizer:
 
     def _spread(self, partials: torch.Tensor, rows: list[int | None] | None) -> Sums:
         """Put the rows of an optimizer's sums where the layout has the parameters."""
-        values: Sums = partials.detach().numpy()
+        values: Sums = partials.detach().cpu().numpy()
         if rows is None:
             return values
         spread = np.zeros((len(self.layout.params), values.shape[1]))
@@ -319,7 +331,7 @@ def _sparse(gradient: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     All of them are one row of a sparse matrix, for which torch needs no index per element.
     """
     if mask.all():
-        row = torch.zeros((1, 1), dtype=torch.int64)
+        row = torch.zeros((1, 1), dtype=torch.int64, device=gradient.device)
         return torch.sparse_coo_tensor(
             row, gradient[None], (1, len(gradient)), is_coalesced=True, check_invariants=False
         )
@@ -349,7 +361,7 @@ def _exchange(partials: Sequence[Sums]) -> Generator[Sums, Sums, list[Sums]]:
 def _gather(partials: torch.Tensor, rows: list[int | None] | None, totals: Sums) -> torch.Tensor:
     """Return the totals in the order of the optimizer's own tensors."""
     if rows is None:
-        return torch.from_numpy(np.array(totals))
+        return torch.from_numpy(np.array(totals)).to(partials.device)
     gathered = partials.clone()
     for row, index in enumerate(rows):
         if index is not None:

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 
 from sparkdl.optim.shard.optimizer import ShardOptimizer
-from sparkdl.optim.shard.run import ShardRun, tensor_of
+from sparkdl.optim.shard.run import ShardRun
 from sparkdl.optim.spec import OptimizerSpec
+from sparkdl.wire.held import tensor_of
 from sparkdl.wire.layout import ParamLayout
 from sparkdl.wire.touched_rows import TouchedRows
 

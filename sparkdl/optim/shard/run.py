@@ -15,7 +15,7 @@ from sparkdl.exceptions import OptimizerError
 from sparkdl.optim.carried import frozen, same
 from sparkdl.optim.values import from_json, is_direct, to_json
 from sparkdl.wire.frame import Array, Frame, Parts, pack
-from sparkdl.wire.held import Held, Owned, Shared
+from sparkdl.wire.held import Held, Owned, Shared, tensor_of
 
 BLOCK = 1 << 18
 """Most elements of a block: shorter ones cost more in Python than they save in memory."""
@@ -157,7 +157,7 @@ def pack_runs(runs: Sequence[ShardRun], optimizer: str) -> Parts:
         scalars: dict[str, Any] = {}
         for name, value in run.state.items():
             if is_direct(value):
-                arrays[f"{index}.{name}"] = value.detach().numpy()
+                arrays[f"{index}.{name}"] = value.detach().cpu().numpy()
                 continue
             try:
                 scalars[name] = to_json(value, partial(_add, arrays))
@@ -194,20 +194,3 @@ def read_runs(state: Held[Frame]) -> list[ShardRun]:
                 values[name.removeprefix(prefix)] = read(name)
         runs.append(ShardRun(start, stop, group, values))
     return runs
-
-
-def tensor_of(array: Array) -> torch.Tensor:
-    """Return a tensor of the same memory: the one that the array was made of, if it was made of one.
-
-    State that is laid out and read again with each step in one process would else be a tensor of an array of
-    a tensor of an array: a chain that grows with each step.
-    """
-    behind: Any = array
-    while not isinstance(behind, torch.Tensor):
-        following = behind.obj if isinstance(behind, memoryview) else getattr(behind, "base", None)
-        if following is None:
-            return torch.from_numpy(array)
-        behind = following
-    made = torch.from_numpy(array)
-    same = (behind.data_ptr(), behind.shape, behind.dtype) == (made.data_ptr(), made.shape, made.dtype)
-    return behind if same and behind.is_contiguous() else made

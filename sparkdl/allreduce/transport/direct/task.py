@@ -95,28 +95,27 @@ class GroupTask:
         worker, own = self.fit.worker(), sorted(tokens)
         rendezvous, begun = self.rendezvous, False
         # Ranks stay in this process until the group has ended; others may want their files only then.
-        worker.files.hold()
-        try:
-            endpoint = _listening(self.fit.fit_id, rendezvous, own[0])
-            links = endpoint.meet(self.group, own, self.ranks, self.members, rendezvous.seconds)
-            for link in links.values():
-                link.limit = _most_bytes(worker)
-            begun = True
-            yield key(RESULT)
-            yield endpoint.peer.pack()
-            mesh = Mesh(self.group, own, links, rendezvous.patience)
-            yield from self._run([tokens[rank] for rank in own], worker, mesh)
-        except LostPeerError as error:
-            close_endpoint(self.fit.fit_id)  # which the others notice
-            lost = own[0] if error.rank is None else error.rank
-            problem = LostPeer(self.iteration, lost, error.reason, begun=begun, gone=error.gone)
-            yield from to_driver([ToDriver(Problems([problem], len(siblings())))])
-        except BaseException:
-            close_endpoint(self.fit.fit_id)
-            raise
-        finally:
-            stop_reading()
-            worker.files.settle()
+        with worker.files.holding():
+            try:
+                endpoint = _listening(self.fit.fit_id, rendezvous, own[0])
+                links = endpoint.meet(self.group, own, self.ranks, self.members, rendezvous.seconds)
+                for link in links.values():
+                    link.limit = _most_bytes(worker)
+                begun = True
+                yield key(RESULT)
+                yield endpoint.peer.pack()
+                mesh = Mesh(self.group, own, links, rendezvous.patience)
+                yield from self._run([tokens[rank] for rank in own], worker, mesh)
+            except LostPeerError as error:
+                close_endpoint(self.fit.fit_id)  # which the others notice
+                lost = own[0] if error.rank is None else error.rank
+                problem = LostPeer(self.iteration, lost, error.reason, begun=begun, gone=error.gone)
+                yield from to_driver([ToDriver(Problems([problem], len(siblings())))])
+            except BaseException:
+                close_endpoint(self.fit.fit_id)
+                raise
+            finally:
+                stop_reading()
 
     def _run(self, tokens: Sequence[Token], worker: Worker, mesh: Mesh) -> Iterator[bytes | Parts]:
         """Yield the messages of the last phase, or the problems that keep the group from reaching it."""
