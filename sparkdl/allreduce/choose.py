@@ -89,6 +89,7 @@ class Wanted:
         stragglers: whether slow tasks may leave rows out.
         transport: how messages are to travel within a group.
         keyed: names of embedding variables.
+        elastic: whether there may be more partitions later.
     """
 
     exchange: Exchange
@@ -102,6 +103,7 @@ class Wanted:
     stragglers: bool
     transport: TransportName = "auto"
     keyed: tuple[str, ...] = ()
+    elastic: bool = False
 
     @property
     def suits_rows(self) -> bool:
@@ -173,7 +175,8 @@ class Wanted:
             return "driver"
         shards_pay_early = not self.reductions and self.exchanges_directly(access, "sharded")
         most = _REPLICATED_DIRECTLY if shards_pay_early else _REPLICATED_BYTES
-        if ranks == 1 or self.suits_rows or ranks * nbytes <= most:
+        alone = ranks == 1 and not self.elastic
+        if alone or self.suits_rows or ranks * nbytes <= most:
             return "replicated"
         if not fits and self.layout.uncut:  # a shard would be as large in any plan
             return "replicated"

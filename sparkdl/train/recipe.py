@@ -212,6 +212,7 @@ class Recipe:
             stragglers=config.drop_stragglers is not None,
             transport=config.transport,
             keyed=self.keyed,
+            elastic=config.elastic is not None,
         )
 
     def setting(self, tokens: Sequence[Token]) -> dict[str, Any]:

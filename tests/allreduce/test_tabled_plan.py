@@ -123,12 +123,12 @@ def check_same(found: nn.Module, expected: Pairs) -> None:
 @pytest.mark.parametrize("sizes", [(60,), (50, 0, 46)])
 @pytest.mark.parametrize("exchange", ["replicated", "sharded"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-@pytest.mark.parametrize("in_memory", [True, False])
+@pytest.mark.parametrize(("in_memory", "stays"), [(True, False), (False, False), (True, True)])
 def test_the_bits_are_those_of_tables_of_a_fixed_size(
-    tmp_path: Path, exchange: Any, optimizer: Any, in_memory: bool, sizes: Any
+    tmp_path: Path, exchange: Any, optimizer: Any, in_memory: bool, stays: bool, sizes: Any
 ) -> None:
     sparse = optimizer is OPTIMIZERS["lazy adam"]
-    of = case(exchange, optimizer, sizes=sizes, in_memory=in_memory)
+    of = case(exchange, optimizer, sizes=sizes, in_memory=in_memory, stays=stays)
     expected = train(replace(of, module=dense(sparse)), tmp_path / "expected")
     found = train(of, tmp_path / "found")
     assert found.losses == expected.losses

@@ -202,6 +202,8 @@ def test_large_tables_are_replicated_whatever_their_size(data: Dataset, monkeypa
     assert wanted().choose(data.access, 3) == "replicated"
     assert not wanted(()).suits_rows
     assert wanted(()).choose(data.access, 3) == "sharded"
+    assert wanted(()).choose(data.access, 1) == "replicated"
+    assert wanted((), elastic=True).choose(data.access, 1) == "sharded"
     assert wanted(num_shards=2).choose(data.access, 3) == "driver"
 
 

@@ -25,7 +25,6 @@ from sparkdl.allreduce.messages import (
     Message,
     Report,
     RowGradients,
-    Shard,
     WantedRows,
     of_type,
     opened,
@@ -201,10 +200,10 @@ class _Train:
         figures = _added_up(arrived)
         with lookup.lending(me.worker, found) as lent:
             sends = [_with_figures(send, figures) for send in self.dense(me, inbox)]
-        weights = [message.weight for send in sends for message in _of(send) if isinstance(message, Shard)]
+        reports = [message for send in sends for message in _of(send) if isinstance(message, Report)]
         beside: defaultdict[int, list[Message]] = defaultdict(list)
-        if weights:
-            for rank, gradients in enumerate(_gradients(me, weights[0], lent.gradients())):
+        if reports and reports[0].divisor:
+            for rank, gradients in enumerate(_gradients(me, reports[0].divisor, lent.gradients())):
                 beside[rank].append(gradients)
         if self.following is not None:
             for rank, wanted in enumerate(_wanted(me, self.following)):
