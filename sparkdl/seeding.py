@@ -35,13 +35,19 @@ def drawing(seed: int | None) -> Iterator[None]:
         yield
         return
     states = torch.default_generator.get_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
+    on_gpu = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    gpus = torch.cuda.get_rng_state_all() if on_gpu else []
     torch.default_generator.manual_seed(seed)
+    if on_gpu:
+        torch.cuda.manual_seed_all(seed)
     np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002 - user code draws from the global state
     random.seed(seed)
     try:
         yield
     finally:
         torch.default_generator.set_state(states[0])
+        if on_gpu:
+            torch.cuda.set_rng_state_all(gpus)
         np.random.set_state(states[1])  # noqa: NPY002
         random.setstate(states[2])
 

@@ -49,3 +49,16 @@ def test_seed_task_seeds_every_global_generator():
         random.setstate(states[2])
     assert first == again
     assert all(a != b for a, b in zip(first, other, strict=True))
+
+
+def test_what_draws_from_a_seed_on_a_gpu_gives_its_generators_back(monkeypatch):
+    said = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: ["before"])
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: said.append(seed))
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", said.append)
+    with seeding.drawing(None):
+        assert said == []
+    with seeding.drawing(7):
+        assert said == [7]
+    assert said == [7, ["before"]]

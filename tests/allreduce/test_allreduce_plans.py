@@ -68,6 +68,23 @@ def test_one_rank_gives_the_bits_of_plain_torch(tmp_path: Path, exchange: Any) -
     assert_bit_equal(train(of, tmp_path).module, expected)
 
 
+class Remembering(torch.optim.Optimizer):
+    """Remembers the last gradient, without a copy: in torch each step has one of its own."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                last = self.state[p].get("last")
+                p.sub_(p.grad if last is None else p.grad + 0.5 * last, alpha=group["lr"])
+                self.state[p]["last"] = p.grad
+
+
 FEATURES: dict[str, dict[str, Any]] = {
     "clipping by norm": {"clip": ClipByNorm(0.01)},
     "lamb": {"optimizer": partial(LAMB, lr=1e-2), "clip": ClipByNorm(0.1)},
@@ -78,6 +95,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "fp16": {"codec": "fp16"},
     "an average": {"averaging": True, "module": net(norm=False)},
     "local steps": {"local_steps": 3, "optimizer": partial(torch.optim.SGD, lr=0.1, momentum=0.9)},
+    "an optimizer that remembers gradients": {"optimizer": partial(Remembering, lr=0.05)},
     "frozen in the middle": {"frozen": {3: (0, 1), 4: (0, 1)}},
 }
 

@@ -144,6 +144,19 @@ class ShardOptimizer:
         for run, parts in blocks:
             if len(parts) > 1:
                 run.take_back(parts)
+        self._own_memory(gradient)
+
+    def _own_memory(self, gradient: torch.Tensor) -> None:
+        """Copy state that lies in the gradient's memory, which the next step's gradient may take.
+
+        Where torch sets gradients to none each step has a tensor of its own, which an optimizer may keep.
+        """
+        memory = gradient.untyped_storage().data_ptr()
+        for run in self.runs:
+            for name, value in run.state.items():
+                dense = isinstance(value, torch.Tensor) and value.layout == torch.strided
+                if dense and value.untyped_storage().data_ptr() == memory:
+                    run.state[name] = value.clone()
 
     def _advance(
         self,
