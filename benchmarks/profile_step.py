@@ -63,7 +63,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "rows": ("sparkdl.data.store.partition:read_rows", "sparkdl.data.sampler:Place.rows"),
     "batch": ("sparkdl.compute.forward_backward:make_batch", "sparkdl.seeding:seed_task"),
     "gradient out": (
-        "sparkdl.nn.flat:FlatModule.grad_numpy",
+        "sparkdl.nn.flat:FlatModule.on_host",
         "sparkdl.allreduce.messages:Shard.of",
         "sparkdl.allreduce.plans.contribute:_rows",
     ),
