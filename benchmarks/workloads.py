@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from sparkdl.nn import LeNet5, NeuralCF, ResNet20
+from sparkdl.nn.models.resnet import ResNet
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "sgd": partial(torch.optim.SGD, lr=0.01),
@@ -19,6 +20,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adam": partial(torch.optim.Adam, lr=1e-3),
 }
 _USERS, _ITEMS = 6040, 3706  # MovieLens 1M
+_WORDS, _LENGTH = 16_000, 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,38 @@ class Workload:
     label: Any
 
 
+class Images(nn.Module):
+    """ResNet-50 for images of bytes, which a batch's copy to the device is a quarter of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = ResNet(50)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return logits."""
+        return self.net(x.float() / 255 - 0.5)  # type: ignore[no-any-return]
+
+
+class Words(nn.Module):
+    """A transformer of 12 layers of 768 and 16,000 words: 97.9 million parameters; predicts the next word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(_WORDS, 768)
+        nn.init.normal_(self.embedding.weight, std=0.02)
+        self.places = nn.Parameter(torch.zeros(_LENGTH, 768))
+        layer = nn.TransformerEncoderLayer(768, 12, 3072, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
+        self.register_buffer(
+            "mask", nn.Transformer.generate_square_subsequent_mask(_LENGTH), persistent=False
+        )
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        """Return logits of the next word, by class first."""
+        found = self.layers(self.embedding(words) + self.places, mask=self.mask, is_causal=True)
+        return (found @ self.embedding.weight.T).transpose(1, 2)  # type: ignore[no-any-return]
+
+
 def make(model: str, batch: int, optimizer: str | None) -> Workload:
     """Build a workload with rows for tens of iterations per epoch."""
     torch.manual_seed(0)
@@ -54,6 +88,13 @@ def make(model: str, batch: int, optimizer: str | None) -> Workload:
         label = random.integers(0, 2, rows).astype(np.float32)
         module = NeuralCF(_USERS, _ITEMS, embedding=64, mf_embedding=64, hidden=(128, 64, 32))
         return Workload(module, nn.BCEWithLogitsLoss(), optimizer or "adam", pairs, label)
+    if model == "resnet50":
+        x = random.integers(0, 256, (8 * batch, 3, 224, 224), np.uint8)
+        label = random.integers(0, 1000, len(x))
+        return Workload(Images(), nn.CrossEntropyLoss(), optimizer or "momentum", [x], label)
+    if model == "transformer":
+        x = random.integers(0, _WORDS, (rows, _LENGTH))
+        return Workload(Words(), nn.CrossEntropyLoss(), optimizer or "adam", [x], np.roll(x, -1, 1))
     label = random.integers(0, 10, rows)
     if model == "resnet20":
         x = random.standard_normal((rows, 3, 32, 32), dtype=np.float32)

@@ -111,7 +111,7 @@ class LiveModel:
         average = by_kind.get("average")
         # A copy: the frame that it lies in has all that the driver has sent.
         copied = torch.from_numpy(np.array(average.arrays["params"])) if average else None
-        self.average = self._beside(copied)
+        self.average = _beside(self.weights, copied)
         self.unsent: Gradient | None = None
         self.reports: Sequence[bytes] = []
         self.gradient: Array | None = None
@@ -121,9 +121,6 @@ class LiveModel:
         self.version = version
         if self._shares:
             self._module.holds = version
-
-    def _beside(self, average: torch.Tensor | None) -> torch.Tensor | None:
-        return None if average is None else average.to(self.weights.device)
 
     @property
     def arrays(self) -> Mapping[str, Array]:
@@ -176,7 +173,7 @@ class LiveModel:
             put_state(self.optimizer, change.rows, change.optimizer)
             self.optimizer.to(self.weights.device)
         self.buffers, self.counters = np.array(change.buffers), np.array(change.counters)
-        self.average = self._beside(change.average)
+        self.average = _beside(self.weights, change.average)
         self.reports = change.reports
         self.gradient = change.gradient
         self._set(version)
@@ -225,7 +222,7 @@ def _made_of(change: WeightChange, spec: FitSpec, module: FlatModule, version: M
     arrays = {"params": change.params, "buffers": change.buffers, "counters": change.counters}
     live = LiveModel(spec, module, version, Frame({}, arrays), [])
     live.optimizer = change.optimizer.to(live.weights.device)
-    live.average = live._beside(change.average)
+    live.average = _beside(live.weights, change.average)
     live.reports, live.gradient = change.reports, change.gradient
     return live
 
@@ -307,6 +304,10 @@ def delete_outdated(files: LocalStore, start: Start, version: ModelVersion, chan
         return not of_group or iteration < (first if what else start.version.iteration)
 
     files.discard(outdated)
+
+
+def _beside(weights: torch.Tensor, average: torch.Tensor | None) -> torch.Tensor | None:
+    return None if average is None else average.to(weights.device)
 
 
 def _packed_average(average: torch.Tensor) -> Parts:

@@ -97,8 +97,8 @@ def take_steps(
     begin = Shared(state) if state is not None else None
     optimizer = ShardOptimizer(inner.rule.optimizer, inner.layout, 0, inner.layout.numel, begin)
     optimizer.to(replica.device)
-    weights, replica.holds = replica.params, None
-    before = weights.clone()
+    replica.holds = None
+    weights, before = replica.params, replica.params.clone()
     used = np.zeros(len(inner.layout.params), np.bool_)
     losses: list[BatchLoss] = []
     for batch in batches:

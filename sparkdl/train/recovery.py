@@ -88,7 +88,6 @@ class Recovery:
     _seconds: float = 0.0
     _commit_seconds: float = 0.0
     _times: deque[float] = field(default_factory=deque)
-    _begun: bool = False
     _behind: bool = False
     """Whether going back has ended with an error before the model was where it had been."""
 
@@ -278,9 +277,8 @@ class Recovery:
 
     def _beginning(self, first: Step) -> CommittedModel | None:
         """Return the model before a run's first iteration, which the driver has: a commit without cost."""
-        begun, self._begun = self._begun, True
         model = self.model
-        if begun or self._commit is not None or model.kept is not None:
+        if self._commit is not None or model.kept is not None:
             return None
         return CommittedModel(model.weights.snapshot, model.average_buffers, [[]], first.iteration)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.gpus import one_gpu
 from torch import nn
 
 from sparkdl import Dataset, Trainer
@@ -111,17 +111,7 @@ class Split:
 
 @pytest.fixture(scope="module")
 def spark(sessions: Any, tmp_path_factory: Any) -> Any:
-    script: Path = tmp_path_factory.mktemp("gpu") / "gpus"
-    script.write_text("""#!/bin/sh\necho '{"name": "gpu", "addresses": ["0"]}'\n""")
-    script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    conf = {
-        "spark.worker.resource.gpu.amount": "1",
-        "spark.worker.resource.gpu.discoveryScript": str(script),
-        "spark.executor.resource.gpu.amount": "1",
-        "spark.executor.resource.gpu.discoveryScript": str(script),
-        "spark.task.resource.gpu.amount": "0.5",
-    }
-    return sessions.get("local-cluster[1,2,4096]", **conf)
+    return sessions.get("local-cluster[1,2,4096]", **one_gpu(tmp_path_factory.mktemp("gpu")))
 
 
 def fit(

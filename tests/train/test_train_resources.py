@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import stat
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from pyspark import TaskContext
+from support.gpus import one_gpu
 from torch import nn
 
 from sparkdl import Dataset, Trainer, session
@@ -33,17 +33,7 @@ def test_amounts_of_task_resources() -> None:
 @pytest.mark.slow
 @pytest.mark.cluster
 def test_one_task_on_each_executor_has_all_its_cores_and_keeps_its_gpu(sessions: Any, tmp_path: Path) -> None:
-    script = tmp_path / "gpus"
-    script.write_text("""#!/bin/sh\necho '{"name": "gpu", "addresses": ["0"]}'\n""")
-    script.chmod(script.stat().st_mode | stat.S_IXUSR)
-    conf = {
-        "spark.worker.resource.gpu.amount": "1",
-        "spark.worker.resource.gpu.discoveryScript": str(script),
-        "spark.executor.resource.gpu.amount": "1",
-        "spark.executor.resource.gpu.discoveryScript": str(script),
-        "spark.task.resource.gpu.amount": "0.5",
-    }
-    spark = sessions.get("local-cluster[2,2,1024]", **conf)
+    spark = sessions.get("local-cluster[2,2,1024]", **one_gpu(tmp_path))
     with Dataset.from_numpy(np.zeros((8, 2), np.float32), spark=spark) as data:
         store = data.store()
         profile = task_profile(data.access, store.executors, len(store.partitions))

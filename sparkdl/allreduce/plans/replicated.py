@@ -46,7 +46,6 @@ from sparkdl.allreduce.plans.base import (
     ToSelf,
 )
 from sparkdl.allreduce.update.buffers import combine_reports
-from sparkdl.allreduce.update.gradients import Unsent
 from sparkdl.allreduce.update.shard import Finished, ShardUpdate, update_shard
 from sparkdl.compute import live_model
 from sparkdl.compute.forward_backward import ForwardBackward
@@ -213,9 +212,8 @@ class _UpdateAll:
             optimizer = packed_optimizer(live.optimizer, rows)
             weights = torch.from_numpy(rows.take(live.params))
             shards_of = [shard.renumbered(rows) for shard in arrived]
-        unsent = None
-        if _stays_here(me) and live.unsent is not None:
-            unsent = Unsent(me.rank, live.unsent)
+        unsent = live.unsent if _stays_here(me) else None
+        if unsent is not None:
             me.worker.replica.lend_gradient()
         version = live.begin_change()
         update = ShardUpdate(
@@ -230,13 +228,7 @@ class _UpdateAll:
             directives=directives,
         )
         try:
-            made = update_shard(
-                update,
-                shards_of,
-                optimizer,
-                live.average,
-                unsent=unsent,
-            )
+            made = update_shard(update, shards_of, optimizer, live.average, unsent=unsent)
         except ProblemError:
             live.give_up_change(version)
             raise
@@ -259,16 +251,15 @@ class _UpdateAll:
         worker, layout = me.worker, me.worker.spec.layout
         if self.changes:
             live_model.write_base(live, worker.files)
-        params = live.params
         if me.rank == 0:
             steps = [json.loads(line) for line in live.reports]
-            returned = params if self.returns_weights else None
-            yield ToDriver(GroupReport(steps, live.buffers, live.counters, returned, live.gradient))
+            params = live.params if self.returns_weights else None
+            yield ToDriver(GroupReport(steps, live.buffers, live.counters, params, live.gradient))
         if not self.keeps:
             return
         start, stop = shards.bounds(layout, me.ranks)[me.rank]
         if not self.returns_weights:
-            yield Stay(Master(params[start:stop]))
+            yield Stay(Master(live.weights[start:stop].cpu().numpy()))
         yield Stay(State(Shared(frame.unpack(live.optimizer.state_frame_of(start, stop)))))
         if live.average is not None:
             yield Stay(Average(Shared(live.average[start:stop].cpu().numpy())))
@@ -290,10 +281,10 @@ def _lazy(spec: FitSpec, live: LiveModel, directives: Directives) -> list[int]:
     """
     if directives.gradient or spec.averaging or spec.combine != "mean" or spec.inner is not None:
         return []
-    staleness = spec.rule.staleness
-    late = staleness is not None and not staleness.rows_only
     if live.weights.device.type != "cpu":
         return []  # rows are taken out and put back on the host
+    staleness = spec.rule.staleness
+    late = staleness is not None and not staleness.rows_only
     return lazy_tables(live.optimizer, spec.tables, directives.hyper, late=late)
 
 

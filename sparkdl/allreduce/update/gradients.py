@@ -49,19 +49,6 @@ class PartitionGradient:
         return self.values.value
 
 
-@dataclass(frozen=True, slots=True)
-class Unsent:
-    """The only gradient that there is, of all weights: it stays where it was computed.
-
-    Attributes:
-        source: source partition.
-        gradient: the gradient; the update overwrites its values.
-    """
-
-    source: int
-    gradient: Gradient
-
-
 class NonFiniteMeanError(Exception):
     """Says that a mean is NaN or infinite."""
 
@@ -83,7 +70,7 @@ class Gradients:
         used: per parameter, whether any source has a gradient.
         touched: rows with a gradient, by parameter, of row-sparse gradients.
         late: the part of the mean that waits for the next update; ``None`` if no gradient ever does.
-        unsent: the gradient that has not been sent, in place of parts.
+        unsent: in place of parts the gradient of the only source, where it was computed.
     """
 
     layout: ParamLayout
@@ -93,13 +80,13 @@ class Gradients:
     used: NDArray[np.bool_]
     touched: dict[int, NDArray[np.bool_]]
     late: Array | None = field(default=None)
-    unsent: Unsent | None = field(default=None)
+    unsent: torch.Tensor | None = field(default=None)
 
     @classmethod
-    def alone(cls, unsent: Unsent, layout: ParamLayout) -> Gradients:
-        """Return the gradient of a source without others."""
-        gradient = unsent.gradient
-        return cls(layout, 0, layout.numel, [], gradient.used, dict(gradient.touched), unsent=unsent)
+    def alone(cls, gradient: Gradient, layout: ParamLayout) -> Gradients:
+        """Return the gradient of all weights by the only source, which has not been sent."""
+        used, touched = gradient.used, dict(gradient.touched)
+        return cls(layout, 0, layout.numel, [], used, touched, unsent=gradient.values)
 
     @classmethod
     def of(cls, shards: Sequence[Shard], layout: ParamLayout, start: int, stop: int) -> Gradients:
@@ -124,8 +111,8 @@ class Gradients:
     ) -> NonFiniteGradient | None:
         """Look for NaN and take the mean, if that is how they are combined."""
         if self.unsent is not None:
-            bad = first_non_finite_of(self.unsent.gradient.values)
-            return None if bad is None else self._non_finite(iteration, bad, [self.unsent.source])
+            bad = first_non_finite_of(self.unsent)
+            return None if bad is None else self._non_finite(iteration, bad, [0])
         if combine == "mean":
             try:
                 if staleness is None:

@@ -27,10 +27,11 @@ from sparkdl.allreduce.messages import (
     nbytes,
 )
 from sparkdl.allreduce.update import adasum
-from sparkdl.allreduce.update.gradients import Gradients, Unsent, checksum
+from sparkdl.allreduce.update.gradients import Gradients, checksum
 from sparkdl.compute.problems import ProblemError
 from sparkdl.compute.spec import Combine
 from sparkdl.compute.stopwatch import Stopwatch
+from sparkdl.nn.gradient import Gradient
 from sparkdl.optim.rule import UpdateRule
 from sparkdl.optim.shard.optimizer import ShardOptimizer
 from sparkdl.optim.staleness import Staleness
@@ -154,7 +155,7 @@ def update_shard(
     optimizer: ShardOptimizer,
     average: torch.Tensor | None = None,
     receive_seconds: float = 0.0,
-    unsent: Unsent | None = None,
+    unsent: Gradient | None = None,
 ) -> Finished | PendingUpdate:
     """Combine the gradients of a shard and update it, or go on until sums over all shards are needed.
 
@@ -164,7 +165,7 @@ def update_shard(
         optimizer: the shard's; its state goes on in place.
         average: averaged weights so far; overwritten.
         receive_seconds: how long it took to receive them, for the report.
-        unsent: the only gradient, if it has not been sent.
+        unsent: the gradient of the only source, if it has not been sent; its values are overwritten.
 
     Raises:
         ProblemError: if a gradient is not finite; nothing is updated then.
@@ -184,10 +185,8 @@ def update_shard(
         partials, gradient = _replay(update, _steps(update, gradients, optimizer))
         if not update.last and not update.totals:
             left = list(gradients.shards())
-    weighted = [(shard.source, shard.weight) for shard in shards]
-    if unsent is not None:
-        weighted.append((unsent.source, unsent.gradient.weight))
-    sources = checksum(weighted)
+    weights = [(shard.source, shard.weight) for shard in shards]
+    sources = checksum(weights if unsent is None else [(0, unsent.weight)])
     if not update.last:
         return PendingUpdate(Partials(update.start, sources, partials), left)
     averaged = _averaged(update, average)
@@ -241,7 +240,7 @@ def _steps(
 def _combined(update: ShardUpdate, gradients: Gradients) -> Generator[Array, Array, torch.Tensor]:
     """Return the combined gradient beside the weights; yield partial sums, receive totals."""
     if gradients.unsent is not None:
-        return gradients.unsent.gradient.values
+        return gradients.unsent
     parts, start, stop = gradients.parts, update.start, update.stop
     if len(parts) > 1:
         totals = yield adasum.gram_partials(parts, update.layout, start, stop)
