@@ -22,12 +22,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import keeping
+import workloads
 from workloads import OPTIMIZERS, Workload, make
 
 from sparkdl import Dataset, Trainer, session
 from sparkdl.train import MaxIteration
 from sparkdl.train.history import PHASES
+
+cloudpickle.register_pickle_by_value(workloads)  # executors cannot import benchmarks
 
 _BATCHES = {"resnet50": 64, "transformer": 16, "mlp": 128}
 _IN_TASK = ("data", "weights_in", "compute", "gradient_out", "update")
