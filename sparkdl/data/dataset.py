@@ -236,6 +236,7 @@ class Dataset:
         collate: Collate | None = None,
         window: int = WINDOW,
         streams: int | None = None,
+        cache_bytes: int = 0,
         storage_options: Mapping[str, str] | None = None,
         spark: SparkSession | None = None,
     ) -> Dataset:
@@ -263,6 +264,8 @@ class Dataset:
             streams: among how many sequences of row groups an epoch is dealt, at most 840. By default a
                 fourth of the row groups or fewer, as many as fill the window. With more, large row groups are
                 cut, and read several times.
+            cache_bytes: of decoded row groups that each executor keeps on its disk, so that it reads and
+                decodes them once; 0 for none.
             storage_options: of ``s3://`` URLs: ``AWS_ACCESS_KEY_ID`` and ``AWS_SECRET_ACCESS_KEY``,
                 ``AWS_SESSION_TOKEN``, ``AWS_REGION``, ``AWS_ENDPOINT_URL``, and ``TIMEOUT`` of a request in
                 seconds. By default what the executors have in their environment, which renews itself where
@@ -279,7 +282,7 @@ class Dataset:
         place = Folders(tuple(found), checked_storage(storage_options, found))
         columns = features, label, weight
         return cls._scanned(
-            place, columns, filter, num_partitions, transform, collate, window, streams, spark
+            place, columns, filter, num_partitions, transform, collate, window, streams, cache_bytes, spark
         )
 
     @classmethod
@@ -297,6 +300,7 @@ class Dataset:
         collate: Collate | None = None,
         window: int = WINDOW,
         streams: int | None = None,
+        cache_bytes: int = 0,
         storage_options: Mapping[str, str] | None = None,
         spark: SparkSession | None = None,
     ) -> Dataset:
@@ -317,6 +321,7 @@ class Dataset:
             collate: likewise.
             window: likewise.
             streams: likewise.
+            cache_bytes: likewise.
             storage_options: likewise.
             spark: session; the active one by default.
 
@@ -335,7 +340,7 @@ class Dataset:
         place = DeltaVersion(found[0], version, checked_storage(storage_options, found))
         columns = features, label, weight
         return cls._scanned(
-            place, columns, filter, num_partitions, transform, collate, window, streams, spark
+            place, columns, filter, num_partitions, transform, collate, window, streams, cache_bytes, spark
         )
 
     @classmethod
@@ -354,6 +359,7 @@ class Dataset:
         collate: Collate | None = None,
         window: int = WINDOW,
         streams: int | None = None,
+        cache_bytes: int = 0,
         storage_options: Mapping[str, str] | None = None,
         spark: SparkSession | None = None,
     ) -> Dataset:
@@ -379,6 +385,7 @@ class Dataset:
             collate: likewise.
             window: likewise.
             streams: likewise.
+            cache_bytes: likewise.
             storage_options: likewise.
             spark: session; the active one by default.
 
@@ -401,7 +408,7 @@ class Dataset:
         place = IcebergSnapshot(found[0], snapshot, given, storage)
         columns = features, label, weight
         return cls._scanned(
-            place, columns, filter, num_partitions, transform, collate, window, streams, spark
+            place, columns, filter, num_partitions, transform, collate, window, streams, cache_bytes, spark
         )
 
     @classmethod
@@ -415,13 +422,14 @@ class Dataset:
         collate: Collate | None,
         window: int,
         streams: int | None,
+        cache_bytes: int,
         spark: SparkSession | None,
     ) -> Dataset:
         """Return the Dataset of rows that stay in their files."""
         from pyspark.sql import SparkSession
 
         spark = spark or SparkSession.builder.getOrCreate()
-        source = ScanSource(access_to(spark), place, window, streams, filter)
+        source = ScanSource(access_to(spark), place, window, streams, filter, cache_bytes)
         with described(source.access, "list the files"):
             plan = source.planned(*columns, collate is not None)
         collate = padding_of(plan) if collate is None else collate

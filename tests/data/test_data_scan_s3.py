@@ -160,8 +160,8 @@ def test_executors_keep_options_in_a_private_file_beside_the_manifest(store: Sto
     assert SECRET.encode() not in data
     folder = Path(Token.from_frame(frame.unpack(data)).folder)
     try:
-        assert (folder / "storage.json").stat().st_mode & 0o077 == 0
-        assert json.loads((folder / "storage.json").read_text()) == store.options
+        assert (folder / "reading.json").stat().st_mode & 0o077 == 0
+        assert json.loads((folder / "reading.json").read_text())["storage"] == store.options
         assert SECRET.encode() not in (folder / "scan.bin").read_bytes()
     finally:
         shutil.rmtree(folder)

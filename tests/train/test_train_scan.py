@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -248,6 +249,36 @@ def test_the_history_counts_the_bytes_of_files(table: Path, spark: Any) -> None:
         found = trainer(17).fit(data).history  # an epoch
     assert sum(row["bytes"]["files"] for row in found) == expected  # each row group once, neither w nor name
     assert all(row["phases"]["data"] > 0 for row in found)
+
+
+def row_groups_kept(spark: Any) -> int:
+    """Return the files of row groups that executors keep."""
+
+    def count(_: Any) -> int:
+        folders = map(Path, os.environ["SPARK_LOCAL_DIRS"].split(","))
+        found = [path.name for folder in folders for path in folder.glob("sparkdl/*/row-groups/*")]
+        return sum(map(str.isdecimal, found))
+
+    return sum(spark.sparkContext.parallelize([0], 1).map(count).collect())
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_row_groups_that_executors_keep_are_read_once(table: Path, spark: Any, partitions: int) -> None:
+    histories, modules = [], []
+    for cache_bytes in (0, 1 << 30):
+        with dataset(table, spark, partitions, cache_bytes=cache_bytes) as data:
+            result = trainer(51).fit(data)  # three epochs
+            groups = len(manifest_of(data).rows)
+            assert row_groups_kept(spark) == (groups if cache_bytes else 0)
+            assert ("cache" in data._repr_html_()) == bool(cache_bytes)
+        histories.append([row["bytes"]["files"] for row in result.history])
+        modules.append(result.module)
+    for a, b in zip(*(module.parameters() for module in modules), strict=True):
+        assert torch.equal(a, b)
+    without, with_cache = histories
+    assert sum(with_cache[:17]) > 0
+    assert sum(with_cache[17:]) == 0 < sum(without[17:])
+    assert not row_groups_kept(spark)
 
 
 def test_batches_do_not_depend_on_partitions_and_bits_not_on_jobs(table: Path, spark: Any) -> None:
@@ -555,6 +586,8 @@ def test_bad_arguments_are_refused_by_name(table: Path, tmp_path: Path, spark: A
     with pytest.raises(ConfigError, match="path=.*: expected a path or URL of a Delta table"):
         Dataset.from_delta([table], features="x", spark=spark)
     refused(ConfigError, "window=0: expected a positive number of bytes", window=0)
+    refused(ConfigError, "cache_bytes=-1: expected a number of bytes", cache_bytes=-1)
+    refused(ConfigError, "cache_bytes='1g': expected a number of bytes", cache_bytes="1g")
     refused(ConfigError, "streams=841: expected a positive number up to 840", streams=841)
     refused(ConfigError, "num_partitions=0: expected a positive integer", num_partitions=0)
 

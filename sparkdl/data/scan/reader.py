@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,19 +24,20 @@ from sparkdl._spark.frames import Task
 from sparkdl.data.columns import TablePlan
 from sparkdl.data.convert import from_arrow
 from sparkdl.data.ragged import is_ragged
-from sparkdl.data.scan.files import attempted, check_unchanged, open_file
+from sparkdl.data.scan.cache import FOLDER, Draft, RowGroupCache
+from sparkdl.data.scan.files import File, attempted, check_unchanged, open_file
 from sparkdl.data.scan.manifest import ScanManifest
 from sparkdl.data.scan.order import Order, Part, in_files, order_of
 from sparkdl.data.scan.storage import NO_STORAGE, Storage, file_system
-from sparkdl.data.store.partition import PartitionMissingError, Token, locate
+from sparkdl.data.store.partition import PartitionMissingError, Token, locate, store_folders
 from sparkdl.exceptions import DataError
 from sparkdl.wire.frame import Array, Parts
 
 MANIFEST = "scan.bin"
 """Name of the manifest's file, in the folder of a partition."""
 
-STORAGE = "storage.json"
-"""Name of the file beside it that has the options of the file system: these are no part of a manifest."""
+READING = "reading.json"
+"""Name of the file beside it with what is no part of it: options of the file system, bytes of the cache."""
 
 _BATCH_BYTES = 8 << 20  # that are decoded at a time
 _BUFFER_BYTES = 256 << 10  # of each column that is read half
@@ -104,19 +105,25 @@ class Reader:
         manifest: says where they are.
         folder: where it was found.
         storage: options of the file system.
+        cache: row groups on this executor's disk; ``None`` to read the files each time.
 
     Attributes:
         manifest: as given.
         folder: as given.
-        decoded: rows that were decoded so far, also those that were only read past.
+        decoded: rows of the files that were decoded so far, also those that were only read past.
         file_bytes: bytes of columns in row groups that were begun so far, as they lie in files.
     """
 
     def __init__(
-        self, manifest: ScanManifest, folder: Path | None = None, storage: Storage = NO_STORAGE
+        self,
+        manifest: ScanManifest,
+        folder: Path | None = None,
+        storage: Storage = NO_STORAGE,
+        cache: RowGroupCache | None = None,
     ) -> None:
         self.manifest = manifest
         self._storage = storage
+        self._cache = cache
         self.folder = folder
         self.decoded = 0
         self.file_bytes = 0
@@ -260,12 +267,13 @@ class Reader:
                 at, batch = cursor.take(rows)
                 yield at, batch
                 rows -= batch.num_rows
-            check_unchanged(self._system, cursor.file)  # while it was read
+            if cursor.file is not None:
+                check_unchanged(self._system, cursor.file)  # while it was read
         except BaseException:
             cursor.close()
             raise
         if cursor.is_at_end:
-            cursor.close()
+            cursor.close(is_whole=True)
             return
         self._cursors[cursor.next] = cursor
         while len(self._cursors) > self._most_cursors:
@@ -273,22 +281,55 @@ class Reader:
 
     def _open(self, first: int) -> _Cursor:
         """Open a row group to read it from a row on."""
-        manifest = self.manifest
+        manifest, cache = self.manifest, self._cache
         group = manifest.group_of(first)
-        number = int(manifest.file[group])
-        if self._system is None:
-            self._system, _ = file_system(manifest.where, self._storage)
-        source = open_file(self._system, manifest.files[number])
-        cursor = _Cursor(self, source, group, self._footers.get(number))
-        self._footers[number] = cursor.footer
-        while len(self._footers) > _FOOTERS:
-            self._footers.popitem(last=False)
+        begin, end = (int(manifest.begins[group + n]) for n in (0, 1))
+        there = None if cache is None else cache.batches(group)
+        if there is not None:
+            cursor = _Cursor(there, begin, end)
+        else:
+            file = manifest.files[manifest.file[group]]
+            draft = None if cache is None else cache.draft(group)
+            cursor = _Cursor(self._decoded(group), begin, end, file, draft)
         try:
             cursor.skip_to(first)
         except BaseException:
             cursor.close()
             raise
         return cursor
+
+    def _decoded(self, group: int) -> Generator[pa.RecordBatch]:
+        """Decode a row group batch by batch: those of its rows that are read."""
+        from pyarrow import parquet
+
+        manifest = self.manifest
+        number, place = int(manifest.number[group]), int(manifest.file[group])
+        file = manifest.files[place]
+        if self._system is None:
+            self._system, _ = file_system(manifest.where, self._storage)
+        row_bytes = sum(column.row_bytes for column in manifest.columns)
+        size = max(1024, min(1 << 16, _BATCH_BYTES // max(1, row_bytes)))
+        mask, at = manifest.mask(group), 0
+        with (
+            open_file(self._system, file) as source,
+            _Explained(f"row group {number} of {file.path}"),
+            parquet.ParquetFile(
+                source, metadata=self._footers.get(place), buffer_size=_BUFFER_BYTES
+            ) as opened,
+        ):
+            self._footers[place] = footer = opened.metadata
+            while len(self._footers) > _FOOTERS:
+                self._footers.popitem(last=False)
+            self.file_bytes += _column_bytes(footer.row_group(number), manifest.read_columns)
+            decoding = opened.iter_batches(size, [number], columns=manifest.read_columns, use_threads=False)
+            with closing(decoding):
+                for batch in decoding:
+                    self.decoded += batch.num_rows
+                    left = _left(batch, mask, at)
+                    at += batch.num_rows
+                    if left.num_rows:
+                        yield left
+            raise pa.ArrowInvalid("fewer rows than its footer says")
 
     # -- reading ahead --------------------------------------------------------------------------
 
@@ -392,52 +433,41 @@ class _Cursor:
     """A row group that is read from one end to the other.
 
     Args:
-        reader: whose it is.
-        source: the file.
-        group: number of the row group in the manifest.
-        footer: the file's, if it is known.
+        batches: its rows.
+        begin: number of the first one.
+        end: number after the last one.
+        file: the file that they come from; ``None`` if they come from the cache.
+        draft: what they are written to on the way.
 
     Attributes:
         next: number of the row that comes next.
-        file: the file.
-        footer: its footer.
+        file: as given.
     """
 
-    def __init__(self, reader: Reader, source: Any, group: int, footer: Any) -> None:
-        from pyarrow import parquet
-
-        manifest = self._manifest = reader.manifest
-        self._reader, self._group = reader, group
-        self.file = manifest.files[manifest.file[group]]
-        self.next, self._end = (int(manifest.begins[group + n]) for n in (0, 1))
-        row_bytes = sum(column.row_bytes for column in manifest.columns)
-        size = max(1024, min(1 << 16, _BATCH_BYTES // max(1, row_bytes)))
-        with self._explained():
-            self._file = parquet.ParquetFile(source, metadata=footer, buffer_size=_BUFFER_BYTES)
-            self.footer = self._file.metadata
-            number = int(manifest.number[group])
-            reader.file_bytes += _column_bytes(self.footer.row_group(number), manifest.read_columns)
-            self._batches = self._file.iter_batches(
-                size, [number], columns=manifest.read_columns, use_threads=False
-            )
-        self._source = source
-        self._mask, self._at = manifest.mask(group), 0  # in the file
-        self._left: Any = None  # of the last batch
+    def __init__(
+        self,
+        batches: Generator[pa.RecordBatch],
+        begin: int,
+        end: int,
+        file: File | None = None,
+        draft: Draft | None = None,
+    ) -> None:
+        self._batches, self._draft = batches, draft
+        self.next, self._end = begin, end
+        self.file = file
+        self._left: pa.RecordBatch | None = None  # of the last batch
 
     @property
     def is_at_end(self) -> bool:
         """Whether all rows were read."""
         return self.next >= self._end
 
-    def take(self, most: int) -> tuple[int, Any]:
+    def take(self, most: int) -> tuple[int, pa.RecordBatch]:
         """Return the next rows, up to so many, after the number of their first row."""
-        while self._left is None:
-            with self._explained():
-                batch = next(self._batches)
-            self._reader.decoded += batch.num_rows
-            found = _left(batch, self._mask, self._at)
-            self._at += batch.num_rows
-            self._left = found if found.num_rows else None
+        if self._left is None:
+            self._left = next(self._batches)
+            if self._draft is not None:
+                self._draft.write(self._left)
         found = self._left.slice(0, most)
         self._left = self._left.slice(most) if self._left.num_rows > most else None
         at, self.next = self.next, self.next + found.num_rows
@@ -448,14 +478,11 @@ class _Cursor:
         while self.next < row:
             self.take(row - self.next)
 
-    def close(self) -> None:
-        """Close the file."""
+    def close(self, *, is_whole: bool = False) -> None:
+        """Close the file; rows of a whole group, which is checked, stay in the cache."""
         self._batches.close()
-        self._file.close(force=True)
-        self._source.close()
-
-    def _explained(self) -> _Explained:
-        return _Explained(f"row group {self._manifest.number[self._group]} of {self.file.path}")
+        if self._draft is not None:
+            self._draft.close(is_whole=is_whole)
 
 
 def _column_bytes(group: Any, names: Sequence[str]) -> int:
@@ -498,14 +525,17 @@ def reader_of(token: Token) -> Reader:
         folder = locate(token)
         try:
             manifest = ScanManifest.unpack((folder / MANIFEST).read_bytes())
-            storage = json.loads((folder / STORAGE).read_bytes())
+            reading = json.loads((folder / READING).read_bytes())
         except FileNotFoundError:
             raise PartitionMissingError(str(folder)) from None
         gone = [name for name, r in _readers.items() if r.folder is not None and not r.folder.exists()]
         outdated = list(_readers)[: max(0, len(_readers) + 1 - _READERS)]
         for name in {*gone, *outdated}:
             _readers.pop(name).close()
-        reader = _readers[key] = Reader(manifest, folder, storage)
+        cache = None
+        if reading["cache_bytes"]:
+            cache = RowGroupCache(store_folders(token.store, FOLDER), reading["cache_bytes"])
+        reader = _readers[key] = Reader(manifest, folder, reading["storage"], cache)
     _readers.move_to_end(key)
     return reader
 

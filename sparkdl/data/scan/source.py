@@ -42,21 +42,32 @@ class ScanSource(Source):
         window: bytes of rows that are mixed with each other at a time.
         streams: V; ``None`` for as many as suit the row groups.
         filter: says which rows are left, see :class:`sparkdl.data.scan.filters.RowFilter`; ``None`` for all.
+        cache_bytes: of row groups that each executor keeps on its disk.
     """
 
     def __init__(
-        self, access: Access, place: Place, window: int, streams: int | None, filter: Any = None
+        self,
+        access: Access,
+        place: Place,
+        window: int,
+        streams: int | None,
+        filter: Any = None,
+        cache_bytes: int = 0,
     ) -> None:
-        for name, value, most in (("window", window, None), ("streams", streams, EVEN[-1])):
-            if value is None and name == "streams":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= (most or value):
+        for name, value, least, most in (
+            ("window", window, 1, None),
+            ("streams", 1 if streams is None else streams, 1, EVEN[-1]),
+            ("cache_bytes", cache_bytes, 0, None),
+        ):
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= (most or value):
+                kind = "positive number" if least else "number"
                 upper = f" up to {most}" if most else " of bytes"
-                raise ConfigError(f"{name}={value!r:.100}: expected a positive number{upper}")
+                raise ConfigError(f"{name}={value!r:.100}: expected a {kind}{upper}")
         self.access = access
         self._place = place
         self._window = window
         self._streams = streams
+        self._cache_bytes = cache_bytes
         self._given, self._filter = filter, cast("RowFilter | None", None)
         self._listed: Listing | None = None
         self._whole: ScanManifest | None = None  # before its columns are known
@@ -218,7 +229,7 @@ class ScanSource(Source):
             )
         if self._sent is None:
             self._sent = access.send(frame.join(manifest.pack()))
-        place = PlaceManifest(store, self._sent.ref, partitions, self._place.storage)
+        place = PlaceManifest(store, self._sent.ref, partitions, self._place.storage, self._cache_bytes)
         empty: Iterable[tuple[int, bytes]] = ((number, _ONE) for number in range(partitions))
         return access.stage(access.scattered(empty, partitions), place, self._sent.broadcasts)
 
@@ -232,11 +243,13 @@ class ScanSource(Source):
         left = {}
         if manifest.selected is not None:
             left["left"] = f"{manifest.rows.sum():,} of {manifest.selected.rows.sum():,} rows"
+        cache = {"cache": f"{self._cache_bytes:,} bytes on each executor"} if self._cache_bytes else {}
         return version | {
             "files": f"{len(manifest.files):,}",
             "row groups": f"{len(manifest.rows):,}, in {manifest.streams} streams",
             "window": f"{manifest.streams * manifest.window:,} rows",
             **left,
+            **cache,
         }
 
     def release(self) -> None:

@@ -22,7 +22,7 @@ from sparkdl.data.scan.filters import ROLE, RowFilter, bits_of
 from sparkdl.data.scan.folders import unpacked
 from sparkdl.data.scan.listing import Place
 from sparkdl.data.scan.manifest import ScanManifest
-from sparkdl.data.scan.reader import MANIFEST, STORAGE, first_rows
+from sparkdl.data.scan.reader import MANIFEST, READING, first_rows
 from sparkdl.data.scan.storage import Storage, file_system
 from sparkdl.data.store.partition import Token, new_partition
 from sparkdl.exceptions import ConfigError, DataError, SparkdlError
@@ -201,12 +201,14 @@ class PlaceManifest:
         manifest: the packed manifest.
         partitions: how many there are.
         storage: options of the file system.
+        cache_bytes: of row groups that an executor keeps.
     """
 
     store: str
     manifest: BytesRef
     partitions: int
     storage: Storage = field(default_factory=dict, repr=False)
+    cache_bytes: int = 0
 
     def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes]:
         """Yield the token."""
@@ -214,7 +216,8 @@ class PlaceManifest:
         data = self.manifest.read(once=True)
         manifest = ScanManifest.unpack(data)
         with new_partition(self.store, partition) as (draft, final):
-            for name, content in ((MANIFEST, data), (STORAGE, json.dumps(dict(self.storage)).encode())):
+            reading = json.dumps({"storage": dict(self.storage), "cache_bytes": self.cache_bytes}).encode()
+            for name, content in ((MANIFEST, data), (READING, reading)):
                 put = os.open(draft / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, FILE_MODE)
                 with os.fdopen(put, "wb") as written:
                     written.write(content)

@@ -128,8 +128,8 @@ class Token:
 
 
 def _folder(store: str, partition: int) -> Path:
-    folders = local_folders()
-    return folders[partition % len(folders)] / _FOLDER / store / f"part-{partition:05d}"
+    folders = store_folders(store, f"part-{partition:05d}")
+    return folders[partition % len(folders)]
 
 
 @contextmanager
@@ -406,7 +406,12 @@ def missing(partition: int) -> Parts:
     return frame.pack({"kind": "missing", "partition": partition})
 
 
+def store_folders(store: str, name: str = "") -> list[Path]:
+    """Return the folders of a store on this executor, or those of some name in them: one on each disk."""
+    return [folder / _FOLDER / store / name for folder in local_folders()]
+
+
 def delete_store(store: str) -> None:
     """Remove a store's files from this executor, also of partitions that were rebuilt elsewhere."""
-    for folder in local_folders():
-        shutil.rmtree(folder / _FOLDER / store, ignore_errors=True)
+    for folder in store_folders(store):
+        shutil.rmtree(folder, ignore_errors=True)
