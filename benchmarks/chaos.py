@@ -29,6 +29,8 @@ run). Direct steps take a tenth of the time, so a run has more of them, and faul
 exchanges directly at least now and then: ``direct`` is the share of the steps of disturbed runs that did,
 ``kills_while_direct`` counts the faults that came when the latest step had.
 
+``--scan`` trains on Parquet files where they lie, with a cache of row groups on the executors' disks.
+
 ``--tables`` trains an embedding variable beside other weights, whose entries are admitted and evicted all the
 time; all rows are compared. ``--late 0.5`` has half of the gradients come one update late.
 """
@@ -167,7 +169,9 @@ def mix_transports(seed: int) -> None:
 def train(args: argparse.Namespace) -> None:
     """Train in this process, as the driver of an application of its own."""
     import numpy as np
+    import pyarrow as pa
     import torch
+    from pyarrow import parquet
     from sklearn.datasets import load_digits
     from torch import nn
 
@@ -229,9 +233,18 @@ def train(args: argparse.Namespace) -> None:
     lazy = partial(torch.optim.SparseAdam, lr=1e-3)
     partitions = 3 if scenario.pauses else 2
     checkpoint = Checkpoint(args.folder, EveryIterations(max(1, args.iterations // 15)))
-    with Dataset.from_dataframe(
-        rows, features="image", label="digit", num_partitions=partitions, transform=transform
-    ) as data:
+    given: dict[str, Any] = {"features": "image", "label": "digit", "num_partitions": partitions}
+    given["transform"] = transform
+    if args.scan:
+        table = Path(args.folder, "table.parquet")  # whose rows come in the same order in each run
+        columns = {"image": list((x / 16).astype(np.float32)), "digit": y}
+        if not table.exists():  # a driver that was killed has written it
+            parquet.write_table(pa.table(columns), f"{table}.draft", row_group_size=50)
+            Path(f"{table}.draft").rename(table)
+        made = Dataset.from_parquet(table, spark=spark, streams=6, cache_bytes=1 << 20, **given)
+    else:
+        made = Dataset.from_dataframe(rows, **given)
+    with made as data:
         result = Trainer(
             Tabled() if args.tables else module,
             loss=nn.CrossEntropyLoss(),
@@ -288,6 +301,7 @@ class Training:
     row_memory: int | None = None
     tables: bool = False
     late: float = 0.0
+    scan: bool = False
 
     def options(self) -> list[str]:
         """Return the options of a driver."""
@@ -301,7 +315,7 @@ class Training:
             "--late": self.late,
         }
         options = [str(part) for pair in named.items() for part in pair]
-        return [*options, *(["--tables"] if self.tables else [])]
+        return [*options, *(["--tables"] if self.tables else []), *(["--scan"] if self.scan else [])]
 
 
 def run(training: Training, master: str, harm: Callable[[Path, subprocess.Popen[Any]], int] | None) -> Ended:
@@ -453,6 +467,7 @@ def main() -> int:
     parser.add_argument("--row-memory", type=int, help="bytes of rows in memory, with --tables")
     parser.add_argument("--seed", type=int, default=0, help="of the moments and victims")
     parser.add_argument("--tables", action="store_true", help="train an embedding variable, too")
+    parser.add_argument("--scan", action="store_true", help="train on Parquet files where they lie")
     parser.add_argument("--late", type=float, default=0.0, help="share of gradients that come late")
     parser.add_argument("--role", choices=("harm", "driver"), default="harm", help=argparse.SUPPRESS)
     parser.add_argument("--master", help=argparse.SUPPRESS)
@@ -477,6 +492,7 @@ def main() -> int:
                 args.row_memory,
                 args.tables,
                 args.late,
+                args.scan,
             )
             line = measure(training, args.kills)
             same &= line["bit_identical"] == line["runs"]

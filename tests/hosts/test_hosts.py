@@ -5,13 +5,17 @@ Each host has a network and files of its own, see :mod:`support.hosts`; no folde
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 from support.hosts import REPOSITORY, Hosts, hosts, unavailable
+from support.hosts_program import rows
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -89,6 +93,41 @@ def test_slow_links_change_no_bit(three: Hosts, rate: str) -> None:
             three.rate(host, "10gbit")
     assert found["bits"] == wanted["bits"]
     assert found["direct"] == 30
+
+
+@pytest.fixture(scope="module")
+def table(three: Hosts) -> str:
+    """Return the path of a table that each host has on a disk of its own."""
+    made = three.folder / "table"
+    made.mkdir()
+    x, y = rows()
+    for part in range(4):
+        some = slice(part * 1500, (part + 1) * 1500)
+        lists = pa.FixedSizeListArray.from_arrays(pa.array(x[some].reshape(-1)), x.shape[1])
+        parquet.write_table(pa.table({"x": lists, "y": y[some]}), made / f"{part}.parquet", row_group_size=60)
+    for host in range(4):
+        shutil.copytree(made, three.folder / f"h{host}" / "tmp" / "table")
+    return "/tmp/table"
+
+
+def test_files_are_read_where_they_lie(three: Hosts, table: str) -> None:
+    scan = ("--table", table, "--partitions", "6")
+    found = [three.drive(*scan, "--cores", str(cores)).result() for cores in (1, 2, 3)]
+    found.append(three.drive(*scan, "--cache-bytes", "400000").result())
+    assert len({each["bits"] for each in found}) == 1
+    assert all(each["direct"] == each["iterations"] == 200 for each in found)
+
+
+@pytest.mark.parametrize("happens", [_pull, _reboot])
+def test_what_happens_to_a_host_changes_no_bit_of_a_scan(
+    three: Hosts, table: str, happens: Callable[[Hosts], None]
+) -> None:
+    scan = ("--table", table, "--cache-bytes", "1000000", "--steps", str(STEPS))
+    wanted = three.drive(*scan).result()
+    driver = three.drive(*scan, "--pause", "0.02")
+    driver.until("iteration 60 ")
+    happens(three)
+    assert driver.result()["bits"] == wanted["bits"]
 
 
 def test_two_fits_at_once(three: Hosts, undisturbed: dict[str, Any]) -> None:

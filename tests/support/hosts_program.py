@@ -35,6 +35,12 @@ def paused(pause: float, x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def rows() -> tuple[np.ndarray, np.ndarray]:
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(6000, 64)).astype(np.float32)
+    return x, (x[:, :8].sum(1) > 0).astype(np.int64)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--master", required=True)
@@ -46,6 +52,8 @@ def main() -> None:
     parser.add_argument("--conf", action="append", default=[])
     parser.add_argument("--checkpoints")
     parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--table", help="Parquet files to train on, with 12 streams")
+    parser.add_argument("--cache-bytes", type=int, default=0)
     args = parser.parse_args()
     conf = {"spark.executor.memory": "700m", "spark.cores.max": str(args.cores)}
     conf |= dict(pair.split("=", 1) for pair in args.conf)
@@ -56,9 +64,7 @@ def main() -> None:
         spark = SparkSession.builder.remote(args.master).getOrCreate()
     else:
         spark = session.builder(args.master, app_name="hosts", conf=conf).getOrCreate()
-    draw = np.random.default_rng(0)
-    x = draw.normal(size=(6000, 64)).astype(np.float32)
-    y = (x[:, :8].sum(1) > 0).astype(np.int64)
+    x, y = rows()
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(64, args.hidden), nn.ReLU(), nn.Linear(args.hidden, 2))
     hooks: list[Hook] = [Tell()]
@@ -66,7 +72,13 @@ def main() -> None:
         hooks.append(Checkpoint(args.checkpoints, EveryIterations(50)))
     begin = time.time()
     transform = partial(paused, args.pause) if args.pause else None
-    with Dataset.from_numpy(x, y, spark=spark, num_partitions=args.partitions, transform=transform) as data:
+    given: dict[str, Any] = {"spark": spark, "num_partitions": args.partitions, "transform": transform}
+    if args.table is None:
+        made = Dataset.from_numpy(x, y, **given)
+    else:
+        scan = {"streams": 12, "window": 200_000, "cache_bytes": args.cache_bytes}
+        made = Dataset.from_parquet(args.table, features="x", label="y", **scan, **given)
+    with made as data:
         trainer = Trainer(
             module,
             loss=nn.CrossEntropyLoss(),
