@@ -1,8 +1,10 @@
-"""The first rows of a Dataset as another one."""
+"""Some rows of a Dataset as another one."""
 
 from __future__ import annotations
 
 from sparkdl.data.dataset import Dataset
+from sparkdl.data.scan.source import ScanSource
+from sparkdl.data.store.sources import Partitions, Source
 
 
 def first_rows(data: Dataset, rows: int, num_partitions: int | None) -> Dataset:
@@ -13,12 +15,33 @@ def first_rows(data: Dataset, rows: int, num_partitions: int | None) -> Dataset:
         rows: how many.
         num_partitions: of the new Dataset; ``None`` for one per executor.
     """
+    return _of_source(data, data.source.first(rows), num_partitions)
+
+
+def part_of_scan(data: Dataset, begin: float, end: float, others: bool, seed: int) -> Dataset | None:
+    """Return a share of the rows of a Dataset that stay in their files; ``None`` if they do not.
+
+    Args:
+        data: the Dataset.
+        begin: share at which it begins, from 0.
+        end: share at which it ends, up to 1: shares that do not overlap have no row in common.
+        others: whether all other rows are meant.
+        seed: draws which rows are in a share.
+
+    Raises:
+        DataError: if no row is in it.
+    """
+    source = data.source
+    if not isinstance(source, ScanSource):
+        return None
+    source.manifest(data.plan)  # whose footers are read once for all shares
+    part = source.part(begin, end, others, seed)
+    most = part.most_partitions(data.plan)
+    given = data.num_partitions
+    return _of_source(data, part, min(given, most) if isinstance(given, int) else given)
+
+
+def _of_source(data: Dataset, source: Source, num_partitions: Partitions) -> Dataset:
     return Dataset(
-        data.spark,
-        data.plan,
-        data.source.first(rows),
-        num_partitions,
-        data.transform,
-        data.collate,
-        access=data.access,
+        data.spark, data.plan, source, num_partitions, data.transform, data.collate, access=data.access
     )

@@ -13,6 +13,8 @@ from sparkdl.data import sparse
 from sparkdl.data.collate import Collate, Pad
 from sparkdl.data.columns import Column, ColumnLike, Columns, quoted, structure_of
 from sparkdl.data.dataset import Dataset
+from sparkdl.data.sampled import part_of_scan
+from sparkdl.data.scan.source import ScanSource
 from sparkdl.data.split import split_by_fraction, split_pandas
 from sparkdl.data.tables import is_pandas, vector_columns
 from sparkdl.exceptions import ConfigError, DataError
@@ -261,6 +263,9 @@ def datasets_of(
     with ExitStack() as stack:
         if isinstance(validation, float | int):
             data, validation = split(data, validation, chosen, seed)
+            for part in (data, validation):
+                if isinstance(part, Dataset):
+                    stack.callback(part.release)
         several = validation if isinstance(validation, Mapping) else {"": validation}
         if any(map(is_frame, [data, *several.values()])):
             check_features(chosen, "fit")
@@ -301,10 +306,10 @@ def check_none_chosen(chosen: Chosen) -> None:
 
 
 def split(data: Any, fraction: Any, chosen: Chosen, seed: int) -> tuple[Any, Any]:
-    """Split a DataFrame into rows for training and rows for validation.
+    """Split a DataFrame, or a Dataset of files, into rows for training and rows for validation.
 
     Raises:
-        ConfigError: if it is no share, or ``data`` no DataFrame.
+        ConfigError: if it is no share, or ``data`` something else.
         DataError: if a column cannot become a tensor, or a share holds no row.
     """
     if isinstance(fraction, bool) or not 0 < fraction < 1:
@@ -312,10 +317,12 @@ def split(data: Any, fraction: Any, chosen: Chosen, seed: int) -> tuple[Any, Any
             f"validation={fraction!r}: expected the share of the rows to validate on, above 0 and below 1, a "
             "Dataset or a DataFrame"
         )
+    if isinstance(data, Dataset) and isinstance(data.source, ScanSource):
+        return part_of_scan(data, 0.0, fraction, True, seed), part_of_scan(data, 0.0, fraction, False, seed)
     if not is_frame(data):
         raise ConfigError(
-            f"validation={fraction!r}: only the rows of a DataFrame can be split: fit(df, features=..., "
-            "label=..., validation=0.1); for a Dataset give another one"
+            f"validation={fraction!r}: only the rows of a DataFrame, or of files where they lie, can be "
+            "split: fit(df, features=..., label=..., validation=0.1); for another Dataset give a second one"
         )
     if chosen.features is None:  # the error about columns comes next
         return data, None

@@ -10,6 +10,7 @@ from sparkdl import seeding
 from sparkdl.access.base import Access, Frames
 from sparkdl.data.columns import TablePlan
 from sparkdl.data.dataset import Dataset
+from sparkdl.data.sampled import part_of_scan
 from sparkdl.data.store import partition as store
 from sparkdl.data.store.partition import Token
 from sparkdl.data.store.sources import Partitions, Source
@@ -25,16 +26,19 @@ def divided_datasets(data: Dataset, pairs: Sequence[Pair]) -> Iterator[list[tupl
     """Give for each fold the rows to train on, and those to validate on, on all executors.
 
     A fold takes its share of each partition. It costs 8 bytes per row: its numbers in the partition's files.
+    Of rows that stay in their files it is a scan of its own.
 
     Args:
         data: the rows; their store stays in use.
         pairs: the parts of each fold; ``None`` for all rows to train on, or none to validate on.
     """
-    if any(train is not None or held is not None for train, held in pairs):
-        data.check_stored("folds and shares of rows")
     made: list[Dataset] = []
 
     def view(part: RowShare) -> Dataset:
+        scanned = part_of_scan(data, part.begin, part.end, part.others, part.seed)
+        if scanned is not None:
+            made.append(scanned)
+            return scanned
         count = len(data.store().partitions)
         found = Dataset(
             data.spark,
@@ -55,6 +59,9 @@ def divided_datasets(data: Dataset, pairs: Sequence[Pair]) -> Iterator[list[tupl
         ]
     finally:
         for found in made:
+            if not isinstance(found.source, _PartSource):
+                found.release()
+                continue
             built, found._store = found._store, None  # the files are the Dataset's whose rows they are
             if built is not None and data.access.is_alive():
                 data.access.unpersist(built.tokens, wait=True)

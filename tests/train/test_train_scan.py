@@ -19,13 +19,14 @@ from torchmetrics import MeanAbsoluteError
 
 from sparkdl import Column, Dataset
 from sparkdl.data import Pad
-from sparkdl.data.sampled import first_rows
+from sparkdl.data.sampled import first_rows, part_of_scan
 from sparkdl.data.scan.manifest import ScanManifest
 from sparkdl.data.scan.order import in_files, order_of
+from sparkdl.data.scan.reader import Reader
 from sparkdl.data.streams import FROM_THE_BEGINNING
 from sparkdl.exceptions import ConfigError, DataError, NonFiniteError, TaskError
 from sparkdl.train import Checkpoint, Elastic, EveryIterations, Hook, MaxIteration, Trainer
-from sparkdl.tune.parts import RowShare
+from sparkdl.tune.parts import folds
 from sparkdl.tune.running.shared_rows import shared
 from sparkdl.tune.views import divided_datasets
 
@@ -612,13 +613,95 @@ def test_what_needs_rows_on_the_executors_is_refused(table: Path, spark: Any) ->
     with dataset(table, spark, 2) as data:
         with pytest.raises(ConfigError, match="soft labels: the rows of this Dataset stay in their files"):
             data.check_stored("soft labels")
-        with (
-            pytest.raises(ConfigError, match="folds and shares of rows: the rows of"),
-            divided_datasets(data, [(RowShare(0.0, 0.5, True, 0), None)]),
-        ):
+        with pytest.raises(ConfigError, match="trials that share rows .*: the rows of"), shared(data):
             pass
-        with pytest.raises(ConfigError, match="trials that share rows: the rows of"), shared(data):
-            pass
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_a_share_of_the_rows_is_held_out(table: Path, spark: Any, partitions: int) -> None:
+    """The training rows are those that are not validated on, as in plain torch on the same ones."""
+    with dataset(table, spark, partitions) as data:
+        run = trainer(40, metrics={"mae": MeanAbsoluteError()}, validate_when=MaxIteration(40))
+        result = run.fit(data, validation=0.25)
+        data.source.manifest(data.plan)  # the Dataset is the caller's
+        assert len(data) == ROWS
+        whole = manifest_of(data)
+    train, held = (whole.part(0.0, 0.25, others, 5) for others in (True, False))
+    x, y = values(table)
+    chosen = np.concatenate([np.flatnonzero(mask_of(held, group)) + begin for group, begin in begins(whole)])
+    others = np.setdiff1d(np.arange(ROWS), chosen)
+    assert 0.15 * ROWS < len(chosen) < 0.35 * ROWS
+    train = train.resolved(whole.columns, whole.window_bytes, whole.streams)
+    model = module()
+    optimizer = OPTIMIZER(model.parameters())
+    steps = -(-len(others) // BATCH)
+    for iteration in range(40):
+        epoch, step = divmod(iteration, steps)
+        order = order_of(train.layout, 5, epoch, True)
+        slots = FROM_THE_BEGINNING.slots(len(others), steps, step)
+        rows = others[order.numbers(order.parts(slots, 0, 1))]
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x[rows]), y[rows, None]).backward()
+        optimizer.step()
+    assert_close(result.module, model)
+    (score,) = [row["mae"] for row in result.history.validations]
+    with torch.no_grad():
+        expected = (model(x[chosen]) - y[chosen, None]).abs().mean()
+    assert score == pytest.approx(float(expected), rel=1e-6)  # the metric counts in float32
+
+
+def begins(manifest: ScanManifest) -> list[tuple[int, int]]:
+    return list(enumerate(manifest.begins[:-1].tolist()))
+
+
+def mask_of(manifest: ScanManifest, group: int) -> Any:
+    assert manifest.selected is not None
+    mask = manifest.mask(group)
+    whole = np.full(int(manifest.selected.rows[group]), manifest.rows[group] > 0)
+    return whole if mask is None else mask
+
+
+def test_folds_of_a_scan_have_each_row_once(table: Path, spark: Any) -> None:
+    pairs = [(train, held) for train, held in folds(3, seed=4)]
+    with (
+        dataset(table, spark, 2, filter=[("y", ">", -0.5)]) as data,
+        divided_datasets(data, pairs) as parts,
+    ):
+        left, expected = len(data), sorted(y for y in values(table)[1].tolist() if y > -0.5)
+        assert left == len(expected)
+        held_rows: list[float] = []
+        for train, held in parts:
+            assert held is not None
+            assert len(train) + len(held) == left
+            assert len(held) > 0.2 * left
+            held_rows += read_labels(held)
+            assert sorted(read_labels(train) + read_labels(held)) == pytest.approx(expected)
+        assert sorted(held_rows) == pytest.approx(expected)
+
+
+def read_labels(data: Dataset) -> list[float]:
+    """Return the labels of a Dataset, by its source's order."""
+    rows = len(data)
+    reader = Reader(manifest_of(data))
+    found: list[float] = reader.in_order(0, rows).read()["label"].ravel().tolist()
+    reader.close()
+    return found
+
+
+def test_shares_of_the_first_rows_and_shares_without_rows(table: Path, spark: Any) -> None:
+    with dataset(table, spark, 1) as data:
+        first = first_rows(data, 50, 1)
+        expected = sorted(values(table)[1][:50].tolist())
+        train, held = (part_of_scan(first, 0.0, 0.3, others, 1) for others in (True, False))
+        assert train is not None
+        assert held is not None
+        assert sorted(read_labels(train) + read_labels(held)) == pytest.approx(expected)
+        of_part = first_rows(train, 5, 1)
+        assert read_labels(of_part) == read_labels(train)[:5]
+        with pytest.raises(DataError, match="no row is left for training or for validation"):
+            trainer(2).fit(data, validation=1e-9)
+        for each in (first, train, held, of_part):
+            each.release()
 
 
 def test_rows_of_different_lengths_and_of_fixed_ones(tmp_path: Path, spark: Any) -> None:

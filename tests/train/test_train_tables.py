@@ -91,7 +91,7 @@ def test_mistakes_are_told_before_work(spark: Any) -> None:
     with Dataset.from_numpy(np.ones((4, 64), np.float32), np.zeros(4, np.int64), spark=spark) as data:
         with pytest.raises(ConfigError, match=r"label=\.\.\.: a Dataset knows its columns"):
             trainer().fit(data, label="y")
-        with pytest.raises(ConfigError, match="only the rows of a DataFrame can be split"):
+        with pytest.raises(ConfigError, match="only the rows of a DataFrame, or of files"):
             trainer().fit(data, validation=0.1)
     assert not spark.sparkContext.jobs
 

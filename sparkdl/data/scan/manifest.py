@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from sparkdl import seeding
 from sparkdl.data.columns import ColumnPlan
 from sparkdl.data.scan.files import File
-from sparkdl.data.scan.filters import SelectedRows
+from sparkdl.data.scan.filters import SelectedRows, bits_of
 from sparkdl.data.scan.folders import NO_COLUMNS, packed, unpacked
 from sparkdl.data.scan.order import Layout
 from sparkdl.data.scan.schema import as_lists
@@ -56,6 +57,30 @@ class ScanManifest:
         """Return the manifest of the first rows."""
         ends = np.minimum(self.begins, rows)
         return replace(self, rows=np.diff(ends))
+
+    def part(self, begin: float, end: float, others: bool, seed: int) -> ScanManifest:
+        """Return the manifest of a share of the rows, each of which is in it by chance.
+
+        Args:
+            begin: share at which it begins, from 0.
+            end: share at which it ends, up to 1: shares that do not overlap have no row in common.
+            others: whether all other rows are meant.
+            seed: draws a place between 0 and 1 for each row, whatever the share.
+        """
+        masks = []
+        for group, rows in enumerate(self.rows.tolist()):
+            generator = np.random.Generator(np.random.PCG64(seeding.derive(seeding.ORDER, seed, group)))
+            places = generator.random(rows)
+            inside = (places >= begin) & (places < end)
+            known = self.mask(group)
+            mask = np.ones(rows, np.bool_) if known is None else known.copy()
+            before = np.flatnonzero(mask)
+            mask[before] = False
+            mask[before[:rows]] = ~inside if others else inside
+            masks.append(mask)
+        left = np.array([mask.sum() for mask in masks], np.int64)
+        sizes = np.array([len(mask) for mask in masks], np.int64)
+        return replace(self, rows=left, selected=SelectedRows.of(sizes, left, bits_of(masks)))
 
     def resolved(self, columns: tuple[ColumnPlan, ...], window_bytes: int, streams: int) -> ScanManifest:
         """Return the manifest with what follows from the size of a row."""

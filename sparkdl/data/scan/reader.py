@@ -426,6 +426,7 @@ def _left(batch: pa.RecordBatch, mask: Array | None, at: int) -> pa.RecordBatch:
     if mask is None:
         return batch
     some = mask[at : at + batch.num_rows]
+    batch = batch.slice(0, len(some))  # of the first rows of a Dataset the mask may end before the row group
     return batch if some.all() else batch.filter(pa.array(some))
 
 

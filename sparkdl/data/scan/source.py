@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
@@ -72,7 +72,7 @@ class ScanSource(Source):
         self._listed: Listing | None = None
         self._whole: ScanManifest | None = None  # before its columns are known
         self._manifest: ScanManifest | None = None
-        self._most: int | None = None  # rows
+        self._taken: tuple[Callable[[ScanManifest], ScanManifest], ...] = ()  # of which rows it has some
         self._sent: Published | None = None
 
     # -- before rows are read -------------------------------------------------------------------
@@ -139,7 +139,11 @@ class ScanSource(Source):
                 raise DataError(f"{which}: there is nothing to train on", code="data-empty")
             if found.selected is not None:
                 self._check_folders(plan, np.unique(found.file[found.rows > 0]).tolist())
-            self._manifest = found if self._most is None else found.first(self._most)
+            for taken in self._taken:
+                found = taken(found)
+            if not found.rows.sum():
+                raise DataError("no row is left for training or for validation", code="data-empty")
+            self._manifest = found
         if plan.columns != self._manifest.columns and all(
             c.shape is not None and c.dtype for c in plan.columns
         ):
@@ -194,9 +198,18 @@ class ScanSource(Source):
 
     def first(self, rows: int) -> Source:
         """See :class:`Source`."""
+        found = self._with(lambda manifest: manifest.first(rows))
+        found._streams = _STREAMS_OF_SAMPLES
+        return found
+
+    def part(self, begin: float, end: float, others: bool, seed: int) -> ScanSource:
+        """Return the source of a share of the rows; see :meth:`ScanManifest.part`."""
+        return self._with(lambda manifest: manifest.part(begin, end, others, seed))
+
+    def _with(self, taken: Callable[[ScanManifest], ScanManifest]) -> ScanSource:
         found = copy.copy(self)
         found._manifest = found._sent = None
-        found._most, found._streams = rows, _STREAMS_OF_SAMPLES
+        found._taken = (*self._taken, taken)
         return found
 
     def most_partitions(self, plan: TablePlan) -> int:

@@ -109,7 +109,7 @@ def shared(data: Dataset) -> Iterator[tuple[SharedRows, list[Any]]]:
 
     The Dataset's own store is used as it is; nothing else stays at the end.
     """
-    data.check_stored("trials that share rows")
+    data.check_stored("trials that share rows (per_trial='cluster' does without)")
     access = data.access
     data.store()
     sent: list[Published] = []
