@@ -14,12 +14,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.in_process import Faults
 from support.models import Factors
 from support.ranks import Case, bits, classified, net, train
 from support.reference import Partition, assert_bit_equal, decomposed, plain, threads
 from torch import nn
 
-from sparkdl.allreduce.transport.in_process import Faults
 from sparkdl.compute.local_store import LocalStore
 from sparkdl.exceptions import ModelError, NonFiniteError
 from sparkdl.optim import LAMB, LARS, LBFGS, ClipByNorm

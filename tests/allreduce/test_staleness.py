@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.in_process import Faults
 from support.ranks import Case, bits, classified, net, train
 from support.reference import threads
 from torch import nn
 
 from sparkdl.allreduce.messages import Shard
-from sparkdl.allreduce.transport.in_process import Faults
 from sparkdl.allreduce.update.shard import Finished, ShardUpdate, update_shard
 from sparkdl.exceptions import ConfigError
 from sparkdl.nn.embedding import EmbeddingVariable, embedding_variables

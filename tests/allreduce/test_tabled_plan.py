@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.in_process import Faults
 from support.ranks import Case, bits, train
 from support.reference import Partition, threads
 from torch import Tensor, nn
 
 from sparkdl.allreduce.transport.direct.task import _most_bytes
-from sparkdl.allreduce.transport.in_process import Faults
 from sparkdl.keyed.bloom import CountingBloom
 from sparkdl.nn.embedding import EmbeddingBagVariable, EmbeddingVariable, embedding_variables
 from sparkdl.optim import AdagradDecay, Ftrl

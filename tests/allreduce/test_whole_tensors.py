@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from sparkdl.codec import Int8, TopK
+from support.in_process import Faults
 from support.optimizers import Coupled, HalfMomentum, Langevin, LargeMatrices, Shampoo, Split
 from support.ranks import Case, bits, classified, train
 from support.reference import assert_bit_equal, decomposed, threads
 from torch import nn
 
-from sparkdl.allreduce.transport.in_process import Faults
 from sparkdl.optim import ClipByNorm
 
 EXCHANGES = ("driver", "sharded", "replicated")

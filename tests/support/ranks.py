@@ -20,7 +20,6 @@ from sparkdl.allreduce.directives import Directives, Step
 from sparkdl.allreduce.engine import Engine, Route
 from sparkdl.allreduce.state import ModelState, Weights
 from sparkdl.allreduce.transport.base import Transport
-from sparkdl.allreduce.transport.in_process import Faults, InProcessCluster, InProcessTransport
 from sparkdl.allreduce.update.shard import reductions
 from sparkdl.compute.live_model import changes_to_keep
 from sparkdl.compute.local_steps import InnerRule, InnerSteps
@@ -44,6 +43,7 @@ from sparkdl.optim.shard.shardable import tried_optimizer
 from sparkdl.optim.staleness import Staleness
 from sparkdl.session import Executors
 from sparkdl.wire.codec import Cast, Codec, codec_of
+from support.in_process import Faults, InProcessCluster, InProcessTransport
 from support.reference import Partition
 
 PLANS = (ColumnPlan("features", "x"), ColumnPlan("label", "y"))
