@@ -154,27 +154,6 @@ class ImageFormat:
         pixels, raw = _RAW[channels]
         return self._tensor(Image.frombytes(pixels, (width, height), bytes(data), "raw", raw))
 
-    def from_array(self, pixels: Array) -> Array:
-        """Turn pixels in memory, uint8 of shape (height, width) or (height, width, 3), into the tensor.
-
-        Raises:
-            DataError: if the array has another dtype or shape.
-            ImportError: if Pillow is missing.
-        """
-        require_pillow()
-        from PIL import Image
-
-        if (
-            pixels.dtype != np.uint8
-            or pixels.ndim not in (2, 3)
-            or (pixels.ndim == 3 and pixels.shape[2] != 3)
-        ):
-            raise DataError(
-                f"{pixels.dtype}{list(pixels.shape)}: expected uint8 of (height, width[, 3])",
-                code="data-type",
-            )
-        return self._tensor(Image.fromarray(np.ascontiguousarray(pixels)))
-
     def _tensor(self, image: Image.Image) -> Array:
         from PIL import Image
 

@@ -68,11 +68,6 @@ class TieredStore:
         """How many records are in memory."""
         return self._hot.held
 
-    @property
-    def batch(self) -> int:
-        """Entries of the largest batch: so many may be in memory beside those that are held."""
-        return self._batch
-
     def is_held(self, numbers: Places) -> NDArray[np.bool_]:
         """Return which entries are in memory."""
         held: NDArray[np.bool_] = self._where.values[numbers] >= 0

@@ -46,12 +46,6 @@ class Signature:
     inputs: tuple[TensorSpec, ...] = ()
     outputs: tuple[TensorSpec, ...] = ()
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether all shapes and dtypes are known."""
-        specs = (*self.inputs, *self.outputs)
-        return bool(self.outputs) and all(s.shape is not None and s.dtype is not None for s in specs)
-
     def of_any_length(self, ragged: Sequence[bool]) -> Signature:
         """Return it with no shape for the inputs whose rows differ in length."""
         pairs = zip(self.inputs, ragged, strict=True)

@@ -183,10 +183,6 @@ class OptimizerSpec:
             for now, before in zip(shadow.param_groups, fresh.param_groups, strict=True)
         )
 
-    def learning_rate(self) -> float:
-        """Return the first group's learning rate, NaN if the optimizer has none."""
-        return float(self.shadow()[0].param_groups[0].get("lr", float("nan")))
-
 
 def optimizer_spec(
     optimizer: Optimizers, module: nn.Module, groups: Sequence[ParamGroup] = ()

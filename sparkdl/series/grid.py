@@ -42,11 +42,6 @@ class Series:
     def __len__(self) -> int:
         return len(self.target)
 
-    @property
-    def times(self) -> Array:
-        """Time of each step of the target, int64."""
-        return self.dates.clock[: len(self)]
-
     def until(self, steps: int, missing: str) -> Series:
         """Return the series as it was after so many steps of the target; the known covariates keep theirs."""
         target, observed = self.target[:steps], self.observed[:steps]

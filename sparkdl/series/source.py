@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _BATCH_ROWS = 10_000
-_PEEK_ROWS = 2
 
 
 @dataclass(frozen=True, slots=True)

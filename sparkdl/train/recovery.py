@@ -210,12 +210,6 @@ class Recovery:
             lambda: self.engine.run_on_kept(self.model, task, doing, since), self._go_back
         )
 
-    def commit(self) -> bool:
-        """Commit now; return whether nothing before it will run again."""
-        if self.model.kept is not None and self._since:
-            self._take_commit()
-        return not self._since
-
     def release(self) -> None:
         """Delete all models from the executors."""
         self.let_go()

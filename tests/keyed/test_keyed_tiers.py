@@ -112,7 +112,7 @@ def test_the_bound_has_index_and_batch_in_it(tmp_path: Path) -> None:
     index = 5 * len(own._index._numbers) + 4 * len(own._where.values) + 4 * len(own._last.values)
     assert index < 22 * 8000
     held = own.held * own._hot.nbytes
-    assert 0.6 * 400_000 < held + index + 4 * own.batch * own._record < 400_000
+    assert 0.6 * 400_000 < held + index + 4 * own._batch * own._record < 400_000
     before = own.held
     own.number(numbered(0, 500)[0])  # a larger batch leaves less for what is held
     assert own.held < before

@@ -55,7 +55,7 @@ def test_from_module_learns_from_an_example():
     assert model.signature.inputs == (TensorSpec((2,), "float32"),) * 2
     embedding = TorchModel.from_module(nn.Embedding(5, 2), example=torch.tensor([1, 2]))
     assert embedding.signature.inputs == (TensorSpec((), "int64"),)
-    assert not TorchModel.from_module(Add()).signature.is_complete
+    assert TorchModel.from_module(Add()).signature.outputs == ()
 
 
 def test_from_module_refuses_what_it_does_not_know():

@@ -67,7 +67,7 @@ def test_the_first_match_wins_and_unmatched_parameters_come_first():
     spec, found = spec_of([ParamGroup("body.0.*", lr=1.0), ParamGroup("*.bias", lr=2.0)])
     assert [g.get("lr") for g in spec.groups] == [None, 1.0, 2.0]
     assert (found["embed.weight"], found["body.0.bias"], found["head.bias"]) == (0, 1, 2)
-    assert spec.learning_rate() == 0.1
+    assert spec.shadow()[0].param_groups[0]["lr"] == 0.1
 
 
 def test_without_unmatched_parameters_there_is_no_group_for_them():

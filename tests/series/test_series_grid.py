@@ -96,14 +96,14 @@ def test_gaps_are_filled_as_the_rule_says(missing: str, expected: list[float]) -
     found = on_grid("a", rows([5, 6, 7, 9, 10, 11], [nan, 1, nan, 4, 7, nan]), layout(missing=missing))
     assert found.target.tolist() == expected
     assert found.observed.tolist() == [True, False, False, True, True]
-    assert found.times.tolist() == [6, 7, 8, 9, 10]
+    assert found.dates.clock[: len(found)].tolist() == [6, 7, 8, 9, 10]
 
 
 def test_each_gap_is_looked_at_once() -> None:
     """All steps for each of the gaps would take a minute here."""
     steps = np.arange(400_000)[np.arange(400_000) % 4 != 2]
     found = on_grid("a", rows(60_000_000 * steps, steps), layout(frequency=Frequency.of("min")))
-    assert (found.times == 60_000_000 * np.arange(400_000)).all()
+    assert (found.dates.clock[: len(found)] == 60_000_000 * np.arange(400_000)).all()
     assert (found.target == np.arange(400_000)).all()
 
 

@@ -160,8 +160,6 @@ class PlanTraits:
         longest_group: how many iterations may be one group, at most.
         keeps: whether anything stays with the shards between groups.
         keeps_rows: whether rows of embedding variables are among what stays with the shards.
-        returns_weights: whether the driver gets the weights at the end of each group; otherwise it fetches
-            them.
         leaves_model: whether the executors have the model after a group, too, and the next one may start
             from there.
     """
@@ -174,7 +172,6 @@ class PlanTraits:
     longest_group: int
     keeps: bool
     keeps_rows: bool = False
-    returns_weights: bool
     leaves_model: bool
 
     @property

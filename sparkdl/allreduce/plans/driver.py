@@ -71,7 +71,6 @@ class ThroughDriver:
             group_seconds=1.0,  # there are no others than those of one iteration
             longest_group=1,
             keeps=self.keeps,
-            returns_weights=True,
             leaves_model=False,
         )
 

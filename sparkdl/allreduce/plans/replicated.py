@@ -97,7 +97,6 @@ class Replicated:
             group_seconds=self.group_seconds,
             longest_group=self.longest_group,
             keeps=self.keeps,
-            returns_weights=self.returns_weights,
             leaves_model=True,
         )
 

@@ -102,7 +102,6 @@ class Sharded:
             group_seconds=group_seconds(self.layout.nbytes),
             longest_group=self.longest_group,
             keeps=True,  # the weights, if nothing else
-            returns_weights=False,
             leaves_model=True,
         )
 

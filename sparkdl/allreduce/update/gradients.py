@@ -60,12 +60,11 @@ class NonFiniteMeanError(Exception):
 
 @dataclass(slots=True)
 class Gradients:
-    """The gradients of elements [start, stop).
+    """The gradients of elements from ``start`` on.
 
     Attributes:
         layout: layout of the flat vectors.
         start: first element.
-        stop: one past the last one.
         parts: gradients in source order.
         used: per parameter, whether any source has a gradient.
         touched: rows with a gradient, by parameter, of row-sparse gradients.
@@ -75,7 +74,6 @@ class Gradients:
 
     layout: ParamLayout
     start: int
-    stop: int
     parts: list[PartitionGradient]
     used: NDArray[np.bool_]
     touched: dict[int, NDArray[np.bool_]]
@@ -86,7 +84,7 @@ class Gradients:
     def alone(cls, gradient: Gradient, layout: ParamLayout) -> Gradients:
         """Return the gradient of all weights by the only source, which has not been sent."""
         used, touched = gradient.used, dict(gradient.touched)
-        return cls(layout, 0, layout.numel, [], used, touched, unsent=gradient.values)
+        return cls(layout, 0, [], used, touched, unsent=gradient.values)
 
     @classmethod
     def of(cls, shards: Sequence[Shard], layout: ParamLayout, start: int, stop: int) -> Gradients:
@@ -104,7 +102,7 @@ class Gradients:
             touched[index] = np.zeros(layout.params[index].shape[0], np.bool_)
             for rows in sparse:
                 touched[index][rows.tables.get(index, [])] = True
-        return cls(layout, start, stop, parts, used, touched)
+        return cls(layout, start, parts, used, touched)
 
     def prepare(
         self, combine: Combine, iteration: int, staleness: Staleness | None = None

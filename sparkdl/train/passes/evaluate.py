@@ -23,7 +23,7 @@ from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.metrics import LOSS
 from sparkdl.metrics.loss import Loss
 from sparkdl.metrics.merge import check_mergeable, merge, pack
-from sparkdl.metrics.spec import Metrics, MetricSpec, higher_is_better, metric_specs, scores
+from sparkdl.metrics.spec import Metrics, MetricSpec, metric_specs, scores
 from sparkdl.nn import serialize
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.flat import FlatModule
@@ -221,10 +221,6 @@ class Evaluator:
             logged.merge(part.meta["logged"])
         found = all_scores(fresh)
         return found | logged.scores(found)
-
-    def higher_is_better(self, name: str) -> bool | None:
-        """Return whether larger values of a score are better; ``None`` if its metric does not say."""
-        return higher_is_better(self._specs, name)
 
     def release(self) -> None:
         """Delete what was broadcast."""
