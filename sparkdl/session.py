@@ -233,11 +233,7 @@ _warned: set[str] = set()
 
 
 def check_alive(spark: SparkSession) -> None:
-    """Check that a Dataset's session can still run jobs.
-
-    Raises:
-        ConfigError: if it was stopped.
-    """
+    """Check that a Dataset's session can still run jobs."""
     if not is_alive(spark.sparkContext):
         raise ConfigError(
             "the SparkContext of this Dataset was stopped, and the rows on its executors went with it; make "

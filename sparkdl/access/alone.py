@@ -152,11 +152,7 @@ class AloneAccess(WithoutRdds):
         return Published(BytesRef(data))
 
     def planned_once(self, df: DataFrame) -> DataFrame:
-        """Refuse DataFrames.
-
-        Raises:
-            ConfigError: always.
-        """
+        """Refuse DataFrames."""
         raise ConfigError("a process alone reads no DataFrames; give it rows that lie in a store")
 
     def written(self, df: DataFrame, write: Any, rows_per_batch: int) -> LazyFrames:
@@ -201,11 +197,7 @@ class AloneAccess(WithoutRdds):
         return
 
     def chain(self, tokens: LazyFrames, ranks: int, profile: Any) -> CalledChain:
-        """Return what runs the stages of one rank.
-
-        Raises:
-            ConfigError: if there are more.
-        """
+        """Return what runs the stages of one rank."""
         if ranks != 1:
             raise ConfigError(f"a process alone has one partition; found {ranks}")
         return CalledChain(tokens)

@@ -56,11 +56,7 @@ class WithoutRdds:
         broadcasts: Sequence[Any],
         profile: Any,
     ) -> ParameterSync:
-        """Refuse.
-
-        Raises:
-            ConfigError: always.
-        """
+        """Refuse."""
         raise ConfigError(
             "exchange='driver' needs RDDs, which this session has not; take another exchange, or fit in a "
             "classic session",

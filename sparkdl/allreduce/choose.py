@@ -119,11 +119,7 @@ class Wanted:
         return self.exchange if self.weights_codec == "fp32" else "sharded"
 
     def check(self, access: Access) -> None:
-        """Check what is wanted against the session, before any work starts.
-
-        Raises:
-            ConfigError: if the session forbids it.
-        """
+        """Check what is wanted against the session, before any work starts."""
         if not access.has_sync:
             self._check_without_sync()
         if self._exchange in ("replicated", "sharded") and access.moves_tasks:
@@ -141,11 +137,7 @@ class Wanted:
         self.exchanges_directly(access, self._exchange)
 
     def choose(self, access: Access, ranks: int) -> Exchange:
-        """Return the exchange that is wanted, or the one that suits the size.
-
-        Raises:
-            ConfigError: if the session forbids it, or shards would be too large.
-        """
+        """Return the exchange that is wanted, or the one that suits the size."""
         self.check(access)
         wanted, nbytes = self._exchange, self.layout.nbytes
         most_of_shard = shards.largest(self.layout, ranks)
@@ -198,11 +190,7 @@ class Wanted:
                 )
 
     def exchanges_directly(self, access: Access, exchange: Exchange) -> bool:
-        """Return whether the tasks of a group exchange among themselves where they can.
-
-        Raises:
-            ConfigError: if the session, or the exchange, forbids what is wanted.
-        """
+        """Return whether the tasks of a group exchange among themselves where they can."""
         conf = access.conf
         wanted = conf(TRANSPORT, "auto") if self.transport == "auto" else self.transport
         if wanted not in get_args(TransportName):
@@ -261,11 +249,7 @@ class Wanted:
     def route(
         self, exchange: Exchange, access: Access, store: PartitionStore, fit: FitRef, profile: Any
     ) -> Route:
-        """Return plan and transport of an exchange over a store.
-
-        Raises:
-            ConfigError: if the cluster can run the plan by direct exchange alone, which is not wanted.
-        """
+        """Return plan and transport of an exchange over a store."""
         ranks = len(store.partitions)
         rows = bool(self.tables)
         changes = 0 if fit.in_memory else changes_to_keep(store.executors.tasks, rows=rows)

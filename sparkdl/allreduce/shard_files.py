@@ -119,11 +119,7 @@ def in_order(array: Array) -> Array:
 
 
 def decode(data: bytes) -> list[bytes]:
-    """Return the frames of a shard's file.
-
-    Raises:
-        ValueError: if it is no such file.
-    """
+    """Return the frames of a shard's file."""
     try:
         arrays = load(data)  # compares lengths and offsets with the file
         length = int.from_bytes(data[:8], "little")

@@ -16,11 +16,7 @@ KINDS = ("local", "standalone", "yarn", "kubernetes")
 
 
 def kind_of(master: str) -> str:
-    """Return which of :data:`KINDS` a Spark master is.
-
-    Raises:
-        ConfigError: if it is none.
-    """
+    """Return which of :data:`KINDS` a Spark master is."""
     if master.startswith("local"):
         return "local"
     if master.startswith("spark://"):
@@ -56,11 +52,7 @@ def defaults(master: str, site: Mapping[str, str]) -> dict[str, str]:
 
 
 def spark_home() -> Path:
-    """Return the folder of the Spark installation: ``SPARK_HOME``, else that of the package pyspark.
-
-    Raises:
-        ConfigError: if there is neither.
-    """
+    """Return the folder of the Spark installation: ``SPARK_HOME``, else that of the package pyspark."""
     home = os.environ.get("SPARK_HOME")
     if home:
         return Path(home)

@@ -96,11 +96,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def confs_of(args: argparse.Namespace) -> tuple[str, dict[str, str]]:
-    """Return the master, and the confs of a session there.
-
-    Raises:
-        ConfigError: if there is no master, or a job file cannot work.
-    """
+    """Return the master, and the confs of a session there."""
     found = read_job_file(args.conf_file) if args.conf_file is not None else {}
     given = {**found.get("conf", {}), **dict(args.conf)}
     master = args.master or found.get("master") or given.get("spark.master")

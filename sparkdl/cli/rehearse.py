@@ -45,9 +45,6 @@ def answer_of(args: argparse.Namespace, **asked: Any) -> tuple[int, dict[str, An
 
     With a master or a job file the script is submitted as by ``sparkdl submit``; otherwise it is a Python
     program that makes its own session.
-
-    Raises:
-        ConfigError: if there is no script, or it ended without a fit.
     """
     with tempfile.TemporaryDirectory(prefix="sparkdl-rehearsal-") as name, forwarding() as child:
         folder = Path(name)

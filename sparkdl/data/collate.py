@@ -201,11 +201,7 @@ def _lengths(rows: list[Any]) -> Tensor | None:
 def collated(
     columns: Mapping[str, Array], features: Structure, label: Structure, collate: Collate
 ) -> tuple[Any, Any]:
-    """Let ``collate`` make inputs and label of a batch.
-
-    Raises:
-        DataError: if it returns something else than a batch.
-    """
+    """Let ``collate`` make inputs and label of a batch."""
     import torch
 
     keys = [*features.keys, *label.keys]

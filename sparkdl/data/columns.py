@@ -146,11 +146,7 @@ class Structure:
         return {name: columns[key] for name, key in zip(self.names, self.keys, strict=True)}
 
     def disassemble(self, value: Any) -> dict[str, Any]:
-        """Split a value grouped like :meth:`assemble` returns it into columns.
-
-        Raises:
-            DataError: if the value is not grouped as expected.
-        """
+        """Split a value grouped like :meth:`assemble` returns it into columns."""
         if self.kind == "none":
             return {}
         if self.kind == "single":

@@ -124,11 +124,7 @@ def _from_binary(plan: ColumnPlan, column: pa.Array, row_name: RowName) -> Array
 
 
 def from_rows(plan: ColumnPlan, values: Sequence[Any] | Array, row_name: RowName) -> Array:
-    """Convert Python values or a numpy array, one item per row, like :func:`from_arrow`.
-
-    Raises:
-        DataError: naming the row that is missing, ragged, not numeric or out of range.
-    """
+    """Convert Python values or a numpy array, one item per row, like :func:`from_arrow`."""
     if plan.ragged:
         return _from_ragged(plan, values, row_name)
     if isinstance(values, np.ndarray):

@@ -25,11 +25,7 @@ _DEALT_BYTES = 1 << 10  # more than it takes to say which items a partition has
 
 
 def check_rdd(rdd: Any) -> None:
-    """Check that rows are an RDD.
-
-    Raises:
-        ConfigError: if they are not.
-    """
+    """Check that rows are an RDD."""
     if hasattr(rdd, "take") and hasattr(rdd, "mapPartitionsWithIndex"):
         return
     raise ConfigError(
@@ -41,11 +37,7 @@ def check_rdd(rdd: Any) -> None:
 def plan_element(
     first: Any, has_label: bool, has_weight: bool, ragged: bool, arrays: bool = False
 ) -> TablePlan:
-    """Plan the columns of rows like the first one.
-
-    Raises:
-        DataError: if the row is not as announced.
-    """
+    """Plan the columns of rows like the first one."""
     parts = 1 + has_label + has_weight
     if parts > 1 and (not isinstance(first, tuple | list) or len(first) != parts):
         raise DataError(

@@ -182,11 +182,7 @@ class ImageFormat:
 
 
 def require_pillow() -> None:
-    """Check that images can be decoded.
-
-    Raises:
-        ImportError: if Pillow is missing.
-    """
+    """Check that images can be decoded."""
     if find_spec("PIL") is None:
         raise ImportError("images are decoded with Pillow: pip install 'sparkdl[images]'")
 

@@ -165,11 +165,7 @@ def same_names(df: DataFrame, name: str) -> list[str]:
 
 
 def check_unambiguous(df: DataFrame, name: str, role: str) -> None:
-    """Check that Spark finds no more than one column of a name.
-
-    Raises:
-        DataError: if there are several, which may differ in case.
-    """
+    """Check that Spark finds no more than one column of a name."""
     found = same_names(df, name)
     if len(found) > 1:
         raise DataError(

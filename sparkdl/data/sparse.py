@@ -121,11 +121,7 @@ def names_of(name: str) -> list[str]:
 
 
 def check_dense(columns: Iterable[Column | str], role: str) -> None:
-    """Check that no column is sparse.
-
-    Raises:
-        ConfigError: naming the one that is.
-    """
+    """Check that no column is sparse."""
     for column in columns:
         if getattr(column, "dtype", None) in (SPARSE, *PARTS):
             name = getattr(column, "name", column)

@@ -77,11 +77,7 @@ class Dealt:
 
 
 def check_partitions(partitions: int) -> None:
-    """Check that rows can be dealt to so many partitions.
-
-    Raises:
-        ConfigError: if some of them would have no stream.
-    """
+    """Check that rows can be dealt to so many partitions."""
     if partitions > STREAMS:
         raise ConfigError(
             f"num_partitions={partitions}: expected at most {STREAMS}: rows are dealt in as many streams; "

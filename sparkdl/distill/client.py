@@ -32,11 +32,7 @@ class Unavailable(Exception):  # noqa: N818 - no error: another server is asked
 
 
 def addresses_of(given: Any) -> tuple[str, ...]:
-    """Return addresses as URLs.
-
-    Raises:
-        ConfigError: naming the one that is none.
-    """
+    """Return addresses as URLs."""
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise ConfigError(f"addresses={given!r:.100}: expected a list of 'host:port'")
     found = []

@@ -147,11 +147,7 @@ def captured(module: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tens
 
 
 def check_layers(module: nn.Module, names: Sequence[str], whose: str) -> None:
-    """Check that a module has layers of these names.
-
-    Raises:
-        ConfigError: naming the one that is missing.
-    """
+    """Check that a module has layers of these names."""
     known = [name for name, _ in module.named_modules() if name]
     for name in names:
         if name not in known:

@@ -171,11 +171,7 @@ class LogitMatching(DistillLoss):
 
 
 def main_output(output: Any) -> Tensor:
-    """Return the tensor that teachers and students compare: an output, its logits, or its first tensor.
-
-    Raises:
-        ModelError: if there is none.
-    """
+    """Return the tensor that teachers and students compare: an output, its logits, or its first tensor."""
     found = output
     if isinstance(found, Mapping):
         found = found.get("logits", next(iter(found.values()), None))

@@ -22,11 +22,7 @@ AnyTeacher = Teacher | SoftLabels | Service
 
 
 def teachers_of(given: Any) -> list[AnyTeacher]:
-    """Return teachers as they are described: one or several; modules and paths are those of a Teacher.
-
-    Raises:
-        ConfigError: if there are none, or one is something else.
-    """
+    """Return teachers as they are described: one or several; modules and paths are those of a Teacher."""
     several = list(given) if isinstance(given, list | tuple) else [given]
     if not several:
         raise ConfigError(

@@ -68,11 +68,7 @@ class LogitEncoding:
         }
 
     def encode(self, logits: Tensor) -> dict[str, Array]:
-        """Return the columns of some rows, by key.
-
-        Raises:
-            ModelError: if a row has another shape than the first ones.
-        """
+        """Return the columns of some rows, by key."""
         logits = logits.detach().to("cpu", torch.float32)
         if logits.shape[1:] != self.shape:
             if not bool(logits.isnan().all()):

@@ -185,11 +185,7 @@ def role(number: int) -> str:
 
 
 def check_options(weight: object, outputs: object) -> None:
-    """Check options that all teachers have.
-
-    Raises:
-        ConfigError: naming the one that cannot work.
-    """
+    """Check options that all teachers have."""
     if not isinstance(weight, int | float) or not 0 < weight < float("inf"):
         raise ConfigError(f"weight={weight!r} of a teacher: expected a positive number")
     if outputs not in ("logits", "probabilities"):

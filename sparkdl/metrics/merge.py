@@ -172,9 +172,6 @@ def check_mergeable(name: str, metric: AnyMetric, update: Callable[[AnyMetric], 
 
     Metrics need no registration: one whose states do not merge (a reduction is missing or wrong, or
     ``update`` keeps something outside of the states) is found by using it.
-
-    Raises:
-        ConfigError: naming the metric and both results.
     """
 
     def copy(updates: int) -> AnyMetric:

@@ -88,10 +88,6 @@ def metric_specs(metrics: Metrics | None) -> dict[str, MetricSpec]:
 
     Without names a metric is called by its class in snake case, and the scores of a collection by
     their own names, which the empty name stands for.
-
-    Raises:
-        ConfigError: if something is no metric, or a name is taken.
-        SerializationError: if a metric cannot be copied.
     """
     named = _named(metrics)
     specs = {}

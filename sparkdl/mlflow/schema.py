@@ -52,11 +52,7 @@ def signature_of(served: ServedModel) -> ModelSignature:
 
 
 def example_of(served: ServedModel, rows: Any) -> pd.DataFrame:
-    """Return some rows of a DataFrame of Spark or pandas, or a row that is made up.
-
-    Raises:
-        DataError: if a column is missing.
-    """
+    """Return some rows of a DataFrame of Spark or pandas, or a row that is made up."""
     if rows is None:
         made = _typical(served.encoding) if served.encoding is not None else _zeros(served)
         return pd.DataFrame(made)

@@ -196,11 +196,7 @@ def _look_inside(value: Any, path: str, seen: set[int]) -> Iterator[Found]:
 
 
 def refuse_trained(names: Sequence[str]) -> None:
-    """Refuse a forward pass that writes to trained parameters.
-
-    Raises:
-        ModelError: naming them.
-    """
+    """Refuse a forward pass that writes to trained parameters."""
     if names:
         raise ModelError(
             f"forward writes to {_some(names)}, which the optimizer trains: each process would have weights "
@@ -211,11 +207,7 @@ def refuse_trained(names: Sequence[str]) -> None:
 
 
 def refuse_moving(names: Sequence[str]) -> None:
-    """Refuse frozen parameters that forward begins to change after the first iteration.
-
-    Raises:
-        ModelError: naming them.
-    """
+    """Refuse frozen parameters that forward begins to change after the first iteration."""
     if names:
         raise ModelError(
             f"forward has begun to change {_some(names)}, which the first forward pass left alone. A frozen "
@@ -226,11 +218,7 @@ def refuse_moving(names: Sequence[str]) -> None:
 
 
 def refuse_untrained(names: Sequence[str]) -> None:
-    """Refuse parameters outside of the module that get a gradient.
-
-    Raises:
-        ModelError: naming them.
-    """
+    """Refuse parameters outside of the module that get a gradient."""
     if names:
         raise ModelError(
             f"{_some(names)} of the loss or step has a gradient and is no parameter of the module, so it "
@@ -242,11 +230,7 @@ def refuse_untrained(names: Sequence[str]) -> None:
 
 
 def refuse_attributes(names: Sequence[str]) -> None:
-    """Refuse a forward pass whose result depends on attributes that it changes.
-
-    Raises:
-        ModelError: naming them.
-    """
+    """Refuse a forward pass whose result depends on attributes that it changes."""
     raise ModelError(
         f"forward changes {_some(names)}, and the loss or its gradient depends on that. Python attributes "
         "stay in one process of one executor. Register tensors by register_buffer (a counter as "

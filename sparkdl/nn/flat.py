@@ -140,12 +140,7 @@ class FlatModule:
         self.grad[begin:].zero_()
 
     def check_gradients(self) -> None:
-        """Check that backward wrote into the flat vector, and forward into no sparse buffer.
-
-        Raises:
-            ModelError: if the step replaced a gradient, for example by ``zero_grad()``, or changed such a
-                buffer.
-        """
+        """Check that backward wrote into the flat vector, and forward into no sparse buffer."""
         self._sparse.check()
         for hooked in self._hooked:  # a hook after accumulation may replace the gradient
             gradient, own = self._tensors[hooked].grad, self._grads[hooked]

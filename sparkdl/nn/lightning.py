@@ -72,11 +72,7 @@ def to_train(module: nn.Module) -> nn.Module:
 
 
 def check_mode(module: nn.Module) -> None:
-    """Check that a LightningModule is in training mode, which Lightning leaves to the user.
-
-    Raises:
-        ModelError: if it is not.
-    """
+    """Check that a LightningModule is in training mode, which Lightning leaves to the user."""
     if is_lightning(module) and not module.training:
         raise ModelError(
             f"{type(module).__name__} is in evaluation mode: dropout and BatchNorm would not train. Call "
@@ -292,11 +288,7 @@ class Rebound:
         ]
 
     def __call__(self, optimizer: Optimizer) -> LRScheduler:
-        """Return a copy of the scheduler that works on ``optimizer``.
-
-        Raises:
-            ConfigError: if the optimizer has another number of parameter groups.
-        """
+        """Return a copy of the scheduler that works on ``optimizer``."""
         if len(optimizer.param_groups) != len(self._groups):
             raise ConfigError(
                 f"the {self._name} was made for an optimizer with {len(self._groups)} parameter groups, "

@@ -45,11 +45,7 @@ class SparseBuffers:
         self._known = {name: (buffer, buffer._version) for name, buffer in sparse}
 
     def check(self) -> None:
-        """Check that forward has not changed one.
-
-        Raises:
-            ModelError: naming it.
-        """
+        """Check that forward has not changed one."""
         if not self._known:
             return
         now = dict(self._module.named_buffers())

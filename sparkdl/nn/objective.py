@@ -155,11 +155,7 @@ def explain_step(
 
 
 def read_step(result: Any, batch: Batch, watch: Watch, name: str = "the step") -> Evaluated:
-    """Return loss, extras, output and divisor from a step's result.
-
-    Raises:
-        ModelError: if it holds no loss, or something that cannot be reported.
-    """
+    """Return loss, extras, output and divisor from a step's result."""
     result = with_loss(result)
     if not isinstance(result, Mapping):
         return Evaluated(_scalar_mean(result, batch, name), divisor=watch.divisor_of(result))

@@ -103,11 +103,7 @@ def nothing_to_train(module: nn.Module) -> ModelError:
 
 
 def check_device(module: nn.Module) -> None:
-    """Check that all parameters and buffers have values.
-
-    Raises:
-        ModelError: naming one on the meta device.
-    """
+    """Check that all parameters and buffers have values."""
     for kind, tensors in (("parameter", module.named_parameters()), ("buffer", module.named_buffers())):
         name = next((name for name, tensor in tensors if tensor.is_meta), None)
         if name is not None:

@@ -23,11 +23,7 @@ from sparkdl.exceptions import SerializationError
 
 
 def dumps(obj: Any, what: str) -> bytes:
-    """Pickle ``obj`` for the executors.
-
-    Raises:
-        SerializationError: naming the attribute that cannot be pickled.
-    """
+    """Pickle ``obj`` for the executors."""
     try:
         return pickling.dumps(obj, _Pickler)
     except Exception as error:

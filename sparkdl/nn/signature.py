@@ -114,11 +114,7 @@ def _named_inputs(rows: Inputs) -> Iterator[tuple[str | None, Tensor]]:
 
 
 def named_outputs(output: Any) -> Iterator[tuple[int | str | None, Tensor]]:
-    """Iterate over the tensors of a module's output, by position, key, or ``None`` if it is one tensor.
-
-    Raises:
-        ModelError: if the output is no tensor, nor a tuple, list or dict of them.
-    """
+    """Iterate over the tensors of a module's output, by position, key, or ``None`` if it is one tensor."""
     if isinstance(output, Tensor):
         yield None, output
         return

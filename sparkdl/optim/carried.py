@@ -106,11 +106,7 @@ class Carried:
         self._before = {key: frozen(value, self._tensors) for key, value in self._values().items()}
 
     def changed(self) -> dict[str, dict[str, Any]]:
-        """Return what steps have changed so far.
-
-        Raises:
-            OptimizerError: if a value cannot be kept.
-        """
+        """Return what steps have changed so far."""
         values = self._values()
         for key, value in values.items():
             if key not in self._before or not same(self._before[key], frozen(value, self._tensors)):

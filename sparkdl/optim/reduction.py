@@ -28,11 +28,7 @@ def add_up(partials: Iterable[Sums]) -> Sums:
 
 
 def drive(shards: Sequence[Reduction]) -> None:
-    """Run the updates of all shards in this process, in lock step.
-
-    Raises:
-        RuntimeError: if they do not yield equally often.
-    """
+    """Run the updates of all shards in this process, in lock step."""
     totals: Sums | None = None
     while True:
         partials: list[Sums] = []

@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
 
 def check_columns(df: DataFrame, owner: str, **columns: str) -> None:
-    """Check that a DataFrame has columns.
-
-    Raises:
-        DataError: if it is no DataFrame, or naming the column that is missing or ambiguous.
-    """
+    """Check that a DataFrame has columns."""
     check_dataframe(df, owner)
     for argument, name in columns.items():
         if not same_names(df, name):
@@ -29,11 +25,7 @@ def check_columns(df: DataFrame, owner: str, **columns: str) -> None:
 
 
 def check_new(df: DataFrame, owner: str, **columns: str | None) -> None:
-    """Check that a DataFrame has no column of these names yet; ``None`` names none.
-
-    Raises:
-        DataError: naming the column that is there.
-    """
+    """Check that a DataFrame has no column of these names yet; ``None`` names none."""
     for argument, name in columns.items():
         if name is not None and same_names(df, name):
             raise DataError(
@@ -43,11 +35,7 @@ def check_new(df: DataFrame, owner: str, **columns: str | None) -> None:
 
 
 def check_integer(owner: str, least: int, **values: int) -> None:
-    """Check that values are integers of at least ``least``.
-
-    Raises:
-        ConfigError: naming the first that is something else.
-    """
+    """Check that values are integers of at least ``least``."""
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ConfigError(f"{owner}: {name}={value!r}: expected an integer of at least {least}")

@@ -121,11 +121,7 @@ def describe(content: Content, allow_pickle: bool) -> tuple[dict[str, Any], byte
 
 
 def check_pickle(info: Mapping[str, Any], path: str, allow_pickle: bool, remedy: str) -> None:
-    """Check that what is pickled may be read.
-
-    Raises:
-        ConfigError: if there is a pickle and the caller did not say so.
-    """
+    """Check that what is pickled may be read."""
     if info["pickled"] and not allow_pickle:
         names = ", ".join(map(str, info["pickled"]))
         raise ConfigError(

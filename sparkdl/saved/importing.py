@@ -53,11 +53,7 @@ def find(path: str, trust: Trust | None = None) -> Any:
 
 
 def path_of(target: Any) -> str:
-    """Return ``"package.module:name"`` of a class or function that can be imported again.
-
-    Raises:
-        ConfigError: saying why it cannot.
-    """
+    """Return ``"package.module:name"`` of a class or function that can be imported again."""
     if not isinstance(target, type) and inspect.isbuiltin(target) and (found := _of_torch(target)):
         return found
     module = getattr(target, "__module__", None)

@@ -41,11 +41,7 @@ def of_json(value: Any) -> str:
 
 
 def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the object of a JSON file, for ``json.loads(..., object_pairs_hook=unique_names)``.
-
-    Raises:
-        ValueError: if a name is there twice; its value would depend on the reader.
-    """
+    """Return the object of a JSON file, for ``json.loads(..., object_pairs_hook=unique_names)``."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name is there twice")
@@ -91,11 +87,7 @@ def joined(pieces: Iterable[Piece], sha256: str | None) -> bytes:
 
 
 def check_joined(pieces: Iterable[tuple[int, int]], size: int) -> None:
-    """Check that pieces, given as begin and end, cover a file without holes and overlaps.
-
-    Raises:
-        ConfigError: naming the first place where they do not.
-    """
+    """Check that pieces, given as begin and end, cover a file without holes and overlaps."""
     reached = 0
     for begin, end in sorted(pieces):
         if begin != reached:
@@ -109,11 +101,7 @@ def check_joined(pieces: Iterable[tuple[int, int]], size: int) -> None:
 
 
 def check_digest(what: str, found: str, expected: Any, code: str = "config-damaged") -> None:
-    """Check that something has the checksum with which it was written.
-
-    Raises:
-        ConfigError: if it is another.
-    """
+    """Check that something has the checksum with which it was written."""
     if found != expected:
         raise ConfigError(
             f"{what} damaged: the checksum is {found:.16}, expected {expected!s:.16}. This is not what was "

@@ -65,11 +65,7 @@ def parse(text: str | bytes, path: str) -> dict[str, Any]:
 
 
 def check_inside(folder: str, path: str, beside: Sequence[str] = ()) -> None:
-    """Check that a local model's files lie in its folder: a link may lead anywhere, a pipe may never end.
-
-    Raises:
-        ConfigError: naming what does not.
-    """
+    """Check that a local model's files lie in its folder: a link may lead anywhere, a pipe may never end."""
     root = os.path.realpath(folder)
     parts = [os.path.join(root, name) for name in (METADATA, WEIGHTS, CODE)]
     above = os.path.dirname(root)

@@ -98,11 +98,7 @@ class Current:
 
     @classmethod
     def parse(cls, data: bytes, path: str) -> Current:
-        """Read the file; names made of numbers lead nowhere else.
-
-        Raises:
-            ConfigError: if it is something else.
-        """
+        """Read the file; names made of numbers lead nowhere else."""
         try:
             values = json.loads(data)
             iteration, batches = (_count(values[name]) for name in ("iteration", "batches"))

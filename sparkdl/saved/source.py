@@ -111,11 +111,7 @@ class ModuleSource:
         return built
 
     def check(self, module: nn.Module) -> None:
-        """Check that :meth:`build` gives a module with the parameters and buffers of this one.
-
-        Raises:
-            ConfigError: if it does not.
-        """
+        """Check that :meth:`build` gives a module with the parameters and buffers of this one."""
         if compare.layout_of(module) != compare.layout_of(self._twin(values=False)):
             raise ConfigError(
                 f"{self.path} builds other parameters or buffers from its arguments: {_INSTEAD}"

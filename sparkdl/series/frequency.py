@@ -41,11 +41,7 @@ class Frequency:
 
     @classmethod
     def of(cls, text: str) -> Frequency:
-        """Read a frequency such as ``"D"``, ``"15min"``, ``"M"``, or ``"1"`` for integers.
-
-        Raises:
-            ConfigError: if it is none.
-        """
+        """Read a frequency such as ``"D"``, ``"15min"``, ``"M"``, or ``"1"`` for integers."""
         found = _PATTERN.fullmatch(text) if isinstance(text, str) and text else None
         if found is None:
             raise ConfigError(

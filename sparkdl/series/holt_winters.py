@@ -54,10 +54,6 @@ def is_installed() -> bool:
 
 
 def check_installed() -> None:
-    """Check that statsmodels is there.
-
-    Raises:
-        ConfigError: if it is not.
-    """
+    """Check that statsmodels is there."""
     if not is_installed():
         raise ConfigError("Holt-Winters needs statsmodels: pip install 'sparkdl[series]'")

@@ -25,12 +25,7 @@ _GROUPS = ("past", "known", "static")
 
 
 def check_columns(df: DataFrame, layout: Layout) -> None:
-    """Check the columns of a panel before any rows are read.
-
-    Raises:
-        DataError: naming the column that is missing or of a type that cannot be.
-        ConfigError: if the frequency does not fit the times.
-    """
+    """Check the columns of a panel before any rows are read."""
     from pyspark.sql import types as T
 
     check_dataframe(df, "panel")

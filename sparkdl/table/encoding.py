@@ -305,11 +305,7 @@ def table_of(encoding: TableEncoding | None, labels: Sequence[str]) -> dict[str,
 
 
 def read_table(table: Mapping[str, Any] | None) -> tuple[TableEncoding | None, tuple[str, ...]]:
-    """Read what :func:`table_of` gave.
-
-    Raises:
-        ConfigError: if it is something else.
-    """
+    """Read what :func:`table_of` gave."""
     if table is None:
         return None, ()
     labels, encoding = table.get("labels"), table.get("encoding")

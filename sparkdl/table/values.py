@@ -138,11 +138,7 @@ def _check_values(name: str, values: Array, kind: Kind) -> None:
 
 
 def columns_of(table: Any, names: Sequence[str]) -> dict[str, pa.Array]:
-    """Return columns of a pandas DataFrame, an Arrow table or a dict.
-
-    Raises:
-        DataError: naming the column that is missing, or if columns differ in length.
-    """
+    """Return columns of a pandas DataFrame, an Arrow table or a dict."""
     held = getattr(table, "column_names", None) or getattr(table, "columns", None)
     there = list(held if held is not None else table)
     missing = [name for name in names if name not in there]

@@ -128,11 +128,7 @@ def inputs_of(module: nn.Module, features: Columns | None, data: object) -> Colu
 
 
 def check_dataset(data: object, method: str = "fit") -> None:
-    """Check that something is a Dataset, whose session can run jobs.
-
-    Raises:
-        ConfigError: if not.
-    """
+    """Check that something is a Dataset, whose session can run jobs."""
     if not isinstance(data, Dataset):
         raise ConfigError(
             f"data: found a {type(data).__module__}.{type(data).__name__}, expected a sparkdl Dataset such "
@@ -143,11 +139,7 @@ def check_dataset(data: object, method: str = "fit") -> None:
 
 
 def check_rows(rows: object, resume: object) -> None:
-    """Check the argument ``rows`` of ``fit``.
-
-    Raises:
-        ConfigError: if it is something else than "same" or "new", or "new" without a run to go on from.
-    """
+    """Check the argument ``rows`` of ``fit``."""
     if rows not in ("same", "new"):
         raise ConfigError(f"rows={rows!r:.100}: expected 'same' or 'new'")
     if rows == "new" and resume is False:
@@ -159,11 +151,7 @@ def check_rows(rows: object, resume: object) -> None:
 
 
 def check_elastic(config: TrainConfig, data: Dataset) -> None:
-    """Check that the partitions of a Dataset can follow the cluster, if they are to.
-
-    Raises:
-        ConfigError: if not.
-    """
+    """Check that the partitions of a Dataset can follow the cluster, if they are to."""
     if config.elastic is None:
         return
     if data.num_partitions is not None:
@@ -281,11 +269,7 @@ def datasets_of(
 
 
 def check_features(chosen: Chosen, method: str) -> None:
-    """Check that columns of a DataFrame are named.
-
-    Raises:
-        ConfigError: if not.
-    """
+    """Check that columns of a DataFrame are named."""
     if chosen.features is None:
         raise ConfigError(
             f"features=None: a DataFrame needs the names of its columns: {method}(df, features=..., "
@@ -294,11 +278,7 @@ def check_features(chosen: Chosen, method: str) -> None:
 
 
 def check_none_chosen(chosen: Chosen) -> None:
-    """Check that no columns are named, for there is no DataFrame.
-
-    Raises:
-        ConfigError: if some are.
-    """
+    """Check that no columns are named, for there is no DataFrame."""
     if chosen.given():
         raise ConfigError(
             f"{chosen.given()[0]}=...: a Dataset knows its columns; give them with a DataFrame only"

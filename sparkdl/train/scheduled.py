@@ -127,11 +127,7 @@ class ScheduledHyper:
         return copy.deepcopy({"schedulers": [s.state_dict() for s in self._schedulers], "groups": groups})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where :meth:`state_dict` was called.
-
-        Raises:
-            ConfigError: if the state is of another number of schedulers or groups.
-        """
+        """Go on from where :meth:`state_dict` was called."""
         found = (len(state["schedulers"]), [len(groups) for groups in state["groups"]])
         own = (len(self._schedulers), [len(s.param_groups) for s in self._shadows])
         if found != own:

@@ -18,11 +18,7 @@ from sparkdl.tune.trial import Trial
 
 
 def sampler_of(search: Any, space: Space, seed: int) -> BaseSampler:
-    """Return a sampler: a copy of the one that was given, or the one of a name.
-
-    Raises:
-        ConfigError: if there is none of the name.
-    """
+    """Return a sampler: a copy of the one that was given, or the one of a name."""
     if isinstance(search, BaseSampler):
         return copy.deepcopy(search)
     made: dict[str, Callable[[], BaseSampler]] = {

@@ -102,11 +102,7 @@ def names_of(trials: Iterable[Trial]) -> list[str]:
 
 
 def caught_classes(catch: Any) -> tuple[type[Exception], ...]:
-    """Return the classes of ``catch``.
-
-    Raises:
-        ConfigError: if one is no class of exceptions.
-    """
+    """Return the classes of ``catch``."""
     found = tuple(catch) if isinstance(catch, Sequence) and not isinstance(catch, str) else (catch,)
     for each in found:
         if not isinstance(each, type) or not issubclass(each, Exception):

@@ -90,11 +90,7 @@ class Encoded:
 
 
 def codec_of(given: object) -> Codec:
-    """Return the codec for an option.
-
-    Raises:
-        ConfigError: if it means none.
-    """
+    """Return the codec for an option."""
     if isinstance(given, Int8 | TopK):
         return given
     if given == "int8":
@@ -106,11 +102,7 @@ def codec_of(given: object) -> Codec:
 
 
 def cast_of(given: object) -> Cast:
-    """Return the codec of weights for an option; it must work value by value.
-
-    Raises:
-        ConfigError: if it means none.
-    """
+    """Return the codec of weights for an option; it must work value by value."""
     if isinstance(given, str) and given in get_args(Cast):
         return given  # type: ignore[return-value]
     names = ", ".join(map(repr, get_args(Cast)))

@@ -146,11 +146,7 @@ def _address(buffer: Buffer) -> int:
 
 
 def kind_of(begin: Buffer) -> str:
-    """Return the kind of a frame by its beginning, where its meta has that first.
-
-    Raises:
-        ValueError: if it has not.
-    """
+    """Return the kind of a frame by its beginning, where its meta has that first."""
     found = _KIND.match(begin, _LENGTH.size)
     if found is None:
         raise ValueError(f"a frame without kind: {bytes(begin[:40])!r}")

@@ -75,11 +75,7 @@ class ParamLayout:
         return self.numel * self.itemsize
 
     def param_at(self, index: int) -> TensorPlace:
-        """Return the parameter that owns element ``index`` of the flat vector.
-
-        Raises:
-            IndexError: if the index lies outside of the vector.
-        """
+        """Return the parameter that owns element ``index`` of the flat vector."""
         for spec in self.params:
             if spec.offset <= index < spec.end:
                 return spec

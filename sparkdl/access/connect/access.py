@@ -102,11 +102,7 @@ class ConnectAccess(WithoutRdds):
         self.check_alive()
 
     def check_alive(self) -> None:
-        """Check that the session can still run jobs.
-
-        Raises:
-            ConfigError: if it was stopped.
-        """
+        """Check that the session can still run jobs."""
         if not self.is_alive():
             raise ConfigError(
                 "the Spark Connect session of this Dataset was stopped, and the rows on its executors went "

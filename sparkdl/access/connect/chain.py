@@ -80,11 +80,7 @@ class OnExecutors:
     file: KeptFile
 
     def run(self, task: Task) -> list[bytes]:
-        """Run a task over the pieces of each shard.
-
-        Raises:
-            TaskError: if executors have taken them along.
-        """
+        """Run a task over the pieces of each shard."""
         for _ in range(_ATTEMPTS):
             found = self.chain.access.collect(
                 self.chain.access.stage(self.chain.tokens, OverKept(task, self.file))

@@ -13,11 +13,7 @@ if TYPE_CHECKING:
 
 
 def by_key(df: DataFrame, partitions: int) -> DataFrame:
-    """Return rows in the partitions that their keys name.
-
-    Raises:
-        ConfigError: if this client is too old for that.
-    """
+    """Return rows in the partitions that their keys name."""
     if not hasattr(type(df), "repartitionById"):  # of a DataFrame any name might be a column's
         import pyspark
 

@@ -105,11 +105,7 @@ class Transport(Protocol):
 
 
 def read_left(files: LocalStore, name: str, iteration: int) -> Iterator[Message]:
-    """Yield the messages that a rank has left for itself on this executor.
-
-    Raises:
-        ProblemError: if they are not there.
-    """
+    """Yield the messages that a rank has left for itself on this executor."""
     left = files.read(name)
     if left is None:
         raise ProblemError(LackingState(iteration, name))

@@ -54,11 +54,7 @@ class ShuffleTransport:
         return self._executors is None or self._executors() <= 1
 
     def run(self, group: Group) -> GroupResult:
-        """Run all phases of a group as the stages of one job.
-
-        Raises:
-            TaskError: if stages cannot be where they need to be.
-        """
+        """Run all phases of a group as the stages of one job."""
         if self._executors is not None and (count := self._executors()) > 1:
             time.sleep(_PAUSE_SECONDS)
             raise TaskError(

@@ -128,11 +128,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def job_of(args: argparse.Namespace) -> Job:
-    """Join job file and command line.
-
-    Raises:
-        ConfigError: if something is missing or cannot work.
-    """
+    """Join job file and command line."""
     found = read_job_file(args.conf_file) if args.conf_file is not None else {}
     for attribute in fields(Job):
         value = getattr(args, attribute.name, None)

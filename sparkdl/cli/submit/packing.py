@@ -28,9 +28,6 @@ def zip_modules(folder: Path, target: Path) -> Path:
     """Write the Python files under a folder to a zip file that can be imported from.
 
     Hidden folders, caches and virtual environments stay out, and so do links that lead nowhere or in circles.
-
-    Raises:
-        ConfigError: if a file or folder cannot be read.
     """
     try:
         # A zip file has no times before 1980: those of some file systems and containers are of 1970.

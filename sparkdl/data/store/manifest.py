@@ -80,11 +80,7 @@ def changed_error(problem: Any, where: str) -> DataError:
 
 
 def check_same_rows(before: Sequence[Token], after: Sequence[Token]) -> None:
-    """Check that other partitions hold the same rows.
-
-    Raises:
-        DataError: if they do not.
-    """
+    """Check that other partitions hold the same rows."""
     had, has = ((sum(t.rows for t in tokens), total(tokens)) for tokens in (before, after))
     if had != has:
         found = f"{has[0]} rows where there were {had[0]}" if has[0] != had[0] else "other rows"

@@ -387,11 +387,7 @@ def _gather(folder: Path, key: str, dtype: str, shape: tuple[int, ...], rows: Ar
 
 
 def locate(token: Token) -> Path:
-    """Find the partition: where the token says, or where this executor itself once built it.
-
-    Raises:
-        PartitionMissingError: if the partition's files are not on this executor.
-    """
+    """Find the partition: where the token says, or where this executor itself once built it."""
     folder = Path(token.folder)
     if folder.is_dir():
         return folder

@@ -114,11 +114,7 @@ def learned(rows: Any) -> list[Hook]:
 
 
 def check_told(estimator: Any, before: Earlier | None, what: str) -> None:
-    """Check that a run on other rows knows what the weights mean.
-
-    Raises:
-        ConfigError: if the fit goes on from a checkpoint that does not tell.
-    """
+    """Check that a run on other rows knows what the weights mean."""
     warm = warm_start(estimator)
     if warm and before is None:
         raise ConfigError(

@@ -117,11 +117,7 @@ def with_values(df: DataFrame, names: Sequence[str]) -> DataFrame:
 
 
 def split_by_indicator(df: DataFrame, name: str) -> tuple[DataFrame, DataFrame]:
-    """Split rows into training and validation by a boolean column.
-
-    Raises:
-        DataError: if there is no such column, or it is not boolean.
-    """
+    """Split rows into training and validation by a boolean column."""
     types = dict(df.dtypes)
     if name not in types:
         raise DataError(
@@ -150,11 +146,7 @@ def classes_by_metadata(df: DataFrame, name: str) -> int | None:
 
 
 def infer_classes(df: DataFrame, name: str) -> int:
-    """Count classes by the largest label, for a module that is made to measure.
-
-    Raises:
-        DataError: naming column and value, if a label is no class or stands for too many.
-    """
+    """Count classes by the largest label, for a module that is made to measure."""
     classes = classes_by_labels(df, name)
     if classes > _MAX_CLASSES:
         raise DataError(
@@ -168,11 +160,7 @@ def infer_classes(df: DataFrame, name: str) -> int:
 
 
 def classes_by_labels(df: DataFrame, name: str) -> int:
-    """Count classes by the largest label, in one pass over the column.
-
-    Raises:
-        DataError: naming column and value if a label is no class: not an integer from 0.
-    """
+    """Count classes by the largest label, in one pass over the column."""
     label = quoted(name).cast("double")
     # Not floor, which is a long integer that infinity overflows.
     wrong = (label < 0) | (label != F.rint(label)) | F.isnan(label) | (label == F.lit(float("inf")))
@@ -195,11 +183,7 @@ def classes_by_labels(df: DataFrame, name: str) -> int:
 
 
 def check_labels(df: DataFrame, name: str, classes: int) -> None:
-    """Check that all labels are classes.
-
-    Raises:
-        DataError: naming column and value of one that is not.
-    """
+    """Check that all labels are classes."""
     found = classes_by_labels(df, name)
     if found > classes:
         raise DataError(

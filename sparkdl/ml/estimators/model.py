@@ -362,11 +362,7 @@ class TorchRegressionModel(_TableModel, HasPrediction, RegressionModel[Any]):
 
 
 def classes_of(shape: Sequence[int]) -> int:
-    """Return the number of classes that a module with outputs of this shape tells apart.
-
-    Raises:
-        ConfigError: if it is no classifier.
-    """
+    """Return the number of classes that a module with outputs of this shape tells apart."""
     if len(shape) > 1:
         raise ConfigError(
             f"the module gives outputs of shape {tuple(shape)} per row; a classifier gives one logit per "

@@ -60,11 +60,7 @@ def _input_types(estimator: Any, df: DataFrame) -> list[str | None] | None:
 
 
 def size_of(df: DataFrame, name: str) -> int:
-    """Return the size of the vectors of a column.
-
-    Raises:
-        ConfigError: if all are null.
-    """
+    """Return the size of the vectors of a column."""
     known = _known_size(df, name)
     if known:
         return known

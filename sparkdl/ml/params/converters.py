@@ -104,11 +104,7 @@ def types(value: Any) -> list[str | None]:
 
 
 def json_value(value: Any) -> Any:
-    """Convert a hyper-parameter to JSON values: numpy numbers become Python's, tuples lists.
-
-    Raises:
-        TypeError: if JSON has no such value.
-    """
+    """Convert a hyper-parameter to JSON values: numpy numbers become Python's, tuples lists."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):

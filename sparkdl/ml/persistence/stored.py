@@ -125,11 +125,7 @@ def read_metadata(spark: SparkSession, path: str) -> dict[str, Any] | None:
 
 
 def check_class(metadata: Mapping[str, Any], path: str, cls: type) -> None:
-    """Check that metadata is of a class, before anything is imported.
-
-    Raises:
-        ConfigError: if it is of another.
-    """
+    """Check that metadata is of a class, before anything is imported."""
     if current_class(str(metadata.get("class"))) != f"{cls.__module__}.{cls.__qualname__}":
         found = str(metadata.get("class")).rpartition(".")[2]
         raise ConfigError(

@@ -17,11 +17,7 @@ from sparkdl.series.errors import Scored, aggregates
 
 
 def origins(windows: int, step: int | None, horizon: int) -> list[int]:
-    """Return how many steps before the end of a series its forecasts begin, the first one first.
-
-    Raises:
-        ConfigError: if a number cannot work.
-    """
+    """Return how many steps before the end of a series its forecasts begin, the first one first."""
     for name, value in (("windows", windows), ("step", horizon if step is None else step)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConfigError(f"{name}={value!r}: expected an integer of at least 1")

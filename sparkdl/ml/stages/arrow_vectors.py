@@ -81,11 +81,7 @@ class ArrowVectors:
         return pa.ListArray.from_arrays(pa.array(offsets), pa.array(places.astype(np.int32)))
 
     def dense(self, plan: ColumnPlan, name: RowName) -> pa.ListArray:
-        """Return all vectors as lists of doubles.
-
-        Raises:
-            DataError: naming the row whose vector has no size, or another than the plan says.
-        """
+        """Return all vectors as lists of doubles."""
         if not self.sparse.any():
             return self.values
         counts, places = self._places()

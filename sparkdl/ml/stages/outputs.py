@@ -192,11 +192,7 @@ def decide(scores: Array, thresholds: Sequence[float] | None) -> Array:
 
 
 def check_thresholds(thresholds: Sequence[float], classes: int) -> None:
-    """Check thresholds as Spark does.
-
-    Raises:
-        ConfigError: if there is not one per class, one is negative, or more than one is 0.
-    """
+    """Check thresholds as Spark does."""
     if len(thresholds) != classes or min(thresholds) < 0 or sum(t == 0 for t in thresholds) > 1:
         raise ConfigError(
             f"thresholds={list(thresholds)}: expected one per class ({classes}), none negative and at most "

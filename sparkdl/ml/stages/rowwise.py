@@ -54,11 +54,7 @@ class Settable(Params):
 
 
 def find_field(df: DataFrame, param: str, name: str) -> StructField:
-    """Return a column's field.
-
-    Raises:
-        DataError: if the DataFrame has no such column.
-    """
+    """Return a column's field."""
     for field in df.schema.fields:
         if field.name == name:
             return field

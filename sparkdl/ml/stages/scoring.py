@@ -128,12 +128,7 @@ def _size(rows: int) -> int:
 
 
 def _check_columns(df: DataFrame, inference: Inference) -> None:
-    """Check that rows can be written.
-
-    Raises:
-        ConfigError: if there is nothing to write.
-        DataError: naming the column that has no place in the files.
-    """
+    """Check that rows can be written."""
     if not inference.outputs:
         raise ConfigError("all names of output columns are empty: there is nothing to write")
     seen: set[str] = set()
@@ -184,11 +179,7 @@ def _described(df: DataFrame, inference: Inference, rows: int) -> dict[str, Any]
 
 
 def _read(mark: bytes, path: str) -> dict[str, Any]:
-    """Read a mark.
-
-    Raises:
-        ConfigError: if it is damaged, or of a later version.
-    """
+    """Read a mark."""
     try:
         found = json.loads(mark)
         seal = found.pop("seal")
@@ -204,12 +195,7 @@ def _read(mark: bytes, path: str) -> dict[str, Any]:
 
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], path: str) -> None:
-    """Check that a job is the one that a folder holds.
-
-    Raises:
-        ConfigError: naming what differs of the model.
-        DataError: naming what differs of the rows.
-    """
+    """Check that a job is the one that a folder holds."""
     if now["model"]["module"] is None:
         raise ConfigError(
             f"path={path!r} holds rows already: {_UNKNOWN}. Define it at the top of a file, and begin in "
@@ -338,11 +324,7 @@ def _finish(task: PieceTask, rows: Mapping[int, int], expected: int) -> bytes:
 
 
 def _check_partitions(partitions: int, spark: SparkSession, path: str) -> None:
-    """Check that there is a partition for each piece.
-
-    Raises:
-        DataError: if there are fewer now.
-    """
+    """Check that there is a partition for each piece."""
     last = int(_on_cluster(spark, partial(_last, path)))
     if last >= partitions:
         raise DataError(

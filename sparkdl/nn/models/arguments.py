@@ -29,21 +29,13 @@ def check_sizes(owner: str, least: int = 1, **sizes: int | Sequence[int]) -> Non
 
 
 def check_share(model: str, **shares: float) -> None:
-    """Check shares, such as that of the values which dropout sets to zero.
-
-    Raises:
-        ConfigError: naming the first one that is not a number from 0 to below 1.
-    """
+    """Check shares, such as that of the values which dropout sets to zero."""
     for name, share in shares.items():
         if not 0 <= share < 1:
             raise ConfigError(f"{model}: {name}={share!r}: expected a number from 0 to below 1")
 
 
 def check_choice(model: str, name: str, value: object, allowed: tuple[object, ...]) -> None:
-    """Check that an argument is one of few.
-
-    Raises:
-        ConfigError: naming those that are allowed.
-    """
+    """Check that an argument is one of few."""
     if value not in allowed:
         raise ConfigError(f"{model}: {name}={value!r}: expected one of {', '.join(map(repr, allowed))}")

@@ -126,11 +126,7 @@ class DIN(nn.Module):
 
 
 def is_real(history: Tensor, length: Tensor) -> Tensor:
-    """Return which elements of histories are items, bool, of the shape of ``history``.
-
-    Raises:
-        ModelError: if the shapes do not fit each other.
-    """
+    """Return which elements of histories are items, bool, of the shape of ``history``."""
     if history.dim() != 2 or length.shape != history.shape[:1]:
         raise ModelError(
             f"history has shape {tuple(history.shape)} and length {tuple(length.shape)}; expected (rows, "

@@ -221,11 +221,7 @@ def absolute_error(output: Tensor, label: Tensor) -> Tensor:
 
 
 def check_quantiles(quantiles: Sequence[float], least: int = 0) -> None:
-    """Check the levels of quantiles.
-
-    Raises:
-        ConfigError: if they are not ascending numbers between 0 and 1.
-    """
+    """Check the levels of quantiles."""
     ordered = sorted(set(quantiles)) == list(quantiles)
     if len(quantiles) < least or not ordered or not all(0 < level < 1 for level in quantiles):
         raise ConfigError(f"quantiles={list(quantiles)}: expected ascending numbers between 0 and 1")

@@ -76,11 +76,7 @@ def column_table(
 
 
 def check_cardinalities(owner: str, least: int = 1, **found: Sequence[Cardinality] | Cardinality) -> None:
-    """Check that cardinalities are integers from ``least``, or ``None``.
-
-    Raises:
-        ConfigError: naming the first argument that is something else.
-    """
+    """Check that cardinalities are integers from ``least``, or ``None``."""
     for name, value in found.items():
         several = isinstance(value, list | tuple)
         sizes = value if isinstance(value, list | tuple) else [value]
@@ -146,11 +142,7 @@ class FieldEmbedding(nn.Module):
 
 
 def check_numbers(numbers: Tensor | None, expected: int, rows: int) -> None:
-    """Check the tensor of numeric columns.
-
-    Raises:
-        ModelError: if it is missing, not wanted, or of another shape.
-    """
+    """Check the tensor of numeric columns."""
     found = None if numbers is None else tuple(numbers.shape)
     if found != ((rows, expected) if expected else None):
         wanted = f"shape ({rows}, {expected})" if expected else "none, as numbers=0 says"

@@ -19,11 +19,7 @@ _SPOILERS = ("momentum", "weight_decay")
 
 
 def check_lazy(spec: OptimizerSpec, group: int, name: str) -> None:
-    """Check that the optimizer of a parameter group can update some rows alone.
-
-    Raises:
-        ConfigError: naming the embedding variable.
-    """
+    """Check that the optimizer of a parameter group can update some rows alone."""
     cls, options = _class_and_options(spec, group)
     known = "torch.optim.SparseAdam, Adagrad or SGD, or sparkdl.optim.AdagradDecay or Ftrl"
     if cls not in LAZY:

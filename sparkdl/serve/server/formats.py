@@ -86,11 +86,7 @@ def accepted(accept: str, media_type: str, write: Write) -> tuple[str, Write]:
 
 
 def check_columns(found: Collection[str], wanted: Sequence[str]) -> None:
-    """Check that columns are there.
-
-    Raises:
-        DataError: naming the one that is missing.
-    """
+    """Check that columns are there."""
     for name in wanted:
         if name not in found:
             there = ", ".join(str(other)[:_SHOWN] for other in list(found)[:10]) or "none"

@@ -91,11 +91,7 @@ class ServerOptions:
 
 
 def find_token(path: str | None, environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return the token of a file, or else of the environment; ``None`` if there is none.
-
-    Raises:
-        ConfigError: if the file cannot be read, or others can read it.
-    """
+    """Return the token of a file, or else of the environment; ``None`` if there is none."""
     if path is None:
         return environment.get(TOKEN_VARIABLE) or None
     try:

@@ -82,9 +82,6 @@ def check_setting(then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
     The places of rows are compared where the partitions are those that there were. Other bytes are a warning
     if the next driver of a job goes on by itself: its query is the same, and sums may differ in a last digit.
-
-    Raises:
-        ConfigError: naming what differs, and both sides.
     """
     for name, value in now.items():
         found = then.get(name)

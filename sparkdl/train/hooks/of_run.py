@@ -53,11 +53,7 @@ def hooks_of(config: TrainConfig, name: str) -> list[Hook]:
 
 
 def check_hooks(hooks: object) -> None:
-    """Check the option ``hooks``.
-
-    Raises:
-        ConfigError: if it is no list of hooks, or one of them has patterns that are none.
-    """
+    """Check the option ``hooks``."""
     for hook in sequence_option("hooks", hooks, "hooks such as [EarlyStopping(3)]"):
         if not isinstance(hook, Hook):
             raise ConfigError(f"hooks: {hook!r:.100} is not a sparkdl.train.Hook")

@@ -217,11 +217,7 @@ class _Sequence:
 
 
 def check_factory(factory: object) -> None:
-    """Check that something may be a factory of schedulers.
-
-    Raises:
-        ConfigError: if it is none.
-    """
+    """Check that something may be a factory of schedulers."""
     if isinstance(factory, LRScheduler):
         raise ConfigError(
             f"schedule={type(factory).__name__} instance: it belongs to an optimizer that does not train; "

@@ -60,11 +60,7 @@ class Predict:
 
 
 def flatten(output: Any, rows: int) -> tuple[Any, dict[str, Array]]:
-    """Split an output that lies on the CPU into its structure, as JSON, and arrays by number.
-
-    Raises:
-        ModelError: if the output is made of other things than tensors with one entry per row.
-    """
+    """Split an output that lies on the CPU into its structure, as JSON, and arrays by number."""
     arrays: dict[str, Array] = {}
 
     def visit(tree: Any) -> Any:

@@ -68,11 +68,7 @@ class BatchReader:
         return cls(data.plan.features, label, False, data.transform, data.collate)
 
     def batch(self, columns: dict[str, Array]) -> Batch:
-        """Turn columns into a batch.
-
-        Raises:
-            DataError: if the transform or ``collate`` fails.
-        """
+        """Turn columns into a batch."""
         try:
             return make_batch(columns, self.features, self.label, self.weighted, self.transform, self.collate)
         except Exception as error:

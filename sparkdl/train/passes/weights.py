@@ -19,11 +19,7 @@ _BLOCK = 1 << 16
 
 
 def check_weights(access: Access, data: Dataset, missing: str = "there is nothing to train on") -> None:
-    """Check that some row has a weight above zero; one short job if rows have weights.
-
-    Raises:
-        DataError: naming the column if all weights are zero.
-    """
+    """Check that some row has a weight above zero; one short job if rows have weights."""
     if not data.plan.weighted:
         return
     describe = "sparkdl: look at the sample weights"

@@ -20,11 +20,7 @@ from sparkdl.wire import private
 
 
 def answer_if_asked(trainer: Plans, data: Dataset) -> None:
-    """Rehearse in place of a fit if a command has asked for it, and end the script then.
-
-    Raises:
-        SystemExit: after the answer.
-    """
+    """Rehearse in place of a fit if a command has asked for it, and end the script then."""
     request = rehearsals.take()
     if request is None:
         return

@@ -210,11 +210,7 @@ def make_plan(
     steps_per_batch: int = 1,
     price: float = 0.0,
 ) -> ClusterPlan:
-    """Return the plan for some numbers of executors.
-
-    Raises:
-        ConfigError: if no number of executors is left.
-    """
+    """Return the plan for some numbers of executors."""
     if not kinds:
         raise ConfigError("executors: no number of them suits the exchange; give larger ones")
 

@@ -8,11 +8,7 @@ from sparkdl.train.trainer import Trainer
 
 
 def check_alone(trainer: Trainer) -> None:
-    """Check that a Trainer can work in one task.
-
-    Raises:
-        ConfigError: naming the option that cannot.
-    """
+    """Check that a Trainer can work in one task."""
     config, keyed = trainer.config, embedding_variables(trainer.module)
     needs = {
         "exchange='driver'": config.exchange == "driver",

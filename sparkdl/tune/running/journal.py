@@ -175,11 +175,7 @@ class Journal:
             os.truncate(self._path, len(whole))
 
     def known(self, rung: Rung) -> Advanced | None:
-        """Return the result of a rung that has run before, without its state; ``None`` if it has not.
-
-        Raises:
-            ConfigError: if another rung has run in its place.
-        """
+        """Return the result of a rung that has run before, without its state; ``None`` if it has not."""
         line = self._known.get(rung.number)
         if line is None:
             return None
@@ -222,11 +218,7 @@ class Journal:
         return self._digests[number]
 
     def state(self, number: int) -> bytes:
-        """Return the state that a rung has left.
-
-        Raises:
-            ConfigError: if it is gone, or damaged.
-        """
+        """Return the state that a rung has left."""
         try:
             data = self._state(number).read_bytes()
         except FileNotFoundError:
