@@ -271,9 +271,6 @@ def check_encryption(spark: SparkSession) -> None:
 
     Spark encrypts what it writes itself. sparkdl's files in the same folders are mapped into memory and read
     by row, which encryption of whole files does not allow, and Python workers have no access to Spark's key.
-
-    Raises:
-        ConfigError: if ``spark.io.encryption.enabled`` is true and :data:`PLAIN_FILES` is not.
     """
     refuse_encryption(
         confs(spark.sparkContext).get("spark.io.encryption.enabled"), spark.conf.get(PLAIN_FILES, "false")
@@ -281,15 +278,7 @@ def check_encryption(spark: SparkSession) -> None:
 
 
 def refuse_encryption(encrypted: str | None, plain: str | None) -> None:
-    """Check that files need not be encrypted.
-
-    Args:
-        encrypted: the conf that asks for encryption of Spark's own files.
-        plain: the conf that accepts plain files beside these.
-
-    Raises:
-        ConfigError: if the former is true and the latter is not.
-    """
+    """Check that files need not be encrypted."""
     if _is_true(encrypted) and not _is_true(plain):
         raise ConfigError(
             "spark.io.encryption.enabled=true: sparkdl writes rows, gradients and weights to the executors' "

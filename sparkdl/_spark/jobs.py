@@ -86,15 +86,7 @@ class FrameJobs:
         preserves_partitioning: bool = False,
         profile: JavaObject | None = None,
     ) -> JavaObject:
-        """Return the RDD of frames that ``task`` makes of each partition of ``parent``.
-
-        Args:
-            parent: RDD of byte arrays.
-            task: pure function of (partition, frames).
-            broadcasts: PySpark broadcasts that the task reads.
-            preserves_partitioning: whether the result keeps the parent's partitioner.
-            profile: JVM resource profile of the stage.
-        """
+        """Return the RDD of frames that ``task`` makes of each partition of ``parent``."""
         command = cloudpickle.dumps((task, None, NoOpSerializer(), FrameSerializer()))
         variables = self._array_list()
         for broadcast in broadcasts:

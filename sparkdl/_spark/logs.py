@@ -24,11 +24,7 @@ logging.getLogger("sparkdl").addFilter(_redact)
 
 
 def level() -> str | None:
-    """Return the level that the environment asks for, in upper case; ``None`` if it asks for none.
-
-    Raises:
-        ConfigError: if there is no such level.
-    """
+    """Return the level that the environment asks for, in upper case; ``None`` if it asks for none."""
     value = os.environ.get(VARIABLE, "").upper()
     if not value:
         return None
@@ -53,9 +49,6 @@ def set_up() -> str | None:
 
     Spark's JVM, if it has not started yet, logs warnings unless another level is asked for. The logger
     ``sparkdl`` writes to stderr, unless the program has set up logging itself.
-
-    Raises:
-        ConfigError: if there is no such level.
     """
     wanted = level()
     os.environ["SPARK_SUBMIT_OPTS"] = jvm_options()

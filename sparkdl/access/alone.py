@@ -54,13 +54,7 @@ class LazyFrames:
 
 @dataclass(frozen=True, slots=True)
 class CalledChain:
-    """Runs the stages of one rank as calls; see :class:`sparkdl.access.stages.Chain`.
-
-    Attributes:
-        tokens: the token of the only partition.
-        stays: the rank does not move.
-        gathering: there is one rank.
-    """
+    """Runs the stages of one rank as calls; see :class:`sparkdl.access.stages.Chain`."""
 
     tokens: LazyFrames
     stays: bool = True
@@ -156,11 +150,7 @@ class AloneAccess(WithoutRdds):
         raise ConfigError("a process alone reads no DataFrames; give it rows that lie in a store")
 
     def written(self, df: DataFrame, write: Any, rows_per_batch: int) -> LazyFrames:
-        """Refuse DataFrames.
-
-        Raises:
-            ConfigError: always.
-        """
+        """Refuse DataFrames."""
         self.planned_once(df)
         raise AssertionError
 

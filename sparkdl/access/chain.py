@@ -25,13 +25,6 @@ from sparkdl.wire.pieces import joined
 class StageChain:
     """Builds and runs chains over a partition store.
 
-    Args:
-        jobs: Spark access.
-        tokens: tokens of the partition store.
-        ranks: how many there are.
-        profile: resource profile of the tasks.
-        gathers: whether a task may have several ranks.
-
     Attributes:
         stays: tokens are zipped with what arrives, by which Spark runs tasks where the rows are.
         gathering: runs tasks of several ranks.
@@ -119,15 +112,7 @@ class _Pad:
 
 @dataclass(frozen=True, slots=True)
 class GatheredStages:
-    """Runs such stages over a partition store; see :class:`sparkdl.access.stages.Gathering`.
-
-    Attributes:
-        jobs: Spark access.
-        rows: tokens of the partition store.
-        ranks: how many there are.
-        profile: resource profile of the tasks.
-        forget: forgets where a partition's rows are.
-    """
+    """Runs such stages over a partition store; see :class:`sparkdl.access.stages.Gathering`."""
 
     jobs: FrameJobs
     rows: JavaObject

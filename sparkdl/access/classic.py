@@ -58,11 +58,7 @@ class ClassicAccess:
 
     @classmethod
     def of(cls, spark: SparkSession) -> ClassicAccess:
-        """Return the access to a session's cluster.
-
-        Raises:
-            ConfigError: if the session was stopped.
-        """
+        """Return the access to a session's cluster."""
         session.check_alive(spark)
         return cls(FrameJobs(spark.sparkContext), spark)
 

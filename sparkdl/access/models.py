@@ -28,12 +28,7 @@ class Lasting(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Inline:
-    """Bytes inside of the function that reads them.
-
-    Attributes:
-        digest: names the content.
-        data: the bytes.
-    """
+    """Bytes inside of the function that reads them."""
 
     digest: str
     data: bytes

@@ -289,59 +289,35 @@ class Engine:
             weights.release()
 
     def average(self, model: ModelState) -> Array:
-        """Fetch the averaged weights; the current ones before the first iteration.
-
-        Raises:
-            TaskError: if they cannot be read.
-        """
+        """Fetch the averaged weights; the current ones before the first iteration."""
         average = None if model.kept is None else self._persisted.average(model.kept)
         return model.weights.params if average is None else average
 
     def fetch(self, model: ModelState) -> Kept:
-        """Copy the state of the shards, but for their weights, to the driver.
-
-        Raises:
-            TaskError: if it cannot be read.
-        """
+        """Copy the state of the shards, but for their weights, to the driver."""
         return fetching.whole(self._persisted, model)
 
     def fetch_changes(self, model: ModelState, since: int) -> list[Kept]:
-        """Copy the state of the shards to the driver, but of rows those that have changed since.
-
-        Raises:
-            TaskError: if it cannot be read.
-        """
+        """Copy the state of the shards to the driver, but of rows those that have changed since."""
         if not self._traits.keeps_rows or model.kept is None:
             return [self.fetch(model)]
         return fetching.changes(self._persisted, model, since)
 
     def rows(self, model: ModelState) -> dict[str, Entries]:
-        """Fetch the rows of embedding variables, with the optimizer's state; none before the first iteration.
-
-        Raises:
-            TaskError: if they cannot be read.
-        """
+        """Fetch the rows of embedding variables, with the optimizer's state; none before the first step."""
         there = model.kept is not None and self._traits.keeps_rows
         return fetching.rows(self._persisted, model) if there else {}
 
     def run_on_kept(
         self, model: ModelState, task: Callable[[int], ChainTask], doing: str, since: int = 0
     ) -> list[Frame]:
-        """Run tasks over the state of each shard; see :func:`sparkdl.allreduce.fetching.run`.
-
-        Raises:
-            TaskError: if one fails.
-        """
+        """Run tasks over the state of each shard; see :func:`sparkdl.allreduce.fetching.run`."""
         return [] if model.kept is None else fetching.run(self._persisted, model, task, doing, since)
 
     def restore(
         self, snapshot: Snapshot, kept: Kept, average_buffers: Array | None, iteration: int
     ) -> ModelState:
-        """Go on from a copy on the driver: weights, and frames from :meth:`fetch`, of some iteration.
-
-        Raises:
-            TaskError: if the job fails.
-        """
+        """Go on from a copy on the driver: weights, and frames from :meth:`fetch`, of some iteration."""
         self._generation += 1
         restored = self._persisted.restore(kept) if kept else None
         weights, layers = Weights.of(self._cluster, snapshot), RowLayers(iteration=iteration)

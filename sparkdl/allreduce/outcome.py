@@ -69,10 +69,6 @@ def fixed_seconds(outcomes: Sequence[Outcome], elapsed: float) -> float:
 
     That is all but the time from the first step's beginning to the last one's gradient, of the rank that took
     longest by its own clock.
-
-    Args:
-        outcomes: of the group's steps.
-        elapsed: seconds that the group took.
     """
     begun: dict[int, float] = {}
     working = 0.0

@@ -37,11 +37,7 @@ class PersistedShards:
     shard_bytes: int
 
     def fetch(self, kept: stages.Kept | None, *, rows: bool = True) -> Kept:
-        """Copy the state of the shards, but for their weights, to the driver.
-
-        Raises:
-            TaskError: if it cannot be read.
-        """
+        """Copy the state of the shards, but for their weights, to the driver."""
         if kept is None:
             return []
         found: Kept = [[] for _ in range(self.shards)]
@@ -51,49 +47,29 @@ class PersistedShards:
         return found
 
     def average(self, kept: stages.Kept) -> Array | None:
-        """Fetch the averaged weights; ``None`` if there are none yet.
-
-        Raises:
-            TaskError: if they cannot be read.
-        """
+        """Fetch the averaged weights; ``None`` if there are none yet."""
         return self._vector(kept, Average.kind, "fetch the averaged weights")
 
     def weights(self, kept: stages.Kept) -> Array:
-        """Fetch the weights.
-
-        Raises:
-            TaskError: if they cannot be read.
-        """
+        """Fetch the weights."""
         found = self._vector(kept, Master.kind, "fetch the weights")
         assert found is not None
         return found
 
     def rows(self, kept: stages.Kept, changed: ChainTask | None = None) -> list[Frame]:
-        """Fetch the rows of embedding variables, shard by shard.
-
-        Raises:
-            TaskError: if they cannot be read.
-        """
+        """Fetch the rows of embedding variables, shard by shard."""
         doing = "fetch the rows of embedding variables"
         found = self._collect(kept, partial(eq, OwnedRows.kind), doing, changed)
         return [frame.unpack(data) for _, data in found]
 
     def run(self, kept: stages.Kept, task: ChainTask, doing: str) -> list[Frame]:
-        """Run a task over the state of each shard, and return the frames that it yields.
-
-        Raises:
-            TaskError: if it fails.
-        """
+        """Run a task over the state of each shard, and return the frames that it yields."""
         with self._reading(doing):
             found = self.access.run_on_kept(kept, InPieces(task, token=False, keyed=False, in_files=True))
             return [frame.unpack(data) for data in joined(found)]
 
     def restore(self, kept: Kept) -> stages.Kept:
-        """Let frames from :meth:`fetch` stay with the shards again.
-
-        Raises:
-            TaskError: if the job fails.
-        """
+        """Let frames from :meth:`fetch` stay with the shards again."""
         access = self.access
         pieces = ((n, piece) for n, frames in enumerate(kept) for piece in cut(n, frames))
         access.describe("sparkdl: restore the optimizer's state")

@@ -53,12 +53,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
 
 
 class Unpickler(pickle.Unpickler):
-    """Reads what a :class:`Pickler` has written, as :func:`loads` does.
-
-    Args:
-        file: the bytes, in memory.
-        options: as of ``pickle.Unpickler``.
-    """
+    """Reads what a :class:`Pickler` has written, as :func:`loads` does."""
 
     def __init__(self, file: io.BytesIO, **options: Any) -> None:
         super().__init__(file, **options)

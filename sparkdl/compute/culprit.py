@@ -19,14 +19,7 @@ from sparkdl.wire.frame import Array
 
 
 def find_culprit(plan: TablePlan, rows: Rows, columns: Mapping[str, Array], batches: Sequence[Batch]) -> str:
-    """Say which feature is NaN or infinite, and in which row; empty if all are finite.
-
-    Args:
-        plan: names of columns and rows.
-        rows: the iteration's.
-        columns: these rows as they are stored.
-        batches: these rows as the module gets them, after the transform.
-    """
+    """Say which feature is NaN or infinite, and in which row; empty if all are finite."""
 
     def say(bad: Array, where: str, value: Any) -> str:
         more = f" (and {bad.sum() - 1} more rows of the iteration)" if bad.sum() > 1 else ""

@@ -30,19 +30,7 @@ def check_attributes(
     batch: Batch,
     frozen: Sequence[int] = (),
 ) -> None:
-    """Check that attributes that forward passes have changed do not change loss and gradient.
-
-    Args:
-        changed: their names.
-        used: a module with these attributes, which it may change further.
-        spec: what it came with.
-        fresh: returns the same, as it was before the first forward pass.
-        batch: rows to try it with.
-        frozen: parameters that are not trained now.
-
-    Raises:
-        ModelError: naming the attributes.
-    """
+    """Check that attributes that forward passes have changed do not change loss and gradient."""
 
     def make(like: FitSpec) -> FlatModule:
         replica = make_replica(to_train(like.module), spec.layout, spec.numerics, used.device)
@@ -75,11 +63,6 @@ class Lookout:
     """Looks now and then whether a process's module has changed in ways that cannot travel.
 
     The dry run looks at the first forward pass; this finds what begins to change later.
-
-    Args:
-        replica: the module, before its first forward pass.
-        spec: what it came with.
-        fresh: returns the same anew.
     """
 
     def __init__(self, replica: FlatModule, spec: FitSpec, fresh: Callable[[], FitSpec]) -> None:
@@ -88,15 +71,7 @@ class Lookout:
         self._steps, self._next_trial = 0, _FIRST_TRIAL
 
     def step(self, batch: Batch, frozen: Sequence[int]) -> None:
-        """Look, if it is time, after a forward pass.
-
-        Args:
-            batch: its rows.
-            frozen: parameters that it has not trained.
-
-        Raises:
-            ModelError: naming parameters or attributes that decide the result and cannot travel.
-        """
+        """Look, if it is time, after a forward pass."""
         self._steps += 1
         steps = self._steps
         if not steps % _EVERY or steps & (steps - 1) == 0:

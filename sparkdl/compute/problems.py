@@ -1,7 +1,8 @@
 """Reasons why a step cannot be completed, as values that travel to the driver.
 
 A failing task would make Spark retry it three times, to the same end, and would bury the reason in a Java
-trace. A problem instead reaches the driver in the job that is running anyway.
+trace. A problem instead reaches the driver in the job that is running anyway. Its iteration counts the
+completed iterations before the step.
 """
 
 from __future__ import annotations
@@ -16,12 +17,7 @@ from sparkdl.exceptions import DataError, ModelError, NonFiniteError
 
 @dataclass(frozen=True, slots=True)
 class MissingPartition:
-    """The files of a partition are not on the executor: its rows must be built again.
-
-    Attributes:
-        iteration: completed iterations before the step.
-        partition: the partition.
-    """
+    """The files of a partition are not on the executor: its rows must be built again."""
 
     kind: ClassVar[str] = "missing"
     iteration: int
@@ -54,12 +50,7 @@ class ChangedPartition:
 
 @dataclass(frozen=True, slots=True)
 class LackingState:
-    """An executor has no copy of something that an earlier phase left for this one.
-
-    Attributes:
-        iteration: completed iterations before the step.
-        what: what was looked for.
-    """
+    """An executor has no copy of something that an earlier phase left for this one."""
 
     kind: ClassVar[str] = "lacking"
     iteration: int
@@ -140,13 +131,7 @@ class NonFiniteGradient:
 
 @dataclass(frozen=True, slots=True)
 class FailedModel:
-    """The user's module or loss failed on the rows of a partition.
-
-    Attributes:
-        iteration: completed iterations before the step.
-        partition: the partition.
-        message: what the error said.
-    """
+    """The user's module or loss failed on the rows of a partition."""
 
     kind: ClassVar[str] = "model"
     iteration: int
@@ -182,13 +167,7 @@ class BadRows:
 
 @dataclass(frozen=True, slots=True)
 class LocalState:
-    """The result depends on state that forward has changed, and that stays in one process.
-
-    Attributes:
-        iteration: completed iterations before the step.
-        partition: the partition.
-        message: what has changed.
-    """
+    """The result depends on state that forward has changed, and that stays in one process."""
 
     kind: ClassVar[str] = "local_state"
     iteration: int

@@ -49,9 +49,6 @@ class Worker:
         live: the whole model, where every process updates all of it.
         owners: by number and count of ranks, the rows of embedding variables that a rank owns.
         row_memory: bounds the memory of these; ``None`` for no bound.
-        files: as given.
-        partition_files: as given.
-        row_files: as given.
     """
 
     def __init__(

@@ -24,13 +24,7 @@ End = Literal["start", "end"]
 
 
 def tokenize(text: str, pattern: str = r"\w+", lowercase: bool = True) -> list[str]:
-    r"""Find the tokens of a text.
-
-    Args:
-        text: any text.
-        pattern: regular expression (Python's) of a token; ``r"\S+"`` splits at white space.
-        lowercase: whether to lower the case first.
-    """
+    r"""Find the tokens of a text."""
     return [match.group() for match in re.finditer(pattern, text.lower() if lowercase else text)]
 
 

@@ -119,11 +119,7 @@ class PatientKD(FeatureMatching):
 
 @contextmanager
 def captured(module: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """Collect what layers give while the block runs.
-
-    Raises:
-        ModelError: if a layer gives no tensor.
-    """
+    """Collect what layers give while the block runs."""
     found: dict[str, Tensor] = {}
     handles = []
     for name in dict.fromkeys(names):

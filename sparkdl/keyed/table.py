@@ -75,7 +75,6 @@ class KeyedTable:
         memory: bounds memory; ``None`` for no bound.
 
     Attributes:
-        rule: as given.
         scalars: the optimizer's state of the table as a whole.
         hot: of the look-ups that were counted last, how many were of hot ids.
     """

@@ -67,17 +67,7 @@ def to_onnx(module: nn.Module, example: Any, path: Path, *, tolerance: float = 1
 def check_onnx(
     path: Path, inputs: Mapping[str, np.ndarray[Any, Any]], expected: Any, tolerance: float
 ) -> None:
-    """Compare what ONNX Runtime computes with what the module gave.
-
-    Args:
-        path: file to run.
-        inputs: by name.
-        expected: the module's outputs, as arrays.
-        tolerance: largest difference, relative to the largest output.
-
-    Raises:
-        ModelError: if it computes something else.
-    """
+    """Compare what ONNX Runtime computes with what the module gave."""
     arrays = expected.values() if isinstance(expected, Mapping) else expected
     several = isinstance(expected, Mapping | tuple)
     mine = [torch.as_tensor(array) for array in (arrays if several else [expected])]

@@ -38,30 +38,7 @@ def check_log(
     metric_attribute: str | None = None,
     rank_zero_only: bool = False,
 ) -> None:
-    """Check that what is logged means the same as in Lightning.
-
-    Args:
-        name: its name.
-        value: what is logged.
-        training: whether the module trains, and does not validate.
-        rows: rows of the batch.
-        prog_bar: shows the value; likewise ``logger``, and how it is named: ``add_dataloader_idx``,
-            ``metric_attribute``.
-        logger: see ``prog_bar``.
-        on_step: a value for each step, by default in training.
-        on_epoch: a value for each epoch, by default in a validation.
-        reduce_fx: how values of batches become one.
-        enable_graph: keeps the graph of a value that nobody goes on with.
-        sync_dist: a value over all processes, as here always; likewise ``sync_dist_group``.
-        sync_dist_group: see ``sync_dist``.
-        add_dataloader_idx: see ``prog_bar``.
-        batch_size: weight of the batch in the mean.
-        metric_attribute: see ``prog_bar``.
-        rank_zero_only: the value of one process alone; here it is that of all.
-
-    Raises:
-        ModelError: naming the option.
-    """
+    """Check that what is logged means the same as in Lightning."""
     if getattr(reduce_fx, "__name__", reduce_fx) != "mean" and reduce_fx is not torch.mean:
         raise _refused(
             name,

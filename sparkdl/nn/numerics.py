@@ -97,12 +97,6 @@ def _check_compile(options: Any) -> None:
 class Replica(FlatModule):
     """A flat module that computes as the numerics say.
 
-    Args:
-        module: the module.
-        layout: places of parameters and buffers in the flat vectors.
-        numerics: how to compute.
-        device: where to compute.
-
     Raises:
         ConfigError: if the numerics do not fit the module.
     """
@@ -218,11 +212,7 @@ def _warn_not_compiled(error: Exception) -> None:
 def make_replica(
     module: nn.Module, layout: ParamLayout, numerics: Numerics, device: torch.device | str = "cpu"
 ) -> FlatModule:
-    """Make a task's replica of a module; the module becomes part of it.
-
-    Raises:
-        ConfigError: if the numerics do not fit the module.
-    """
+    """Make a task's replica of a module; the module becomes part of it."""
     return Replica(module, layout, numerics, device)
 
 

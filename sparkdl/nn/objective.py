@@ -64,11 +64,7 @@ class Objective(ABC):
 
     @abstractmethod
     def evaluate(self, module: nn.Module, batch: Batch) -> Evaluated:
-        """Return loss and output of a batch; the caller sets the module's mode.
-
-        Raises:
-            ModelError: as in training.
-        """
+        """Return loss and output of a batch; the caller sets the module's mode."""
 
     @abstractmethod
     def explain(self, module: nn.Module, batch: Batch, error: Exception) -> ModelError:
@@ -194,11 +190,7 @@ def _checked_divisor(value: Any, loss: Tensor, name: str) -> float:
 
 
 def as_scalar(value: Any, what: str) -> float:
-    """Return a number that is to be reported.
-
-    Raises:
-        ModelError: starting with ``what``, if it is no scalar.
-    """
+    """Return a number that is to be reported."""
     if isinstance(value, int | float | np.number | np.bool_):
         return float(value)
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():

@@ -14,11 +14,7 @@ from sparkdl.nn.batch import call as call_module
 
 
 def infer(module: nn.Module, inputs: Inputs) -> Any:
-    """Return what a module gives for some rows, without gradients: the forward pass of every prediction.
-
-    Raises:
-        ModelError: naming the layer that fails.
-    """
+    """Return what a module gives for some rows, without gradients: the forward pass of every prediction."""
     with torch.inference_mode():
         try:
             return call_module(module, inputs)

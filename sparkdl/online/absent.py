@@ -15,12 +15,7 @@ _FILES = 3
 
 @contextmanager
 def explained(given: Any, rows: Dataset) -> Iterator[None]:
-    """Add to an error about a null which files of a batch have no value of a column at all.
-
-    Args:
-        given: the batch.
-        rows: the Dataset that was made of it.
-    """
+    """Add to an error about a null which files of a batch have no value of a column at all."""
     try:
         yield
     except DataError as error:

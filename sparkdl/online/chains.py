@@ -18,11 +18,7 @@ from sparkdl.train.checkpoint.store import CheckpointStore, join
 
 
 def metadata_in(store: CheckpointStore, folder: str) -> dict[str, Any] | None:
-    """Return the metadata of a saved model; ``None`` if there is none yet.
-
-    Raises:
-        ConfigError: if it is damaged.
-    """
+    """Return the metadata of a saved model; ``None`` if there is none yet."""
     names = [name for name in store.entries(join(folder, METADATA)) if not name.startswith(("_", "."))]
     if not names:
         return None

@@ -63,9 +63,5 @@ def continued(point: ResumePoint | None, own: Identity | None) -> dict[str, Any]
 
 
 def ledger_of(point: ResumePoint | None) -> Ledger:
-    """Return which batches a checkpoint has learned; none if a plain run has written it.
-
-    Raises:
-        ConfigError: if that part of the checkpoint cannot be read.
-    """
+    """Return which batches a checkpoint has learned; none if a plain run has written it."""
     return Ledger.read(point.hooks.get(f"{Commit.__name__}.0", {})) if point is not None else Ledger()

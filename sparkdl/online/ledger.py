@@ -92,11 +92,7 @@ class Ledger:
 
     @classmethod
     def read(cls, state: Mapping[str, Any]) -> Ledger:
-        """Read what :meth:`state_dict` returned; an empty state is that of a run without a stream.
-
-        Raises:
-            ConfigError: if it is something else.
-        """
+        """Read what :meth:`state_dict` returned; an empty state is that of a run without a stream."""
         if not state:
             return cls()
         try:

@@ -52,12 +52,7 @@ class Identity:
 
     @classmethod
     def resumed(cls, parent: Identity | None, iteration: int) -> Self:
-        """Return that of a start from an artefact.
-
-        Args:
-            parent: the artefact's; ``None`` for one of an earlier release.
-            iteration: completed iterations there.
-        """
+        """Return that of a start from an artefact."""
         known = parent if parent is not None else Identity("", iteration)
         return cls(uuid.uuid4().hex, iteration, (*known.before, (known.run, iteration))[-_MOST:])
 
@@ -145,17 +140,7 @@ def digest_of(module: nn.Module) -> str:
 
 
 def check_same(what: str, found: Identity | None, expected: Identity | None, remedy: str) -> None:
-    """Check that two artefacts are of one moment of one run.
-
-    Args:
-        what: both, as the error begins: ``"rows='rows' and path='model'"``.
-        found: that of the first.
-        expected: that of the second.
-        remedy: how the error ends.
-
-    Raises:
-        ConfigError: if they are not, or it is not known.
-    """
+    """Check that two artefacts are of one moment of one run."""
     if found is None or not found.is_same(expected):
         raise ConfigError(
             f"{what} do not belong together: the first is of {told(found)}, the second of {told(expected)}. "

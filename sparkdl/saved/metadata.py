@@ -134,11 +134,7 @@ def version_of(metadata: Mapping[str, Any]) -> str:
 
 
 def check_seal(metadata: Mapping[str, Any], path: str) -> None:
-    """Check that metadata is what :func:`seal` was given.
-
-    Raises:
-        ConfigError: if it is not.
-    """
+    """Check that metadata is what :func:`seal` was given."""
     info = metadata[KEY] if isinstance(metadata[KEY], dict) else {}
     digests = info.get(SHA256)
     rest = dict(digests) if isinstance(digests, dict) else {}

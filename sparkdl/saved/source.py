@@ -118,11 +118,7 @@ class ModuleSource:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values, for :meth:`from_json`.
-
-        Raises:
-            ConfigError: if an argument cannot be written.
-        """
+        """Return it as JSON values, for :meth:`from_json`."""
         return {"path": self.path, "arguments": encode(self.arguments, f"arguments of {self.path}")}
 
     def _twin(self, values: bool) -> nn.Module:
@@ -185,12 +181,7 @@ def decode(value: Any, trust: Trust = LISTED_ONLY) -> Any:
 
 
 class _Reading:
-    """Reads values that name code.
-
-    Args:
-        trust: names that they may use.
-        build: whether to build modules; otherwise they stay descriptions.
-    """
+    """Reads values that name code."""
 
     def __init__(self, trust: Trust, build: bool) -> None:
         self._trust = trust

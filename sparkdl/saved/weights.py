@@ -156,11 +156,7 @@ class StreamReader:
         self._pieces = {0: len(header)}
 
     def add(self, chunk: Chunk) -> None:
-        """Copy a piece to where it belongs; one that was there already is passed over.
-
-        Raises:
-            ConfigError: if it lies outside of the file.
-        """
+        """Copy a piece to where it belongs; one that was there already is passed over."""
         data = memoryview(chunk.data)
         begin, end = chunk.offset, chunk.offset + len(data)
         if self._pieces.get(begin) == end or begin == end:
@@ -240,11 +236,7 @@ def _place_of(name: str, entry: Mapping[str, Any], start: int) -> _Place:
 
 
 def check_fit(module: nn.Module, tensors: Mapping[str, torch.Tensor], aliases: Mapping[str, str]) -> None:
-    """Check that a module has the tensors of a file; its values do not matter, it may be on the meta device.
-
-    Raises:
-        ModelError: naming what does not fit.
-    """
+    """Check that a module, which may be on the meta device, has the tensors of a file."""
     found, own, kept = _with_tied(tensors, aliases), _own(module), row_names(module)
     problems = [f"{name} is missing in the file" for name in own if name not in found]
     problems += [f"{name} is not in the module" for name in found if name not in own]

@@ -70,7 +70,6 @@ class ServedModel:
         version: tells models apart that are served one after the other.
 
     Attributes:
-        version: as given.
         encoding: what becomes of a table's columns; ``None`` where the module gets arrays as they are.
         outputs: the columns of a result.
 
@@ -205,11 +204,7 @@ class ServedModel:
         return ModuleInputs(valid, arrays or {plan.key: _zeros(plan)[:0] for plan in self._plans})
 
     def run(self, requests: Sequence[ModuleInputs]) -> list[pa.Table]:
-        """Compute the results of several requests at once.
-
-        Raises:
-            ModelError: naming the layer that fails.
-        """
+        """Compute the results of several requests at once."""
         valid = np.concatenate([rows.valid for rows in requests])
         # A copy, also of a single request's: torch wants memory that may be written to.
         arrays = {
@@ -222,11 +217,7 @@ class ServedModel:
         ]
 
     def warm_up(self) -> None:
-        """Compute a row of zeros, so that the first request need not wait for what is made once.
-
-        Raises:
-            ModelError: naming the layer that fails.
-        """
+        """Compute a row of zeros, so that the first request need not wait for what is made once."""
         self._forward({}, 0)
 
     def __call__(self, table: pa.Table) -> pa.Table:

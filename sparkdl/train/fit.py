@@ -102,13 +102,7 @@ class Fit:
 
 
 def train_to_the_end(loop: Loop, point: ResumePoint | None, kept: ErrorsCarryResult) -> None:
-    """Train, and keep what has come of it, whatever ends the run.
-
-    Args:
-        loop: of the run.
-        point: where to begin; ``None`` for the beginning.
-        kept: gets the result.
-    """
+    """Train, and keep what has come of it, whatever ends the run."""
     run = loop.run
     stopped_by: StoppedBy = "error"
     with interruptible() as interrupted:

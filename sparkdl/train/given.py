@@ -88,11 +88,7 @@ def scheduled(optimizer: OptimizerSpec, schedule: Schedule | None, monitor: Moni
 
 
 def objective_of(loss: Loss | None, step: Step | None, module: nn.Module | None = None) -> Objective:
-    """Return what is minimised.
-
-    Raises:
-        ConfigError: unless exactly one is given or known, and can be called.
-    """
+    """Return what is minimised."""
     if loss is None and step is None and is_model(module):
         step = own_step
     if (loss is None) == (step is None):

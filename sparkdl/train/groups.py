@@ -170,11 +170,7 @@ class Ahead:
         return self._each * len(self._waiting)
 
     def run(self, iteration: Step, upcoming: Callable[[int], list[Step]]) -> Outcome:
-        """Return the outcome of an iteration, after running it if that has not been done yet.
-
-        Raises:
-            TaskError: if it keeps failing.
-        """
+        """Return the outcome of an iteration, after running it if that has not been done yet."""
         if self._owed or (self._waiting and not self._waiting[0][0].same_as(iteration)):
             self.settle()
         if not self._waiting:

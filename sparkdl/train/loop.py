@@ -108,9 +108,6 @@ class Loop:
         """Go on from where another run was; before :meth:`train`.
 
         The schedule is taken through all that happened until then, so that it need not be saved.
-
-        Raises:
-            TaskError: if the optimizer's state cannot be given back to the shards.
         """
         run, state = self.run, point.state
         scores = self._validator.monitored(point.history.validations)

@@ -140,11 +140,7 @@ class Recipe:
         return replace(self, layout=moving_with_buffers(self.layout, self.module, names))
 
     def check_trains(self) -> None:
-        """Check that there is something to train.
-
-        Raises:
-            ModelError: if all parameters are frozen.
-        """
+        """Check that there is something to train."""
         if not self.trains:
             raise nothing_to_train(self.module)
 
@@ -155,17 +151,7 @@ class Recipe:
         return lossy or (self.inner is not None and self.inner.stateful)
 
     def spec(self, data: Dataset, module: nn.Module, label: Structure | None, threads: int = 1) -> FitSpec:
-        """Return what is shipped once for a fit, an evaluation or a prediction.
-
-        Args:
-            data: the rows.
-            module: whose weights to use.
-            label: the label's columns; those of the Dataset if ``None``.
-            threads: torch threads of a task.
-
-        Raises:
-            ModelError: if the module is not like the one that the Trainer was made with.
-        """
+        """Return what is shipped once for a fit, an evaluation or a prediction."""
         config = self.config
         with _trainable(module, self.unfreezes):
             _check_fits(module, self.layout)

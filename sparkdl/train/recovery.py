@@ -145,11 +145,7 @@ class Recovery:
         self._since.clear()
 
     def restart(self, commit: CommittedModel) -> None:
-        """Go on from a commit, with as many shards as the stepper has now.
-
-        Raises:
-            TaskError: if the state of the shards cannot be given back to them; the first error.
-        """
+        """Go on from a commit, with as many shards as the stepper has now."""
         self.let_go()
         old = self.model
         self.model = self._persistently(lambda: self._restored(commit))
@@ -164,9 +160,6 @@ class Recovery:
         Args:
             since: of rows of embedding variables only those that have changed since so many completed
                 iterations; 0 for all.
-
-        Raises:
-            TaskError: if it cannot be read; the first error.
         """
 
         def fetched() -> Kept:
@@ -177,35 +170,19 @@ class Recovery:
         return self._persistently(fetched, self._go_back)
 
     def snapshot(self) -> Snapshot:
-        """Return weights and buffers after fetching them, if need be after going back to the last commit.
-
-        Raises:
-            TaskError: if they cannot be read; the first error.
-        """
+        """Return weights and buffers after fetching them, if need be after going back to the last commit."""
         return self._persistently(lambda: self.model.weights.snapshot, self._go_back)
 
     def average(self) -> Array:
-        """Fetch the averaged weights, if need be after going back to the last commit.
-
-        Raises:
-            TaskError: if they cannot be read; the first error.
-        """
+        """Fetch the averaged weights, if need be after going back to the last commit."""
         return self._persistently(lambda: self.engine.average(self.model), self._go_back)
 
     def rows(self) -> dict[str, Entries]:
-        """Fetch the rows of embedding variables, if need be after going back to the last commit.
-
-        Raises:
-            TaskError: if they cannot be read; the first error.
-        """
+        """Fetch the rows of embedding variables, if need be after going back to the last commit."""
         return self._persistently(lambda: self.engine.rows(self.model), self._go_back)
 
     def run_on_kept(self, task: Callable[[int], ChainTask], doing: str, since: int) -> list[Frame]:
-        """Run a task over the state of the shards; see :meth:`Engine.run_on_kept`.
-
-        Raises:
-            TaskError: if it fails; the first error.
-        """
+        """Run a task over the state of the shards; see :meth:`Engine.run_on_kept`."""
         return self._persistently(
             lambda: self.engine.run_on_kept(self.model, task, doing, since), self._go_back
         )

@@ -96,11 +96,7 @@ class ScheduledHyper:
             self._step()
 
     def after_epoch(self) -> None:
-        """Count an epoch, after its last iteration.
-
-        Raises:
-            ConfigError: if the scheduler cannot go on.
-        """
+        """Count an epoch, after its last iteration."""
         if not self._per_iteration:
             self._step()
 

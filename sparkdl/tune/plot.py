@@ -31,15 +31,7 @@ _GROUND = {"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 0.3}  # o
 def plot(
     trials: Sequence[Trial], metric: str, mode: str, best: int | None, logarithmic: Collection[str] = ()
 ) -> Figure:
-    """Draw a search: learning curves above, params below.
-
-    Args:
-        trials: of the search.
-        metric: by which they were compared.
-        mode: ``"max"`` or ``"min"``.
-        best: number of the best trial, which is drawn above all others.
-        logarithmic: params that are drawn by their logarithms.
-    """
+    """Draw a search: learning curves above, params below."""
     figure = Shown(figsize=(7, 6.5), dpi=100, layout="constrained", facecolor="white")
     curves, coordinates = figure.subplots(2, 1)
     _curves(curves, trials, metric, mode, best)

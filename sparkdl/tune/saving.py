@@ -94,11 +94,7 @@ def read(
 
 
 def tuner_to_json(tuner: Any) -> dict[str, Any]:
-    """Return space and options of a :class:`sparkdl.tune.TorchTuner` as JSON.
-
-    Raises:
-        ConfigError: naming what cannot be said so.
-    """
+    """Return space and options of a :class:`sparkdl.tune.TorchTuner` as JSON."""
     return {
         "space": {name: _to_json(value, f"space: {name}") for name, value in tuner.space.items()},
         "metric": tuner.metric,
@@ -109,11 +105,7 @@ def tuner_to_json(tuner: Any) -> dict[str, Any]:
 
 
 def tuner_from_json(found: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Return the arguments of a :class:`TorchTuner` but its estimator.
-
-    Raises:
-        ConfigError: if they cannot be read.
-    """
+    """Return the arguments of a :class:`TorchTuner` but its estimator."""
     with explained(path):
         return {
             "space": {name: _from_json(value) for name, value in found["space"].items()},
@@ -188,11 +180,7 @@ _PLAIN = ("metric", "mode", "stopped_by", "epochs", "rungs", "replayed")
 
 
 def result_from_json(found: Mapping[str, Any], path: str) -> SearchResult:
-    """Return a result, without the module's weights.
-
-    Raises:
-        ConfigError: if it cannot be read.
-    """
+    """Return a result, without the module's weights."""
     with explained(path):
         trials = []
         for each in found["trials"]:

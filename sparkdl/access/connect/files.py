@@ -64,13 +64,7 @@ def new_files(nbytes: int, made: str | None = None) -> FileRef:
 
 
 def send_files(ref: FileRef, data: bytes | bytearray, send: Callable[[str], None]) -> None:
-    """Send bytes file by file; each exists on this machine only while it is sent.
-
-    Args:
-        ref: names of the files.
-        data: the bytes.
-        send: sends the file with a path.
-    """
+    """Send bytes file by file; each exists on this machine only while it is sent."""
     with tempfile.TemporaryDirectory(prefix="sparkdl-") as folder:
         for number, name in enumerate(ref.names):
             path = Path(folder, name)

@@ -212,9 +212,5 @@ def seconds_of_group(wanted: float, fixed: float) -> float:
 
     At most 3 % of its time goes there, as with commits, unless that takes more than a minute: half of a group
     is lost, on average, with an executor.
-
-    Args:
-        wanted: seconds that its plan wants.
-        fixed: seconds that any group costs.
     """
     return max(wanted, min(fixed / _FIXED_SHARE, _LONGEST_SECONDS))

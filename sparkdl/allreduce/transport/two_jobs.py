@@ -24,12 +24,6 @@ from sparkdl.wire.frame import Array
 class TwoJobTransport:
     """Runs an iteration as two jobs.
 
-    Args:
-        access: the cluster.
-        store: the partition store.
-        fit: the fixed part of the fit.
-        profile: resource profile of forward-backward tasks.
-
     Attributes:
         longest_group: an iteration is a job, or several.
         is_joining: an executor's first task waits for its process.

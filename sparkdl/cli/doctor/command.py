@@ -61,13 +61,7 @@ def _run(args: argparse.Namespace) -> int:
 def examine(
     master: str | None = None, conf: dict[str, str] | None = None, *, plain: bool = False
 ) -> DoctorReport:
-    """Check this process, then a session of its own, then the executors.
-
-    Args:
-        master: Spark master; spark-submit's, else ``local[*]``.
-        conf: Spark confs of the session.
-        plain: leave out the confs that :func:`sparkdl.session.builder` sets.
-    """
+    """Check this process, then a session of its own, then the executors."""
     report = DoctorReport()
     check_driver(report)
     if report.can_train:

@@ -179,11 +179,7 @@ class Submission:
     remote: bool
 
     def prepare(self) -> None:
-        """Write the confs and the files that travel with the job.
-
-        Raises:
-            ConfigError: if the script's modules cannot be read.
-        """
+        """Write the confs and the files that travel with the job."""
         if self.modules is not None:
             packing.zip_modules(*self.modules)
         if self.packed is not None and not self.packed.exists():

@@ -161,11 +161,7 @@ def _refused(key: str, kind: str, master: str) -> str:
 
 
 def clash(amounts: Amounts, conf: Mapping[str, str]) -> None:
-    """Check that a job file says each amount once.
-
-    Raises:
-        ConfigError: naming the key and the conf that say the same.
-    """
+    """Check that a job file says each amount once."""
     for key, name in _CONFS.items():
         if key in amounts and name in conf:
             raise _error(

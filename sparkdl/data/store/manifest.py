@@ -105,12 +105,7 @@ def other_values(partitions: Sequence[int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Unchanged:
-    """Task that runs another one over a store's partition, if it still has the rows that it had.
-
-    Attributes:
-        task: gets the token's frame.
-        manifest: of the store.
-    """
+    """Task that runs another one over a store's partition, if it still has the rows that it had."""
 
     task: Task
     manifest: Manifest

@@ -105,11 +105,7 @@ def write_metadata(spark: SparkSession, path: str, text: str, mode: str = "error
 
 
 def read_metadata(spark: SparkSession, path: str) -> dict[str, Any] | None:
-    """Read metadata; ``None`` if there is none.
-
-    Raises:
-        ConfigError: if it cannot be read.
-    """
+    """Read metadata; ``None`` if there is none."""
     _check_inside(spark, path)
     with explained(path):
         folders = models_in(spark).folders(path)

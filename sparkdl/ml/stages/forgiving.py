@@ -43,9 +43,6 @@ class ForgivingScorer:
     """Scores the rows of a task, also beside rows that cannot be scored.
 
     A batch that fails is cut in halves until the rows at fault are alone.
-
-    Attributes:
-        scorer: scores the others; it returns structs.
     """
 
     scorer: Scoring

@@ -34,11 +34,7 @@ _LENGTH = 512
 
 
 class _Tokenizing(HasEntries, Transformer, HasInputCol, Settable, StoredStage):
-    """What both stages hold: a ``tokenizer.json``.
-
-    Attributes:
-        json: its content.
-    """
+    """What both stages hold: a ``tokenizer.json``."""
 
     json: str
 

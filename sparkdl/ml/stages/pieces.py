@@ -280,15 +280,7 @@ class PieceTask:
         return pa.schema(fields, metadata=dict(self.metadata))
 
     def finish(self, rows: Mapping[int, int], expected: int) -> None:
-        """Check that all pieces are there, once each, and say so in the folder.
-
-        Args:
-            rows: of each partition, as tasks have found them.
-            expected: rows of the DataFrame.
-
-        Raises:
-            DataError: naming the partition whose pieces are not those that are expected.
-        """
+        """Check that all pieces are there, once each, and say so in the folder."""
         folder = Pieces(self.path)
         there = folder.by_partition()
         for partition in {*rows, *there}:

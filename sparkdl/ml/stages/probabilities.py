@@ -30,11 +30,6 @@ _KEEP = (
 def check_logits(module: nn.Module, inputs: Inputs, loss: Any) -> None:
     """Check that a classifier's module gives logits.
 
-    Args:
-        module: the module.
-        inputs: some rows.
-        loss: the loss; ``None`` if a step computes it.
-
     Raises:
         ConfigError: if the loss takes probabilities, of which the model would take the sigmoid again.
     """

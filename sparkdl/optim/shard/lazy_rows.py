@@ -40,14 +40,7 @@ def check_lazy(spec: OptimizerSpec, group: int, name: str) -> None:
 
 
 def fresh_state(spec: OptimizerSpec, group: int, rows: Array, scalars: Mapping[str, Any]) -> dict[str, Array]:
-    """Return the state of rows that no step has changed, as the optimizer begins it.
-
-    Args:
-        spec: the optimizer, or several.
-        group: the rows' parameter group.
-        rows: shape (n, width).
-        scalars: the optimizer's state of the table as a whole.
-    """
+    """Return the state of rows that no step has changed, as the optimizer begins it."""
     cls, options = _class_and_options(spec, group)
     if cls is torch.optim.SparseAdam:
         return {name: np.zeros_like(rows) for name in ("exp_avg", "exp_avg_sq")}

@@ -39,15 +39,7 @@ _AT_ONCE = 64 << 10  # so many bytes are parsed faster than handed to another th
 
 @dataclass(slots=True)
 class ServerParts:
-    """The parts of a running server.
-
-    Attributes:
-        options: as given.
-        versions: the model.
-        batcher: computes.
-        meters: count.
-        stopping: whether it takes no more requests.
-    """
+    """The parts of a running server."""
 
     options: ServerOptions
     versions: Versions

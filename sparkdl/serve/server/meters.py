@@ -11,11 +11,7 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
 
 class Meters:
-    """The counters of one server.
-
-    Args:
-        rows_waiting: returns how many rows are in the queue.
-    """
+    """The counters of one server."""
 
     def __init__(self, rows_waiting: Callable[[], float]) -> None:
         self._registry = CollectorRegistry()

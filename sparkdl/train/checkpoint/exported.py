@@ -25,11 +25,7 @@ def is_exported(path: Path) -> bool:
 
 
 def write_checksum(file: str) -> str:
-    """Write the checksum of a local file beside it, and return where.
-
-    Raises:
-        OSError: if it cannot be written.
-    """
+    """Write the checksum of a local file beside it, and return where."""
     beside = f"{file}.sha256"
     with open(beside, "w") as checksum:
         checksum.write(f"{shard_files.digest_of(file)}  {os.path.basename(file)}\n")

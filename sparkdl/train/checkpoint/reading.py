@@ -99,11 +99,7 @@ def read_point(path: Path) -> ResumePoint:
 
 
 def read_told(path: Path) -> Mapping[str, Any]:
-    """Read what a checkpoint tells beside tensors: the run's state, states of hooks and the like.
-
-    Raises:
-        ConfigError: as :func:`read_point`.
-    """
+    """Read what a checkpoint tells beside tensors: the run's state, states of hooks and the like."""
     with _reading(path) as checkpoint, checkpoint.verified(TRAINING) as file:
         with safe_open(file, "numpy") as opened:
             told: Mapping[str, Any] = json.loads(opened.metadata()["sparkdl"])
@@ -111,11 +107,7 @@ def read_told(path: Path) -> Mapping[str, Any]:
 
 
 def export_weights(path: Path, file: str) -> None:
-    """Write a checkpoint's state_dict to a local safetensors file, with all rows of embedding variables.
-
-    Raises:
-        ConfigError: if it is damaged, or the file cannot be written.
-    """
+    """Write a checkpoint's state_dict to a local safetensors file, with all rows of embedding variables."""
     with _weights(path) as (own, rows, _):
         try:
             if more := rows():

@@ -32,19 +32,7 @@ def setting_of(
     optimizer: Mapping[str, Any] | None = None,
     inner_optimizer: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return, JSON-compatible, what must be the same for a run to go on with the same bits.
-
-    Args:
-        layout: where the parameters are.
-        rows: rows of each partition.
-        batch_size: rows of one iteration.
-        local_steps: steps of a partition's own.
-        seed: the run's seed.
-        shuffle: whether rows are shuffled.
-        dealt: whether batches do not depend on the partitions.
-        optimizer: the shards' one, as :func:`~sparkdl.optim.describe.describe_optimizer` returns it.
-        inner_optimizer: the partitions' optimizer in the same form, with ``local_steps``.
-    """
+    """Return, JSON-compatible, what must be the same for a run to go on with the same bits."""
     return json.loads(  # type: ignore[no-any-return]
         json.dumps(
             {

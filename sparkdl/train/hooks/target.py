@@ -69,11 +69,7 @@ class Target:
         raise ConfigError(f"{parameter}={self.path!r} cannot be written: {problem}")
 
     def open(self) -> Path:
-        """Return the local path to write to; its parent exists.
-
-        Raises:
-            ConfigError: if it cannot be made.
-        """
+        """Return the local path to write to; its parent exists."""
         local = Path(self.path)
         if self.remote:
             self._folder = Path(tempfile.mkdtemp(prefix="sparkdl-summary-"))

@@ -126,11 +126,7 @@ def some_rows(data: Dataset) -> dict[str, Array]:
 
 
 def check_shapes(spec: FitSpec, replica: FlatModule, batch: Batch) -> None:
-    """Check that the loss compares each row's output with that row's label.
-
-    Raises:
-        ModelError: naming the operation and the shapes.
-    """
+    """Check that the loss compares each row's output with that row's label."""
     with replica.computing():
         refuse(find_broadcast(spec.objective, replica.module, replica.prepare(batch)), "the loss")
 

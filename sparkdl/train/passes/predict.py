@@ -23,14 +23,7 @@ from sparkdl.wire.frame import Array, Frame, Parts
 
 @dataclass(frozen=True, slots=True)
 class Predict:
-    """The task of one prediction, the same for all partitions.
-
-    Attributes:
-        fit: the fixed part.
-        weights: the module's weights.
-        reader: the Dataset's pickled reader.
-        batch_size: rows per forward pass.
-    """
+    """The task of one prediction, the same for all partitions."""
 
     fit: FitRef
     weights: BytesRef

@@ -123,11 +123,7 @@ def evaluating(worker: Worker, weights: BytesRef, partition: int) -> Iterator[Fl
 
 
 def output_of(replica: FlatModule, batch: Batch) -> Any:
-    """Return the module's output for a batch, on the CPU and in no lower precision than float32.
-
-    Raises:
-        ModelError: naming the layer that fails.
-    """
+    """Return the module's output for a batch, on the CPU and in no lower precision than float32."""
     return evaluate(replica, replace(batch, weight=None), LossObjective(_no_loss)).output
 
 

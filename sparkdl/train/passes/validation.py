@@ -32,11 +32,7 @@ class Monitor:
 
 
 def validation_sets(validation: Validation) -> dict[str, Dataset]:
-    """Name the validation sets.
-
-    Raises:
-        ConfigError: if something else than a Dataset was given.
-    """
+    """Name the validation sets."""
     given: object = validation
     if given is not None and not isinstance(given, Dataset | Mapping):
         raise ConfigError(

@@ -18,15 +18,7 @@ if TYPE_CHECKING:
 
 
 class Validator:
-    """Evaluates the validation sets of a run.
-
-    Args:
-        run: the run, whose history and state get the scores.
-        evaluator: evaluates a set, if there are any.
-        sets: validation sets by name.
-        monitor: the monitored score, if there is validation.
-        schedule: may follow the monitored score.
-    """
+    """Evaluates the validation sets of a run."""
 
     def __init__(
         self,

@@ -136,13 +136,7 @@ def stages_of(transport: str, steps: int, exchanges: int = 2) -> int:
 
 
 def steps_of_group(wanted: float, each: float, fixed: float = 0.0) -> int:
-    """Return how many steps of so many seconds a group has.
-
-    Args:
-        wanted: seconds that its plan wants.
-        each: seconds of a step.
-        fixed: seconds that any group costs.
-    """
+    """Return how many steps of so many seconds a group has."""
     return max(1, int(seconds_of_group(wanted, fixed) / each))
 
 
@@ -178,13 +172,6 @@ def from_peers(nbytes: int, carrier: Carrier, around: Surroundings) -> dict[str,
 
 def worth(before: float, after: float, executors: int, more: int, share: float = 0.5) -> bool:
     """Return whether more executors pay: whether they bring a share of what ideal scaling would.
-
-    Args:
-        before: seconds with ``executors``.
-        after: seconds with ``more``.
-        executors: how many now.
-        more: how many instead.
-        share: of the ideal gain that is enough.
 
     Examples:
         >>> worth(10.0, 6.0, 1, 2), worth(10.0, 9.0, 1, 2)

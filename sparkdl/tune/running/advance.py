@@ -53,16 +53,7 @@ def advance(
     done: int,
     state: Packed | None,
 ) -> Advanced:
-    """Train until so many epochs are completed.
-
-    Args:
-        trainer: the trial's.
-        data: rows to train on.
-        validation: rows to validate on.
-        until: epochs to complete in all.
-        done: epochs that are completed.
-        state: what the trial has left so far; ``None`` at its beginning.
-    """
+    """Train until so many epochs are completed."""
     own = trainer.config
     with tempfile.TemporaryDirectory(dir=_scratch(), prefix="sparkdl-trial-") as name:
         folder = Path(name)

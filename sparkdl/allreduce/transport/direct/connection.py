@@ -58,8 +58,6 @@ class Connection:
     """A connection over a socket that does not block.
 
     Attributes:
-        sock: as given.
-        peer: as given.
         limit: a message may have so many bytes.
         queued: bytes that wait to be sent.
     """

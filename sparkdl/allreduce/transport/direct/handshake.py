@@ -39,8 +39,6 @@ class Handshake:
         dialer: id of this process if it has dialled; ``None`` if it listens.
 
     Attributes:
-        sock: as given.
-        listener: as given.
         deadline: set by the caller, who gives up then.
     """
 

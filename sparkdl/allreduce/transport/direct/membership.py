@@ -60,12 +60,6 @@ class Membership:
     def find(self, name: str, broadcasts: Sequence[Any], tasks: int, losses: int) -> Sequence[Peer] | None:
         """Return all processes that may run ranks, by a job if they are not known.
 
-        Args:
-            name: the fit's.
-            broadcasts: broadcasts that the job reads.
-            tasks: how many are to run at the same time.
-            losses: how often in a row somebody was lost.
-
         Returns:
             The members; ``None`` if there are too few.
         """

@@ -154,7 +154,6 @@ class _Rank:
 
     Attributes:
         number: its number.
-        worker: as given.
         inbox: what has arrived for its next phase.
     """
 
