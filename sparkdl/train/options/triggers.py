@@ -67,6 +67,13 @@ class _Foreseeable(Trigger):
         return True
 
 
+class _OfScore(_Foreseeable):
+    @property
+    def needs_score(self) -> bool:
+        """Whether it can fire after validations only."""
+        return True
+
+
 @dataclass(frozen=True, slots=True)
 class EveryEpoch(_Foreseeable):
     """Fires at the end of each epoch."""
@@ -173,7 +180,7 @@ class MinLoss(Trigger):
 
 
 @dataclass(frozen=True, slots=True)
-class MaxScore(_Foreseeable):
+class MaxScore(_OfScore):
     """Fires when the monitored score of the last validation is at least ``score``.
 
     For scores of which higher is better, such as accuracy; :class:`MinScore` is for the others.
@@ -184,18 +191,13 @@ class MaxScore(_Foreseeable):
     def __post_init__(self) -> None:
         _check_number("MaxScore", self.score)
 
-    @property
-    def needs_score(self) -> bool:
-        """Whether it can fire after validations only."""
-        return True
-
     def __call__(self, previous: TrainState, current: TrainState) -> bool:
         """Return whether the score is high enough; never before the first validation."""
         return current.score >= self.score
 
 
 @dataclass(frozen=True, slots=True)
-class MinScore(_Foreseeable):
+class MinScore(_OfScore):
     """Fires when the monitored score of the last validation is at most ``score``.
 
     For scores of which lower is better, such as a loss; :class:`MaxScore` is for the others.
@@ -206,18 +208,13 @@ class MinScore(_Foreseeable):
     def __post_init__(self) -> None:
         _check_number("MinScore", self.score)
 
-    @property
-    def needs_score(self) -> bool:
-        """Whether it can fire after validations only."""
-        return True
-
     def __call__(self, previous: TrainState, current: TrainState) -> bool:
         """Return whether the score is low enough; never before the first validation."""
         return current.score <= self.score
 
 
 @dataclass(frozen=True, slots=True)
-class Plateaued(_Foreseeable):
+class Plateaued(_OfScore):
     """Fires when the last ``patience`` validations have not improved the best score.
 
     Raises:
@@ -228,11 +225,6 @@ class Plateaued(_Foreseeable):
 
     def __post_init__(self) -> None:
         _check_count("Plateaued", self.patience, least=1)
-
-    @property
-    def needs_score(self) -> bool:
-        """Whether it can fire after validations only."""
-        return True
 
     def __call__(self, previous: TrainState, current: TrainState) -> bool:
         """Return whether the score has stopped improving."""
