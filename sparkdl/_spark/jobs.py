@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ import cloudpickle
 from pyspark.serializers import NoOpSerializer
 
 from sparkdl._spark.blocks import DRIVER, Blocks
-from sparkdl._spark.frames import KEY_BASE, FrameSerializer, JavaObject, Task, key, read_all
+from sparkdl._spark.frames import KEY_BASE, FrameSerializer, JavaObject, Once, Task, key, read_all
 from sparkdl._spark.session import live_executors
 from sparkdl.wire.frame import Parts
 
@@ -217,7 +216,7 @@ class FrameJobs:
 
     def run_on_executors(self, work: Callable[[], None], *, profile: JavaObject | None = None) -> None:
         """Do some work once on each executor that there is now; see :meth:`run_everywhere`."""
-        self.run_everywhere(_Once(work), profile=profile)
+        self.run_everywhere(Once(work), profile=profile)
 
     def run_everywhere(
         self,
@@ -321,15 +320,3 @@ class FrameJobs:
     def drop_block(self, rdd_id: int, partition: int) -> None:
         """Forget a cached block wherever it is: the next job computes it again."""
         self._blocks.drop(rdd_id, partition)
-
-
-@dataclass(frozen=True, slots=True)
-class _Once:
-    """Task that does some work and yields nothing."""
-
-    work: Callable[[], None]
-
-    def __call__(self, _: int, frames: Iterator[bytes]) -> Iterator[bytes]:
-        deque(frames, maxlen=0)
-        self.work()
-        yield from ()

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from sparkdl import session
 from sparkdl._spark.errors import is_job_failure
-from sparkdl._spark.frames import Task
+from sparkdl._spark.frames import Once, Task
 from sparkdl.access.base import BytesRef, Published
 from sparkdl.access.connect.chain import ConnectChain, OnDriver, OnExecutors, numbered, whole
 from sparkdl.access.connect.files import new_files, send_files
@@ -242,7 +242,7 @@ class ConnectAccess(WithoutRdds):
 
     def run_on_executors(self, work: Callable[[], None], *, profile: Any = None) -> None:
         """Do some work at least once on each executor."""
-        self.run_everywhere(_Do(work))
+        self.run_everywhere(Once(work))
 
     def run_everywhere(
         self, task: Task, broadcasts: Sequence[Any] = (), *, times: int = 1, profile: Any = None
@@ -352,18 +352,6 @@ class _Lingering:
     def __call__(self, partition: int, frames: Iterator[Any]) -> Iterator[bytes | Parts]:
         yield from self.task(partition, frames)
         time.sleep(_LINGER_SECONDS)
-
-
-@dataclass(frozen=True, slots=True)
-class _Do:
-    """Task that does some work and yields nothing."""
-
-    work: Callable[[], None]
-
-    def __call__(self, _: int, frames: Iterator[Any]) -> Iterator[bytes]:
-        deque(frames, maxlen=0)
-        self.work()
-        yield from ()
 
 
 def _occupy(_: int, frames: Iterator[Any]) -> Iterator[bytes]:
