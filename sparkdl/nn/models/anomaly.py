@@ -8,8 +8,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from sparkdl.exceptions import ConfigError, ModelError
-from sparkdl.nn.models.arguments import check_share, check_sizes
+from sparkdl.exceptions import ConfigError
+from sparkdl.nn.models.arguments import check_share, check_sizes, with_features
 
 
 class AnomalyDetector(nn.Module):
@@ -59,13 +59,7 @@ class AnomalyDetector(nn.Module):
 
     def forward(self, series: Tensor) -> Tensor:
         """Return the forecast of the value after each row's steps."""
-        x = series.unsqueeze(2) if series.dim() == 2 else series
-        if x.dim() != 3 or x.shape[2] != self.features:
-            raise ModelError(
-                f"the series has shape {tuple(series.shape)}; expected (rows, steps, {self.features})"
-                + (" or (rows, steps)" if self.features == 1 else ""),
-                code="model-input",
-            )
+        x = with_features(series, self.features)
         for layer in self.layers:
             x = self.drop(layer(x)[0])
         forecast: Tensor = self.head(x[:, -1])

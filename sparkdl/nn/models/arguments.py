@@ -1,11 +1,13 @@
-"""Checks that the constructors of models share."""
+"""Checks of arguments and inputs that models share."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from numbers import Integral
 
-from sparkdl.exceptions import ConfigError
+from torch import Tensor
+
+from sparkdl.exceptions import ConfigError, ModelError
 
 
 def check_sizes(owner: str, least: int = 1, **sizes: int | Sequence[int]) -> None:
@@ -39,3 +41,16 @@ def check_choice(model: str, name: str, value: object, allowed: tuple[object, ..
     """Check that an argument is one of few."""
     if value not in allowed:
         raise ConfigError(f"{model}: {name}={value!r}: expected one of {', '.join(map(repr, allowed))}")
+
+
+def with_features(series: Tensor, features: int, steps: int | None = None) -> Tensor:
+    """Return series as (rows, steps, features); one feature need not have a dimension."""
+    x = series.unsqueeze(2) if series.dim() == 2 else series
+    if x.dim() != 3 or x.shape[2] != features or (steps is not None and x.shape[1] != steps):
+        length = "steps" if steps is None else steps
+        raise ModelError(
+            f"the series has shape {tuple(series.shape)}; expected (rows, {length}, {features})"
+            + (f" or (rows, {length})" if features == 1 else ""),
+            code="model-input",
+        )
+    return x

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from sparkdl.exceptions import ConfigError, ModelError
-from sparkdl.nn.models.arguments import check_share, check_sizes
+from sparkdl.exceptions import ConfigError
+from sparkdl.nn.models.arguments import check_share, check_sizes, with_features
 
 
 class PatchTransformer(nn.Module):
@@ -75,13 +75,7 @@ class PatchTransformer(nn.Module):
 
     def forward(self, series: Tensor) -> Tensor:
         """Return the forecast of each row."""
-        x = series.unsqueeze(2) if series.dim() == 2 else series
-        if x.dim() != 3 or x.shape[1:] != (self.steps, self.features):
-            raise ModelError(
-                f"the series has shape {tuple(series.shape)}; expected (rows, {self.steps}, {self.features})"
-                + (f" or (rows, {self.steps})" if self.features == 1 else ""),
-                code="model-input",
-            )
+        x = with_features(series, self.features, self.steps)
         x = torch.cat([x, x[:, -1:].expand(-1, self.stride, -1)], 1)
         patches = x.unfold(1, self.patch, self.stride).flatten(2)
         tokens = self.drop(self.embed(patches) + self.positions)

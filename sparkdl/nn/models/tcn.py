@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from sparkdl.exceptions import ModelError
-from sparkdl.nn.models.arguments import check_share, check_sizes
+from sparkdl.nn.models.arguments import check_share, check_sizes, with_features
 
 
 class TCN(nn.Module):
@@ -75,13 +74,7 @@ class TCN(nn.Module):
 
     def forward(self, series: Tensor) -> Tensor:
         """Return the forecast of each row."""
-        x = series.unsqueeze(2) if series.dim() == 2 else series
-        if x.dim() != 3 or x.shape[2] != self.features:
-            raise ModelError(
-                f"the series has shape {tuple(series.shape)}; expected (rows, steps, {self.features})"
-                + (" or (rows, steps)" if self.features == 1 else ""),
-                code="model-input",
-            )
+        x = with_features(series, self.features)
         last = self.levels(x.transpose(1, 2))[:, :, -1]
         forecast: Tensor = self.head(last)
         return forecast if self.targets == 1 else forecast.reshape(-1, self.horizon, self.targets)
