@@ -6,6 +6,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import optuna
@@ -34,17 +35,10 @@ def sampler_of(search: Any, space: Space, seed: int) -> BaseSampler:
             f"search={search!r:.100}: expected one of {', '.join(map(repr, made))}, or a sampler of Optuna "
             "such as optuna.samplers.TPESampler(seed=0)"
         )
-    if search == "cmaes":
-        _need("cmaes", "search='cmaes'")
+    if search == "cmaes" and find_spec("cmaes") is None:
+        raise ImportError("search='cmaes' needs the package cmaes: pip install cmaes")
     with Quiet():
         return made[search]()
-
-
-def _need(module: str, what: str) -> None:
-    from importlib.util import find_spec
-
-    if find_spec(module) is None:
-        raise ImportError(f"{what} needs the package {module}: pip install {module}")
 
 
 class Asker:
