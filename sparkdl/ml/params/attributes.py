@@ -56,15 +56,7 @@ class HasAttributes(Params):
 
     def __init__(self) -> None:
         super().__init__()
-        self.module = None
-        self.loss = None
-        self.optimizer = None
-        self.schedule = None
-        self.metrics = None
-        self.hooks = ()
-        self.groups = ()
-        self.clip = None
-        self.options = _EMPTY["options"]
+        self._take(**ATTRIBUTES)
 
     def __repr__(self) -> str:
         """Return the estimator with what was set and is not the default."""
