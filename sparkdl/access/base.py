@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from sparkdl._spark.frames import Task
 from sparkdl._spark.tasks import broadcast_value
 from sparkdl.access.in_pieces import ChainTask
-from sparkdl.access.stages import Chain, Kept, ParameterSync
+from sparkdl.access.stages import Chain, Kept
 from sparkdl.session import Executors
 from sparkdl.wire.frame import Packed, Parts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from sparkdl.access.sync import ShuffledSync
 
 T = TypeVar("T")
 
@@ -255,7 +257,7 @@ class Access(Protocol):
         state: Kept | None,
         broadcasts: Sequence[Any],
         profile: Any,
-    ) -> ParameterSync:
+    ) -> ShuffledSync:
         """Return what runs an iteration as jobs of its own.
 
         Args:

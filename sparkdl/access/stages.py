@@ -1,11 +1,10 @@
-"""Protocols of what runs stages over a partition store: chains of them, and the jobs of a parameter sync."""
+"""Protocols of what runs stages over a partition store, alone and in chains."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from sparkdl.access.in_pieces import ChainTask
 from sparkdl.wire.frame import Buffer
@@ -120,47 +119,4 @@ class Chain(Protocol):
 
     def release(self) -> None:
         """Delete all files on the executors for the store."""
-        ...
-
-
-class ParameterSync(Protocol):
-    """Runs an iteration as jobs of its own: one that scatters frames to shards, and those that reduce them.
-
-    It is a context, at whose end everything is released but what stays; after an error, that too.
-    """
-
-    def __enter__(self) -> Self:
-        """Begin."""
-        ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Release what was scattered."""
-        ...
-
-    def scatter(self, name: str) -> None:
-        """Run the job whose frames are written for the shards."""
-        ...
-
-    def reduce(self, task: ChainTask, name: str, *, leaves: bool) -> list[Buffer]:
-        """Run a job over the frames of each shard: its state, and what was scattered to it.
-
-        Args:
-            task: yields frames for the driver; if ``leaves``, keyed ones as the last stage of a chain.
-            name: names the job in the Spark UI.
-            leaves: whether later jobs get what stays in place of what was scattered.
-        """
-        ...
-
-    def finish(
-        self, task: ChainTask, name: str, *, kept_bytes: int | None
-    ) -> tuple[list[Buffer], Kept | None]:
-        """Run the last job.
-
-        Args:
-            task: as for :meth:`reduce`.
-            name: names the job in the Spark UI.
-            kept_bytes: length of a frame that stays, about; ``None`` if none does.
-        """
         ...

@@ -16,7 +16,10 @@ from sparkdl.wire.pieces import joined
 
 
 class ShuffledSync:
-    """Runs an iteration as jobs of its own; see :class:`sparkdl.access.stages.ParameterSync`."""
+    """Runs an iteration as jobs of its own: one that scatters frames to shards, and those that reduce them.
+
+    It is a context, at whose end everything is released but what stays; after an error, that too.
+    """
 
     def __init__(
         self,
@@ -57,7 +60,13 @@ class ShuffledSync:
         self._jobs.run_map_side(self._shuffled)
 
     def reduce(self, task: ChainTask, name: str, *, leaves: bool) -> list[Buffer]:
-        """Run a job over the frames of each shard."""
+        """Run a job over the frames of each shard: its state, and what was scattered to it.
+
+        Args:
+            task: yields frames for the driver; if ``leaves``, keyed ones as the last stage of a chain.
+            name: names the job in the Spark UI.
+            leaves: whether later jobs get what stays in place of what was scattered.
+        """
         results = self._stage(task, keyed=leaves)
         if leaves:
             self._left = results
@@ -67,7 +76,7 @@ class ShuffledSync:
     def finish(
         self, task: ChainTask, name: str, *, kept_bytes: int | None
     ) -> tuple[list[Buffer], JavaObject | None]:
-        """Run the last job."""
+        """Run the last job, which keeps frames of about so many bytes, if any."""
         keyed = kept_bytes is not None
         results = self._stage(task, keyed=keyed)
         if kept_bytes is not None:

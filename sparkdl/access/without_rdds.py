@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 from sparkdl.access.in_pieces import ChainTask
-from sparkdl.access.stages import Kept, ParameterSync
+from sparkdl.access.stages import Kept
 from sparkdl.exceptions import ConfigError
 from sparkdl.wire.frame import Parts
 
@@ -55,7 +55,7 @@ class WithoutRdds:
         state: Kept | None,
         broadcasts: Sequence[Any],
         profile: Any,
-    ) -> ParameterSync:
+    ) -> NoReturn:
         """Refuse."""
         raise ConfigError(
             "exchange='driver' needs RDDs, which this session has not; take another exchange, or fit in a "
