@@ -163,10 +163,6 @@ class Order:
         """Return the number of a stream's chunks."""
         return len(self._cut(stream)[0])
 
-    def end_of(self, stream: int, chunk: int) -> int:
-        """Return how many rows of a stream come up to the end of a chunk."""
-        return int(self._cut(stream)[1][chunk + 1])
-
     def spans(self, stream: int, chunk: int) -> list[Span]:
         """Return the rows of a chunk as they lie in the files."""
         return self._cut(stream)[0][chunk]
