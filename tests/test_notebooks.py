@@ -35,7 +35,8 @@ def name_of(path: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_a_notebook_runs(path: Path) -> None:
+def test_a_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ROWS", "1000000")  # of a table that is of several GB in what is committed
     for package in NEEDS.get(path.stem, ("matplotlib",)):
         if find_spec(package) is None:
             pytest.skip(f"needs {package}")

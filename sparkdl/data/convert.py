@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -79,10 +80,28 @@ def from_arrow(plan: ColumnPlan, column: pa.Array, row_name: RowName) -> Array:
         shape.append(length)
         column = column.flatten()
         _no_nulls(plan, column, prod(shape), row_name, "null inside the array")
-    if pa.types.is_decimal(column.type) or pa.types.is_null(column.type):  # of no values, JSON tells no type
+    if pa.types.is_decimal(column.type) and np.dtype(plan.dtype or "float32").kind in "iu":
+        column = _whole(plan, column, prod(shape), row_name)
+    elif pa.types.is_decimal(column.type) or pa.types.is_null(column.type):  # of no values, JSON has no type
         column = column.cast(pa.float64())
     values: Array = column.to_numpy(zero_copy_only=False)
     return _finish(plan, values.reshape(rows, *shape) if rows else values.reshape(0), row_name)
+
+
+def _whole(plan: ColumnPlan, column: pa.Array, per_row: int, row_name: RowName) -> pa.Array:
+    """Return decimals as int64, exactly: as float64 large ones would be rounded."""
+    try:
+        return column.cast(pa.int64())
+    except pa.ArrowInvalid:
+        info = np.iinfo(np.int64)
+        for index, value in enumerate(column.to_pylist()):
+            if value != int(value) or not info.min <= value <= info.max:
+                _misfit(plan, value, row_name(index // per_row))
+        raise
+
+
+def _misfit(plan: ColumnPlan, value: Decimal, row: str) -> NoReturn:
+    raise DataError(f"{plan.words}, {row}: {value} does not fit {plan.dtype}", code="data-value")
 
 
 def _depth(data_type: pa.DataType) -> int:
@@ -151,6 +170,13 @@ def _numbers(plan: ColumnPlan, value: Any, row: str) -> Array:
         array: Array = np.asarray(value)
     except ValueError:  # lists of several lengths
         array = np.empty(0, object)
+    if array.dtype == object and array.size and all(isinstance(item, Decimal) for item in array.flat):
+        if np.dtype(plan.dtype or "float32").kind not in "iu":
+            return array.astype(np.float64)
+        for item in array.flat:
+            if item != int(item):
+                _misfit(plan, item, row)
+        return np.array([int(item) for item in array.flat]).reshape(array.shape)
     if array.dtype == object or array.dtype.kind not in "biuf":
         null = value is None or (array.dtype == object and any(item is None for item in array.flat))
         what = "null" if null else f"{value!r:.100} is not a number or an array of numbers of one shape"
@@ -193,7 +219,7 @@ def _finish(plan: ColumnPlan, values: Array, row_name: RowName) -> Array:
     if values.dtype.kind not in "biuf":
         raise DataError(f"{plan.words}: values of type {values.dtype} are not numbers", code="data-type")
     rows = len(values)
-    dtype = np.dtype(plan.dtype or default_dtype(values.dtype))
+    dtype = np.dtype(plan.dtype or default_dtype(values.dtype, values.ndim))
     if plan.shape is not None and rows:
         if prod(values.shape[1:]) != prod(plan.shape):
             raise DataError(
@@ -213,9 +239,9 @@ def _finish(plan: ColumnPlan, values: Array, row_name: RowName) -> Array:
     return out
 
 
-def default_dtype(dtype: np.dtype[Any]) -> str:
-    """Choose the stored dtype of values of ``dtype``."""
-    if dtype == np.uint8:
+def default_dtype(dtype: np.dtype[Any], dimensions: int) -> str:
+    """Choose the stored dtype of values of ``dtype``; bytes of arrays, of two dimensions or more, stay so."""
+    if dtype == np.uint8 and dimensions > 1:
         return "uint8"
     return "int64" if dtype.kind in "iu" else "float32"
 

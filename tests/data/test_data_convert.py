@@ -54,6 +54,8 @@ def test_arrow_types_become_their_default_dtype(kind, values, dtype, depth):
     for _ in range(depth):
         values = [values, values]
     result = arrow(pa.array(values, listed(depth, kind)))
+    if dtype == "uint8" and not depth:
+        dtype = "int64"  # bytes of arrays are pixels, a number is a number
     assert result.dtype == dtype
     assert result.shape == (2,) * (depth + 1)
     assert result.flags.c_contiguous
@@ -66,6 +68,41 @@ def test_the_planned_dtype_wins(kind, dtype):
     result = arrow(pa.array([1, 0, 1]).cast(kind), dtype=dtype)
     assert result.dtype == dtype
     assert result.tolist() == [1, 0, 1]
+
+
+LARGE = [2**53 + 1, 2**60 + 1, -(2**63), 7]
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("kind", [pa.decimal128(20, 0), pa.decimal128(38, 2), pa.decimal256(50, 0)], ids=str)
+def test_decimals_become_whole_numbers_exactly(kind, depth):
+    values = [Decimal(value) for value in LARGE]
+    nested = [[value, value] for value in values] if depth else values
+    column = pa.array(nested, listed(depth, kind))
+    expected = [[value, value] for value in LARGE] if depth else LARGE
+    assert arrow(column, dtype="int64").tolist() == expected
+    assert rows(nested, dtype="int64").tolist() == expected
+    small = pa.array([[Decimal(300)], [Decimal(7)]], pa.list_(pa.decimal128(20, 0)))
+    with pytest.raises(DataError, match="row 0: 300 does not fit uint8"):
+        arrow(small, dtype="uint8")
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [(Decimal(2**53) + Decimal("0.5"), pa.decimal128(20, 1)), (Decimal(2**63), pa.decimal128(20, 0))],
+)
+def test_decimals_that_are_no_int64_are_named(value, kind):
+    with pytest.raises(DataError, match=rf"row 1: {value} does not fit int64"):
+        arrow(pa.array([Decimal(1), value], kind), dtype="int64")
+    with pytest.raises(DataError, match=r"row 1: [\d.e+]* does not fit int64"):
+        rows([Decimal(1), value], dtype="int64")
+
+
+def test_decimals_of_pandas_are_numbers():
+    assert rows([Decimal("1.25"), Decimal(2)]).tolist() == [1.25, 2]
+    assert rows([[Decimal("1.25"), Decimal(2)]]).tolist() == [[1.25, 2]]
+    with pytest.raises(DataError, match="row 1: null"):
+        rows([Decimal(1), None])
 
 
 def test_large_lists_and_chunks_cut_from_a_column():
@@ -342,4 +379,5 @@ def test_rows_are_named_by_input_partition_and_position():
     [("uint8", "uint8"), ("int8", "int64"), ("uint32", "int64"), ("bool", "float32"), ("float64", "float32")],
 )
 def test_default_dtype(dtype, stored):
-    assert default_dtype(np.dtype(dtype)) == stored
+    assert default_dtype(np.dtype(dtype), 2) == stored
+    assert default_dtype(np.dtype(dtype), 1) == stored.replace("uint8", "int64")

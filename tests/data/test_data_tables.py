@@ -61,7 +61,6 @@ def test_columns_become_what_those_of_spark_become(column: Any, dtype: str, valu
         ({"features": "x"}, "features column 'x' is not in the DataFrame; it has i, f, b"),
         ({"features": "s"}, "column 's', row 0: 'x' is not a number"),
         ({"features": "d"}, "column 'd': values of type datetime64.* are not numbers"),
-        ({"features": "m"}, "column 'm', row 0: Decimal.*is not a number"),
         ({"features": "null"}, "column 'null', row 1: null; drop or fill"),
         ({"features": "holes"}, "column 'holes', row 1: null"),
         ({"features": "raw"}, r"column 'raw' is binary.*Column\('raw', shape="),

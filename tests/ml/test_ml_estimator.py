@@ -1,5 +1,6 @@
 """Fitting: what is chosen, what is checked, and what the Trainer is told."""
 
+import math
 from functools import partial
 
 import numpy as np
@@ -486,6 +487,29 @@ def test_rows_with_nulls_are_left_out_if_wanted(spark):
     assert sum(est.fit(df).summary.history.column("samples")) == 2
     with pytest.raises(DataError, match="null"):
         est.copy({est.handleInvalid: "error"}).fit(df)
+
+
+def test_columns_that_float32_cannot_tell_apart_are_refused(spark):
+    """Their values would all be the same one, or a few."""
+    near = [1.7e9 + 100 * math.sin(i) for i in range(50)]
+    df = spark.createDataFrame(
+        [(Vectors.dense(x, 1.0), x, math.sin(i)) for i, x in enumerate(near)], ["features", "t", "y"]
+    )
+    words = r"about 17000000\d\d.*, with a deviation of \d\d.*; float32, .*steps of 128 there. Subtract"
+    with pytest.raises(DataError, match=f"column 't': its values are {words}"):
+        TorchRegressor(featuresCols=["y"], labelCol="t").fit(df)
+    with pytest.raises(DataError, match=f"column 'features', value 0: its values are {words}.*featuresCols"):
+        TorchRegressor(labelCol="y").fit(df)
+    model = TorchRegressor(featuresCols=["t"], labelCol="y", maxEpochs=1).fit(df)
+    assert len({row.prediction for row in model.transform(df).collect()}) > 40
+
+
+def test_constant_columns_and_those_far_from_zero_are_no_mistake():
+    constant = np.array([0.1, 1.7e9]), np.array([1e-17, 1e-7])
+    far = np.array([1.7e9]), np.array([9e6])
+    mean, deviation = fitting.joined({"c": constant, "f": far}, ["c", "f"])
+    assert mean.dtype == deviation.dtype == torch.float32
+    assert mean.tolist() == np.float32([0.1, 1.7e9, 1.7e9]).tolist()
 
 
 def test_weights_weigh_rows(spark):

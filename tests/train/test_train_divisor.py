@@ -77,3 +77,28 @@ def test_one_partition_is_torch_whatever_the_loss_is(spark: Any) -> None:
     with warnings.catch_warnings(), Dataset.from_numpy(arrays.x, arrays.y, num_partitions=1) as data:
         warnings.simplefilter("error")
         trainer(total, batch_size=30).fit(data)
+
+
+@pytest.mark.parametrize("exchange", ["replicated", "driver"])
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_a_batch_without_a_label_that_counts_takes_no_step(
+    spark: Any, partitions: int, exchange: str
+) -> None:
+    """Plain torch would take one with a gradient of zero: weights decay, and momentum moves them."""
+    arrays = partitioned([30])[0]
+    y = arrays.y.copy()
+    y[10:20] = -100
+    optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.5)
+    options = {"batch_size": 10, "shuffle": False, "exchange": exchange, "end_when": MaxIteration(3)}
+    run = Trainer(module(), loss=nn.CrossEntropyLoss(), optimizer=optimizer, progress=False, **options)
+    with Dataset.from_numpy(arrays.x, y, spark=spark, num_partitions=partitions) as data:
+        result = run.fit(data)
+    plain, x = module(), torch.from_numpy(arrays.x)
+    own = optimizer(plain.parameters())
+    for rows in (slice(0, 10), slice(20, 30)):
+        own.zero_grad()
+        functional.cross_entropy(plain(x[rows]), torch.from_numpy(y[rows])).backward()
+        own.step()
+    torch.testing.assert_close(result.module.weight, plain.weight, rtol=1e-5, atol=1e-6)
+    losses = [row["loss"] for row in result.history]
+    assert losses[1] == losses[0] != losses[2]  # nothing is known of a loss of its own

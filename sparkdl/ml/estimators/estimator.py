@@ -38,6 +38,11 @@ from sparkdl.nn.models.tabular import Tabular
 from sparkdl.saved.source import ModuleSource
 from sparkdl.train.given import knows_loss
 
+_OF_NUMBERS = (
+    "; columns of numbers that featuresCols names need no such step, for they are standardised before they "
+    "become float32"
+)
+
 
 @constructed_by(EstimatorKeywords, ATTRIBUTES)
 class TorchEstimator(FitsTorch, HasOutputs, Estimator[TorchModel]):
@@ -233,7 +238,7 @@ class TorchClassifier(FitsTorch, HasClassOutputs, HasScaling, ProbabilisticClass
         module, source = _perceptron(self, rows, classes)
         if self.getStandardization() and isinstance(module, MLP):
             found = rows.once("moments", partial(fitting.moments, rows.train, rows.inputs))
-            module.scale_inputs(*fitting.joined(list(found.values())))
+            module.scale_inputs(*fitting.joined(found, found, _OF_NUMBERS))
         return module, source
 
 
@@ -306,7 +311,7 @@ class TorchRegressor(FitsTorch, HasPrediction, HasScaling, Regressor[TorchRegres
             if self.getStandardization() and isinstance(module, Tabular):
                 label = self.getLabelCol()
                 found = rows.once("moments", partial(fitting.moments, rows.train, {label: targets}))
-                module.scale_outputs(*fitting.joined([found[label]]))
+                module.scale_outputs(*fitting.joined(found, [label]))
             return module, source
         module, source = _perceptron(self, rows, prod(targets))
         if self.getStandardization():
@@ -315,9 +320,9 @@ class TorchRegressor(FitsTorch, HasPrediction, HasScaling, Regressor[TorchRegres
             shapes = {**inputs, label: targets}
             found = rows.once("moments", partial(fitting.moments, rows.train, shapes))
             if isinstance(module, MLP):
-                module.scale_inputs(*fitting.joined([found[column] for column in inputs]))
+                module.scale_inputs(*fitting.joined(found, inputs, _OF_NUMBERS))
             if isinstance(module, MLP | SparseMLP):
-                module.scale_outputs(*fitting.joined([found[label]]))
+                module.scale_outputs(*fitting.joined(found, [label]))
         return module, source
 
 

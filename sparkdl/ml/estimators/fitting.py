@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -255,12 +255,48 @@ def _check_finite(df: DataFrame, name: str, vector: Column) -> None:
         )
 
 
-def joined(parts: Sequence[tuple[Array, Array]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Join the moments of several columns, as float32."""
-    return (
-        torch.from_numpy(np.concatenate([mean for mean, _ in parts]).astype(np.float32)),
-        torch.from_numpy(np.concatenate([deviation for _, deviation in parts]).astype(np.float32)),
+_COARSE = 0.05
+"""Steps between neighbours in float32, in deviations of a column: more are too coarse to learn from."""
+
+
+_ROUNDING = 1e-12
+"""Deviations of constant columns, from sums in float64, are a smaller part than this of their values."""
+
+
+def joined(
+    moments: Mapping[str, tuple[Array, Array]], columns: Iterable[str], advice: str = ""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Join the moments of several columns, as float32.
+
+    Args:
+        moments: mean and deviation of each value, by column.
+        columns: which of them.
+        advice: what else errors say to do.
+
+    Raises:
+        DataError: naming the column whose values differ by so little that float32, in which modules compute,
+            cannot tell them apart.
+    """
+    names = list(columns)
+    for name in names:
+        mean, deviation = moments[name]
+        steps = np.spacing(np.abs(mean).astype(np.float32)).astype(np.float64)
+        varies = deviation > _ROUNDING * np.abs(mean)
+        coarse = np.flatnonzero(varies & (steps > _COARSE * deviation))
+        if len(coarse):
+            at = int(coarse[0])
+            place = f", value {at}" if len(mean) > 1 else ""
+            raise DataError(
+                f"column {name!r}{place}: its values are about {mean[at]:.10g}, with a deviation of "
+                f"{deviation[at]:.4g}; float32, in which modules compute, has steps of {steps[at]:.4g} "
+                f"there. Subtract about the mean from it first{advice}",
+                code="data-value",
+            )
+    means, deviations = (
+        torch.from_numpy(np.concatenate([moments[name][part] for name in names]).astype(np.float32))
+        for part in (0, 1)
     )
+    return means, deviations
 
 
 def rows_of(data: Dataset, keys: Sequence[str]) -> list[Any]:

@@ -392,7 +392,7 @@ def _as_tensor(rows: Any) -> torch.Tensor:
     if isinstance(rows, torch.Tensor):
         return rows
     array = np.asarray(rows)
-    return torch.from_numpy(array.astype(default_dtype(array.dtype)))
+    return torch.from_numpy(array.astype(default_dtype(array.dtype, array.ndim)))
 
 
 def _values(value: Any) -> tuple[Any, ...]:
