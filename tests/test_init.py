@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
@@ -22,7 +23,7 @@ from sparkdl.cli.delimited import Csv
 from sparkdl.cli.schema import read_table
 from sparkdl.cli.submit import command as submit
 from sparkdl.cli.submit.job import Job, read_job_file
-from sparkdl.exceptions import DataError, SparkdlError
+from sparkdl.exceptions import ConfigError, DataError, SparkdlError
 from sparkdl.serve import Predictor
 
 COLUMNS = {
@@ -98,6 +99,45 @@ def test_the_script_is_in_good_style(table: str, label: str, kind: str) -> None:
     options = ["--isolated", "--line-length", "110"]
     subprocess.run([*ruff, "check", *options, "--select", "E,F,W,UP,B", "shop/train.py"], check=True)
     subprocess.run([*ruff, "format", *options, "--check", "shop/train.py"], check=True)
+
+
+@pytest.mark.parametrize("label", ["grade", "member", "spent"])
+@pytest.mark.parametrize("more", [[], ["--drop-nulls"]])
+def test_the_script_for_files_where_they_lie_is_in_good_style(
+    table: str, label: str, more: list[str], capsys: Any
+) -> None:
+    arguments = ["--label", label, "--features", "age,count", "--in-place", *more]
+    assert main(["init", "shop", "--data", table, *arguments]) == 0
+    ruff = [sys.executable, "-m", "ruff"]
+    options = ["--isolated", "--line-length", "110"]
+    subprocess.run([*ruff, "check", *options, "--select", "E,F,W,UP,B", "shop/train.py"], check=True)
+    subprocess.run([*ruff, "format", *options, "--check", "shop/train.py"], check=True)
+    script = Path("shop/train.py").read_text()
+    assert "Dataset.from_parquet(DATA" in script
+    assert ("is_valid()" in script) == bool(more)
+    assert ("CrossEntropyLoss" in script) == (label != "spent")
+
+
+def test_numbers_alone_are_learned_from_where_they_lie(table: str, tmp_path: Path) -> None:
+    found = read_table(table, "grade", nulls=True, in_place=True)
+    assert set(found.features) == {"age", "member", "income", "spent", "count"}
+    assert dict(found.left_out)["city"] == "string: --in-place learns from numbers alone"
+    with pytest.raises(
+        DataError, match="label 'kind': --in-place takes classes that are numbers from 0 on; found a, b"
+    ):
+        read_table(table, "kind", nulls=True, in_place=True)
+    with pytest.raises(DataError, match="feature 'city' is string: --in-place"):
+        read_table(table, "grade", ["city"], in_place=True)
+    with pytest.raises(DataError, match=r"nulls in income \(1\)"):
+        read_table(table, "grade", ["income"], in_place=True)
+    csv.write_csv(pa.table(COLUMNS).drop_columns("tags"), "shop.csv")
+    with pytest.raises(ConfigError, match="--in-place reads Parquet, and 'shop.csv' is CSV"):
+        read_table("shop.csv", "grade", in_place=True)
+    (tmp_path / "delta" / "_delta_log").mkdir(parents=True)
+    pq.write_table(pa.table(COLUMNS), tmp_path / "delta" / "old.parquet")
+    for in_place in (True, False):
+        with pytest.raises(ConfigError, match="is a Delta table, whose folder has files of other versions"):
+            read_table(str(tmp_path / "delta"), "grade", in_place=in_place)
 
 
 ODD = 'x"""\nopen("pwned", "w")\n"""'
@@ -304,6 +344,27 @@ def test_a_label_of_fractions_that_may_be_classes_is_told(
     assert read_table("a.parquet", "bad", task="classification").classes == ("0.0", "1.0")
     for label, task in (("price", None), ("one", None), ("bad", "regression"), ("bad", "classification")):
         assert not read_table("a.parquet", label, task=task).note  # type: ignore[arg-type]
+
+
+@pytest.mark.cluster
+def test_a_starter_trains_on_files_where_they_lie(
+    tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    monkeypatch.chdir(tmp_path)
+    x = np.random.default_rng(0).normal(size=(1200, 2))
+    columns = {"a": x[:, 0], "b": [None, *x[1:, 1]], "above": (x.sum(1) > 0).astype(int)}
+    pq.write_table(pa.table(columns), "rows.parquet", row_group_size=100)
+    arguments = ["--label", "above", "--in-place", "--drop-nulls"]
+    assert main(["init", "new", "--data", "rows.parquet", *arguments]) == 0
+    monkeypatch.chdir("new")
+    conf = ["--master", "local[2]", "--conf", "spark.ui.enabled=false"]
+    assert main(["submit", "--conf-file", "job.toml", *conf, "--", "--epochs", "6", "--lr", "0.01"]) == 0
+    out = capfd.readouterr().out
+    assert float(re.findall(r"^val/accuracy=(.*)$", out, re.MULTILINE)[0]) > 0.9
+    assert Path("runs/first/model.safetensors").exists()
+    assert main(["runs", "runs"]) == 0
+    assert "finished" in capfd.readouterr().out
 
 
 @pytest.mark.cluster

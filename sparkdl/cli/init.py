@@ -19,6 +19,7 @@ examples:
   sparkdl init first
   sparkdl init iris --data iris.parquet --label species
   sparkdl init homes --data homes.csv --label price --features rooms,area --drop-nulls
+  sparkdl init rides --data s3://lake/rides --label fare --in-place
   sparkdl init jobs --cluster yarn --data hdfs:///tables/homes --label price
 
 Without --data the script makes up rows, so that it runs at once. Files that exist are left alone.
@@ -45,13 +46,16 @@ def register(subparsers: Any) -> None:
     )
     parser.add_argument("--task", choices=("classification", "regression"), help="what to predict")
     parser.add_argument("--drop-nulls", action="store_true", help="leave out rows that have nulls")
+    parser.add_argument(
+        "--in-place", action="store_true", help="train on the Parquet files where they lie, on numbers alone"
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the files and say what comes next."""
     table = _table(args)
-    files = starter(table, args.cluster, args.master, nulls=args.drop_nulls)
+    files = starter(table, args.cluster, args.master, nulls=args.drop_nulls, in_place=args.in_place)
     there = [name for name in files if (args.folder / name).exists()]
     if there:
         raise ConfigError(
@@ -88,14 +92,24 @@ def _table(args: argparse.Namespace) -> Table | None:
                 raise ConfigError(
                     f"--{name} needs --data: a file or folder of Parquet or CSV", code="config-command"
                 )
+        if args.in_place:
+            raise ConfigError("--in-place needs --data: a file or folder of Parquet", code="config-command")
         return None
     if args.label is None:
         raise ConfigError("--data needs --label: the column to predict", code="config-command")
     features = [name.strip() for name in args.features.split(",")] if args.features is not None else None
-    return read_table(args.data, args.label, features, args.task, nulls=args.drop_nulls)
+    how = {"nulls": args.drop_nulls, "in_place": args.in_place}
+    return read_table(args.data, args.label, features, args.task, **how)
 
 
-def starter(table: Table | None, cluster: str, master: str | None, *, nulls: bool = False) -> dict[str, str]:
+def starter(
+    table: Table | None,
+    cluster: str,
+    master: str | None,
+    *,
+    nulls: bool = False,
+    in_place: bool = False,
+) -> dict[str, str]:
     """Return the files by name.
 
     Args:
@@ -103,6 +117,7 @@ def starter(table: Table | None, cluster: str, master: str | None, *, nulls: boo
         cluster: one of :data:`sparkdl.cli.clusters.KINDS`.
         master: the cluster's address; an example of one by default.
         nulls: whether to leave out rows with nulls.
+        in_place: whether rows of the table stay in their files.
     """
     master = master or templates.MASTERS.get(cluster, "local[*]" if cluster == "local" else cluster)
     title = "Train a classifier of made-up points"
@@ -116,8 +131,12 @@ def starter(table: Table | None, cluster: str, master: str | None, *, nulls: boo
         )
     quoted = f"'{master}'" if "'" not in master else shlex.quote(master)
     values = {"title": _line(title), "cluster": cluster, "master": _line(quoted), "notes": notes}
+    if table is not None and in_place:
+        script = templates.IN_PLACE.substitute(_in_place(table, nulls), title=f"{_escaped(title)}.")
+    else:
+        script = templates.SCRIPT.substitute(_script(table, nulls), title=f"{_escaped(title)}.")
     return {
-        "train.py": templates.SCRIPT.substitute(_script(table, nulls), title=f"{_escaped(title)}."),
+        "train.py": script,
         "job.toml": Template(templates.JOBS[cluster]).safe_substitute(master=_toml(master)),
         "README.md": templates.README.substitute(values),
     }
@@ -148,6 +167,36 @@ def _script(table: Table | None, nulls: bool) -> dict[str, str]:
         "estimator": "TorchClassifier" if classes else "TorchRegressor",
         "score": templates.SCORE_CLASSES if classes else templates.SCORE_NUMBERS,
     }
+
+
+def _in_place(table: Table, nulls: bool) -> dict[str, str]:
+    """Return the values for the template of a script whose rows stay in their files."""
+    constants = [f"DATA = {_literal(table.path)}"]
+    constants += [f"LABEL = {_literal(table.label)}", f"FEATURES = {_listed(table.features)}"]
+    found = {"reduce": "", "and_": "", "arrow": "", "filter": "", "given": ""}
+    if nulls:
+        found = {
+            "reduce": ", reduce",
+            "and_": "\nfrom operator import and_",
+            "arrow": "import pyarrow.compute as pc\n",
+            "filter": "    known = reduce(and_, (pc.field(n).is_valid() for n in [*FEATURES, LABEL]))\n",
+            "given": ", filter=known",
+        }
+    if table.scale is not None:
+        mean, deviation = table.scale
+        constants += [f"MEAN, DEVIATION = {mean!r}, {deviation!r}  # of LABEL: the network begins there"]
+        answer = "MEAN + DEVIATION * self.layers(x).squeeze(1)"
+        parts = {"column": "Dataset", "outputs": "1", "answer": answer, "label": "LABEL", "kind": ""}
+        parts |= {"metric": "MeanAbsoluteError", "arguments": "", "score": "mean_absolute_error"}
+        parts["loss"] = "HuberLoss"
+    else:
+        constants.append(f"CLASSES = {len(table.classes)}")
+        parts = {"column": "Column, Dataset", "outputs": "CLASSES", "answer": "self.layers(x)"}
+        parts |= {"label": "classes", "kind": ".classification", "loss": "CrossEntropyLoss"}
+        parts |= {"metric": "MulticlassAccuracy", "score": "accuracy"}
+        parts["arguments"] = 'CLASSES, average="micro"'
+        found["filter"] += '    classes = Column(LABEL, dtype="int64")\n'
+    return found | parts | {"constants": "\n".join(constants)}
 
 
 def _literal(text: str) -> str:

@@ -43,6 +43,7 @@ class Table:
         rows: how many there are.
         csv: how CSV files are to be read; ``None`` for Parquet.
         note: what may not be meant.
+        scale: mean and deviation of the label, where a module predicts it from the files themselves.
     """
 
     path: str
@@ -54,6 +55,7 @@ class Table:
     rows: int
     csv: Csv | None = None
     note: str = ""
+    scale: tuple[float, float] | None = None
 
 
 def read_table(
@@ -63,6 +65,7 @@ def read_table(
     task: Task | None = None,
     *,
     nulls: bool = False,
+    in_place: bool = False,
 ) -> Table:
     """Look at a file or folder of Parquet or CSV.
 
@@ -72,12 +75,17 @@ def read_table(
         features: columns to learn from; by default all others of such types.
         task: by default classification where the label is text, boolean or a whole number with few values.
         nulls: whether rows with nulls will be left out, so that nulls in the label are no error.
+        in_place: whether rows stay in their files, where only numbers can be learned from: Parquet, and
+            classes are numbers from 0.
 
     Raises:
         ConfigError: if the path holds no such file.
         DataError: naming the column that is missing or cannot be used, or a label with nulls.
     """
     data, csv = _open(path)
+    if in_place and csv is not None:
+        raise ConfigError(f"--in-place reads Parquet, and {path!r} is CSV", code="config-command")
+    unfit = _unfit_in_place if in_place else _unfit
     types = {field.name: field.type for field in data.schema}
     for name in (label, *(features or ())):
         if name not in types:
@@ -93,25 +101,36 @@ def read_table(
     left_out = []
     if features is None:
         others = [name for name in types if name != label]
-        left_out = [(name, f"{types[name]}: {why}") for name in others if (why := _unfit(types[name]))]
-        features = [name for name in others if not _unfit(types[name])]
+        left_out = [(name, f"{types[name]}: {why}") for name in others if (why := unfit(types[name]))]
+        features = [name for name in others if not unfit(types[name])]
         if not features:
             found = ", ".join(f"{name} ({types[name]})" for name in others)
             raise DataError(
                 f"{path} has no column to learn from beside {label!r}: it has {found}", code="data-type"
             )
     for name in features:
-        if why := _unfit(types[name]):
+        if why := unfit(types[name]):
             raise DataError(f"feature {name!r} is {types[name]}: {why}", code="data-type")
     rows = data.count_rows()
     if rows == 0:
         raise DataError(f"{path} has no rows", code="data-empty")
     if not nulls:
-        _check_nulls(data, path, [label])
+        _check_nulls(data, path, [label, *(features if in_place else ())])
     note = _note(data, label, types[label]) if task is None else ""
     task, classes = _task(data, path, label, types[label], task)
     columns = tuple(features), tuple(left_out)
-    return Table(_address(path), label, task, classes, *columns, rows, csv, note)
+    scale = None
+    if in_place and task == "classification":
+        if list(classes) not in ([str(n) for n in range(len(classes))], ["false", "true"]):
+            raise DataError(
+                f"label {label!r}: --in-place takes classes that are numbers from 0 on; found "
+                f"{', '.join(classes[:5])}. Write them so, or go without --in-place",
+                code="data-value",
+            )
+    elif in_place:
+        values = pc.cast(data.to_table(columns=[label]).column(label), pa.float64())
+        scale = float(pc.mean(values).as_py()), float(pc.stddev(values).as_py()) or 1.0
+    return Table(_address(path), label, task, classes, *columns, rows, csv, note, scale)
 
 
 def _open(path: str) -> tuple[ds.Dataset, Csv | None]:
@@ -122,6 +141,12 @@ def _open(path: str) -> tuple[ds.Dataset, Csv | None]:
             f"--data {path!r}: the name is not UTF-8, which readers need: rename it",
             code="config-command",
         ) from error
+    if (Path(path) / "_delta_log").is_dir():
+        raise ConfigError(
+            f"--data {path!r} is a Delta table, whose folder has files of other versions, too: train on one "
+            "version by Dataset.from_delta, or read it by Spark",
+            code="config-command",
+        )
     try:
         return open_csv(path) if is_csv(path) else (ds.dataset(path, format="parquet"), None)
     except FileNotFoundError as error:
@@ -155,6 +180,10 @@ def _unfit(kind: pa.DataType) -> str:
         return ""
     remedy = "it is no number, string, boolean or date"
     return next((remedy for check, remedy in _REMEDIES if check(kind)), remedy)
+
+
+def _unfit_in_place(kind: pa.DataType) -> str:
+    return "" if _is_number(kind) else "--in-place learns from numbers alone"
 
 
 def _check_nulls(data: ds.Dataset, path: str, names: Sequence[str]) -> None:

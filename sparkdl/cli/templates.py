@@ -71,6 +71,85 @@ if __name__ == "__main__":
     main()
 ''')
 
+IN_PLACE = Template('''\
+"""$title
+
+    sparkdl submit --conf-file job.toml
+    sparkdl submit --conf-file job.toml -- --epochs 50 --run second
+
+Rows are read where they lie: nothing is copied. Everything here is meant to be changed.
+"""
+
+import argparse
+from functools import partial$reduce
+from importlib.util import find_spec$and_
+
+${arrow}import torch
+from safetensors.torch import save_file
+from torch import nn
+from torchmetrics$kind import $metric
+
+from sparkdl import $column, Trainer, session
+from sparkdl.summary import JsonLines, TensorBoard
+from sparkdl.train import Checkpoint, EarlyStopping, EveryEpoch, MaxEpoch
+
+$constants
+
+
+class Network(nn.Module):
+    """A multilayer perceptron on standardised columns, each of which is a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.BatchNorm1d(len(FEATURES)),
+            nn.Linear(len(FEATURES), 64),
+            nn.ReLU(),
+            nn.Linear(64, 64),
+            nn.ReLU(),
+            nn.Linear(64, $outputs),
+        )
+
+    def forward(self, *columns: torch.Tensor) -> torch.Tensor:
+        x = torch.stack([column.float() for column in columns], 1)
+        return $answer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--run", default="first", help="name of the run, and of its folder in runs")
+    args = parser.parse_args()
+
+    spark = session.builder(app_name=args.run).getOrCreate()
+    folder = f"runs/{args.run}"
+    checkpoint = Checkpoint(f"{folder}/checkpoints", EveryEpoch())
+    hooks = [JsonLines(f"{folder}/history.jsonl"), checkpoint, EarlyStopping(patience=5)]
+    if find_spec("tensorboard"):  # pip install 'sparkdl[tensorboard]'
+        hooks.append(TensorBoard(folder))
+$filter    with Dataset.from_parquet(DATA, features=FEATURES, label=$label$given, spark=spark) as rows:
+        trainer = Trainer(
+            Network(),
+            loss=nn.$loss(),
+            optimizer=partial(torch.optim.Adam, lr=args.lr),
+            batch_size=256,
+            end_when=MaxEpoch(args.epochs),
+            metrics={"$score": $metric($arguments)},
+            hooks=hooks,
+        )
+        # A tenth of the rows, always the same ones, is held out.
+        result = trainer.fit(rows, validation=0.1, resume=True)
+    for name, value in result.scores.items():
+        print(f"{name}={value:.4f}")
+    save_file(result.module.state_dict(), f"{folder}/model.safetensors")
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
+''')
+
 READ = Template('''\
 def read(spark: SparkSession) -> DataFrame:
     """Return the rows to learn from$what."""
