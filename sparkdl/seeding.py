@@ -16,6 +16,7 @@ ORDER = 0
 TASK = 1
 STALENESS = 2
 OPTIMIZER = 3
+SHARES = 4
 
 
 def derive(stream: int, *coordinates: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from pyarrow import parquet
 
 from sparkdl.data.columns import ColumnPlan
+from sparkdl.data.scan import reader as reading
 from sparkdl.data.scan.files import File
 from sparkdl.data.scan.manifest import EVEN, ScanManifest, streams_for
 from sparkdl.data.scan.order import Layout
@@ -127,6 +129,25 @@ def test_reading_that_fails_once_is_tried_again(tmp_path: Path, monkeypatch: pyt
     assert reader.in_order(7, 9).read()["label"].tolist() == [7, 8]
     assert not fails
     reader.close()
+
+
+@pytest.mark.usefixtures("threads")
+def test_what_is_kept_of_a_released_dataset_goes_with_the_next_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "partition"
+    folder.mkdir()
+    kept = Reader(manifest(tmp_path, (100, 100), 6000, 2), folder)
+    monkeypatch.setattr(reading, "_readers", OrderedDict({("store", 1): kept}))
+    kept.in_order(5, 10).read()
+    reading.stop_reading()
+    assert kept._chunks
+    assert reading._readers
+    folder.rmdir()
+    reading.stop_reading()
+    assert not kept._chunks
+    assert not kept._cursors
+    assert not reading._readers
 
 
 def test_streams_by_default() -> None:

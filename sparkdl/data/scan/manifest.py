@@ -69,7 +69,7 @@ class ScanManifest:
         """
         masks = []
         for group, rows in enumerate(self.rows.tolist()):
-            generator = np.random.Generator(np.random.PCG64(seeding.derive(seeding.ORDER, seed, group)))
+            generator = np.random.Generator(np.random.PCG64(seeding.derive(seeding.SHARES, seed, group)))
             places = generator.random(rows)
             inside = (places >= begin) & (places < end)
             known = self.mask(group)

@@ -529,9 +529,8 @@ def reader_of(token: Token) -> Reader:
             reading = json.loads((folder / READING).read_bytes())
         except FileNotFoundError:
             raise PartitionMissingError(str(folder)) from None
-        gone = [name for name, r in _readers.items() if r.folder is not None and not r.folder.exists()]
-        outdated = list(_readers)[: max(0, len(_readers) + 1 - _READERS)]
-        for name in {*gone, *outdated}:
+        _close_gone()
+        for name in list(_readers)[: max(0, len(_readers) + 1 - _READERS)]:
             _readers.pop(name).close()
         cache = None
         if reading["cache_bytes"]:
@@ -545,6 +544,14 @@ def stop_reading() -> None:
     """End all threads of this process that read ahead, at the end of a task."""
     for reader in _readers.values():
         reader.stop()
+    _close_gone()
+
+
+def _close_gone() -> None:
+    """Forget what is in memory of Datasets that were released, and close their files."""
+    gone = [name for name, r in _readers.items() if r.folder is not None and not r.folder.exists()]
+    for name in gone:
+        _readers.pop(name).close()
 
 
 @dataclass(frozen=True, slots=True)
