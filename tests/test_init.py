@@ -135,6 +135,12 @@ def test_numbers_alone_are_learned_from_where_they_lie(table: str, tmp_path: Pat
         read_table("shop.csv", "grade", in_place=True)
     (tmp_path / "delta" / "_delta_log").mkdir(parents=True)
     pq.write_table(pa.table(COLUMNS), tmp_path / "delta" / "old.parquet")
+    for values in ([float("nan"), 1.0], [None, None]):
+        pq.write_table(pa.table({"y": pa.array(values, pa.float64()), "x": [1.0, 2.0]}), "y.parquet")
+        with pytest.raises(
+            DataError, match=r"label 'y' of y.parquet has a mean of (nan|None): expected finite"
+        ):
+            read_table("y.parquet", "y", nulls=True, in_place=True)
     for in_place in (True, False):
         with pytest.raises(ConfigError, match="is a Delta table, whose folder has files of other versions"):
             read_table(str(tmp_path / "delta"), "grade", in_place=in_place)
@@ -346,6 +352,14 @@ def test_a_label_of_fractions_that_may_be_classes_is_told(
         assert not read_table("a.parquet", label, task=task).note  # type: ignore[arg-type]
 
 
+def trained(arguments: list[str], capfd: Any) -> str:
+    """Run the script in this folder on a cluster of two tasks; return what it prints."""
+    conf = ["--master", "local[2]", "--conf", "spark.ui.enabled=false"]
+    assert main(["submit", "--conf-file", "job.toml", *conf, "--", *arguments]) == 0
+    out: str = capfd.readouterr().out
+    return out
+
+
 @pytest.mark.cluster
 def test_a_starter_trains_on_files_where_they_lie(
     tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
@@ -358,9 +372,7 @@ def test_a_starter_trains_on_files_where_they_lie(
     arguments = ["--label", "above", "--in-place", "--drop-nulls"]
     assert main(["init", "new", "--data", "rows.parquet", *arguments]) == 0
     monkeypatch.chdir("new")
-    conf = ["--master", "local[2]", "--conf", "spark.ui.enabled=false"]
-    assert main(["submit", "--conf-file", "job.toml", *conf, "--", "--epochs", "6", "--lr", "0.01"]) == 0
-    out = capfd.readouterr().out
+    out = trained(["--epochs", "6", "--lr", "0.01"], capfd)
     assert float(re.findall(r"^val/accuracy=(.*)$", out, re.MULTILINE)[0]) > 0.9
     assert Path("runs/first/model.safetensors").exists()
     assert main(["runs", "runs"]) == 0
@@ -374,9 +386,7 @@ def test_a_starter_trains_on_a_table(table: str, capfd: Any, monkeypatch: pytest
     arguments = ["--label", "kind", "--features", "grade,age,city,income"]
     assert main(["init", "shop", "--data", "shop.csv", *arguments]) == 0
     monkeypatch.chdir("shop")
-    conf = ["--master", "local[2]", "--conf", "spark.ui.enabled=false"]
-    assert main(["submit", "--conf-file", "job.toml", *conf, "--", "--epochs", "30", "--lr", "0.03"]) == 0
-    out = capfd.readouterr().out
+    out = trained(["--epochs", "30", "--lr", "0.03"], capfd)
     # Some forty rows say little of how well it learns: early stopping looks at five of them.
     assert 0 <= float(re.findall(r"^accuracy=(.*)$", out, re.MULTILINE)[0]) <= 1
     assert re.search(r"^recall of [abc]=[01]\.\d{4}$", out, re.MULTILINE)

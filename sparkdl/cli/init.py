@@ -55,7 +55,7 @@ def register(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the files and say what comes next."""
     table = _table(args)
-    files = starter(table, args.cluster, args.master, nulls=args.drop_nulls, in_place=args.in_place)
+    files = starter(table, args.cluster, args.master, nulls=args.drop_nulls)
     there = [name for name in files if (args.folder / name).exists()]
     if there:
         raise ConfigError(
@@ -102,14 +102,7 @@ def _table(args: argparse.Namespace) -> Table | None:
     return read_table(args.data, args.label, features, args.task, **how)
 
 
-def starter(
-    table: Table | None,
-    cluster: str,
-    master: str | None,
-    *,
-    nulls: bool = False,
-    in_place: bool = False,
-) -> dict[str, str]:
+def starter(table: Table | None, cluster: str, master: str | None, *, nulls: bool = False) -> dict[str, str]:
     """Return the files by name.
 
     Args:
@@ -117,7 +110,6 @@ def starter(
         cluster: one of :data:`sparkdl.cli.clusters.KINDS`.
         master: the cluster's address; an example of one by default.
         nulls: whether to leave out rows with nulls.
-        in_place: whether rows of the table stay in their files.
     """
     master = master or templates.MASTERS.get(cluster, "local[*]" if cluster == "local" else cluster)
     title = "Train a classifier of made-up points"
@@ -131,12 +123,13 @@ def starter(
         )
     quoted = f"'{master}'" if "'" not in master else shlex.quote(master)
     values = {"title": _line(title), "cluster": cluster, "master": _line(quoted), "notes": notes}
-    if table is not None and in_place:
-        script = templates.IN_PLACE.substitute(_in_place(table, nulls), title=f"{_escaped(title)}.")
+    if table is not None and table.in_place:
+        template, filled = templates.IN_PLACE, _in_place(table, nulls)
     else:
-        script = templates.SCRIPT.substitute(_script(table, nulls), title=f"{_escaped(title)}.")
+        template, filled = templates.SCRIPT, _script(table, nulls)
+    filled |= {"title": f"{_escaped(title)}.", "begin": templates.BEGIN}
     return {
-        "train.py": script,
+        "train.py": template.substitute(filled),
         "job.toml": Template(templates.JOBS[cluster]).safe_substitute(master=_toml(master)),
         "README.md": templates.README.substitute(values),
     }

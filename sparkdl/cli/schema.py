@@ -5,14 +5,18 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+from pyarrow import fs
 
 from sparkdl.cli.delimited import Csv, is_csv, open_csv
+from sparkdl.data.scan.files import is_delta
+from sparkdl.data.scan.storage import is_url
 from sparkdl.exceptions import ConfigError, DataError
 
 Task = Literal["classification", "regression"]
@@ -43,7 +47,8 @@ class Table:
         rows: how many there are.
         csv: how CSV files are to be read; ``None`` for Parquet.
         note: what may not be meant.
-        scale: mean and deviation of the label, where a module predicts it from the files themselves.
+        in_place: whether the rows stay in their files.
+        scale: mean and deviation of a number to predict from there.
     """
 
     path: str
@@ -55,6 +60,7 @@ class Table:
     rows: int
     csv: Csv | None = None
     note: str = ""
+    in_place: bool = False
     scale: tuple[float, float] | None = None
 
 
@@ -129,8 +135,13 @@ def read_table(
             )
     elif in_place:
         values = pc.cast(data.to_table(columns=[label]).column(label), pa.float64())
-        scale = float(pc.mean(values).as_py()), float(pc.stddev(values).as_py()) or 1.0
-    return Table(_address(path), label, task, classes, *columns, rows, csv, note, scale)
+        mean = pc.mean(values).as_py()
+        if mean is None or not isfinite(mean):
+            raise DataError(
+                f"label {label!r} of {path} has a mean of {mean}: expected finite numbers", code="data-value"
+            )
+        scale = mean, pc.stddev(values).as_py() or 1.0
+    return Table(_address(path), label, task, classes, *columns, rows, csv, note, in_place, scale)
 
 
 def _open(path: str) -> tuple[ds.Dataset, Csv | None]:
@@ -141,14 +152,17 @@ def _open(path: str) -> tuple[ds.Dataset, Csv | None]:
             f"--data {path!r}: the name is not UTF-8, which readers need: rename it",
             code="config-command",
         ) from error
-    if (Path(path) / "_delta_log").is_dir():
-        raise ConfigError(
-            f"--data {path!r} is a Delta table, whose folder has files of other versions, too: train on one "
-            "version by Dataset.from_delta, or read it by Spark",
-            code="config-command",
-        )
     try:
-        return open_csv(path) if is_csv(path) else (ds.dataset(path, format="parquet"), None)
+        if is_csv(path):
+            return open_csv(path)
+        system, folder = fs.FileSystem.from_uri(path) if is_url(path) else (fs.LocalFileSystem(), path)
+        if is_delta(system, folder):
+            raise ConfigError(
+                f"--data {path!r} is a Delta table, whose folder has files of other versions, too: train on "
+                "one version by Dataset.from_delta, or read it by Spark",
+                code="config-command",
+            )
+        return ds.dataset(path, format="parquet"), None
     except FileNotFoundError as error:
         raise ConfigError(f"--data {path!r} is not there", code="config-command") from error
     except (OSError, pa.ArrowException) as error:

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from string import Template
 
+BEGIN = """\
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--run", default="first", help="name of the run, and of its folder in runs")
+    args = parser.parse_args()
+
+    spark = session.builder(app_name=args.run).getOrCreate()"""
+
 SCRIPT = Template('''\
 """$title
 
@@ -32,13 +41,7 @@ $score
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--run", default="first", help="name of the run, and of its folder in runs")
-    args = parser.parse_args()
-
-    spark = session.builder(app_name=args.run).getOrCreate()
+$begin
     # Cached, so that both parts are cut from the same rows.
     table = read(spark).cache()
     train, held_out = table.randomSplit([0.8, 0.2], seed=0)
@@ -116,13 +119,7 @@ class Network(nn.Module):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--run", default="first", help="name of the run, and of its folder in runs")
-    args = parser.parse_args()
-
-    spark = session.builder(app_name=args.run).getOrCreate()
+$begin
     folder = f"runs/{args.run}"
     checkpoint = Checkpoint(f"{folder}/checkpoints", EveryEpoch())
     hooks = [JsonLines(f"{folder}/history.jsonl"), checkpoint, EarlyStopping(patience=5)]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from math import prod
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -93,15 +93,18 @@ def _whole(plan: ColumnPlan, column: pa.Array, per_row: int, row_name: RowName) 
     try:
         return column.cast(pa.int64())
     except pa.ArrowInvalid:
-        info = np.iinfo(np.int64)
-        for index, value in enumerate(column.to_pylist()):
-            if value != int(value) or not info.min <= value <= info.max:
-                _misfit(plan, value, row_name(index // per_row))
+        _check_whole(plan, column.to_pylist(), lambda index: row_name(index // per_row))
         raise
 
 
-def _misfit(plan: ColumnPlan, value: Decimal, row: str) -> NoReturn:
-    raise DataError(f"{plan.words}, {row}: {value} does not fit {plan.dtype}", code="data-value")
+def _check_whole(plan: ColumnPlan, values: Iterable[Decimal], row_name: RowName) -> None:
+    """Check that decimals are whole numbers that int64 can hold."""
+    info = np.iinfo(np.int64)
+    for index, value in enumerate(values):
+        if not value.is_finite() or value != int(value) or not info.min <= value <= info.max:
+            raise DataError(
+                f"{plan.words}, {row_name(index)}: {value} does not fit {plan.dtype}", code="data-value"
+            )
 
 
 def _depth(data_type: pa.DataType) -> int:
@@ -173,10 +176,8 @@ def _numbers(plan: ColumnPlan, value: Any, row: str) -> Array:
     if array.dtype == object and array.size and all(isinstance(item, Decimal) for item in array.flat):
         if np.dtype(plan.dtype or "float32").kind not in "iu":
             return array.astype(np.float64)
-        for item in array.flat:
-            if item != int(item):
-                _misfit(plan, item, row)
-        return np.array([int(item) for item in array.flat]).reshape(array.shape)
+        _check_whole(plan, array.flat, lambda _: row)
+        return array.astype(np.int64)
     if array.dtype == object or array.dtype.kind not in "biuf":
         null = value is None or (array.dtype == object and any(item is None for item in array.flat))
         what = "null" if null else f"{value!r:.100} is not a number or an array of numbers of one shape"

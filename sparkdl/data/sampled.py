@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.scan.source import ScanSource
 from sparkdl.data.store.sources import Partitions, Source
 
 
@@ -18,8 +17,8 @@ def first_rows(data: Dataset, rows: int, num_partitions: int | None) -> Dataset:
     return _of_source(data, data.source.first(rows), num_partitions)
 
 
-def part_of_scan(data: Dataset, begin: float, end: float, others: bool, seed: int) -> Dataset | None:
-    """Return a share of the rows of a Dataset that stay in their files; ``None`` if they do not.
+def part_of(data: Dataset, begin: float, end: float, others: bool, seed: int) -> Dataset | None:
+    """Return a share of the rows of a Dataset; ``None`` if they are divided where they are stored.
 
     Args:
         data: the Dataset.
@@ -31,11 +30,9 @@ def part_of_scan(data: Dataset, begin: float, end: float, others: bool, seed: in
     Raises:
         DataError: if no row is in it.
     """
-    source = data.source
-    if not isinstance(source, ScanSource):
+    part = data.source.part(data.plan, begin, end, others, seed)
+    if part is None:
         return None
-    source.manifest(data.plan)  # whose footers are read once for all shares
-    part = source.part(begin, end, others, seed)
     most = part.most_partitions(data.plan)
     given = data.num_partitions
     return _of_source(data, part, min(given, most) if isinstance(given, int) else given)

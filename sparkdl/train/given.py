@@ -13,8 +13,7 @@ from sparkdl.data import sparse
 from sparkdl.data.collate import Collate, Pad
 from sparkdl.data.columns import Column, ColumnLike, Columns, quoted, structure_of
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.sampled import part_of_scan
-from sparkdl.data.scan.source import ScanSource
+from sparkdl.data.sampled import part_of
 from sparkdl.data.split import split_by_fraction, split_pandas
 from sparkdl.data.tables import is_pandas, vector_columns
 from sparkdl.exceptions import ConfigError, DataError
@@ -293,8 +292,10 @@ def split(data: Any, fraction: Any, chosen: Chosen, seed: int) -> tuple[Any, Any
             f"validation={fraction!r}: expected the share of the rows to validate on, above 0 and below 1, a "
             "Dataset or a DataFrame"
         )
-    if isinstance(data, Dataset) and isinstance(data.source, ScanSource):
-        return part_of_scan(data, 0.0, fraction, True, seed), part_of_scan(data, 0.0, fraction, False, seed)
+    if isinstance(data, Dataset):
+        train, held_out = (part_of(data, 0.0, fraction, others, seed) for others in (True, False))
+        if train is not None:
+            return train, held_out
     if not is_frame(data):
         raise ConfigError(
             f"validation={fraction!r}: only the rows of a DataFrame, or of files where they lie, can be "

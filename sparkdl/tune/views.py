@@ -10,7 +10,7 @@ from sparkdl import seeding
 from sparkdl.access.base import Access, Frames
 from sparkdl.data.columns import TablePlan
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.sampled import part_of_scan
+from sparkdl.data.sampled import part_of
 from sparkdl.data.store import partition as store
 from sparkdl.data.store.partition import Token
 from sparkdl.data.store.sources import Partitions, Source
@@ -35,20 +35,18 @@ def divided_datasets(data: Dataset, pairs: Sequence[Pair]) -> Iterator[list[tupl
     made: list[Dataset] = []
 
     def view(part: RowShare) -> Dataset:
-        scanned = part_of_scan(data, part.begin, part.end, part.others, part.seed)
-        if scanned is not None:
-            made.append(scanned)
-            return scanned
-        count = len(data.store().partitions)
-        found = Dataset(
-            data.spark,
-            data.plan,
-            _PartSource(data, part),
-            count,
-            data.transform,
-            data.collate,
-            access=data.access,
-        )
+        found = part_of(data, part.begin, part.end, part.others, part.seed)
+        if found is None:
+            count = len(data.store().partitions)
+            found = Dataset(
+                data.spark,
+                data.plan,
+                _PartSource(data, part),
+                count,
+                data.transform,
+                data.collate,
+                access=data.access,
+            )
         made.append(found)
         return found
 

@@ -99,6 +99,8 @@ def test_decimals_that_are_no_int64_are_named(value, kind):
 
 
 def test_decimals_of_pandas_are_numbers():
+    with pytest.raises(DataError, match="row 1: NaN does not fit int64"):
+        rows([Decimal(1), Decimal("NaN")], dtype="int64")
     assert rows([Decimal("1.25"), Decimal(2)]).tolist() == [1.25, 2]
     assert rows([[Decimal("1.25"), Decimal(2)]]).tolist() == [[1.25, 2]]
     with pytest.raises(DataError, match="row 1: null"):

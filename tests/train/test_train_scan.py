@@ -19,7 +19,7 @@ from torchmetrics import MeanAbsoluteError
 
 from sparkdl import Column, Dataset
 from sparkdl.data import Pad
-from sparkdl.data.sampled import first_rows, part_of_scan
+from sparkdl.data.sampled import first_rows, part_of
 from sparkdl.data.scan.manifest import ScanManifest
 from sparkdl.data.scan.order import in_files, order_of
 from sparkdl.data.scan.reader import Reader
@@ -692,7 +692,7 @@ def test_shares_of_the_first_rows_and_shares_without_rows(table: Path, spark: An
     with dataset(table, spark, 1) as data:
         first = first_rows(data, 50, 1)
         expected = sorted(values(table)[1][:50].tolist())
-        train, held = (part_of_scan(first, 0.0, 0.3, others, 1) for others in (True, False))
+        train, held = (part_of(first, 0.0, 0.3, others, 1) for others in (True, False))
         assert train is not None
         assert held is not None
         assert sorted(read_labels(train) + read_labels(held)) == pytest.approx(expected)

@@ -72,6 +72,14 @@ def _root(path: str) -> str:
     return f"{parts.scheme}://{parts.netloc}" if is_url(path) else "this machine's files"
 
 
+def is_delta(system: Any, folder: str) -> bool:
+    """Return whether a folder is that of a Delta table: it has files of several versions."""
+    from pyarrow import fs
+
+    found: bool = system.get_file_info(f"{folder.rstrip('/')}/{_DELTA_LOG}").type != fs.FileType.NotFound
+    return found
+
+
 def list_files(paths: Sequence[str], storage: Storage) -> list[tuple[File, str]]:
     """List the data files under paths, those of a folder by name; called in a task.
 
@@ -93,7 +101,7 @@ def list_files(paths: Sequence[str], storage: Storage) -> list[tuple[File, str]]
             if info.type == fs.FileType.File:
                 found.append((_file(info), info.base_name))
                 continue
-            if system.get_file_info(f"{own.rstrip('/')}/{_DELTA_LOG}").type != fs.FileType.NotFound:
+            if is_delta(system, own):
                 raise ConfigError(
                     f"{path} is a Delta table: its folder has files of several versions, too. Train on one "
                     "version by Dataset.from_delta"

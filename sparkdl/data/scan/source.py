@@ -202,8 +202,9 @@ class ScanSource(Source):
         found._streams = _STREAMS_OF_SAMPLES
         return found
 
-    def part(self, begin: float, end: float, others: bool, seed: int) -> ScanSource:
-        """Return the source of a share of the rows; see :meth:`ScanManifest.part`."""
+    def part(self, plan: TablePlan, begin: float, end: float, others: bool, seed: int) -> ScanSource:
+        """See :class:`Source`, and :meth:`ScanManifest.part`."""
+        self.manifest(plan)  # whose footers are read once for all shares
         return self._with(lambda manifest: manifest.part(begin, end, others, seed))
 
     def _with(self, taken: Callable[[ScanManifest], ScanManifest]) -> ScanSource:

@@ -43,6 +43,10 @@ class Source(ABC):
         """Return a source of the first rows, for a sample; this one if it cannot be cut."""
         return self
 
+    def part(self, plan: TablePlan, begin: float, end: float, others: bool, seed: int) -> Source | None:
+        """Return a source of a share of the rows; ``None`` if they are divided where they are stored."""
+        return None
+
     def most_partitions(self, plan: TablePlan) -> int:
         """Return how many partitions there can be, given the columns with dtypes and shapes."""
         return STREAMS
