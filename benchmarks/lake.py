@@ -76,7 +76,7 @@ def manifest_of(folder: Path, window: int) -> ScanManifest:
             number.append(group)
             rows.append(footer.row_group(group).num_rows)
     found = ScanManifest(str(folder), tuple(files), *(np.array(values) for values in (file, number, rows)))
-    return found.resolved(COLUMNS, window, streams_for(found.rows, ROW_BYTES, window))
+    return found.resolved(COLUMNS, window, streams_for(found.rows, ROW_BYTES, window, len(COLUMNS)))
 
 
 def plain(folder: Path) -> float:

@@ -20,6 +20,7 @@ from sparkdl.data.scan.schema import as_lists
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Buffer, Parts
 
+_ORDER = 2  # what the numbers in positions mean: 1 cut long row groups into chunks in lockstep
 _SELECTED = ("rows", "begins", "bits")
 
 
@@ -132,10 +133,16 @@ class ScanManifest:
             row = self.selected.place(group, row)
         return f"row {row} of row group {self.number[group]} of {self.files[self.file[group]].path}"
 
+    @property
+    def open_groups(self) -> int:
+        """How many row groups may be read half: see :func:`streams_for`."""
+        row_bytes = sum(column.row_bytes for column in self.columns)
+        return _open_groups(self.rows, row_bytes, self.window_bytes, len(self.read_columns))
+
     @cached_property
     def positions(self) -> int:
         """Checksum of what the order of rows depends on, beside seeds."""
-        meta = [self.streams, self.window, [[f.path.rpartition("/")[2], f.size] for f in self.files]]
+        meta = [_ORDER, self.streams, self.window, [[f.path.rpartition("/")[2], f.size] for f in self.files]]
         return _digest(repr(meta).encode(), self.file, self.number, self.rows)
 
     @cached_property
@@ -208,14 +215,30 @@ EVEN = (1, 2, 4, 6, 12, 24, 60, 120, 240, 420, 840)
 """Numbers that most smaller numbers of partitions divide."""
 
 
-def streams_for(groups: Array, row_bytes: int, window_bytes: int) -> int:
+_COLUMN_BYTES = 5 << 18
+"""What a column of a row group that is read half takes: pages, a dictionary."""
+
+
+def streams_for(groups: Array, row_bytes: int, window_bytes: int, columns: int = 1) -> int:
     """Return how many streams a scan has by default.
 
     Each has four row groups or more, so that none needs to be cut, and chunks of two, where the window has
-    room for them; twelve of them are worth cut chunks.
+    room for them. Twelve of them are worth cut chunks, if as many row groups can stay open: a row group that
+    was closed is decoded from its first row again.
     """
     groups = groups[groups > 0]
-    group_bytes = max(1.0, float(groups.mean()) * row_bytes)
-    room = max(12, int(window_bytes / (2 * group_bytes)) - 2)
+    room = int(window_bytes / (2 * _group_bytes(groups, row_bytes))) - 2
+    room = max(room, min(12, _open_groups(groups, row_bytes, window_bytes, columns)))
     most = max(1, min(len(groups) // 4, room))
     return max(number for number in EVEN if number <= most)
+
+
+def _open_groups(groups: Array, row_bytes: int, window_bytes: int, columns: int) -> int:
+    """Return how many row groups take half a window of memory while they are read half; four at least."""
+    half_read = min(_COLUMN_BYTES * max(1, columns), 2 * _group_bytes(groups, row_bytes))
+    return max(4, int(window_bytes / 2 / half_read))
+
+
+def _group_bytes(groups: Array, row_bytes: int) -> float:
+    groups = groups[groups > 0]
+    return max(1.0, float(groups.mean()) * row_bytes)

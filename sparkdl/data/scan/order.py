@@ -2,9 +2,9 @@
 
 An epoch permutes the row groups by (seed, epoch) and deals them whole to V streams, the longest ones first,
 each to the stream with the fewest rows; a group of more than N / (4·V) rows is dealt in slices. A stream's
-rows are those of its groups, one group after the other, cut into chunks of up to W rows at the ends of
-groups; within a chunk they are permuted by (seed, epoch, stream, chunk). So a reader needs one chunk of each
-stream at a time, and any batch is found without those before it.
+rows are those of its groups, one group after the other, cut into chunks of up to W rows: at the ends of
+groups, or anywhere in groups of more than W rows. Within a chunk rows are permuted by (seed, epoch, stream,
+chunk). So a reader needs one chunk of each stream at a time, and any batch is found without those before it.
 
 Row j of a stream with n rows comes at (j + u) / n of the epoch, where the streams' u are spread over 0 to 1
 by the order q of :mod:`sparkdl.data.streams`; rows sorted by that have *slots*, as rows of a store have. Each
@@ -17,9 +17,11 @@ batch, from one end to the other.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -98,7 +100,7 @@ class Order:
     begins: Array
     lengths: Array
     places: Array
-    _chunks: dict[int, tuple[list[list[Span]], Array]] = field(default_factory=dict)
+    _chunks: dict[int, tuple[list[list[Span]], list[int]]] = field(default_factory=dict)
     _before: dict[int, Array] = field(default_factory=dict)
 
     @property
@@ -112,12 +114,12 @@ class Order:
         if self.seed is None:
             cuts = [begin + (end - begin) * n // ranks for n in (rank, rank + 1)]
             return list(self.in_stream(0, *cuts))
-        firsts, ends = self.before(begin), self.before(end)
+        streams = range(rank, self.layout.streams, ranks)
+        firsts, ends = (self.before(slot)[rank::ranks].tolist() for slot in slots)
         return [
             part
-            for stream in range(rank, self.layout.streams, ranks)
-            if firsts[stream] < ends[stream]
-            for part in self.in_stream(stream, int(firsts[stream]), int(ends[stream]))
+            for stream, *some in zip(streams, firsts, ends, strict=True)
+            for part in self.in_stream(stream, *some)
         ]
 
     def before(self, slot: int) -> Array:
@@ -136,12 +138,11 @@ class Order:
             return np.array([slot])
         if not 0 < slot < rows:
             return np.zeros_like(lengths) if slot <= 0 else lengths
-        shifts = (self.places + 0.5) / streams
+        shifts, turn = self._turn
         # Before (x - V) / N come fewer than x rows, and before (x + V) / N more; a row more for rounding.
         low = np.ceil((slot - streams) / rows * lengths - shifts).astype(np.int64) - 1
         high = np.ceil((slot + streams) / rows * lengths - shifts).astype(np.int64) + 1
         low, high = np.clip(low, 0, lengths), np.clip(high, 0, lengths)
-        turn = np.argsort(self.places)  # equal keys come by the order q
         sizes = (high - low)[turn]
         of = np.repeat(turn, sizes)
         numbers = low[of] + np.arange(len(of)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -150,12 +151,17 @@ class Order:
         found: Array = low + np.bincount(chosen, minlength=streams)
         return found
 
+    @cached_property
+    def _turn(self) -> tuple[Array, Array]:
+        """Each stream's u, and the streams in the order q, by which equal keys come."""
+        return (self.places + 0.5) / len(self.places), np.argsort(self.places)
+
     def in_stream(self, stream: int, first: int, end: int) -> Iterator[Part]:
         """Iterate over a range of a stream's rows, chunk by chunk."""
         _, begins = self._cut(stream)
-        chunk = int(np.searchsorted(begins, first, side="right")) - 1
+        chunk = bisect_right(begins, first) - 1
         while first < end:
-            begin, stop = int(begins[chunk]), int(begins[chunk + 1])
+            begin, stop = begins[chunk], begins[chunk + 1]
             yield Part(stream, chunk, first - begin, min(end, stop) - begin)
             first, chunk = stop, chunk + 1
 
@@ -167,11 +173,16 @@ class Order:
         """Return the rows of a chunk as they lie in the files."""
         return self._cut(stream)[0][chunk]
 
+    def rows(self, stream: int, chunk: int) -> int:
+        """Return the number of a chunk's rows."""
+        _, begins = self._cut(stream)
+        return begins[chunk + 1] - begins[chunk]
+
     def permutation(self, stream: int, chunk: int) -> Array | None:
         """Return the order of a chunk's rows; ``None`` for that of the files."""
         if self.seed is None:
             return None
-        rows = sum(span.rows for span in self.spans(stream, chunk))
+        rows = self.rows(stream, chunk)
         generator = np.random.Generator(
             np.random.PCG64(seeding.derive(seeding.ORDER, self.seed, stream, chunk))
         )
@@ -192,7 +203,7 @@ class Order:
             found.append(rows[first:end] if order is None else rows[order[first:end]])
         return np.concatenate(found)
 
-    def _cut(self, stream: int) -> tuple[list[list[Span]], Array]:
+    def _cut(self, stream: int) -> tuple[list[list[Span]], list[int]]:
         """Return the spans of each of a stream's chunks, and where chunks begin."""
         if stream not in self._chunks:
             pieces = slice(self.begins[stream], self.begins[stream + 1])
@@ -204,26 +215,29 @@ class Order:
         return self._chunks[stream]
 
 
-def _chunks(firsts: Array, counts: Array, most: int, room: int) -> tuple[list[list[Span]], Array]:
-    """Cut a stream's pieces into chunks of up to ``most`` rows, the first one of up to ``room``.
+def _chunks(firsts: Array, counts: Array, most: int, room: int) -> tuple[list[list[Span]], list[int]]:
+    """Cut a stream's pieces into chunks of up to ``most`` rows, the first one of about ``room``.
 
-    A room of zero makes each piece a chunk.
+    A piece that fits in a chunk is not cut; a longer one fills chunk after chunk. A room of zero lets no
+    chunk have rows of two pieces.
     """
-    always = room == 0
-    chunks: list[list[Span]] = []
-    current: list[Span] = []
+    one_piece, room = room == 0, room or most
+    chunks: list[list[Span]] = [[]]
     for first, count in zip(firsts.tolist(), counts.tolist(), strict=True):
-        for begin in range(0, count, most):
-            rows = min(most, count - begin)
-            if current and rows > room:
-                chunks.append(current)
-                current, room = [], 0 if always else most
-            current.append(Span(first + begin, rows))
-            room = max(0, room - rows)
-    if current:
-        chunks.append(current)
-    sizes = [sum(span.rows for span in chunk) for chunk in chunks]
-    return chunks, np.cumsum([0, *sizes])
+        if chunks[-1] and (one_piece or room < count <= most):
+            chunks.append([])
+            room = most
+        is_long, end = count > most, first + count
+        while first < end:
+            if room <= 0:
+                chunks.append([])
+                room = most
+            rows = min(end - first, room) if is_long else count
+            chunks[-1].append(Span(first, rows))
+            first, room = first + rows, room - rows
+    chunks = chunks if chunks[-1] else []
+    sizes = (sum(span.rows for span in chunk) for chunk in chunks)
+    return chunks, list(accumulate(sizes, initial=0))
 
 
 def order_of(layout: Layout, seed: int, epoch: int, shuffle: bool) -> Order:

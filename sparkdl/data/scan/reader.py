@@ -39,10 +39,9 @@ MANIFEST = "scan.bin"
 READING = "reading.json"
 """Name of the file beside it with what is no part of it: options of the file system, bytes of the cache."""
 
-_BATCH_BYTES = 8 << 20  # that are decoded at a time
+_BATCH_BYTES = 2 << 20  # that are decoded at a time
 _BUFFER_BYTES = 256 << 10  # of each column that is read half
 _FILTERED = 1024  # rows that are decoded at a time for the first ones that a filter leaves
-_CURSOR_BYTES = 2 << 20  # that decoding half of a column keeps, about
 _AHEAD = 2  # chunks
 _ORDERS = 2
 _FOOTERS = 64
@@ -130,16 +129,15 @@ class Reader:
         self._counted = 0
         self._orders: OrderedDict[tuple[int, int], Order] = OrderedDict()
         self._chunks: OrderedDict[_Key, _Chunk] = OrderedDict()
+        self._at: dict[tuple[int | None, int], int] = {}  # by seed and stream: the chunk that was read last
         self._cursors: OrderedDict[int, _Cursor] = OrderedDict()  # by the number of the row that comes next
         self._footers: OrderedDict[int, Any] = OrderedDict()
         self._system: Any = None
         self._keeping = threading.Lock()  # of what is kept
-        self._reading = threading.Lock()  # of files
+        self._reading = threading.RLock()  # of files
         self._thread: threading.Thread | None = None
         self._asked: SimpleQueue[tuple[Order, Sequence[tuple[int, int]]] | None] = SimpleQueue()
         self._stop = threading.Event()
-        half_read = _CURSOR_BYTES * max(1, len(manifest.read_columns))
-        self._most_cursors = max(4, manifest.window_bytes // 4 // half_read)
 
     # -- which rows -----------------------------------------------------------------------------
 
@@ -176,10 +174,11 @@ class Reader:
         """
         columns = [c for c in self.manifest.columns if keys is None or c.key in keys]
         taken: dict[str, list[Array]] = {column.key: [] for column in columns}
-        for part in parts:
-            chunk = self._chunk(order, part.stream, part.chunk)
+        for stream, number, first, end in parts:
+            self._at[order.seed, stream] = number
+            chunk = self._chunk(order, stream, number).columns
             for key, found in taken.items():
-                found.append(chunk.columns[key][part.first : part.end])
+                found.append(chunk[key][first:end])
         self._drop(order, parts)
         self._read_ahead(order, parts)
         return {key: np.concatenate(found) for key, found in taken.items() if found}
@@ -206,7 +205,9 @@ class Reader:
         with self._keeping:
             self._chunks[key] = chunk
             while len(self._chunks) > 1 and self._rows() > self._most_rows:
-                self._chunks.popitem(last=False)
+                # Those that are used up go first: before the others, row groups would have to be read again.
+                used_up = (k for k in self._chunks if k[2] < self._at.get(k[:2], 0))
+                del self._chunks[next(used_up, next(iter(self._chunks)))]
 
     @property
     def _most_rows(self) -> int:
@@ -223,10 +224,10 @@ class Reader:
                     self._chunks.pop((order.seed, part.stream, part.chunk - 1), None)
             for key in [key for key in self._chunks if key[0] != order.seed]:
                 del self._chunks[key]
+            self._at = {key: number for key, number in self._at.items() if key[0] == order.seed}
 
     def _read_chunk(self, order: Order, stream: int, number: int) -> _Chunk:
-        spans = order.spans(stream, number)
-        rows = sum(span.rows for span in spans)
+        rows = order.rows(stream, number)
         columns: dict[str, Any] = {
             column.key: []
             if column.ragged or column.shape is None or is_ragged(column.shape)
@@ -234,7 +235,7 @@ class Reader:
             for column in self.manifest.columns
         }
         place = 0
-        for span in spans:
+        for span in order.spans(stream, number):
             for first, batch in self._batches(span.first, span.rows):
                 self._convert(first, batch, columns, place)
                 place += batch.num_rows
@@ -276,7 +277,7 @@ class Reader:
             cursor.close(is_whole=True)
             return
         self._cursors[cursor.next] = cursor
-        while len(self._cursors) > self._most_cursors:
+        while len(self._cursors) > self.manifest.open_groups:
             self._cursors.popitem(last=False)[1].close()
 
     def _open(self, first: int) -> _Cursor:
@@ -339,7 +340,7 @@ class Reader:
         coming: list[tuple[float, int, int]] = []
         for stream, part in last.items():
             if part.chunk + 1 < order.chunks(stream):
-                left = sum(span.rows for span in order.spans(stream, part.chunk)) - part.end
+                left = order.rows(stream, part.chunk) - part.end
                 coming.append((left / max(1, int(order.lengths[stream])), stream, part.chunk + 1))
         with self._keeping:
             wanted = [
@@ -359,12 +360,17 @@ class Reader:
         while (asked := self._asked.get()) is not None:
             order, wanted = asked
             for stream, number in wanted:
-                with self._keeping:
-                    has_room = self._rows() + self.manifest.window <= self._most_rows
-                if has_room and not self._stop.is_set():
-                    # The task that needs these rows will find what is wrong with them.
-                    with suppress(Exception):
+                # The task that needs these rows will find what is wrong with them.
+                with self._reading, suppress(Exception):
+                    if self._is_wanted(order, stream, number):
                         self._chunk(order, stream, number)
+
+    def _is_wanted(self, order: Order, stream: int, number: int) -> bool:
+        """Tell whether a chunk that was to be read ahead still is, and has room."""
+        if self._stop.is_set() or self._at.get((order.seed, stream), number) >= number:
+            return False
+        with self._keeping:
+            return self._rows() + self.manifest.window <= self._most_rows
 
     def stop(self) -> None:
         """End the thread that reads ahead."""

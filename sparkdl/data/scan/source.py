@@ -147,7 +147,9 @@ class ScanSource(Source):
         if plan.columns != self._manifest.columns and all(
             c.shape is not None and c.dtype for c in plan.columns
         ):
-            streams = self._streams or streams_for(self._manifest.rows, plan.row_bytes, self._window)
+            streams = self._streams or streams_for(
+                self._manifest.rows, plan.row_bytes, self._window, len(plan.columns)
+            )
             self._manifest = self._manifest.resolved(plan.columns, self._window, streams)
         return self._manifest
 
