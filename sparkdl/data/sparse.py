@@ -24,6 +24,7 @@ WIDE = 4096
 """From so many values on, vectors that are nearly all zeros should stay sparse."""
 
 _DENSEST = 1 / 16
+_LARGEST = int(np.iinfo(np.int32).max)
 
 
 def is_wide(size: int, present: int) -> bool:
@@ -172,17 +173,17 @@ def of_row(value: Any, where: str) -> tuple[Array, Array]:
         where: begins the error.
 
     Raises:
-        DataError: if it is null, or something else.
+        DataError: if it is null, or something else, or has an index that int32 cannot hold.
     """
     if is_null(value):
         raise null_error(where)
     if isinstance(value, tuple) and len(value) == 2:
         found = np.asarray(value[0]), np.asarray(value[1])
         if found[0].ndim == 1 and found[0].shape == found[1].shape and found[0].dtype.kind in "iu":
-            return found[0].astype(np.int32), found[1].astype(np.float32)
+            return _narrow(found[0], where), found[1].astype(np.float32)
     elif hasattr(value, "tocsr"):
         row = value.tocsr()
-        return row.indices.astype(np.int32), row.data.astype(np.float32)
+        return _narrow(row.indices, where), row.data.astype(np.float32)
     elif not callable(getattr(value, "indices", len)):  # that of a tensor is a method
         return np.asarray(value.indices, np.int32), np.asarray(value.values, np.float32)
     else:
@@ -194,6 +195,14 @@ def of_row(value: Any, where: str) -> tuple[Array, Array]:
         "of indices and values",
         code="data-type",
     )
+
+
+def _narrow(indices: Array, where: str) -> Array:
+    """Return indices as int32, to which larger ones would be others."""
+    if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) <= _LARGEST:
+        found = next(int(index) for index in indices if not 0 <= int(index) <= _LARGEST)
+        raise DataError(f"{where}: index {found}; expected one from 0 to {_LARGEST}", code="data-value")
+    return indices.astype(np.int32)
 
 
 def of_rows(rows: Any, where: str) -> tuple[list[Array], list[Array]]:

@@ -31,7 +31,8 @@ class ParamGroup:
     Attributes:
         match: which parameters: a glob pattern such as ``"*.bias"``; a compiled regular expression, which
             must match the whole name, as a glob does; or a predicate that is called with the
-            parameter's name, the parameter, and the module that owns it. A tied parameter has its first name.
+            parameter's name, the parameter, and the module that owns it. A tied parameter has its first name,
+            and the owner of that name.
         options: options of the optimizer, and the penalties ``l1`` and ``l2``.
 
     Raises:
@@ -102,7 +103,10 @@ def assign(matches: Sequence[Match], module: nn.Module, what: str) -> dict[int, 
     for match in matches:
         if not isinstance(match, str | re.Pattern) and not callable(match):
             raise ConfigError(f"{what}: found pattern {match!r:.100}; {_EXPECTED}")
-    owners = {id(p): owner for owner in module.modules() for p in owner.parameters(recurse=False)}
+    owners: dict[int, nn.Module] = {}
+    for owner in module.modules():
+        for p in owner.parameters(recurse=False):
+            owners.setdefault(id(p), owner)  # a tied parameter has its first name, and that name's owner
     first: dict[int, int] = {}
     for name, p in module.named_parameters():
         for index, match in enumerate(matches):

@@ -210,7 +210,7 @@ class Loop:
             self._iterate()
             self._call("on_iteration_end")
             self._finish()
-        return "end_when"
+        return "hook" if run.stopped else "end_when"
 
     def _finish(self) -> None:
         """Do the work that is due after an iteration; a resumed run does work that an error has skipped."""

@@ -116,6 +116,18 @@ def test_rows_of_any_kind() -> None:
         sparse.of_rows([Vectors.dense(1), "a"], "x")
 
 
+@pytest.mark.parametrize("index", [2**32 + 3, 2**31, -1])
+def test_an_index_that_would_become_another_is_refused(index: int) -> None:
+    """As int32, 2**32 + 3 is 3, a place of the vector like any other."""
+    pair = (np.array([5, index]), np.array([1.0, 2.0]))
+    with pytest.raises(DataError, match=f"x, row 1: index {index}; expected one from 0 to 2147483647"):
+        sparse.of_rows([Vectors.sparse(9, {3: 1.0}), pair], "x")
+    if index > 0:
+        row = pytest.importorskip("scipy.sparse").csr_matrix((pair[1], ([0, 0], pair[0])), shape=(1, 2**33))
+        with pytest.raises(DataError, match=f"row: index {index}; "):
+            sparse.of_row(row, "row")
+
+
 def test_the_store_has_eight_bytes_per_value(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
     df = pd.DataFrame({"words": ROWS, "y": [1.0, 0.0, 1.0]})

@@ -92,6 +92,19 @@ def test_a_tied_parameter_has_its_first_name():
         spec_of([ParamGroup("tied.*", lr=1.0)], module=module)
 
 
+def test_a_predicate_gets_the_owner_of_a_tied_parameters_first_name():
+    module = Model()
+    module.tied = nn.Linear(2, 5, bias=False)
+    module.tied.weight = module.embed.weight
+    seen = {}
+    spec_of([ParamGroup(lambda name, p, owner: seen.update({name: owner}) is not None)], module=module)
+    assert seen["embed.weight"] is module.embed
+    _, found = spec_of(
+        [ParamGroup(lambda _, p, owner: isinstance(owner, nn.Embedding), lr=1.0)], module=module
+    )
+    assert found["embed.weight"] == 1
+
+
 def test_frozen_parameters_match_too():
     module = Model()
     module.embed.weight.requires_grad_(False)

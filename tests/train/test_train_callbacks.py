@@ -199,6 +199,13 @@ def test_early_stopping_of_a_resumed_run_waits_for_what_is_left():
     assert driver.run.stopped
 
 
+def test_early_stopping_of_a_run_that_it_has_stopped_before_trains_no_further():
+    start = TrainState(epoch=4, iteration=8, validations=4, score=0.7, best_score=0.9, stale=2)
+    driver = Driver([EarlyStopping(2)], scores=scores(0, 0, 0, 0, 0.95), start=start)
+    driver.fit(9)
+    assert (driver.run.state.iteration, bool(driver.run.stopped)) == (8, True)
+
+
 def test_early_stopping_logs_what_it_restores(caplog):
     caplog.set_level(logging.INFO, "sparkdl")
     Driver([EarlyStopping(2)], scores=scores(0.75, 0.1, 0.2)).fit(9)

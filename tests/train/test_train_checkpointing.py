@@ -332,6 +332,27 @@ def test_hooks_go_on_where_they_were(data: Dataset, tmp_path: Path) -> None:
     assert_bit_equal(resumed.module, straight.module)
 
 
+def test_a_run_that_a_hook_has_ended_is_over(data: Dataset, tmp_path: Path) -> None:
+    """Run again with ``resume=True`` it would train an epoch more each time."""
+
+    def run(resume: bool) -> Any:
+        return Trainer(
+            mlp(),
+            loss=nn.CrossEntropyLoss(),
+            optimizer=partial(torch.optim.SGD, lr=0.1, maximize=True),  # each epoch is worse
+            batch_size=60,
+            seed=3,
+            progress=False,
+            monitor="loss",
+            hooks=[EarlyStopping(patience=2), Checkpoint(tmp_path / "folder")],
+            end_when=MaxEpoch(9),
+        ).fit(data, validation=data, resume=resume)
+
+    first, again = run(False), run(True)
+    assert (first.state.epoch, first.stopped_by) == (again.state.epoch, again.stopped_by) == (3, "hook")
+    assert_bit_equal(again.module, first.module)
+
+
 @pytest.fixture
 def hadoop(spark: Any, tmp_path: Path) -> Iterator[str]:
     """A Hadoop file system that fsspec does not know: viewfs, mounted on a local folder."""

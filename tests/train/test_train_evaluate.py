@@ -168,6 +168,11 @@ def test_rows_without_the_label_that_the_loss_needs() -> None:
         check(peekable(X), {"other": Loss()}, trained=peekable(X, Y))
 
 
+def test_first_rows_whose_label_does_not_count() -> None:
+    """They are half labelled, as for semi-supervised training: the loss is a score like any other."""
+    assert check(peekable(X, np.array([-100, -100])), None, trained=peekable(X, Y)) == ["loss"]
+
+
 class Leaky(Metric):
     def __init__(self) -> None:
         super().__init__()

@@ -17,6 +17,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from sparkdl import Dataset, Trainer, attempts, tune
 from sparkdl.exceptions import ConfigError, ModelError
+from sparkdl.train.hooks.callbacks import EarlyStopping
 from sparkdl.train.options.triggers import MaxEpoch
 from sparkdl.tune import parts, shown
 from sparkdl.tune.running import distributed, runners
@@ -272,6 +273,32 @@ def test_folds_validate_each_other(spark: Any) -> None:
     assert isinstance(found.get_best().params["width"], list)
     with pytest.raises(ConfigError, match="a module for each fold"):
         found.module()
+
+
+@pytest.mark.parametrize("folds", [None, 2])
+def test_a_hook_ends_a_trial_whatever_its_rungs_are(spark: Any, folds: int | None) -> None:
+    """The hook's epoch may be the last one of a rung, which nobody may take for the rung's own end."""
+
+    def train(params: dict[str, Any]) -> Trainer:
+        return Trainer(
+            nn.Linear(6, 2),
+            loss=nn.CrossEntropyLoss(),
+            optimizer=partial(torch.optim.SGD, lr=0.1, maximize=True),  # each epoch is worse
+            batch_size=16,
+            hooks=[EarlyStopping(params["patience"])],
+            progress=False,
+        )
+
+    space = {"patience": [1, 3]}
+    options: dict[str, Any] = {"metric": "val/loss", "mode": None, "search": "grid", "trials": None}
+    ends = []
+    with rows(spark) as data, rows(spark, 2, 0, 40) as validation:
+        for rung in (None, 1, 2):
+            search = tuner(train, space, **options, max_epochs=8, scheduler=tune.FIFO(rung), concurrent=1)
+            found = search.fit(data, None if folds else validation, folds=folds)
+            ends.append({t.params["patience"]: (t.status, t.epochs, t.last) for t in found.trials})
+    assert ends[0] == ends[1] == ends[2]
+    assert all(status == "finished" and epochs < 8 for status, epochs, _ in ends[0].values())
 
 
 def test_shared_rows_are_those_of_the_dataset_in_the_order_of_their_source(spark: Any) -> None:

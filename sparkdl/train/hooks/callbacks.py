@@ -23,6 +23,8 @@ _log = logging.getLogger(__name__)
 class EarlyStopping(Hook):
     """Stops the run when the monitored score has not improved for a number of validations.
 
+    A run that it has stopped is over: resumed, it trains no further, unless with more patience.
+
     Args:
         patience: validations without a new best score after which the run ends.
         restore_best: whether the run ends with the weights of the best validation, however it
@@ -39,9 +41,10 @@ class EarlyStopping(Hook):
         self._best: Snapshot | None = None
 
     def on_train_begin(self, run: Run) -> None:
-        """Forget an earlier run."""
+        """Forget an earlier run; one that is resumed after it was stopped has nothing left to do."""
         self._validations = run.state.validations
         self._best = None
+        self._stop_if_stale(run)
 
     def on_validation_end(self, run: Run, name: str, scores: Mapping[str, float]) -> None:
         """Keep the best weights; stop when there were none for long."""
@@ -51,6 +54,10 @@ class EarlyStopping(Hook):
         self._validations = state.validations
         if state.stale == 0 and self.restore_best:
             self._best = run.averaged()
+        self._stop_if_stale(run)
+
+    def _stop_if_stale(self, run: Run) -> None:
+        state = run.state
         if state.stale >= self.patience:
             run.stop(
                 f"EarlyStopping: no score better than {state.best_score:.6g} in {state.stale} validations"

@@ -119,8 +119,8 @@ def measure(
     for name, metric in metrics.items():
         if not isinstance(metric.metric, Loss):
             _update(name, metric, output, batch)
-        elif loss is not None and loss[1]:
-            metric.metric.update(*loss)
+        elif loss is not None:  # of rows of which none counts, it may be NaN
+            metric.metric.update(*(loss if loss[1] else (0.0, 0.0)))
     return output
 
 

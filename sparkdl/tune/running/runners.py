@@ -88,7 +88,7 @@ def averaged(found: Sequence[Advanced]) -> Advanced:
     if len(found) == 1:
         return found[0]
     diverged = any(result.ending == "diverged" for result in found)
-    finished = all(result.ending == "finished" for result in found)
+    finished = any(result.ending == "finished" for result in found)
     shared = min(len(result.reports) for result in found)
     reports = []
     for rows in zip(*(result.reports[:shared] for result in found), strict=True):
