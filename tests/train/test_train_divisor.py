@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from functools import partial
 from typing import Any
@@ -70,6 +71,46 @@ def test_a_sum_is_told_once(spark: Any) -> None:
     with as_dataset(spark, partitioned(SIZES)) as data, told as found:
         trainer(total).fit(data)
     assert len(found) == 1
+
+
+class Counted(nn.Module):
+    """An embedding whose gradient is divided by how often an id is in the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = nn.Embedding(5, 3, scale_grad_by_freq=True)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.rows(ids)
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_gradients_divided_by_counts_are_those_of_torch_or_told(spark: Any, partitions: int) -> None:
+    ids, y = np.array([0, 0, 0, 1, 1, 2, 3, 3]), np.array([0, 1, 2, 0, 1, 2, 0, 1])
+    torch.manual_seed(0)
+    start = Counted()
+    run = Trainer(
+        start,
+        loss=nn.CrossEntropyLoss(),
+        optimizer=partial(torch.optim.SGD, lr=0.5),
+        batch_size=8,
+        end_when=MaxIteration(2),
+        progress=False,
+    )
+    told = pytest.warns(SparkdlWarning, match="scale_grad_by_freq of rows.*num_partitions=1")
+    with Dataset.from_numpy(ids, y, spark=spark, num_partitions=partitions) as data:
+        if partitions > 1:
+            with told:
+                run.fit(data)
+            return
+        result = run.fit(data)
+    plain = copy.deepcopy(start)
+    own = torch.optim.SGD(plain.parameters(), lr=0.5)
+    for _ in range(2):
+        own.zero_grad()
+        functional.cross_entropy(plain(torch.from_numpy(ids)), torch.from_numpy(y)).backward()
+        own.step()
+    torch.testing.assert_close(result.module.rows.weight, plain.rows.weight)
 
 
 def test_one_partition_is_torch_whatever_the_loss_is(spark: Any) -> None:

@@ -101,9 +101,18 @@ def dry_run(spec: FitSpec, data: Dataset) -> Tried:
 
 
 def _tell_coupled(spec: FitSpec, replica: FlatModule, data: Dataset) -> str:
-    """Return a warning if the loss is no mean over rows, and the rows of a batch are not together."""
+    """Return a warning if a gradient is not that of the whole batch, whose rows are not together."""
     partitions = data.num_partitions or data.access.executors().count
-    if is_known(spec.objective) or (partitions == 1 and spec.micro_batch_size is None):
+    if partitions == 1 and spec.micro_batch_size is None:
+        return ""
+    by_count = [n for n, m in replica.module.named_modules() if getattr(m, "scale_grad_by_freq", False)]
+    if by_count:
+        return (
+            f"scale_grad_by_freq of {by_count[0] or 'the module'}: partitions and micro-batches count the ids "
+            "of their own rows, so the gradient is not that of the whole batch. Leave it out, or train with "
+            "one partition (num_partitions=1) and no micro_batch_size"
+        )
+    if is_known(spec.objective):
         return ""
     batch = BatchReader.of(data).batch(data.first_rows(_TRIED_ROWS))
     with replica.computing():
