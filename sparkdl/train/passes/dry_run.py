@@ -108,7 +108,7 @@ def _tell_coupled(spec: FitSpec, replica: FlatModule, data: Dataset) -> str:
     by_count = [n for n, m in replica.module.named_modules() if getattr(m, "scale_grad_by_freq", False)]
     if by_count:
         return (
-            f"scale_grad_by_freq of {by_count[0] or 'the module'}: partitions and micro-batches count the ids "
+            f"scale_grad_by_freq of {by_count[0] or 'the module'}: partitions and micro-batches count ids "
             "of their own rows, so the gradient is not that of the whole batch. Leave it out, or train with "
             "one partition (num_partitions=1) and no micro_batch_size"
         )
