@@ -341,10 +341,11 @@ class Tuner:
                 )
             return
         with ExitStack() as stack:
-            rows, broadcasts = stack.enter_context(shared(data))
+            parts = {train for train, _ in divided} | {held for _, held in divided if held is not None}
+            rows, broadcasts = stack.enter_context(shared(data, parts))
             others = {}
             for name, found in sets.items():
-                others[name], more = stack.enter_context(shared(found))
+                others[name], more = stack.enter_context(shared(found, [None]))
                 broadcasts = [*broadcasts, *more]
             threads = stack.enter_context(pool(self.concurrent))
             runner = TaskRunner(

@@ -209,9 +209,15 @@ class ScanSource(Source):
         self.manifest(plan)  # whose footers are read once for all shares
         return self._with(lambda manifest: manifest.part(begin, end, others, seed))
 
-    def _with(self, taken: Callable[[ScanManifest], ScanManifest]) -> ScanSource:
+    def copied(self) -> ScanSource:
+        """Return a source of the same rows, which sends a manifest of its own."""
         found = copy.copy(self)
-        found._manifest = found._sent = None
+        found._sent = None
+        return found
+
+    def _with(self, taken: Callable[[ScanManifest], ScanManifest]) -> ScanSource:
+        found = self.copied()
+        found._manifest = None
         found._taken = (*self._taken, taken)
         return found
 
@@ -243,11 +249,16 @@ class ScanSource(Source):
                 UserWarning,
                 stacklevel=5,
             )
-        if self._sent is None:
-            self._sent = access.send(frame.join(manifest.pack()))
-        place = PlaceManifest(store, self._sent.ref, partitions, self._place.storage, self._cache_bytes)
+        place, broadcasts = self.placing(plan, store, partitions)
         empty: Iterable[tuple[int, bytes]] = ((number, _ONE) for number in range(partitions))
-        return access.stage(access.scattered(empty, partitions), place, self._sent.broadcasts)
+        return access.stage(access.scattered(empty, partitions), place, broadcasts)
+
+    def placing(self, plan: TablePlan, store: str, partitions: int) -> tuple[PlaceManifest, list[Any]]:
+        """Return what puts the manifest where ranks are, and the broadcasts that it reads."""
+        if self._sent is None:
+            self._sent = self.access.send(frame.join(self.manifest(plan).pack()))
+        place = PlaceManifest(store, self._sent.ref, partitions, self._place.storage, self._cache_bytes)
+        return place, self._sent.broadcasts
 
     def shown(self) -> dict[str, object]:
         """See :class:`Source`."""
