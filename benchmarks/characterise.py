@@ -29,6 +29,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import keeping
 import numpy as np
 import torch
 from characterise_cases import BATCH, ITERATIONS, Case, matrix
@@ -231,8 +232,7 @@ def run(
             one = record(case, names, data, validation)
             one["seconds"] = round(time.perf_counter() - begin, 2)
             found["cases"][case.name] = one
-            if path is not None:
-                write(path, found)
+            keeping.write(path, found)
             said = one.get("error") or one["weights"][:12]
             print(f"{number}/{len(cases)} {case.name}: {said}, {one['seconds']} s", file=sys.stderr)
     return found
@@ -241,13 +241,6 @@ def run(
 def ended_well(case: Case, cases: Mapping[str, Any]) -> bool:
     """Return whether a case is recorded, and ended as it should."""
     return case.name in cases and ("error" in cases[case.name]) == case.fails
-
-
-def write(path: Path, found: Mapping[str, Any]) -> None:
-    """Write a recording such that there is a whole one at any time."""
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(found, indent=1) + "\n")
-    draft.replace(path)
 
 
 # -- comparing -------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
+import keeping  # noqa: E402
 import torch  # noqa: E402
 from compat import compare, hugging_face, metrics, torch_own, vision  # noqa: E402
 from compat.page import page  # noqa: E402
@@ -77,10 +78,9 @@ def main() -> int:
                 print(f"{entry.name}: {outcome.verdict}: {outcome.reason}", flush=True)
             kept[key]["seconds"] = round(time.perf_counter() - begin, 2)
             if args.json is not None and time.perf_counter() - saved > 5:
-                args.json.write_text(json.dumps(kept, indent=1) + "\n")
+                keeping.write(args.json, kept)
                 saved = time.perf_counter()
-    if args.json is not None:
-        args.json.write_text(json.dumps(kept, indent=1) + "\n")
+    keeping.write(args.json, kept)
     if args.page is not None:
         args.page.write_text(page(kept, unreached(kept)))
     counts: dict[str, int] = {}

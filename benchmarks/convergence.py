@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import keeping
 import torch
 from pyspark import cloudpickle as spark_cloudpickle
 from pyspark.sql import SparkSession
@@ -199,8 +200,7 @@ def main() -> None:
         rows += on_movielens(spark, args.partitions, args.users, args.epochs, uncoded)
     finally:
         spark.stop()
-    if args.json:
-        Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
+    keeping.write(args.json, rows)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,12 @@ from typing import Any
 Row = dict[str, Any]
 
 
-def write(path: str | None, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows as JSON, all or nothing; without a path do nothing."""
+def write(path: str | Path | None, found: Any) -> None:
+    """Write rows, or another value, as JSON, all or nothing; without a path do nothing."""
     if path is None:
         return
     draft = Path(f"{path}.{os.getpid()}")
-    draft.write_text(json.dumps(list(rows), indent=1) + "\n")
+    draft.write_text(json.dumps(found, indent=1) + "\n")
     draft.replace(path)
 
 

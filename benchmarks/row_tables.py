@@ -36,6 +36,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import keeping
 import numpy as np
 import torch
 from tiers import WIDTH, ids_of, zipf
@@ -276,8 +277,7 @@ def main() -> None:
     for row in found:
         row["ratio"] = round(row["ms_per_iteration"] / found[0]["ms_per_iteration"], 2)
         print(json.dumps(row))
-    if args.json:
-        Path(args.json).write_text(json.dumps(found, indent=1) + "\n")
+    keeping.write(args.json, found)
 
 
 if __name__ == "__main__":

@@ -29,11 +29,11 @@ import json
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from installed import file_of
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -46,15 +46,6 @@ from sparkdl.series.holt_winters import HoltWinters
 
 WINDOWS = 3
 METRICS = ("mase", "smape", "rmse")
-
-
-def file_of(package: str, *path: str) -> Path:
-    found = importlib.util.find_spec(package)
-    if found is None or found.origin is None:
-        raise SystemExit(
-            f"the series come with {package}: see conf/example-data.txt, or pip install {package}"
-        )
-    return Path(found.origin).parent.joinpath(*path)
 
 
 def co2() -> pd.DataFrame:

@@ -30,6 +30,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import keeping
 import numpy as np
 import pyarrow as pa
 import torch
@@ -79,7 +80,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5, help="of a turn (5)")
     parser.add_argument("--turns", type=int, default=3, help="of each case (3)")
     parser.add_argument("--servers", nargs="+", default=["torch", "sparkdl", "mlflow"])
-    parser.add_argument("--json", type=Path, help="file for all results")
+    parser.add_argument("--json", help="file for all results")
     args = parser.parse_args()
     torch.manual_seed(0)
     layers = nn.Linear(FEATURES, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 10)
@@ -95,11 +96,8 @@ def main() -> None:
                     best[case] = result
     for case in cases:
         print(json.dumps(asdict(best[case])))
-    if args.json is not None:
-        meta = {"cores": len(os.sched_getaffinity(0)), "torch": torch.__version__, "features": FEATURES}
-        args.json.write_text(
-            json.dumps({**meta, "results": [asdict(best[case]) for case in cases]}, indent=1)
-        )
+    meta = {"cores": len(os.sched_getaffinity(0)), "torch": torch.__version__, "features": FEATURES}
+    keeping.write(args.json, {**meta, "results": [asdict(best[case]) for case in cases]})
 
 
 @contextmanager

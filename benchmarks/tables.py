@@ -14,9 +14,9 @@ import json
 import statistics
 import sys
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+import keeping
 import numpy as np
 import torch
 from peers import After
@@ -94,8 +94,7 @@ def main() -> None:
         )
     for row in rows:
         print(json.dumps(row))
-    if args.json:
-        Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
+    keeping.write(args.json, rows)
 
 
 if __name__ == "__main__":

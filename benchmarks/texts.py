@@ -32,6 +32,7 @@ from pydoc_data.topics import topics
 from statistics import median
 from typing import Any
 
+import keeping
 import numpy as np
 import torch
 from pyspark.ml.functions import predict_batch_udf
@@ -156,7 +157,7 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=3000)
     parser.add_argument("--beginnings", type=int, default=300)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json")
     args = parser.parse_args()
     torch.set_num_threads(1)
     spark = session.builder("local[1]", "benchmark texts").getOrCreate()
@@ -193,8 +194,7 @@ def main() -> None:
         results.append(measure(name, ways, tokens, args.turns, check))
         print(json.dumps(results[-1]), flush=True)
         rows.unpersist()
-    if args.json is not None:
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+    keeping.write(args.json, results)
     spark.stop()
 
 

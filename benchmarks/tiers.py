@@ -41,6 +41,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import keeping
 import numpy as np
 import torch
 from torch import nn
@@ -404,8 +405,7 @@ def main() -> None:
     rows = parts[args.part](args)
     for row in rows:
         print(json.dumps(row))
-    if args.json:
-        Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
+    keeping.write(args.json, rows)
     if args.picture:
         draw(rows, args.picture)
 

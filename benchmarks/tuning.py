@@ -39,7 +39,6 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +46,7 @@ import numpy as np
 import pandas as pd
 import psutil
 import torch
+from installed import file_of
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -55,13 +55,6 @@ from sparkdl.nn import MLP
 from sparkdl.tune.trial import schedule_of
 
 Arrays = tuple[list[np.ndarray], np.ndarray]
-
-
-def file_of(package: str, *path: str) -> Path:
-    found = find_spec(package)
-    if found is None or found.origin is None:
-        raise SystemExit(f"the rows come with {package}: see conf/example-data.txt, or pip install {package}")
-    return Path(found.origin).parent.joinpath(*path)
 
 
 def split(inputs: list[np.ndarray], labels: np.ndarray) -> list[Arrays]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import characterise
+import keeping
 import pytest
 from characterise_cases import ALL, matrix
 from characterise_parts import LAYOUTS, MAKES, ROWS
@@ -72,8 +73,8 @@ def test_differences_are_told_by_case(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_a_recording_is_whole_at_any_time(tmp_path: Path) -> None:
     path = tmp_path / "found.json"
-    characterise.write(path, recording(a={}))
-    characterise.write(path, recording(a={}, b={}))
+    keeping.write(path, recording(a={}))
+    keeping.write(path, recording(a={}, b={}))
     assert list(json.loads(path.read_text())["cases"]) == ["a", "b"]
     assert [each.name for each in tmp_path.iterdir()] == ["found.json"]
 

@@ -61,8 +61,8 @@ def test_partitions_of_the_store(local: Path) -> None:
 
 
 def test_files_of_a_fit(local: Path) -> None:
-    LocalStore(f"{fit_folder('fit')}/model", in_memory=False).leave("0-3", [b"weights"])
-    files = LocalStore(f"{fit_folder('fit')}/partitions", in_memory=False)
+    LocalStore(f"{fit_folder('fit')}/model").leave("0-3", [b"weights"])
+    files = LocalStore(f"{fit_folder('fit')}/partitions")
     PartitionState(files, 1, 0, 0).write([pack({"kind": "optimizer"}, {"momentum": np.ones(3)})])
     PartitionState(files, 1, 1, 0).pass_on()
     assert_private(local / "sparkdl-fits")

@@ -49,12 +49,12 @@ class Blocks:
             found.append(next((name for name in holders if name in known), ""))
         return found
 
-    def drop(self, rdd_id: int, partition: int, timeout: float = 10.0) -> None:
+    def drop(self, rdd_id: int, partition: int) -> None:
         """Forget a cached block wherever it is: the next job computes it again."""
         master = self._block_manager_master
         block = self._block_id(rdd_id, partition)
         master.removeBlock(block)
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + 10
         while master.getLocations(block).size() and time.monotonic() < deadline:
             time.sleep(0.01)  # executors delete the block in their own time
 

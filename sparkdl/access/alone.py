@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sparkdl._spark.frames import Task, key
 from sparkdl.access.base import BytesRef, Published
-from sparkdl.access.in_pieces import ChainTask, InPieces
-from sparkdl.access.stages import RESULT
+from sparkdl.access.in_pieces import RESULT, ChainTask, InPieces
 from sparkdl.access.without_rdds import WithoutRdds
 from sparkdl.exceptions import ConfigError
 from sparkdl.session import Executors

@@ -8,18 +8,16 @@ one stage, whose tasks have a rank each, or several.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sparkdl._spark.frames import JavaObject
 from sparkdl._spark.jobs import FrameJobs
 from sparkdl.access import in_pieces as pieces
-from sparkdl.access.gathered import LACKING, AtHome, Gathered, by_executor
-from sparkdl.access.in_pieces import ChainTask, InPieces
-from sparkdl.access.stages import FRAMES_PER_RANK, RESULT, STATE, Host
+from sparkdl.access.gathered import GatheredStages, collect
+from sparkdl.access.in_pieces import FRAMES_PER_RANK, RESULT, STATE, ChainTask, InPieces
 from sparkdl.wire.frame import Buffer
-from sparkdl.wire.pieces import joined
 
 
 class StageChain:
@@ -108,90 +106,6 @@ class _Pad:
         """Yield them."""
         yield from tokens
         yield from [b""] * (self.frames - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class GatheredStages:
-    """Runs such stages over a partition store; see :class:`sparkdl.access.stages.Gathering`."""
-
-    jobs: FrameJobs
-    rows: JavaObject
-    ranks: int
-    profile: JavaObject | None
-    forget: Callable[[int], None]
-
-    def executors(self) -> set[str]:
-        """Return the ids of the executors that take tasks now."""
-        return self.jobs.executors()
-
-    def hosts(self, slots: int) -> list[Host]:
-        """Return the tasks of which each has several ranks."""
-        jobs = self.jobs
-        for partition, place in enumerate(jobs.places(self.rows)):
-            if not place:  # lost, or where no task runs any more
-                self.forget(partition)
-        jobs.describe("sparkdl: see where partitions are")
-        try:
-            tokens = jobs.collect(self.rows)
-        finally:
-            jobs.describe(None)
-        places = jobs.places(self.rows)
-        groups = by_executor(places, slots)
-        return [Host(places[own[0]], [tokens[partition] for partition in own]) for own in groups]
-
-    def run(
-        self,
-        task: ChainTask,
-        hosts: Sequence[Host],
-        broadcasts: Sequence[Any],
-        name: str,
-        *,
-        kept_bytes: int | None = None,
-    ) -> tuple[list[Buffer], JavaObject | None]:
-        """Run one stage."""
-        jobs, profile, by_rank = self.jobs, self.profile, kept_bytes is not None
-        shuffled = None
-        run = Gathered(task, [host.tokens for host in hosts], by_rank)
-        stage = jobs.stage(jobs.located([host.executor for host in hosts]), run, broadcasts, profile=profile)
-        if by_rank:  # a partition for each shard
-            shuffled = jobs.shuffle(jobs.keyed(stage), self.ranks)
-            stage = jobs.stage(jobs.values(shuffled), AtHome(), profile=profile)
-        results, kept = collect(jobs, stage, shuffled, name, kept_bytes)
-        found = [data for data in results if data != LACKING]
-        if len(found) < len(results):
-            jobs.unpersist(kept)
-            kept = None
-        return found, kept
-
-
-def collect(
-    jobs: FrameJobs, stage: JavaObject, shuffled: JavaObject | None, name: str, kept_bytes: int | None
-) -> tuple[list[Buffer], JavaObject | None]:
-    """Run the job whose last stage this is.
-
-    Args:
-        jobs: Spark access.
-        stage: yields keyed frames.
-        shuffled: what it reads, which nobody needs afterwards.
-        name: names the job in the Spark UI.
-        kept_bytes: length of a frame that stays, about; ``None`` if none does.
-    """
-    kept = None
-    if kept_bytes is not None:
-        kept = stage
-        jobs.persist_replicated(kept, kept_bytes)
-    jobs.describe(name)
-    try:
-        results = jobs.select(jobs.keyed(stage), RESULT, drop=[] if kept is None else [STATE])
-        return list(joined(jobs.collect(results))), kept
-    except BaseException:
-        if kept is not None:
-            jobs.unpersist(kept)
-        raise
-    finally:
-        jobs.describe(None)
-        if shuffled is not None:
-            jobs.release_shuffle(shuffled)
 
 
 def staying(jobs: FrameJobs, keyed_frames: JavaObject) -> JavaObject:

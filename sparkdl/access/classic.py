@@ -19,8 +19,7 @@ from sparkdl._spark.jobs import FrameJobs, SubmittedJob
 from sparkdl._spark.tasks import broadcast_id
 from sparkdl.access.base import DYNAMIC, BytesRef, Published
 from sparkdl.access.chain import StageChain, staying
-from sparkdl.access.in_pieces import ChainTask, InPieces
-from sparkdl.access.stages import RESULT, STATE
+from sparkdl.access.in_pieces import RESULT, STATE, ChainTask, InPieces
 from sparkdl.access.sync import ShuffledSync
 from sparkdl.session import Executors
 from sparkdl.wire.frame import Parts
@@ -34,6 +33,8 @@ _INLINE_BYTES = 64 << 10
 """Up to this size bytes travel inside the stage's task binary, which Spark broadcasts anyway; a
 broadcast of their own would cost more than it saves."""
 
+_confs = threading.Lock()
+_ROWS_PER_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _POOL = "spark.scheduler.pool"
 _LOCALITY = "spark.shuffle.reduceLocality.enabled"
 
@@ -141,7 +142,7 @@ class ClassicAccess:
     def written(self, df: DataFrame, write: Any, rows_per_batch: int) -> JavaObject:
         """Return the frames that a ``mapInArrow`` function makes of a DataFrame's rows."""
         made = df.mapInArrow(write, "token binary")
-        with _SqlConf(self.spark, "spark.sql.execution.arrow.maxRecordsPerBatch", str(rows_per_batch)):
+        with _rows_per_batch(self.spark, rows_per_batch):
             return frames_of(made.rdd.mapPartitions(_unwrap_token))
 
     def scattered(self, pieces: Iterable[tuple[int, bytes | Parts]], partitions: int) -> JavaObject:
@@ -275,24 +276,16 @@ def _unwrap_token(rows: Iterable[Any]) -> Iterator[bytes]:
         yield bytes(row[0])
 
 
-class _SqlConf:
-    """Set a SQL conf while a plan is made; one thread at a time, for the session's confs are shared."""
-
-    _lock = threading.Lock()
-
-    def __init__(self, spark: SparkSession, name: str, value: str) -> None:
-        self._spark, self._name, self._value = spark, name, value
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        self._before = self._spark.conf.get(self._name, None)
-        self._spark.conf.set(self._name, self._value)
-
-    def __exit__(self, *_: object) -> None:
+@contextmanager
+def _rows_per_batch(spark: SparkSession, rows: int) -> Iterator[None]:
+    """Bound Arrow batches while a plan is made; one thread at a time, for the session's confs are shared."""
+    with _confs:
+        before = spark.conf.get(_ROWS_PER_BATCH, None)
+        spark.conf.set(_ROWS_PER_BATCH, str(rows))
         try:
-            if self._before is None:
-                self._spark.conf.unset(self._name)
-            else:
-                self._spark.conf.set(self._name, self._before)
+            yield
         finally:
-            self._lock.release()
+            if before is None:
+                spark.conf.unset(_ROWS_PER_BATCH)
+            else:
+                spark.conf.set(_ROWS_PER_BATCH, before)

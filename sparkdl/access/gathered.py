@@ -7,14 +7,30 @@ one's task would take that one's number.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from sparkdl._spark.frames import key, keyed_by
-from sparkdl.access.in_pieces import ChainTask, cut_keyed
-from sparkdl.access.stages import RESULT, STATE
+from sparkdl._spark.frames import JavaObject, key, keyed_by
+from sparkdl.access.in_pieces import RESULT, STATE, ChainTask, cut_keyed
 from sparkdl.wire.frame import Buffer, Parts
 from sparkdl.wire.pieces import joined
+
+if TYPE_CHECKING:
+    from sparkdl._spark.jobs import FrameJobs
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A task that has several ranks.
+
+    Attributes:
+        executor: id of the executor where it is to run, if that is there.
+        tokens: the tokens of their partitions.
+    """
+
+    executor: str
+    tokens: Sequence[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +99,105 @@ def by_executor(places: Sequence[str], slots: int) -> list[list[int]]:
     for partition, place in enumerate(places):
         found.setdefault(place, []).append(partition)
     return [own[n::slots] for own in found.values() for n in range(min(slots, len(own)))]
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredStages:
+    """Runs stages of fewer tasks than ranks over a partition store."""
+
+    jobs: FrameJobs
+    rows: JavaObject
+    ranks: int
+    profile: JavaObject | None
+    forget: Callable[[int], None]
+
+    def executors(self) -> set[str]:
+        """Return the ids of the executors that take tasks now."""
+        return self.jobs.executors()
+
+    def hosts(self, slots: int) -> list[Host]:
+        """Return the tasks of which each has all ranks whose rows are on its executor, or some of them.
+
+        Builds partitions again that are lost, or whose executor takes no more tasks.
+
+        Args:
+            slots: task slots of an executor; it has no more tasks.
+        """
+        jobs = self.jobs
+        for partition, place in enumerate(jobs.places(self.rows)):
+            if not place:  # lost, or where no task runs any more
+                self.forget(partition)
+        jobs.describe("sparkdl: see where partitions are")
+        try:
+            tokens = jobs.collect(self.rows)
+        finally:
+            jobs.describe(None)
+        places = jobs.places(self.rows)
+        groups = by_executor(places, slots)
+        return [Host(places[own[0]], [tokens[partition] for partition in own]) for own in groups]
+
+    def run(
+        self,
+        task: ChainTask,
+        hosts: Sequence[Host],
+        broadcasts: Sequence[Any],
+        name: str,
+        *,
+        kept_bytes: int | None = None,
+    ) -> tuple[list[Buffer], JavaObject | None]:
+        """Run one stage.
+
+        Args:
+            task: gets the tokens of several partitions. The key of what stays is ``STATE`` and the number of
+                the rank for which it does.
+            hosts: for each task, where it is to run, and what it gets.
+            broadcasts: broadcasts that it reads.
+            name: names the job in the Spark UI.
+            kept_bytes: length of a frame that stays, about; ``None`` if none does.
+
+        Returns:
+            Frames for the driver, and what stays, if that is complete.
+        """
+        jobs, profile, by_rank = self.jobs, self.profile, kept_bytes is not None
+        shuffled = None
+        run = Gathered(task, [host.tokens for host in hosts], by_rank)
+        stage = jobs.stage(jobs.located([host.executor for host in hosts]), run, broadcasts, profile=profile)
+        if by_rank:  # a partition for each shard
+            shuffled = jobs.shuffle(jobs.keyed(stage), self.ranks)
+            stage = jobs.stage(jobs.values(shuffled), AtHome(), profile=profile)
+        results, kept = collect(jobs, stage, shuffled, name, kept_bytes)
+        found = [data for data in results if data != LACKING]
+        if len(found) < len(results):
+            jobs.unpersist(kept)
+            kept = None
+        return found, kept
+
+
+def collect(
+    jobs: FrameJobs, stage: JavaObject, shuffled: JavaObject | None, name: str, kept_bytes: int | None
+) -> tuple[list[Buffer], JavaObject | None]:
+    """Run the job whose last stage this is.
+
+    Args:
+        jobs: Spark access.
+        stage: yields keyed frames.
+        shuffled: what it reads, which nobody needs afterwards.
+        name: names the job in the Spark UI.
+        kept_bytes: length of a frame that stays, about; ``None`` if none does.
+    """
+    kept = None
+    if kept_bytes is not None:
+        kept = stage
+        jobs.persist_replicated(kept, kept_bytes)
+    jobs.describe(name)
+    try:
+        results = jobs.select(jobs.keyed(stage), RESULT, drop=[] if kept is None else [STATE])
+        return list(joined(jobs.collect(results))), kept
+    except BaseException:
+        if kept is not None:
+            jobs.unpersist(kept)
+        raise
+    finally:
+        jobs.describe(None)
+        if shuffled is not None:
+            jobs.release_shuffle(shuffled)

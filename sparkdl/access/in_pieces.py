@@ -22,6 +22,14 @@ from sparkdl.wire.pieces import HEAD, PIECE_BYTES, cut, joined, pieces_of
 ChainTask = Callable[[int, Iterator[Buffer]], Iterable[bytes | Parts]]
 """What runs in a task: (partition, its token and the frames that have arrived) -> keys and frames out."""
 
+RESULT = 0
+"""Key of the frames of a chain's last stage that go to the driver."""
+STATE = 1
+"""Key of those that stay."""
+
+FRAMES_PER_RANK = 2
+"""Each task sends each partition so many frames, some of them empty: of the first one the length is known."""
+
 _BLOCK_BYTES = 32 << 20
 """So much of a frame lies in one block of a chain's shuffle at most: Spark fetches a larger one into a file
 first, from ``spark.network.maxRemoteBlockSizeFetchToMem`` on, and otherwise holds it in memory as a whole."""

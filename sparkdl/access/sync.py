@@ -9,8 +9,7 @@ from typing import Any, Self
 from sparkdl._spark.frames import JavaObject
 from sparkdl._spark.jobs import FrameJobs
 from sparkdl.access.chain import staying
-from sparkdl.access.in_pieces import ChainTask, InPieces
-from sparkdl.access.stages import RESULT, STATE
+from sparkdl.access.in_pieces import RESULT, STATE, ChainTask, InPieces
 from sparkdl.wire.frame import Buffer
 from sparkdl.wire.pieces import joined
 

@@ -43,12 +43,14 @@ class LocalStore:
 
     Args:
         folder: where files lie; made when the first one is written.
+
+    Attributes:
         in_memory: whether this process runs all tasks of the executor, and may hold frames in its memory.
     """
 
-    def __init__(self, folder: str, *, in_memory: bool) -> None:
+    def __init__(self, folder: str) -> None:
         self._folder = folder
-        self.in_memory = in_memory
+        self.in_memory = False
         self._held: dict[str, Sequence[Parts]] = {}
         self._lent: set[str] = set()
         self._holding = False

@@ -158,7 +158,7 @@ class FitRef:
 
 def forget_fit(fit_id: str) -> None:
     """Delete a fit's files on this executor and its objects in this process."""
-    for store in (*_files.pop(fit_id, ()), LocalStore(fit_folder(fit_id), in_memory=False)):
+    for store in (*_files.pop(fit_id, ()), LocalStore(fit_folder(fit_id))):
         store.delete()
     release_fit(fit_id)
 
@@ -178,7 +178,7 @@ def release_fit(fit_id: str) -> None:
         exempt_objects()
 
 
-def stores_in(folder: str, *, in_memory: bool = False) -> tuple[LocalStore, LocalStore, LocalStore]:
+def stores_in(folder: str) -> tuple[LocalStore, LocalStore, LocalStore]:
     """Return what keeps a fit's frames on an executor.
 
     Returns:
@@ -186,9 +186,8 @@ def stores_in(folder: str, *, in_memory: bool = False) -> tuple[LocalStore, Loca
         memory, for it should outlive the process; and rows of embedding variables, which processes have in
         memory in another form.
     """
-    model = LocalStore(f"{folder}/model", in_memory=in_memory)
-    partitions = LocalStore(f"{folder}/{FOLDER}", in_memory=False)
-    return model, partitions, LocalStore(f"{folder}/{ROWS}", in_memory=False)
+    model, partitions, rows = (LocalStore(f"{folder}/{name}") for name in ("model", FOLDER, ROWS))
+    return model, partitions, rows
 
 
 def _stores(fit_id: str) -> tuple[LocalStore, LocalStore, LocalStore]:

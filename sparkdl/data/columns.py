@@ -88,9 +88,9 @@ def tensor_metadata(shape: tuple[int, ...], dtype: str) -> dict[str, Any]:
     return {METADATA: {"shape": list(shape), "dtype": dtype}}
 
 
-def ragged_metadata(dtype: str, fill: float) -> dict[str, Any]:
-    """Return the metadata of a column of arrays that differ in length and are padded in each batch."""
-    return {METADATA: {"dtype": dtype, "fill": fill}}
+def ragged_metadata(fill: int) -> dict[str, Any]:
+    """Return the metadata of a column of integers that differ in number and are padded in each batch."""
+    return {METADATA: {"dtype": "int64", "fill": fill}}
 
 
 def quoted(name: str) -> SqlColumn:

@@ -9,7 +9,7 @@ import pytest
 
 from sparkdl._spark.frames import key, keyed_by
 from sparkdl.access.gathered import LACKING, AtHome, Gathered, by_executor
-from sparkdl.access.stages import RESULT, STATE
+from sparkdl.access.in_pieces import RESULT, STATE
 from sparkdl.wire import frame
 from sparkdl.wire.pieces import PIECE_BYTES, joined
 

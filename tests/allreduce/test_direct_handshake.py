@@ -57,8 +57,8 @@ def listening(sock: socket.socket, secret: bytes = SECRET, listener: bytes = LIS
     return Handshake(sock, secret, listener)
 
 
-def dialling(sock: socket.socket, secret: bytes = SECRET, listener: bytes = LISTENER) -> Handshake:
-    return Handshake(sock, secret, listener, DIALER)
+def dialling(sock: socket.socket, secret: bytes = SECRET) -> Handshake:
+    return Handshake(sock, secret, LISTENER, DIALER)
 
 
 def run(dialer: Handshake, listener: Handshake) -> tuple[bytes | None, bytes | None]:

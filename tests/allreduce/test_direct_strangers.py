@@ -145,13 +145,13 @@ def stack() -> Iterator[ExitStack]:
     assert not open_files() - before
 
 
-def group(those: list[Endpoint], number: int, pause: float, seconds: float = 10) -> None:
+def group(those: list[Endpoint], number: int, pause: float) -> None:
     """Let ranks meet, each a while after the one before, and exchange ten times; check what they get."""
     members, count = [one.peer for one in those], len(those)
 
     def run(rank: int) -> None:
         time.sleep(rank * pause)
-        links = those[rank].meet(number, [rank], count, members, seconds)
+        links = those[rank].meet(number, [rank], count, members, 10)
         for link in links.values():
             link.limit = 1 << 20
         mesh = Mesh(number, [rank], links, 10)

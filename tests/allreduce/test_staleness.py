@@ -46,7 +46,7 @@ def late_at(*pairs: tuple[int, int]) -> Any:
     return Chosen
 
 
-def updates(staleness: Staleness, steps: Any, used: Any = (True, True)) -> list[list[float]]:
+def updates(staleness: Staleness, steps: Any) -> list[list[float]]:
     """Return the weights after each of some updates by plain SGD; each has (source, weight, gradient)."""
     weights, found = np.zeros(4, np.float32), []
     rule = UpdateRule(SGD, staleness=staleness)
@@ -56,7 +56,7 @@ def updates(staleness: Staleness, steps: Any, used: Any = (True, True)) -> list[
             layout=LAYOUT, start=0, stop=4, rule=rule, weights=torch.from_numpy(weights), iteration=iteration
         )
         shards = [
-            Shard.of(source, weight, np.array(gradient, np.float32), np.array(used), rows)
+            Shard.of(source, weight, np.array(gradient, np.float32), np.array([True, True]), rows)
             for source, weight, gradient, rows in sources
         ]
         made = update_shard(update, shards, update.optimizer(state))

@@ -20,7 +20,9 @@ def folder(tmp_path: Path) -> str:
 
 
 def store(folder: str, held: bool = False) -> LocalStore:
-    return LocalStore(folder, in_memory=held)
+    found = LocalStore(folder)
+    found.in_memory = held
+    return found
 
 
 def test_frames_are_written_one_after_the_other() -> None:
@@ -136,12 +138,11 @@ def test_a_link_takes_the_place_of_an_earlier_one(folder: str) -> None:
 
 def test_what_is_held_for_a_while_becomes_files(tmp_path: Path) -> None:
     for in_memory in (True, False):
-        store = LocalStore(str(tmp_path / str(in_memory)), in_memory=in_memory)
-        another = LocalStore(str(tmp_path / str(in_memory)), in_memory=in_memory)
-        with store.holding():
-            store.leave("a", [b"frame"])
+        one, another = (store(str(tmp_path / str(in_memory)), in_memory) for _ in range(2))
+        with one.holding():
+            one.leave("a", [b"frame"])
             assert another.read("a") is None
-        assert store.read("a") is not None
+        assert one.read("a") is not None
         assert (another.read("a") is None) is in_memory
-        store.leave("b", [b"frame"])
+        one.leave("b", [b"frame"])
         assert (another.read("b") is None) is in_memory

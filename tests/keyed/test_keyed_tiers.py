@@ -84,9 +84,9 @@ def add(own: TieredStore, first: int, count: int) -> Any:
     return numbers
 
 
-def tiered(folder: Path, nbytes: int = 100_000, count: int = 2000) -> TieredStore:
-    made = TieredStore(4, np.dtype(np.float32), RowMemory(nbytes, [str(folder)]))
-    for first in range(0, count, 100):
+def tiered(folder: Path) -> TieredStore:
+    made = TieredStore(4, np.dtype(np.float32), RowMemory(100_000, [str(folder)]))
+    for first in range(0, 2000, 100):
         add(made, first, 100)
     return made
 

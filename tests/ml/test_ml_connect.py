@@ -43,10 +43,16 @@ from sparkdl.recsys import (
     with_negatives,
 )
 
-builder = SparkSession.builder.remote("local[2]").config("spark.ui.enabled", "false")
+confs = {
+    "spark.ui.enabled": "false",
+    "spark.python.daemon.module": "support.forking",
+    "spark.sql.codegen.wholeStage": "false",  # each query runs once
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.shuffle.partitions": "2",
+}
 for name in ("spark.connect.grpc.binding.address", "spark.driver.bindAddress", "spark.driver.host"):
-    builder = builder.config(name, "127.0.0.1")
-spark = builder.getOrCreate()
+    confs[name] = "127.0.0.1"
+spark = SparkSession.builder.remote("local[2]").config(map=confs).getOrCreate()
 values = np.random.default_rng(0).standard_normal((9, 3)).astype(np.float32)
 schema = T._parse_datatype_string("id long, array array<float>").add("vector", VectorUDT())
 rows = []
@@ -181,6 +187,7 @@ def found(copy):
     script.write_text(SCRIPT)
     # SPARK_TESTING makes PySpark choose a free port, which the client finds by itself.
     env = os.environ | {"SPARK_TESTING": "1", "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    env["PYTHONPATH"] = os.pathsep.join(map(str, Path(__file__).parents[1:3]))
     for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "PYSPARK_GATEWAY_PORT"):
         env.pop(name, None)
     run = subprocess.run(

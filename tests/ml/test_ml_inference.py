@@ -225,8 +225,8 @@ def test_runs_in_evaluation_mode_with_the_threads_asked_for():
         torch.set_num_threads(before)
 
 
-def arrow_columns(plan, keep=False):
-    return ArrowColumns((plan,), Structure("single", ("x",)), keep=keep, name=lambda row: f"row {row}")
+def arrow_columns(plan):
+    return ArrowColumns((plan,), Structure("single", ("x",)), keep=False, name=lambda row: f"row {row}")
 
 
 @pytest.mark.parametrize(

@@ -332,11 +332,11 @@ def test_lbfgs_is_torchs_in_single_precision():
     torch.testing.assert_close(flatten(ours), flatten(theirs), rtol=1e-3, atol=1e-4)
 
 
-def follow_torch(steps, lr=0.1, history_size=3, **tolerances):
+def follow_torch(steps, **tolerances):
     """Give both the same gradients, whether or not they are those of any function."""
     ours, theirs = parameters(), parameters()
-    a = LBFGS(ours, lr=lr, history_size=history_size, **tolerances)
-    b = torch_lbfgs(theirs, lr=lr, history_size=history_size, **tolerances)
+    a = LBFGS(ours, lr=0.1, history_size=3, **tolerances)
+    b = torch_lbfgs(theirs, lr=0.1, history_size=3, **tolerances)
     for values in steps:
         set_gradients(ours, values)
         set_gradients(theirs, values)

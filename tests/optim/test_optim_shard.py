@@ -383,10 +383,10 @@ def compare_states_of_used(states):
     assert runs == [(p.offset, p.end) for p in LAYOUT.params]
 
 
-def sums_of(factory, start, stop, used=(True,) * 5, groups=({},)):
-    optimizer = ShardOptimizer(OptimizerSpec(factory, groups), LAYOUT, start, stop)
+def sums_of(factory, start, stop):
+    optimizer = ShardOptimizer(OptimizerSpec(factory, ({},)), LAYOUT, start, stop)
     size = stop - start
-    steps = optimizer.update(torch.ones(size), torch.ones(size), np.array(used))
+    steps = optimizer.update(torch.ones(size), torch.ones(size), np.array([True] * 5))
     return optimizer, steps, next(steps)
 
 

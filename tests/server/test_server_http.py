@@ -396,7 +396,7 @@ def test_a_server_without_a_token_answers_to_this_machines_names_alone(digits: R
     assert digits.request("GET", "/health", headers={"Host": "evil.example"})[0] == 421
 
 
-def test_other_addresses_need_a_token_or_a_word(tmp_path: Path) -> None:
+def test_other_addresses_need_a_token_or_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"host='0.0.0.0' is reached from other machines"):
         ServerOptions(host="0.0.0.0")
     assert ServerOptions(host="0.0.0.0", open=True).token is None
@@ -412,7 +412,8 @@ def test_other_addresses_need_a_token_or_a_word(tmp_path: Path) -> None:
         find_token(str(file))
     file.chmod(0o600)
     assert find_token(str(file)) == TOKEN
-    assert find_token(None, {"SPARKDL_SERVE_TOKEN": TOKEN}) == TOKEN
+    monkeypatch.setenv("SPARKDL_SERVE_TOKEN", TOKEN)
+    assert find_token(None) == TOKEN
     with pytest.raises(ConfigError, match="cannot be read"):
         find_token(str(tmp_path / "nothing"))
     os.mkfifo(tmp_path / "pipe", 0o644)

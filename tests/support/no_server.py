@@ -130,7 +130,6 @@ class Session:
 
     Args:
         folder: for files that are sent.
-        slots: task slots of its only executor.
         refused: what it refuses: ``persist``, ``localCheckpoint``, ``conf``.
 
     Attributes:
@@ -144,8 +143,8 @@ class Session:
     version, is_stopped = "4.3.0", False
     schema = pa.schema([("key", pa.int32()), ("frame", pa.binary())])
 
-    def __init__(self, folder: Path, slots: int, refused: Collection[str] = ()) -> None:
-        self.folder, self.slots, self.refused = folder, slots, refused
+    def __init__(self, folder: Path, refused: Collection[str] = ()) -> None:
+        self.folder, self.refused = folder, refused
         self.session_id = str(folder)
         self.jobs = self.partition = 0
         self.persisted: list[Frame] = []
@@ -159,7 +158,7 @@ class Session:
             raise SparkError(f"[NOT_SUPPORTED_WITH_SERVERLESS] {what} is not supported. SQLSTATE: 0A000")
 
     def range(self, *arguments: int) -> Frame:
-        parts: list[Batches] = [[] for _ in range(arguments[3] if len(arguments) > 3 else self.slots)]
+        parts: list[Batches] = [[] for _ in range(arguments[3] if len(arguments) > 3 else 1)]
         return Frame(self, lambda: parts)
 
     def createDataFrame(self, table: pa.Table) -> Frame:  # noqa: N802
@@ -181,15 +180,14 @@ Session.__module__ = "pyspark.sql.connect.session"
 
 
 @contextmanager
-def no_server(folder: Path, slots: int = 1, refused: Collection[str] = ()) -> Iterator[Session]:
+def no_server(folder: Path, refused: Collection[str] = ()) -> Iterator[Session]:
     """Let sparkdl run on a Spark Connect session without a server.
 
     Args:
         folder: for files; the executor's local directory is in it.
-        slots: task slots.
         refused: what the session refuses.
     """
-    made, threads = Session(folder, slots, refused), torch.get_num_threads()
+    made, threads = Session(folder, refused), torch.get_num_threads()
 
     def context() -> Any:
         return SimpleNamespace(partitionId=lambda: made.partition, resources=dict)

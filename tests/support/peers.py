@@ -44,9 +44,9 @@ def at_once(*functions: Callable[[], T], seconds: float = 60) -> list[T | Except
     return [found[n] for n in range(len(functions))]
 
 
-def endpoints(count: int, secret: bytes = SECRET) -> list[Endpoint]:
+def endpoints(count: int) -> list[Endpoint]:
     """Return so many endpoints."""
-    return [Endpoint(secret, HOST) for _ in range(count)]
+    return [Endpoint(SECRET, HOST) for _ in range(count)]
 
 
 def meet(

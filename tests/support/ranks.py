@@ -240,7 +240,9 @@ def train(
 
 
 def _site(data: bytes, folder: str, in_memory: bool) -> Worker:
-    return Worker(partial(serialize.loads, data), *stores_in(folder, in_memory=in_memory))
+    worker = Worker(partial(serialize.loads, data), *stores_in(folder))
+    worker.files.in_memory = in_memory
+    return worker
 
 
 def _columns(part: Partition) -> dict[str, Any]:
@@ -263,11 +265,11 @@ def _step(case: Case, iteration: int) -> Step:
     )
 
 
-def classified(sizes: Sequence[int], features: int = 6, classes: int = 3, seed: int = 0) -> list[Partition]:
-    """Return partitions of random rows."""
-    generator = np.random.default_rng(seed)
-    x = generator.normal(size=(sum(sizes), features)).astype(np.float32)
-    y = generator.integers(0, classes, sum(sizes))
+def classified(sizes: Sequence[int]) -> list[Partition]:
+    """Return partitions of random rows of six values, in three classes."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(sum(sizes), 6)).astype(np.float32)
+    y = generator.integers(0, 3, sum(sizes))
     ends = np.cumsum([0, *sizes])
     return [Partition(x[a:b], y[a:b]) for a, b in pairwise(ends)]
 

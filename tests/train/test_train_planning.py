@@ -365,7 +365,7 @@ def test_a_process_sees_its_own_memory() -> None:
 # -- elastic="plan" ---------------------------------------------------------------------------------------
 
 
-def follow(law: Any, start: int, steps: int = 4000, **options: Any) -> tuple[int, list[int]]:
+def follow(law: Any, start: int, **options: Any) -> tuple[int, list[int]]:
     """Run a cluster that gives what is asked for; return the executors at the end, and the wishes."""
     asked: list[int] = []
     clock = count()
@@ -376,7 +376,7 @@ def follow(law: Any, start: int, steps: int = 4000, **options: Any) -> tuple[int
         clock=lambda: float(next(clock)),
     )
     now = start
-    for _ in range(steps):
+    for _ in range(4000):
         work, rest = law(now)
         demand.add(now, work + rest, work)
         now = demand.decide() or now

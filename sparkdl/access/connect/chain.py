@@ -15,8 +15,7 @@ from sparkdl._spark.frames import Task
 from sparkdl.access.connect.files import KeptFile
 from sparkdl.access.connect.rows import ConnectFrames, by_key
 from sparkdl.access.connect.tasks import LOST, SCHEMA, ArrowTask, Leaving, OverKept, Round, TaskSpec
-from sparkdl.access.in_pieces import ChainTask, per_round
-from sparkdl.access.stages import RESULT
+from sparkdl.access.in_pieces import RESULT, ChainTask, per_round
 from sparkdl.exceptions import TaskError
 from sparkdl.wire.frame import Buffer
 from sparkdl.wire.pieces import PIECE_BYTES, joined

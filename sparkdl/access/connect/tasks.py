@@ -18,7 +18,7 @@ import pyarrow as pa
 from sparkdl._spark.frames import Task, keyed_by
 from sparkdl._spark.processes import is_ending
 from sparkdl.access.connect.files import KeptFile, sent_file
-from sparkdl.access.stages import RESULT
+from sparkdl.access.in_pieces import RESULT
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Buffer, Parts
 from sparkdl.wire.pieces import joined, pieces_of

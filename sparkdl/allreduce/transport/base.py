@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from sparkdl._spark.frames import key
 from sparkdl._spark.processes import siblings
-from sparkdl.access.stages import RESULT, STATE
+from sparkdl.access.in_pieces import RESULT, STATE
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.directives import Step
 from sparkdl.allreduce.messages import Message, Problems, of_type

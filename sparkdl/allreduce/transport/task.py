@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparkdl._spark.frames import key
-from sparkdl.access.stages import FRAMES_PER_RANK
+from sparkdl.access.in_pieces import FRAMES_PER_RANK
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Message
 from sparkdl.allreduce.plans.base import Inbox, Participant, Phase, Send, ToAll, ToOthers, ToRank, ToSelf

@@ -265,7 +265,7 @@ class HFTokenizer(_Tokenizing, HandleInvalid, HasErrorCol, HasOutputCols):
         if self.getPadding() == "max_length":
             return tensor_metadata((self.getMaxLength(),), "int64")
         number = tokens.token_id(self._text(), self.getPadToken()) or 0
-        return ragged_metadata("int64", number if field == INPUTS[0] else 0)
+        return ragged_metadata(number if field == INPUTS[0] else 0)
 
 
 class HFDecoder(_Tokenizing, HasOutputCol):

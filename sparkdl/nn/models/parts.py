@@ -75,14 +75,14 @@ def column_table(
     return nn.Embedding(size, width, sparse=sparse)
 
 
-def check_cardinalities(owner: str, least: int = 1, **found: Sequence[Cardinality] | Cardinality) -> None:
-    """Check that cardinalities are integers from ``least``, or ``None``."""
+def check_cardinalities(owner: str, **found: Sequence[Cardinality] | Cardinality) -> None:
+    """Check that cardinalities are integers from 1, or ``None``."""
     for name, value in found.items():
         several = isinstance(value, list | tuple)
         sizes = value if isinstance(value, list | tuple) else [value]
         given = [size for size in sizes if size is not None]
-        if any(isinstance(size, bool) or not isinstance(size, Integral) or size < least for size in given):
-            expected = f"integers of at least {least}" if several else f"an integer of at least {least}"
+        if any(isinstance(size, bool) or not isinstance(size, Integral) or size < 1 for size in given):
+            expected = "integers of at least 1" if several else "an integer of at least 1"
             raise ConfigError(
                 f"{owner}: {name}={value!r}: expected {expected}, or None for 64-bit ids of any number"
             )

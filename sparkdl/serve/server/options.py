@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import os
 import stat
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sparkdl.exceptions import ConfigError
@@ -90,10 +89,10 @@ class ServerOptions:
             return False
 
 
-def find_token(path: str | None, environment: Mapping[str, str] = os.environ) -> str | None:
+def find_token(path: str | None) -> str | None:
     """Return the token of a file, or else of the environment; ``None`` if there is none."""
     if path is None:
-        return environment.get(TOKEN_VARIABLE) or None
+        return os.environ.get(TOKEN_VARIABLE) or None
     try:
         with open(path, "rb", opener=_without_waiting) as file:
             status = os.fstat(file.fileno())

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 
+_MOST = 10
+_SECONDS = 60
 _MOST_KINDS = 256
 
 
@@ -15,23 +16,20 @@ class Sparing(logging.Filter):
     Records are of a kind if they come from one line of a program.
     """
 
-    def __init__(
-        self, most: int = 10, seconds: float = 60.0, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._most, self._seconds, self._clock = most, seconds, clock
         self._kinds: dict[tuple[str, int], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether a record is written."""
-        kind, now = (record.pathname, record.lineno), self._clock()
+        kind, now = (record.pathname, record.lineno), time.monotonic()
         since, count = self._kinds.get(kind, (now, 0))
-        if now - since >= self._seconds:
-            if count > self._most:
-                record.msg = f"{record.getMessage()} (and {count - self._most} more in {now - since:.0f} s)"
+        if now - since >= _SECONDS:
+            if count > _MOST:
+                record.msg = f"{record.getMessage()} (and {count - _MOST} more in {now - since:.0f} s)"
                 record.args = ()
             since, count = now, 0
         if len(self._kinds) >= _MOST_KINDS:
             self._kinds.clear()
         self._kinds[kind] = since, count + 1
-        return count < self._most
+        return count < _MOST

@@ -130,9 +130,9 @@ def update_seconds(does: Moves, around: Surroundings) -> float:
     return around.update * does.updated + around.copy * does.copied
 
 
-def stages_of(transport: str, steps: int, exchanges: int = 2) -> int:
-    """Return the stages of a group of so many steps."""
-    return 1 if transport == "direct" else exchanges * steps + 1
+def stages_of(transport: str, steps: int) -> int:
+    """Return the stages of a group of so many steps of the sharded plan."""
+    return 1 if transport == "direct" else 2 * steps + 1
 
 
 def steps_of_group(wanted: float, each: float, fixed: float = 0.0) -> int:
@@ -170,12 +170,12 @@ def from_peers(nbytes: int, carrier: Carrier, around: Surroundings) -> dict[str,
     }
 
 
-def worth(before: float, after: float, executors: int, more: int, share: float = 0.5) -> bool:
-    """Return whether more executors pay: whether they bring a share of what ideal scaling would.
+def worth(before: float, after: float, executors: int, more: int) -> bool:
+    """Return whether more executors pay: whether they bring half of what ideal scaling would.
 
     Examples:
         >>> worth(10.0, 6.0, 1, 2), worth(10.0, 9.0, 1, 2)
         (True, False)
     """
     gain, ideal = before / after - 1, more / executors - 1
-    return gain >= share * ideal
+    return gain >= 0.5 * ideal

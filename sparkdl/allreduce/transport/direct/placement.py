@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkdl.access.base import Access, RunningJob
-from sparkdl.access.stages import Chain, Host
+from sparkdl.access.gathered import Host
+from sparkdl.access.stages import Chain
 from sparkdl.allreduce.transport.direct.task import GetReady
 from sparkdl.data.store.built import PartitionStore
 

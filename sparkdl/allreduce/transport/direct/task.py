@@ -12,7 +12,7 @@ import torch
 
 from sparkdl._spark.frames import key
 from sparkdl._spark.processes import siblings
-from sparkdl.access.stages import RESULT
+from sparkdl.access.in_pieces import RESULT
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Message, Problems, of_type
 from sparkdl.allreduce.plans.base import (
