@@ -311,11 +311,16 @@ class Reader:
         row_bytes = sum(column.row_bytes for column in manifest.columns)
         size = max(1024, min(1 << 16, _BATCH_BYTES // max(1, row_bytes)))
         mask, at = manifest.mask(group), 0
+        # From an object store several requests at once bring a whole row group, which takes as much memory.
+        is_far = self._system.type_name != "local"
         with (
             open_file(self._system, file) as source,
             _Explained(f"row group {number} of {file.path}"),
             parquet.ParquetFile(
-                source, metadata=self._footers.get(place), buffer_size=_BUFFER_BYTES
+                source,
+                metadata=self._footers.get(place),
+                buffer_size=_BUFFER_BYTES,
+                pre_buffer=is_far,
             ) as opened,
         ):
             self._footers[place] = footer = opened.metadata
