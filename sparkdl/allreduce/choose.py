@@ -22,7 +22,7 @@ from sparkdl.allreduce.transport.shuffle import ShuffleTransport
 from sparkdl.allreduce.transport.two_jobs import TwoJobTransport
 from sparkdl.compute.live_model import changes_to_keep
 from sparkdl.compute.worker import FitRef
-from sparkdl.data.store.built import PartitionStore
+from sparkdl.data.store.build import PartitionStore
 from sparkdl.exceptions import ConfigError
 from sparkdl.wire.codec import Cast
 from sparkdl.wire.layout import ParamLayout

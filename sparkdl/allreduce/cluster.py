@@ -14,7 +14,7 @@ from sparkdl.access.in_pieces import ChainTask
 from sparkdl.allreduce.kept import Kept
 from sparkdl.allreduce.persisted import PersistedShards
 from sparkdl.compute.worker import forget_fit
-from sparkdl.data.store.built import PartitionStore
+from sparkdl.data.store.build import PartitionStore
 from sparkdl.data.store.placement import crowded
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Frame, Packed

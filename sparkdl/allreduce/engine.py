@@ -28,7 +28,7 @@ from sparkdl.allreduce.update.buffers import average_buffers
 from sparkdl.compute.problems import LackingState, LostPeer, MissingPartition, Problem
 from sparkdl.compute.start import ModelVersion, Origin, Start
 from sparkdl.compute.worker import FitRef
-from sparkdl.data.store.built import MAX_REBUILDS, PartitionStore
+from sparkdl.data.store.build import MAX_REBUILDS, PartitionStore
 from sparkdl.exceptions import DataError, ModelError, TaskError
 from sparkdl.keyed.entries import Entries
 from sparkdl.wire.frame import Array, Frame

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from sparkdl.allreduce.cluster import Cluster
-from sparkdl.data.store.built import PartitionStore
+from sparkdl.data.store.build import PartitionStore
 
 _MOST_MOVES = 3
 """So often partitions are moved after a loss: an executor may be there, and take no tasks."""

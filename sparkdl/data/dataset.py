@@ -35,7 +35,7 @@ from sparkdl.data.scan.listing import Folders, Place
 from sparkdl.data.scan.source import WINDOW, ScanSource
 from sparkdl.data.scan.storage import checked_storage
 from sparkdl.data.schema import arrays_of, plan_dataframe
-from sparkdl.data.store.built import PartitionStore, build_store, delete, described
+from sparkdl.data.store.build import PartitionStore, build_store, delete, described
 from sparkdl.data.store.manifest import check_same_rows
 from sparkdl.data.store.sources import ArraySource, DataFrameSource, Partitions, RddSource, Source
 from sparkdl.data.tables import check_dataframe, check_no_stream, is_pandas, plan_pandas

@@ -11,7 +11,7 @@ import numpy as np
 from sparkdl.access.base import Access, Frames, Published
 from sparkdl.code import pickling
 from sparkdl.data.columns import STORED_DTYPES, ColumnPlan, Structure, TablePlan, make_plan, structure_of
-from sparkdl.data.store import build
+from sparkdl.data.store import writers
 from sparkdl.data.store.sources import Partitions, Source
 from sparkdl.data.streams import Dealt, check_partitions
 from sparkdl.exceptions import ConfigError, DataError, SerializationError
@@ -124,7 +124,7 @@ class TorchSource(Source):
         """See :class:`Source`."""
         count = min(rows, len(self._dataset))
         items = [as_arrays(self._dataset[index]) for index in range(count)]
-        return build.stack_rows(plan, items, [(0, index) for index in range(count)])
+        return writers.stack_rows(plan, items, [(0, index) for index in range(count)])
 
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
         """See :class:`Source`."""
@@ -137,9 +137,9 @@ class TorchSource(Source):
         pieces = (
             (p, piece)
             for p in range(partitions)
-            for piece in cut(p, [build.pickled(Dealt(count, p, partitions))], _DEALT_BYTES)
+            for piece in cut(p, [writers.pickled(Dealt(count, p, partitions))], _DEALT_BYTES)
         )
-        write = build.items_writer(store, plan, self._sent.ref, as_arrays)
+        write = writers.items_writer(store, plan, self._sent.ref, as_arrays)
         return access.stage(access.scattered(pieces, partitions), write, self._sent.broadcasts)
 
     def first(self, rows: int) -> Source:

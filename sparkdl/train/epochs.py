@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparkdl.data import sampler
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.sampler import Place
-from sparkdl.data.store.built import PartitionStore
+from sparkdl.data.store.build import PartitionStore
 from sparkdl.data.streams import FROM_THE_BEGINNING, Since
 from sparkdl.train.state import TrainState
 

@@ -17,7 +17,7 @@ from sparkdl.allreduce.state import Weights
 from sparkdl.compute.worker import FitRef
 from sparkdl.data.columns import Structure
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.store.built import PartitionStore
+from sparkdl.data.store.build import PartitionStore
 from sparkdl.nn import serialize
 from sparkdl.nn.flat import FlatModule
 from sparkdl.session import Executors

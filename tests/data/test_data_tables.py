@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from sparkdl import Column, Dataset
-from sparkdl.data.store import build
+from sparkdl.data.store import writers
 from sparkdl.data.tables import check_dataframe, check_no_stream, is_pandas, plan_pandas
 from sparkdl.exceptions import ConfigError, DataError
 
@@ -50,7 +50,7 @@ FRAME = pd.DataFrame(
 )
 def test_columns_become_what_those_of_spark_become(column: Any, dtype: str, values: Any) -> None:
     plan, arrays = plan_pandas(FRAME, column, None, None)
-    found = build.convert_numpy(plan, arrays)["features"]  # as the tasks do
+    found = writers.convert_numpy(plan, arrays)["features"]  # as the tasks do
     assert found.dtype == dtype
     np.testing.assert_array_equal(found, np.array(values, dtype))
 

@@ -37,7 +37,7 @@ from sparkdl.allreduce.transport.base import Group, GroupResult, perform, read_l
 from sparkdl.compute.problems import LostPeer
 from sparkdl.compute.stopwatch import Stopwatch
 from sparkdl.compute.worker import Worker
-from sparkdl.data.store.built import PartitionStore
+from sparkdl.data.store.build import PartitionStore
 from sparkdl.data.store.partition import Token
 from sparkdl.optim.reduction import add_up
 from sparkdl.wire import frame

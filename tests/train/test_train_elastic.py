@@ -17,7 +17,7 @@ from torch import nn
 
 from sparkdl import Dataset, Trainer
 from sparkdl.data import dataset
-from sparkdl.data.store.built import PartitionStore
+from sparkdl.data.store.build import PartitionStore
 from sparkdl.data.store.partition import Token
 from sparkdl.exceptions import ConfigError, TaskError
 from sparkdl.train import Checkpoint, Elastic, EveryIterations, Hook, MaxEpoch, MaxIteration, Run

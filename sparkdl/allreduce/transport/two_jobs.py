@@ -16,7 +16,7 @@ from sparkdl.allreduce.transport.base import Group, GroupResult
 from sparkdl.allreduce.transport.task import PhaseTask
 from sparkdl.compute.stragglers import Allowance
 from sparkdl.compute.worker import FitRef
-from sparkdl.data.store.built import PartitionStore
+from sparkdl.data.store.build import PartitionStore
 from sparkdl.optim.reduction import add_up
 from sparkdl.wire.frame import Array
 

@@ -1,208 +1,165 @@
-"""Building the partition store with Spark: what runs in the tasks that write it.
-
-Every build task takes the rows of one partition as a stream of batches, writes the files and
-yields the partition's token. A row that cannot be converted makes a token with an error in it
-instead of a failed task: retrying would find the same row.
-"""
+"""The build of a partition store by a job, which checks what it made; its deletion."""
 
 from __future__ import annotations
 
-import pickle
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
-from typing import Any
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 
-import numpy as np
-import pyarrow as pa
-
-from sparkdl.access.base import BytesRef
-from sparkdl.code import pickling
-from sparkdl.data.columns import ROW_ID, ColumnPlan, TablePlan
-from sparkdl.data.convert import from_arrow, from_rows, row_namer
-from sparkdl.data.store.dealing import Places
-from sparkdl.data.store.partition import StoreBatch, Token, write_partition
+from sparkdl import session
+from sparkdl._spark.errors import is_job_failure, task_error
+from sparkdl.access.base import Access, Frames
+from sparkdl.data.columns import TablePlan
+from sparkdl.data.store.dealing import other_rows
+from sparkdl.data.store.manifest import Manifest
+from sparkdl.data.store.partition import Token, delete_store
+from sparkdl.data.store.sources import Partitions, Source
 from sparkdl.data.streams import Dealt
 from sparkdl.exceptions import DataError
-from sparkdl.wire.frame import Array
-from sparkdl.wire.pieces import joined
-from sparkdl.wire.private import local_folders
+from sparkdl.wire import frame
 
-_CHUNK = 1024  # rows of an RDD that are stacked and written at once
+MAX_REBUILDS = 5
+"""How often a job is run again because it found parts of the store missing."""
 
 
-def _write(
-    store: str, plans: tuple[ColumnPlan, ...], partition: int, batches: Iterable[StoreBatch], dealt: int
-) -> bytes:
-    executor = str(local_folders()[0])  # a directory of the executor's own: as good as its id
+@dataclass(frozen=True, slots=True)
+class PartitionStore:
+    """A built partition store.
+
+    Attributes:
+        tokens: persisted token frames, one per partition.
+        partitions: the tokens as they were when built, by partition.
+        executors: what the cluster offered when it was built.
+    """
+
+    tokens: Frames
+    partitions: tuple[Token, ...]
+    executors: session.Executors
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Rows of each partition."""
+        return tuple(token.rows for token in self.partitions)
+
+    @property
+    def is_dealt(self) -> bool:
+        """Whether rows were dealt to the partitions, so that batches do not depend on these."""
+        return self.partitions[0].dealt > 0
+
+    @property
+    def manifest(self) -> Manifest:
+        """What tasks expect to find."""
+        return Manifest.of(self.partitions)
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether partitions were built on fewer executors than they could."""
+        return _used(self.partitions) < min(len(self.partitions), self.executors.count)
+
+
+def build_store(
+    access: Access,
+    source: Source,
+    plan: TablePlan,
+    store: str,
+    partitions: Partitions,
+    available: session.Executors,
+) -> PartitionStore:
+    """Build a partition store.
+
+    Raises:
+        DataError: naming the column and row that cannot become a tensor.
+        TaskError: if a task keeps failing.
+    """
+    with described(access, "build the partition store"):
+        with _explained():
+            tokens = source.tokens(access, plan, store, partitions)
+        access.persist(tokens)
+        try:
+            with _explained():
+                found = tuple(Token.from_frame(frame.unpack(f)) for f in access.collect(tokens))
+            _verify(found)
+        except BaseException:
+            with suppress(Exception):  # the error that is on its way says more
+                access.run_on_executors(partial(delete_store, store))
+            access.unpersist(tokens, wait=True)
+            raise
+    _warn_if_uneven(found, available)
+    return PartitionStore(tokens, found, available)
+
+
+def delete(access: Access, store: PartitionStore) -> None:
+    """Delete a store from the executors, and let go of its tokens."""
     try:
-        return write_partition(store, partition, executor, plans, batches, dealt).to_frame()
-    except DataError as error:
-        return Token(store, partition, 0, "", executor, error=str(error)).to_frame()
+        with described(access, "release the partition store"):
+            access.run_on_executors(partial(delete_store, store.partitions[0].store))
+    finally:
+        access.unpersist(store.tokens, wait=True)
 
 
-# -- DataFrames ---------------------------------------------------------------------------------
+@contextmanager
+def described(access: Access, doing: str) -> Iterator[None]:
+    """Name the jobs of a block in the Spark UI."""
+    access.describe(f"sparkdl: {doing}")
+    try:
+        yield
+    finally:
+        access.describe(None)
 
 
-def arrow_writer(
-    store: str, plans: tuple[ColumnPlan, ...], dealt: int = 0, places: Places | None = None
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the ``mapInArrow`` function that writes a partition and yields its token.
-
-    Here and below, ``dealt`` is the number of partitions that rows were dealt to, 0 if they were not, and
-    ``places`` is where input partitions begin, if that has to be looked at.
-    """
-
-    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        assert context is not None
-        stream = iter(batches)
-        converted: Iterable[StoreBatch] = ((_row_ids(b), convert(plans, b)) for b in stream)
-        if places is not None:
-            converted = places.check(converted, context.partitionId(), dealt)
-        token = _write(store, plans, context.partitionId(), converted, dealt)
-        for _ in stream:
-            pass  # after an error: a task that leaves input unread loses its Python worker
-        yield pa.RecordBatch.from_pydict({"token": [token]})
-
-    return write
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Let a failed job of a block tell what its task has said."""
+    try:
+        yield
+    except Exception as error:
+        if is_job_failure(error):
+            raise task_error(error, "building the partition store") from None
+        raise
 
 
-def convert_rows(plan: TablePlan, rows: Sequence[Any]) -> dict[str, Array]:
-    """Convert collected rows of the selected columns, like :func:`convert`."""
-    names = [ROW_ID, *(column.key for column in plan.columns)]
-    values = {
-        name: [bytes(v) if isinstance(v, bytearray) else v for v in (row[i] for row in rows)]
-        for i, name in enumerate(names)
-    }
-    return convert(plan.columns, pa.RecordBatch.from_pydict(values))
-
-
-def convert(plans: tuple[ColumnPlan, ...], batch: pa.RecordBatch) -> dict[str, Array]:
-    """Convert an Arrow batch to arrays by column key."""
-    name = row_namer(_row_ids(batch))
-    return {plan.key: from_arrow(plan, batch.column(plan.key), name) for plan in plans}
-
-
-def _row_ids(batch: pa.RecordBatch) -> Array:
-    ids: Array = batch.column(ROW_ID).to_numpy(zero_copy_only=False)
-    return ids
-
-
-# -- rows that are Python objects ---------------------------------------------------------------
-
-
-def rows_writer(
-    store: str, plan: TablePlan, dealt: int = 0, places: Places | None = None
-) -> Callable[[int, Iterable[Any]], Iterator[bytes]]:
-    """Return the partition function that writes RDD elements of ((partition, row), element)."""
-
-    def write(partition: int, elements: Iterable[Any]) -> Iterator[bytes]:
-        stream = iter(elements)
-        stacked = _stack(plan, stream)
-        if places is not None:
-            stacked = places.check(stacked, partition, dealt)
-        yield _write(store, plan.columns, partition, stacked, dealt)
-        for _ in stream:
-            pass
-
-    return write
-
-
-def _stack(plan: TablePlan, elements: Iterator[Any]) -> Iterator[StoreBatch]:
-    while chunk := list(islice(elements, _CHUNK)):
-        # Numbered like Spark's monotonically_increasing_id.
-        ids = np.array([(partition << 33) + row for (partition, row), _ in chunk], np.int64)
-        yield ids, stack_rows(plan, [row for _, row in chunk], [position for position, _ in chunk])
-
-
-def stack_rows(plan: TablePlan, rows: list[Any], positions: list[tuple[int, int]]) -> dict[str, Array]:
-    """Stack RDD elements into arrays by column key.
-
-    Args:
-        plan: how an element groups into columns.
-        rows: elements: features, or a tuple of features, label and weight, as planned.
-        positions: (partition, row) of each in the source RDD, for errors.
-    """
-
-    def name(index: int) -> str:
-        partition, row = positions[index]
-        if plan.arrays:
-            return f"row {row}"
-        return f"row {row} of input partition {partition}"
-
-    columns: dict[str, list[Any]] = {column.key: [] for column in plan.columns}
-    parts = 1 + (plan.label.kind != "none") + plan.weighted
-    for index, row in enumerate(rows):
-        if parts > 1 and (not isinstance(row, tuple | list) or len(row) != parts):
+def _verify(tokens: Sequence[Token]) -> None:
+    """Check that all partitions were written and agree on dtypes and shapes."""
+    for token in tokens:
+        if token.error:
+            raise DataError(token.error)
+    filled = [token for token in tokens if token.rows]
+    if not filled:
+        raise DataError("the Dataset is empty: there is nothing to train on", code="data-empty")
+    _check_dealt(tokens)
+    for token in filled[1:]:
+        if token.columns != filled[0].columns:
             raise DataError(
-                f"{name(index)}: expected a tuple of {parts} (features, label, weight), got {row!r:.200}",
+                f"partition {token.partition} has columns {token.columns}, partition "
+                f"{filled[0].partition} has {filled[0].columns}; all rows must have one shape",
                 code="data-shape",
             )
-        values = list(row) if parts > 1 else [row]
-        found = plan.features.disassemble(values.pop(0))
-        if plan.weighted:
-            found["weight"] = values.pop()
-        if values:
-            found |= plan.label.disassemble(values.pop())
-        for key, value in found.items():
-            columns[key].append(value)
-    return {column.key: from_rows(column, columns[column.key], name) for column in plan.columns}
 
 
-# -- items of a dataset that tasks read ---------------------------------------------------------
+def _check_dealt(tokens: Sequence[Token]) -> None:
+    """Check that partitions have the rows of their streams, as those were counted before."""
+    rows = sum(token.rows for token in tokens)
+    for token in tokens:
+        counted = token.dealt and not token.scan
+        expected = Dealt(rows, token.partition, token.dealt).count if counted else token.rows
+        if token.rows != expected:
+            raise other_rows(token.partition)
 
 
-def items_writer(
-    store: str, plan: TablePlan, dataset: BytesRef, convert_item: Callable[[Any], Any]
-) -> Callable[[int, Iterator[bytes]], Iterator[bytes]]:
-    """Return the task that writes a partition of the items of a dataset, given which of them it has."""
-
-    def write(partition: int, arriving: Iterator[bytes]) -> Iterator[bytes]:
-        (own,) = (pickle.loads(data) for data in joined(arriving))
-
-        def items() -> Iterator[tuple[tuple[int, int], Any]]:
-            found = pickling.loads(dataset.read(once=True))
-            for number in own.numbers().tolist():
-                yield (0, number), convert_item(found[number])
-
-        yield _write(store, plan.columns, partition, _stack(plan, items()), own.partitions)
-        deque(arriving, maxlen=0)  # after an error: see arrow_writer
-
-    return write
+def _warn_if_uneven(tokens: Sequence[Token], available: session.Executors) -> None:
+    """Say when partitions lie on fewer executors than they could."""
+    used = _used(tokens)
+    if used < min(len(tokens), available.count):
+        warnings.warn(
+            f"{len(tokens)} partitions lie on {used} of {available.count} executors, so iterations take "
+            "longer than they need to; release() and rebuild when all executors are idle",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
-# -- arrays of the driver -----------------------------------------------------------------------
-
-
-def pickled(own: Dealt, arrays: Mapping[str, Array] | None = None) -> bytes:
-    """Return rows of a partition as :func:`arrays_writer` reads them, or which these are.
-
-    Args:
-        own: says which rows of the source these are.
-        arrays: by column key; of any dtype, for errors in them are found by the task.
-    """
-    return pickle.dumps(own if arrays is None else (own, arrays), protocol=pickle.HIGHEST_PROTOCOL)
-
-
-def arrays_writer(store: str, plan: TablePlan) -> Callable[[int, Iterator[bytes]], Iterator[bytes]]:
-    """Return the task that writes a partition of what :func:`pickled` returned, which arrives in pieces."""
-
-    def write(partition: int, arriving: Iterator[bytes]) -> Iterator[bytes]:
-        ((own, arrays),) = (pickle.loads(data) for data in joined(arriving))
-        numbers = own.numbers()
-        converted = ((numbers, convert_numpy(plan, arrays, numbers)) for _ in range(1))
-        yield _write(store, plan.columns, partition, converted, own.partitions)
-        deque(arriving, maxlen=0)  # after an error: see arrow_writer
-
-    return write
-
-
-def convert_numpy(
-    plan: TablePlan, arrays: Mapping[str, Array], numbers: Array | None = None
-) -> dict[str, Array]:
-    """Convert whole numpy columns; ``numbers`` are those of their rows in the source, for errors."""
-    name = lambda index: f"row {index if numbers is None else numbers[index]}"  # noqa: E731
-    return {column.key: from_rows(column, np.asarray(arrays[column.key]), name) for column in plan.columns}
+def _used(tokens: Sequence[Token]) -> int:
+    """Return how many executors have built partitions."""
+    return len({token.executor for token in tokens})

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from sparkdl.access.base import Access
-from sparkdl.data.store.built import PartitionStore, described
+from sparkdl.data.store.build import PartitionStore, described
 from sparkdl.data.store.partition import Token
 from sparkdl.wire import frame
 

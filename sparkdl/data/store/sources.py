@@ -11,7 +11,7 @@ from sparkdl._spark.frames import frames_of
 from sparkdl.access.base import Access, Frames
 from sparkdl.data.columns import ROW_ID, TablePlan
 from sparkdl.data.sparse import hint
-from sparkdl.data.store import build
+from sparkdl.data.store import writers
 from sparkdl.data.store.dealing import Places, by_stream
 from sparkdl.data.streams import STREAMS, Dealt, check_partitions
 from sparkdl.data.tables import vector_columns
@@ -87,7 +87,7 @@ class DataFrameSource(Source):
         first = self._selected(self._df).limit(rows).collect()
         if not first:
             return {}
-        found = build.convert_rows(plan, first)
+        found = writers.convert_rows(plan, first)
         vectors = vector_columns(self._df)
         for column in plan.columns:
             if column.source in vectors and not column.part:
@@ -105,7 +105,7 @@ class DataFrameSource(Source):
             df, places = by_stream(df, partitions)
             df = df.sortWithinPartitions(ROW_ID)
         rows_per_batch = max(1, min(10_000, _ARROW_BATCH_BYTES // max(plan.row_bytes, 1)))
-        return access.written(df, build.arrow_writer(store, plan.columns, dealt, places), rows_per_batch)
+        return access.written(df, writers.arrow_writer(store, plan.columns, dealt, places), rows_per_batch)
 
     def first(self, rows: int) -> Source:
         """See :class:`Source`."""
@@ -121,7 +121,7 @@ class RddSource(Source):
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
         """See :class:`Source`."""
         first = self._rdd.take(rows)
-        return build.stack_rows(plan, first, [(0, i) for i in range(len(first))]) if first else {}
+        return writers.stack_rows(plan, first, [(0, i) for i in range(len(first))]) if first else {}
 
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
         """See :class:`Source`."""
@@ -134,7 +134,7 @@ class RddSource(Source):
             positioned = positioned.repartitionAndSortWithinPartitions(
                 partitions, partial(_dealt, places, partitions)
             )
-        return frames_of(positioned.mapPartitionsWithIndex(build.rows_writer(store, plan, dealt, places)))
+        return frames_of(positioned.mapPartitionsWithIndex(writers.rows_writer(store, plan, dealt, places)))
 
     def _counts(self) -> list[int]:
         """Return the rows of each partition but the last one."""
@@ -168,7 +168,7 @@ class ArraySource(Source):
 
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
         """See :class:`Source`."""
-        return build.convert_numpy(plan, {key: array[:rows] for key, array in self._arrays.items()})
+        return writers.convert_numpy(plan, {key: array[:rows] for key, array in self._arrays.items()})
 
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
         """See :class:`Source`."""
@@ -177,12 +177,12 @@ class ArraySource(Source):
         check_partitions(partitions)
         rows = len(next(iter(self._arrays.values())))
         chunks = (
-            (p, build.pickled(own, {key: array[own.numbers()] for key, array in self._arrays.items()}))
+            (p, writers.pickled(own, {key: array[own.numbers()] for key, array in self._arrays.items()}))
             for p, own in ((p, Dealt(rows, p, partitions)) for p in range(partitions))
         )
         # In pieces: what the driver holds travels inside tasks, and Spark warns of large ones.
         pieces = ((p, piece) for p, chunk in chunks for piece in cut(p, [chunk], _TASK_BYTES))
-        return access.stage(access.scattered(pieces, partitions), build.arrays_writer(store, plan))
+        return access.stage(access.scattered(pieces, partitions), writers.arrays_writer(store, plan))
 
     def first(self, rows: int) -> Source:
         """See :class:`Source`."""

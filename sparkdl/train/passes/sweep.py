@@ -23,7 +23,7 @@ from sparkdl.data.dataset import Dataset
 from sparkdl.data.rows import Rows, in_order
 from sparkdl.data.scan.reader import Reading
 from sparkdl.data.store import partition as store
-from sparkdl.data.store.built import MAX_REBUILDS
+from sparkdl.data.store.build import MAX_REBUILDS
 from sparkdl.data.store.manifest import Unchanged, changed_error
 from sparkdl.exceptions import DataError, ModelError
 from sparkdl.nn.batch import Batch

@@ -12,7 +12,7 @@ from sparkdl.access.base import Access
 from sparkdl.allreduce.transport.direct.peer import Peer
 from sparkdl.allreduce.transport.direct.task import Assemble, Dismiss, Rendezvous
 from sparkdl.compute.worker import FitRef
-from sparkdl.data.store.built import PartitionStore
+from sparkdl.data.store.build import PartitionStore
 from sparkdl.wire import frame
 
 _MOST_MEMBERS = 4

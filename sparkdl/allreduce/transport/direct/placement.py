@@ -10,7 +10,7 @@ from sparkdl.access.base import Access, RunningJob
 from sparkdl.access.gathered import Host
 from sparkdl.access.stages import Chain
 from sparkdl.allreduce.transport.direct.task import GetReady
-from sparkdl.data.store.built import PartitionStore
+from sparkdl.data.store.build import PartitionStore
 
 _READY_SECONDS = 60.0
 """So long executors that have come may take to get ready."""

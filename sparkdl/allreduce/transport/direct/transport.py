@@ -21,7 +21,7 @@ from sparkdl.allreduce.transport.direct.task import GroupTask, Rendezvous
 from sparkdl.allreduce.transport.shuffle import ShuffleTransport
 from sparkdl.compute.problems import FailedModel, LostPeer
 from sparkdl.compute.worker import FitRef
-from sparkdl.data.store.built import PartitionStore
+from sparkdl.data.store.build import PartitionStore
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Buffer
 
