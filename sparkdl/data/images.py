@@ -197,7 +197,13 @@ def _open(data: bytes | bytearray | memoryview) -> Image.Image:
 
     Image.init()
     known = [name for name in _FORMATS if name in Image.OPEN]
-    return ImageOps.exif_transpose(Image.open(io.BytesIO(data), formats=known))
+    image = Image.open(io.BytesIO(data), formats=known)
+    if image.format == "TIFF" and image.mode == "I":  # those of other formats go up to 65535
+        raise DataError(
+            "pixels are integers of 32 bits or with a sign, of which nobody can say which one is white",
+            code="data-type",
+        )
+    return ImageOps.exif_transpose(image)
 
 
 def _plain(image: Image.Image, channels: int) -> Image.Image:

@@ -31,8 +31,8 @@ class ParamGroup:
     Attributes:
         match: which parameters: a glob pattern such as ``"*.bias"``; a compiled regular expression, which
             must match the whole name, as a glob does; or a predicate that is called with the
-            parameter's name, the parameter, and the module that owns it. A tied parameter has its first name,
-            and the owner of that name.
+            parameter's name, the parameter, and the module that owns it. A tied parameter matches by each
+            of its names; a predicate gets the first one, and the owner of that name.
         options: options of the optimizer, and the penalties ``l1`` and ``l2``.
 
     Raises:
@@ -90,6 +90,21 @@ def describe(match: Match) -> str:
     return str(getattr(match, "__name__", type(match).__name__))
 
 
+def all_names(module: nn.Module) -> dict[str, list[str]]:
+    """Return all names of each parameter by its first one: a tied parameter has several.
+
+    Examples:
+        >>> module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, bias=False))
+        >>> module[1].weight = module[0].weight
+        >>> all_names(module)
+        {'0.weight': ['0.weight', '1.weight'], '0.bias': ['0.bias']}
+    """
+    found: dict[int, list[str]] = {}
+    for name, p in module.named_parameters(remove_duplicate=False):
+        found.setdefault(id(p), []).append(name)
+    return {names[0]: names for names in found.values()}
+
+
 def assign(matches: Sequence[Match], module: nn.Module, what: str) -> dict[int, int]:
     """Find the first of several patterns that each parameter matches.
 
@@ -107,17 +122,18 @@ def assign(matches: Sequence[Match], module: nn.Module, what: str) -> dict[int, 
     for owner in module.modules():
         for p in owner.parameters(recurse=False):
             owners.setdefault(id(p), owner)  # a tied parameter has its first name, and that name's owner
+    known = all_names(module)
     first: dict[int, int] = {}
     for name, p in module.named_parameters():
         for index, match in enumerate(matches):
-            if _matches(match, name, p, owners[id(p)]):
+            if _matches(match, known[name], p, owners[id(p)]):
                 first[id(p)] = index
                 break
     for index in set(range(len(matches))) - set(first.values()):
         match = matches[index]
         if isinstance(match, str | re.Pattern):
-            names = [name for name, _ in module.named_parameters()]
-            taken = any(_matches(match, n, p, owners[id(p)]) for n, p in module.named_parameters())
+            names = list(known)
+            taken = any(_matches(match, known[n], p, owners[id(p)]) for n, p in module.named_parameters())
             why = "only parameters that an earlier pattern takes" if taken else "no parameter"
             raise ConfigError(
                 f"{what}: {describe(match)} matches {why}; the module has "
@@ -129,9 +145,9 @@ def assign(matches: Sequence[Match], module: nn.Module, what: str) -> dict[int, 
 _SHOWN = 8
 
 
-def _matches(match: Match, name: str, parameter: nn.Parameter, owner: nn.Module) -> bool:
+def _matches(match: Match, names: Sequence[str], parameter: nn.Parameter, owner: nn.Module) -> bool:
     if isinstance(match, str):
-        return fnmatchcase(name, match)
+        return any(fnmatchcase(name, match) for name in names)
     if isinstance(match, re.Pattern):
-        return match.fullmatch(name) is not None
-    return bool(match(name, parameter, owner))
+        return any(match.fullmatch(name) for name in names)
+    return bool(match(names[0], parameter, owner))

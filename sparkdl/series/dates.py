@@ -21,6 +21,7 @@ class Dates:
         frequency: distance of the steps.
         day: of the month, see :meth:`sparkdl.series.frequency.Frequency.day`.
         clock: time of each step up to that of the last row, int64.
+        last: what the times after the last row are counted from.
         instants: where the clock is that of a time zone, microseconds since 1970 in UTC of each step's row,
             and ``NO_INSTANT`` where it has none: an hour that a clock repeats is two instants.
     """
@@ -28,27 +29,28 @@ class Dates:
     frequency: Frequency
     day: int
     clock: Array
+    last: int
     instants: Array | None = None
 
     @classmethod
     def of_rows(cls, frequency: Frequency, steps: Array, times: Array, instants: Array | None) -> Dates:
-        """Return the times of all steps; one without a row has the time of day of the row before."""
+        """Return the times of all steps; those without a row are on the usual clock."""
         count, day = int(steps[-1]) + 1, frequency.day(times)
-        clock = np.empty(count, np.int64)
+        clock, usual = np.empty(count, np.int64), frequency.on_usual_clock(times)
         for before in np.flatnonzero(np.diff(steps) > 1).tolist():
             gap = np.arange(steps[before] + 1, steps[before + 1])
-            clock[gap] = frequency.after(int(times[before]), gap - steps[before], day)
+            clock[gap] = frequency.after(int(usual[before]), gap - steps[before], day)
         clock[steps] = times
         if instants is None:
-            return cls(frequency, day, clock)
+            return cls(frequency, day, clock, int(usual[-1]))
         known = np.full(count, NO_INSTANT)
         known[steps] = instants
-        return cls(frequency, day, clock, known)
+        return cls(frequency, day, clock, int(usual[-1]), known)
 
     def between(self, start: int, stop: int) -> tuple[Array, Array | None]:
         """Return clock and instants of some steps; those after the last row follow it."""
         ahead = np.arange(1, max(0, stop - len(self.clock)) + 1)
-        after = self.frequency.after(int(self.clock[-1]), ahead, self.day)
+        after = self.frequency.after(self.last, ahead, self.day)
         clock = np.concatenate([self.clock, after])[start:stop]
         if self.instants is None:
             return clock, None

@@ -96,6 +96,23 @@ class Frequency:
         votes += np.minimum(every, lengths[-1]) == days[-1]
         return int(every[votes == votes.max()][-1])
 
+    def on_usual_clock(self, times: Array) -> Array:
+        """Return times with the time of day that more than half of them have, the nearest one to each.
+
+        A clock that is put forward shows the time that it skips as a later one, and midnights go on as such
+        the day after. Where steps are shorter than days, or no time of day is that of most, times stay as
+        they are.
+        """
+        if not self.on_calendar:
+            return times
+        day = _FIXED["D"]
+        found, counts = np.unique(times % day, return_counts=True)
+        if 2 * counts.max() <= len(times):
+            return times
+        ahead = (found[counts.argmax()] - times) % day
+        usual: Array = times + np.where(ahead > day // 2, ahead - day, ahead)
+        return usual
+
     def after(self, last: int, steps: Array, day: int | None = None) -> Array:
         """Return the times so many steps after a time."""
         if self.unit not in _MONTHS:

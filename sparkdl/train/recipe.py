@@ -36,6 +36,7 @@ from sparkdl.nn.parameters import (
 )
 from sparkdl.optim import OptimizerSpec, optimizer_spec
 from sparkdl.optim.describe import describe_optimizer
+from sparkdl.optim.groups import all_names
 from sparkdl.optim.rule import UpdateRule
 from sparkdl.optim.shard.packed import lazy_groups, sparse_groups
 from sparkdl.optim.shard.shardable import tried_optimizer
@@ -273,10 +274,11 @@ def _copied(module: nn.Module) -> nn.Module:
 @contextmanager
 def _trainable(module: nn.Module, patterns: Sequence[str]) -> Iterator[frozenset[str]]:
     """Let parameters that match a pattern be trainable for a while; yield the names of frozen ones."""
+    names = all_names(module)
     matching = {
         name: parameter
         for name, parameter in module.named_parameters()
-        if not parameter.requires_grad and any(fnmatchcase(name, pattern) for pattern in patterns)
+        if not parameter.requires_grad and any(fnmatchcase(n, p) for n in names[name] for p in patterns)
     }
     for parameter in matching.values():
         parameter.requires_grad_(True)

@@ -16,6 +16,7 @@ from sparkdl.keyed.entries import Entries
 from sparkdl.nn.embedding import embedding_variables, fill
 from sparkdl.nn.objective import Objective
 from sparkdl.optim import OptimizerSpec
+from sparkdl.optim.groups import all_names
 from sparkdl.saved.identity import Identity, mark
 from sparkdl.train import shown
 from sparkdl.train.checkpoint.mark import Base
@@ -223,12 +224,13 @@ class Run:
         return replacement
 
     def matching(self, pattern: str) -> list[str]:
-        """Return the names of the layout's parameters that match a pattern.
+        """Return the names of the layout's parameters that match a pattern, a tied one by any of its names.
 
         Raises:
             ConfigError: if there are none.
         """
-        names = [p.name for p in self.layout.params if fnmatchcase(p.name, pattern)]
+        own = all_names(self.module)
+        names = [p.name for p in self.layout.params if any(fnmatchcase(n, pattern) for n in own[p.name])]
         if not names:
             known = ", ".join(p.name for p in self.layout.params[:8])
             raise ConfigError(

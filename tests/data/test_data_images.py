@@ -100,8 +100,9 @@ def test_sixteen_bits_are_scaled_not_cut_off(kind: str) -> None:
         (encoded(Image.fromarray(PIXELS), "JPEG")[:-200], "no readable image"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n", "no readable image"),
         (encoded(Image.fromarray(np.ones((2, 2), np.float32)), "TIFF"), "pixels are floats"),
+        (encoded(Image.fromarray(np.ones((2, 2), np.int32)), "TIFF"), "pixels are integers of 32 bits"),
     ],
-    ids=["empty", "text", "cut PNG", "cut JPEG", "PostScript", "floats"],
+    ids=["empty", "text", "cut PNG", "cut JPEG", "PostScript", "floats", "integers"],
 )
 def test_what_cannot_be_decoded_is_a_data_error(data: bytes, message: str) -> None:
     with pytest.raises(DataError, match=message):

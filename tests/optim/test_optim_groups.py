@@ -82,14 +82,19 @@ def test_a_predicate_that_matches_nothing_makes_no_group():
     assert set(found.values()) == {0}
 
 
-def test_a_tied_parameter_has_its_first_name():
+def test_a_tied_parameter_matches_by_each_of_its_names():
     module = Model()
     module.tied = nn.Linear(2, 5, bias=False)
     module.tied.weight = module.embed.weight
     _, found = spec_of([ParamGroup("embed.*", lr=1.0)], module=module)
     assert found["embed.weight"] == 1
-    with pytest.raises(ConfigError, match=r"'tied\.\*' matches no parameter"):
-        spec_of([ParamGroup("tied.*", lr=1.0)], module=module)
+    for match in ("tied.*", re.compile(r"tied\.weight")):
+        _, found = spec_of([ParamGroup(match, lr=1.0)], module=module)
+        assert found["embed.weight"] == 1
+    spec, _ = spec_of([], {"tied.*": partial(optim.SGD, lr=2.0), "*": SGD}, module)
+    assert spec.build([(module.tied.weight, 0)]).param_groups[0]["lr"] == 2.0
+    with pytest.raises(ConfigError, match=r"'tied\.\*' matches only parameters that an earlier pattern"):
+        spec_of([ParamGroup("embed.*", lr=1.0), ParamGroup("tied.*", lr=2.0)], module=module)
 
 
 def test_a_predicate_gets_the_owner_of_a_tied_parameters_first_name():

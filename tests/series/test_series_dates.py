@@ -103,3 +103,27 @@ def test_steps_on_the_clock_of_a_zone(zone: str, frequency: str, alias: str) -> 
     past = forecast(instants[:312].to_list(), frequency, 8, origins=(300,), __clock=micros[:312])
     assert pd.to_datetime(past.time_instant, unit="us").tolist() == instants[12:20].tolist()
     assert pd.to_datetime(past.cutoff_instant, unit="us").tolist() == [instants[11]] * 8
+
+
+@pytest.mark.parametrize(("frequency", "alias", "last"), [("D", "D", 69), ("W", "W-SUN", 9), ("M", "MS", 12)])
+def test_midnights_go_on_after_one_that_a_clock_skips(frequency: str, alias: str, last: int) -> None:
+    """Of 10 March 2024 in Havana, and of 1 October 2017 in Asuncion, whose first hour is 1 o'clock."""
+    zone, start = ("America/Asuncion", "2016-10-01") if frequency == "M" else ("America/Havana", "2024-01-01")
+    clock = pd.date_range(start, periods=last + 10, freq=alias)
+    local = clock.tz_localize(zone, nonexistent="shift_forward")
+    micros = local.tz_localize(None).to_numpy().astype("datetime64[us]").astype(np.int64)
+    instants = local.tz_convert("UTC").tz_localize(None)
+    assert (local.hour == 1).nonzero()[0].tolist() == [last]
+    for length in (last, last + 1, last + 2):
+        found = forecast(instants[:length].to_list(), frequency, 8, __clock=micros[:length])
+        assert shown(found) == list(clock[length : length + 8].to_pydatetime())
+    gap = [*range(last + 1), *range(last + 4, last + 8)]  # no rows after it
+    past = forecast(instants[gap].to_list(), frequency, 2, origins=(7,), __clock=micros[gap])
+    assert shown(past) == list(clock[last + 1 : last + 3].to_pydatetime())
+
+
+def test_times_of_day_without_a_usual_one_follow_the_last_row() -> None:
+    times = [datetime(2024, 1, day, 6 + day % 3) for day in range(1, 10)]
+    assert shown(forecast(times, "D", 1)) == [datetime(2024, 1, 10, 6)]
+    late = [*(datetime(2024, 1, day) for day in range(1, 9)), datetime(2024, 1, 8, 23, 50)]
+    assert shown(forecast(late, "D", 1)) == [datetime(2024, 1, 10)]  # it was the row of 9 January

@@ -23,6 +23,7 @@ from sparkdl.train.hooks.callbacks import EarlyStopping, Freeze, GradientNorms, 
 from sparkdl.train.hooks.checkpoint import Checkpoint
 from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.options.triggers import EveryEpoch, EveryIterations
+from sparkdl.train.recipe import is_frozen
 from sparkdl.train.run import Run
 from sparkdl.train.state import TrainState
 
@@ -35,12 +36,12 @@ def body_and_head():
 class Driver:
     """Calls hooks as the Trainer does; all weights have the number of completed iterations."""
 
-    def __init__(self, hooks, *, steps=2, scores=None, averaged=None, start=None):
+    def __init__(self, hooks, *, steps=2, scores=None, averaged=None, start=None, make=body_and_head):
         self.hooks = hooks
         self.scores = scores or {}
         self.asked = []
-        module = body_and_head()
-        self.flat = FlatModule(body_and_head())
+        module = make()
+        self.flat = FlatModule(make())
         state = start or TrainState()
         self.run = Run(
             name="test",
@@ -249,6 +250,22 @@ def test_unfreeze_trains_what_the_module_has_frozen(at_epoch, expected):
     hook = Unfreeze("body.*", at_epoch=at_epoch)
     assert hook.unfreezes == ("body.*",)
     assert frozen_by_epoch([hook], 3, initially=BODY) == expected
+
+
+def embedding_and_output():
+    module = nn.ModuleDict({"embed": nn.Embedding(3, 2), "out": nn.Linear(2, 3)})
+    module["out"].weight = module["embed"].weight
+    return module
+
+
+def test_a_pattern_matches_a_tied_parameter_by_each_of_its_names():
+    for pattern, expected in (("out.*", {"embed.weight", "out.bias"}), ("embed.*", {"embed.weight"})):
+        driver = Driver([Freeze(pattern)], make=embedding_and_output)
+        driver.fit(1)
+        assert driver.run.frozen == expected
+    module = embedding_and_output().requires_grad_(False)
+    assert not is_frozen(module, ["out.weight"])
+    assert is_frozen(module, ["body.*"])
 
 
 def test_unfreeze_leaves_the_rest_frozen():

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 import pytest
 
@@ -22,7 +23,9 @@ from sparkdl.tune import (
     Pruned,
     SuccessiveHalving,
     choice,
+    lograndint,
     quniform,
+    randint,
     uniform,
 )
 from sparkdl.tune.running.advance import Advanced
@@ -197,6 +200,33 @@ def test_population_copies_weights_and_params_of_the_best() -> None:
         assert rung.params["x"] in [pytest.approx(min(1.0, of_donor.params["x"] * f)) for f in (0.8, 1.25)]
     with pytest.raises(ConfigError, match=r"PBT\(perturb=\['y'"):
         search(PBT(perturb=["y"]))
+
+
+def explored(kind: Any, value: Any, **options: Any) -> set[Any]:
+    """Return what 200 perturbations make of a value."""
+    scheduler = PBT(perturb=["x"], **options)
+    scheduler.begin(Outline(2, 9, Space({"x": kind}), 0))
+    random = np.random.default_rng(0)
+    return {scheduler._explored({"x": value}, random)["x"] for _ in range(200)}
+
+
+def test_what_has_steps_moves_by_one_at_least() -> None:
+    assert explored(randint(1, 8), 1, resample=0.0) == {1, 2}  # 0.8 would leave the bounds
+    assert explored(randint(0, 8), 0, resample=0.0) == {0, 1}
+    assert explored(randint(-8, 8), -1, resample=0.0) == {-2, 0}
+    assert explored(randint(1, 8), 2, resample=0.0) == {1, 3}
+    assert explored(randint(2, 32, step=10), 12, resample=0.0) == {2, 22}
+    assert explored(lograndint(1, 100), 40, resample=0.0) == {32, 50}
+    assert explored(quniform(0.0, 1.0, 0.25), 0.5, resample=0.0) == {0.25, 0.75}
+    assert explored(randint(1, 8), 1, resample=0.0, factors=(1.0,)) == {1}
+
+
+def test_the_ends_are_as_probable_as_other_steps() -> None:
+    scheduler = PBT(perturb=["x"], resample=1.0)
+    scheduler.begin(Outline(2, 9, Space({"x": randint(1, 4)}), 0))
+    random = np.random.default_rng(0)
+    drawn = [scheduler._explored({"x": 1}, random)["x"] for _ in range(4000)]
+    assert [drawn.count(n) for n in (1, 2, 3, 4)] == pytest.approx([1000] * 4, rel=0.1)
 
 
 def test_a_trial_that_diverges_is_the_worst() -> None:

@@ -90,7 +90,8 @@ class Freeze(Hook):
     first two epochs.
 
     Args:
-        pattern: names of parameters, with ``*`` and ``?`` as in file names.
+        pattern: names of parameters, with ``*`` and ``?`` as in file names. A tied parameter matches by
+            each of its names.
         until_epoch: completed epochs after which they are trained again; ``None`` for never.
         from_epoch: completed epochs after which they are frozen.
 
@@ -137,7 +138,8 @@ class Unfreeze(Hook):
     parameter sync from the beginning.
 
     Args:
-        pattern: names of parameters, with ``*`` and ``?`` as in file names.
+        pattern: names of parameters, with ``*`` and ``?`` as in file names. A tied parameter matches by
+            each of its names.
         at_epoch: completed epochs after which they are trained.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,7 +31,8 @@ class PBT(Scheduler):
             What changes the shape of the weights, or ``batch_size``, cannot be among them.
         quantile: share of the trials that are replaced, and share that they copy, up to a half.
         resample: probability that a param is drawn anew instead of perturbed.
-        factors: by one of which a number is multiplied; it stays within its bounds.
+        factors: by one of which a number is multiplied; it stays within its bounds. An integer, or a number
+            in steps, moves by a step at least.
     """
 
     def __init__(
@@ -129,16 +131,20 @@ class PBT(Scheduler):
             place = kind.choices.index(value) + int(random.choice([-1, 1]))
             return kind.choices[min(max(place, 0), len(kind.choices) - 1)]
         assert isinstance(kind, FloatDistribution | IntDistribution)
-        if anew:
-            low, high = float(kind.low), float(kind.high)
+        step = kind.step or 0.0
+        if anew:  # with half a step around it, the first and last one are as probable as the others
+            low, high = kind.low - step / 2, kind.high + step / 2
             drawn = (
                 float(np.exp(random.uniform(np.log(low), np.log(high))))
                 if kind.log
                 else float(random.uniform(low, high))
             )
         else:
-            drawn = value * float(random.choice(self.factors))
-        if kind.step:
-            drawn = kind.low + round((drawn - kind.low) / kind.step) * kind.step
+            factor = float(random.choice(self.factors))
+            drawn = value * factor
+            if step and abs(drawn - value) < step and factor != 1:  # 1.25 times 1 would be 1 again
+                drawn = value + math.copysign(step, drawn - value or factor - 1)
+        if step:
+            drawn = kind.low + round((drawn - kind.low) / step) * step
         drawn = min(max(drawn, kind.low), kind.high)
         return round(drawn) if isinstance(kind, IntDistribution) else float(drawn)
