@@ -71,15 +71,18 @@ def test_streams_have_whole_groups_and_chunks_are_bounded(groups, streams, windo
     for stream in range(streams):
         for chunk in range(order.chunks(stream)):
             spans = order.spans(stream, chunk)
-            assert 0 < sum(span.rows for span in spans) <= window
-            seen += spans
-    seen.sort()
-    assert sum(span.rows for span in seen) == layout.rows
-    for span in seen:  # no span leaves its group, and of a small group there is one
-        group = int(np.searchsorted(ends, span.first, side="right"))
-        assert span.first + span.rows <= ends[group]
-        if groups[group] <= min(window, layout.rows / (4 * streams)):
-            assert span.rows == groups[group]
+            assert 0 < sum(span.rows for span in spans) == order.rows(stream, chunk) <= window
+            if 0 < chunk < order.chunks(stream) - 1:
+                assert order.rows(stream, chunk) == window
+            seen += [(*span, stream) for span in spans]
+    assert sum(rows for _, rows, _ in seen) == layout.rows
+    streams_of: dict[int, set[int]] = {}
+    for first, rows, stream in seen:  # no span leaves its group, and a small group is of one stream
+        group = int(np.searchsorted(ends, first, side="right"))
+        assert first + rows <= ends[group]
+        streams_of.setdefault(group, set()).add(stream)
+    for group, found in streams_of.items():
+        assert len(found) == 1 or groups[group] > layout.rows / (4 * streams)
 
 
 def test_streams_are_even_and_so_are_shares_of_batches():

@@ -60,7 +60,7 @@ class RowGroupCache:
             fcntl.flock(total, fcntl.LOCK_EX)  # other processes of the executor write, too
             total.seek(0)
             before = int(total.read() or 0)
-            self._is_full = before + size > self._most
+            self._is_full = self._is_full or before + size > self._most
             if self._is_full or final.exists():
                 draft.unlink()
                 return

@@ -20,7 +20,7 @@ from sparkdl.data.scan.schema import as_lists
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Buffer, Parts
 
-_ORDER = 2  # what the numbers in positions mean: 1 cut long row groups into chunks in lockstep
+_ORDER = 2  # what the numbers in positions mean: 1 cut chunks at the ends of row groups
 _SELECTED = ("rows", "begins", "bits")
 
 
@@ -133,7 +133,7 @@ class ScanManifest:
             row = self.selected.place(group, row)
         return f"row {row} of row group {self.number[group]} of {self.files[self.file[group]].path}"
 
-    @property
+    @cached_property
     def open_groups(self) -> int:
         """How many row groups may be read half: see :func:`streams_for`."""
         row_bytes = sum(column.row_bytes for column in self.columns)
@@ -216,7 +216,10 @@ EVEN = (1, 2, 4, 6, 12, 24, 60, 120, 240, 420, 840)
 
 
 _COLUMN_BYTES = 5 << 18
-"""What a column of a row group that is read half takes: pages, a dictionary."""
+"""What a column of a row group that is read half takes: pages, a dictionary; less, if it has fewer bytes."""
+
+_LEAST_OPEN_BYTES = 32 << 20
+"""What row groups that are read half may take with any window."""
 
 
 def streams_for(groups: Array, row_bytes: int, window_bytes: int, columns: int = 1) -> int:
@@ -235,8 +238,8 @@ def streams_for(groups: Array, row_bytes: int, window_bytes: int, columns: int =
 
 def _open_groups(groups: Array, row_bytes: int, window_bytes: int, columns: int) -> int:
     """Return how many row groups take half a window of memory while they are read half; four at least."""
-    half_read = min(_COLUMN_BYTES * max(1, columns), 2 * _group_bytes(groups, row_bytes))
-    return max(4, int(window_bytes / 2 / half_read))
+    half_read = min(_COLUMN_BYTES * max(1, columns), _group_bytes(groups, row_bytes))
+    return max(4, int(max(_LEAST_OPEN_BYTES, window_bytes / 2) / half_read))
 
 
 def _group_bytes(groups: Array, row_bytes: int) -> float:

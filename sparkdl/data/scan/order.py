@@ -2,9 +2,9 @@
 
 An epoch permutes the row groups by (seed, epoch) and deals them whole to V streams, the longest ones first,
 each to the stream with the fewest rows; a group of more than N / (4·V) rows is dealt in slices. A stream's
-rows are those of its groups, one group after the other, cut into chunks of up to W rows: at the ends of
-groups, or anywhere in groups of more than W rows. Within a chunk rows are permuted by (seed, epoch, stream,
-chunk). So a reader needs one chunk of each stream at a time, and any batch is found without those before it.
+rows are those of its groups, one group after the other, cut into chunks of W rows. Within a chunk they are
+permuted by (seed, epoch, stream, chunk). So a reader needs one chunk of each stream at a time, and any batch
+is found without those before it.
 
 Row j of a stream with n rows comes at (j + u) / n of the epoch, where the streams' u are spread over 0 to 1
 by the order q of :mod:`sparkdl.data.streams`; rows sorted by that have *slots*, as rows of a store have. Each
@@ -216,23 +216,19 @@ class Order:
 
 
 def _chunks(firsts: Array, counts: Array, most: int, room: int) -> tuple[list[list[Span]], list[int]]:
-    """Cut a stream's pieces into chunks of up to ``most`` rows, the first one of about ``room``.
+    """Cut a stream's pieces into chunks of ``most`` rows, the first one of ``room``.
 
-    A piece that fits in a chunk is not cut; a longer one fills chunk after chunk. A room of zero lets no
-    chunk have rows of two pieces.
+    A room of zero lets no chunk have rows of two pieces.
     """
     one_piece, room = room == 0, room or most
     chunks: list[list[Span]] = [[]]
     for first, count in zip(firsts.tolist(), counts.tolist(), strict=True):
-        if chunks[-1] and (one_piece or room < count <= most):
-            chunks.append([])
-            room = most
-        is_long, end = count > most, first + count
+        end = first + count
         while first < end:
-            if room <= 0:
+            if room == 0 or (one_piece and chunks[-1]):
                 chunks.append([])
                 room = most
-            rows = min(end - first, room) if is_long else count
+            rows = min(end - first, room)
             chunks[-1].append(Span(first, rows))
             first, room = first + rows, room - rows
     chunks = chunks if chunks[-1] else []

@@ -480,6 +480,8 @@ class _Cursor:
             self._left = next(self._batches)
             if self._draft is not None:
                 self._draft.write(self._left)
+            if self.next + self._left.num_rows >= self._end:
+                self._batches.close()  # the file, and what was decoded: these rows are the last ones
         found = self._left.slice(0, most)
         self._left = self._left.slice(most) if self._left.num_rows > most else None
         at, self.next = self.next, self.next + found.num_rows
