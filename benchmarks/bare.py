@@ -25,7 +25,7 @@ from sparkdl import Dataset, session
 from sparkdl._spark.frames import key
 from sparkdl._spark.jobs import FrameJobs
 from sparkdl.access.chain import StageChain
-from sparkdl.access.stages import RESULT
+from sparkdl.access.in_pieces import RESULT
 from sparkdl.compute.memory import exempt_objects, keep_freed_memory
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Parts

@@ -183,7 +183,8 @@ def test_all_weights_of_the_validation_zero(spark: Any) -> None:
         ):
             Trainer(mlp(), monitor="b/loss", **options).fit(data, {"a": data, "b": empty})
         result = Trainer(mlp(), monitor="a/loss", **options).fit(data, {"a": data, "b": empty})
-    assert list(result.scores) == ["a/loss"]
+    assert list(result.scores) == ["a/loss", "b/loss"]
+    assert np.isnan(result.scores["b/loss"])
 
 
 def test_a_module_without_values() -> None:

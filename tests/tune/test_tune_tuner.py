@@ -302,7 +302,7 @@ def test_a_hook_ends_a_trial_whatever_its_rungs_are(spark: Any, folds: int | Non
 
 
 def test_shared_rows_are_those_of_the_dataset_in_the_order_of_their_source(spark: Any) -> None:
-    with rows(spark, 3) as data, shared(data) as (found, broadcasts):
+    with rows(spark, 3) as data, shared(data, [None]) as (found, broadcasts):
         with spark.sparkContext.task({b.number: b for b in broadcasts}):
             everything = found.dataset()
             store = everything.store()
