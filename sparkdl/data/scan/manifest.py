@@ -229,10 +229,9 @@ def streams_for(groups: Array, row_bytes: int, window_bytes: int, columns: int =
     room for them. Twelve of them are worth cut chunks, if as many row groups can stay open: a row group that
     was closed is decoded from its first row again.
     """
-    groups = groups[groups > 0]
     room = int(window_bytes / (2 * _group_bytes(groups, row_bytes))) - 2
     room = max(room, min(12, _open_groups(groups, row_bytes, window_bytes, columns)))
-    most = max(1, min(len(groups) // 4, room))
+    most = max(1, min(int(np.count_nonzero(groups)) // 4, room))
     return max(number for number in EVEN if number <= most)
 
 

@@ -209,15 +209,9 @@ class ScanSource(Source):
         self.manifest(plan)  # whose footers are read once for all shares
         return self._with(lambda manifest: manifest.part(begin, end, others, seed))
 
-    def copied(self) -> ScanSource:
-        """Return a source of the same rows, which sends a manifest of its own."""
-        found = copy.copy(self)
-        found._sent = None
-        return found
-
     def _with(self, taken: Callable[[ScanManifest], ScanManifest]) -> ScanSource:
-        found = self.copied()
-        found._manifest = None
+        found = copy.copy(self)
+        found._manifest = found._sent = None
         found._taken = (*self._taken, taken)
         return found
 

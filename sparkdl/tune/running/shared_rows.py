@@ -173,10 +173,10 @@ def _scans(
     placing: dict[str, PlaceManifest] = {}
     broadcasts: list[Any] = []
     for part in parts:
-        own, key = source.copied(), ""
+        own, key = source, ""  # the manifest of all rows is the Dataset's, which may have sent it
         if part is not None:
             own, key = source.part(data.plan, part.begin, part.end, part.others, part.seed), part.name
-        stack.callback(_if_alive, data.access, own.release)
+            stack.callback(_if_alive, data.access, own.release)
         placing[key], sent = own.placing(data.plan, f"{name}/{key or _ALL}", 1)
         broadcasts += sent
     return Scans(placing), broadcasts
