@@ -97,11 +97,11 @@ class Frequency:
         return int(every[votes == votes.max()][-1])
 
     def on_usual_clock(self, times: Array) -> Array:
-        """Return times with the time of day that more than half of them have, the nearest one to each.
+        """Return times, of which one that leaves the time of day of most, more than half, is put back to it.
 
         A clock that is put forward shows the time that it skips as a later one, and midnights go on as such
-        the day after. Where steps are shorter than days, or no time of day is that of most, times stay as
-        they are.
+        the day after. What comes after such a time may have a time of day of its own, and stays as it is; so
+        do all times where steps are shorter than days, or no time of day is that of most.
         """
         if not self.on_calendar:
             return times
@@ -111,6 +111,7 @@ class Frequency:
             return times
         ahead = (found[counts.argmax()] - times) % day
         usual: Array = times + np.where(ahead > day // 2, ahead - day, ahead)
+        usual[1:] = np.where(ahead[:-1] == 0, usual[1:], times[1:])
         return usual
 
     def after(self, last: int, steps: Array, day: int | None = None) -> Array:
