@@ -214,7 +214,8 @@ class Predictor:
         """Return the probability of each class, shape (rows, classes); arguments and errors as of predict.
 
         It is the softmax of a classifier's logits, or the sigmoid of a single one: the column ``probability``
-        of ``transform`` and of the server, as :meth:`predict` gives the logits that ``rawPrediction`` has.
+        of ``transform`` and of the server, as :meth:`predict` gives the logits that ``rawPrediction`` has (of
+        two less their mean).
 
         Raises:
             ConfigError: if it is no classifier's.

@@ -24,7 +24,7 @@ from sparkdl.ml.stages import inference, scorer, shipped, sql, udf
 from sparkdl.ml.stages.arrow_columns import ArrowColumns, null_rows
 from sparkdl.ml.stages.arrow_vectors import VECTOR
 from sparkdl.ml.stages.inference import Inference, apply
-from sparkdl.ml.stages.outputs import OutputColumn, decide, probability_of, raw_of, select
+from sparkdl.ml.stages.outputs import OutputColumn, decide, probability_of, raw_of, raw_prediction_of, select
 from sparkdl.ml.stages.scorer import Scorer
 
 FLOATS = pa.list_(pa.float32())
@@ -321,6 +321,9 @@ def test_class_outputs_of_logits():
     assert np.allclose(probability_of(one)[:, 1], torch.sigmoid(torch.from_numpy(one[:, 0])), atol=1e-15)
     assert raw_of(one).tolist() == [[2.0, -2.0], [0.0, 0.0], [-2.0, 2.0]]
     assert decide(raw_of(one), None).tolist() == [0, 0, 1]
+    assert raw_prediction_of(logits).tolist() == logits.tolist()
+    assert raw_prediction_of(one).tolist() == raw_of(one).tolist()
+    assert raw_prediction_of(np.array([[1.0, 4.0], [5.0, 5.0]])).tolist() == [[-1.5, 1.5], [0.0, 0.0]]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 from pyspark.ml import Pipeline, PipelineModel
 from pyspark.ml.classification import MultilayerPerceptronClassifier, OneVsRest
 from pyspark.ml.evaluation import (
@@ -13,6 +14,8 @@ from pyspark.ml.feature import IndexToString, OneHotEncoder, StringIndexer, Vect
 from pyspark.ml.linalg import Vectors
 from pyspark.ml.tuning import CrossValidator, ParamGridBuilder, TrainValidationSplit
 from sklearn.datasets import load_diabetes, load_digits, load_iris
+from sklearn.metrics import roc_auc_score
+from torch import nn
 
 from sparkdl.ml import TorchClassificationModel, TorchClassifier, TorchRegressor
 
@@ -159,6 +162,29 @@ def test_binary_evaluators(iris):
     train, test = (df.filter("label > 0").selectExpr("features", "label - 1 as label") for df in iris)
     model = quick().fit(train)
     assert BinaryClassificationEvaluator().evaluate(model.transform(test)) > 0.9
+
+
+class SharedOffset(nn.Module):
+    """Two logits with a common part that says nothing of the class, as its softmax shows."""
+
+    def forward(self, x):
+        margin, common = x[:, 0] / 2, 9 * x[:, 1]
+        return torch.stack([common - margin, common + margin], 1)
+
+
+def test_an_evaluator_of_two_classes_sees_the_order_of_probabilities(spark):
+    random = np.random.default_rng(0)
+    x = random.normal(size=(200, 2)).astype(np.float32)
+    label = (x[:, 0] + random.normal(size=200) > 0).astype(float)
+    found = TorchClassificationModel(SharedOffset()).transform(vectors(spark, x, label))
+    expected = roc_auc_score(label, x[:, 0])
+    for column in ("rawPrediction", "probability"):
+        area = BinaryClassificationEvaluator(rawPredictionCol=column, numBins=0).evaluate(found)
+        assert area == pytest.approx(expected, abs=1e-6), column
+    row = found.first()
+    raw, probability = row.rawPrediction.toArray(), row.probability.toArray()
+    assert raw.sum() == 0
+    np.testing.assert_allclose(np.exp(raw) / np.exp(raw).sum(), probability, rtol=1e-6)
 
 
 def test_a_regression_explains_what_it_can(spark):

@@ -34,7 +34,7 @@ from sparkdl.ml.params.columns import (
 )
 from sparkdl.ml.params.training import HasRun, HasTraining
 from sparkdl.ml.persistence.saving import TorchReadable, TorchWritable
-from sparkdl.ml.stages.outputs import decide, probability_of, raw_of
+from sparkdl.ml.stages.outputs import decide, probability_of, raw_prediction_of
 from sparkdl.ml.stages.tabular_frame import inputs_of
 from sparkdl.nn.batch import group
 from sparkdl.nn.signature import Signature, TensorSpec
@@ -321,7 +321,8 @@ class TorchModel(_TableModel, HasOutputs, Model):
 class TorchClassificationModel(_TableModel, HasClassOutputs, ProbabilisticClassificationModel):
     """Applies a classifier to columns; what :class:`TorchClassifier` fits.
 
-    Adds ``rawPredictionCol`` (logits), ``probabilityCol`` (their softmax, or sigmoid of a single one) and
+    Adds ``rawPredictionCol`` (logits; two have their mean subtracted, as an evaluator of two classes looks at
+    the second one alone), ``probabilityCol`` (their softmax, or sigmoid of a single one) and
     ``predictionCol`` (class with the highest probability, or as ``thresholds`` say), as Spark's own do. Where
     labels were strings, also ``predictedLabelCol``, the label itself.
     """
@@ -339,9 +340,9 @@ class TorchClassificationModel(_TableModel, HasClassOutputs, ProbabilisticClassi
         return float(decide(self.predictProbability(value).toArray(), value_of(self, self.thresholds)))
 
     def predictRaw(self, value: Any) -> DenseVector:
-        """Return the logits of one row; ``[-z, z]`` for a module with one."""
+        """Return the logits of one row: ``[-z, z]`` for a module with one, two less their mean."""
         logits = np.asarray(self._run(*_values(value)).double()).reshape(-1)
-        return Vectors.dense(raw_of(logits[None])[0])
+        return Vectors.dense(raw_prediction_of(logits[None])[0])
 
     def predictProbability(self, value: Any) -> DenseVector:
         """Return the probability of each class for one row."""

@@ -38,7 +38,7 @@ class OutputColumn:
             logits ``raw`` for a vector with one per class, ``probability`` for a vector of their softmax, and
             ``class`` for a double, the class with the highest probability, and ``label`` for its name, a
             string. A single logit z counts as the logits -z and z, with the sigmoid as the second class's
-            probability.
+            probability. Two have their mean subtracted in ``raw``.
         key: position or key in the module's output, ``None`` if it is one tensor.
         dims: of an array how deeply it is nested; with 1, rows of any shape become flat arrays.
         thresholds: of ``class``: the class is the one with the highest probability / threshold.
@@ -120,7 +120,7 @@ class OutputColumn:
             if self.kind == "label":
                 return pa.array(self.labels, pa.string()).take(pa.array(decided, mask=mask))
             return pa.array(decided.astype(np.float64), mask=mask)
-        values = raw_of(logits) if self.kind == "raw" else probability_of(logits)
+        values = raw_prediction_of(logits) if self.kind == "raw" else probability_of(logits)
         return _vectors(values, mask) if vectors else lists(values, mask)
 
     def _unfit(self, shape: tuple[int, ...], expected: str) -> str:
@@ -163,6 +163,18 @@ def select(output: Any, key: int | str | None, rows: int) -> Array:
 def raw_of(logits: Array) -> Array:
     """Return one value per class, shape (rows, classes), of logits of shape (rows, logits)."""
     return np.concatenate([-logits, logits], 1) if logits.shape[1] == 1 else logits
+
+
+def raw_prediction_of(logits: Array) -> Array:
+    """Return it as a column has it: two logits less their mean, which leaves their softmax as it is.
+
+    Spark's ``BinaryClassificationEvaluator`` orders rows by the second value alone, which of logits as they
+    are says nothing without the first.
+    """
+    if logits.shape[1] != 2:
+        return raw_of(logits)
+    half = (logits[:, 1:] - logits[:, :1]) / 2
+    return np.concatenate([-half, half], 1)
 
 
 def probability_of(logits: Array) -> Array:
