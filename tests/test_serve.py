@@ -17,7 +17,7 @@ import pytest
 import torch
 from support.models import TwoTowers
 from support.saving import write
-from support.serving import save, table_classifier
+from support.serving import centred, save, table_classifier
 from torch import Tensor, nn
 
 from sparkdl.exceptions import ConfigError, DataError, ModelError
@@ -165,7 +165,8 @@ def test_probabilities_and_labels_are_those_of_the_served_columns(thresholds: An
     rows["day"] = [None, date(2024, 1, 1), date(2024, 1, 6)]
     table = ServedModel(model)(pa.table(rows))
     for predict in (Predictor.of(model), Predictor.load(str(tmp_path))):
-        np.testing.assert_allclose(predict.predict(rows), table["rawPrediction"].to_pylist(), rtol=1e-6)
+        raw = table["rawPrediction"].to_pylist()
+        np.testing.assert_allclose(centred(predict.predict(rows)), raw, rtol=1e-6, atol=1e-6)
         np.testing.assert_allclose(predict.predict_proba(rows), table["probability"].to_pylist(), rtol=1e-6)
         assert predict.predict_label(**rows).tolist() == table["predictedLabel"].to_pylist()
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 import torch
 from pyspark.ml.linalg import Vectors
-from support.serving import Running, save, sparse_classifier, text_classifier
+from support.serving import Running, centred, save, sparse_classifier, text_classifier
 from torch import nn
 
 from sparkdl.exceptions import DataError, ModelError
@@ -56,7 +56,7 @@ def test_sparse_rows_over_http(words: Running) -> None:
     expected = logits_of_words()
     status, rows = words.predict({"rows": [{"words": row} for row in ROWS]})
     assert status == 200
-    np.testing.assert_allclose([row["rawPrediction"] for row in rows["rows"]], expected, atol=1e-5)
+    np.testing.assert_allclose([row["rawPrediction"] for row in rows["rows"]], centred(expected), atol=1e-5)
     status, columns = words.predict({"columns": {"words": ROWS}})
     assert [row["prediction"] for row in rows["rows"]] == columns["columns"]["prediction"]
     as_spark_writes = [{"type": 0, "size": SIZE, **row} for row in ROWS]
@@ -65,7 +65,7 @@ def test_sparse_rows_over_http(words: Running) -> None:
         body = arrow_ipc.write_table(pa.table({"words": column}))
         status, _, answer = words.request("POST", "/predict", body, ARROW)
         assert status == 200
-        np.testing.assert_allclose(raw(pa.ipc.open_stream(answer).read_all()), expected, atol=1e-5)
+        np.testing.assert_allclose(raw(pa.ipc.open_stream(answer).read_all()), centred(expected), atol=1e-5)
     status, _, text = words.request("GET", "/model")
     assert json.loads(text)["inputs"] == {"words": "sparse vector"}
 
@@ -112,10 +112,10 @@ def test_rows_that_differ_in_length(mask: bool, tmp_path: Any) -> None:
         ]
     served = ServedModel(model)
     assert served.columns["input_ids"] == "int64[any]"
-    np.testing.assert_allclose(raw(served(pa.table(columns))), one_by_one, atol=1e-6)
+    np.testing.assert_allclose(raw(served(pa.table(columns))), centred(one_by_one), atol=1e-6)
     together = [served.prepare(pa.table({k: v[n : n + 1] for k, v in columns.items()})) for n in range(4)]
     found = np.concatenate([raw(table) for table in served.run(together)])
-    np.testing.assert_allclose(found, one_by_one, atol=1e-6)
+    np.testing.assert_allclose(found, centred(one_by_one), atol=1e-6)
     with pytest.raises(DataError, match=r"column 'input_ids' has type double|expected int64\[any\]"):
         served(pa.table({name: [1.5] for name in columns}))
     predict = Predictor.of(model)

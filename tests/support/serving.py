@@ -37,6 +37,11 @@ def save(model: Any, path: Path) -> None:
     write_tree(folder_of(metadata, streams, 1 << 16), path)
 
 
+def centred(logits: Any) -> Any:
+    """Return logits less their mean, as ``rawPrediction`` has those of two classes."""
+    return np.asarray(logits) - np.mean(logits, axis=-1, keepdims=True)
+
+
 def classifier(seed: int = 0) -> TorchClassificationModel:
     """Return a classifier of arrays of 64 numbers."""
     return TorchClassificationModel.from_module(mlp(seed=seed), example=np.zeros((2, 64), np.float32))
