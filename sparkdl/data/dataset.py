@@ -547,18 +547,6 @@ class Dataset:
                 self._store = build_store(self.access, self.source, self._plan, self.id, count, available)
             return self._store
 
-    def check_stored(self, what: str) -> None:
-        """Check that the rows are to be copied to the executors.
-
-        Raises:
-            ConfigError: starting with ``what``, which needs that, if they stay in their files.
-        """
-        if isinstance(self.source, ScanSource):
-            raise ConfigError(
-                f"{what}: the rows of this Dataset stay in their files, and this needs them on the "
-                "executors; read the files by Spark, for Dataset.from_dataframe"
-            )
-
     @property
     def num_partitions(self) -> Partitions:
         """What the Dataset was made with."""

@@ -86,7 +86,8 @@ class Distiller:
         hidden: losses of hidden layers, such as :class:`PatientKD`, which are added to it. They need
             ``keep=None``.
         keep: ``"all"`` to have teachers answer once for each row, in the tasks that write the partition
-            store, and keep all logits there as columns of bfloat16; a number k to keep the k largest of them;
+            store, and keep all logits there as columns of bfloat16, for which rows that stay in their files
+            are copied, if ``cache_bytes`` of the Dataset allows it; a number k to keep the k largest of them;
             ``None`` to have teachers answer in each step.
         optimizer: as of a Trainer.
         config: options as one object; keyword options replace its fields.
@@ -159,7 +160,7 @@ class Distiller:
             rows: as of a Trainer.
 
         Raises:
-            ConfigError: if teachers, loss and student do not fit together.
+            ConfigError: if teachers, loss and student do not fit together, or kept logits have no room.
             ModelError: if a teacher or the student fails on the first rows, or no server answers.
             DataError: if a column is missing.
         """

@@ -77,9 +77,12 @@ def given(
             data = stack.enter_context(everything.dataset(data))
             names = {key: key for key in found}
         else:
-            if isinstance(validation, float | int):
-                split(data, validation, chosen, seed)  # says that a Dataset cannot be split
             check_none_chosen(chosen)
+            if isinstance(validation, float | int):
+                data, validation = split(data, validation, chosen, seed)
+                validation = _with_label_alone(validation)
+                for part in (data, validation):
+                    stack.callback(part.release)
             names = _names_in(data, found)
         several = validation if isinstance(validation, Mapping) else {"": validation}
         if any(map(is_frame, several.values())):
@@ -132,6 +135,20 @@ def _names_in(data: Any, wanted: Mapping[str, Any]) -> dict[str, str]:
                 code="data-column",
             )
     return names
+
+
+def _with_label_alone(data: Dataset) -> Dataset:
+    """Return a Dataset of the same rows, without the entries of their label that teachers read."""
+    label = data.plan.label
+    if label.kind != "dict":
+        return data
+    own = dict(zip(label.names, label.keys, strict=True)).get(LABEL)
+    others = set(label.keys) - {own}
+    columns = tuple(column for column in data.plan.columns if column.key not in others)
+    alone = Structure("none") if own is None else Structure("single", (own,))
+    plan = replace(data.plan, columns=columns, label=alone)
+    parts = data.num_partitions, data.transform, data.collate
+    return Dataset(data.spark, plan, data.source, *parts, access=data.access)
 
 
 def name_of(teacher: AnyTeacher) -> str:

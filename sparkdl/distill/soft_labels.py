@@ -22,6 +22,8 @@ from sparkdl.access.base import Access, BytesRef, Frames, Published
 from sparkdl.data.collate import Collate
 from sparkdl.data.columns import ColumnPlan, Structure, TablePlan
 from sparkdl.data.dataset import Dataset
+from sparkdl.data.scan.copied import CopiedScan
+from sparkdl.data.scan.source import ScanSource
 from sparkdl.data.store import partition as store
 from sparkdl.data.store.partition import StoreBatch, Token
 from sparkdl.data.store.sources import Partitions, Source
@@ -246,8 +248,10 @@ def labelled(
         unused: entries of the label that teachers alone read; they are left out.
         first: the columns of the first rows, by key.
         seed: of random numbers of the Dataset's transform.
+
+    Raises:
+        ConfigError: if the rows stay in their files, and may not be copied to the executors.
     """
-    data.check_stored("soft labels that are computed once")
     plan, label = data.plan, data.plan.label
     names = {"none": (), "single": ("label",)}.get(label.kind, label.names)
     before = {name: key for name, key in zip(names, label.keys, strict=True) if name not in unused}
@@ -268,5 +272,9 @@ def labelled(
     peeked = data.peek()
     count = len(next(iter(peeked.values())))
     peeked = peeked | {key: array[:count] for key, array in first.items()}
-    source = LabelledSource(data.source, plan, labelling, list(added.values()), peeked)
+    rows = data.source
+    if isinstance(rows, ScanSource):
+        rows = CopiedScan(data.spark, rows)
+        rows.check_room(plan, own.row_bytes, "the teachers' logits")
+    source = LabelledSource(rows, plan, labelling, list(added.values()), peeked)
     return Dataset(data.spark, own, source, data.num_partitions, data.transform, collate, access=data.access)

@@ -19,6 +19,7 @@ from sparkdl.data.scan.folders import packed
 from sparkdl.data.scan.listing import Listing, Place
 from sparkdl.data.scan.manifest import EVEN, ScanManifest, streams_for
 from sparkdl.data.scan.schema import plan_schema
+from sparkdl.data.scan.storage import Storage
 from sparkdl.data.scan.tasks import FirstRows, ListFiles, PlaceManifest, ReadFooters, checked
 from sparkdl.data.store.sources import Partitions, Source
 from sparkdl.exceptions import ConfigError, DataError
@@ -67,13 +68,18 @@ class ScanSource(Source):
         self._place = place
         self._window = window
         self._streams = streams
-        self._cache_bytes = cache_bytes
+        self.cache_bytes = cache_bytes
         self._given, self._filter = filter, cast("RowFilter | None", None)
         self._listed: Listing | None = None
         self._whole: ScanManifest | None = None  # before its columns are known
         self._manifest: ScanManifest | None = None
         self._taken: tuple[Callable[[ScanManifest], ScanManifest], ...] = ()  # of which rows it has some
         self._sent: Published | None = None
+
+    @property
+    def storage(self) -> Storage:
+        """Options of the file system."""
+        return self._place.storage
 
     # -- before rows are read -------------------------------------------------------------------
 
@@ -176,7 +182,7 @@ class ScanSource(Source):
                 yield task, frame.pack(meta, arrays)
 
         roles = dict.fromkeys(of_filter, ROLE) | {c.source: c.role for c in plan.columns}
-        read = ReadFooters(self._place.where, types, roles, self._filter, self._place.storage)
+        read = ReadFooters(self._place.where, types, roles, self._filter, self.storage)
         found = self._run("read the footers", self.access.scattered(pieces(), tasks), read)
         found.sort(key=lambda message: int(message.meta["first"]))
         groups = np.concatenate([message.arrays["groups"] for message in found])
@@ -194,7 +200,7 @@ class ScanSource(Source):
     def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
         """See :class:`Source`."""
         manifest = replace(self.manifest(plan), columns=plan.columns)
-        first = FirstRows(frame.join(manifest.pack()), rows, self._place.storage)
+        first = FirstRows(frame.join(manifest.pack()), rows, self.storage)
         (found,) = self._run("look at the first rows", self.access.one_task(_ONE), first)
         return {column.key: _column(found.arrays, column.key) for column in plan.columns}
 
@@ -251,7 +257,7 @@ class ScanSource(Source):
         """Return what puts the manifest where ranks are, and the broadcasts that it reads."""
         if self._sent is None:
             self._sent = self.access.send(frame.join(self.manifest(plan).pack()))
-        place = PlaceManifest(store, self._sent.ref, partitions, self._place.storage, self._cache_bytes)
+        place = PlaceManifest(store, self._sent.ref, partitions, self.storage, self.cache_bytes)
         return place, self._sent.broadcasts
 
     def shown(self) -> dict[str, object]:
@@ -264,7 +270,7 @@ class ScanSource(Source):
         left = {}
         if manifest.selected is not None:
             left["left"] = f"{manifest.rows.sum():,} of {manifest.selected.rows.sum():,} rows"
-        cache = {"cache": f"{self._cache_bytes:,} bytes on each executor"} if self._cache_bytes else {}
+        cache = {"cache": f"{self.cache_bytes:,} bytes on each executor"} if self.cache_bytes else {}
         return version | {
             "files": f"{len(manifest.files):,}",
             "row groups": f"{len(manifest.rows):,}, in {manifest.streams} streams",

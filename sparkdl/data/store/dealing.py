@@ -84,7 +84,7 @@ def by_stream(df: DataFrame, partitions: int) -> tuple[DataFrame, Places | None]
     row = f"({ROW_ID} & {_ROWS}L)"
     stream = f"({_chosen(places.streams, f'int(shiftright({ROW_ID}, {_ROW_BITS}))')} + {row}) % {STREAMS}"
     # Spark goes by a hash of the key, so the key is a number whose hash names the partition.
-    key = _chosen(_keys(partitions), f"int(({stream}) % {partitions})")
+    key = _chosen(partition_keys(partitions), f"int(({stream}) % {partitions})")
     return df.repartition(partitions, F.expr(key)), places
 
 
@@ -102,8 +102,8 @@ def _chosen(values: Sequence[int], index: str) -> str:
     return f"coalesce(get(array({', '.join(map(str, values))}), {index}), 0)"
 
 
-def _keys(partitions: int) -> list[int]:
-    """Return for each partition a key that Spark's partitioning by hash sends there."""
+def partition_keys(partitions: int) -> list[int]:
+    """Return for each partition a key, an int, that Spark's partitioning by hash sends there."""
     found: dict[int, int] = {}
     key = 0
     while len(found) < partitions:
