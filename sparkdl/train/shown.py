@@ -36,6 +36,7 @@ def trainer(name: str, module: nn.Module, optimizer: object, config: TrainConfig
 def result(found: Any) -> str:
     """Return a result: where the run ended, its last scores, and lines of loss and scores."""
     facts = {**ended(found.state, found.stopped_by), "parameters": shown.size(found.module)}
+    facts |= _from_files(found.history)
     name = f"Result of {type(found.module).__name__}"
     return html.block(name, facts, curves(found.history, found.scores))
 
@@ -62,6 +63,7 @@ def history(found: Columns) -> str:
     facts: dict[str, object] = {"iterations": f"{len(found):,}"}
     if len(found):
         facts |= {"epochs": found[-1]["epoch"], "seconds": f"{sum(found.column('seconds')):.1f}"}
+        facts |= _from_files(found)
     names = [f"{row['name']}/{score}" for row in found.validations for score in row if score not in _PLACE]
     return html.block("History", facts, curves(found, dict.fromkeys(names, 0.0)))
 
@@ -73,12 +75,23 @@ def run(found: Any) -> str:
     if len(history):
         seconds, samples = sum(history.column("seconds")), sum(history.column("samples"))
         facts |= {"loss": f"{state.loss:.4g}", "records/s": f"{samples / max(seconds, 1e-9):,.0f}"}
-        facts["seconds"] = f"{state.seconds:.1f}"
+        facts |= {"seconds": f"{state.seconds:.1f}", **_from_files(history)}
     if found.error is not None:
         facts["ended by"] = type(found.error).__name__
     elif found.stopped:
         facts["stopped"] = found.stopped
     return html.block(f"Run of {found.name}", facts, curves(history, found.scores, _LARGE))
+
+
+def _from_files(history: Columns) -> dict[str, object]:
+    """Return what a scan has read, and how long steps have waited for its rows; nothing of other rows."""
+    nbytes = sum(history.column("bytes.files")) if len(history) else 0
+    if not nbytes:
+        return {}
+    return {
+        "read from files": html.amount(nbytes),
+        "seconds for rows": f"{sum(history.column('phases.data')):.1f}",
+    }
 
 
 def curves(history: Columns, scores: dict[str, float], size: tuple[int, int] = html.SMALL) -> str:

@@ -17,7 +17,7 @@ from support.ratings import keyed, pairs
 from torch import nn
 from torchmetrics import MeanAbsoluteError
 
-from sparkdl import Column, Dataset
+from sparkdl import Column, Dataset, html
 from sparkdl.data import Pad
 from sparkdl.data.sampled import first_rows, part_of
 from sparkdl.data.scan.manifest import ScanManifest
@@ -272,6 +272,8 @@ def test_row_groups_that_executors_keep_are_read_once(table: Path, spark: Any, p
             assert row_groups_kept(spark) == (groups if cache_bytes else 0)
             assert ("cache" in data._repr_html_()) == bool(cache_bytes)
         histories.append([row["bytes"]["files"] for row in result.history])
+        for shown in (result, result.history):
+            assert f"read from files <b>{html.amount(sum(histories[-1]))}</b>" in shown._repr_html_()
         modules.append(result.module)
     for a, b in zip(*(module.parameters() for module in modules), strict=True):
         assert torch.equal(a, b)
