@@ -610,12 +610,6 @@ def test_files_have_one_schema(tmp_path: Path, spark: Any) -> None:
         data.peek()
 
 
-def test_what_needs_rows_on_the_executors_is_refused(table: Path, spark: Any) -> None:
-    wanted = pytest.raises(ConfigError, match="soft labels: the rows of this Dataset stay in their files")
-    with dataset(table, spark, 2) as data, wanted:
-        data.check_stored("soft labels")
-
-
 @pytest.mark.parametrize("partitions", [1, 3])
 def test_a_share_of_the_rows_is_held_out(table: Path, spark: Any, partitions: int) -> None:
     """The training rows are those that are not validated on, as in plain torch on the same ones."""

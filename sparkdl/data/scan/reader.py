@@ -21,9 +21,8 @@ import numpy as np
 import pyarrow as pa
 
 from sparkdl._spark.frames import Task
-from sparkdl.data.columns import TablePlan
+from sparkdl.data.columns import ColumnPlan, TablePlan
 from sparkdl.data.convert import from_arrow
-from sparkdl.data.ragged import is_ragged
 from sparkdl.data.scan.cache import FOLDER, Draft, RowGroupCache
 from sparkdl.data.scan.files import File, attempted, check_unchanged, open_file
 from sparkdl.data.scan.manifest import ScanManifest
@@ -58,10 +57,16 @@ class _StoppedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """Rows of a chunk, in the order of the epoch."""
+    """Rows of a chunk, in the order of the files.
+
+    Attributes:
+        columns: by column key.
+        turn: their order in the epoch; ``None`` for that of the files.
+    """
 
     rows: int
     columns: Mapping[str, Array]
+    turn: Array | None
 
 
 @dataclass(frozen=True)
@@ -173,15 +178,23 @@ class Reader:
                 tensor.
         """
         columns = [c for c in self.manifest.columns if keys is None or c.key in keys]
-        taken: dict[str, list[Array]] = {column.key: [] for column in columns}
+        rows, place = sum(part.end - part.first for part in parts), 0
+        taken = {column.key: _room(column, rows) for column in columns}
         for stream, number, first, end in parts:
             self._at[order.seed, stream] = number
-            chunk = self._chunk(order, stream, number).columns
-            for key, found in taken.items():
-                found.append(chunk[key][first:end])
+            chunk = self._chunk(order, stream, number)
+            after, turn = place + end - first, chunk.turn
+            if turn is None:
+                for key, found in taken.items():
+                    found[place:after] = chunk.columns[key][first:end]
+            else:
+                own = turn[first:end]
+                for key, found in taken.items():  # with mode="raise" numpy would copy them twice
+                    chunk.columns[key].take(own, 0, found[place:after], "clip")
+            place = after
         self._drop(order, parts)
         self._read_ahead(order, parts)
-        return {key: np.concatenate(found) for key, found in taken.items() if found}
+        return taken
 
     def _chunk(self, order: Order, stream: int, number: int) -> _Chunk:
         """Return a chunk, which is read if it is not in memory."""
@@ -228,35 +241,21 @@ class Reader:
 
     def _read_chunk(self, order: Order, stream: int, number: int) -> _Chunk:
         rows = order.rows(stream, number)
-        columns: dict[str, Any] = {
-            column.key: []
-            if column.ragged or column.shape is None or is_ragged(column.shape)
-            else np.empty((rows, *column.shape), column.dtype)
-            for column in self.manifest.columns
-        }
+        columns = {column.key: _room(column, rows) for column in self.manifest.columns}
         place = 0
         for span in order.spans(stream, number):
             for first, batch in self._batches(span.first, span.rows):
                 self._convert(first, batch, columns, place)
                 place += batch.num_rows
-        turn = order.permutation(stream, number)
-        for key in list(columns):  # one after the other: there are two copies of one column at a time
-            values = columns.pop(key)
-            values = np.concatenate(values) if isinstance(values, list) else values
-            columns[key] = values if turn is None else np.take(values, turn, axis=0)
-        return _Chunk(rows, columns)
+        return _Chunk(rows, columns, order.permutation(stream, number))
 
-    def _convert(self, first: int, batch: Any, into: Mapping[str, Any], place: int) -> None:
+    def _convert(self, first: int, batch: Any, into: Mapping[str, Array], place: int) -> None:
         """Convert a record batch that begins with a row of some number."""
         manifest, group = self.manifest, self.manifest.group_of(first)
         name = lambda index: manifest.name_row(first + index)  # noqa: E731
         for plan in manifest.columns:
             values = from_arrow(plan, manifest.column(group, batch, plan.source), name)
-            found = into[plan.key]
-            if isinstance(found, list):
-                found.append(values)
-            else:
-                found[place : place + len(values)] = values
+            into[plan.key][place : place + len(values)] = values
 
     def _batches(self, first: int, rows: int) -> Iterator[tuple[int, Any]]:
         """Yield rows of one row group, each batch after the number of its first row."""
@@ -397,6 +396,13 @@ class Reader:
         while self._cursors:
             self._cursors.popitem()[1].close()
         self._chunks.clear()
+
+
+def _room(plan: ColumnPlan, rows: int) -> Array:
+    """Return room for so many rows of a column, whose dtype and shape are known."""
+    if plan.ragged:
+        return np.empty(rows, object)
+    return np.empty((rows, *(plan.shape or ())), plan.dtype)
 
 
 def first_rows(manifest: ScanManifest, rows: int, storage: Storage = NO_STORAGE) -> dict[str, Array]:
