@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sparkdl.access.base import Access
-from sparkdl.access.stages import Chain, Kept
+from sparkdl.access.base import Access, Chain, Kept
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Message, Problems, of_type
 from sparkdl.allreduce.transport.base import Group, GroupResult
