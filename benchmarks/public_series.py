@@ -226,7 +226,7 @@ def fitted(spark: Any, past: np.ndarray, rhythm: Rhythm, params: Mapping[str, An
     """Return what an estimator's Trainer makes of a past."""
     from sparkdl import Dataset
     from sparkdl.ml import TimeSeriesEstimator
-    from sparkdl.ml.estimators.stage import FitPlan, FitRows
+    from sparkdl.ml.estimators.fits_module import FitPlan, FitRows
     from sparkdl.nn import Forecaster
     from sparkdl.nn.models.forecaster import absolute_error
     from sparkdl.series.scaling import scale_of

@@ -55,7 +55,7 @@ from sklearn.preprocessing import OneHotEncoder, OrdinalEncoder, StandardScaler
 
 from sparkdl import Dataset, TorchClassifier, TorchRegressor, session
 from sparkdl.ml import TabularEncoder
-from sparkdl.ml.estimators.stage import FitPlan, FitRows
+from sparkdl.ml.estimators.fits_module import FitPlan, FitRows
 from sparkdl.nn.losses import cross_entropy, squared_error
 from sparkdl.table.encoding import TableEncoding
 

@@ -80,14 +80,14 @@ class Note:
             return cls()
         places = found.get("places")
         kept = [
-            (path, CheckpointPlace(_count(place.get("newest")), place.get("ended") is True))
+            (path, CheckpointPlace(count(place.get("newest")), place.get("ended") is True))
             for path, place in (places.items() if isinstance(places, dict) else ())
             if isinstance(place, dict)
         ]
         lost, failed = (
             value if isinstance(value, str) else "" for value in map(found.get, ("lost", "failed"))
         )
-        return cls(_count(found.get("pid")), tuple(kept), found.get("ended") is True, lost, failed)
+        return cls(count(found.get("pid")), tuple(kept), found.get("ended") is True, lost, failed)
 
 
 class Notes:
@@ -275,5 +275,6 @@ def _name(path: object) -> str:
     return redaction.text(str(path))
 
 
-def _count(value: Any) -> int:
+def count(value: Any) -> int:
+    """Return a positive whole number, 0 for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -65,6 +65,11 @@ def sparkline(values: Sequence[float], label: str, size: tuple[int, int] = SMALL
         f'viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">'
         f'<polyline points="{drawn}" fill="none" stroke="#1f5fa8" stroke-width="1.5"/></svg>'
     )
+
+
+def short(value: object, otherwise: Callable[[object], str] = str) -> str:
+    """Return four digits of a float, and anything else as a function tells it."""
+    return f"{value:.4g}" if isinstance(value, float) else otherwise(value)
 
 
 def amount(nbytes: int) -> str:

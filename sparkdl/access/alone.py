@@ -53,7 +53,7 @@ class LazyFrames:
 
 @dataclass(frozen=True, slots=True)
 class CalledChain:
-    """Runs the stages of one rank as calls; see :class:`sparkdl.access.stages.Chain`."""
+    """Runs the stages of one rank as calls; see :class:`sparkdl.access.base.Chain`."""
 
     tokens: LazyFrames
     stays: bool = True

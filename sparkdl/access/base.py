@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from sparkdl._spark.frames import Task
 from sparkdl._spark.tasks import broadcast_value
 from sparkdl.access.in_pieces import ChainTask
-from sparkdl.access.stages import Chain, Kept
 from sparkdl.session import Executors
-from sparkdl.wire.frame import Packed, Parts
+from sparkdl.wire.frame import Buffer, Packed, Parts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from sparkdl.access.chain import GatheredStages
     from sparkdl.access.sync import ShuffledSync
 
 T = TypeVar("T")
@@ -31,6 +31,9 @@ DYNAMIC = "spark.dynamicAllocation.enabled"
 
 Frames = Any
 """Frames on the executors, partition by partition: what :meth:`Access.stage` returns. Opaque to others."""
+
+Kept = Any
+"""Frames that a chain has left on the executors. Opaque to others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,51 @@ class RunningJob(Protocol):
 
     def cancel(self) -> None:
         """End it, if it has not ended."""
+        ...
+
+
+class Chain(Protocol):
+    """Runs chains of stages over a partition store, with an exchange of all with all between them."""
+
+    @property
+    def stays(self) -> bool:
+        """Whether each stage of a rank runs where its rows are."""
+        ...
+
+    @property
+    def gathering(self) -> GatheredStages | None:
+        """Runs tasks of several ranks; ``None`` where each rank has a task of its own."""
+        ...
+
+    def run(
+        self,
+        tasks: Sequence[ChainTask],
+        broadcasts: Sequence[Any],
+        name: str,
+        frame_bytes: int,
+        *,
+        kept_bytes: int | None = None,
+    ) -> tuple[list[Buffer], Kept | None]:
+        """Run the stages.
+
+        Args:
+            tasks: the task of each stage. All but the last yield two keyed frames for each partition; its
+                frames go to the driver and stay, by their keys. The first one gets a partition's token,
+                the others what has arrived for it too.
+            broadcasts: broadcasts that the tasks read.
+            name: names the job in the Spark UI.
+            frame_bytes: bytes of the first frame that a task sends to a partition, about; the second one is
+                small.
+            kept_bytes: length of a frame that stays after the last stage, about; ``None`` if none does.
+        """
+        ...
+
+    def forget(self, partition: int) -> None:
+        """Forget where a partition's rows are, since its files are not there."""
+        ...
+
+    def release(self) -> None:
+        """Delete all files on the executors for the store."""
         ...
 
 

@@ -3,21 +3,24 @@
 The driver schedules one job and hears of the iterations when it ends. Drizzle (Venkataraman et al., SOSP
 2017, section 3.1) calls this group scheduling, and changes Spark's scheduler for it; where all stages of a
 group can be told beforehand, a job of a stock Spark does the same. Where tasks exchange directly a chain has
-one stage, whose tasks have a rank each, or several.
+one stage, whose tasks have a rank each, or several if fewer tasks run than there are partitions. Tokens come
+with a task of several ranks, not from the store's RDD: a partition that is built again inside of another
+one's task would take that one's number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparkdl._spark.frames import JavaObject
+from sparkdl._spark.frames import JavaObject, key, keyed_by
 from sparkdl._spark.jobs import FrameJobs
 from sparkdl.access import in_pieces as pieces
-from sparkdl.access.gathered import GatheredStages, collect
-from sparkdl.access.in_pieces import FRAMES_PER_RANK, RESULT, STATE, ChainTask, InPieces
-from sparkdl.wire.frame import Buffer
+from sparkdl.access.in_pieces import FRAMES_PER_RANK, RESULT, STATE, ChainTask, InPieces, cut_keyed
+from sparkdl.wire.frame import Buffer, Parts
+from sparkdl.wire.pieces import joined
 
 
 class StageChain:
@@ -56,7 +59,7 @@ class StageChain:
         *,
         kept_bytes: int | None = None,
     ) -> tuple[list[Buffer], JavaObject | None]:
-        """Run the stages; see :class:`sparkdl.access.stages.Chain`."""
+        """Run the stages; see :class:`sparkdl.access.base.Chain`."""
         jobs, ranks = self._jobs, self._ranks
         cut, blocks = pieces.count(frame_bytes), pieces.blocks(frame_bytes)
         stage = shuffled = None
@@ -71,7 +74,7 @@ class StageChain:
             last = number == len(tasks)
             run = InPieces(task) if last else InPieces(task, pieces=cut, blocks=blocks)
             stage = jobs.stage(arriving, run, broadcasts, profile=self._profile)
-        return collect(jobs, stage, shuffled, name, kept_bytes)
+        return _collect(jobs, stage, shuffled, name, kept_bytes)
 
     def forget(self, partition: int) -> None:
         """Forget where a partition's rows are, since its files are not there."""
@@ -106,6 +109,189 @@ class _Pad:
         """Yield them."""
         yield from tokens
         yield from [b""] * (self.frames - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A task that has several ranks.
+
+    Attributes:
+        executor: id of the executor where it is to run, if that is there.
+        tokens: the tokens of their partitions.
+    """
+
+    executor: str
+    tokens: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """A task over the tokens of several ranks, whose frames leave in pieces.
+
+    Attributes:
+        task: the task.
+        tokens: what each task gets, in place of frames.
+        by_rank: whether what leaves goes to the partition of its rank, for :class:`AtHome`;
+            frames for the driver go along with the first one's.
+    """
+
+    task: ChainTask
+    tokens: Sequence[Sequence[bytes]]
+    by_rank: bool
+
+    def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterable[bytes | Parts]:
+        """Run the task."""
+        deque(frames, maxlen=0)
+        leaving = self.task(partition, iter(self.tokens[partition]))
+        return cut_keyed(partition, self._addressed(leaving) if self.by_rank else leaving)
+
+    def _addressed(self, leaving: Iterable[bytes | Parts]) -> Iterator[bytes | Parts]:
+        """Yield each frame after a frame with its key, both after the key of the partition that gets them."""
+        stream = iter(leaving)
+        for to in stream:
+            assert isinstance(to, bytes)
+            stays = keyed_by(to) >= STATE
+            home = key(keyed_by(to) - STATE if stays else 0)
+            yield from (home, key(STATE if stays else RESULT), home, next(stream))
+
+
+LACKING = b"lacking"
+"""What a partition sends the driver to which nothing has come.
+
+If what a task has sent is lost, Spark runs it again, alone: it finds no other ranks then.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class AtHome:
+    """The task that gets what :class:`Gathered` has sent to a partition, and keeps it there."""
+
+    def __call__(self, partition: int, pieces: Iterator[bytes]) -> Iterator[bytes | Parts]:
+        """Yield keys and pieces."""
+        return cut_keyed(partition, _pairs(joined(pieces)))
+
+
+def _pairs(frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
+    """Yield keys and frames in turn."""
+    stays = False
+    for found in frames:
+        to = bytes(found)
+        stays = stays or to == key(STATE)
+        yield to
+        yield [next(frames)]
+    if not stays:
+        yield key(RESULT)
+        yield LACKING
+
+
+def by_executor(places: Sequence[str], slots: int) -> list[list[int]]:
+    """Return partitions in groups, each on one executor, of which none has more groups than task slots."""
+    found: dict[str, list[int]] = {}
+    for partition, place in enumerate(places):
+        found.setdefault(place, []).append(partition)
+    return [own[n::slots] for own in found.values() for n in range(min(slots, len(own)))]
+
+
+@dataclass(frozen=True, slots=True)
+class GatheredStages:
+    """Runs stages of fewer tasks than ranks over a partition store."""
+
+    jobs: FrameJobs
+    rows: JavaObject
+    ranks: int
+    profile: JavaObject | None
+    forget: Callable[[int], None]
+
+    def executors(self) -> set[str]:
+        """Return the ids of the executors that take tasks now."""
+        return self.jobs.executors()
+
+    def hosts(self, slots: int) -> list[Host]:
+        """Return the tasks of which each has all ranks whose rows are on its executor, or some of them.
+
+        Builds partitions again that are lost, or whose executor takes no more tasks.
+
+        Args:
+            slots: task slots of an executor; it has no more tasks.
+        """
+        jobs = self.jobs
+        for partition, place in enumerate(jobs.places(self.rows)):
+            if not place:  # lost, or where no task runs any more
+                self.forget(partition)
+        jobs.describe("sparkdl: see where partitions are")
+        try:
+            tokens = jobs.collect(self.rows)
+        finally:
+            jobs.describe(None)
+        places = jobs.places(self.rows)
+        groups = by_executor(places, slots)
+        return [Host(places[own[0]], [tokens[partition] for partition in own]) for own in groups]
+
+    def run(
+        self,
+        task: ChainTask,
+        hosts: Sequence[Host],
+        broadcasts: Sequence[Any],
+        name: str,
+        *,
+        kept_bytes: int | None = None,
+    ) -> tuple[list[Buffer], JavaObject | None]:
+        """Run one stage.
+
+        Args:
+            task: gets the tokens of several partitions. The key of what stays is ``STATE`` and the number of
+                the rank for which it does.
+            hosts: for each task, where it is to run, and what it gets.
+            broadcasts: broadcasts that it reads.
+            name: names the job in the Spark UI.
+            kept_bytes: length of a frame that stays, about; ``None`` if none does.
+
+        Returns:
+            Frames for the driver, and what stays, if that is complete.
+        """
+        jobs, profile, by_rank = self.jobs, self.profile, kept_bytes is not None
+        shuffled = None
+        run = Gathered(task, [host.tokens for host in hosts], by_rank)
+        stage = jobs.stage(jobs.located([host.executor for host in hosts]), run, broadcasts, profile=profile)
+        if by_rank:  # a partition for each shard
+            shuffled = jobs.shuffle(jobs.keyed(stage), self.ranks)
+            stage = jobs.stage(jobs.values(shuffled), AtHome(), profile=profile)
+        results, kept = _collect(jobs, stage, shuffled, name, kept_bytes)
+        found = [data for data in results if data != LACKING]
+        if len(found) < len(results):
+            jobs.unpersist(kept)
+            kept = None
+        return found, kept
+
+
+def _collect(
+    jobs: FrameJobs, stage: JavaObject, shuffled: JavaObject | None, name: str, kept_bytes: int | None
+) -> tuple[list[Buffer], JavaObject | None]:
+    """Run the job whose last stage this is.
+
+    Args:
+        jobs: Spark access.
+        stage: yields keyed frames.
+        shuffled: what it reads, which nobody needs afterwards.
+        name: names the job in the Spark UI.
+        kept_bytes: length of a frame that stays, about; ``None`` if none does.
+    """
+    kept = None
+    if kept_bytes is not None:
+        kept = stage
+        jobs.persist_replicated(kept, kept_bytes)
+    jobs.describe(name)
+    try:
+        results = jobs.select(jobs.keyed(stage), RESULT, drop=[] if kept is None else [STATE])
+        return list(joined(jobs.collect(results))), kept
+    except BaseException:
+        if kept is not None:
+            jobs.unpersist(kept)
+        raise
+    finally:
+        jobs.describe(None)
+        if shuffled is not None:
+            jobs.release_shuffle(shuffled)
 
 
 def staying(jobs: FrameJobs, keyed_frames: JavaObject) -> JavaObject:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, NoReturn, TypeVar
 
+from sparkdl.access.base import Kept
 from sparkdl.access.in_pieces import ChainTask
-from sparkdl.access.stages import Kept
 from sparkdl.exceptions import ConfigError
 from sparkdl.wire.frame import Parts
 

@@ -125,7 +125,7 @@ class Leaderboard:
                 entry.epochs,
                 f"{entry.seconds:.1f}",
                 entry.status,
-                ", ".join(f"{name}={_short(value)}" for name, value in entry.params.items()),
+                ", ".join(f"{name}={html.short(value)}" for name, value in entry.params.items()),
             )
             for rank, entry in enumerate(shown, 1)
         ]
@@ -151,7 +151,3 @@ def entries_of(result: SearchResult, model: str) -> list[Entry]:
         )
         for trial in result.trials
     ]
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -14,8 +14,8 @@ from pyspark.sql.types import BooleanType, DecimalType, FractionalType, StringTy
 
 from sparkdl.auto.leaderboard import Entry, Leaderboard, entries_of
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.ml.estimators.base import FitsTorch
 from sparkdl.ml.estimators.estimator import TorchClassifier, TorchRegressor
+from sparkdl.ml.estimators.fits_torch import FitsTorch
 from sparkdl.ml.estimators.fitting import check_rows
 from sparkdl.tune import ASHA, SearchResult, TorchTuner, loguniform, uniform
 

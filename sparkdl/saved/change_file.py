@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.saved.identity import KEY, Identity
+from sparkdl.saved.identity import KEY, Identity, count_of
 from sparkdl.saved.integrity import check_digest, of_json
 
 _METADATA, _ABOUT, _SEAL = "__metadata__", "sparkdl", "seal"
-_LARGEST = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ def read_about(data: bytes, name: str = "the file of changes") -> About:
         identity = Identity.parse(told.get(KEY))
         if (identity is None) != (seal is None):
             raise ValueError("an identity needs a checksum")
-        return About(_count(told["since"]), _count(told["until"]), identity, str(told.get("base", "")))
+        return About(count_of(told["since"]), count_of(told["until"]), identity, str(told.get("base", "")))
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
@@ -82,9 +81,3 @@ def _seal_of(header: Mapping[str, Any], told: Mapping[str, Any], body: bytes) ->
     whole = hashlib.sha256(of_json({"tensors": dict(header), "about": dict(told)}).encode())
     whole.update(body)
     return whole.hexdigest()
-
-
-def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
-        raise TypeError(f"{value!r:.40} is no count")
-    return value

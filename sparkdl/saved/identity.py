@@ -87,8 +87,8 @@ class Identity:
         """
         if found is None:
             return None
-        before = tuple((_run(run), _count(left)) for run, left in found["before"][-_MOST:])
-        return cls(_run(found["run"]), _count(found["iteration"]), before)
+        before = tuple((_run(run), count_of(left)) for run, left in found["before"][-_MOST:])
+        return cls(_run(found["run"]), count_of(found["iteration"]), before)
 
     def __str__(self) -> str:
         return f"the run {self.run[:8]} at iteration {self.iteration}"
@@ -169,7 +169,12 @@ def _run(value: Any) -> str:
     return value
 
 
-def _count(value: Any) -> int:
+def count_of(value: Any) -> int:
+    """Return a whole number as files have it.
+
+    Raises:
+        TypeError: if it is none, or below zero.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
         raise TypeError(f"{value!r:.40} is no count")
     return value

@@ -77,8 +77,8 @@ _PLACES = (  # package of earlier releases, package of today, modules (old>new w
     (
         "sparkdl.ml",
         "sparkdl.ml.estimators",
-        "base continued embedding estimator evaluation fitting model observers shown sparsity stage summary "
-        "tables",
+        "base>fits_torch continued embedding estimator evaluation fitting model observers shown sparsity "
+        "stage>fits_module summary tables",
     ),
     (
         "sparkdl.ml",

@@ -20,11 +20,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.saved.identity import Identity
+from sparkdl.saved.identity import Identity, count_of
 
 POINTER = "current.json"
 LONGEST = 1 << 16
-_LARGEST = (1 << 63) - 1
 _NAME = re.compile(r"version-([0-9]{8,})", re.ASCII)
 _CHANGES = re.compile(r"changes-([0-9]{8,})-([0-9]{8,})\.safetensors", re.ASCII)
 _RUN = re.compile(r"[0-9a-f]{32}", re.ASCII)
@@ -101,7 +100,7 @@ class Current:
         """Read the file; names made of numbers lead nowhere else."""
         try:
             values = json.loads(data)
-            iteration, batches = (_count(values[name]) for name in ("iteration", "batches"))
+            iteration, batches = (count_of(values[name]) for name in ("iteration", "batches"))
             # Earlier releases published complete versions only.
             changes = tuple(_change(**change) for change in values.get("changes", ()))
             _check_chain(changes, iteration)
@@ -210,10 +209,4 @@ def _check_chain(changes: Sequence[ChangesFile], iteration: int) -> None:
 def _change(since: Any, until: Any, sha256: Any) -> ChangesFile:
     if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
         raise TypeError(f"{sha256!r:.80} is no checksum")
-    return ChangesFile(_count(since), _count(until), sha256)
-
-
-def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _LARGEST:
-        raise TypeError(f"{value!r:.40} is no count")
-    return value
+    return ChangesFile(count_of(since), count_of(until), sha256)

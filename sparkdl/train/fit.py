@@ -9,9 +9,10 @@ from torch import nn
 
 from sparkdl.allreduce.state import ModelState
 from sparkdl.data.dataset import Dataset
+from sparkdl.exceptions import ConfigError
+from sparkdl.optim.spec import OptimizerSpec
 from sparkdl.train.checkpoint.resume import ResumePoint
 from sparkdl.train.epochs import Epochs
-from sparkdl.train.given import scheduled
 from sparkdl.train.history import History
 from sparkdl.train.hooks.checkpoint import Resume, find_resume_point, of_attempt
 from sparkdl.train.hooks.of_run import hooks_of
@@ -19,13 +20,15 @@ from sparkdl.train.interrupt import interruptible
 from sparkdl.train.leaving import ErrorsCarryResult, result_of, unless_under_way
 from sparkdl.train.loop import Loop
 from sparkdl.train.options.config import TrainConfig
+from sparkdl.train.options.elastic import Elastic
 from sparkdl.train.passes.dry_run import dry_run
-from sparkdl.train.passes.validation import Validation, check_validation, validation_sets
+from sparkdl.train.passes.validation import Monitor, Validation, check_validation, validation_sets
 from sparkdl.train.passes.validator import Validator
-from sparkdl.train.passes.weights import check_monitored, check_weights
+from sparkdl.train.passes.weights import check_weights
 from sparkdl.train.recipe import Recipe
 from sparkdl.train.result import StoppedBy
 from sparkdl.train.run import Run
+from sparkdl.train.scheduled import ScheduledHyper
 from sparkdl.train.shipped import shipped
 from sparkdl.train.state import TrainState
 
@@ -43,13 +46,15 @@ class Fit:
     def run(self, validation: Validation, resume: Resume, rows: str, kept: ErrorsCarryResult) -> None:
         """Check what is given, ship it and train; ``kept`` gets the result, whatever ends the run."""
         recipe, data, config = self.recipe, self.data, self.config
+        _check_rows(rows, resume)
+        _check_elastic(config, data)
         label = data.plan.label
         sets = validation_sets(validation)
         recipe.wanted().check(data.access)
         tried = dry_run(recipe.spec(data, self.module, label), data)
         recipe = recipe.moving(tried.moving)
         monitor = check_validation(config, tried.shipped, sets)
-        schedule = scheduled(recipe.optimizer, config.schedule, monitor)
+        schedule = _scheduled(recipe.optimizer, config, monitor)
         hooks = hooks_of(config, self.name)
         resume, rows = of_attempt(resume, rows, hooks)
         point = find_resume_point(resume, hooks)
@@ -58,8 +63,7 @@ class Fit:
             shipped(recipe, data, self.module, label) as ship,
             ship.evaluator(config) if sets else nullcontext() as evaluator,
         ):
-            check_weights(ship.access, data)
-            check_monitored(ship.access, monitor, sets)
+            check_weights(data, monitor, sets)
             epochs = Epochs(data)
             if point is not None:
                 point = point.on_new_rows(sum(epochs.store.rows)) if rows == "new" else point
@@ -99,6 +103,55 @@ class Fit:
             monitored=monitored,
             _write_back=recipe.write_back,
         )
+
+
+def _check_rows(rows: object, resume: object) -> None:
+    """Check the argument ``rows`` of ``fit``."""
+    if rows not in ("same", "new"):
+        raise ConfigError(f"rows={rows!r:.100}: expected 'same' or 'new'")
+    if rows == "new" and resume is False:
+        raise ConfigError(
+            "rows='new' goes on from a checkpoint with other rows; say from which: resume=True for the "
+            "newest of the Checkpoint hook, or resume=path",
+            code="config-resume",
+        )
+
+
+def _check_elastic(config: TrainConfig, data: Dataset) -> None:
+    """Check that the partitions of a Dataset can follow the cluster, if they are to."""
+    if config.elastic is None:
+        return
+    if data.num_partitions is not None:
+        raise ConfigError(
+            f"elastic: the Dataset was made with num_partitions={data.num_partitions!r}; leave it out to "
+            "let its partitions follow the cluster"
+        )
+    if not data.access.tells_executors:
+        raise ConfigError(
+            "elastic: a Spark Connect session does not tell which executors come and go; leave it out, "
+            "or fit in a classic session",
+            code="config-connect",
+        )
+    rules = Elastic.of(config.elastic)
+    if rules is not None and rules.asks and data.access.conf("spark.dynamicAllocation.enabled") == "true":
+        raise ConfigError(
+            "elastic='plan' with spark.dynamicAllocation.enabled=true: Spark would undo what the run asks "
+            "for; turn dynamic allocation off, or take elastic=Elastic() to follow it",
+            code="config-cluster",
+        )
+
+
+def _scheduled(optimizer: OptimizerSpec, config: TrainConfig, monitor: Monitor | None) -> ScheduledHyper:
+    """Return hyper-parameters as they will change in a run with this monitored score.
+
+    Raises:
+        ConfigError: if the schedule waits for scores that there will not be.
+    """
+    better = monitor is not None and monitor.higher_is_better
+    hyper = ScheduledHyper(optimizer, config.schedule, higher_is_better=better)
+    if hyper.needs_validation and monitor is None:
+        raise ConfigError("schedule: ReduceLROnPlateau needs validation scores: give fit(data, validation=)")
+    return hyper
 
 
 def train_to_the_end(loop: Loop, point: ResumePoint | None, kept: ErrorsCarryResult) -> None:

@@ -20,14 +20,11 @@ from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.hf.outputs import is_model, own_step, takes_by_name
 from sparkdl.nn.lightning import LightningSchedule, is_lightning
 from sparkdl.nn.objective import Loss, LossObjective, Objective, Step, StepObjective
-from sparkdl.optim.spec import OptimizerSpec
 from sparkdl.train.hooks.of_run import check_hooks
 from sparkdl.train.options.config import TrainConfig
-from sparkdl.train.options.elastic import Elastic
 from sparkdl.train.options.names import OF_TRAINER, meant
-from sparkdl.train.options.schedule import PerEpoch, PerIteration, Schedule
-from sparkdl.train.passes.validation import Monitor, Validation
-from sparkdl.train.scheduled import ScheduledHyper
+from sparkdl.train.options.schedule import PerEpoch, PerIteration
+from sparkdl.train.passes.validation import Validation
 
 _ARGUMENTS = ("loss", "step", "optimizer", "config")
 """Arguments of a Trainer beside its options."""
@@ -71,19 +68,6 @@ def with_schedule(config: TrainConfig, schedule: LightningSchedule | None) -> Tr
         return replace(config, schedule=schedule.factory, monitor=config.monitor or schedule.monitor)
     wrap = PerIteration if schedule.interval == "step" else PerEpoch
     return replace(config, schedule=wrap(schedule.factory))
-
-
-def scheduled(optimizer: OptimizerSpec, schedule: Schedule | None, monitor: Monitor | None) -> ScheduledHyper:
-    """Return hyper-parameters as they will change in a run with this monitored score.
-
-    Raises:
-        ConfigError: if the schedule waits for scores that there will not be.
-    """
-    better = monitor is not None and monitor.higher_is_better
-    hyper = ScheduledHyper(optimizer, schedule, higher_is_better=better)
-    if hyper.needs_validation and monitor is None:
-        raise ConfigError("schedule: ReduceLROnPlateau needs validation scores: give fit(data, validation=)")
-    return hyper
 
 
 def objective_of(loss: Loss | None, step: Step | None, module: nn.Module | None = None) -> Objective:
@@ -133,42 +117,6 @@ def check_dataset(data: object, method: str = "fit") -> None:
     data.access.check()
 
 
-def check_rows(rows: object, resume: object) -> None:
-    """Check the argument ``rows`` of ``fit``."""
-    if rows not in ("same", "new"):
-        raise ConfigError(f"rows={rows!r:.100}: expected 'same' or 'new'")
-    if rows == "new" and resume is False:
-        raise ConfigError(
-            "rows='new' goes on from a checkpoint with other rows; say from which: resume=True for the "
-            "newest of the Checkpoint hook, or resume=path",
-            code="config-resume",
-        )
-
-
-def check_elastic(config: TrainConfig, data: Dataset) -> None:
-    """Check that the partitions of a Dataset can follow the cluster, if they are to."""
-    if config.elastic is None:
-        return
-    if data.num_partitions is not None:
-        raise ConfigError(
-            f"elastic: the Dataset was made with num_partitions={data.num_partitions!r}; leave it out to "
-            "let its partitions follow the cluster"
-        )
-    if not data.access.tells_executors:
-        raise ConfigError(
-            "elastic: a Spark Connect session does not tell which executors come and go; leave it out, "
-            "or fit in a classic session",
-            code="config-connect",
-        )
-    rules = Elastic.of(config.elastic)
-    if rules is not None and rules.asks and data.access.conf("spark.dynamicAllocation.enabled") == "true":
-        raise ConfigError(
-            "elastic='plan' with spark.dynamicAllocation.enabled=true: Spark would undo what the run asks "
-            "for; turn dynamic allocation off, or take elastic=Elastic() to follow it",
-            code="config-cluster",
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class Chosen:
     """The columns of DataFrames that are trained on; see :meth:`sparkdl.Dataset.from_dataframe`."""
@@ -209,20 +157,22 @@ class Chosen:
 
 
 @contextmanager
-def dataset_of(data: Any, chosen: Chosen, last: Chosen | None, method: str) -> Iterator[Any]:
-    """Make a Dataset of a DataFrame for as long as the block runs; anything else stays what it is.
+def dataset_of(data: Any, chosen: Chosen, last: Chosen | None, method: str) -> Iterator[Dataset]:
+    """Make a Dataset of a DataFrame for as long as the block runs; a Dataset stays what it is.
 
     Raises:
-        ConfigError: if columns are missing, or given for a Dataset.
+        ConfigError: if it is neither, or columns are missing, or given for a Dataset.
         DataError: if a column cannot become a tensor.
     """
     if not is_frame(data):
         check_none_chosen(chosen)
+        check_dataset(data, method)
         yield data
         return
     found = chosen if chosen.given() or last is None else last
     check_features(found, method)
     with found.dataset(data) as dataset:
+        check_dataset(dataset, method)
         yield dataset
 
 
@@ -259,6 +209,7 @@ def datasets_of(
             return stack.enter_context(chosen.dataset(value)) if is_frame(value) else value
 
         data = dataset(data)
+        check_dataset(data)
         sets: Any = {name: dataset(value) for name, value in several.items()}
         yield data, sets if isinstance(validation, Mapping) else sets[""]
 

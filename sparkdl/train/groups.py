@@ -16,7 +16,7 @@ from time import perf_counter
 
 from sparkdl.allreduce.directives import Directives, Step
 from sparkdl.allreduce.outcome import Outcome, fixed_seconds
-from sparkdl.allreduce.plans.base import LONGEST_GROUP, seconds_of_group
+from sparkdl.allreduce.plans.base import LONGEST_GROUP, steps_of_group
 from sparkdl.compute.local_steps import InnerSteps
 from sparkdl.data.streams import FROM_THE_BEGINNING
 from sparkdl.exceptions import ConfigError
@@ -209,5 +209,5 @@ class Ahead:
         if self._size is None:
             wanted = self._recovery.engine.plan.traits.group_seconds
             # Not all at once: the first ones take longer than those after them.
-            fitting = int(seconds_of_group(wanted, fixed_seconds(outcomes, elapsed)) / self._each)
-            self._now = max(1, min(fitting, 4 * self._now))
+            fitting = steps_of_group(wanted, self._each, fixed_seconds(outcomes, elapsed))
+            self._now = min(fitting, 4 * self._now)

@@ -19,9 +19,6 @@ from sparkdl.optim.spec import Optimizers
 from sparkdl.train.fit import Fit
 from sparkdl.train.given import (
     Chosen,
-    check_dataset,
-    check_elastic,
-    check_rows,
     configure,
     dataset_of,
     datasets_of,
@@ -37,7 +34,8 @@ from sparkdl.train.options.checks import integer_option
 from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.passes.predict import run_prediction
 from sparkdl.train.passes.validation import Validation
-from sparkdl.train.planning.asked import answer_if_asked
+from sparkdl.train.planning.asked import answer
+from sparkdl.train.planning.request import take
 from sparkdl.train.recipe import Recipe, is_frozen
 from sparkdl.train.result import FitResult
 from sparkdl.train.scheduled import ScheduledHyper
@@ -225,16 +223,14 @@ class Trainer:
             datasets_of(data, validation, chosen, self.config.seed) as (dataset, sets),
         ):
             self._recipe.check_trains()
-            answer_if_asked(self, dataset)
+            if (request := take()) is not None:  # of `sparkdl plan` or `sparkdl profile`
+                answer(request, self, dataset)
             self._chosen = chosen if is_frame(data) else None
             return self._fit(dataset, sets, resume, rows, kept)
 
     def _fit(
         self, data: Dataset, validation: Validation, resume: Resume, rows: str, kept: ErrorsCarryResult
     ) -> FitResult:
-        check_dataset(data)
-        check_rows(rows, resume)
-        check_elastic(self.config, data)
         self._label = data.plan.label
         fit = Fit(recipe=self._recipe, name=self.name, config=self.config, module=self.module, data=data)
         try:
@@ -283,7 +279,6 @@ class Trainer:
         config = replace(self.config, metrics=metrics)
         chosen = Chosen(inputs_of(module, features, data), label, weight)
         with dataset_of(data, chosen, self._chosen, "evaluate") as rows:
-            check_dataset(rows, "evaluate")
             spec = recipe.spec(rows, module, self._label)
             check_metrics(serialize.dumps(spec, "the evaluation"), rows, metrics)
             with shipped(recipe, rows, module, self._label) as ship, ship.evaluator(config) as evaluator:
@@ -320,13 +315,12 @@ class Trainer:
             size = integer_option("predict", "batch_size", batch_size, 1)
         module, recipe = self._to_use(module)
         last = None if self._chosen is None else self._chosen.unlabelled(data)
-        with dataset_of(data, Chosen(inputs_of(module, features, data)), last, "predict") as rows:
-            check_dataset(rows, "predict")
-            with shipped(recipe, rows, module, self._label) as ship:
-                weights, job = ship.weights.publish(), f"sparkdl predict {self.name}"
-                return run_prediction(
-                    ship.access, ship.fit, ship.sent, rows, weights, job, size, ship.profile
-                )
+        with (
+            dataset_of(data, Chosen(inputs_of(module, features, data)), last, "predict") as rows,
+            shipped(recipe, rows, module, self._label) as ship,
+        ):
+            weights, job = ship.weights.publish(), f"sparkdl predict {self.name}"
+            return run_prediction(ship.access, ship.fit, ship.sent, rows, weights, job, size, ship.profile)
 
     def with_options(self, module: nn.Module | None = None, **options: Any) -> Self:
         """Return a Trainer with other options, which has not trained yet.

@@ -11,7 +11,7 @@ from pyspark.ml.util import MLReadable, MLReader, MLWritable
 from pyspark.sql import DataFrame
 
 from sparkdl.exceptions import ConfigError
-from sparkdl.ml.estimators.base import FitsTorch
+from sparkdl.ml.estimators.fits_torch import FitsTorch
 from sparkdl.ml.estimators.sparsity import settled
 from sparkdl.ml.params.columns import value_of
 from sparkdl.ml.persistence.stored import explained

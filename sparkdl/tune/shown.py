@@ -58,7 +58,7 @@ def _cells(trials: Sequence[Trial], metric: str, mode: str) -> tuple[list[str], 
             trial.status,
             trial.epochs,
             _number(metric_value(trial, mode)),
-            *(_plain(trial.params.get(name, "")) for name in names),
+            *(html.short(trial.params.get(name, "")) for name in names),
         ]
         for trial in trials
     ]
@@ -110,7 +110,3 @@ def _curve(trial: Trial, mode: str) -> list[float]:
 
 def _number(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.5g}"
-
-
-def _plain(value: Any) -> Any:
-    return f"{value:.4g}" if isinstance(value, float) else value

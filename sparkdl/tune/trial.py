@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from sparkdl import html
 from sparkdl.exceptions import ConfigError
 
 Status = Literal["running", "paused", "stopped", "finished", "diverged", "failed"]
@@ -52,10 +53,12 @@ class Trial:
     error: str = ""
 
     def __repr__(self) -> str:
-        params = ", ".join(f"{name}={_short(value)}" for name, value in self.params.items())
+        params = ", ".join(f"{name}={html.short(value, repr)}" for name, value in self.params.items())
         which = f"{self.number}: {params}" if params else str(self.number)
         report = self.reports[-1] if self.reports else {}
-        values = ", ".join(f"{name} {_short(value)}" for name, value in report.items() if name != "epoch")
+        values = ", ".join(
+            f"{name} {html.short(value, repr)}" for name, value in report.items() if name != "epoch"
+        )
         ending = f"{self.error.splitlines()[0]:.200}" if self.error else values
         return f"Trial({which}; {self.status}, {self.epochs} epochs{ending and '; ' + ending})"
 
@@ -110,7 +113,3 @@ def caught_classes(catch: Any) -> tuple[type[Exception], ...]:
                 f"catch={each!r:.100}: expected classes of exceptions such as (ValueError, ModelError)"
             )
     return found
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else repr(value)

@@ -16,7 +16,7 @@ from sparkdl.compute.worker import MOST_FITS
 from sparkdl.data.columns import ColumnLike, Columns
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
-from sparkdl.train.given import Chosen, check_dataset, datasets_of
+from sparkdl.train.given import Chosen, datasets_of
 from sparkdl.train.interrupt import interruptible
 from sparkdl.train.options.checks import integer_option
 from sparkdl.train.passes.validation import validation_sets
@@ -221,7 +221,6 @@ class Tuner:
         with datasets_of(
             data, None if share is not None else validation, Chosen(features, label, weight), self.seed
         ) as (dataset, given):
-            check_dataset(dataset)
             sets = validation_sets(given)
             self._check_metric([*sets, *(["val"] if folds or share is not None else [])])
             divided: Folds = [(None, None)]

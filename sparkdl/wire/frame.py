@@ -166,3 +166,8 @@ def parts(packed: Packed) -> Parts:
 def join(parts: Parts) -> bytes:
     """Concatenate a packed frame into one ``bytes`` (copies)."""
     return b"".join(parts)
+
+
+def under(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the arrays whose names begin with a prefix, without it."""
+    return {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}

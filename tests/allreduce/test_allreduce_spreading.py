@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from sparkdl.access.gathered import Host
+from sparkdl.access.chain import Host
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Problems
+from sparkdl.allreduce.plans.base import LONGEST_GROUP
 from sparkdl.allreduce.spreading import Spreading
 from sparkdl.allreduce.transport.base import Group, GroupResult
 from sparkdl.allreduce.transport.direct import transport
 from sparkdl.allreduce.transport.direct.peer import Peer
 from sparkdl.allreduce.transport.direct.task import Rendezvous
-from sparkdl.allreduce.transport.direct.transport import LONGEST_GROUP, DirectTransport
+from sparkdl.allreduce.transport.direct.transport import DirectTransport
 from sparkdl.compute.problems import LostPeer
 from sparkdl.compute.start import ModelVersion, Start
 from sparkdl.data.store.placement import in_excess

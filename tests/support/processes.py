@@ -25,7 +25,7 @@ import cloudpickle
 from pyspark import broadcast
 
 from sparkdl._spark.frames import keyed_by
-from sparkdl.access.gathered import Host, by_executor
+from sparkdl.access.chain import Host, by_executor
 from sparkdl.access.in_pieces import RESULT, STATE
 from sparkdl.allreduce.transport import task as shuffled
 from sparkdl.allreduce.transport.direct import endpoint, mesh

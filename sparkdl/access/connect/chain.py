@@ -109,7 +109,7 @@ class OnDriver:
 
 @dataclass(eq=False, slots=True)
 class ConnectChain:
-    """Runs groups over a partition store; see :class:`sparkdl.access.stages.Chain`.
+    """Runs groups over a partition store; see :class:`sparkdl.access.base.Chain`.
 
     Attributes:
         access: the cluster.

@@ -14,7 +14,7 @@ from sparkdl.wire import buffers
 from sparkdl.wire.codec import Cast, Codec, Encoded, rounded
 from sparkdl.wire.codec import decode as decode_values
 from sparkdl.wire.codec import encode as encode_values
-from sparkdl.wire.frame import Array, Frame
+from sparkdl.wire.frame import Array, Frame, under
 from sparkdl.wire.held import Held, Owned, held
 from sparkdl.wire.layout import ParamLayout
 from sparkdl.wire.touched_rows import TouchedRows
@@ -198,9 +198,9 @@ class UpdatedShard:
         """Read what :meth:`frame` returned."""
         meta, arrays = message.meta, message.arrays
         facts = UpdateFacts(**{name: meta[name] for name in UpdateFacts.__slots__})
-        coded = Encoded(meta["codec"], _under("params.", arrays)) if "codec" in meta else None
+        coded = Encoded(meta["codec"], under("params.", arrays)) if "codec" in meta else None
         params = coded or held(arrays["params"], mine=mine)
-        reports = Reports(meta["reports"], _under("reports.", arrays)) if "reports" in meta else None
+        reports = Reports(meta["reports"], under("reports.", arrays)) if "reports" in meta else None
         return cls(facts, params, arrays.get("gradient"), reports)
 
 
@@ -238,8 +238,3 @@ class Totals:
     def read(cls, message: Frame, mine: bool) -> Totals:
         """Read what :meth:`frame` returned."""
         return cls(list(message.arrays.values()))
-
-
-def _under(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the arrays whose names begin with a prefix, without it."""
-    return {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}

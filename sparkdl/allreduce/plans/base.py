@@ -201,16 +201,21 @@ class Plan(Protocol):
         ...
 
 
-LONGEST_GROUP = 10_000
-"""Iterations of one job, as far as a plan is concerned: transports have limits of their own."""
+LONGEST_GROUP = 2000
+"""Steps of one job: so many take more than a second, and the driver holds a report of each."""
 _FIXED_SHARE = 0.03
 _LONGEST_SECONDS = 60.0
 
 
-def seconds_of_group(wanted: float, fixed: float) -> float:
-    """Return how long a group should take, given what starting it and persisting its end cost.
+def steps_of_group(wanted: float, each: float, fixed: float) -> int:
+    """Return how many steps a group should have, given what starting it and persisting its end cost.
 
     At most 3 % of its time goes there, as with commits, unless that takes more than a minute: half of a group
     is lost, on average, with an executor.
+
+    Args:
+        wanted: seconds that a group should take at least.
+        each: seconds of a step.
+        fixed: seconds of what does not depend on its steps.
     """
-    return max(wanted, min(fixed / _FIXED_SHARE, _LONGEST_SECONDS))
+    return max(1, int(max(wanted, min(fixed / _FIXED_SHARE, _LONGEST_SECONDS)) / each))

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from sparkdl.access.stages import Chain
+from sparkdl.access.base import Chain
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.transport.base import Group, GroupResult
 from sparkdl.allreduce.transport.task import PhaseTask

@@ -6,8 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from sparkdl.access.base import Access
-from sparkdl.access.stages import Kept
+from sparkdl.access.base import Access, Kept
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Message, Partials, Problems, Reports, UpdatedShard, of_type
 from sparkdl.allreduce.plans.base import Phase

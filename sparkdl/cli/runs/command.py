@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from sparkdl import redaction
+from sparkdl.attempts import count
 from sparkdl.cli.runs import page
-from sparkdl.cli.runs.found import Course, RunSummary, count, finite, text
+from sparkdl.cli.runs.found import Course, RunSummary, finite, text
 from sparkdl.exceptions import ConfigError
 
 _EXAMPLES = """\

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sparkdl import redaction
+from sparkdl.attempts import count
 
 _SETTINGS = 500
 
@@ -91,11 +92,6 @@ def finite(value: Any) -> float | None:
     except (TypeError, ValueError, OverflowError):
         return None
     return number if math.isfinite(number) else None
-
-
-def count(value: Any) -> int:
-    """Return a positive whole number, 0 for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
 
 
 def text(value: Any) -> str | None:

@@ -23,6 +23,7 @@ from sparkdl.cli.clusters import defaults, is_one_process, kind_of, site_default
 from sparkdl.cli.process import Child, forwarding
 from sparkdl.cli.submit import packing, resources, retries
 from sparkdl.cli.submit.job import DEPLOY_MODES, Job, read_job_file
+from sparkdl.cli.submit.resources import command_error
 from sparkdl.exceptions import ConfigError
 
 # By kind of cluster: prefix of the confs for the driver's variables; conf by which spark-submit waits.
@@ -267,25 +268,23 @@ def _notes(job: Job, conf: dict[str, str], folder: Path) -> str:
             conf[f"spark.executorEnv.{VARIABLE}"] = ""
         return notes
     if kind not in _IN_CLUSTER:
-        raise _error(f"retries: Spark runs no Python driver in cluster mode with --master {job.master}")
+        raise command_error(
+            f"retries: Spark runs no Python driver in cluster mode with --master {job.master}"
+        )
     if job.retry_folder is None or "://" not in job.retry_folder:
-        raise _error(
+        raise command_error(
             f"retries in cluster mode: retry-folder is {job.retry_folder!r}; expected the URL of a folder "
             "that this machine and the driver's reach, such as s3://bucket/attempts"
         )
     variables, wait = _IN_CLUSTER[kind]
     if conf.get(wait, "true") != "true":
-        raise _error(
+        raise command_error(
             f"retries: {wait} is {conf[wait]!r}; expected 'true', for somebody must see the driver end"
         )
     conf[f"{variables}.{VARIABLE}"] = notes
     if kind == "yarn":
         conf.setdefault("spark.yarn.maxAppAttempts", "1")  # YARN would try errors of the script again, too
     return notes
-
-
-def _error(message: str) -> ConfigError:
-    return ConfigError(message, code="config-command")
 
 
 def _interpreters(job: Job, conf: dict[str, str], shipped: bool) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from sparkdl._spark import logs
 from sparkdl.cli.submit import resources as tables
-from sparkdl.exceptions import ConfigError
+from sparkdl.cli.submit.resources import command_error
 
 DEPLOY_MODES = ("client", "cluster")
 
@@ -59,17 +59,17 @@ class Job:
 
     def __post_init__(self) -> None:
         if not Path(self.script).is_file():
-            raise _error(f"script {self.script!r} is not there: expected a Python file")
+            raise command_error(f"script {self.script!r} is not there: expected a Python file")
         if self.env and self.pack_env:
-            raise _error("env and pack-env are both given: ship one environment, or pack this one")
+            raise command_error("env and pack-env are both given: ship one environment, or pack this one")
         if self.deploy_mode not in (None, *DEPLOY_MODES):
-            raise _error(f"deploy-mode {self.deploy_mode!r}: expected {' or '.join(DEPLOY_MODES)}")
+            raise command_error(f"deploy-mode {self.deploy_mode!r}: expected {' or '.join(DEPLOY_MODES)}")
         if self.log_level is not None and self.log_level.upper() not in logs.LEVELS:
-            raise _error(f"log-level {self.log_level!r}: expected one of {', '.join(logs.LEVELS)}")
+            raise command_error(f"log-level {self.log_level!r}: expected one of {', '.join(logs.LEVELS)}")
         if self.retries < 0:
-            raise _error(f"retries {self.retries}: expected a whole number of at least 0")
+            raise command_error(f"retries {self.retries}: expected a whole number of at least 0")
         if not 0 <= self.retry_delay < math.inf:
-            raise _error(f"retry-delay {self.retry_delay}: expected seconds, at least 0")
+            raise command_error(f"retry-delay {self.retry_delay}: expected seconds, at least 0")
 
 
 _PATHS = ("script", "env", "tensorboard", "retry_folder")
@@ -103,15 +103,15 @@ def read_job_file(path: Path) -> dict[str, Any]:
     try:
         table = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:
-        raise _error(f"job file {path} cannot be read: {error.strerror}") from error
+        raise command_error(f"job file {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         line, byte = error.object.count(b"\n", 0, error.start) + 1, error.object[error.start]
-        raise _error(
+        raise command_error(
             f"job file {path}, line {line}: byte 0x{byte:02x} is not UTF-8, which TOML needs: save the "
             "file in that encoding"
         ) from error
     except tomllib.TOMLDecodeError as error:
-        raise _error(
+        raise command_error(
             f"job file {path} is not TOML: {error}. Texts are quoted; a conf that is the beginning of "
             'another one needs quotes around its name, as in "spark.speculation" = true'
         ) from error
@@ -119,11 +119,11 @@ def read_job_file(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in table.items():
         if key not in known:
-            raise _error(f"job file {path}: {key!r} is not known; expected {', '.join(known)}")
+            raise command_error(f"job file {path}: {key!r} is not known; expected {', '.join(known)}")
         name = known[key]
         if not _fits(name, value):
             expected = _EXPECTED.get(name, "a string")
-            raise _error(f"job file {path}: {key} is a {type(value).__name__}: expected {expected}")
+            raise command_error(f"job file {path}: {key} is a {type(value).__name__}: expected {expected}")
         if name == "conf":
             value = dict(_flat(path, "", value))
         elif name == "resources":
@@ -155,11 +155,7 @@ def _flat(path: Path, prefix: str, table: Mapping[str, Any]) -> Iterator[tuple[s
         elif isinstance(value, str | int | float):
             yield name, str(value)
         else:
-            raise _error(
+            raise command_error(
                 f"job file {path}: conf {name} is a {type(value).__name__}: expected a string, number or "
                 "boolean"
             )
-
-
-def _error(message: str) -> ConfigError:
-    return ConfigError(message, code="config-command")

@@ -77,10 +77,10 @@ def read(table: Mapping[str, Any], where: str) -> dict[str, str | int | float]:
     found: dict[str, str | int | float] = {}
     for key, value in _flat(table):
         if key not in _KEYS:
-            raise _error(f"{where}: resources.{key} is not known; expected {', '.join(_KEYS)}")
+            raise command_error(f"{where}: resources.{key} is not known; expected {', '.join(_KEYS)}")
         fits, expected = _KEYS[key]
         if not fits(value):
-            raise _error(f"{where}: resources.{key} is {value!r:.100}: expected {expected}")
+            raise command_error(f"{where}: resources.{key} is {value!r:.100}: expected {expected}")
         found[key] = value
     _check(found, where)
     return found
@@ -98,11 +98,11 @@ def _check(found: Amounts, where: str) -> None:
     """Check that amounts go together."""
     for name in ("gpu-discovery", "gpu-vendor", "task.gpus"):
         if name in found and "gpus" not in found:
-            raise _error(f"{where}: resources.{name} is given without resources.gpus: expected both")
+            raise command_error(f"{where}: resources.{name} is given without resources.gpus: expected both")
     for unit in ("cores", "gpus"):
         wanted, offered = found.get(f"task.{unit}"), found.get(unit)
         if isinstance(wanted, int | float) and isinstance(offered, int | float) and wanted > offered:
-            raise _error(
+            raise command_error(
                 f"{where}: resources.task.{unit} is {wanted}: expected at most resources.{unit}, {offered}, "
                 "for a task runs on one executor"
             )
@@ -118,7 +118,7 @@ def confs(amounts: Amounts, master: str, given: Mapping[str, str]) -> dict[str, 
     for key in amounts:
         reason = _refused(key, kind, master)
         if reason:
-            raise _error(f"resources.{key} with --master {master}: expected nothing, for {reason}")
+            raise command_error(f"resources.{key} with --master {master}: expected nothing, for {reason}")
     found = {_CONFS[key]: str(value) for key, value in amounts.items()}
     if "gpus" in amounts:
         found.setdefault(_CONFS["task.gpus"], "1")
@@ -126,7 +126,7 @@ def confs(amounts: Amounts, master: str, given: Mapping[str, str]) -> dict[str, 
             found.setdefault(_CONFS["gpu-vendor"], "nvidia.com")
         script = _CONFS["gpu-discovery"]
         if kind != "standalone" and script not in {**given, **found}:
-            raise _error(
+            raise command_error(
                 f"resources.gpus with --master {master}: resources.gpu-discovery is missing; expected the "
                 "path of a script on the executors that lists their GPUs, such as Spark's getGpusResources.sh"
             )
@@ -134,7 +134,7 @@ def confs(amounts: Amounts, master: str, given: Mapping[str, str]) -> dict[str, 
         # Workers are asked for cores alone.
         each = amounts.get("cores") or given.get(_CONFS["cores"])
         if each is None:
-            raise _error(
+            raise command_error(
                 f"resources.executors with --master {master}: resources.cores is missing; expected the cores "
                 "of each, for a standalone cluster divides cores"
             )
@@ -164,10 +164,11 @@ def clash(amounts: Amounts, conf: Mapping[str, str]) -> None:
     """Check that a job file says each amount once."""
     for key, name in _CONFS.items():
         if key in amounts and name in conf:
-            raise _error(
+            raise command_error(
                 f"resources.{key} is {amounts[key]!r} and conf {name} is {conf[name]!r}: expected one of them"
             )
 
 
-def _error(message: str) -> ConfigError:
+def command_error(message: str) -> ConfigError:
+    """Return the error of a command that cannot work."""
     return ConfigError(message, code="config-command")

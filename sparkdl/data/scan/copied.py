@@ -18,8 +18,7 @@ from sparkdl.data.scan.reader import Reader
 from sparkdl.data.scan.source import ScanSource
 from sparkdl.data.scan.storage import Storage
 from sparkdl.data.store import writers
-from sparkdl.data.store.dealing import partition_keys
-from sparkdl.data.store.sources import Partitions, Source
+from sparkdl.data.store.sources import Partitions, Source, partition_keys
 from sparkdl.data.streams import STREAMS, check_partitions
 from sparkdl.exceptions import ConfigError
 from sparkdl.wire import frame

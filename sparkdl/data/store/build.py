@@ -12,10 +12,10 @@ from sparkdl import session
 from sparkdl._spark.errors import is_job_failure, task_error
 from sparkdl.access.base import Access, Frames
 from sparkdl.data.columns import TablePlan
-from sparkdl.data.store.dealing import other_rows
 from sparkdl.data.store.manifest import Manifest
 from sparkdl.data.store.partition import Token, delete_store
 from sparkdl.data.store.sources import Partitions, Source
+from sparkdl.data.store.writers import other_rows
 from sparkdl.data.streams import Dealt
 from sparkdl.exceptions import DataError
 from sparkdl.wire import frame

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,7 +12,7 @@ from sparkdl.access.base import Access, Frames
 from sparkdl.data.columns import ROW_ID, TablePlan
 from sparkdl.data.sparse import hint
 from sparkdl.data.store import writers
-from sparkdl.data.store.dealing import Places, by_stream
+from sparkdl.data.store.writers import ROW_BITS, ROWS, Places
 from sparkdl.data.streams import STREAMS, Dealt, check_partitions
 from sparkdl.data.tables import vector_columns
 from sparkdl.exceptions import ConfigError
@@ -102,7 +102,7 @@ class DataFrameSource(Source):
             check_partitions(partitions)
             dealt = partitions
             # Rows arrive from a shuffle in any order; sorting by their id makes it that of the source.
-            df, places = by_stream(df, partitions)
+            df, places = _by_stream(df, partitions)
             df = df.sortWithinPartitions(ROW_ID)
         rows_per_batch = max(1, min(10_000, _ARROW_BATCH_BYTES // max(plan.row_bytes, 1)))
         return access.written(df, writers.arrow_writer(store, plan.columns, dealt, places), rows_per_batch)
@@ -110,6 +110,62 @@ class DataFrameSource(Source):
     def first(self, rows: int) -> Source:
         """See :class:`Source`."""
         return DataFrameSource(self._df.limit(rows), self._expressions)
+
+
+def _by_stream(df: DataFrame, partitions: int) -> tuple[DataFrame, Places | None]:
+    """Return the rows of a DataFrame, which have an id, in so many partitions, each that of its stream.
+
+    Beside them, where the input partitions begin; ``None`` if all rows are in one partition.
+    """
+    from pyspark.sql import functions as F
+
+    if partitions == 1:
+        return df.repartition(1), None
+    places = Places.after(_counts(df))
+    row = f"({ROW_ID} & {ROWS}L)"
+    stream = f"({_chosen(places.streams, f'int(shiftright({ROW_ID}, {ROW_BITS}))')} + {row}) % {STREAMS}"
+    # Spark goes by a hash of the key, so the key is a number whose hash names the partition.
+    key = _chosen(partition_keys(partitions), f"int(({stream}) % {partitions})")
+    return df.repartition(partitions, F.expr(key)), places
+
+
+def _counts(df: DataFrame) -> list[int]:
+    """Return the rows of each input partition, up to the last one that has any."""
+    from pyspark.sql import functions as F
+
+    number = F.shiftright(ROW_ID, ROW_BITS).alias("partition")
+    found = {row[0]: row[1] for row in df.groupBy(number).count().collect()}
+    return [found.get(n, 0) for n in range(max(found, default=-1) + 1)]
+
+
+def _chosen(values: Sequence[int], index: str) -> str:
+    """Return SQL for one of some numbers; 0 beyond their end, if the source has changed."""
+    return f"coalesce(get(array({', '.join(map(str, values))}), {index}), 0)"
+
+
+def partition_keys(partitions: int) -> list[int]:
+    """Return for each partition a key, an int, that Spark's partitioning by hash sends there."""
+    found: dict[int, int] = {}
+    key = 0
+    while len(found) < partitions:
+        found.setdefault(_murmur3(key) % partitions, key)
+        key += 1
+    return [found[n] for n in range(partitions)]
+
+
+def _murmur3(value: int) -> int:
+    """Return Spark's hash of an int: MurmurHash3 by Austin Appleby, with seed 42; signed."""
+    mask = (1 << 32) - 1
+
+    def rotated(word: int, bits: int) -> int:
+        return (word << bits | word >> 32 - bits) & mask
+
+    word = rotated(value * 0xCC9E2D51 & mask, 15) * 0x1B873593 & mask
+    found = (rotated(42 ^ word, 13) * 5 + 0xE6546B64 & mask) ^ 4  # of four bytes
+    found = (found ^ found >> 16) * 0x85EBCA6B & mask
+    found = (found ^ found >> 13) * 0xC2B2AE35 & mask
+    found ^= found >> 16
+    return found - (1 << 32) if found >> 31 else found
 
 
 class RddSource(Source):

@@ -10,7 +10,8 @@ from __future__ import annotations
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from dataclasses import dataclass
+from itertools import accumulate, islice
 from typing import Any
 
 import numpy as np
@@ -20,15 +21,65 @@ from sparkdl.access.base import BytesRef
 from sparkdl.code import pickling
 from sparkdl.data.columns import ROW_ID, ColumnPlan, TablePlan
 from sparkdl.data.convert import from_arrow, from_rows, row_namer
-from sparkdl.data.store.dealing import Places
+from sparkdl.data.store.manifest import ADVICE
 from sparkdl.data.store.partition import StoreBatch, Token, write_partition
-from sparkdl.data.streams import Dealt
+from sparkdl.data.streams import STREAMS, Dealt
 from sparkdl.exceptions import DataError
 from sparkdl.wire.frame import Array
 from sparkdl.wire.pieces import joined
 from sparkdl.wire.private import local_folders
 
 _CHUNK = 1024  # rows of an RDD that are stacked and written at once
+ROW_BITS = 33  # of an id by monotonically_increasing_id; the input partition is above them
+ROWS = (1 << ROW_BITS) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where the input partitions begin in the order of the source, for rows that are dealt to others.
+
+    The number of a row is that of the rows in the input partitions before its own, and of those before it
+    there. So one job counts the rows of each; with one, or one to deal to, there is nothing to count.
+
+    Attributes:
+        streams: the stream of the first row of each.
+    """
+
+    streams: tuple[int, ...]
+
+    @classmethod
+    def after(cls, counts: Sequence[int]) -> Places:
+        """Return where partitions begin, given the rows of each but the last one."""
+        return cls(tuple(before % STREAMS for before in accumulate(counts, initial=0)))
+
+    def check(self, batches: Iterable[StoreBatch], partition: int, partitions: int) -> Iterator[StoreBatch]:
+        """Yield the batches of a partition, whose rows must be those of its streams, in turn.
+
+        Raises:
+            DataError: if the source has other rows than when they were counted.
+        """
+        own, first, known = np.arange(partition, STREAMS, partitions), 0, np.array(self.streams)
+        for ids, columns in batches:
+            begins = known.take(ids >> ROW_BITS, mode="clip")
+            expected = own.take(np.arange(first, first + len(ids)), mode="wrap")
+            if not np.array_equal((begins + (ids & ROWS)) % STREAMS, expected):
+                raise other_rows(partition)
+            first += len(ids)
+            yield ids, columns
+
+    def stream(self, partition: int, row: int) -> int:
+        """Return the stream of a row of an input partition."""
+        return (self.streams[partition] + row) % STREAMS
+
+
+def other_rows(partition: int) -> DataError:
+    """Return the error of a source that gives other rows when they are read than when they are counted."""
+    return DataError(
+        f"partition {partition} has rows of other numbers than were dealt to it: the source gave other rows "
+        f"when they were read than when they were counted. {ADVICE}; or keep its partitions by "
+        "num_partitions='input'",
+        code="data-changed",
+    )
 
 
 def _write(
@@ -114,7 +165,7 @@ def rows_writer(
 def _stack(plan: TablePlan, elements: Iterator[Any]) -> Iterator[StoreBatch]:
     while chunk := list(islice(elements, _CHUNK)):
         # Numbered like Spark's monotonically_increasing_id.
-        ids = np.array([(partition << 33) + row for (partition, row), _ in chunk], np.int64)
+        ids = np.array([(partition << ROW_BITS) + row for (partition, row), _ in chunk], np.int64)
         yield ids, stack_rows(plan, [row for _, row in chunk], [position for position, _ in chunk])
 
 

@@ -19,9 +19,9 @@ from sparkdl.data.columns import Column, Columns
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.hf.labels import class_names
 from sparkdl.ml.estimators import fitting, sparsity, tables
-from sparkdl.ml.estimators.base import FitsTorch
+from sparkdl.ml.estimators.fits_module import FitPlan, FitRows, building
+from sparkdl.ml.estimators.fits_torch import FitsTorch
 from sparkdl.ml.estimators.model import TorchClassificationModel, TorchModel, TorchRegressionModel, classes_of
-from sparkdl.ml.estimators.stage import FitPlan, FitRows, building
 from sparkdl.ml.params import converters
 from sparkdl.ml.params.attributes import ATTRIBUTES
 from sparkdl.ml.params.columns import HasClassOutputs, HasOutputs, HasPrediction, value_of

@@ -17,9 +17,9 @@ from sparkdl.data.columns import Columns
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.estimators import continued, fitting
+from sparkdl.ml.estimators.fits_module import FitPlan, FitRows, FitsModule
 from sparkdl.ml.estimators.model import Fitted
 from sparkdl.ml.estimators.pace import falling
-from sparkdl.ml.estimators.stage import FitPlan, FitRows, FitsModule
 from sparkdl.ml.params.attributes import ATTRIBUTES
 from sparkdl.ml.params.columns import value_of
 from sparkdl.ml.params.entries import constructed_by

@@ -28,6 +28,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
+from sparkdl.access.models import digest_of
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.stages.forgiving import ForgivingScorer
 from sparkdl.ml.stages.scorer import Scorer
@@ -338,8 +339,3 @@ def _columns(waiting: deque[pa.RecordBatch], rows: int, width: int) -> list[list
         for n in range(width):
             columns[n].append(batch.column(n))
     return columns
-
-
-def digest_of(mark: bytes) -> str:
-    """Return the digest of what a folder is for."""
-    return hashlib.sha256(mark).hexdigest()

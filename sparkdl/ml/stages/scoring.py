@@ -26,13 +26,14 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from sparkdl._spark.errors import is_job_failure, task_error
+from sparkdl.access.models import digest_of
 from sparkdl.data.columns import quoted
 from sparkdl.data.sparse import passed
 from sparkdl.data.tables import check_dataframe
 from sparkdl.exceptions import ConfigError, DataError, SparkdlWarning
 from sparkdl.ml.persistence.stored import literal
 from sparkdl.ml.stages.inference import Inference, Prepared, inference_of, prepare
-from sparkdl.ml.stages.pieces import REPORT, Pieces, PieceTask, digest_of
+from sparkdl.ml.stages.pieces import REPORT, Pieces, PieceTask
 from sparkdl.saved.digest import stable_digest
 from sparkdl.saved.integrity import of_json
 from sparkdl.train.hooks.progress import open_bar

@@ -29,7 +29,7 @@ from sparkdl.train.checkpoint.setting import (
 from sparkdl.train.history import History
 from sparkdl.train.state import TrainState
 from sparkdl.wire import frame
-from sparkdl.wire.frame import Array
+from sparkdl.wire.frame import Array, under
 from sparkdl.wire.layout import ParamLayout
 
 _FLAT = np.empty(0)
@@ -128,7 +128,7 @@ class ResumePoint:
         Raises:
             ValueError, LookupError, TypeError, AttributeError: if it is something else.
         """
-        columns = _under("history.", arrays)
+        columns = under("history.", arrays)
         changes = [_change(change) for change in meta.get("new_rows", [])]  # earlier releases write none
         history = History.from_arrays(columns, _rows(meta["validations"]), changes)
         history.left_out = _count(meta.get("left_out", 0))
@@ -155,7 +155,7 @@ class ResumePoint:
             frozen=frozenset(map(str, meta["frozen"])),
             first=_count(meta["first"]),
             slot=_count(meta.get("slot", 0)),  # earlier releases write none
-            hooks={k: {**values, **_under(f"hook.{k}.", arrays)} for k, values in meta["hooks"].items()},
+            hooks={k: {**values, **under(f"hook.{k}.", arrays)} for k, values in meta["hooks"].items()},
             unfinished=_state(meta["unfinished"]) if meta.get("unfinished") else None,
         )
 
@@ -216,11 +216,6 @@ class ResumePoint:
             return self.kept
         cut = cut_kept(unpacked(self.kept), shards.bounds(layout, count))
         return [[frame.join(parts) for parts in frames] for frames in cut]
-
-
-def _under(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the arrays whose names begin with a prefix, without it."""
-    return {name.removeprefix(prefix): a for name, a in arrays.items() if name.startswith(prefix)}
 
 
 def _state(values: Mapping[str, Any]) -> TrainState:

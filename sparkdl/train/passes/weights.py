@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from sparkdl.access.base import Access
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.rows import in_order
 from sparkdl.data.store import partition as store
@@ -18,12 +17,24 @@ from sparkdl.wire.frame import Parts
 _BLOCK = 1 << 16
 
 
-def check_weights(access: Access, data: Dataset, missing: str = "there is nothing to train on") -> None:
+def check_weights(data: Dataset, monitor: Monitor | None, sets: Mapping[str, Dataset]) -> None:
+    """Check that some row counts for training, and for the monitored score if that is a loss.
+
+    Raises:
+        DataError: if all weights of rows are zero.
+    """
+    _check(data, "there is nothing to train on")
+    if monitor is not None and monitor.score == LOSS:  # a loss counts weights; metrics count rows
+        missing = f"the monitored score, the loss on {monitor.set!r}, would never have a value"
+        _check(sets[monitor.set], missing)
+
+
+def _check(data: Dataset, missing: str) -> None:
     """Check that some row has a weight above zero; one short job if rows have weights."""
     if not data.plan.weighted:
         return
     describe = "sparkdl: look at the sample weights"
-    found = sweep(access, data, _any_weight, [], describe=describe, doing="looking at the weights")
+    found = sweep(data.access, data, _any_weight, [], describe=describe, doing="looking at the weights")
     if not any(message.meta["any"] for message in found):
         source = next(column.source for column in data.plan.columns if column.key == "weight")
         raise DataError(
@@ -31,18 +42,6 @@ def check_weights(access: Access, data: Dataset, missing: str = "there is nothin
             "Expected some above zero; leave the weights out to count all rows alike",
             code="data-value",
         )
-
-
-def check_monitored(access: Access, monitor: Monitor | None, sets: Mapping[str, Dataset]) -> None:
-    """Check that the monitored score will have a value.
-
-    Raises:
-        DataError: if it is a loss, and all weights of its rows are zero.
-    """
-    if monitor is None or monitor.score != LOSS:  # a loss counts weights; metrics count rows
-        return
-    missing = f"the monitored score, the loss on {monitor.set!r}, would never have a value"
-    check_weights(access, sets[monitor.set], missing)
 
 
 def _any_weight(partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:

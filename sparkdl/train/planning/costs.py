@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from sparkdl.allreduce.plans.base import seconds_of_group
+from sparkdl.allreduce.plans.base import steps_of_group
 from sparkdl.allreduce.plans.sharded import group_seconds
 
 Kind = Literal["replicated", "sharded", "driver"]
@@ -133,11 +133,6 @@ def update_seconds(does: Moves, around: Surroundings) -> float:
 def stages_of(transport: str, steps: int) -> int:
     """Return the stages of a group of so many steps of the sharded plan."""
     return 1 if transport == "direct" else 2 * steps + 1
-
-
-def steps_of_group(wanted: float, each: float, fixed: float = 0.0) -> int:
-    """Return how many steps of so many seconds a group has."""
-    return max(1, int(seconds_of_group(wanted, fixed) / each))
 
 
 def sync_seconds(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from sparkdl.allreduce.plans.base import steps_of_group
 from sparkdl.train.planning.costs import (
     Carrier,
     Driver,
@@ -15,7 +16,6 @@ from sparkdl.train.planning.costs import (
     Surroundings,
     exchange_seconds,
     moves,
-    steps_of_group,
 )
 from sparkdl.train.planning.measured import Fit, Rehearsal
 

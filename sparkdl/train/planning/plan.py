@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from sparkdl.data.columns import ColumnLike, Columns
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
-from sparkdl.train.given import Chosen, check_dataset, datasets_of, inputs_of
+from sparkdl.train.given import Chosen, datasets_of, inputs_of
 from sparkdl.train.options.checks import integer_option
 from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.planning.cluster_plan import ClusterPlan, make_plan
@@ -79,7 +79,6 @@ def plan(
         )
     chosen = Chosen(inputs_of(trainer.module, features, data), label, weight)
     with datasets_of(data, None, chosen, trainer.config.seed) as (dataset, _):
-        check_dataset(dataset)
         return plan_of(
             trainer, dataset, rows, executors, price, gigabits, seconds=seconds, compare=compare, tell=tell
         )

@@ -236,7 +236,7 @@ class Stage:
             monitor=None,
             **options,
         )
-        with ErrorsCarryResult() as kept:  # not fit(): a Distiller would label the sample once more
+        with ErrorsCarryResult() as kept:  # not fit(): it may have been asked to rehearse, too
             result: FitResult = trainer._fit(sample, None, False, "same", kept)
         return result.history, watch
 

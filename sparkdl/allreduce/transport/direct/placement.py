@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparkdl.access.base import Access, RunningJob
-from sparkdl.access.gathered import Host
-from sparkdl.access.stages import Chain
+from sparkdl.access.base import Access, Chain, RunningJob
+from sparkdl.access.chain import Host
 from sparkdl.allreduce.transport.direct.task import GetReady
 from sparkdl.data.store.build import PartitionStore
 

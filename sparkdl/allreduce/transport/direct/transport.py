@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sparkdl.access.base import Access
-from sparkdl.access.stages import Chain, Kept
+from sparkdl.access.base import Access, Chain, Kept
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Message, Problems, of_type
+from sparkdl.allreduce.plans.base import LONGEST_GROUP
 from sparkdl.allreduce.transport.base import Group, GroupResult
 from sparkdl.allreduce.transport.direct.backoff import BackOff, Pace
 from sparkdl.allreduce.transport.direct.membership import Membership
@@ -24,9 +24,6 @@ from sparkdl.compute.worker import FitRef
 from sparkdl.data.store.build import PartitionStore
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Buffer
-
-LONGEST_GROUP = 2000
-"""Steps of one job: so many take more than a second, and the driver holds a report of each."""
 
 _log = logging.getLogger("sparkdl")
 

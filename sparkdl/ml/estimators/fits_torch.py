@@ -16,7 +16,7 @@ from sparkdl.data.split import split_by_fraction
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.ml.estimators import continued, fitting, sparsity, tables
 from sparkdl.ml.estimators.continued import Earlier
-from sparkdl.ml.estimators.stage import FitPlan, FitRows, FitsModule, building
+from sparkdl.ml.estimators.fits_module import FitPlan, FitRows, FitsModule, building
 from sparkdl.ml.params.attributes import Factory
 from sparkdl.ml.params.columns import HasInputs, value_of
 from sparkdl.ml.params.training import HasTrainingSetters

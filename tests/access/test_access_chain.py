@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sparkdl._spark.frames import key, keyed_by
-from sparkdl.access.gathered import LACKING, AtHome, Gathered, by_executor
+from sparkdl.access.chain import LACKING, AtHome, Gathered, by_executor
 from sparkdl.access.in_pieces import RESULT, STATE
 from sparkdl.wire import frame
 from sparkdl.wire.pieces import PIECE_BYTES, joined
