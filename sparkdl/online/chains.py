@@ -44,9 +44,17 @@ def content_of(metadata: Mapping[str, Any]) -> Any:
 
 
 def pointer_to(
-    store: CheckpointStore, root: str, iteration: int, last: Current | None, seconds: float
+    store: CheckpointStore, root: str, iteration: int, last: Current | None, batches: int, seconds: float
 ) -> Current:
     """Return what ``current.json`` is to say of a version that is there.
+
+    Args:
+        store: opens the folder.
+        root: the folder.
+        iteration: of the version.
+        last: what it says now.
+        batches: to say of the version.
+        seconds: likewise.
 
     Raises:
         ConfigError: if a file is damaged, or does not belong to the one before it, or cannot be compared.
@@ -66,7 +74,6 @@ def pointer_to(
         _check_place(about, ChangesFile(since, until, found), before, last)
         changes.append(ChangesFile(since, until, found))
         before, run = found, about.identity.run if about.identity is not None else ""
-    batches = last.batches if last is not None else 0
     return Current(iteration, batches, seconds, tuple(changes), run, digest if run else "")
 
 

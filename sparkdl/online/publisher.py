@@ -214,11 +214,13 @@ class Publisher:
         self._prune()
         return self._store.outside(join(self._root, changes[-1].name) if changes else target)
 
-    def rollback(self, iteration: int, *, delete: bool = False) -> str:
+    def rollback(self, iteration: int, batches: int | None = None, *, delete: bool = False) -> str:
         """Make an older version the current one; return its path.
 
         Args:
             iteration: of the version.
+            batches: batches of the stream from which the next version is counted; by default those of the
+                version that is served now.
             delete: whether to delete the newer ones.
 
         Raises:
@@ -226,16 +228,18 @@ class Publisher:
         """
         self._store.make(self._root)
         with self._alone():
-            return self._rollback(iteration, delete)
+            return self._rollback(iteration, batches, delete)
 
-    def _rollback(self, iteration: int, delete: bool) -> str:
-        there = self.versions()
+    def _rollback(self, iteration: int, batches: int | None, delete: bool) -> str:
+        there, last = self.versions(), self.current()
         chains = Chains.of(self._store.entries(self._root))
         if iteration not in there:
             raise ConfigError(
                 f"rollback({iteration}): {self.path} has the versions {', '.join(map(str, there)) or 'none'}"
             )
-        self._point(pointer_to(self._store, self._root, iteration, self.current(), time.time()))
+        if batches is None:
+            batches = last.batches if last is not None else 0
+        self._point(pointer_to(self._store, self._root, iteration, last, batches, time.time()))
         self._last = None
         if delete:
             for name in chains.newer(iteration):

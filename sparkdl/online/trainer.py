@@ -223,7 +223,12 @@ class OnlineTrainer:
 
         Args:
             last: over how many of the last batches, at most ``history``; by default all of the stream.
+
+        Raises:
+            ConfigError: if ``last`` is no count.
         """
+        if last is not None:
+            integer_option("scores", "last", last, 1)
         return self._ledger().mean(last)
 
     @property
@@ -269,7 +274,10 @@ class OnlineTrainer:
                     f"rollback({iteration}): {self._commits} has checkpoints of the iterations "
                     f"{', '.join(map(str, there)) or 'none'}; training=False only serves the version"
                 )
-            self.publisher.rollback(iteration, delete=training)
+            learned: int | None = None  # served for a while, it does not hasten the next version
+            if training:
+                learned = ledger_of(read_point(there[iteration])).batches
+            self.publisher.rollback(iteration, learned, delete=training)
             if training:
                 folder.delete_after(iteration)
                 self._loaded = self._own = None

@@ -59,6 +59,11 @@ def label_of(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
+def class_and_digest(value: Any) -> str:
+    """Return the name of an object's class, with its digest if it has one."""
+    return f"{type(value).__name__} {stable_digest(value) or ''}".rstrip()
+
+
 class _Digest:
     """Digests of one value's parts. Each object is looked at once."""
 

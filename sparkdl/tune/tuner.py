@@ -16,6 +16,7 @@ from sparkdl.compute.worker import MOST_FITS
 from sparkdl.data.columns import ColumnLike, Columns
 from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
+from sparkdl.saved.digest import class_and_digest
 from sparkdl.train.given import Chosen, datasets_of
 from sparkdl.train.interrupt import interruptible
 from sparkdl.train.options.checks import integer_option
@@ -364,7 +365,7 @@ class Tuner:
 
     def _setting(self, count: int, data: Dataset, divided: Folds) -> dict[str, Any]:
         """Return what must be the same for a search to go on."""
-        search = self._search if isinstance(self._search, str) else type(self._search).__name__
+        search = self._search if isinstance(self._search, str) else class_and_digest(self._search)
         return {
             **({"first": self.first} if self.first else {}),
             "space": self.space.describe(),

@@ -184,6 +184,27 @@ def test_what_cannot_be_right_is_refused_by_name(
     refused(place(table), "its column 'z' has had another name, or another column had this one")
 
 
+def test_fields_of_structs_that_were_renamed_are_refused(table: Any, tmp_path: Path) -> None:
+    """A filter would read the values of the field that had the name before."""
+    from pyiceberg.catalog import load_catalog
+
+    rows = pa.table({"x": [1.0, 2.0], "place": [{"from": 1, "to": 2}, {"from": 2, "to": 1}]})
+    catalog = load_catalog(None, **properties(folder_of(table)))
+    made = catalog.create_table("shop.trips", rows.schema)
+    made.append(rows)
+    with made.update_schema() as update:
+        update.add_column(("place", "via"), update._schema.find_type("place.to"))
+    assert len(rows_of(place(made).listed())) == 2
+    with made.update_schema() as update:
+        update.rename_column("place.from", "start")
+        update.rename_column("place.to", "from")
+    found = made.refresh().scan().to_arrow()
+    assert found.filter(pc.field("place", "from") == 2)["x"].to_pylist() == [1.0]
+    made.append(found)
+    with pytest.raises(DataError, match=r"its column 'place\.(start|from)' has had another name"):
+        place(made).listed()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -260,6 +260,37 @@ def test_versions_and_rollback(spark: Any, tmp_path: Path) -> None:
         online.rollback(3)
 
 
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_batches_between_versions_are_counted_from_the_one_gone_back_to(
+    every: int, spark: Any, tmp_path: Path
+) -> None:
+    publisher = Publisher(tmp_path / "models", seconds=None, batches=every, keep=9)
+    online = OnlineTrainer(plain(), tmp_path / "run", publisher=publisher, keep=9)
+
+    def learn(first: int, last: int) -> list[int]:
+        found = []
+        for number in range(first, last):
+            with rows(1, "plain", spark) as data:
+                online.learn(data, number)
+            current = publisher.current()
+            assert current is not None
+            found.append(current.batches)
+        return found
+
+    due = [1 + number // every * every for number in range(2 * every + 1)]
+    assert learn(0, len(due)) == due
+    online.rollback(1)
+    assert publisher.current() is not None
+    assert learn(len(due), 2 * len(due) - 1) == due[1:]
+
+
+def test_means_over_no_batches_are_refused(tmp_path: Path) -> None:
+    online = OnlineTrainer(plain(), tmp_path)
+    for last in (0, -2, 1.5, True):
+        with pytest.raises(ConfigError, match=rf"scores\(last={last}\): expected an integer of at least 1"):
+            online.scores(last)  # type: ignore[arg-type]
+
+
 def test_a_full_disk_keeps_the_last_version(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,10 +78,12 @@ def tuner(
     rows: int = 16,
     dropout: float = 0.1,
     constant: int = 4,
+    **others: Any,
 ) -> tune.Tuner:
     space = {"lr": tune.loguniform(1e-3, 1e-1), "activation": list(functions), "width": constant}
     train = partial(make, loss=loss, rows=rows, dropout=dropout)
     options: dict[str, Any] = {"metric": "val/loss", "search": "random", "trials": 4, "max_epochs": 1}
+    options |= others
     return tune.Tuner(train, space, folder=folder, concurrent=1, progress=False, seed=3, **options)
 
 

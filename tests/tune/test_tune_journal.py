@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optuna
 import pytest
 import torch
 from support import searches
@@ -85,6 +86,16 @@ def test_what_differs_is_refused_by_name(spark: Any, tmp_path: Path) -> None:
     for change, message in CHANGES:
         with pytest.raises(ConfigError, match=f"resume: {message}.*resume with the same, or choose another"):
             searches.search(spark, tmp_path, resume=True, **change)
+
+
+def test_other_options_of_what_decides_are_refused(spark: Any, tmp_path: Path) -> None:
+    pruners = [optuna.pruners.MedianPruner(n_startup_trials=n) for n in (5, 0)]
+    samplers = [optuna.samplers.TPESampler(seed=0, n_startup_trials=n) for n in (10, 2)]
+    for name, (first, second) in {"scheduler": pruners, "search": samplers}.items():
+        for resume in (False, True):  # the same object, and with what the first search has left in it
+            searches.search(spark, tmp_path / name, resume=resume, **{name: first})
+        with pytest.raises(ConfigError, match=f"resume: {name} is .*{type(first).__name__}.*now and was"):
+            searches.search(spark, tmp_path / name, resume=True, **{name: second})
 
 
 def test_choices_without_a_digest_go_by_their_position(spark: Any, tmp_path: Path) -> None:

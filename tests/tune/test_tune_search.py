@@ -373,6 +373,32 @@ def test_trials_are_shown_in_a_storage(tmp_path: Path) -> None:
         search(ASHA(), storage=storage)
 
 
+@pytest.mark.parametrize("scheduler", [MedianStopping(), Hyperband(), PBT(2)])
+def test_a_storage_has_the_end_of_trials_that_were_stopped_and_go_on(
+    scheduler: Scheduler, tmp_path: Path
+) -> None:
+    def seen(storage: Any) -> dict[int, Any]:
+        trials = optuna.load_study(study_name="made up", storage=storage).trials
+        return {t.user_attrs["sparkdl.trial"]: (t.state, t.value, t.intermediate_values) for t in trials}
+
+    straight, stopped = (optuna.storages.InMemoryStorage() for _ in range(2))
+    whole, done = search(scheduler, storage=straight), list[int]()
+    for most in (3, 9):
+        made = search(
+            scheduler,
+            tmp_path,
+            storage=stopped,
+            resume=most > 3,
+            stop=lambda most=most: "timeout" if len(done) >= most else "",
+            on_rung=lambda trial, ended: done.append(trial.number),
+        )
+        assert made.ended == "timeout"
+        done.clear()
+    made = search(scheduler, tmp_path, storage=stopped, resume=True, budget=whole.spent)
+    assert made.best == whole.best
+    assert seen(stopped) == seen(straight)
+
+
 def test_a_storage_has_a_loss_as_the_metric_has_it() -> None:
     """Not turned round, as schedulers and samplers see it."""
     storage = optuna.storages.InMemoryStorage()

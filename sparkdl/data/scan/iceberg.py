@@ -124,15 +124,22 @@ def _check_names(table: Any, schema: int | None, name: str) -> None:
         DataError: naming a column that has been renamed, or has the name of one that was dropped.
     """
     schemas = table.schemas()
-    now = table.schema() if schema is None else schemas[schema]
-    for column in now.fields:
-        for other in (each for before in schemas.values() for each in before.fields):
-            if (other.name == column.name) != (other.field_id == column.field_id):
+    now = _numbered(table.schema() if schema is None else schemas[schema])
+    for before in map(_numbered, schemas.values()):
+        names = {number: column for column, number in before.items()}
+        for column, number in now.items():
+            if before.get(column, number) != number or names.get(number, column) != column:
                 raise DataError(
-                    f"{name}: its column {column.name!r} has had another name, or another column had "
+                    f"{name}: its column {column!r} has had another name, or another column had "
                     f"this one; files keep the names of their day, so {BY_SPARK}",
                     code="data-source",
                 )
+
+
+def _numbered(schema: Any) -> dict[str, int]:
+    """Return the numbers of columns, and of the fields in them as ``column.field``: those above first."""
+    names = {number: schema.find_column_name(number) for number in sorted(schema.field_ids)}
+    return {name: number for number, name in sorted(names.items(), key=lambda each: each[1].count("."))}
 
 
 def _place(name: str, uri: str) -> tuple[str, str]:

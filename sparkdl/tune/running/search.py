@@ -109,8 +109,8 @@ class Search:
                 rung = self._start(move)
                 heapq.heappush(clock, (now + rung.until - rung.done, rung.number))
             if not clock:
-                self._end_all()
                 self.ended = stopped or self.ended or "done"
+                self._end_all()
                 return self.ended
             now, number = heapq.heappop(clock)
             self._complete(*self._running.pop(number))
@@ -233,9 +233,14 @@ class Search:
             )
 
     def _end_all(self) -> None:
-        """End trials that wait for good."""
+        """End trials that wait for good.
+
+        A storage never changes a trial that is complete: it has those that go on when the search is resumed
+        as running.
+        """
+        goes_on = self.journal.is_kept and self.ended != "done"
         for trial in self.trials:
             if trial.status == "paused":
                 trial.status = "stopped"
                 self.on_rung(trial, True)
-                self.asker.show(trial, self.metric, True)
+                self.asker.show(trial, self.metric, not goes_on)

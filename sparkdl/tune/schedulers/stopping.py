@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from statistics import median
@@ -11,6 +12,7 @@ import optuna
 from optuna.pruners import BasePruner
 
 from sparkdl.exceptions import ConfigError
+from sparkdl.saved.digest import class_and_digest
 from sparkdl.train.options.checks import integer_option
 from sparkdl.tune.sampling import Quiet
 from sparkdl.tune.schedulers.moves import Go, Outline, Scheduler, Verdict
@@ -97,7 +99,8 @@ class Pruned(Scheduler):
             raise ConfigError(
                 f"pruner={pruner!r:.100}: expected one of Optuna such as optuna.pruners.PercentilePruner(25)"
             )
-        self._pruner = pruner
+        self._described = class_and_digest(pruner)  # before it is used: some of Optuna's remember trials
+        self._pruner = copy.deepcopy(pruner)
         self.rung = integer_option("Pruned", "rung", rung, 1)
 
     def begin(self, outline: Outline) -> None:
@@ -136,4 +139,4 @@ class Pruned(Scheduler):
 
     def describe(self) -> str:
         """See :class:`Scheduler`."""
-        return f"Pruned({type(self._pruner).__name__}, rung={self.rung})"
+        return f"Pruned({self._described}, rung={self.rung})"
