@@ -16,7 +16,6 @@ from sparkdl.access.in_pieces import ChainTask
 from sparkdl.allreduce import fetching
 from sparkdl.allreduce.cluster import Cluster, Shards
 from sparkdl.allreduce.directives import Step
-from sparkdl.allreduce.failing import loses_state, sound
 from sparkdl.allreduce.kept import Kept, Snapshot, with_rows
 from sparkdl.allreduce.outcome import Outcome, outcomes_of
 from sparkdl.allreduce.plans.base import Plan
@@ -25,7 +24,15 @@ from sparkdl.allreduce.spreading import Spreading
 from sparkdl.allreduce.state import ModelState, Weights
 from sparkdl.allreduce.transport.base import Group, GroupResult, Transport
 from sparkdl.allreduce.update.buffers import average_buffers
-from sparkdl.compute.problems import LackingState, LostPeer, MissingPartition, Problem
+from sparkdl.compute.problems import (
+    FailedModel,
+    Fatal,
+    LackingState,
+    LocalState,
+    LostPeer,
+    MissingPartition,
+    Problem,
+)
 from sparkdl.compute.start import ModelVersion, Origin, Start
 from sparkdl.compute.worker import FitRef
 from sparkdl.data.store.build import MAX_REBUILDS, PartitionStore
@@ -367,3 +374,30 @@ def _job_errors(step: Step) -> Iterator[None]:
 def _own(array: Array) -> Array:
     """Return an array that has its memory to itself: a view would keep a whole message."""
     return array if array.flags.owndata else np.array(array)
+
+
+def loses_state(problem: Problem) -> bool:
+    """Return whether executors may not have any more what the group has started from."""
+    return isinstance(problem, LackingState) or (isinstance(problem, LostPeer) and problem.begun)
+
+
+def sound(steps: Sequence[Step], problems: Sequence[Problem]) -> Sequence[Step]:
+    """Return the steps before the first one that running it again would not mend.
+
+    Raises:
+        NonFiniteError: if it is the first of them, whose loss or gradient is not finite.
+        DataError: if a partition has other rows than before.
+        ModelError: if the module has changed in a way that stays in one process.
+    """
+    fatal = [problem for problem in problems if isinstance(problem, Fatal)]
+    if not fatal:
+        return steps
+    local = [problem for problem in fatal if isinstance(problem, LocalState)]
+    if local:  # nobody knows since when, and in a new process the step would work
+        raise local[0].error(str(steps[local[0].iteration - steps[0].iteration]))
+    completed = fatal[0].iteration - steps[0].iteration
+    if completed > 0:  # those are completed; the next group will begin with the failing one
+        return steps[:completed]
+    if isinstance(fatal[0], FailedModel):
+        return steps[:1]  # alone, and by shuffles, it raises in its task, which Spark tries again
+    raise fatal[0].error(str(steps[0]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparkdl.allreduce.transport.direct.backoff import BackOff
+from sparkdl.allreduce.transport.direct.transport import BackOff
 
 
 def test_the_first_loss_of_a_process_that_is_gone_is_tried_again_at_once() -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from sparkdl.data.columns import Column, described, tensor_metadata
-from sparkdl.data.rowwise import Rowwise
 from sparkdl.data.text import TextIndex, tokenize
 from sparkdl.exceptions import ConfigError, DataError
+from sparkdl.ml.stages.rowwise import Rowwise
 
 WORDS = ("<pad>", "<unk>", "the", "cat", "sat")
 

@@ -7,7 +7,7 @@ driver merges these and computes the scores, so that they are those of a single 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -31,7 +31,6 @@ from sparkdl.nn.gradient import evaluate
 from sparkdl.nn.meeting import Meeting, watch
 from sparkdl.nn.trace import describe as say
 from sparkdl.train.passes.dry_run import check_shapes, refuse, some_rows
-from sparkdl.train.passes.logged import Logged
 from sparkdl.train.passes.sweep import BatchReader, evaluating, located, output_of, rows_per_batch, sweep
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Parts
@@ -341,3 +340,37 @@ def _names(specs: Mapping[str, MetricSpec]) -> list[str]:
         except ModelError:
             names.append(name)  # too few rows for this metric
     return names
+
+
+RESERVED = ("kind", "epoch", "iteration", "name")
+"""Keys of a validation's row in the history that are no scores."""
+
+
+class Logged:
+    """Means over rows of the scalars that an evaluation's steps log.
+
+    Attributes:
+        sums: by name, the sum over rows and their number.
+    """
+
+    def __init__(self) -> None:
+        self.sums: dict[str, list[float]] = {}
+
+    def add(self, extras: Mapping[str, float], rows: float) -> None:
+        """Add the means of a batch."""
+        for name, value in extras.items():
+            total = self.sums.setdefault(name, [0.0, 0.0])
+            total[0] += value * rows
+            total[1] += rows
+
+    def merge(self, sums: Mapping[str, Sequence[float]]) -> None:
+        """Add the sums of another partition."""
+        for name, (value, rows) in sums.items():
+            total = self.sums.setdefault(name, [0.0, 0.0])
+            total[0] += value
+            total[1] += rows
+
+    def scores(self, taken: Collection[str]) -> dict[str, float]:
+        """Return the means, without names that are taken by others."""
+        names = [name for name in self.sums if name not in taken and name not in RESERVED]
+        return {name: self.sums[name][0] / self.sums[name][1] for name in names}

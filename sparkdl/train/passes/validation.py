@@ -72,11 +72,11 @@ def check_validation(config: TrainConfig, shipped: bytes, sets: Mapping[str, Dat
             )
         return None
     from sparkdl.metrics.spec import higher_is_better  # with torchmetrics, which only validation needs
-    from sparkdl.train.passes.evaluate import check_metrics, with_loss
+    from sparkdl.train.passes.evaluate import RESERVED, check_metrics, with_loss
 
     found = {name: check_metrics(shipped, data, config.metrics) for name, data in sets.items()}
     scores = {name: [*names.measured, *names.logged] for name, names in found.items()}
-    taken = {"kind", "epoch", "iteration", "name"} & {s for names in scores.values() for s in names}
+    taken = set(RESERVED) & {s for names in scores.values() for s in names}
     if taken:
         raise ConfigError(f"metrics: {', '.join(sorted(taken))} cannot name a metric; use another word")
     first = next(iter(sets))
