@@ -8,16 +8,50 @@ from __future__ import annotations
 
 import os
 import time
+import uuid
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from sparkdl.wire.private import local_folders, opener
 
 LINGER_SECONDS = 0.1
 """Where an executor has several task slots, a task stays so long that each gets a process of its own."""
 
+_POLL_SECONDS = 0.002
 _PROC = Path("/proc")
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """The tasks of a job on an executor wait for each other, so that each gets a process of its own.
+
+    Attributes:
+        tasks: how many run there at a time; with one there is nothing to wait for.
+        name: of the file in which they sign.
+    """
+
+    tasks: int
+    name: str = field(default_factory=lambda: f"meeting-{uuid.uuid4().hex}")
+
+    def wait(self) -> None:
+        """Wait until all have come, for ``LINGER_SECONDS`` at most: other jobs may have their slots."""
+        if self.tasks == 1:
+            return
+        file, end = local_folders()[0] / self.name, time.monotonic() + LINGER_SECONDS
+        try:
+            with open(file, "ab", opener=opener) as signed:
+                signed.write(b"x")
+        except OSError:  # the disk is full, perhaps
+            time.sleep(LINGER_SECONDS)
+            return
+        with suppress(FileNotFoundError):  # who saw all of them, or waited for too long, has removed it
+            while file.stat().st_size < self.tasks and time.monotonic() < end:
+                time.sleep(_POLL_SECONDS)
+            file.unlink()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,9 @@ import subprocess
 import sys
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -18,7 +21,7 @@ from support.models import mlp
 from support.reference import assert_bit_equal
 
 from sparkdl import Dataset
-from sparkdl._spark.processes import EndSurplus, siblings
+from sparkdl._spark.processes import EndSurplus, Meeting, siblings
 from sparkdl.access import access_to
 from sparkdl.compute import worker
 from sparkdl.train import Hook, Run
@@ -90,6 +93,30 @@ def test_a_process_knows_those_that_the_same_daemon_has_forked() -> None:
     *found, pids = map(json.loads, run.stdout.splitlines())
     assert sorted(own for own, _ in found) == sorted(pids)
     assert all(others == sorted(pids) for _, others in found)
+
+
+@pytest.mark.parametrize("come", [1, 2, 3])
+def test_tasks_wait_for_each_other_and_not_for_ever(
+    come: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparkdl._spark.processes.local_folders", lambda: [tmp_path])
+    monkeypatch.setattr("sparkdl._spark.processes.LINGER_SECONDS", 30.0 if come == 3 else 0.05)
+    meeting, together = Meeting(3), Barrier(come)
+
+    def task(_: int) -> None:
+        together.wait()
+        meeting.wait()
+
+    with ThreadPoolExecutor(come) as pool:
+        started = time.monotonic()
+        list(pool.map(task, range(come)))
+        seconds = time.monotonic() - started
+    assert seconds < 20 if come == 3 else seconds >= 0.05
+    assert not list(tmp_path.iterdir())
+    Meeting(1).wait()
+    monkeypatch.setattr("sparkdl._spark.processes.local_folders", lambda: [tmp_path / "gone"])
+    if come < 3:
+        meeting.wait()  # a folder that cannot be written to fails nothing
 
 
 def test_a_process_without_a_daemon_is_alone() -> None:

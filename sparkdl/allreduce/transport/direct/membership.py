@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sparkdl._spark.errors import is_job_failure
-from sparkdl._spark.processes import LINGER_SECONDS
+from sparkdl._spark.processes import Meeting
 from sparkdl.access.base import Access
 from sparkdl.allreduce.transport.direct.peer import Peer
 from sparkdl.allreduce.transport.direct.task import Assemble, Dismiss, Rendezvous
@@ -21,8 +21,8 @@ _MOST_MEMBERS = 4
 _IDLE_SECONDS = 45.0
 """Spark ends Python processes that had no task for a minute."""
 
-_SHORT_LINGER_SECONDS = 0.03
-"""As ``LINGER_SECONDS``, where a process that got no task gets one the next time."""
+_DISMISSALS = 3
+"""So many jobs try to reach all: a busy executor's slots may be taken, or a process may get two tasks."""
 
 _MOST_TURNS = 3
 """So many more processes than slots an executor may have."""
@@ -91,12 +91,12 @@ class Membership:
         left, self._known, self._members = self._known, set(), None
         access = self._access
         slots = 1 if self._fit.in_memory else self._store.executors.tasks
-        for linger in (_SHORT_LINGER_SECONDS, LINGER_SECONDS, LINGER_SECONDS):
+        for _ in range(_DISMISSALS):
             if not left:
                 return
             access.describe("sparkdl: close connections")
             try:
-                task = Dismiss(self._fit.fit_id, 0.0 if slots == 1 else linger)
+                task = Dismiss(self._fit.fit_id, Meeting(slots))
                 heard = set(map(bytes, access.run_everywhere(task, times=slots, profile=self._profile)))
             except Exception as error:
                 if not is_job_failure(error):
@@ -114,12 +114,12 @@ class Membership:
         access.describe(f"{name}, find peers")
         try:
             if self._fit.in_memory and tasks == len(self._store.partitions) and not losses:
-                task = Assemble(self._fit, self._rendezvous, 0.0)
+                task = Assemble(self._fit, self._rendezvous, Meeting(1))
                 found = access.collect(access.stage(self._store.tokens, task, broadcasts, profile=profile))
             else:
                 # Spark gives a task to the process that has been idle for longest: after a loss there are
                 # perhaps more processes than slots.
-                task = Assemble(self._fit, self._rendezvous, LINGER_SECONDS)
+                task = Assemble(self._fit, self._rendezvous, Meeting(slots))
                 times = slots * (1 + min(losses, _MOST_TURNS))
                 found = access.run_everywhere(task, broadcasts, times=times, profile=profile)
         finally:

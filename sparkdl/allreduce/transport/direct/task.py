@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from itertools import chain
 import torch
 
 from sparkdl._spark.frames import key
-from sparkdl._spark.processes import siblings
+from sparkdl._spark.processes import Meeting, siblings
 from sparkdl.access.in_pieces import RESULT
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Message, Problems, of_type
@@ -254,12 +253,12 @@ class Assemble:
     Attributes:
         fit: the fixed part of the fit.
         rendezvous: by which tasks find each other.
-        linger: seconds to stay, so that each task on an executor has a process of its own.
+        meeting: of the tasks on an executor.
     """
 
     fit: FitRef
     rendezvous: Rendezvous
-    linger: float
+    meeting: Meeting
 
     def __call__(self, _: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
         """Yield the peer; nothing if this machine cannot listen."""
@@ -269,7 +268,7 @@ class Assemble:
             yield endpoint_of(self.fit.fit_id, self.rendezvous.secret, self.rendezvous.driver).peer.pack()
         except OSError:
             return
-        time.sleep(self.linger)
+        self.meeting.wait()
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +276,7 @@ class Dismiss:
     """Ends this process's part in a fit, releases its objects, and says which peer it was."""
 
     fit_id: str
-    linger: float
+    meeting: Meeting
 
     def __call__(self, _: int, frames: Iterator[Buffer]) -> Iterator[bytes | Parts]:
         """Yield the id of the peer, if there was one."""
@@ -286,7 +285,7 @@ class Dismiss:
         release_fit(self.fit_id)
         if was is not None:
             yield was
-        time.sleep(self.linger)
+        self.meeting.wait()
 
 
 @dataclass(frozen=True, slots=True)
