@@ -8,12 +8,16 @@ thread; the medians are of rounds in which all take their turn::
 
     sparkdl   ``Dataset.from_parquet``, read batch by batch as a task reads it
     loop      pyarrow's ``iter_batches`` over files in random order, and random rows of a buffer
+    torch     an ``IterableDataset`` with such a buffer, row by row, in torch's ``DataLoader``
+    store     ``Dataset.from_torch`` of a map-style data set over the files' row groups: Spark starts, and
+              writes the rows to a store before the first batch. An ``IterableDataset`` it does not take
     datasets  Hugging Face ``load_dataset(..., streaming=True)``, ``shuffle(buffer_size=)``, format numpy
     ray       Ray Data's ``iter_batches(local_shuffle_buffer_size=)``, files shuffled, two CPUs
 
 ``classes`` is how many labels a batch has on average, of the 10 that a batch of all rows would have, and
 ``spread`` the standard deviation of a label's share in a batch: 0.0094 for rows that are drawn from the
-whole table. ``written`` counts bytes that the reader leaves on disk while it reads, its caches included.
+whole table. ``written`` counts bytes that the reader leaves on disk while it reads, its caches included. The
+first batch has the start of what the reader needs in it, rows per second only what comes after it.
 """
 
 from __future__ import annotations
@@ -25,7 +29,8 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from bisect import bisect
+from collections.abc import Callable, Iterator
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -33,6 +38,7 @@ from typing import Any
 import keeping
 import numpy as np
 from lake import BATCH, ROW_BYTES, WIDTH, Batches, arrays, batches, manifest_of, write
+from pyarrow import parquet
 
 from sparkdl.data.scan.reader import Reader
 
@@ -65,6 +71,75 @@ def loop_epoch(folder: Path, buffer: int, seed: int) -> Batches:
         yield x[rest[begin : begin + BATCH]], y[rest[begin : begin + BATCH]]
 
 
+def torch_epoch(folder: Path, buffer: int, seed: int) -> Batches:
+    """Yield the batches of a ``DataLoader``."""
+    import torch
+    from torch.utils.data import DataLoader, IterableDataset
+
+    torch.set_num_threads(1)
+
+    class Rows(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            random = np.random.default_rng(seed)
+            files = sorted(folder.glob("*.parquet"))
+            places: list[Any] = []
+            for n in random.permutation(len(files)):
+                for values, labels in arrays(files[n], BATCH):
+                    for row in zip(torch.tensor(values), torch.tensor(labels), strict=True):
+                        if len(places) < buffer:
+                            places.append(row)
+                            continue
+                        place = int(random.integers(buffer))
+                        yield places[place]
+                        places[place] = row
+            for place in random.permutation(len(places)):
+                yield places[place]
+
+    for x, y in DataLoader(Rows(), batch_size=BATCH):
+        yield x.numpy(), y.numpy()
+
+
+def store_epoch(folder: Path, buffer: int, seed: int) -> Batches:
+    """Yield the batches of ``Dataset.from_torch``, as the one task of a fit reads them."""
+    from sparkdl import Dataset, session
+    from sparkdl.data.sampler import Place
+
+    class RowGroups:
+        """A map-style data set over Parquet files, which has one row group in memory."""
+
+        def __init__(self, folder: Path) -> None:
+            self._groups: list[tuple[Path, int]] = []
+            self._ends = [0]
+            for path in sorted(folder.glob("*.parquet")):
+                footer = parquet.read_metadata(path)
+                for group in range(footer.num_row_groups):
+                    self._groups.append((path, group))
+                    self._ends.append(self._ends[-1] + footer.row_group(group).num_rows)
+            self._read: tuple[int, Any, Any] = (-1, None, None)
+
+        def __len__(self) -> int:
+            return self._ends[-1]
+
+        def __getitem__(self, row: int) -> tuple[Any, Any]:
+            index = bisect(self._ends, row) - 1
+            if self._read[0] != index:
+                path, group = self._groups[index]
+                found = parquet.ParquetFile(path).read_row_group(group, ["x", "y"], use_threads=False)
+                x, y = (found.column(name).combine_chunks() for name in ("x", "y"))
+                self._read = index, x.flatten().to_numpy().reshape(-1, WIDTH), y.to_numpy()
+            at = row - self._ends[index]
+            return self._read[1][at], self._read[2][at]
+
+    confs = {"spark.local.dir": tempfile.mkdtemp(), "spark.ui.enabled": "false"}
+    spark = session.builder("local[1]", "lake-peers", confs).getOrCreate()
+    # Neither is released before the process ends: what was written is counted after the last batch.
+    (token,) = Dataset.from_torch(RowGroups(folder), spark=spark, num_partitions=1).store().partitions
+    steps = -(-token.rows // BATCH)
+    for step in range(steps):
+        found = Place(0, step, steps, token.rows).rows(token, seed, True).read()
+        yield found["features"], found["label"]
+
+
 def datasets_epoch(folder: Path, buffer: int, seed: int) -> Batches:
     """Yield the batches of a streaming data set."""
     from datasets import load_dataset
@@ -92,17 +167,22 @@ def ray_epoch(folder: Path, buffer: int, seed: int) -> Batches:
 READERS: dict[str, Callable[[Path, int, int], Batches]] = {
     "sparkdl": sparkdl_epoch,
     "loop": loop_epoch,
+    "torch": torch_epoch,
+    "store": store_epoch,
     "datasets": datasets_epoch,
     "ray": ray_epoch,
 }
 
 
-def measured(name: str, folder: Path, buffer: int, seed: int, answer: Any) -> None:
-    """Read an epoch; send what was seen of it."""
+OWN = ("sparkdl", "loop", "torch", "store")
+"""Readers that need no package of their name."""
+
+
+def measured(name: str, folder: Path, buffer: int, seed: int, own: Path, answer: Any) -> None:
+    """Read an epoch, with a folder of its own for what is written; send what was seen of it."""
     import pyarrow as pa
 
     pa.set_cpu_count(1)
-    own = Path(tempfile.mkdtemp())
     for variable in ("TMPDIR", "HF_HOME", "RAY_TMPDIR"):
         os.environ[variable] = str(own)
     tempfile.tempdir = str(own)
@@ -132,13 +212,15 @@ def alone(name: str, folder: Path, buffer: int, seed: int) -> dict[str, Any]:
     """Measure a reader in a process of its own."""
     context = get_context("spawn")
     here, there = context.Pipe(duplex=False)
-    process = context.Process(target=measured, args=(name, folder, buffer, seed, there))
-    process.start()
-    there.close()
-    try:
-        found: dict[str, Any] = here.recv()
-    finally:
-        process.join()
+    # A JVM may outlive its program for a moment, and remove files itself.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as own:
+        process = context.Process(target=measured, args=(name, folder, buffer, seed, Path(own), there))
+        process.start()
+        there.close()
+        try:
+            found: dict[str, Any] = here.recv()
+        finally:
+            process.join()
     return found
 
 
@@ -152,7 +234,7 @@ def main() -> None:
     parser.add_argument("--json")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
-    names = [name for name in READERS if name in ("sparkdl", "loop") or importlib.util.find_spec(name)]
+    names = [name for name in READERS if name in OWN or importlib.util.find_spec(name)]
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)

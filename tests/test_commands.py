@@ -21,7 +21,8 @@ from support.models import mlp
 from support.runs import FakeRun
 
 from sparkdl import __main__
-from sparkdl.cli import doctor, init, notebook, rehearse
+from sparkdl.cli import catalog, doctor, init, notebook, rehearse
+from sparkdl.cli.files import Files
 from sparkdl.cli.submit import packing
 from sparkdl.summary import JsonLines
 from sparkdl.train.checkpoint import CheckpointFolder
@@ -79,6 +80,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     homes = {"price": numbers, "rooms": numbers, "area": numbers}
     pq.write_table(pa.table(species), "iris.parquet")
     pq.write_table(pa.table(homes), "homes.parquet")
+    pq.write_table(pa.table({"fare": numbers, "distance": numbers}), "rides.parquet")
     write_csv(pa.table(homes), "homes.csv")
     FakeRun().train(JsonLines("runs/a.jsonl"))
     Path("token").write_text("0123456789abcdef")
@@ -99,6 +101,7 @@ def test_the_examples_run(command: str, folder: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(
         init, "read_table", lambda path, *rest, **options: here(_local(path), *rest, **options)
     )
+    monkeypatch.setattr(catalog, "opened", lambda *_: nullcontext(Files("rides.parquet")))
     monkeypatch.setattr("sparkdl.serve.server.run.Server", lambda path, options, **_: (path, options))
     monkeypatch.setattr("sparkdl.serve.server.run.run", print)
     answers = {"plan": PLAN, "profile": PROFILE}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import gzip
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -16,11 +17,17 @@ import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
+from sparkdl import session
 from sparkdl.__main__ import main
+from sparkdl.cli.catalog import CatalogTable
 from sparkdl.cli.clusters import KINDS, kind_of
 from sparkdl.cli.delimited import Csv
-from sparkdl.cli.schema import read_table
+from sparkdl.cli.schema import read_table, table_of
 from sparkdl.cli.submit import command as submit
 from sparkdl.cli.submit.job import Job, read_job_file
 from sparkdl.exceptions import ConfigError, DataError, SparkdlError
@@ -265,6 +272,9 @@ def test_tables_without_rows_or_features(table: str) -> None:
         (["--data", "text.parquet", "--label", "x"], "is neither Parquet nor CSV"),
         (["--data", "text.parquet"], "--data needs --label"),
         (["--label", "x"], "--label needs --data"),
+        (["--table", "rides"], "--table needs --label"),
+        (["--table", "rides", "--data", "a", "--label", "x"], "expected one of them"),
+        (["--table", "rides", "--in-place", "--label", "x"], "--in-place reads Parquet files, and --table"),
     ],
 )
 def test_mistakes_in_arguments_are_named(table: str, arguments: list[str], problem: str, capsys: Any) -> None:
@@ -350,6 +360,186 @@ def test_a_label_of_fractions_that_may_be_classes_is_told(
     assert read_table("a.parquet", "bad", task="classification").classes == ("0.0", "1.0")
     for label, task in (("price", None), ("one", None), ("bad", "regression"), ("bad", "classification")):
         assert not read_table("a.parquet", label, task=task).note  # type: ignore[arg-type]
+
+
+class Rows:
+    """A table of Spark that nobody has to compute."""
+
+    def __init__(self, **types: T.DataType) -> None:
+        self.schema = T.StructType([T.StructField(name, kind) for name, kind in types.items()])
+
+    count = staticmethod(lambda: 10)
+
+
+class Session:
+    """A Spark session that knows one table."""
+
+    def __init__(self) -> None:
+        self.began: list[Any] = []
+        self.stopped = 0
+
+    def getOrCreate(self) -> Session:  # noqa: N802 (PySpark's name)
+        return self
+
+    def table(self, name: str) -> Rows:
+        if name == "lost":
+            raise AnalysisException("[TABLE_OR_VIEW_NOT_FOUND] no `lost`.\nSearch path: ...")
+        return Rows(x=T.DoubleType(), **{name.strip("`"): T.DoubleType()})
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+
+@pytest.fixture
+def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
+    """A session without a JVM, which the command makes."""
+    found = Session()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(session, "builder", lambda *how: found.began.append(how) or found)
+    monkeypatch.setattr(SparkSession, "getActiveSession", staticmethod(lambda: None))
+    monkeypatch.setattr(CatalogTable, "nulls", lambda self, names: dict.fromkeys(names, 0))
+    monkeypatch.setattr(CatalogTable, "distinct", lambda self, name, most: [0.5])
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "`" not in name])
+def test_no_name_of_a_table_becomes_code(name: str, known: Session) -> None:
+    assert main(["init", "new", "--cluster", "yarn", "--table", f"`{name}`", "--label", name]) == 0
+    tree = ast.parse(Path("new/train.py").read_text("utf-8"))
+    (value,) = [node.value for node in tree.body if "DATA" in ast.unparse(node).split(" = ")[0]]  # type: ignore[attr-defined]
+    assert ast.literal_eval(value) == f"`{name}`"
+    assert not Path("pwned").exists()
+    assert "is a path of this machine" not in Path("new/README.md").read_text("utf-8")
+
+
+def test_the_script_for_a_table_is_in_good_style_and_its_job_has_the_confs(known: Session) -> None:
+    confs = {"spark.sql.catalog.lake": 'a"b', "spark.driver.memory": "8g"}
+    given = [part for pair in confs.items() for part in ("--conf", "=".join(pair))]
+    arguments = ["--table", "lake.rides", "--label", "lake.rides", "--drop-nulls", *given]
+    assert main(["init", "new", "--master", "local[2]", *arguments]) == 0
+    assert known.began == [("local[2]", "sparkdl-init", confs)]
+    assert known.stopped == 1
+    assert read_job_file(Path("new/job.toml"))["conf"] == confs
+    script = Path("new/train.py")
+    assert "table = table.na.drop(subset" in script.read_text()
+    assert script.read_text().startswith('"""Predict lake.rides from lake.rides.')
+    ruff = [sys.executable, "-m", "ruff"]
+    options = ["--isolated", "--line-length", "110"]
+    subprocess.run([*ruff, "check", *options, "--select", "E,F,W,UP,B", script], check=True)
+    subprocess.run([*ruff, "format", *options, "--check", script], check=True)
+
+
+def test_a_session_ends_with_the_command_that_made_it(
+    known: Session, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    assert main(["init", "new", "--table", "lost", "--label", "x"]) == 1
+    error = capsys.readouterr().err
+    assert "--table 'lost' is no table that Spark can read: [TABLE_OR_VIEW_NOT_FOUND] no `lost`." in error
+    assert "config-command" in error
+    assert known.stopped == 1
+
+    def interrupted(self: CatalogTable) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(CatalogTable, "count", interrupted)
+    arguments = ["init", "new", "--table", "rides", "--label", "x"]
+    with pytest.raises(KeyboardInterrupt):
+        main(arguments)
+    assert known.stopped == 2
+    monkeypatch.setattr(SparkSession, "getActiveSession", staticmethod(lambda: known))
+    with pytest.raises(KeyboardInterrupt):
+        main(arguments)
+    assert known.stopped == 2  # somebody else's
+    assert not Path("new").exists()
+
+
+def test_types_of_spark_say_what_can_be_learned(known: Session) -> None:
+    types: dict[str, T.DataType] = {
+        "y": T.DecimalType(9, 2),
+        "text": T.StringType(),
+        "at": T.TimestampType(),
+        "small": T.ShortType(),
+        "list": T.ArrayType(T.IntegerType()),
+        "raw": T.BinaryType(),
+        "took": T.DayTimeIntervalType(),
+        "nothing": T.NullType(),
+    }
+    rows: Any = Rows(**types)
+    found = table_of(CatalogTable("rides", rows), "y")
+    assert (found.task, found.features) == ("regression", ("text", "at", "small"))
+    left_out = dict(found.left_out)
+    assert left_out["list"].startswith("array<int>: lists and structs are no single number")
+    assert left_out["raw"].startswith("binary: bytes need a Column")
+    assert left_out["took"] == "interval day to second: make seconds of it first"
+    assert left_out["nothing"] == "void: it is no number, string, boolean or date"
+    with pytest.raises(DataError, match="column 'a`b' of rides: .* no backtick in a name: rename it"):
+        table_of(CatalogTable("rides", Rows(**{"a`b": T.LongType()})), "y")  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def rides(real: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A table of Spark's catalog, and a label with a name that has to be quoted."""
+    monkeypatch.chdir(tmp_path)
+    rows = real.range(300).select(
+        F.when(F.col("id") > 0, F.col("id") / 300).alias("how far"),
+        F.col("id").cast("string").alias("number"),
+        (F.col("id") % 3).alias("where.to"),
+        F.when(F.col("id") % 2 == 0, "day").otherwise("night").alias("when"),
+        F.array("id").alias("stops"),
+    )
+    rows.write.parquet(str(tmp_path / "files"))
+    real.sql(f"CREATE TABLE rides USING parquet LOCATION '{tmp_path / 'files'}'")
+    rows.createOrReplaceTempView("`my rides`")
+    yield real
+    real.catalog.clearCache()
+    real.sql("DROP TABLE rides")
+    real.catalog.dropTempView("`my rides`")
+
+
+def test_a_starter_trains_on_a_table_of_spark(
+    rides: SparkSession, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["init", "new", "--table", "rides", "--label", "where.to", "--drop-nulls"]) == 0
+    out = capsys.readouterr().out
+    assert "classification of where.to (0, 1, 2) by how far, number, when" in out
+    assert "left out: stops, array<bigint>: lists and structs" in out
+    monkeypatch.setattr(sys, "argv", ["train.py", "--epochs", "1"])
+    monkeypatch.setattr(SparkSession, "stop", lambda self: None)  # that of all tests
+    script = Path("new/train.py")
+    # The JVM of all tests has another working directory.
+    script.write_text(script.read_text().replace('f"runs/', f'f"{tmp_path}/'))
+    runpy.run_path(str(script), run_name="__main__")
+    assert re.search(r"^accuracy=[01]\.\d{4}$", capsys.readouterr().out, re.MULTILINE)
+    assert sorted(Predictor.load("first/model").labels) == ["0", "1", "2"]
+
+
+def test_mistakes_in_a_table_of_spark_are_named(rides: SparkSession) -> None:
+    def found(name: str, label: str, **how: Any) -> Any:
+        return table_of(CatalogTable(name, rides.table(name)), label, **how)
+
+    assert found("`my rides`", "how far", nulls=True).rows == 300
+    with pytest.raises(DataError, match=r"`my rides`: nulls in how far \(1\); fill them first"):
+        found("`my rides`", "how far")
+    with pytest.raises(DataError, match=r"'wen' is not in rides; did you mean 'when'\?"):
+        found("rides", "wen")
+    with pytest.raises(DataError, match="label 'stops' is array<bigint>"):
+        found("rides", "stops")
+    rides.sql("SELECT id, id % 1002 AS y FROM range(3000)").createOrReplaceTempView("many")
+    with pytest.raises(DataError, match="label 'y' of many has more than 1000 different values"):
+        found("many", "y", task="classification")
+    assert found("many", "y").task == "regression"
+    rides.sql("SELECT 1 AS x, 0.5D AS y LIMIT 0").createOrReplaceTempView("many")
+    with pytest.raises(DataError, match="many has no rows"):
+        found("many", "y")
+    rides.catalog.dropTempView("many")
+
+
+@pytest.mark.parametrize("name", ["nope", "lake.rides", "my rides", "rides; DROP TABLE rides", ""])
+def test_a_table_that_is_not_there_is_named(rides: SparkSession, name: str, capsys: Any) -> None:
+    assert main(["init", "new", "--table", name, "--label", "x"]) == 1
+    error = capsys.readouterr().err
+    assert f"--table {name!r} is no table that Spark can read: [" in error
+    assert rides.catalog.tableExists("rides")
 
 
 def trained(arguments: list[str], capfd: Any) -> str:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from sparkdl.cli import templates
+from sparkdl.cli import catalog, templates
+from sparkdl.cli.arguments import key_value
 from sparkdl.cli.clusters import KINDS
-from sparkdl.cli.schema import Table, read_table
+from sparkdl.cli.schema import Table, read_table, table_of
 from sparkdl.exceptions import ConfigError
 
 _EXAMPLES = """\
@@ -20,9 +23,11 @@ examples:
   sparkdl init iris --data iris.parquet --label species
   sparkdl init homes --data homes.csv --label price --features rooms,area --drop-nulls
   sparkdl init rides --data s3://lake/rides --label fare --in-place
+  sparkdl init rides --table lake.rides --label fare --conf spark.sql.catalogImplementation=hive
   sparkdl init jobs --cluster yarn --data hdfs:///tables/homes --label price
 
-Without --data the script makes up rows, so that it runs at once. Files that exist are left alone.
+Without --data or --table the script makes up rows, so that it runs at once. Files that exist are left alone.
+For --table a Spark session is started, with --master and --conf if they are given.
 """
 _LINE = 110
 
@@ -40,6 +45,15 @@ def register(subparsers: Any) -> None:
     parser.add_argument("--cluster", choices=KINDS, default="local", help="what it is to run on (local)")
     parser.add_argument("--master", help="the cluster's address, for standalone and kubernetes")
     parser.add_argument("--data", metavar="FILE", help="file or folder to learn from: Parquet or CSV")
+    parser.add_argument("--table", metavar="NAME", help="table to learn from, by the name that Spark knows")
+    parser.add_argument(
+        "--conf",
+        action="append",
+        default=[],
+        type=key_value,
+        metavar="KEY=VALUE",
+        help="a Spark conf, such as those of a table's catalog; job.toml gets it, too",
+    )
     parser.add_argument("--label", metavar="COLUMN", help="column to predict")
     parser.add_argument(
         "--features", metavar="A,B", help="columns to learn from (all others, but lists and bytes)"
@@ -55,7 +69,8 @@ def register(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the files and say what comes next."""
     table = _table(args)
-    files = starter(table, args.cluster, args.master, nulls=args.drop_nulls)
+    conf = dict(args.conf)
+    files = starter(table, args.cluster, args.master, nulls=args.drop_nulls, conf=conf)
     there = [name for name in files if (args.folder / name).exists()]
     if there:
         raise ConfigError(
@@ -86,23 +101,46 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _table(args: argparse.Namespace) -> Table | None:
-    if args.data is None:
+    sources = [name for name in ("data", "table") if getattr(args, name) is not None]
+    if not sources:
         for name in ("label", "features", "task"):
             if getattr(args, name) is not None:
                 raise ConfigError(
-                    f"--{name} needs --data: a file or folder of Parquet or CSV", code="config-command"
+                    f"--{name} needs --data, a file or folder of Parquet or CSV, or --table",
+                    code="config-command",
                 )
         if args.in_place:
             raise ConfigError("--in-place needs --data: a file or folder of Parquet", code="config-command")
         return None
+    if len(sources) == 2:
+        raise ConfigError(
+            "--data names files, and --table a table that Spark knows: expected one of them",
+            code="config-command",
+        )
+    if args.table is not None and args.in_place:
+        raise ConfigError(
+            f"--in-place reads Parquet files, and --table {args.table!r} is a table: give the folder of its "
+            "files by --data, or go without --in-place",
+            code="config-command",
+        )
     if args.label is None:
-        raise ConfigError("--data needs --label: the column to predict", code="config-command")
+        raise ConfigError(f"--{sources[0]} needs --label: the column to predict", code="config-command")
     features = [name.strip() for name in args.features.split(",")] if args.features is not None else None
-    how = {"nulls": args.drop_nulls, "in_place": args.in_place}
-    return read_table(args.data, args.label, features, args.task, **how)
+    chosen = args.label, features, args.task
+    if args.table is None:
+        return read_table(args.data, *chosen, nulls=args.drop_nulls, in_place=args.in_place)
+    with catalog.opened(args.table, args.master, dict(args.conf)) as rows:
+        return replace(table_of(rows, *chosen, nulls=args.drop_nulls), named=True)
 
 
-def starter(table: Table | None, cluster: str, master: str | None, *, nulls: bool = False) -> dict[str, str]:
+def starter(
+    table: Table | None,
+    cluster: str,
+    master: str | None,
+    *,
+    nulls: bool = False,
+    conf: Mapping[str, str] | None = None,
+) -> dict[str, str]:
     """Return the files by name.
 
     Args:
@@ -110,13 +148,14 @@ def starter(table: Table | None, cluster: str, master: str | None, *, nulls: boo
         cluster: one of :data:`sparkdl.cli.clusters.KINDS`.
         master: the cluster's address; an example of one by default.
         nulls: whether to leave out rows with nulls.
+        conf: Spark confs of the job.
     """
     master = master or templates.MASTERS.get(cluster, "local[*]" if cluster == "local" else cluster)
     title = "Train a classifier of made-up points"
     if table is not None:
-        title = f"Predict {table.label} from {Path(table.path).name}"
+        title = f"Predict {table.label} from {table.path if table.named else Path(table.path).name}"
     notes = ""
-    if table is not None and cluster != "local" and "://" not in table.path:
+    if table is not None and not table.named and cluster != "local" and "://" not in table.path:
         notes = (
             f"\n\n`{_line(table.path)}` is a path of this machine: on a cluster, all machines must see it "
             "there, or `DATA` in `train.py` names a store that they reach, such as `hdfs://` or `s3a://`."
@@ -128,9 +167,10 @@ def starter(table: Table | None, cluster: str, master: str | None, *, nulls: boo
     else:
         template, filled = templates.SCRIPT, _script(table, nulls)
     filled |= {"title": f"{_escaped(title)}.", "begin": templates.BEGIN}
+    job = Template(templates.JOBS[cluster]).safe_substitute(master=_toml(master))
     return {
         "train.py": template.substitute(filled),
-        "job.toml": Template(templates.JOBS[cluster]).safe_substitute(master=_toml(master)),
+        "job.toml": _with_confs(job, conf or {}),
         "README.md": templates.README.substitute(values),
     }
 
@@ -149,6 +189,7 @@ def _script(table: Table | None, nulls: bool) -> dict[str, str]:
         parts = {"label_type": "string" if classes else "double"}
         parts["drop"] = templates.DROP if nulls else ""
         parts["what"] = ": those without nulls" if nulls else ""
+        parts["rows"] = "spark.table(DATA)" if table.named else "spark.read.parquet(DATA)"
         read = (templates.READ if table.csv is None else templates.READ_CSV).substitute(parts)
     typed = found.csv is not None
     return {
@@ -190,6 +231,13 @@ def _in_place(table: Table, nulls: bool) -> dict[str, str]:
         parts["arguments"] = 'CLASSES, average="micro"'
         found["filter"] += '    classes = Column(LABEL, dtype="int64")\n'
     return found | parts | {"constants": "\n".join(constants)}
+
+
+def _with_confs(job: str, conf: Mapping[str, str]) -> str:
+    """Return a job file, whose last table is that of confs, with these in place of its own of such names."""
+    lines = {f"{_toml(name)} = ": f"{_toml(value)}\n" for name, value in conf.items()}
+    own = [line for line in job.splitlines(keepends=True) if not line.startswith(tuple(lines))]
+    return "".join(own) + "".join(map("".join, lines.items()))
 
 
 def _literal(text: str) -> str:

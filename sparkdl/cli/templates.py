@@ -150,7 +150,7 @@ if __name__ == "__main__":
 READ = Template('''\
 def read(spark: SparkSession) -> DataFrame:
     """Return the rows to learn from$what."""
-    table = spark.read.parquet(DATA)$drop
+    table = $rows$drop
     return table.withColumn(LABEL, F.col(f"`{LABEL}`").cast("$label_type"))''')
 
 READ_CSV = Template('''\
@@ -164,7 +164,7 @@ def read(spark: SparkSession) -> DataFrame:
     table = spark.read.schema(types).csv(DATA, sep=SEPARATOR, **options)$drop
     return table.withColumn(LABEL, F.col(f"`{LABEL}`").cast("$label_type"))''')
 
-DROP = ".na.drop(subset=[*FEATURES, LABEL])"
+DROP = '\n    table = table.na.drop(subset=[f"`{name}`" for name in [*FEATURES, LABEL]])'
 
 INVENT = '''\
 def read(spark: SparkSession) -> DataFrame:
