@@ -193,6 +193,18 @@ def test_without_a_signature_floats_get_the_dtype_of_the_parameters() -> None:
     assert Predictor(nn.Embedding(3, 2))(np.array([[0, 2]])).shape == (1, 2, 2)
 
 
+def test_large_integers_beside_floats_are_not_rounded() -> None:
+    module = nn.Identity()
+    predict = Predictor(module, Signature.of_rows(module, (torch.zeros(2, 2, dtype=torch.int64),)))
+    expected = [[2**53 + 1, 2], [3, 2**62 + 1]]
+    assert predict(expected).tolist() == expected
+    assert predict([[2**53 + 1, 2.0], [3, 2**62 + 1]]).tolist() == expected
+    frame = pd.DataFrame({"a": [2**53 + 1, 3], "b": [2.0, 4.0]})
+    assert predict(frame).tolist() == [[2**53 + 1, 2], [3, 4]]
+    with pytest.raises(DataError, match="row 1: 0.5 does not fit int64"):
+        predict([[2**53 + 1, 2], [3, 0.5]])
+
+
 def test_arrays_that_torch_does_not_take() -> None:
     predict = Predictor(nn.Identity())
     x = numbers(4, 3)

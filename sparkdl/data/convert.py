@@ -178,11 +178,36 @@ def _numbers(plan: ColumnPlan, value: Any, row: str) -> Array:
             return array.astype(np.float64)
         _check_whole(plan, array.flat, lambda _: row)
         return array.astype(np.int64)
+    array = exact(plan, value, array)
     if array.dtype == object or array.dtype.kind not in "biuf":
         null = value is None or (array.dtype == object and any(item is None for item in array.flat))
         what = "null" if null else f"{value!r:.100} is not a number or an array of numbers of one shape"
         raise DataError(f"{plan.words}, {row}: {what}", code="data-null" if null else "data-type")
     return array
+
+
+def exact(plan: ColumnPlan, value: Any, array: Array) -> Array:
+    """Return whole numbers as int64, where integers are planned and floats beside them made floats of all.
+
+    Args:
+        plan: what is planned.
+        value: from which numpy has made the array: floats round integers beyond 2**53.
+        array: what it has made; returned as it is if it is no whole numbers.
+    """
+    if np.dtype(plan.dtype or "float32").kind not in "iu" or array.dtype.kind not in "fu":
+        return array
+    if array.dtype.kind == "u":
+        return array.astype(np.int64) if (array < 1 << 63).all() else array
+    limit = float(1 << 63)
+    if not ((array >= -limit) & (array <= limit) & (array == np.floor(array))).all():
+        return array
+    if hasattr(value, "dtype"):  # nothing was mixed
+        return array.astype(np.int64) if (array < limit).all() else array
+    items = value.to_numpy(object) if hasattr(value, "to_numpy") else np.asarray(value, object)
+    whole = [int(item) for item in items.flat]
+    if any(not -(1 << 63) <= item < 1 << 63 for item in whole):
+        return array
+    return np.array(whole, np.int64).reshape(array.shape)
 
 
 def _from_ragged(plan: ColumnPlan, values: Sequence[Any] | Array, row_name: RowName) -> Array:

@@ -11,7 +11,7 @@ import numpy as np
 from sparkdl.data import sparse
 from sparkdl.data.collate import MASK, check_mask, padded
 from sparkdl.data.columns import ColumnPlan
-from sparkdl.data.convert import from_rows, is_null, null_error
+from sparkdl.data.convert import exact, from_rows, is_null, null_error
 from sparkdl.exceptions import DataError
 from sparkdl.wire.frame import Array
 
@@ -30,7 +30,7 @@ def array_of(plan: ColumnPlan, rows: Any) -> Array:
         DataError: naming the row that is null, of another shape, or does not fit the dtype.
     """
     try:
-        array: Array = np.asarray(rows)
+        array: Array = exact(plan, rows, np.asarray(rows))
     except ValueError:  # lists of no one shape
         array = from_rows(plan, list(rows), lambda index: f"row {index}")
     null = [n for n, row in enumerate(array) if is_null(row)] if array.dtype == object and array.ndim else []

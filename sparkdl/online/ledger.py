@@ -13,7 +13,7 @@ from sparkdl.exceptions import ConfigError
 from sparkdl.wire.frame import Array
 
 _COLUMNS = ("batch", "rows", "iteration")
-_SCORE, _TOTAL = "score.", "total."
+_SCORE, _TOTAL, _OTHER = "score.", "total.", "other."
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class Ledger:
         numbers: of the last batches, number, rows, and completed iterations after it; shape (n, 3).
         scores: likewise the prequential scores by name, NaN where there was none.
         totals: by score, its sum over all batches, weighted by rows, and the sum of these weights.
+        others: numbers of the last batches of other streams, by id.
     """
 
     stream: str = ""
@@ -35,6 +36,7 @@ class Ledger:
     numbers: Array = field(default_factory=lambda: np.empty((0, len(_COLUMNS)), np.int64))
     scores: Mapping[str, Array] = field(default_factory=dict)
     totals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    others: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def iteration(self) -> int:
@@ -43,7 +45,7 @@ class Ledger:
 
     def has(self, stream: str, batch: int) -> bool:
         """Return whether a batch was learned already."""
-        return stream == self.stream and batch <= self.batch
+        return batch <= (self.batch if stream == self.stream else self.others.get(stream, -1))
 
     def added(
         self, stream: str, batch: int, rows: int, iteration: int, scores: Mapping[str, float], keep: int
@@ -59,7 +61,9 @@ class Ledger:
             old = self.scores.get(name, np.full(before, np.nan))
             columns[name] = np.append(old, scores.get(name, math.nan))[-keep:]
         numbers = np.concatenate([self.numbers, np.array([[batch, rows, iteration]], np.int64)])[-keep:]
-        return Ledger(stream, batch, self.batches + 1, numbers, columns, totals)
+        others = {name: last for name, last in {**self.others, self.stream: self.batch}.items() if last >= 0}
+        others.pop(stream, None)
+        return Ledger(stream, batch, self.batches + 1, numbers, columns, totals, others)
 
     def mean(self, last: int | None = None) -> dict[str, float]:
         """Return the mean of each score, weighted by rows: over all batches, or over the last ones."""
@@ -88,6 +92,7 @@ class Ledger:
             name: getattr(self, name) for name in ("stream", "batch", "batches", "numbers")
         }
         found |= {f"{_SCORE}{name}": values for name, values in self.scores.items()}
+        found |= {f"{_OTHER}{name}": batch for name, batch in self.others.items()}
         return found | {f"{_TOTAL}{name}": np.array(values) for name, values in self.totals.items()}
 
     @classmethod
@@ -102,12 +107,15 @@ class Ledger:
                 raise TypeError(f"stream {stream!r:.60}, batch {batch!r:.40} of {batches!r:.40}")
             scores = _named(state, _SCORE, len(numbers))
             totals = {name: (float(v[0]), float(v[1])) for name, v in _named(state, _TOTAL, 2).items()}
+            others = {n.removeprefix(_OTHER): last for n, last in state.items() if n.startswith(_OTHER)}
+            if any(type(last) is not int for last in others.values()):
+                raise TypeError(f"batches of other streams {others!r:.80}")
         except (ValueError, TypeError, LookupError) as error:
             raise ConfigError(
                 f"the checkpoint's list of the stream's batches cannot be read: {error!r:.300}",
                 code="config-resume",
             ) from error
-        return cls(stream, batch, batches, numbers, scores, totals)
+        return cls(stream, batch, batches, numbers, scores, totals, others)
 
 
 def _named(state: Mapping[str, Any], prefix: str, length: int) -> dict[str, Array]:

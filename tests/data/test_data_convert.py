@@ -8,6 +8,7 @@ from hypothesis.extra import numpy as hnp
 
 from sparkdl.data.columns import STORED_DTYPES, ColumnPlan
 from sparkdl.data.convert import default_dtype, from_arrow, from_rows, row_namer
+from sparkdl.data.loose import array_of
 from sparkdl.exceptions import DataError
 
 
@@ -321,6 +322,26 @@ def test_rows_are_stacked(values, dtype, shape):
     result = rows(values)
     assert (result.dtype, result.shape) == (dtype, (2, *shape))
     np.testing.assert_array_equal(result, np.array([np.asarray(v) for v in values]))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [2**53 + 1, 1.0],
+        [[2**53 + 1, 1.0], [np.float32(3), True]],
+        [np.array([2**53 + 1]), np.array([4.0])],
+        [np.uint64(2**63 - 1), -1],
+        [np.int64(-(2**63)), -0.0],
+    ],
+)
+def test_integers_beside_floats_are_not_rounded(values):
+    """Alone numpy makes floats of all, in which these integers are others."""
+    expected = [[int(item) for item in np.asarray(value, object).flat] for value in values]
+    for ragged in (False, True) if np.ndim(values[0]) else (False,):
+        found = rows(values, dtype="int64", ragged=ragged)
+        assert [np.ravel(value).tolist() for value in found] == expected
+    found = array_of(plan(dtype="int64"), values)
+    assert found.tolist() == np.array(expected, object).reshape(found.shape).tolist()
 
 
 @pytest.mark.parametrize(

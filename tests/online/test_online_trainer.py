@@ -187,6 +187,19 @@ def test_batches_of_another_stream_count_anew(spark: Any, tmp_path: Path) -> Non
     assert [row["batch"] for row in online.history] == [5, 0]
 
 
+def test_each_of_several_streams_is_learned_once(spark: Any, tmp_path: Path) -> None:
+    """After a crash Spark sends the last batch of each query again, whichever was committed last."""
+    order = [("a", 0), ("b", 0), ("", 3), ("a", 1), ("b", 1)]
+    for stream_of, number in order:
+        with rows(1, "plain", spark) as data:
+            assert OnlineTrainer(plain(), tmp_path).learn(data, number, stream=stream_of)
+    online = OnlineTrainer(plain(), tmp_path)
+    for stream_of, number in order:
+        with rows(1, "plain", spark) as data:
+            assert not online.learn(data, number, stream=stream_of)
+    assert len(online.history) == len(order)
+
+
 def test_fewer_rows_than_partitions(spark: Any, tmp_path: Path) -> None:
     """New ids come, and one row has a partition without any beside it."""
     online = OnlineTrainer(keyed(), tmp_path)
@@ -351,6 +364,7 @@ def test_the_ledger_is_checked() -> None:
         "numbers": np.zeros(4),
         "score.loss": np.zeros(3),
         "total.loss": 1,
+        "other.r": "x",
     }.items():
         with pytest.raises(ConfigError, match="list of the stream's batches"):
             Ledger.read({**good, name: value})
