@@ -16,6 +16,7 @@ from sparkdl.cli.runs import command as runs
 from sparkdl.cli.submit import command as submit
 from sparkdl.exceptions import SparkdlError
 
+_INTERRUPTED = 130  # as shells say that SIGINT has ended a command
 _COMMANDS = (init, submit, plan, profile, notebook, serve, runs, doctor, checkpoints)
 
 
@@ -36,6 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SparkdlError as error:
         print(f"sparkdl: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("sparkdl: stopped by Ctrl-C", file=sys.stderr)
+        return _INTERRUPTED
     return code
 
 
