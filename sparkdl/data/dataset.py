@@ -81,6 +81,11 @@ class Dataset:
                 f"num_partitions={num_partitions!r}: expected a positive integer, 'input' to keep the "
                 "source's partitions, or None for one per executor"
             )
+        if num_partitions == "input" and isinstance(source, ScanSource):
+            raise ConfigError(
+                "num_partitions='input' needs a DataFrame or RDD: row groups are dealt to partitions anew in "
+                "each epoch"
+            )
         self.access: Access = access or access_to(spark)
         self.access.check_files()
         self._spark = spark

@@ -78,7 +78,7 @@ class CopiedScan(Source):
         """See :class:`Source`."""
         from pyspark.sql import functions as F
 
-        assert isinstance(partitions, int)  # as of all scans
+        assert isinstance(partitions, int)
         check_partitions(partitions)
         manifest = replace(self._scan.manifest(plan), columns=plan.columns)
         cuts = _cuts(manifest)
@@ -91,10 +91,6 @@ class CopiedScan(Source):
         columns = tuple(replace(column, binary=False) for column in plan.columns)
         write = writers.arrow_writer(store, columns, partitions)
         return access.written(access.planned_once(dealt), write, _rows_at_a_time(plan.row_bytes))
-
-    def release(self) -> None:
-        """See :class:`Source`."""
-        self._scan.release()
 
 
 def _cuts(manifest: ScanManifest) -> list[int]:

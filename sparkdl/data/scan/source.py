@@ -228,11 +228,7 @@ class ScanSource(Source):
     def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
         """See :class:`Source`."""
         manifest = self.manifest(plan)
-        if not isinstance(partitions, int):
-            raise ConfigError(
-                "num_partitions='input' needs a DataFrame or RDD: row groups are dealt to partitions anew in "
-                "each epoch"
-            )
+        assert isinstance(partitions, int)
         if partitions > manifest.streams:
             raise ConfigError(
                 f"num_partitions={partitions}: the {np.count_nonzero(manifest.rows)} row groups are dealt to "
