@@ -18,7 +18,7 @@ from sparkdl.data.scan.reader import Reader
 from sparkdl.data.scan.source import ScanSource
 from sparkdl.data.scan.storage import Storage
 from sparkdl.data.store import writers
-from sparkdl.data.store.sources import Partitions, Source, partition_keys
+from sparkdl.data.store.sources import Partitions, Source, partition_keys, rows_per_batch
 from sparkdl.data.streams import STREAMS, check_partitions
 from sparkdl.exceptions import ConfigError
 from sparkdl.wire import frame
@@ -28,12 +28,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _KEY = "__key"
-_BATCH_BYTES = 4 << 20
 _MOST_TASKS = 1000
 _SPARK_TYPES = {
     "bool": "boolean",
     "int8": "byte",
-    "uint8": "short",
     "int16": "short",
     "int32": "int",
     "int64": "long",
@@ -82,7 +80,8 @@ class CopiedScan(Source):
         check_partitions(partitions)
         manifest = replace(self._scan.manifest(plan), columns=plan.columns)
         cuts = _cuts(manifest)
-        read = _read(frame.join(manifest.pack()), self._scan.storage, cuts, partition_keys(partitions))
+        keys, size = partition_keys(partitions), rows_per_batch(plan)
+        read = _read(frame.join(manifest.pack()), self._scan.storage, cuts, keys, size)
         types = [f"{ROW_ID} long", f"{_KEY} int", *(f"{c.key} {_spark_type(c)}" for c in plan.columns)]
         tasks = self._spark.range(0, len(cuts) - 1, 1, len(cuts) - 1)
         rows = tasks.mapInArrow(read, ", ".join(types))
@@ -90,7 +89,7 @@ class CopiedScan(Source):
         # Bytes have become numbers on the way.
         columns = tuple(replace(column, binary=False) for column in plan.columns)
         write = writers.arrow_writer(store, columns, partitions)
-        return access.written(access.planned_once(dealt), write, _rows_at_a_time(plan.row_bytes))
+        return access.written(access.planned_once(dealt), write, size)
 
 
 def _cuts(manifest: ScanManifest) -> list[int]:
@@ -101,19 +100,14 @@ def _cuts(manifest: ScanManifest) -> list[int]:
     return found
 
 
-def _rows_at_a_time(row_bytes: int) -> int:
-    return max(1, min(10_000, _BATCH_BYTES // max(row_bytes, 1)))
-
-
 def _read(
-    manifest: bytes, storage: Storage, cuts: list[int], keys: list[int]
+    manifest: bytes, storage: Storage, cuts: list[int], keys: list[int], size: int
 ) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the ``mapInArrow`` function that reads the rows of tasks of some numbers."""
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         scan = ScanManifest.unpack(manifest)
         reader = Reader(scan, storage=storage)
-        size = _rows_at_a_time(sum(column.row_bytes for column in scan.columns))
         key_of = np.array(keys, np.int32)
         try:
             for task in (number for batch in batches for number in batch.column(0).to_pylist()):
@@ -132,7 +126,8 @@ def _read(
 
 def _spark_type(plan: ColumnPlan) -> str:
     """Return the type of a column on its way: a number, or a flat array; arrays of such in ragged ones."""
-    kind = _SPARK_TYPES[plan.dtype or ""]
+    dtype = plan.dtype or ""
+    kind = _SPARK_TYPES[_WIDENED.get(dtype, dtype)]
     for _ in range(_depth(plan)):
         kind = f"array<{kind}>"
     return kind

@@ -104,12 +104,17 @@ class DataFrameSource(Source):
             # Rows arrive from a shuffle in any order; sorting by their id makes it that of the source.
             df, places = _by_stream(df, partitions)
             df = df.sortWithinPartitions(ROW_ID)
-        rows_per_batch = max(1, min(10_000, _ARROW_BATCH_BYTES // max(plan.row_bytes, 1)))
-        return access.written(df, writers.arrow_writer(store, plan.columns, dealt, places), rows_per_batch)
+        write = writers.arrow_writer(store, plan.columns, dealt, places)
+        return access.written(df, write, rows_per_batch(plan))
 
     def first(self, rows: int) -> Source:
         """See :class:`Source`."""
         return DataFrameSource(self._df.limit(rows), self._expressions)
+
+
+def rows_per_batch(plan: TablePlan) -> int:
+    """Return how many rows the Arrow batches have in which Spark gives them to tasks that write."""
+    return max(1, min(10_000, _ARROW_BATCH_BYTES // max(plan.row_bytes, 1)))
 
 
 def _by_stream(df: DataFrame, partitions: int) -> tuple[DataFrame, Places | None]:
