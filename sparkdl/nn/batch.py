@@ -10,9 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from sparkdl.hf.outputs import plain
+from sparkdl.nn.vector_math import bind
 
 Inputs = Tensor | tuple[Tensor, ...] | Mapping[str, Tensor]
 """Feature tensors: one, several positional ones, or keyword ones."""
+
+bind()  # here, for whatever computes needs batches: in tasks, servers and notebooks
 
 
 @dataclass(frozen=True, slots=True)
