@@ -15,6 +15,9 @@ from sparkdl._spark.frames import KEY_BASE, FrameSerializer, JavaObject, Once, T
 from sparkdl._spark.session import live_executors
 from sparkdl.wire.frame import Parts
 
+_PERSISTED = "sparkdl frames"
+"""Name, in Spark's UI, of RDDs whose lineage rebuilds lost blocks."""
+
 _LARGE_FRAME = 32 << 20
 """Frames from this size on are kept on disk only: a large model's state exceeds the heaps."""
 
@@ -304,6 +307,7 @@ class FrameJobs:
     def persist(self, frames: JavaObject) -> None:
         """Keep an RDD on the executors that compute it; lineage rebuilds lost blocks."""
         frames.persist(self._one_copy)
+        frames.setName(_PERSISTED)
 
     def unpersist(self, frames: JavaObject, *, wait: bool = False) -> None:
         """Stop keeping an RDD.
@@ -316,6 +320,16 @@ class FrameJobs:
     def release_shuffle(self, shuffled: JavaObject) -> None:
         """Delete a shuffle's files; without this they stay until the driver's next full GC."""
         shuffled.rdd().cleanShuffleDependencies(False)
+
+    def forget(self, frames: JavaObject, partition: int) -> None:
+        """Let the next job compute a partition again, and what stages have made it of."""
+        while True:
+            if frames.name() == _PERSISTED:  # and nobody else's
+                self.drop_block(frames.id(), partition)
+            before = frames.dependencies()
+            if before.isEmpty() or before.head().getClass().getSimpleName() != "OneToOneDependency":
+                return
+            frames = before.head().rdd()
 
     def drop_block(self, rdd_id: int, partition: int) -> None:
         """Forget a cached block wherever it is: the next job computes it again."""

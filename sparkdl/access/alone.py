@@ -33,11 +33,13 @@ class LazyFrames:
         partitions: how many.
         make: makes those of a partition.
         persisted: whether they stay once they are made.
+        parent: the frames of which a stage makes them, if one does.
         blocks: those that stay.
     """
 
     partitions: int
     make: Callable[[int], Iterable[bytes | Parts]]
+    parent: LazyFrames | None = None
     persisted: bool = False
     blocks: dict[int, list[bytes]] = field(default_factory=dict)
 
@@ -49,6 +51,12 @@ class LazyFrames:
             if self.persisted:
                 self.blocks[partition] = found
         return found
+
+    def forget(self, partition: int) -> None:
+        """Make those of a partition again when they are read next, and what they are made of."""
+        self.blocks.pop(partition, None)
+        if self.parent is not None:
+            self.parent.forget(partition)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +91,7 @@ class CalledChain:
 
     def forget(self, partition: int) -> None:
         """Forget where a partition's rows are, since its files are not there."""
-        self.tokens.blocks.pop(partition, None)
+        self.tokens.forget(partition)
 
     def release(self) -> None:
         """Do nothing."""
@@ -165,7 +173,7 @@ class AloneAccess(WithoutRdds):
         self, parent: LazyFrames, task: Task, broadcasts: Sequence[Any] = (), *, profile: Any = None
     ) -> LazyFrames:
         """Return the frames that a task makes of each partition."""
-        return LazyFrames(parent.partitions, lambda n: task(n, iter(parent.read(n))))
+        return LazyFrames(parent.partitions, lambda n: task(n, iter(parent.read(n))), parent=parent)
 
     def collect(self, frames: LazyFrames) -> list[bytes]:
         """Return all frames, partition by partition."""
@@ -203,7 +211,7 @@ class AloneAccess(WithoutRdds):
 
     def forget(self, frames: LazyFrames, partition: int) -> None:
         """Make a partition again when it is read next."""
-        frames.blocks.pop(partition, None)
+        frames.forget(partition)
 
     def run_on_kept(self, kept: list[bytes], task: Task) -> list[bytes]:
         """Run a task over the pieces that a chain has left."""

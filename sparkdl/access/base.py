@@ -332,7 +332,7 @@ class Access(Protocol):
         ...
 
     def forget(self, frames: Frames, partition: int) -> None:
-        """Let the next job compute a partition of persisted frames again."""
+        """Let the next job compute a partition of persisted frames again, and what stages have made it of."""
         ...
 
     def run_on_kept(self, kept: Kept, task: Task) -> list[bytes]:

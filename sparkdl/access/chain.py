@@ -78,9 +78,7 @@ class StageChain:
 
     def forget(self, partition: int) -> None:
         """Forget where a partition's rows are, since its files are not there."""
-        for rdd in (self._rows, self._tokens):
-            if rdd is not None:
-                self._jobs.drop_block(rdd.id(), partition)
+        self._jobs.forget(self._rows if self._tokens is None else self._tokens, partition)
 
     def release(self) -> None:
         """Delete all files on the executors for the store."""

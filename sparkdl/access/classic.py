@@ -233,7 +233,7 @@ class ClassicAccess:
 
     def forget(self, frames: JavaObject, partition: int) -> None:
         """Let the next job compute a partition again."""
-        self.jobs.drop_block(frames.id(), partition)
+        self.jobs.forget(frames, partition)
 
     def run_on_kept(self, kept: JavaObject, task: Task) -> list[bytes]:
         """Run a task over the pieces that a chain has left."""

@@ -11,11 +11,21 @@ from torch import nn
 
 from sparkdl.data.columns import Column, Columns, Structure
 from sparkdl.data.dataset import Dataset
+from sparkdl.data.scan.source import ScanSource
+from sparkdl.data.shares import share_of, shares_of
 from sparkdl.distill.service import Service
 from sparkdl.distill.step import LABEL
 from sparkdl.distill.teachers import Answering, SoftLabels, Teacher
 from sparkdl.exceptions import ConfigError, DataError
-from sparkdl.train.given import Chosen, check_features, check_none_chosen, is_frame, split
+from sparkdl.train.given import (
+    Chosen,
+    check_dataset,
+    check_features,
+    check_none_chosen,
+    check_share,
+    is_frame,
+    split,
+)
 from sparkdl.train.passes.validation import Validation
 
 AnyTeacher = Teacher | SoftLabels | Service
@@ -78,11 +88,17 @@ def given(
             names = {key: key for key in found}
         else:
             check_none_chosen(chosen)
+            check_dataset(data)
             if isinstance(validation, float | int):
-                data, validation = split(data, validation, chosen, seed)
+                check_share(validation)
+                if not isinstance(data.source, ScanSource):
+                    raise ConfigError(
+                        f"validation={validation!r}: soft labels lie beside all rows of a Dataset. Give a "
+                        "DataFrame, rows that stay in their files, or a second Dataset to validate on"
+                    )
+                data, validation = stack.enter_context(shares_of(data, share_of(validation, seed)))
                 validation = _with_label_alone(validation)
-                for part in (data, validation):
-                    stack.callback(part.release)
+                stack.callback(validation.release)
             names = _names_in(data, found)
         several = validation if isinstance(validation, Mapping) else {"": validation}
         if any(map(is_frame, several.values())):

@@ -13,8 +13,7 @@ from sparkdl.data import sparse
 from sparkdl.data.collate import Collate, Pad
 from sparkdl.data.columns import Column, ColumnLike, Columns, quoted, structure_of
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.sampled import part_of
-from sparkdl.data.split import split_by_fraction, split_pandas
+from sparkdl.data.shares import share_of, shares_of, split_by_fraction, split_pandas
 from sparkdl.data.tables import is_pandas, vector_columns
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.hf.outputs import is_model, own_step, takes_by_name
@@ -195,10 +194,11 @@ def datasets_of(
     """
     with ExitStack() as stack:
         if isinstance(validation, float | int):
-            data, validation = split(data, validation, chosen, seed)
-            for part in (data, validation):
-                if isinstance(part, Dataset):
-                    stack.callback(part.release)
+            if isinstance(data, Dataset):
+                check_share(validation)
+                data, validation = stack.enter_context(shares_of(data, share_of(validation, seed)))
+            else:
+                data, validation = split(data, validation, chosen, seed)
         several = validation if isinstance(validation, Mapping) else {"": validation}
         if any(map(is_frame, [data, *several.values()])):
             check_features(chosen, "fit")
@@ -231,27 +231,23 @@ def check_none_chosen(chosen: Chosen) -> None:
         )
 
 
-def split(data: Any, fraction: Any, chosen: Chosen, seed: int) -> tuple[Any, Any]:
-    """Split a DataFrame, or a Dataset of files, into rows for training and rows for validation.
-
-    Raises:
-        ConfigError: if it is no share, or ``data`` something else.
-        DataError: if a column cannot become a tensor, or a share holds no row.
-    """
+def check_share(fraction: Any) -> None:
+    """Check that something is a share of rows to validate on."""
     if isinstance(fraction, bool) or not 0 < fraction < 1:
         raise ConfigError(
             f"validation={fraction!r}: expected the share of the rows to validate on, above 0 and below 1, a "
             "Dataset or a DataFrame"
         )
-    if isinstance(data, Dataset):
-        train, held_out = (part_of(data, 0.0, fraction, others, seed) for others in (True, False))
-        if train is not None:
-            return train, held_out
-    if not is_frame(data):
-        raise ConfigError(
-            f"validation={fraction!r}: only the rows of a DataFrame, or of files where they lie, can be "
-            "split: fit(df, features=..., label=..., validation=0.1); for another Dataset give a second one"
-        )
+
+
+def split(data: Any, fraction: Any, chosen: Chosen, seed: int) -> tuple[Any, Any]:
+    """Split a DataFrame into rows for training and rows for validation.
+
+    Raises:
+        ConfigError: if it is no share.
+        DataError: if a column cannot become a tensor, or a share holds no row.
+    """
+    check_share(fraction)
     if chosen.features is None:  # the error about columns comes next
         return data, None
     chosen.dataset(data)  # checks columns

@@ -190,8 +190,9 @@ class Trainer:
             data: the rows to train on: a :class:`Dataset`, whose store is built if it is not yet; or a
                 DataFrame of Spark or pandas, of which the fit makes a Dataset for as long as it runs.
             validation: a Dataset or DataFrame to evaluate at every ``validate_when``, or several by name; or
-                the share of the DataFrame's rows that is kept for that, such as ``0.1``. The same seed and
-                rows give the same share. Of a Spark DataFrame equal rows stay together.
+                the share of the rows that is held out for that, such as ``0.1``. The same seed and rows give
+                the same share. Of a Spark DataFrame equal rows stay together; of a Dataset with a store it is
+                a share of each partition.
             features: columns of a DataFrame, as in :meth:`Dataset.from_dataframe`; only for DataFrames.
             label: likewise, for the loss.
             weight: likewise, for sample weights.

@@ -15,6 +15,7 @@ from torch import nn
 from sparkdl.compute.worker import MOST_FITS
 from sparkdl.data.columns import ColumnLike, Columns
 from sparkdl.data.dataset import Dataset
+from sparkdl.data.shares import folds_of, share_of, shares_of
 from sparkdl.exceptions import ConfigError
 from sparkdl.saved.digest import class_and_digest
 from sparkdl.train.given import Chosen, datasets_of
@@ -22,7 +23,6 @@ from sparkdl.train.interrupt import interruptible
 from sparkdl.train.options.checks import integer_option
 from sparkdl.train.passes.validation import validation_sets
 from sparkdl.train.trainer import Trainer
-from sparkdl.tune import parts
 from sparkdl.tune.loggers import TrialLogger
 from sparkdl.tune.result import BestTrial, SearchResult
 from sparkdl.tune.running.alone import check_alone
@@ -40,7 +40,6 @@ from sparkdl.tune.schedulers.stopping import FIFO, Pruned
 from sparkdl.tune.shown import SearchProgress
 from sparkdl.tune.space import Space
 from sparkdl.tune.trial import Catch, caught_classes
-from sparkdl.tune.views import divided_datasets
 
 Train = Callable[[dict[str, Any]], Trainer]
 """From params to a Trainer; called on the driver."""
@@ -226,9 +225,9 @@ class Tuner:
             self._check_metric([*sets, *(["val"] if folds or share is not None else [])])
             divided: Folds = [(None, None)]
             if folds is not None:
-                divided = parts.folds(folds, self.seed)
+                divided = folds_of(folds, self.seed)
             elif share is not None:
-                divided = [parts.share(share, self.seed)]
+                divided = [share_of(share, self.seed)]
             return self._run(dataset, sets, divided, resume, retried)
 
     def _check_rows(self, validation: Any, folds: int | None, share: float | None) -> None:
@@ -331,7 +330,12 @@ class Tuner:
         """Bring rows where trials need them, and return what runs rungs."""
         if self.per_trial == "cluster":
             with ExitStack() as stack:
-                folds = stack.enter_context(divided_datasets(data, divided))
+                shares = [one for fold in divided for one in fold if one is not None]
+                of = dict(zip(shares, stack.enter_context(shares_of(data, shares)), strict=True))
+                folds = [
+                    (data if train is None else of[train], None if held is None else of[held])
+                    for train, held in divided
+                ]
                 several = self.concurrent > 1
                 threads = stack.enter_context(pool(self.concurrent)) if several else None
                 over = threading.Event()

@@ -11,7 +11,7 @@ from pyspark.ml.linalg import Vectors
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
-from sparkdl.data.split import split_by_fraction
+from sparkdl.data.shares import split_by_fraction
 from sparkdl.exceptions import ConfigError, DataError, ModelError
 from sparkdl.ml import TorchClassifier, TorchEstimator, TorchRegressionModel, TorchRegressor
 from sparkdl.ml.estimators import fitting

@@ -77,6 +77,10 @@ class Rdd:
     def forget(self, partition: int) -> None:
         self._blocks.pop(partition, None)
 
+    def line(self) -> list[Rdd]:
+        """Return these and what stages have made them of."""
+        return [self, *(self._parents[0].line() if len(self._parents) == 1 else [])]
+
     def release_shuffles(self) -> None:
         """Delete what it has shuffled, and what led to that and is not persisted."""
         self.context.shuffles.pop(self._number, None)
@@ -225,6 +229,10 @@ class Jobs:
     def release_shuffle(self, shuffled: Rdd | None) -> None:
         if shuffled is not None:
             shuffled.release_shuffles()
+
+    def forget(self, frames: Rdd, partition: int) -> None:
+        for rdd in frames.line():
+            self.drop_block(rdd.id(), partition)
 
     def drop_block(self, rdd_id: int, partition: int) -> None:
         if rdd_id in self.sc.persisted:

@@ -19,15 +19,13 @@ from torchmetrics import MeanAbsoluteError
 
 from sparkdl import Column, Dataset, html
 from sparkdl.data import Pad
-from sparkdl.data.sampled import first_rows, part_of
 from sparkdl.data.scan.manifest import ScanManifest
 from sparkdl.data.scan.order import in_files, order_of
 from sparkdl.data.scan.reader import Reader
+from sparkdl.data.shares import first_rows, folds_of, share_of, shares_of
 from sparkdl.data.streams import FROM_THE_BEGINNING
 from sparkdl.exceptions import ConfigError, DataError, NonFiniteError, TaskError
 from sparkdl.train import Checkpoint, Elastic, EveryIterations, Hook, MaxIteration, Trainer
-from sparkdl.tune.parts import folds
-from sparkdl.tune.views import divided_datasets
 
 ROWS, GROUPS, BATCH = 1000, (90, 40, 70, 50), 60
 OPTIMIZER = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
@@ -655,16 +653,12 @@ def mask_of(manifest: ScanManifest, group: int) -> Any:
 
 
 def test_folds_of_a_scan_have_each_row_once(table: Path, spark: Any) -> None:
-    pairs = [(train, held) for train, held in folds(3, seed=4)]
-    with (
-        dataset(table, spark, 2, filter=[("y", ">", -0.5)]) as data,
-        divided_datasets(data, pairs) as parts,
-    ):
+    shares = [share for fold in folds_of(3, seed=4) for share in fold]
+    with dataset(table, spark, 2, filter=[("y", ">", -0.5)]) as data, shares_of(data, shares) as parts:
         left, expected = len(data), sorted(y for y in values(table)[1].tolist() if y > -0.5)
         assert left == len(expected)
         held_rows: list[float] = []
-        for train, held in parts:
-            assert held is not None
+        for train, held in zip(parts[::2], parts[1::2], strict=True):
             assert len(train) + len(held) == left
             assert len(held) > 0.2 * left
             held_rows += read_labels(held)
@@ -685,15 +679,13 @@ def test_shares_of_the_first_rows_and_shares_without_rows(table: Path, spark: An
     with dataset(table, spark, 1) as data:
         first = first_rows(data, 50, 1)
         expected = sorted(values(table)[1][:50].tolist())
-        train, held = (part_of(first, 0.0, 0.3, others, 1) for others in (True, False))
-        assert train is not None
-        assert held is not None
-        assert sorted(read_labels(train) + read_labels(held)) == pytest.approx(expected)
-        of_part = first_rows(train, 5, 1)
-        assert read_labels(of_part) == read_labels(train)[:5]
+        with shares_of(first, share_of(0.3, 1)) as (train, held):
+            assert sorted(read_labels(train) + read_labels(held)) == pytest.approx(expected)
+            of_part = first_rows(train, 5, 1)
+            assert read_labels(of_part) == read_labels(train)[:5]
         with pytest.raises(DataError, match="no row is left for training or for validation"):
             trainer(2).fit(data, validation=1e-9)
-        for each in (first, train, held, of_part):
+        for each in (first, of_part):
             each.release()
 
 

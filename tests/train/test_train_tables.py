@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from functools import partial
 from typing import Any
 
@@ -13,10 +14,10 @@ from support.data import digits
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
-from sparkdl import Column, Dataset, Trainer
-from sparkdl.data.split import split_pandas
+from sparkdl import Column, Dataset, Trainer, seeding
+from sparkdl.data.shares import RowShare, split_pandas
 from sparkdl.exceptions import ConfigError, DataError, ModelError
-from sparkdl.train import MaxEpoch
+from sparkdl.train import Elastic, Hook, MaxEpoch
 
 
 def table(rows: int = 200) -> pd.DataFrame:
@@ -88,11 +89,11 @@ def test_mistakes_are_told_before_work(spark: Any) -> None:
         trainer().fit(df, features="x", label="y", validation=0.001)
     with pytest.raises(ConfigError, match=r"data: found a builtins.list.*fit takes a DataFrame"):
         trainer().fit([1, 2])
-    with Dataset.from_numpy(np.ones((4, 64), np.float32), np.zeros(4, np.int64), spark=spark) as data:
-        with pytest.raises(ConfigError, match=r"label=\.\.\.: a Dataset knows its columns"):
-            trainer().fit(data, label="y")
-        with pytest.raises(ConfigError, match="only the rows of a DataFrame, or of files"):
-            trainer().fit(data, validation=0.1)
+    with (
+        Dataset.from_numpy(np.ones((4, 64), np.float32), np.zeros(4, np.int64), spark=spark) as data,
+        pytest.raises(ConfigError, match=r"label=\.\.\.: a Dataset knows its columns"),
+    ):
+        trainer().fit(data, label="y")
     assert not spark.sparkContext.jobs
 
 
@@ -143,3 +144,62 @@ def test_a_frozen_module_is_evaluated_and_not_trained(spark: Any) -> None:
         found.fit(df, **columns)
     assert trainer().evaluate(df, module=module, **columns) == expected
     assert not any(parameter.requires_grad for parameter in module.parameters())
+
+
+def test_a_share_of_a_dataset_is_held_out_as_by_hand(spark: Any) -> None:
+    """One partition has the rows of a share in their order, and the bits are those of these rows alone."""
+    x, y = digits(203)
+    drawn = RowShare(0.0, 0.25, False, seeding.derive(seeding.ORDER, 3, 0) % (1 << 62)).rows(203)
+    others = np.setdiff1d(np.arange(203), drawn)
+    with Dataset.from_numpy(x, y, spark=spark, num_partitions=1) as data:
+        found = trainer(seed=3, shuffle=False).fit(data, validation=0.25)
+        again = trainer(seed=3, shuffle=False).fit(data, validation=0.25)
+        assert len(data) == 203
+    with (
+        Dataset.from_numpy(x[others], y[others], spark=spark, num_partitions=1) as train,
+        Dataset.from_numpy(x[drawn], y[drawn], spark=spark, num_partitions=1) as held,
+    ):
+        expected = trainer(seed=3, shuffle=False).fit(train, held)
+    assert len(drawn) == 51
+    assert same(found, expected)
+    assert same(found, again)
+    assert found.scores == expected.scores
+
+
+def test_a_share_of_a_dataset_needs_rows(spark: Any) -> None:
+    x, y = digits(20)
+    with Dataset.from_numpy(x, y, spark=spark, num_partitions=5) as data:
+        with pytest.raises(DataError, match="from 0 to 0.1 is taken .* the largest has 4 "):
+            trainer().fit(data, validation=0.1)
+        with pytest.raises(ConfigError, match="validation=2: expected the share"):
+            trainer().fit(data, validation=2)
+    with (
+        Dataset.from_numpy(x, y, spark=spark) as data,
+        pytest.raises(ConfigError, match=r"elastic: the Dataset was made with num_partitions=\d"),
+    ):
+        trainer(elastic=Elastic()).fit(data, validation=0.5)
+
+
+def test_a_share_whose_files_are_lost_is_made_again(spark: Any) -> None:
+    _lose_files(spark)
+
+
+@pytest.mark.jvm
+def test_a_share_whose_files_are_lost_is_made_again_by_spark(spark: Any) -> None:
+    _lose_files(spark)
+
+
+def _lose_files(spark: Any) -> None:
+    x, y = digits(120)
+
+    class Loses(Hook):
+        def on_iteration_end(self, run: Any) -> None:
+            if run.state.iteration in (2, 4):
+                for token in data.store().partitions:
+                    shutil.rmtree(token.folder)
+
+    with Dataset.from_numpy(x, y, spark=spark, num_partitions=2) as data:
+        expected = trainer().fit(data, validation=0.25)
+        found = trainer(hooks=[Loses()]).fit(data, validation=0.25)
+    assert same(found, expected)
+    assert found.scores == expected.scores

@@ -16,14 +16,14 @@ from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from sparkdl import Dataset, Trainer, attempts, tune
+from sparkdl.data.shares import folds_of, shares_of
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.train.hooks.callbacks import EarlyStopping
 from sparkdl.train.options.triggers import MaxEpoch
-from sparkdl.tune import parts, shown
+from sparkdl.tune import shown
 from sparkdl.tune.running import distributed, runners
 from sparkdl.tune.running.advance import Advanced
 from sparkdl.tune.running.shared_rows import shared
-from sparkdl.tune.views import divided_datasets
 
 RANDOM = np.random.default_rng(0)
 FEATURES = RANDOM.normal(size=(96, 6)).astype(np.float32)
@@ -379,10 +379,10 @@ def test_folds_of_distributed_trials_share_the_files_of_the_rows(spark: Any) -> 
     options: dict[str, Any] = {"metric": "val/loss", "mode": None, "per_trial": "cluster", "trials": 2}
     options |= {"max_epochs": 2, "scheduler": tune.FIFO(rung=1)}
     with rows(spark, 2) as data:
-        with divided_datasets(data, parts.folds(3, 3)) as made:
-            counts = [(len(train), len(held)) for train, held in made if held is not None]
-            folders = {token.store for train, _ in made for token in train.store().partitions}
-        assert counts == [(64, 32)] * 3
+        with shares_of(data, [share for fold in folds_of(3, 3) for share in fold]) as made:
+            counts = [len(part) for part in made]
+            folders = {token.store for part in made for token in part.store().partitions}
+        assert counts == [64, 32] * 3
         assert folders == {data.id}
         found = [tuner(**options, concurrent=count).fit(data, folds=3) for count in (1, 2)]
         one = tuner(**options).fit(data, 0.25)

@@ -295,9 +295,10 @@ class ConnectAccess(WithoutRdds):
 
     def forget(self, frames: ConnectFrames, partition: int) -> None:
         """Let the next job compute the frames again: all of them, for Spark Connect knows no partitions."""
-        self.unpersist(frames, wait=True)
-        frames.replace(None)
-        self.persist(frames)
+        for rows in reversed([rows for rows in frames.line if rows.persisted]):
+            self.unpersist(rows, wait=True)
+            rows.replace(None)
+            self.persist(rows)
 
     def run_on_kept(self, kept: OnExecutors | OnDriver, task: Task) -> list[bytes]:
         """Run a task over the pieces that a chain has left."""

@@ -91,10 +91,11 @@ def build_store(
 
 
 def delete(access: Access, store: PartitionStore) -> None:
-    """Delete a store from the executors, and let go of its tokens."""
+    """Delete a store from the executors, and let go of its tokens; of a share the store has the files."""
     try:
-        with described(access, "release the partition store"):
-            access.run_on_executors(partial(delete_store, store.partitions[0].store))
+        if not store.partitions[0].view:
+            with described(access, "release the partition store"):
+                access.run_on_executors(partial(delete_store, store.partitions[0].store))
     finally:
         access.unpersist(store.tokens, wait=True)
 

@@ -19,7 +19,7 @@ import shutil
 import uuid
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -302,20 +302,20 @@ def view_of(token: Token, name: str, rows: Array) -> Token:
     """Return the token of some rows of a partition, in an order of their own, which shares its files.
 
     Beside the columns lies a file with the numbers of the rows: 8 bytes for each. Tasks that make the same
-    view at a time write the same file.
-
-    Raises:
-        PartitionMissingError: if the partition's files are not on this executor.
+    view at a time write the same file. If the partition's files are not on this executor, whoever reads the
+    view finds that out, and has both made again.
     """
-    folder = locate(token)
-    count, numbers = _in_files(folder, token, np.ascontiguousarray(rows, np.int64))
-    file = folder / f"{_VIEW}{name}.bin"
-    if not file.exists():
-        draft = f"{_VIEW}{name}.{uuid.uuid4().hex}"
-        with _gone_on_errors([folder / f"{draft}.bin"]), _create(folder, draft) as written:
-            written.write(np.ascontiguousarray(numbers, np.int64).data)
-        (folder / f"{draft}.bin").rename(file)
-    return replace(token, rows=len(numbers), view=name, stored=count, dealt=0)
+    stored = token.stored if token.view else token.rows
+    with suppress(PartitionMissingError):
+        folder = locate(token)
+        _, numbers = _in_files(folder, token, np.ascontiguousarray(rows, np.int64))
+        file = folder / f"{_VIEW}{name}.bin"
+        if not file.exists():
+            draft = f"{_VIEW}{name}.{uuid.uuid4().hex}"
+            with _gone_on_errors([folder / f"{draft}.bin"]), _create(folder, draft) as written:
+                written.write(np.ascontiguousarray(numbers, np.int64).data)
+            (folder / f"{draft}.bin").rename(file)
+    return replace(token, rows=len(rows), view=name, stored=stored, dealt=0)
 
 
 def _in_files(folder: Path, token: Token, rows: Array) -> tuple[int, Array]:

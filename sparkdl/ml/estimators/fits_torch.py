@@ -12,7 +12,7 @@ from torch import nn
 
 from sparkdl.data.columns import Column, Columns, quoted
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.split import split_by_fraction
+from sparkdl.data.shares import split_by_fraction
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.ml.estimators import continued, fitting, sparsity, tables
 from sparkdl.ml.estimators.continued import Earlier

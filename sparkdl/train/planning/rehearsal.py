@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from sparkdl.allreduce.choose import Wanted
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.sampled import first_rows
+from sparkdl.data.shares import first_rows
 from sparkdl.exceptions import ConfigError, TaskError
 from sparkdl.train.history import History
 from sparkdl.train.hooks.base import Hook

@@ -12,10 +12,10 @@ import numpy as np
 
 from sparkdl._spark.errors import is_job_failure, task_error
 from sparkdl.access.base import Access, BytesRef
+from sparkdl.data.shares import RowShare
 from sparkdl.exceptions import TaskError
 from sparkdl.nn import serialize
 from sparkdl.train.trainer import Trainer
-from sparkdl.tune.parts import RowShare
 from sparkdl.tune.running.advance import Advanced, advance
 from sparkdl.tune.running.journal import Rung
 from sparkdl.tune.running.shared_rows import SharedRows

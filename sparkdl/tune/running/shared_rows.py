@@ -29,12 +29,12 @@ from sparkdl.data.dataset import Dataset, Transform
 from sparkdl.data.rows import in_order
 from sparkdl.data.scan.source import ScanSource
 from sparkdl.data.scan.tasks import PlaceManifest
+from sparkdl.data.shares import RowShare
 from sparkdl.data.store import partition as store
 from sparkdl.data.store.partition import StoreBatch, Token
 from sparkdl.data.store.sources import Partitions, Source
 from sparkdl.train.checkpoint.lock import alone_in
 from sparkdl.train.passes.sweep import sweep
-from sparkdl.tune.parts import RowShare
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Parts
 from sparkdl.wire.private import local_folders, make_folder

@@ -1,0 +1,177 @@
+"""Shares of rows: of a Dataset as Datasets of their own, of a DataFrame as DataFrames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparkdl import seeding
+from sparkdl.access.base import Access, Frames
+from sparkdl.data.columns import TablePlan, quoted
+from sparkdl.data.dataset import Dataset
+from sparkdl.data.store import partition as store
+from sparkdl.data.store.partition import Token
+from sparkdl.data.store.sources import Partitions, Source
+from sparkdl.exceptions import DataError
+from sparkdl.wire import frame
+from sparkdl.wire.frame import Array, Parts
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class RowShare:
+    """Some of the rows: those between two shares of them in an order drawn from a seed, or all others.
+
+    Attributes:
+        begin: share at which it begins, from 0.
+        end: share at which it ends, up to 1.
+        others: whether all other rows are meant.
+        seed: draws the order.
+    """
+
+    begin: float
+    end: float
+    others: bool
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """What names its view among those of a partition."""
+        return f"{self.seed}-{self.begin!r}-{self.end!r}-{'others' if self.others else 'these'}"
+
+    def rows(self, count: int) -> Array:
+        """Return its row numbers, ascending, among so many rows."""
+        order = np.random.default_rng(seeding.derive(seeding.ORDER, self.seed)).permutation(count)
+        inside = np.zeros(count, bool)
+        inside[order[self._range(count)]] = True
+        return np.flatnonzero(~inside if self.others else inside)
+
+    def count(self, count: int) -> int:
+        """Return how many these are among so many rows."""
+        inside = len(range(count)[self._range(count)])
+        return count - inside if self.others else inside
+
+    def _range(self, count: int) -> slice:
+        return slice(round(self.begin * count), round(self.end * count))
+
+
+def share_of(fraction: float, seed: int) -> tuple[RowShare, RowShare]:
+    """Return the rows for training, and the share of them for validation."""
+    return RowShare(0.0, fraction, True, seed), RowShare(0.0, fraction, False, seed)
+
+
+def folds_of(count: int, seed: int) -> list[tuple[RowShare, RowShare]]:
+    """Return the rows for training and those for validation of each fold."""
+    bounds = [(fold / count, (fold + 1) / count) for fold in range(count)]
+    return [(RowShare(a, b, True, seed), RowShare(a, b, False, seed)) for a, b in bounds]
+
+
+@contextmanager
+def shares_of(data: Dataset, shares: Sequence[RowShare]) -> Iterator[list[Dataset]]:
+    """Make a Dataset of each share of a Dataset's rows for as long as the block runs.
+
+    Of rows that stay in their files it is a scan of its own. Otherwise it takes its share of each partition,
+    and has the store's files: it costs 8 bytes per row, its numbers in these files.
+
+    Raises:
+        DataError: if no row is in a share.
+    """
+    with ExitStack() as stack:
+        made = []
+        for one in shares:
+            made.append(_share_as_dataset(data, one))
+            stack.callback(made[-1].release)
+        yield made
+
+
+def first_rows(data: Dataset, rows: int, num_partitions: int | None) -> Dataset:
+    """Return the first rows of a Dataset; all of them if its source cannot be cut.
+
+    Args:
+        data: the Dataset, whose store need not be built.
+        rows: how many.
+        num_partitions: of the new Dataset; ``None`` for one per executor.
+    """
+    return _of_source(data, data.source.first(rows), num_partitions)
+
+
+def _share_as_dataset(data: Dataset, one: RowShare) -> Dataset:
+    part = data.source.part(data.plan, one.begin, one.end, one.others, one.seed)
+    if part is None:
+        stored = data.store().rows
+        if not sum(map(one.count, stored)):
+            raise DataError(
+                f"no row is left for training or for validation: a share from {one.begin:g} to {one.end:g} "
+                f"is taken of each partition, and the largest has {max(stored)} rows; choose another share",
+                code="data-empty",
+            )
+        return _of_source(data, _StoredShare(data, one), len(stored))
+    most = part.most_partitions(data.plan)
+    given = data.num_partitions
+    return _of_source(data, part, min(given, most) if isinstance(given, int) else given)
+
+
+def _of_source(data: Dataset, source: Source, num_partitions: Partitions) -> Dataset:
+    return Dataset(
+        data.spark, data.plan, source, num_partitions, data.transform, data.collate, access=data.access
+    )
+
+
+class _StoredShare(Source):
+    """Some rows of each partition of a store."""
+
+    def __init__(self, data: Dataset, one: RowShare) -> None:
+        self._data, self._share = data, one
+
+    def peek(self, plan: TablePlan, rows: int) -> dict[str, Array]:
+        """See :class:`sparkdl.data.store.sources.Source`."""
+        return {key: values[:rows] for key, values in self._data.peek().items()}
+
+    def tokens(self, access: Access, plan: TablePlan, store: str, partitions: Partitions) -> Frames:
+        """See :class:`sparkdl.data.store.sources.Source`."""
+        return access.stage(self._data.store().tokens, _Select(self._share), [])
+
+
+@dataclass(frozen=True, slots=True)
+class _Select:
+    """Task that takes a share of its partition."""
+
+    share: RowShare
+
+    def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
+        """Yield the token of the share."""
+        for data in frames:
+            token = Token.from_frame(frame.unpack(data))
+            seed = seeding.derive(seeding.ORDER, self.share.seed, partition) % (1 << 62)
+            own = replace(self.share, seed=seed)
+            yield store.view_of(token, own.name, own.rows(token.rows)).to_frame()
+
+
+_HASHES = 1 << 20
+
+
+def split_by_fraction(df: DataFrame, fraction: float, seed: int) -> tuple[DataFrame, DataFrame]:
+    """Split rows into training and validation by a hash of their values.
+
+    The same rows go to the same side in whatever order they come, equal rows together: both sides are
+    computed on their own, and a row that changed sides in between would be lost or seen twice.
+    """
+    from pyspark.sql import functions as F
+
+    hashed = F.pmod(F.xxhash64(F.lit(seed), *(quoted(name) for name in df.columns)), F.lit(_HASHES))
+    chosen = hashed < F.lit(round(fraction * _HASHES))
+    return df.filter(~chosen), df.filter(chosen)
+
+
+def split_pandas(df: Any, fraction: float, seed: int) -> tuple[Any, Any]:
+    """Split the rows of a pandas DataFrame into training and validation, by their number and the seed."""
+    drawn = np.random.default_rng(seeding.derive(seeding.ORDER, seed)).permutation(len(df))
+    held = np.zeros(len(df), np.bool_)
+    held[drawn[: round(fraction * len(df))]] = True
+    return df[~held], df[held]
