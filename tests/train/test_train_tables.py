@@ -17,7 +17,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from sparkdl import Column, Dataset, Trainer, seeding
 from sparkdl.data.shares import RowShare, split_pandas
 from sparkdl.exceptions import ConfigError, DataError, ModelError
-from sparkdl.train import Elastic, Hook, MaxEpoch
+from sparkdl.train import Checkpoint, Elastic, Hook, MaxEpoch
 
 
 def table(rows: int = 200) -> pd.DataFrame:
@@ -163,6 +163,20 @@ def test_a_share_of_a_dataset_is_held_out_as_by_hand(spark: Any) -> None:
     assert len(drawn) == 51
     assert same(found, expected)
     assert same(found, again)
+    assert found.scores == expected.scores
+
+
+def test_a_run_resumes_with_its_share_of_a_dataset(spark: Any, tmp_path: Any) -> None:
+    x, y = digits(120)
+    with Dataset.from_numpy(x, y, spark=spark, num_partitions=2) as data:
+        expected = trainer().fit(data, validation=0.25)
+    hooks = [Checkpoint(str(tmp_path / "run"))]
+    with Dataset.from_numpy(x, y, spark=spark, num_partitions=2) as data:
+        trainer(end_when=MaxEpoch(1), hooks=hooks).fit(data, validation=0.25)
+        found = trainer(hooks=hooks).fit(data, validation=0.25, resume=True)
+        with pytest.raises(ConfigError, match="rows is 120 now and was 90"):
+            trainer(hooks=hooks, end_when=MaxEpoch(3)).fit(data, resume=True)
+    assert same(found, expected)
     assert found.scores == expected.scores
 
 
