@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -18,7 +18,7 @@ from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.table.calendar import part_of
 from sparkdl.table.encoding import Category, Number, TableEncoding, read_table, table_of
 from sparkdl.table.values import arrow, columns_of, doubles
-from sparkdl.table.zones import zone_named
+from sparkdl.table.zones import local, zone_named
 
 AGE = Number("age", "number", 40.0, 10.0, missing=True, knots=(-1.0, 0.0, 1.0))
 MEMBER = Number("member", "boolean", 0.5, 0.5)
@@ -151,6 +151,24 @@ def test_times_without_a_zone_follow_the_clock_of_the_fit(zone: str) -> None:
         assert doubles("d", day, "date", zone).tolist() == [19_905.0]
     assert replace(encoding, clocks=("t",)).zone_of("t") == "UTC"
     assert TableEncoding.from_json(json.loads(json.dumps(encoding.to_json()))) == encoding
+
+
+@pytest.mark.parametrize("zone", ["America/New_York", "Australia/Lord_Howe", "Africa/Casablanca", "+05:30"])
+def test_dates_of_instants_follow_the_clock_in_any_year(zone: str) -> None:
+    """Arrow's clocks have no summer time after 2037."""
+    there = timezone(timedelta(hours=5, minutes=30)) if zone[0] == "+" else ZoneInfo(zone)
+    times: list[datetime | None] = [
+        datetime(year, month, day, hour, 45, tzinfo=UTC)
+        for year in (1, 1900, 1969, 2024, 2038, 2087, 2400, 2799, 2800, 3333, 9998)
+        for month, day in ((1, 15), (4, 6), (7, 1), (10, 5))
+        for hour in range(3, 24)
+    ]
+    shown = [time.astimezone(there).replace(tzinfo=None) for time in times if time is not None]
+    for unit in ("s", "us"):
+        found = pa.array([*times, None], pa.timestamp(unit, "UTC"))
+        assert local("t", found, zone).to_pylist() == [*shown, None]
+        expected = [float((time.date() - date(1970, 1, 1)).days) for time in shown]
+        assert doubles("t", found, "date", zone)[:-1].tolist() == expected
 
 
 def test_an_encoding_without_a_zone_is_what_earlier_releases_read() -> None:
