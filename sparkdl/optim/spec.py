@@ -334,7 +334,7 @@ def _from_instance(optimizer: torch.optim.Optimizer, module: nn.Module) -> tuple
     groups = tuple(
         {
             name: value
-            for name, value in group.items()
+            for name, value in (group | _own_rate(group)).items()
             if name in accepted or name not in {*_LEFT_BY_TORCH, *optimizer.defaults}
         }
         for group in optimizer.param_groups
@@ -358,6 +358,31 @@ _LEFT_BY_TORCH = (
     *("initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_momentum"),
 )
 """Entries of groups that are not the optimizer's: those of schedulers, and our penalties."""
+
+_INITIAL_RATE = "initial_lr"
+
+
+def _own_rate(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the learning rate that another scheduler of the optimizer would begin with, if there is one."""
+    return {"lr": group[_INITIAL_RATE]} if _INITIAL_RATE in group else {}
+
+
+def check_unscheduled(optimizer: Optimizers, spec: OptimizerSpec) -> None:
+    """Check that no scheduler has been made for an optimizer: without a schedule none would be stepped.
+
+    Raises:
+        ConfigError: if one has.
+    """
+    for own in [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else spec.shadow():
+        rates = [(group["lr"], group[_INITIAL_RATE]) for group in own.param_groups if _INITIAL_RATE in group]
+        if rates:
+            now, begin = (float(rate) for rate in rates[0])
+            raise ConfigError(
+                f"the {type(own).__name__} has a learning-rate scheduler (lr={now:g}, initial_lr={begin:g}), "
+                "which no task would step; give what makes it as schedule=, such as "
+                "schedule=partial(StepLR, step_size=30), and an optimizer without one"
+            )
+
 
 _HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 

@@ -15,7 +15,7 @@ from sparkdl.exceptions import ConfigError
 from sparkdl.nn import serialize, shown
 from sparkdl.nn.lightning import from_lightning
 from sparkdl.nn.objective import Loss, Objective, Step
-from sparkdl.optim.spec import Optimizers
+from sparkdl.optim.spec import Optimizers, check_unscheduled
 from sparkdl.train.fit import Fit
 from sparkdl.train.given import (
     Chosen,
@@ -167,6 +167,8 @@ class Trainer:
         self.result: FitResult | None = None
         self._optimizer = optimizer
         self._recipe = Recipe.of(module, self.objective, optimizer, config)
+        if config.schedule is None and self._recipe.trains:
+            check_unscheduled(optimizer, self._recipe.optimizer)
         self._label: Structure | None = None
         self._chosen: Chosen | None = None  # columns of the DataFrame that was trained on
         ScheduledHyper(self._recipe.optimizer, config.schedule)  # one that cannot be built is told now

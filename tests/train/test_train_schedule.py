@@ -28,6 +28,7 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 
+from sparkdl import Trainer
 from sparkdl.exceptions import ConfigError
 from sparkdl.optim.spec import OptimizerSpec, optimizer_spec
 from sparkdl.train.options.schedule import (
@@ -415,3 +416,40 @@ def foreign(_):
 def test_schedules_are_checked_before_training(schedule, expected):
     with pytest.raises(ConfigError, match=expected):
         ScheduledHyper(spec(), schedule)
+
+
+def test_a_scheduler_that_was_made_before_leaves_the_optimizers_own_rate():
+    """Its warm-up had set the rate to 0, which a schedule would have begun with."""
+    module = torch.nn.Linear(2, 1)
+    optimizer, usual = (SGD(module.parameters(), lr=0.1) for _ in range(2))
+    for one in (optimizer, usual):
+        LambdaLR(one, lambda n: min(1.0, n / 10))
+        assert one.param_groups[0]["lr"] == 0
+    found = ScheduledHyper(
+        optimizer_spec(optimizer, module)[0], PerIteration(partial(LambdaLR, lr_lambda=by_warmup))
+    )
+    scheduler = LambdaLR(usual, by_warmup)
+    for _ in range(60):
+        assert found.learning_rate() == usual.param_groups[0]["lr"]
+        found.after_iteration()
+        usual.step()
+        scheduler.step()
+
+
+def test_a_scheduler_that_nobody_would_step_is_refused():
+    module = torch.nn.Linear(2, 1)
+    own = SGD(module.parameters(), lr=0.1)
+
+    def made(parameters):
+        optimizer = SGD(parameters, lr=0.1)
+        LambdaLR(optimizer, lambda n: min(1.0, n / 10))
+        return optimizer
+
+    Trainer(module, loss=torch.nn.MSELoss(), optimizer=own)
+    StepLR(own, 30)
+    for optimizer, rate in ((own, "0.1"), (made, "0")):
+        with pytest.raises(
+            ConfigError, match=rf"SGD has a learning-rate scheduler \(lr={rate}, initial_lr=0.1\)"
+        ):
+            Trainer(module, loss=torch.nn.MSELoss(), optimizer=optimizer)
+        Trainer(module, loss=torch.nn.MSELoss(), optimizer=optimizer, schedule=partial(StepLR, step_size=3))
