@@ -25,6 +25,7 @@ Layout = Literal["CHW", "HWC"]
 # Raster formats alone: Pillow would also run Ghostscript on whatever calls itself PostScript.
 _FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 _RAW = {1: ("L", "L"), 3: ("RGB", "BGR"), 4: ("RGBA", "BGRA")}
+_PHOTOMETRIC, _WHITE_IS_ZERO = 262, 0  # a tag of TIFF, and one of its values
 _WIDE = ("I", "I;16", "I;16L", "I;16B", "I;16N")
 
 
@@ -203,7 +204,18 @@ def _open(data: bytes | bytearray | memoryview) -> Image.Image:
             "pixels are integers of 32 bits or with a sign, of which nobody can say which one is white",
             code="data-type",
         )
-    return ImageOps.exif_transpose(image)
+    upright = ImageOps.exif_transpose(image)
+    return _as_white(upright, image) if image.format == "TIFF" and image.mode in _WIDE else upright
+
+
+def _as_white(image: Image.Image, of: Image.Image) -> Image.Image:
+    """Return an image of a TIFF with 65535 for white: Pillow leaves 12 bits, and 0 for white, as they are."""
+    from PIL import Image, TiffImagePlugin
+
+    assert isinstance(of, TiffImagePlugin.TiffImageFile)
+    (bits, *_), white = of.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (16,)), of.tag_v2.get(_PHOTOMETRIC)
+    values = np.asarray(image).astype(np.uint16) << np.uint16(16 - bits)
+    return Image.fromarray(np.uint16(65535) - values if white == _WHITE_IS_ZERO else values)
 
 
 def _plain(image: Image.Image, channels: int) -> Image.Image:

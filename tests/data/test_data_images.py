@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import struct
 import sys
 from typing import Any
 
@@ -89,6 +90,25 @@ def test_sixteen_bits_are_scaled_not_cut_off(kind: str) -> None:
     wide = PIXELS[:, :, 0].astype(np.uint16) * 256 + 3
     found = ImageFormat((6, 8), channels=1, dtype="uint8").decode(encoded(Image.fromarray(wide), kind))
     np.testing.assert_array_equal(found[0], PIXELS[:, :, 0])
+
+
+def tiff(bits: int, photometric: int, data: bytes) -> bytes:
+    """Return a TIFF of 2 x 4 grey pixels, as the specification (revision 6.0, 1992) says."""
+    tags = [(256, 4), (257, 2), (258, bits), (259, 1), (262, photometric), (273, 8), (277, 1), (278, 2)]
+    entries = [struct.pack("<HHII", tag, 4, 1, value) for tag, value in [*tags, (279, len(data))]]
+    start, end = struct.pack("<2sHI", b"II", 42, 8 + len(data)), struct.pack("<I", 0)
+    return b"".join([start, data, struct.pack("<H", len(entries)), *entries, end])
+
+
+def test_a_tiff_says_which_value_is_white() -> None:
+    bright = np.array([[0, 1024, 2048, 4095], [4095, 0, 96, 3000]])
+    pairs = [(int(a), int(b)) for a, b in bright.reshape(-1, 2)]
+    twelve = b"".join((a << 12 | b).to_bytes(3, "big") for a, b in pairs)
+    sixteen, dark = ((values * 16 + 15).astype("<u2").tobytes() for values in (bright, 4095 - bright))
+    eight = (255 - bright // 16).astype(np.uint8).tobytes()
+    for data in (tiff(12, 1, twelve), tiff(16, 1, sixteen), tiff(16, 0, dark), tiff(8, 0, eight)):
+        found = ImageFormat((2, 4), channels=1, dtype="uint8").decode(data)
+        np.testing.assert_array_equal(found[0], bright // 16)
 
 
 @pytest.mark.parametrize(
