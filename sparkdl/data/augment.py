@@ -128,12 +128,22 @@ class Normalize(nn.Module):
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32)[:, None, None])
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map images of shape (rows, channels, height, width), bytes or floats, to floats."""
+        """Map images of shape (rows, channels, height, width), bytes or floats, to floats.
+
+        Raises:
+            DataError: if they have another number of channels, or are other integers.
+        """
         _check(images)
         if images.shape[1] != len(self.mean):
             raise DataError(
                 f"Normalize has {len(self.mean)} means, the images have {images.shape[1]} channels",
                 code="data-shape",
+            )
+        if images.dtype != torch.uint8 and not images.is_floating_point():
+            raise DataError(
+                f"Normalize: the images are {images.dtype}, of which nobody can say which value is white; "
+                "expected bytes, as of Column(..., dtype='uint8'), or floats",
+                code="data-type",
             )
         values = images.float() / 255 if images.dtype == torch.uint8 else images
         return (values - self.mean) / self.std

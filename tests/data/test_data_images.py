@@ -317,6 +317,8 @@ def test_batches_that_do_not_fit() -> None:
         RandomCrop(8, padding=1)(BATCH)
     with pytest.raises(DataError, match="has 3 means, the images have 2 channels"):
         Normalize([0] * 3, [1] * 3)(BATCH)
+    with pytest.raises(DataError, match=r"the images are torch.int64, .* expected bytes"):
+        Normalize([0] * 2, [1] * 2)(BATCH)
 
 
 @pytest.mark.parametrize(
