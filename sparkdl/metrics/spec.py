@@ -66,16 +66,17 @@ class MetricSpec:
 
     def update(self, output: Any, label: Any, inputs: Any) -> None:
         """Add a batch."""
+        positional, named = self.arguments(output, label, inputs)
+        self.metric.update(*positional, **named)
+
+    def arguments(self, output: Any, label: Any, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return what the metric gets of a batch: positional arguments, and those by name."""
         if self.prepare is None:
-            self.metric.update(output, inputs if label is None else label)
-            return
+            return (output, inputs if label is None else label), {}
         arguments = self.prepare(output, label, inputs)
         if isinstance(arguments, dict):
-            self.metric.update(**arguments)
-        elif isinstance(arguments, tuple):
-            self.metric.update(*arguments)
-        else:
-            self.metric.update(arguments)
+            return (), arguments
+        return (arguments if isinstance(arguments, tuple) else (arguments,)), {}
 
 
 MetricLike = AnyMetric | MetricSpec | tuple[AnyMetric, Prepare]

@@ -13,7 +13,12 @@ from pyspark.sql import functions as F
 from support.shipping import Classifier, fit_spec, ship
 from torch import nn
 from torchmetrics import MeanMetric, Metric, MetricCollection
-from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassConfusionMatrix
+from torchmetrics.classification import (
+    BinaryAccuracy,
+    MulticlassAccuracy,
+    MulticlassAUROC,
+    MulticlassConfusionMatrix,
+)
 from torchmetrics.regression import MeanSquaredError
 
 from sparkdl import Dataset
@@ -93,6 +98,24 @@ def test_scores_are_those_of_a_single_pass(spark: Any) -> None:
     for name, value in expected.items():
         exact = name.startswith(("accuracy", "confusion", "top"))
         assert first[name] == (value if exact else pytest.approx(value, rel=1e-5)), name
+
+
+def test_logits_of_small_batches_are_logits(spark: Any) -> None:
+    """Torchmetrics takes those of a batch from 0 to 1 for probabilities."""
+    scores = np.linspace(-1, 2, 30).astype(np.float32)
+    labels = (np.arange(30) * 7 % 30 > 14).astype(np.float32)
+    module, loss = nn.Sequential(nn.Linear(1, 1), nn.Flatten(0)), nn.MSELoss()
+    nn.init.ones_(module[0].weight)
+    nn.init.zeros_(module[0].bias)
+    with (
+        Dataset.from_numpy(scores[:, None], labels, spark=spark, num_partitions=2) as data,
+        ship(spark, fit_spec(module, data, loss)) as to,
+    ):
+        evaluator = Evaluator(to.access, to.fit, to.sent, {"right": BinaryAccuracy()}, batch_size=1)
+        for _ in range(2):
+            found = evaluator.run(data, to.weights, "a test")
+            assert found["right"] == pytest.approx(((scores > 0) == labels).mean())
+        evaluator.release()
 
 
 def test_a_missing_partition_is_rebuilt_and_bad_rows_are_named(spark: Any) -> None:

@@ -21,6 +21,7 @@ from sparkdl.data.dataset import Dataset
 from sparkdl.data.store import partition as store
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.metrics import LOSS
+from sparkdl.metrics.logits import Logits, mixed, total
 from sparkdl.metrics.loss import Loss
 from sparkdl.metrics.merge import check_mergeable, merge, pack
 from sparkdl.metrics.spec import Metrics, MetricSpec, metric_specs, scores
@@ -48,6 +49,7 @@ class Evaluate:
         batch_size: rows per forward pass.
         epoch: completed epochs.
         iteration: completed iterations.
+        logits: names of metrics whose outputs are logits, as far as that is known.
     """
 
     fit: FitRef
@@ -57,6 +59,7 @@ class Evaluate:
     batch_size: int
     epoch: int = 0
     iteration: int = 0
+    logits: tuple[str, ...] = ()
 
     def __call__(self, partition: int, frames: Iterator[bytes]) -> Iterator[bytes | Parts]:
         """Yield the states of the metrics over a partition's rows."""
@@ -68,18 +71,19 @@ class Evaluate:
     def _states(self, partition: int, token: store.Token, worker: Worker) -> Parts:
         specs: dict[str, MetricSpec] = serialize.loads(self.metrics.read())
         reader: BatchReader = serialize.loads(self.reader.read())
-        logged = Logged()
+        logged, logits = Logged(), Logits(self.logits)
         if token.rows:
             try:
                 with evaluating(worker, self.weights, partition) as replica:
                     for rows, batch in reader.batches(token, self.batch_size):
                         with located(token, rows):
                             batch = replace(batch, epoch=self.epoch, iteration=self.iteration)
-                            measure(worker.spec, replica, batch, specs, logged)
+                            measure(worker.spec, replica, batch, specs, logged, logits)
             except store.PartitionMissingError:
                 return store.missing(partition)
         states, arrays = pack({name: spec.metric for name, spec in specs.items()})
-        meta = {"kind": "states", "partition": partition, "states": states, "logged": logged.sums}
+        meta = {"kind": "states", "partition": partition, "states": states}
+        meta |= {"logged": logged.sums, "logits": logits.seen}
         return frame.pack(meta, arrays)
 
 
@@ -107,6 +111,7 @@ def measure(
     batch: Batch,
     metrics: Mapping[str, MetricSpec],
     logged: Logged,
+    logits: Logits,
 ) -> Any:
     """Add one batch to all metrics.
 
@@ -117,13 +122,13 @@ def measure(
     logged.add(extras, batch.rows)
     for name, metric in metrics.items():
         if not isinstance(metric.metric, Loss):
-            _update(name, metric, output, batch)
+            _update(name, metric, output, batch, logits)
         elif loss is not None:  # of rows of which none counts, it may be NaN
             metric.metric.update(*(loss if loss[1] else (0.0, 0.0)))
     return output
 
 
-def _update(name: str, metric: MetricSpec, output: Any, batch: Batch) -> None:
+def _update(name: str, metric: MetricSpec, output: Any, batch: Batch, logits: Logits) -> None:
     if output is None:
         raise ModelError(
             f"metric {name!r} has nothing to measure: the step must return a dict with the module's 'output' "
@@ -131,7 +136,7 @@ def _update(name: str, metric: MetricSpec, output: Any, batch: Batch) -> None:
             code="model-output",
         )
     try:
-        metric.update(output, batch.label, batch.inputs)
+        logits.update(name, metric, output, batch.label, batch.inputs)
     except Exception as error:
         given = "inputs" if batch.label is None else "label"
         found = say(batch.inputs if batch.label is None else batch.label)
@@ -176,6 +181,7 @@ class Evaluator:
         self._profile = profile
         self._metrics = access.send(serialize.dumps(self._specs, "metrics"))
         self._readers: dict[str, Published] = {}
+        self._logits: tuple[str, ...] = ()
 
     def run(
         self, data: Dataset, weights: Published, describe: str, epoch: int = 0, iteration: int = 0
@@ -194,24 +200,31 @@ class Evaluator:
         """
         reader = self._reader(data)
         data.store()  # before row_bytes: the first rows may decide on dtypes
-        task = Evaluate(
-            self._fit,
-            weights.ref,
-            self._metrics.ref,
-            reader.ref,
-            rows_per_batch(data, self._batch_size),
-            epoch,
-            iteration,
-        )
-        parts = sweep(
-            self._access,
-            data,
-            task,
-            [found for sent in (self._sent, self._metrics, reader, weights) for found in sent.broadcasts],
-            describe=describe,
-            doing="evaluating",
-            profile=self._profile,
-        )
+        batch_size = rows_per_batch(data, self._batch_size)
+        while True:
+            task = Evaluate(
+                self._fit,
+                weights.ref,
+                self._metrics.ref,
+                reader.ref,
+                batch_size,
+                epoch,
+                iteration,
+                self._logits,
+            )
+            parts = sweep(
+                self._access,
+                data,
+                task,
+                [found for sent in (self._sent, self._metrics, reader, weights) for found in sent.broadcasts],
+                describe=describe,
+                doing="evaluating",
+                profile=self._profile,
+            )
+            wrong = mixed(total([part.meta["logits"] for part in parts]))
+            if not wrong:
+                break
+            self._logits += tuple(wrong)  # of this run: once more, with all of their outputs as logits
         parts.sort(key=lambda part: int(part.meta["partition"]))
         fresh = {name: spec.fresh().metric for name, spec in self._specs.items()}
         merge(fresh, parts)
@@ -294,7 +307,7 @@ def check_metrics(shipped: bytes, data: Dataset, metrics: Metrics | None) -> Sco
         replica = FlatModule(spec.module, spec.layout)
         logged = Logged()
         with replica.evaluating():
-            output = measure(spec, replica, batch, specs, logged)
+            output = measure(spec, replica, batch, specs, logged, Logits())
             _check_shapes(spec, replica, BatchReader.of(data).batch(some_rows(data)), specs)
         for name, metric in specs.items():
             if isinstance(metric.metric, Loss):

@@ -1,0 +1,98 @@
+"""Outputs that are logits: in all batches of an evaluation, or in none.
+
+Metrics of torchmetrics that need probabilities take the outputs of a batch for logits if one of them lies
+outside of 0 to 1, and for probabilities otherwise. Each batch decides for itself, and all logits of a few
+rows may lie there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparkdl.metrics.spec import AnyMetric, MetricSpec, leaves
+
+_HOME = "torchmetrics.classification."
+_OF_PROBABILITIES = {"MulticlassPrecisionRecallCurve", "MulticlassCalibrationError", "MulticlassHingeLoss"}
+"""Classes, with those that follow from them, that need probabilities of several classes, not their order."""
+
+
+class Logits:
+    """Tells the outputs of a task's batches apart, and makes probabilities of logits where that is known.
+
+    Args:
+        known: names of metrics whose outputs are logits.
+
+    Attributes:
+        seen: by name of a metric, how many batches were from 0 to 1, and how many were not.
+    """
+
+    def __init__(self, known: Collection[str] = ()) -> None:
+        self._known = frozenset(known)
+        self.seen: dict[str, list[int]] = {}
+
+    def update(self, name: str, spec: MetricSpec, output: Any, label: Any, inputs: Any) -> None:
+        """Add a batch to a metric; see :meth:`MetricSpec.update`."""
+        positional, named = spec.arguments(output, label, inputs)
+        activation = _activation(spec.metric)
+        preds = positional[0] if positional else named.get("preds")
+        if isinstance(preds, Tensor) and preds.is_floating_point() and _fits(activation, preds):
+            target = positional[1] if len(positional) > 1 else named.get("target")
+            if name in self._known:
+                preds = preds.sigmoid() if activation == "sigmoid" else preds.softmax(1)
+            else:
+                preds = torch.where(_counts(spec.metric, preds, target), preds, 0.0)
+                outside = bool(((preds < 0) | (preds > 1)).any())
+                self.seen.setdefault(name, [0, 0])[outside] += 1
+            positional, named = (
+                ((preds, *positional[1:]), named) if positional else ((), {**named, "preds": preds})
+            )
+        spec.metric.update(*positional, **named)
+
+
+def mixed(seen: Mapping[str, list[int]]) -> list[str]:
+    """Return the metrics that took some batches for logits and others for probabilities."""
+    return [name for name, (inside, outside) in seen.items() if inside and outside]
+
+
+def total(parts: Collection[Mapping[str, list[int]]]) -> dict[str, list[int]]:
+    """Return what the tasks of an evaluation have seen together."""
+    found: dict[str, list[int]] = {}
+    for part in parts:
+        for name, counts in part.items():
+            found[name] = [a + b for a, b in zip(found.get(name, [0, 0]), counts, strict=True)]
+    return found
+
+
+def _activation(metric: AnyMetric) -> str | None:
+    """Return what all metrics within one make probabilities by; ``None`` if some make none."""
+    kinds = {_kind(type(leaf)) for _, leaf in leaves(metric)}
+    if kinds == {"sigmoid"}:
+        return "sigmoid"
+    return "softmax" if "softmax" in kinds and kinds <= {"softmax", "order"} else None
+
+
+def _fits(activation: str | None, preds: Tensor) -> bool:
+    return activation == "sigmoid" or (activation == "softmax" and preds.dim() > 1)
+
+
+def _kind(cls: type) -> str | None:
+    parents = [parent.__name__ for parent in cls.__mro__ if parent.__module__.startswith(_HOME)]
+    if not parents:
+        return None
+    if parents[0].startswith(("Binary", "Multilabel")):
+        return "sigmoid"
+    if not parents[0].startswith("Multiclass"):
+        return None
+    return "softmax" if _OF_PROBABILITIES & set(parents) else "order"  # which softmax keeps
+
+
+def _counts(metric: AnyMetric, preds: Tensor, target: Any) -> Tensor:
+    """Return which outputs have a label that counts."""
+    ignored: set[Any] = {getattr(leaf, "ignore_index", None) for _, leaf in leaves(metric)} - {None}
+    if len(ignored) != 1 or not isinstance(target, Tensor) or target.shape != preds.shape:
+        return torch.ones_like(preds, dtype=torch.bool)
+    return torch.ne(target, ignored.pop())

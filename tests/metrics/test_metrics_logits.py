@@ -1,0 +1,89 @@
+"""Logits of which some batches are from 0 to 1, beside scikit-learn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, roc_auc_score
+from torch import Tensor
+from torchmetrics import MeanSquaredError, Metric, MetricCollection
+from torchmetrics.classification import (
+    BinaryAccuracy,
+    BinaryAUROC,
+    MulticlassAccuracy,
+    MulticlassAUROC,
+    MultilabelAccuracy,
+)
+
+from sparkdl.metrics.logits import Logits, mixed, total
+from sparkdl.metrics.spec import MetricSpec
+
+RNG = np.random.default_rng(0)
+SCORES = torch.from_numpy(RNG.normal(0.5, 1.5, 100)).float()
+LABELS = (SCORES + torch.from_numpy(RNG.normal(0, 2, 100)) > 0.5).long()
+
+
+def value(metric: Any, preds: Tensor, target: Tensor, rows: int, prepare: Any = None) -> dict[str, float]:
+    """Return the scores of an evaluation: once more, if some batches were taken for probabilities."""
+    known: list[str] = []
+    for _ in range(2):
+        spec, parts = MetricSpec(metric, prepare).fresh(), []
+        for part in np.array_split(np.arange(len(preds)), 3):
+            logits = Logits(known)
+            for begin in range(0, len(part), rows):
+                some = part[begin : begin + rows]
+                logits.update("m", spec, preds[some], target[some], None)
+            parts.append(logits.seen)
+        known += mixed(total(parts))
+    found = spec.metric.compute()
+    return {k: float(v) for k, v in found.items()} if isinstance(found, dict) else {"": float(found)}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 100])
+def test_scores_do_not_depend_on_the_rows_of_a_batch(rows: int) -> None:
+    expected = {
+        "BinaryAUROC": roc_auc_score(LABELS, SCORES),
+        "BinaryAccuracy": accuracy_score(LABELS, SCORES > 0),
+    }
+    both = MetricCollection([BinaryAUROC(), BinaryAccuracy()])
+    assert value(both, SCORES, LABELS, rows) == pytest.approx(expected)
+
+    def by_name(output: Tensor, label: Tensor, _: Any) -> dict[str, Tensor]:
+        return {"preds": output, "target": label}
+
+    assert value(both, SCORES, LABELS, rows, by_name) == pytest.approx(expected)
+    several = torch.stack([SCORES, 1 - SCORES.abs(), SCORES.flip(0)], 1)
+    classes = torch.arange(100) % 3
+    probabilities = several.double().softmax(1)
+    area = roc_auc_score(classes, probabilities, multi_class="ovr", average="macro")
+    joined = MetricCollection([MulticlassAUROC(3), MulticlassAccuracy(3, average="micro")])
+    assert value(joined, several, classes, rows) == pytest.approx(
+        {"MulticlassAUROC": area, "MulticlassAccuracy": accuracy_score(classes, several.argmax(1))}
+    )
+    labels = torch.stack([LABELS, 1 - LABELS, LABELS], 1)
+    right = float(((several > 0).long() == labels).float().mean())
+    assert value(MultilabelAccuracy(3, average="micro"), several, labels, rows)[""] == pytest.approx(right)
+
+
+def test_probabilities_and_other_metrics_get_what_there_is() -> None:
+    chances = SCORES.sigmoid()
+    assert value(BinaryAccuracy(0.7), chances, LABELS, 2)[""] == pytest.approx(
+        accuracy_score(LABELS, chances > 0.7)
+    )
+    mixture = MetricCollection([BinaryAccuracy(), MeanSquaredError()])
+    errors: list[tuple[Metric | MetricCollection, Tensor]] = [(MeanSquaredError(), SCORES), (mixture, SCORES)]
+    for metric, preds in errors:
+        found = value(metric, preds, LABELS, 1)
+        squared = float(((SCORES - LABELS) ** 2).mean())
+        assert found.get("", found.get("MeanSquaredError")) == pytest.approx(squared)
+
+
+def test_labels_that_do_not_count_say_nothing_of_the_outputs() -> None:
+    chances, target = SCORES.sigmoid(), LABELS.clone()
+    chances[::5], target[::5] = 40.0, -1
+    counted = target >= 0
+    found = value(BinaryAccuracy(ignore_index=-1), chances, target, 3)[""]
+    assert found == pytest.approx(accuracy_score(target[counted], chances[counted] > 0.5))
