@@ -380,17 +380,17 @@ def test_nothing_is_left_after_a_fit(those: Processes, tmp_path: Path, exchange:
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize("steps", [2000, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [800, pytest.param(20_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("exchange", ["replicated", pytest.param("sharded", marks=pytest.mark.slow)])
 def test_many_steps_take_no_more_of_anything(
     single: Processes, tmp_path: Path, exchange: Any, steps: int
 ) -> None:
-    of = case(exchange, SIZES[:2], iterations=steps, group=200)
+    of = case(exchange, SIZES[:2], iterations=steps, group=steps // 10)
     session = Session(single)
     seen: list[list[tuple[int, int, int, int]]] = []
 
     def look(completed: int) -> None:
-        if completed >= 400:
+        if completed >= steps // 5:
             seen.append(single.usage()[:2])
 
     session.train(of, tmp_path, look)

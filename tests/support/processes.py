@@ -172,7 +172,9 @@ class Processes:
 
     def __init__(self, folder: Path, executors: int, slots: int = 1) -> None:
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["support.processes", "support.ranks", "sparkdl.train.trainer"])
+        # Torch imports its compiler with the first optimizer: a second and a half in each process.
+        preload = ["support.processes", "support.ranks", "sparkdl.train.trainer", "torch._dynamo"]
+        self._context.set_forkserver_preload(preload)
         self._folder = folder
         self.slots = slots
         self._number = 0
