@@ -181,7 +181,6 @@ class Evaluator:
         self._profile = profile
         self._metrics = access.send(serialize.dumps(self._specs, "metrics"))
         self._readers: dict[str, Published] = {}
-        self._logits: tuple[str, ...] = ()
 
     def run(
         self, data: Dataset, weights: Published, describe: str, epoch: int = 0, iteration: int = 0
@@ -200,7 +199,7 @@ class Evaluator:
         """
         reader = self._reader(data)
         data.store()  # before row_bytes: the first rows may decide on dtypes
-        batch_size = rows_per_batch(data, self._batch_size)
+        batch_size, logits = rows_per_batch(data, self._batch_size), tuple[str, ...]()
         while True:
             task = Evaluate(
                 self._fit,
@@ -210,7 +209,7 @@ class Evaluator:
                 batch_size,
                 epoch,
                 iteration,
-                self._logits,
+                logits,
             )
             parts = sweep(
                 self._access,
@@ -224,7 +223,7 @@ class Evaluator:
             wrong = mixed(total([part.meta["logits"] for part in parts]))
             if not wrong:
                 break
-            self._logits += tuple(wrong)  # of this run: once more, with all of their outputs as logits
+            logits += tuple(wrong)  # once more, with all of their outputs as logits
         parts.sort(key=lambda part: int(part.meta["partition"]))
         fresh = {name: spec.fresh().metric for name, spec in self._specs.items()}
         merge(fresh, parts)
