@@ -54,7 +54,7 @@ class Fit:
         tried = dry_run(recipe.spec(data, self.module, label), data)
         recipe = recipe.moving(tried.moving)
         monitor = check_validation(config, tried.shipped, sets)
-        schedule = _scheduled(recipe.optimizer, config, monitor)
+        schedule = scheduled_hyper(recipe.optimizer, config, monitor)
         hooks = hooks_of(config, self.name)
         resume, rows = of_attempt(resume, rows, hooks)
         point = find_resume_point(resume, hooks)
@@ -141,16 +141,21 @@ def _check_elastic(config: TrainConfig, data: Dataset) -> None:
         )
 
 
-def _scheduled(optimizer: OptimizerSpec, config: TrainConfig, monitor: Monitor | None) -> ScheduledHyper:
+def scheduled_hyper(optimizer: OptimizerSpec, config: TrainConfig, monitor: Monitor | None) -> ScheduledHyper:
     """Return hyper-parameters as they will change in a run with this monitored score.
 
     Raises:
-        ConfigError: if the schedule waits for scores that there will not be.
+        ConfigError: if the schedule waits for scores that there will not be, or that get better otherwise.
     """
     better = monitor is not None and monitor.higher_is_better
     hyper = ScheduledHyper(optimizer, config.schedule, higher_is_better=better)
     if hyper.needs_validation and monitor is None:
         raise ConfigError("schedule: ReduceLROnPlateau needs validation scores: give fit(data, validation=)")
+    if monitor is not None and better and "min" in hyper.modes:
+        raise ConfigError(
+            f"schedule: ReduceLROnPlateau has mode='min', its default, but larger {monitor.score!r} is "
+            "better: say mode='max', or give its class or a partial, which follow the score"
+        )
     return hyper
 
 

@@ -64,7 +64,12 @@ class ScheduledHyper:
     @property
     def needs_validation(self) -> bool:
         """Whether the schedule follows the monitored score."""
-        return any(isinstance(scheduler, ReduceLROnPlateau) for scheduler in self._schedulers)
+        return bool(self.modes)
+
+    @property
+    def modes(self) -> set[str]:
+        """Directions of the scores that it follows: ``"min"`` where smaller ones are better, or ``"max"``."""
+        return {one.mode for one in self._schedulers if isinstance(one, ReduceLROnPlateau)}
 
     def hyper(self) -> tuple[dict[str, Any], ...]:
         """Return, for each parameter group, the values that differ from the optimizer's own."""

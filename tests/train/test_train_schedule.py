@@ -31,6 +31,8 @@ from torch.optim.lr_scheduler import (
 from sparkdl import Trainer
 from sparkdl.exceptions import ConfigError
 from sparkdl.optim.spec import OptimizerSpec, optimizer_spec
+from sparkdl.train.fit import scheduled_hyper
+from sparkdl.train.options.config import TrainConfig
 from sparkdl.train.options.schedule import (
     PerEpoch,
     PerIteration,
@@ -40,6 +42,7 @@ from sparkdl.train.options.schedule import (
     sequence,
     warmup,
 )
+from sparkdl.train.passes.validation import Monitor
 from sparkdl.train.scheduled import ScheduledHyper
 
 STEPS = 200
@@ -225,6 +228,15 @@ def test_plateau_as_a_bare_class_or_function():
     found.after_validation(1.0)
     found.after_validation(2.0)
     assert found.learning_rate() == 0.1
+
+
+def test_plateau_that_waits_for_smaller_scores_is_refused_where_larger_are_better():
+    accuracy = Monitor("val", "accuracy", higher_is_better=True, min_delta=0.0)
+    for factory in (lambda o: ReduceLROnPlateau(o, patience=1), partial(ReduceLROnPlateau, mode="min")):
+        with pytest.raises(ConfigError, match=r"mode='min', its default, but larger 'accuracy' is better"):
+            scheduled_hyper(spec(), TrainConfig(schedule=factory), accuracy)
+    for factory in (lambda o: ReduceLROnPlateau(o, "max"), ReduceLROnPlateau):
+        assert scheduled_hyper(spec(), TrainConfig(schedule=factory), accuracy).modes == {"max"}
 
 
 def test_plateau_ignores_iterations_and_epochs():
