@@ -32,11 +32,13 @@ class PartitionStore:
         tokens: persisted token frames, one per partition.
         partitions: the tokens as they were when built, by partition.
         executors: what the cluster offered when it was built.
+        owns_files: whether its files go with it; those of a share are another store's.
     """
 
     tokens: Frames
     partitions: tuple[Token, ...]
     executors: session.Executors
+    owns_files: bool = True
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -87,13 +89,13 @@ def build_store(
             access.unpersist(tokens, wait=True)
             raise
     _warn_if_uneven(found, available)
-    return PartitionStore(tokens, found, available)
+    return PartitionStore(tokens, found, available, owns_files=found[0].store == store)
 
 
 def delete(access: Access, store: PartitionStore) -> None:
-    """Delete a store from the executors, and let go of its tokens; of a share the store has the files."""
+    """Delete a store's files from the executors, and let go of its tokens."""
     try:
-        if not store.partitions[0].view:
+        if store.owns_files:
             with described(access, "release the partition store"):
                 access.run_on_executors(partial(delete_store, store.partitions[0].store))
     finally:
