@@ -16,7 +16,7 @@ from sparkdl.data.dataset import Dataset
 from sparkdl.data.store import partition as store
 from sparkdl.data.store.partition import Token
 from sparkdl.data.store.sources import Partitions, Source
-from sparkdl.exceptions import DataError
+from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Parts
 
@@ -61,8 +61,22 @@ class RowShare:
         return slice(round(self.begin * count), round(self.end * count))
 
 
-def share_of(fraction: float, seed: int) -> tuple[RowShare, RowShare]:
-    """Return the rows for training, and the share of them for validation."""
+def check_share(fraction: Any) -> None:
+    """Check that something is a share of rows to validate on."""
+    if isinstance(fraction, bool) or not 0 < fraction < 1:
+        raise ConfigError(
+            f"validation={fraction!r}: expected the share of the rows to validate on, above 0 and below 1, a "
+            "Dataset or a DataFrame"
+        )
+
+
+def share_of(fraction: Any, seed: int) -> tuple[RowShare, RowShare]:
+    """Return the rows for training, and the share of them for validation.
+
+    Raises:
+        ConfigError: if it is no share.
+    """
+    check_share(fraction)
     return RowShare(0.0, fraction, True, seed), RowShare(0.0, fraction, False, seed)
 
 

@@ -22,7 +22,6 @@ from sparkdl.train.given import (
     check_dataset,
     check_features,
     check_none_chosen,
-    check_share,
     is_frame,
     split,
 )
@@ -90,13 +89,13 @@ def given(
             check_none_chosen(chosen)
             check_dataset(data)
             if isinstance(validation, float | int):
-                check_share(validation)
+                held = share_of(validation, seed)
                 if not isinstance(data.source, ScanSource):
                     raise ConfigError(
                         f"validation={validation!r}: soft labels lie beside all rows of a Dataset. Give a "
                         "DataFrame, rows that stay in their files, or a second Dataset to validate on"
                     )
-                data, validation = stack.enter_context(shares_of(data, share_of(validation, seed)))
+                data, validation = stack.enter_context(shares_of(data, held))
                 validation = _with_label_alone(validation)
                 stack.callback(validation.release)
             names = _names_in(data, found)

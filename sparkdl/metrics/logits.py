@@ -32,19 +32,22 @@ class Logits:
 
     def __init__(self, known: Collection[str] = ()) -> None:
         self._known = frozenset(known)
+        self._activations: dict[str, str | None] = {}
         self.seen: dict[str, list[int]] = {}
 
     def update(self, name: str, spec: MetricSpec, output: Any, label: Any, inputs: Any) -> None:
         """Add a batch to a metric; see :meth:`MetricSpec.update`."""
         positional, named = spec.arguments(output, label, inputs)
-        activation = _activation(spec.metric)
+        if name not in self._activations:
+            self._activations[name] = _activation(spec.metric)
+        activation = self._activations[name]
         preds = positional[0] if positional else named.get("preds")
         if isinstance(preds, Tensor) and preds.is_floating_point() and _fits(activation, preds):
             target = positional[1] if len(positional) > 1 else named.get("target")
             if name in self._known:
                 preds = preds.sigmoid() if activation == "sigmoid" else preds.softmax(1)
             else:
-                preds = torch.where(_counts(spec.metric, preds, target), preds, 0.0)
+                preds = _counted(spec.metric, preds, target)
                 outside = bool(((preds < 0) | (preds > 1)).any())
                 self.seen.setdefault(name, [0, 0])[outside] += 1
             positional, named = (
@@ -90,9 +93,9 @@ def _kind(cls: type) -> str | None:
     return "softmax" if _OF_PROBABILITIES & set(parents) else "order"  # which softmax keeps
 
 
-def _counts(metric: AnyMetric, preds: Tensor, target: Any) -> Tensor:
-    """Return which outputs have a label that counts."""
+def _counted(metric: AnyMetric, preds: Tensor, target: Any) -> Tensor:
+    """Return outputs, with 0 in place of those whose label does not count."""
     ignored: set[Any] = {getattr(leaf, "ignore_index", None) for _, leaf in leaves(metric)} - {None}
     if len(ignored) != 1 or not isinstance(target, Tensor) or target.shape != preds.shape:
-        return torch.ones_like(preds, dtype=torch.bool)
-    return torch.ne(target, ignored.pop())
+        return preds
+    return torch.where(torch.ne(target, ignored.pop()), preds, 0.0)

@@ -13,7 +13,7 @@ from sparkdl.data import sparse
 from sparkdl.data.collate import Collate, Pad
 from sparkdl.data.columns import Column, ColumnLike, Columns, quoted, structure_of
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.shares import share_of, shares_of, split_by_fraction, split_pandas
+from sparkdl.data.shares import check_share, share_of, shares_of, split_by_fraction, split_pandas
 from sparkdl.data.tables import is_pandas, vector_columns
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.hf.outputs import is_model, own_step, takes_by_name
@@ -195,7 +195,6 @@ def datasets_of(
     with ExitStack() as stack:
         if isinstance(validation, float | int):
             if isinstance(data, Dataset):
-                check_share(validation)
                 data, validation = stack.enter_context(shares_of(data, share_of(validation, seed)))
             else:
                 data, validation = split(data, validation, chosen, seed)
@@ -228,15 +227,6 @@ def check_none_chosen(chosen: Chosen) -> None:
     if chosen.given():
         raise ConfigError(
             f"{chosen.given()[0]}=...: a Dataset knows its columns; give them with a DataFrame only"
-        )
-
-
-def check_share(fraction: Any) -> None:
-    """Check that something is a share of rows to validate on."""
-    if isinstance(fraction, bool) or not 0 < fraction < 1:
-        raise ConfigError(
-            f"validation={fraction!r}: expected the share of the rows to validate on, above 0 and below 1, a "
-            "Dataset or a DataFrame"
         )
 
 

@@ -217,7 +217,7 @@ class Tuner:
         if resume and self.folder is None:
             raise ConfigError("resume=True: folder= must say where the search is kept", code="config-resume")
         share = validation if isinstance(validation, float) and isinstance(data, Dataset) else None
-        self._check_rows(validation, folds, share)
+        self._check_rows(validation, folds)
         with datasets_of(
             data, None if share is not None else validation, Chosen(features, label, weight), self.seed
         ) as (dataset, given):
@@ -230,13 +230,11 @@ class Tuner:
                 divided = [share_of(share, self.seed)]
             return self._run(dataset, sets, divided, resume, retried)
 
-    def _check_rows(self, validation: Any, folds: int | None, share: float | None) -> None:
+    def _check_rows(self, validation: Any, folds: int | None) -> None:
         if folds is not None:
             integer_option("fit", "folds", folds, 2)
             if validation is not None:
                 raise ConfigError("folds and validation are both given; the folds validate each other")
-        if share is not None and not 0 < share < 1:
-            raise ConfigError(f"validation={share!r}: expected a share above 0 and below 1")
 
     def _check_metric(self, sets: Sequence[str]) -> None:
         name, slash, _ = self.metric.partition("/")

@@ -199,18 +199,16 @@ class Evaluator:
         """
         reader = self._reader(data)
         data.store()  # before row_bytes: the first rows may decide on dtypes
-        batch_size, logits = rows_per_batch(data, self._batch_size), tuple[str, ...]()
+        task = Evaluate(
+            self._fit,
+            weights.ref,
+            self._metrics.ref,
+            reader.ref,
+            rows_per_batch(data, self._batch_size),
+            epoch,
+            iteration,
+        )
         while True:
-            task = Evaluate(
-                self._fit,
-                weights.ref,
-                self._metrics.ref,
-                reader.ref,
-                batch_size,
-                epoch,
-                iteration,
-                logits,
-            )
             parts = sweep(
                 self._access,
                 data,
@@ -223,7 +221,8 @@ class Evaluator:
             wrong = mixed(total([part.meta["logits"] for part in parts]))
             if not wrong:
                 break
-            logits += tuple(wrong)  # once more, with all of their outputs as logits
+            # Once more, with all of their outputs as logits.
+            task = replace(task, logits=(*task.logits, *wrong))
         parts.sort(key=lambda part: int(part.meta["partition"]))
         fresh = {name: spec.fresh().metric for name, spec in self._specs.items()}
         merge(fresh, parts)
