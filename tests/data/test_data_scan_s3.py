@@ -7,6 +7,7 @@ import logging
 import shutil
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from pyarrow import fs, parquet
 from sparkdl import Column, Dataset
 from sparkdl.data.scan.files import File
 from sparkdl.data.scan.manifest import ScanManifest
-from sparkdl.data.scan.storage import checked_storage, of_delta
+from sparkdl.data.scan.storage import checked_storage, of_delta, of_iceberg
 from sparkdl.data.scan.tasks import PlaceManifest
 from sparkdl.data.store.partition import Token
 from sparkdl.exceptions import ConfigError, DataError
@@ -195,6 +196,34 @@ def test_delta_tables_and_filters(spark: Any, store: Store) -> None:
     ) as data:
         assert len(data) == 33
         assert data.peek()["features"].tolist() == [1.0, 4.0]
+
+
+def test_iceberg_tables(
+    spark: Any, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pyiceberg")
+    from pyiceberg.catalog import load_catalog
+    from pyiceberg.io.pyarrow import PyArrowFileIO
+    from pyiceberg.utils.concurrent import ExecutorFactory
+
+    caplog.set_level(logging.DEBUG)
+    with ThreadPoolExecutor(1) as threads:  # pyiceberg's own live as long as the process
+        monkeypatch.setattr(ExecutorFactory, "get_or_create", staticmethod(lambda: threads))
+        catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db", "warehouse": "s3://bucket/ice"}
+        made = load_catalog(None, **catalog, **of_iceberg(store.options))
+        assert isinstance(made._load_file_io(), PyArrowFileIO)
+        made.create_namespace("shop")
+        rows = pa.table({"x": np.arange(100, dtype=np.float32), "y": np.arange(100) % 3})
+        table = made.create_table("shop.sales", rows.schema)
+        table.append(rows)
+        table.delete("x = 4")
+    options = {"features": "x", "filter": pc.field("y") == 1, "spark": spark}
+    for name, given in ((table.metadata_location, None), ("shop.sales", catalog)):
+        with Dataset.from_iceberg(name, catalog=given, storage_options=store.options, **options) as data:
+            assert len(data) == 32
+            assert data.peek()["features"].tolist() == [1.0, 7.0]
+            assert SECRET not in repr(data) + data._repr_html_()
+    assert SECRET not in caplog.text
 
 
 @pytest.mark.parametrize(
