@@ -61,7 +61,7 @@ def snippets(text: str) -> Iterator[Snippet]:
 
 def shape(printed: str) -> str:
     """Return an output without its numbers and spaces, which differ from machine to machine."""
-    return " ".join(re.sub(r"[-+]{2,}", "-", _NUMBER.sub("#", printed)).split())
+    return "".join(re.sub(r"[-+]{2,}", "-", _NUMBER.sub("#", printed)).split())
 
 
 def write_machines(folder: Path) -> None:

@@ -199,7 +199,11 @@ def test_delta_tables_and_filters(spark: Any, store: Store) -> None:
 
 
 def test_iceberg_tables(
-    spark: Any, store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    spark: Any,
+    store: Store,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("pyiceberg")
     from pyiceberg.catalog import load_catalog

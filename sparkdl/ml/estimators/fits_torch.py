@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from torch import nn
 
 from sparkdl.data.columns import Column, Columns, quoted
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.shares import split_by_fraction
-from sparkdl.exceptions import ConfigError, ModelError
+from sparkdl.data.scan.storage import is_url
+from sparkdl.data.shares import share_of, shares_of, split_by_fraction
+from sparkdl.exceptions import ConfigError, DataError, ModelError
 from sparkdl.ml.estimators import continued, fitting, sparsity, tables
 from sparkdl.ml.estimators.continued import Earlier
 from sparkdl.ml.estimators.fits_module import FitPlan, FitRows, FitsModule, building
@@ -26,6 +29,10 @@ from sparkdl.saved.source import ModuleSource
 from sparkdl.table.encoding import TableEncoding
 from sparkdl.train.leaving import ErrorsCarryResult
 from sparkdl.train.trainer import Trainer
+
+
+def _selected(df: DataFrame, names: list[str]) -> DataFrame:
+    return df.select(*map(quoted, names))
 
 
 class FitsTorch(FitsModule, HasTrainingSetters, HasInputs):
@@ -46,6 +53,12 @@ class FitsTorch(FitsModule, HasTrainingSetters, HasInputs):
         self._check()
         before = continued.earlier(self)
         indexed, labels = self._index_labels(dataset, before.labels if before else ())
+        path: str | None = value_of(self, self.parquetPath)
+        if labels and path:
+            raise ConfigError(
+                f"parquetPath: label column {self._label_to_look_at()!r} holds strings, which are numbered "
+                "in a copy of the rows; write numbers, or leave parquetPath out"
+            )
         rows = self._rows(indexed, before)
         if labels:
             continued.check_told(self, before, "which label is which")
@@ -57,19 +70,46 @@ class FitsTorch(FitsModule, HasTrainingSetters, HasInputs):
     @contextmanager
     def _datasets(self, rows: FitRows, label: Columns | None) -> Iterator[tuple[Dataset, Dataset | None]]:
         """Make Datasets of the rows to train on, and of those to validate on if there are any."""
-        weight = value_of(self, self.weightCol) or None
-        count = value_of(self, self.numPartitions)
+        columns: dict[str, Any] = {
+            "features": rows.features,
+            "label": label,
+            "weight": value_of(self, self.weightCol) or None,
+            "num_partitions": value_of(self, self.numPartitions),
+        }
         with ExitStack() as stack:
+            if path := value_of(self, self.parquetPath):
+                read = partial(Dataset.from_parquet, path, **columns, spark=rows.all.sparkSession)
+                data, validation = self._scans(read, stack)
+                found, expected = sum(map(len, filter(None, (data, validation)))), rows.all.count()
+                if found != expected:
+                    raise DataError(
+                        f"parquetPath={path!r}: its files have {found:,} rows, and Spark reads {expected:,}: "
+                        "folders whose names are no column=value are nothing to it. Move their files, or "
+                        "leave parquetPath out",
+                        code="data-source",
+                    )
+                yield data, validation
+                return
 
             def dataset_of(df: DataFrame) -> Dataset:
-                data = Dataset.from_dataframe(
-                    df, features=rows.features, label=label, weight=weight, num_partitions=count
-                )
+                data = Dataset.from_dataframe(df, **columns)
                 if rows.encoding is not None:
                     data.feature_columns = rows.encoding.columns
                 return stack.enter_context(data)
 
             yield dataset_of(rows.train), None if rows.validation is None else dataset_of(rows.validation)
+
+    def _scans(self, read: Callable[..., Dataset], stack: ExitStack) -> tuple[Dataset, Dataset | None]:
+        """Return Datasets of rows that stay in their files, which a stack releases."""
+        if indicator := value_of(self, self.validationIndicatorCol):
+            chosen = pc.field(indicator)
+            kept = ~chosen | chosen.is_null()
+            return stack.enter_context(read(filter=kept)), stack.enter_context(read(filter=chosen))
+        data = stack.enter_context(read())
+        if not (fraction := self.getValidationFraction()):
+            return data, None
+        train, validation = stack.enter_context(shares_of(data, share_of(fraction, self.getSeed())))
+        return train, validation
 
     def _trainer(self, rows: FitRows, plan: FitPlan, **more: Any) -> Trainer:
         if rows.encoding is not None:
@@ -96,6 +136,8 @@ class FitsTorch(FitsModule, HasTrainingSetters, HasInputs):
         names += [c.name if isinstance(c, Column) else c for c in labels]
         weight, indicator = value_of(self, self.weightCol), value_of(self, self.validationIndicatorCol)
         names += [weight] if weight else []
+        if path := value_of(self, self.parquetPath):
+            self._check_lies(df, path, table, names + ([indicator] if indicator else []))
         seen = fitting.with_nothing(df) if table else df
         first = Dataset.from_dataframe(
             seen, features=features, label=label, weight=weight or None
@@ -107,7 +149,7 @@ class FitsTorch(FitsModule, HasTrainingSetters, HasInputs):
         validation: DataFrame | None = None
         if indicator:
             train, validation = fitting.split_by_indicator(df, indicator)
-        elif fraction := self.getValidationFraction():
+        elif (fraction := self.getValidationFraction()) and not path:
             df = df.select(*map(quoted, needed))
             train, validation = split_by_fraction(df, fraction, self.getSeed())
         else:
@@ -132,6 +174,38 @@ class FitsTorch(FitsModule, HasTrainingSetters, HasInputs):
                 for plan, tensor in zip(first.plan.columns, rows.tensors, strict=False)
             }
         return rows
+
+    def _check_lies(self, df: DataFrame, path: str, table: bool, names: list[str]) -> None:
+        """Check that rows are those of Parquet files, as they are.
+
+        Raises:
+            ConfigError: naming what would make others of them.
+        """
+        if table:
+            raise ConfigError(
+                "parquetPath: columns of a table are encoded, which copies the rows; give a module and "
+                "encode='off', or leave parquetPath out"
+            )
+        if self.getHandleInvalid() != "error":
+            raise ConfigError(
+                f"parquetPath: handleInvalid={self.getHandleInvalid()!r} leaves rows out, which files have; "
+                "use 'error', or leave parquetPath out"
+            )
+        lies = df.sparkSession.read.parquet(path)
+        if not is_url(path) and not all(file.startswith("file:") for file in lies.inputFiles()[:1]):
+            raise ConfigError(
+                f"parquetPath={path!r}: Spark finds it on another file system than the executors' own; give "
+                "the whole URL, such as hdfs://namenode/..., here and to spark.read.parquet"
+            )
+        wanted = [name for name in names if name in df.columns]  # of others the Dataset tells
+        there = all(name in lies.columns for name in wanted)
+        if not there or not _selected(df, wanted).sameSemantics(_selected(lies, wanted)):
+            raise ConfigError(
+                f"parquetPath={path!r}: the columns {', '.join(wanted)} of this DataFrame are not, or need "
+                f"not be, those of the files; expected spark.read.parquet({path!r}), with select at most. "
+                "Filters, other paths or options, tables and pipeline stages make others: leave parquetPath "
+                "out then"
+            )
 
     def _build(
         self, default: Factory | None = None, **arguments: Any

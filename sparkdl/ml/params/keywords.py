@@ -70,6 +70,7 @@ class _Common(_TrainingKeywords, total=False):
     weightCol: str | None
     validationFraction: float
     validationIndicatorCol: str | None
+    parquetPath: str | None
     maxBatchTokens: int | None
     quantize: bool
 

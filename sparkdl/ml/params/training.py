@@ -182,7 +182,16 @@ class HasTraining(HasRun, HasWeightCol, HasValidationIndicatorCol):
         0.0,
     )
 
+    parquetPath = ParamEntry(
+        "parquetPath",
+        "path or URL of Parquet files that hold the rows: training reads them there in each epoch, without a "
+        "copy. The DataFrame must be spark.read.parquet of this path, with select at most. Executors copy "
+        "the rows to their disks if not set.",
+        TypeConverters.toString,
+    )
+
     getValidationFraction = getter(validationFraction)
+    getParquetPath = getter(parquetPath)
 
 
 class HasTrainingSetters(HasTraining, HasRunSetters):
@@ -191,6 +200,7 @@ class HasTrainingSetters(HasTraining, HasRunSetters):
     setWeightCol = setter(HasTraining.weightCol)
     setValidationFraction = setter(HasTraining.validationFraction)
     setValidationIndicatorCol = setter(HasTraining.validationIndicatorCol)
+    setParquetPath = setter(HasTraining.parquetPath)
 
 
 class HasScaling(HasTrainingSetters, HasStandardization):
