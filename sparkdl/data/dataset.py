@@ -34,11 +34,10 @@ from sparkdl.data.scan.iceberg import IcebergSnapshot
 from sparkdl.data.scan.listing import Folders, Place
 from sparkdl.data.scan.source import WINDOW, ScanSource
 from sparkdl.data.scan.storage import checked_storage
-from sparkdl.data.schema import arrays_of, plan_dataframe
+from sparkdl.data.schema import check_dataframe, check_no_stream, is_pandas, plan_dataframe, plan_pandas
 from sparkdl.data.store.build import PartitionStore, build_store, delete, described
 from sparkdl.data.store.manifest import check_same_rows
 from sparkdl.data.store.sources import ArraySource, DataFrameSource, Partitions, RddSource, Source
-from sparkdl.data.tables import check_dataframe, check_no_stream, is_pandas, plan_pandas
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.wire.frame import Array
 
@@ -99,7 +98,7 @@ class Dataset:
         if collate is not None and not callable(collate):
             raise ConfigError(f"collate={collate!r:.100}: expected a callable such as sparkdl.data.Pad()")
         self.transform = transform
-        self.collate = collate
+        self.collate = padding_of(plan) if collate is None else collate
         self.feature_columns: Sequence[str] = plan.sources(plan.features)
         self.id = uuid.uuid4().hex
 
@@ -141,16 +140,11 @@ class Dataset:
 
             plan, arrays = plan_pandas(df, features, label, weight, ragged=collate is not None)
             _check_lengths(arrays)
-            collate = padding_of(plan) if collate is None else collate
             spark = SparkSession.builder.getOrCreate()
             return cls(spark, plan, ArraySource(arrays), num_partitions, transform, collate)
         check_dataframe(df, "Dataset.from_dataframe")
         check_no_stream(df, "Dataset.from_dataframe")
-        plan, expressions = plan_dataframe(df, features, label, weight)
-        if collate is None:
-            collate = padding_of(plan)
-        else:
-            plan = plan.ragged(arrays_of(df, plan))
+        plan, expressions = plan_dataframe(df, features, label, weight, ragged=collate is not None)
         return cls(
             df.sparkSession, plan, DataFrameSource(df, expressions), num_partitions, transform, collate
         )
@@ -437,7 +431,6 @@ class Dataset:
         source = ScanSource(access_to(spark), place, window, streams, filter, cache_bytes)
         with described(source.access, "list the files"):
             plan = source.planned(*columns, collate is not None)
-        collate = padding_of(plan) if collate is None else collate
         return cls(spark, plan, source, num_partitions, transform, collate, access=source.access)
 
     @classmethod

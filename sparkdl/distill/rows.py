@@ -12,6 +12,7 @@ from torch import nn
 from sparkdl.data.columns import Column, Columns, Structure
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.scan.source import ScanSource
+from sparkdl.data.schema import is_frame
 from sparkdl.data.shares import share_of, shares_of
 from sparkdl.distill.service import Service
 from sparkdl.distill.step import LABEL
@@ -22,7 +23,6 @@ from sparkdl.train.given import (
     check_dataset,
     check_features,
     check_none_chosen,
-    is_frame,
     split,
 )
 from sparkdl.train.passes.validation import Validation

@@ -18,8 +18,7 @@ from sparkdl import redaction
 from sparkdl.access import models_in
 from sparkdl.data.columns import ColumnLike, Columns
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.schema import plan_dataframe
-from sparkdl.data.tables import check_dataframe
+from sparkdl.data.schema import check_dataframe, plan_dataframe
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.online.absent import explained
 from sparkdl.online.commit import Commit, begun, continued, ledger_of

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkdl.data.schema import check_unambiguous, same_names
-from sparkdl.data.tables import check_dataframe
+from sparkdl.data.schema import check_dataframe, check_unambiguous, same_names
 from sparkdl.exceptions import ConfigError, DataError
 
 if TYPE_CHECKING:

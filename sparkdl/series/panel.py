@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparkdl.data.columns import quoted
-from sparkdl.data.tables import check_dataframe, check_no_stream
+from sparkdl.data.schema import check_dataframe, check_no_stream
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.series.grid import Series, on_grid
 from sparkdl.series.layout import Layout

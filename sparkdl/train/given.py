@@ -13,8 +13,8 @@ from sparkdl.data import sparse
 from sparkdl.data.collate import Collate, Pad
 from sparkdl.data.columns import Column, ColumnLike, Columns, quoted, structure_of
 from sparkdl.data.dataset import Dataset
+from sparkdl.data.schema import is_frame, is_pandas, vector_columns
 from sparkdl.data.shares import check_share, share_of, shares_of, split_by_fraction, split_pandas
-from sparkdl.data.tables import is_pandas, vector_columns
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.hf.outputs import is_model, own_step, takes_by_name
 from sparkdl.nn.lightning import LightningSchedule, is_lightning
@@ -253,10 +253,3 @@ def split(data: Any, fraction: Any, chosen: Chosen, seed: int) -> tuple[Any, Any
                 code="data-empty",
             )
     return parts
-
-
-def is_frame(value: object) -> bool:
-    """Return whether this is a DataFrame of Spark or pandas."""
-    return is_pandas(value) or (
-        type(value).__module__.startswith("pyspark.sql.") and type(value).__name__ == "DataFrame"
-    )

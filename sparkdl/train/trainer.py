@@ -11,6 +11,7 @@ from torch import nn
 from sparkdl.data.collate import Collate
 from sparkdl.data.columns import ColumnLike, Columns, Structure
 from sparkdl.data.dataset import Dataset
+from sparkdl.data.schema import is_frame
 from sparkdl.exceptions import ConfigError
 from sparkdl.nn import serialize, shown
 from sparkdl.nn.lightning import from_lightning
@@ -23,7 +24,6 @@ from sparkdl.train.given import (
     dataset_of,
     datasets_of,
     inputs_of,
-    is_frame,
     objective_of,
     with_schedule,
 )

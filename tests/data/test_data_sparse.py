@@ -17,8 +17,8 @@ from sparkdl import Column
 from sparkdl.data import loose, sparse
 from sparkdl.data.collate import collated, padded, padding_of
 from sparkdl.data.columns import ColumnPlan
+from sparkdl.data.schema import plan_pandas
 from sparkdl.data.store.partition import read_rows, write_partition
-from sparkdl.data.tables import plan_pandas
 from sparkdl.exceptions import ConfigError, DataError, ModelError
 from sparkdl.nn import SparseLinear, SparseMLP, export
 from sparkdl.serve import Predictor

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from sparkdl._spark.frames import frames_of
 from sparkdl.access.base import Access, Frames
 from sparkdl.data.columns import ROW_ID, TablePlan
+from sparkdl.data.schema import vector_columns
 from sparkdl.data.sparse import hint
 from sparkdl.data.store import writers
 from sparkdl.data.store.writers import ROW_BITS, ROWS, Places
 from sparkdl.data.streams import STREAMS, Dealt, check_partitions
-from sparkdl.data.tables import vector_columns
 from sparkdl.exceptions import ConfigError
 from sparkdl.wire.frame import Array
 from sparkdl.wire.pieces import cut

@@ -19,8 +19,7 @@ from sparkdl._spark.errors import is_job_failure, task_error
 from sparkdl.data.collate import tensor_of
 from sparkdl.data.columns import name_id, quoted
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.schema import check_unambiguous
-from sparkdl.data.tables import check_dataframe, check_no_stream
+from sparkdl.data.schema import check_dataframe, check_no_stream, check_unambiguous
 from sparkdl.exceptions import DataError
 from sparkdl.wire.frame import Array
 

@@ -19,8 +19,8 @@ from torch import nn
 from sparkdl.data.columns import SPARSE, Column, ColumnPlan, Columns
 from sparkdl.data.convert import default_dtype
 from sparkdl.data.loose import array_of
+from sparkdl.data.schema import is_pandas
 from sparkdl.data.sparse import of_row
-from sparkdl.data.tables import is_pandas
 from sparkdl.exceptions import ConfigError
 from sparkdl.hf.labels import class_names
 from sparkdl.ml.estimators.summary import TrainingSummary

@@ -11,8 +11,7 @@ from torch import nn
 
 from sparkdl.data import sparse
 from sparkdl.data.columns import SPARSE, Column, quoted
-from sparkdl.data.schema import check_unambiguous
-from sparkdl.data.tables import vector_columns
+from sparkdl.data.schema import check_unambiguous, vector_columns
 from sparkdl.exceptions import ConfigError
 from sparkdl.ml.estimators.fitting import check_rows
 from sparkdl.nn.parameters import sparse_tables, trainable

@@ -21,9 +21,8 @@ from sparkdl.data.columns import (
     structure_of,
 )
 from sparkdl.data.convert import from_rows
-from sparkdl.data.schema import plan_dataframe, same_names
+from sparkdl.data.schema import check_dataframe, is_pandas, plan_dataframe, plan_pandas, same_names
 from sparkdl.data.sparse import of_row, passed
-from sparkdl.data.tables import check_dataframe, is_pandas, plan_pandas
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.stages import tabular_frame
 from sparkdl.ml.stages.arrow_columns import null_message

@@ -28,8 +28,8 @@ from pyspark.sql import types as T
 from sparkdl._spark.errors import is_job_failure, task_error
 from sparkdl.access.models import digest_of
 from sparkdl.data.columns import quoted
+from sparkdl.data.schema import check_dataframe
 from sparkdl.data.sparse import passed
-from sparkdl.data.tables import check_dataframe
 from sparkdl.exceptions import ConfigError, DataError, SparkdlWarning
 from sparkdl.ml.persistence.stored import literal
 from sparkdl.ml.stages.inference import Inference, Prepared, inference_of, prepare

@@ -9,8 +9,7 @@ from pyspark.ml import Estimator, Model
 from pyspark.ml.param import TypeConverters
 from pyspark.ml.param.shared import HasInputCols
 
-from sparkdl.data.schema import same_names
-from sparkdl.data.tables import check_dataframe, check_no_stream
+from sparkdl.data.schema import check_dataframe, check_no_stream, same_names
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml.params import converters
 from sparkdl.ml.params.columns import HasInputs, value_of

@@ -11,8 +11,8 @@ import pandas as pd
 import pytest
 
 from sparkdl import Column, Dataset
+from sparkdl.data.schema import check_dataframe, check_no_stream, is_pandas, plan_pandas
 from sparkdl.data.store import writers
-from sparkdl.data.tables import check_dataframe, check_no_stream, is_pandas, plan_pandas
 from sparkdl.exceptions import ConfigError, DataError
 
 FRAME = pd.DataFrame(
