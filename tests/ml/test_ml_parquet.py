@@ -153,5 +153,5 @@ def test_files_that_spark_passes_over_are_named(spark: Any, tmp_path: Path) -> N
     rows.write.parquet(str(tmp_path / "table" / "more"))
     df = spark.read.parquet(str(tmp_path / "table"))
     assert df.count() == 20
-    with pytest.raises(DataError, match="its files have 40 rows, and Spark reads 20"):
+    with pytest.raises(DataError, match="its files have 40 rows, and the DataFrame has 20"):
         estimator(str(tmp_path / "table")).fit(df)

@@ -35,6 +35,18 @@ def _selected(df: DataFrame, names: list[str]) -> DataFrame:
     return df.select(*map(quoted, names))
 
 
+def _check_rows(path: str, found: int, df: DataFrame) -> None:
+    """Check that Spark reads as many rows as there are in the files."""
+    expected = df.count()
+    if found != expected:
+        raise DataError(
+            f"parquetPath={path!r}: its files have {found:,} rows, and the DataFrame has {expected:,}. Spark "
+            "passes over files in folders whose names are no column=value, and over such that came after "
+            "spark.read.parquet: move these files, or read anew, or leave parquetPath out",
+            code="data-source",
+        )
+
+
 class FitsTorch(FitsModule, HasTrainingSetters, HasInputs):
     """What the estimators of a table's rows share."""
 
@@ -80,14 +92,7 @@ class FitsTorch(FitsModule, HasTrainingSetters, HasInputs):
             if path := value_of(self, self.parquetPath):
                 read = partial(Dataset.from_parquet, path, **columns, spark=rows.all.sparkSession)
                 data, validation = self._scans(read, stack)
-                found, expected = sum(map(len, filter(None, (data, validation)))), rows.all.count()
-                if found != expected:
-                    raise DataError(
-                        f"parquetPath={path!r}: its files have {found:,} rows, and Spark reads {expected:,}: "
-                        "folders whose names are no column=value are nothing to it. Move their files, or "
-                        "leave parquetPath out",
-                        code="data-source",
-                    )
+                _check_rows(path, len(data) + (0 if validation is None else len(validation)), rows.all)
                 yield data, validation
                 return
 
