@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from pyarrow import fs, parquet
 from sparkdl import Column, Dataset
 from sparkdl.data.scan.files import File
 from sparkdl.data.scan.manifest import ScanManifest
-from sparkdl.data.scan.storage import checked_storage, of_delta, of_iceberg
+from sparkdl.data.scan.storage import checked_storage, file_system, of_delta, of_iceberg
 from sparkdl.data.scan.tasks import PlaceManifest
 from sparkdl.data.store.partition import Token
 from sparkdl.exceptions import ConfigError, DataError
@@ -251,6 +252,13 @@ def test_what_cannot_be_read_is_named(
     with pytest.raises(DataError, match=message) as caught:
         Dataset.from_parquet(path, features="x", storage_options=store.options | options, spark=spark)
     assert SECRET not in str(caught.value)
+
+
+def test_a_store_of_google_is_asked_for_a_minute() -> None:
+    system, path = file_system("gs://anonymous@bucket/folder/table", {})
+    assert path == "bucket/folder/table"
+    minute = timedelta(seconds=60)
+    assert system == fs.GcsFileSystem(anonymous=True, default_bucket_location="", retry_time_limit=minute)
 
 
 @pytest.mark.parametrize(

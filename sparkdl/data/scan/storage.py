@@ -19,6 +19,9 @@ NO_STORAGE: Storage = MappingProxyType({})
 S3 = ("s3", "s3a", "s3n")
 """Schemes of URLs of S3: pyarrow's own, and Hadoop's."""
 
+_GCS = ("gs", "gcs")
+_GCS_RETRIES = "?retry_limit_seconds=60"  # by default it goes on for 15 minutes without credentials
+
 _ARGUMENTS = {
     "AWS_ACCESS_KEY_ID": "access_key",
     "AWS_SECRET_ACCESS_KEY": "secret_key",
@@ -105,7 +108,8 @@ def file_system(path: str, storage: Storage) -> tuple[Any, str]:
         if parts.scheme in S3 and storage:
             return _s3(storage, parts.netloc), f"{parts.netloc}{parts.path}".rstrip("/")
         scheme = "s3" if parts.scheme in S3 else parts.scheme
-        found: tuple[Any, str] = fs.FileSystem.from_uri(path.replace(parts.scheme, scheme, 1))
+        limit = _GCS_RETRIES if scheme in _GCS else ""
+        found: tuple[Any, str] = fs.FileSystem.from_uri(path.replace(parts.scheme, scheme, 1) + limit)
     except Exception as error:
         raise DataError(
             f"{path}: pyarrow cannot read it: {error}. Read it by Spark, for Dataset.from_dataframe",
