@@ -31,7 +31,7 @@ from sparkdl.data.ragged import ANY, kind_of
 from sparkdl.data.scan.delta import DeltaVersion
 from sparkdl.data.scan.files import absolute
 from sparkdl.data.scan.iceberg import IcebergSnapshot
-from sparkdl.data.scan.listing import Folders, Place
+from sparkdl.data.scan.listing import Folders
 from sparkdl.data.scan.source import WINDOW, ScanSource
 from sparkdl.data.scan.storage import checked_storage
 from sparkdl.data.schema import check_dataframe, check_no_stream, is_pandas, plan_dataframe, plan_pandas
@@ -136,12 +136,9 @@ class Dataset:
             DataError: naming a column that is missing or cannot become a tensor.
         """
         if is_pandas(df):
-            from pyspark.sql import SparkSession
-
             plan, arrays = plan_pandas(df, features, label, weight, ragged=collate is not None)
             _check_lengths(arrays)
-            spark = SparkSession.builder.getOrCreate()
-            return cls(spark, plan, ArraySource(arrays), num_partitions, transform, collate)
+            return cls(_session(None), plan, ArraySource(arrays), num_partitions, transform, collate)
         check_dataframe(df, "Dataset.from_dataframe")
         check_no_stream(df, "Dataset.from_dataframe")
         plan, expressions = plan_dataframe(df, features, label, weight, ragged=collate is not None)
@@ -175,15 +172,12 @@ class Dataset:
             ConfigError: if it is no RDD; on Spark Connect there are none.
             DataError: if the RDD is empty or its first element is not as announced.
         """
-        from pyspark.sql import SparkSession
-
         check_rdd(rdd)
         first = rdd.take(1)
         if not first:
             raise DataError("the RDD is empty: there is nothing to train on", code="data-empty")
         plan = plan_element(first[0], has_label, has_weight, collate is not None)
-        spark = SparkSession.builder.getOrCreate()
-        return cls(spark, plan, RddSource(rdd), num_partitions, transform, collate)
+        return cls(_session(None), plan, RddSource(rdd), num_partitions, transform, collate)
 
     @classmethod
     def from_torch(
@@ -215,11 +209,8 @@ class Dataset:
             ConfigError: if it is no map-style dataset, or cannot be pickled.
             DataError: if it is empty, or its first item is not as announced.
         """
-        from pyspark.sql import SparkSession
-
         plan = plan_items(dataset, has_label, collate is not None)
-        spark = spark or SparkSession.builder.getOrCreate()
-        return cls(spark, plan, TorchSource(dataset), num_partitions, transform, collate)
+        return cls(_session(spark), plan, TorchSource(dataset), num_partitions, transform, collate)
 
     @classmethod
     def from_parquet(
@@ -279,10 +270,9 @@ class Dataset:
         """
         found = absolute(paths)
         place = Folders(tuple(found), checked_storage(storage_options, found))
-        columns = features, label, weight
-        return cls._scanned(
-            place, columns, filter, num_partitions, transform, collate, window, streams, cache_bytes, spark
-        )
+        spark = _session(spark)
+        source = ScanSource(access_to(spark), place, window, streams, filter, cache_bytes)
+        return cls._scanned(spark, source, (features, label, weight), num_partitions, transform, collate)
 
     @classmethod
     def from_delta(
@@ -337,10 +327,9 @@ class Dataset:
             )
         found = absolute(path)
         place = DeltaVersion(found[0], version, checked_storage(storage_options, found))
-        columns = features, label, weight
-        return cls._scanned(
-            place, columns, filter, num_partitions, transform, collate, window, streams, cache_bytes, spark
-        )
+        spark = _session(spark)
+        source = ScanSource(access_to(spark), place, window, streams, filter, cache_bytes)
+        return cls._scanned(spark, source, (features, label, weight), num_partitions, transform, collate)
 
     @classmethod
     def from_iceberg(
@@ -405,33 +394,25 @@ class Dataset:
         storage = checked_storage(storage_options, found if catalog is None else ["s3://"])
         given = None if catalog is None else {str(name): str(value) for name, value in catalog.items()}
         place = IcebergSnapshot(found[0], snapshot, given, storage)
-        columns = features, label, weight
-        return cls._scanned(
-            place, columns, filter, num_partitions, transform, collate, window, streams, cache_bytes, spark
-        )
+        spark = _session(spark)
+        source = ScanSource(access_to(spark), place, window, streams, filter, cache_bytes)
+        return cls._scanned(spark, source, (features, label, weight), num_partitions, transform, collate)
 
     @classmethod
     def _scanned(
         cls,
-        place: Place,
+        spark: SparkSession,
+        source: ScanSource,
         columns: tuple[Columns, Columns | None, ColumnLike | None],
-        filter: Any,
         num_partitions: int | None,
         transform: Transform | None,
         collate: Collate | None,
-        window: int,
-        streams: int | None,
-        cache_bytes: int,
-        spark: SparkSession | None,
     ) -> Dataset:
         """Return the Dataset of rows that stay in their files."""
-        from pyspark.sql import SparkSession
-
-        spark = spark or SparkSession.builder.getOrCreate()
-        source = ScanSource(access_to(spark), place, window, streams, filter, cache_bytes)
-        with described(source.access, "list the files"):
+        access = source.access
+        with described(access, "list the files"):
             plan = source.planned(*columns, collate is not None)
-        return cls(spark, plan, source, num_partitions, transform, collate, access=source.access)
+        return cls(spark, plan, source, num_partitions, transform, collate, access=access)
 
     @classmethod
     def from_numpy(
@@ -457,8 +438,6 @@ class Dataset:
         Raises:
             DataError: if the arrays differ in length or are empty.
         """
-        from pyspark.sql import SparkSession
-
         weight = None if weight is None else np.asarray(weight)
         if weight is not None and weight.ndim != 1:
             raise DataError(
@@ -474,9 +453,7 @@ class Dataset:
         sources = unnamed(structures["features"], structures["label"])
         weighted = weight is not None
         plan = make_plan(structures["features"], structures["label"], sources, weighted, arrays=True)
-        return cls(
-            spark or SparkSession.builder.getOrCreate(), plan, ArraySource(arrays), num_partitions, transform
-        )
+        return cls(_session(spark), plan, ArraySource(arrays), num_partitions, transform)
 
     # -- what it holds ------------------------------------------------------------------------
 
@@ -630,6 +607,13 @@ class Dataset:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.release()
+
+
+def _session(spark: SparkSession | None) -> SparkSession:
+    """Return a session: the active one by default."""
+    from pyspark.sql import SparkSession
+
+    return spark or SparkSession.builder.getOrCreate()
 
 
 def _check_lengths(arrays: Mapping[str, Array]) -> None:
