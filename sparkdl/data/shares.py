@@ -16,49 +16,13 @@ from sparkdl.data.dataset import Dataset
 from sparkdl.data.store import partition as store
 from sparkdl.data.store.partition import Token
 from sparkdl.data.store.sources import Partitions, Source
+from sparkdl.data.streams import RowShare
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Parts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-
-@dataclass(frozen=True, slots=True)
-class RowShare:
-    """Some of the rows: those between two shares of them in an order drawn from a seed, or all others.
-
-    Attributes:
-        begin: share at which it begins, from 0.
-        end: share at which it ends, up to 1.
-        others: whether all other rows are meant.
-        seed: draws the order.
-    """
-
-    begin: float
-    end: float
-    others: bool
-    seed: int
-
-    @property
-    def name(self) -> str:
-        """What names its view among those of a partition."""
-        return f"{self.seed}-{self.begin!r}-{self.end!r}-{'others' if self.others else 'these'}"
-
-    def rows(self, count: int) -> Array:
-        """Return its row numbers, ascending, among so many rows."""
-        order = np.random.default_rng(seeding.derive(seeding.ORDER, self.seed)).permutation(count)
-        inside = np.zeros(count, bool)
-        inside[order[self._range(count)]] = True
-        return np.flatnonzero(~inside if self.others else inside)
-
-    def count(self, count: int) -> int:
-        """Return how many these are among so many rows."""
-        inside = len(range(count)[self._range(count)])
-        return count - inside if self.others else inside
-
-    def _range(self, count: int) -> slice:
-        return slice(round(self.begin * count), round(self.end * count))
 
 
 def check_share(fraction: Any) -> None:
@@ -116,7 +80,7 @@ def first_rows(data: Dataset, rows: int, num_partitions: int | None) -> Dataset:
 
 
 def _share_as_dataset(data: Dataset, one: RowShare) -> Dataset:
-    part = data.source.part(data.plan, one.begin, one.end, one.others, one.seed)
+    part = data.source.part(data.plan, one)
     if part is None:
         stored = data.store().rows
         if not sum(map(one.count, stored)):

@@ -260,3 +260,40 @@ def _keys(base: int, rows: Array) -> Array:
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         return z ^ (z >> np.uint64(31))
+
+
+@dataclass(frozen=True, slots=True)
+class RowShare:
+    """Some of the rows: those between two shares of them in an order drawn from a seed, or all others.
+
+    Attributes:
+        begin: share at which it begins, from 0.
+        end: share at which it ends, up to 1.
+        others: whether all other rows are meant.
+        seed: draws the order.
+    """
+
+    begin: float
+    end: float
+    others: bool
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """What names its view among those of a partition."""
+        return f"{self.seed}-{self.begin!r}-{self.end!r}-{'others' if self.others else 'these'}"
+
+    def rows(self, count: int) -> Array:
+        """Return its row numbers, ascending, among so many rows."""
+        order = np.random.default_rng(seeding.derive(seeding.ORDER, self.seed)).permutation(count)
+        inside = np.zeros(count, bool)
+        inside[order[self._range(count)]] = True
+        return np.flatnonzero(~inside if self.others else inside)
+
+    def count(self, count: int) -> int:
+        """Return how many these are among so many rows."""
+        inside = len(range(count)[self._range(count)])
+        return count - inside if self.others else inside
+
+    def _range(self, count: int) -> slice:
+        return slice(round(self.begin * count), round(self.end * count))

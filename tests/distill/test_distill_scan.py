@@ -16,7 +16,8 @@ from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from sparkdl import Column, Dataset
-from sparkdl.data.shares import RowShare, shares_of
+from sparkdl.data.shares import shares_of
+from sparkdl.data.streams import RowShare
 from sparkdl.distill import Distiller, Teacher
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.train import MaxEpoch

@@ -23,7 +23,7 @@ from sparkdl.data.scan.manifest import ScanManifest
 from sparkdl.data.scan.order import in_files, order_of
 from sparkdl.data.scan.reader import Reader
 from sparkdl.data.shares import first_rows, folds_of, share_of, shares_of
-from sparkdl.data.streams import FROM_THE_BEGINNING
+from sparkdl.data.streams import FROM_THE_BEGINNING, RowShare
 from sparkdl.exceptions import ConfigError, DataError, NonFiniteError, TaskError
 from sparkdl.train import Checkpoint, Elastic, EveryIterations, Hook, MaxIteration, Trainer
 
@@ -617,7 +617,7 @@ def test_a_share_of_the_rows_is_held_out(table: Path, spark: Any, partitions: in
         data.source.manifest(data.plan)  # the Dataset is the caller's
         assert len(data) == ROWS
         whole = manifest_of(data)
-    train, held = (whole.part(0.0, 0.25, others, 5) for others in (True, False))
+    train, held = (whole.part(RowShare(0.0, 0.25, others, 5)) for others in (True, False))
     x, y = values(table)
     chosen = np.concatenate([np.flatnonzero(mask_of(held, group)) + begin for group, begin in begins(whole)])
     others = np.setdiff1d(np.arange(ROWS), chosen)

@@ -15,7 +15,8 @@ from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
 from sparkdl import Column, Dataset, Trainer, seeding
-from sparkdl.data.shares import RowShare, split_pandas
+from sparkdl.data.shares import split_pandas
+from sparkdl.data.streams import RowShare
 from sparkdl.exceptions import ConfigError, DataError, ModelError
 from sparkdl.train import Checkpoint, Elastic, Hook, MaxEpoch
 

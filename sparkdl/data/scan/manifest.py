@@ -17,6 +17,7 @@ from sparkdl.data.scan.filters import SelectedRows, bits_of
 from sparkdl.data.scan.folders import NO_COLUMNS, packed, unpacked
 from sparkdl.data.scan.order import Layout
 from sparkdl.data.scan.schema import as_lists
+from sparkdl.data.streams import RowShare
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Buffer, Parts
 
@@ -59,25 +60,24 @@ class ScanManifest:
         ends = np.minimum(self.begins, rows)
         return replace(self, rows=np.diff(ends))
 
-    def part(self, begin: float, end: float, others: bool, seed: int) -> ScanManifest:
+    def part(self, share: RowShare) -> ScanManifest:
         """Return the manifest of a share of the rows, each of which is in it by chance.
 
-        Args:
-            begin: share at which it begins, from 0.
-            end: share at which it ends, up to 1: shares that do not overlap have no row in common.
-            others: whether all other rows are meant.
-            seed: draws a place between 0 and 1 for each row, whatever the share.
+        A row's place between 0 and 1 is drawn from the seed, whatever the share: shares that do not overlap
+        have no row in common.
         """
         masks = []
         for group, rows in enumerate(self.rows.tolist()):
-            generator = np.random.Generator(np.random.PCG64(seeding.derive(seeding.SHARES, seed, group)))
+            generator = np.random.Generator(
+                np.random.PCG64(seeding.derive(seeding.SHARES, share.seed, group))
+            )
             places = generator.random(rows)
-            inside = (places >= begin) & (places < end)
+            inside = (places >= share.begin) & (places < share.end)
             known = self.mask(group)
             mask = np.ones(rows, np.bool_) if known is None else known.copy()
             before = np.flatnonzero(mask)
             mask[before] = False
-            mask[before[:rows]] = ~inside if others else inside
+            mask[before[:rows]] = ~inside if share.others else inside
             masks.append(mask)
         left = np.array([mask.sum() for mask in masks], np.int64)
         sizes = np.array([len(mask) for mask in masks], np.int64)

@@ -22,6 +22,7 @@ from sparkdl.data.scan.schema import plan_schema
 from sparkdl.data.scan.storage import Storage
 from sparkdl.data.scan.tasks import FirstRows, ListFiles, PlaceManifest, ReadFooters, checked
 from sparkdl.data.store.sources import Partitions, Source
+from sparkdl.data.streams import RowShare
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Parts
@@ -210,10 +211,10 @@ class ScanSource(Source):
         found._streams = _STREAMS_OF_SAMPLES
         return found
 
-    def part(self, plan: TablePlan, begin: float, end: float, others: bool, seed: int) -> ScanSource:
+    def part(self, plan: TablePlan, share: RowShare) -> ScanSource:
         """See :class:`Source`, and :meth:`ScanManifest.part`."""
         self.manifest(plan)  # whose footers are read once for all shares
-        return self._with(lambda manifest: manifest.part(begin, end, others, seed))
+        return self._with(lambda manifest: manifest.part(share))
 
     def _with(self, taken: Callable[[ScanManifest], ScanManifest]) -> ScanSource:
         found = copy.copy(self)

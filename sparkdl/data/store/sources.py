@@ -14,7 +14,7 @@ from sparkdl.data.schema import vector_columns
 from sparkdl.data.sparse import hint
 from sparkdl.data.store import writers
 from sparkdl.data.store.writers import ROW_BITS, ROWS, Places
-from sparkdl.data.streams import STREAMS, Dealt, check_partitions
+from sparkdl.data.streams import STREAMS, Dealt, RowShare, check_partitions
 from sparkdl.exceptions import ConfigError
 from sparkdl.wire.frame import Array
 from sparkdl.wire.pieces import cut
@@ -43,7 +43,7 @@ class Source(ABC):
         """Return a source of the first rows, for a sample; this one if it cannot be cut."""
         return self
 
-    def part(self, plan: TablePlan, begin: float, end: float, others: bool, seed: int) -> Source | None:
+    def part(self, plan: TablePlan, share: RowShare) -> Source | None:
         """Return a source of a share of the rows; ``None`` if they are divided where they are stored."""
         return None
 

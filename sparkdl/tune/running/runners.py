@@ -12,7 +12,7 @@ import numpy as np
 
 from sparkdl._spark.errors import is_job_failure, task_error
 from sparkdl.access.base import Access, BytesRef
-from sparkdl.data.shares import RowShare
+from sparkdl.data.streams import RowShare
 from sparkdl.exceptions import TaskError
 from sparkdl.nn import serialize
 from sparkdl.train.trainer import Trainer

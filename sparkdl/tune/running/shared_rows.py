@@ -29,10 +29,10 @@ from sparkdl.data.dataset import Dataset, Transform
 from sparkdl.data.rows import in_order
 from sparkdl.data.scan.source import ScanSource
 from sparkdl.data.scan.tasks import PlaceManifest
-from sparkdl.data.shares import RowShare
 from sparkdl.data.store import partition as store
 from sparkdl.data.store.partition import StoreBatch, Token
 from sparkdl.data.store.sources import Partitions, Source
+from sparkdl.data.streams import RowShare
 from sparkdl.train.checkpoint.lock import alone_in
 from sparkdl.train.passes.sweep import sweep
 from sparkdl.wire import frame
@@ -175,7 +175,7 @@ def _scans(
     for part in parts:
         own, key = source, ""  # the manifest of all rows is the Dataset's, which may have sent it
         if part is not None:
-            own, key = source.part(data.plan, part.begin, part.end, part.others, part.seed), part.name
+            own, key = source.part(data.plan, part), part.name
             stack.callback(_if_alive, data.access, own.release)
         placing[key], sent = own.placing(data.plan, f"{name}/{key or _ALL}", 1)
         broadcasts += sent
