@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparkdl.metrics.members import Member, members
 from sparkdl.metrics.spec import AnyMetric, MetricSpec, leaves
 
 _HOME = "torchmetrics.classification."
@@ -23,6 +24,8 @@ _OF_PROBABILITIES = {"MulticlassPrecisionRecallCurve", "MulticlassCalibrationErr
 class Logits:
     """Tells the outputs of a task's batches apart, and makes probabilities of logits where that is known.
 
+    The metrics of a collection are told apart each by itself: some need probabilities, others do not.
+
     Args:
         known: names of metrics whose outputs are logits.
 
@@ -32,28 +35,41 @@ class Logits:
 
     def __init__(self, known: Collection[str] = ()) -> None:
         self._known = frozenset(known)
-        self._activations: dict[str, str | None] = {}
+        self._members: dict[str, list[tuple[str, Member, str | None]]] = {}
         self.seen: dict[str, list[int]] = {}
 
     def update(self, name: str, spec: MetricSpec, output: Any, label: Any, inputs: Any) -> None:
         """Add a batch to a metric; see :meth:`MetricSpec.update`."""
         positional, named = spec.arguments(output, label, inputs)
-        if name not in self._activations:
-            self._activations[name] = _activation(spec.metric)
-        activation = self._activations[name]
+        if name not in self._members:
+            self._members[name] = [
+                (f"{name}/{member.name}" if member.name else name, member, _activation(member.metric))
+                for member in members(spec.metric)
+            ]
+        for full, member, activation in self._members[name]:
+            self._update(full, member, activation, positional, named)
+
+    def _update(
+        self,
+        name: str,
+        member: Member,
+        activation: str | None,
+        positional: tuple[Any, ...],
+        named: dict[str, Any],
+    ) -> None:
         preds = positional[0] if positional else named.get("preds")
         if isinstance(preds, Tensor) and preds.is_floating_point() and _fits(activation, preds):
             target = positional[1] if len(positional) > 1 else named.get("target")
             if name in self._known:
                 preds = preds.sigmoid() if activation == "sigmoid" else preds.softmax(1)
             else:
-                preds = _counted(spec.metric, preds, target)
+                preds = _counted(member.metric, preds, target)
                 outside = bool(((preds < 0) | (preds > 1)).any())
                 self.seen.setdefault(name, [0, 0])[outside] += 1
             positional, named = (
                 ((preds, *positional[1:]), named) if positional else ((), {**named, "preds": preds})
             )
-        spec.metric.update(*positional, **named)
+        member.update(*positional, **named)
 
 
 def mixed(seen: Mapping[str, list[int]]) -> list[str]:

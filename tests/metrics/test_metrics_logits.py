@@ -7,18 +7,31 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.metrics import accuracy_score, roc_auc_score
+from sklearn.metrics import (
+    accuracy_score,
+    average_precision_score,
+    f1_score,
+    precision_score,
+    recall_score,
+    roc_auc_score,
+)
 from torch import Tensor
 from torchmetrics import MeanSquaredError, Metric, MetricCollection
 from torchmetrics.classification import (
     BinaryAccuracy,
     BinaryAUROC,
+    BinaryAveragePrecision,
+    BinaryF1Score,
+    BinaryPrecision,
+    BinaryPrecisionRecallCurve,
+    BinaryRecall,
     MulticlassAccuracy,
     MulticlassAUROC,
     MultilabelAccuracy,
 )
 
 from sparkdl.metrics.logits import Logits, mixed, total
+from sparkdl.metrics.merge import pack
 from sparkdl.metrics.spec import MetricSpec
 
 RNG = np.random.default_rng(0)
@@ -79,6 +92,71 @@ def test_probabilities_and_other_metrics_get_what_there_is() -> None:
         found = value(metric, preds, LABELS, 1)
         squared = float(((SCORES - LABELS) ** 2).mean())
         assert found.get("", found.get("MeanSquaredError")) == pytest.approx(squared)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 100])
+def test_metrics_of_a_collection_decide_each_for_itself(rows: int) -> None:
+    """The squared error is of what the module returns; the accuracy was of what a batch looked like."""
+    both = MetricCollection([BinaryAccuracy(), MeanSquaredError(), BinaryAUROC()], prefix="of_")
+    expected = {
+        "of_BinaryAccuracy": accuracy_score(LABELS, SCORES > 0),
+        "of_MeanSquaredError": float(((SCORES - LABELS) ** 2).mean()),
+        "of_BinaryAUROC": roc_auc_score(LABELS, SCORES),
+    }
+    assert value(both, SCORES, LABELS, rows) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, 100])
+def test_metrics_whose_first_rows_are_alike_stay_apart(rows: int) -> None:
+    """No score of the first rows lies between the thresholds, and no label there is left out."""
+    chances, target = SCORES.sigmoid(), LABELS.clone()
+    chances[:60] = chances[:60].round()
+    target[75::5] = 0
+    several = MetricCollection(
+        {
+            "at_half": BinaryAccuracy(),
+            "at_most": BinaryAccuracy(0.7),
+            "precision": BinaryPrecision(),
+            "recall": BinaryRecall(0.7),
+            "f1": BinaryF1Score(),
+            "curve": BinaryAUROC(),
+            "area": BinaryAveragePrecision(),
+        }
+    )
+    half, most = chances > 0.5, chances > 0.7
+    assert value(several, chances, target, rows) == pytest.approx(
+        {
+            "at_half": accuracy_score(target, half),
+            "at_most": accuracy_score(target, most),
+            "precision": precision_score(target, half),
+            "recall": recall_score(target, most),
+            "f1": f1_score(target, half),
+            "curve": roc_auc_score(target, chances),
+            "area": average_precision_score(target, chances),
+        }
+    )
+
+
+def test_metrics_that_count_alike_share_their_state() -> None:
+    spec = MetricSpec(
+        MetricCollection(
+            [
+                BinaryPrecision(),
+                BinaryRecall(),
+                BinaryF1Score(),
+                BinaryAveragePrecision(),
+                BinaryPrecisionRecallCurve(),
+            ]
+        )
+    ).fresh()
+    Logits().update("m", spec, SCORES, LABELS, None)
+    table, _ = pack({"m": spec.metric})
+    shared = {name: of for name, of in table.items() if isinstance(of, str)}
+    assert shared == {
+        "m:BinaryRecall": "m:BinaryPrecision",
+        "m:BinaryF1Score": "m:BinaryPrecision",
+        "m:BinaryPrecisionRecallCurve": "m:BinaryAveragePrecision",
+    }
 
 
 def test_labels_that_do_not_count_say_nothing_of_the_outputs() -> None:
