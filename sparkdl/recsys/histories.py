@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _ITEMS = "__sparkdl_items"
+_COUNT = "__sparkdl_count"
 
 
 def with_history(
@@ -58,21 +59,26 @@ def with_history(
     check_integer(owner, 1, size=size)
     check_columns(df, owner, user=user, item=item, time=time)
     check_new(df, owner, output=output, length=length)
-    found = find_field(df, f"{owner}: item", item).dataType
-    if not isinstance(found, T.IntegralType):
+    field = find_field(df, f"{owner}: item", item)
+    if not isinstance(field.dataType, T.IntegralType):
         raise DataError(
-            f"{owner}: item={item!r} has type {found.simpleString()}, expected integers: with_hash and "
-            "with_category make them",
+            f"{owner}: item={item!r} has type {field.dataType.simpleString()}, expected integers: with_hash "
+            "and with_category make them",
             code="data-type",
         )
     ordered = Window.partitionBy(quoted(user)).orderBy(*time_order(user, item, time, seed))
-    before = F.collect_list(quoted(item).cast("bigint")).over(ordered.rowsBetween(-size, -1))
+    before = F.collect_list(quoted(item).cast("bigint"))
+    if field.nullable:  # how many items came before numbers them, without those that are null
+        number = F.count(quoted(item)).over(ordered.rowsBetween(Window.unboundedPreceding, -1))
+        numbered = df.withColumn(_COUNT, number)
+        of_items = Window.partitionBy(quoted(user)).orderBy(F.col(_COUNT)).rangeBetween(-size, -1)
+        with_items = numbered.withColumn(_ITEMS, before.over(of_items)).drop(_COUNT)
+    else:
+        with_items = df.withColumn(_ITEMS, before.over(ordered.rowsBetween(-size, -1)))
     together = Window.partitionBy(quoted(user), quoted(time)).orderBy(*time_order(user, item, time, seed))
     padding = F.array_repeat(F.lit(0).cast("bigint"), size)
     filled = F.slice(F.concat(F.col(_ITEMS), padding), 1, size)
     described = filled.alias(output, metadata=tensor_metadata((size,), "int64"))
-    # On Spark Connect withColumn drops metadata.
-    with_items = df.withColumn(_ITEMS, before)
     if strict:  # before the first event of a moment are those of the moments before
         with_items = with_items.withColumn(_ITEMS, F.first(_ITEMS).over(together))
     return with_items.select("*", described, F.size(_ITEMS).alias(length)).drop(_ITEMS)

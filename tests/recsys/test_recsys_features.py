@@ -147,10 +147,26 @@ def test_histories_hold_what_came_before(spark: Any, events: Any) -> None:
     few = spark.createDataFrame(rows, "user string, item int, time int")
     told = {(r.user, r.time): (list(r.history), r.length) for r in with_history(few, 2).collect()}
     assert told["u", 3] == ([7, 8], 2)
-    assert told["u", 4] == ([8, 0], 1)
+    assert told["u", 4] == ([7, 8], 2), "a null among the last events takes no place"
     assert told["v", 1] == ([0, 0], 0)
     with pytest.raises(DataError, match=r"item='user' has type string, expected integers: with_hash"):
         with_history(few, 2, item="user")
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_histories_with_nulls_are_those_of_a_loop(spark: Any, strict: bool) -> None:
+    random = np.random.default_rng(0)
+    rows = [
+        (int(random.integers(3)), None if random.random() < 0.4 else n, int(when))
+        for n, when in enumerate(random.permutation(90), start=1)
+    ]
+    df = spark.createDataFrame(rows, "user int, item int, time int")
+    found = {row.time: row for row in with_history(df, 4, strict=strict).collect()}
+    past: dict[int, list[int]] = {}
+    for user, item, time in sorted(rows, key=lambda row: row[2]):
+        last = past.setdefault(user, [])[-4:]
+        assert (found[time].history, found[time].length) == (last + [0] * (4 - len(last)), len(last))
+        past[user] += [] if item is None else [item]
 
 
 @pytest.mark.slow
