@@ -52,7 +52,7 @@ class RandomFlip(nn.Module):
 class RandomCrop(nn.Module):
     """Cuts a window out of each image at a random place, after adding a black border.
 
-    In ``eval()`` the window is the centre.
+    In ``eval()`` the window is the centre, as torchvision's ``CenterCrop`` cuts it out.
 
     Args:
         size: height and width of the window in pixels, or one number for both; by default the images' own.
@@ -89,7 +89,7 @@ class RandomCrop(nn.Module):
             )
         padded = nn.functional.pad(images, [self.padding] * 4)
         if not self.training:
-            top, left = free_down // 2, free_across // 2
+            top, left = round(free_down / 2), round(free_across / 2)  # as torchvision's CenterCrop
             return padded[:, :, top : top + down, left : left + across]
         tops = torch.randint(free_down + 1, (rows,))
         lefts = torch.randint(free_across + 1, (rows,))

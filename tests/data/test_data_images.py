@@ -303,6 +303,17 @@ def test_eval_switches_randomness_off() -> None:
     torch.testing.assert_close(augment(BATCH), BATCH[:, :, 1:4, 1:4])
 
 
+@pytest.mark.parametrize(
+    ("shape", "top", "left"),
+    [((5, 6), 1, 2), ((6, 7), 2, 2), ((7, 8), 2, 2), ((8, 9), 2, 3), ((4, 3), 0, 0), ((9, 10), 3, 4)],
+)
+def test_the_centre_is_that_of_torchvision(shape: tuple[int, int], top: int, left: int) -> None:
+    """Halves of a pixel go to the even side, as ``int(round((image_height - crop_height) / 2.0))`` does."""
+    images = torch.arange(shape[0] * shape[1]).reshape(1, 1, *shape)
+    found = RandomCrop((3, 3)).eval()(images)
+    assert torch.equal(found, images[:, :, top : top + 3, left : left + 3])
+
+
 def test_floats_are_normalised_as_they_are() -> None:
     found = Normalize([1.0, 2.0], [2.0, 4.0])(BATCH.float())
     torch.testing.assert_close(found[:, 1], (BATCH[:, 1] - 2) / 4)
