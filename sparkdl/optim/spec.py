@@ -367,8 +367,22 @@ def _own_rate(group: Mapping[str, Any]) -> dict[str, Any]:
     return {"lr": group[_INITIAL_RATE]} if _INITIAL_RATE in group else {}
 
 
-def check_unscheduled(optimizer: Optimizers, spec: OptimizerSpec) -> None:
+_SCHEDULE = (
+    "give what makes it as schedule=, such as schedule=partial(StepLR, step_size=30), and an optimizer "
+    "without one"
+)
+
+
+def check_unscheduled(
+    optimizer: Optimizers, spec: OptimizerSpec, name: str = "", remedy: str = _SCHEDULE
+) -> None:
     """Check that no scheduler has been made for an optimizer: without a schedule none would be stepped.
+
+    Args:
+        optimizer: as it was given.
+        spec: the same.
+        name: of the option that it was given as; empty for ``optimizer``.
+        remedy: what to do instead.
 
     Raises:
         ConfigError: if one has.
@@ -378,9 +392,8 @@ def check_unscheduled(optimizer: Optimizers, spec: OptimizerSpec) -> None:
         if rates:
             now, begin = (float(rate) for rate in rates[0])
             raise ConfigError(
-                f"the {type(own).__name__} has a learning-rate scheduler (lr={now:g}, initial_lr={begin:g}), "
-                "which no task would step; give what makes it as schedule=, such as "
-                "schedule=partial(StepLR, step_size=30), and an optimizer without one"
+                f"the {type(own).__name__}{name and f' of {name}'} has a learning-rate scheduler "
+                f"(lr={now:g}, initial_lr={begin:g}), which no task would step; {remedy}"
             )
 
 

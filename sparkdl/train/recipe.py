@@ -40,13 +40,15 @@ from sparkdl.optim.groups import all_names
 from sparkdl.optim.rule import UpdateRule
 from sparkdl.optim.shard.packed import lazy_groups, sparse_groups
 from sparkdl.optim.shard.shardable import tried_optimizer
-from sparkdl.optim.spec import Optimizers
+from sparkdl.optim.spec import Optimizers, check_unscheduled
 from sparkdl.optim.staleness import Staleness
 from sparkdl.train.checkpoint.setting import checksums, setting_of
 from sparkdl.train.keyed import check_keyed, rules_of
 from sparkdl.train.options.config import TrainConfig
 from sparkdl.wire.codec import codec_of, has_error_feedback
 from sparkdl.wire.layout import ParamLayout, TensorPlace
+
+_UNSCHEDULED = "expected an optimizer without one: schedule= is for the partitions' own steps alone"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +116,7 @@ class Recipe:
         if config.local is not None:  # the optimizer is that of the partitions, and the shards' an outer one
             inner = InnerRule(rule, layout, stateful)
             outer, _ = optimizer_spec(config.local.outer, module)
+            check_unscheduled(config.local.outer, outer, "LocalSteps(outer=)", _UNSCHEDULED)
             layout = replace(layout, params=tuple(replace(param, group=0) for param in layout.params))
             tried = tried_optimizer(outer, layout)
             rule, layout, stateful = UpdateRule(tried.spec, seed=config.seed), tried.layout, tried.stateful

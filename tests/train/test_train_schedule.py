@@ -33,6 +33,7 @@ from sparkdl.exceptions import ConfigError
 from sparkdl.optim.spec import OptimizerSpec, optimizer_spec
 from sparkdl.train.fit import scheduled_hyper
 from sparkdl.train.options.config import TrainConfig
+from sparkdl.train.options.local_steps import LocalSteps
 from sparkdl.train.options.schedule import (
     PerEpoch,
     PerIteration,
@@ -465,3 +466,12 @@ def test_a_scheduler_that_nobody_would_step_is_refused():
         ):
             Trainer(module, loss=torch.nn.MSELoss(), optimizer=optimizer)
         Trainer(module, loss=torch.nn.MSELoss(), optimizer=optimizer, schedule=partial(StepLR, step_size=3))
+    for schedule in (None, partial(StepLR, step_size=3)):  # which is that of the partitions' own steps
+        with pytest.raises(ConfigError, match=r"SGD of LocalSteps\(outer=\) has a learning-rate scheduler"):
+            Trainer(
+                module,
+                loss=torch.nn.MSELoss(),
+                optimizer=partial(SGD, lr=0.1),
+                schedule=schedule,
+                local_steps=LocalSteps(4, outer=made),
+            )
