@@ -242,6 +242,16 @@ def test_ids_without_a_row_share_one_that_is_trained(data: Dataset) -> None:
         assert torch.equal(module.users(torch.tensor([12345])), module.users.weight)
 
 
+@pytest.mark.parametrize("counters", [None, CountingBloom(1000)])
+def test_rows_are_those_before_with_new_ones_and_without_those_evicted(data: Dataset, counters: Any) -> None:
+    """Ids that wait for a row have none that could be evicted, however they are counted."""
+    module = keyed(min_count=3, max_age=6, evict_every=4, counters=counters)
+    history = trainer(module, batch_size=24, end_when=MaxIteration(20)).fit(data).history
+    rows, new, gone = (history.column(f"extras.users/{name}") for name in ("rows", "new", "evicted"))
+    assert sum(gone) > 0
+    assert rows == [sum(new[:n]) - sum(gone[:n]) for n in range(1, len(rows) + 1)]
+
+
 def test_a_table_that_is_frozen_stays_as_it_is(data: Dataset) -> None:
     module = keyed()
     module.users.weight.requires_grad_(False)

@@ -167,7 +167,9 @@ def changed(
         updated: Ids = np.empty(0, np.int64)
         if directives is not None and group is not None:
             updated = update_table(table, name, group, spec.rule, gradients, directives, iteration - 1)
+        before = len(table)
         gone = table.evict(iteration) if point.counted else updated[:0]
+        evicted = before - len(table)  # ids that waited for a row are gone, too
         asked = [message.tables[name] for message in wanted]
         new = looked_up = hot = 0
         seen = distinct(part.ids for part in asked)
@@ -183,7 +185,7 @@ def changed(
             "rows": len(table),
             "ids": table.known,
             "new": new,
-            "evicted": len(gone),
+            "evicted": evicted,
             "changed": len(seen),
             "looked_up": looked_up,
             "hot": hot,
