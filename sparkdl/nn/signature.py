@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sparkdl.exceptions import ModelError
+from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.nn.batch import Inputs, call, group
 from sparkdl.nn.parameters import check_device
 from sparkdl.nn.trace import describe, explain_failure
@@ -149,3 +150,46 @@ def _spec(value: Mapping[str, Any]) -> TensorSpec:
 def _known(shape: tuple[int, ...] | None) -> tuple[int, ...]:
     assert shape is not None
     return shape
+
+
+def check_inputs_order(module: object, names: Sequence[str]) -> None:
+    """Check that columns which are given by position are not called as other arguments of the module.
+
+    Args:
+        module: a module or its class; nothing is known of other factories.
+        names: names of the columns, in order.
+
+    Raises:
+        ConfigError: if they are the names of the module's first arguments, in another order.
+    """
+    kind = module if isinstance(module, type) else type(module)
+    if len(names) < 2 or not issubclass(kind, nn.Module):
+        return
+    try:
+        arguments = list(inspect.signature(kind.forward).parameters)[1 : len(names) + 1]
+    except (TypeError, ValueError):  # made by a C function
+        return
+    if arguments != list(names) and sorted(arguments) == sorted(names):
+        raise ConfigError(
+            f"the columns {list(names)} are given by position to {kind.__name__}.forward, whose arguments "
+            f"are {arguments}: list the columns in this order, or give each to the argument of its name, by "
+            f"features={{...}} or an estimator's inputNames={list(names)}"
+        )
+
+
+def check_outputs_order(names: Sequence[str], outputs: Sequence[int | str | None]) -> None:
+    """Check that no column for an output is called as another output.
+
+    Args:
+        names: names of the columns, for the first outputs.
+        outputs: what the outputs are called, in order.
+
+    Raises:
+        ConfigError: if one is.
+    """
+    for name, output in zip(names, outputs, strict=False):
+        if name in outputs and name != output:
+            raise ConfigError(
+                f"outputCols={list(names)}: the column {name!r} would hold {output!r}, for the outputs are "
+                f"{list(outputs)}, in this order; list the columns so, or give them other names"
+            )

@@ -25,7 +25,7 @@ from sparkdl.data.store.partition import Token
 from sparkdl.exceptions import ConfigError, ModelError
 from sparkdl.nn import serialize
 from sparkdl.nn.flat import write_back
-from sparkdl.nn.objective import Objective
+from sparkdl.nn.objective import LossObjective, Objective
 from sparkdl.nn.parameters import (
     dense_tables,
     layout_of,
@@ -34,6 +34,7 @@ from sparkdl.nn.parameters import (
     sparse_tables,
     trainable,
 )
+from sparkdl.nn.signature import check_inputs_order
 from sparkdl.optim import OptimizerSpec, optimizer_spec
 from sparkdl.optim.describe import describe_optimizer
 from sparkdl.optim.groups import all_names
@@ -157,6 +158,9 @@ class Recipe:
     def spec(self, data: Dataset, module: nn.Module, label: Structure | None, threads: int = 1) -> FitSpec:
         """Return what is shipped once for a fit, an evaluation or a prediction."""
         config = self.config
+        features = data.plan.features
+        if features.kind == "tuple" and isinstance(self.objective, LossObjective) and data.transform is None:
+            check_inputs_order(module, data.plan.sources(features))
         with _trainable(module, self.unfreezes):
             _check_fits(module, self.layout)
             return FitSpec(

@@ -446,6 +446,29 @@ def test_several_inputs_outputs_and_labels(spark):
     assert [spec.key for spec in model.signature.outputs] == ["a", "b"]
 
 
+def test_columns_with_the_names_of_other_inputs_or_outputs(spark):
+    """By position the column "b" would have been the argument "a", and the output "a" the column "b"."""
+    df = points(spark).selectExpr("label as b", "features as a", "label", "label as y", "int(label) as k")
+    for module in (Subtract, Subtract(), lambda: Subtract()):
+        with pytest.raises(ConfigError, match=r"\['b', 'a'\] are given by position to Subtract.forward"):
+            TorchRegressor(module=module, featuresCols=["b", "a"], maxIter=1).fit(df)
+    with pytest.raises(ConfigError, match=r"whose arguments are \['a', 'b'\]"):
+        TorchRegressionModel.from_module(Subtract(), featuresCols=["b", "a"])
+    by_name = TorchRegressor(module=Subtract, featuresCols=["b", "a"], inputNames=["b", "a"], maxIter=1)
+    head, rows = (model := by_name.fit(df)).module.head, model.transform(df).collect()
+    with torch.no_grad():
+        expected = [head(torch.tensor(row.a.toArray()).float()).item() - row.b for row in rows]
+    assert [row.prediction for row in rows] == pytest.approx(expected, rel=1e-5)
+
+    heads = {"loss": both_heads, "featuresCols": ["a", "b"], "labelCols": ["y", "k"], "maxIter": 1}
+    for names in (["b", "a"], ["b", "q"], ["p", "a"]):
+        with pytest.raises(ConfigError, match=r"the column .* would hold .*the outputs are \['a', 'b'\], in"):
+            TorchEstimator(module=TwoHeads, outputCols=names, **heads).fit(df)
+    model = TorchEstimator(module=TwoHeads, outputCols=["p", "b"], **heads).fit(df)
+    with pytest.raises(ConfigError, match="the column 'b' would hold 'a'"):
+        model.copy({model.outputCols: ["b", "p"]}).transform(df)
+
+
 def test_inputs_by_name_from_fit_to_serving(spark, tmp_path):
     df = points(spark).selectExpr("label as n", "features as f", "label * 2 as label")
     est = TorchRegressor(module=Subtract, featuresCols=["n", "f"], inputNames=["b", "a"], maxIter=2)

@@ -96,6 +96,11 @@ def test_a_tokeniser_of_a_folder_or_a_file(tmp_path: Path) -> None:
         (lambda: HFTokenizer(inputCol="text").encoding, "tokenizer is not set"),
         (lambda: stage(padToken="[NONE]").encoding, r"no token '\[NONE\]'"),
         (lambda: stage(outputCols=["a", "a"]).encoding, "two or three different names"),
+        (
+            lambda: stage(outputCols=["input_ids", "token_type_ids", "attention_mask"]).encoding,
+            "the column 'token_type_ids' would hold 'attention_mask'",
+        ),
+        (lambda: stage(outputCols=["input_ids", "token_type_ids"]).encoding, "would hold 'attention_mask'"),
         (lambda: stage(maxLength=0).encoding, "maxLength=0"),
         (lambda: stage(maxLength=1).encoding, "at least 2, for so many special tokens"),
         (lambda: stage(padding="longest"), "expected one of"),

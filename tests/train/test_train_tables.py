@@ -218,3 +218,36 @@ def _lose_files(spark: Any) -> None:
         found = trainer(hooks=[Loses()]).fit(data, validation=0.25)
     assert same(found, expected)
     assert found.scores == expected.scores
+
+
+class Minus(nn.Module):
+    """Two inputs whose order matters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return self.scale * left - right
+
+
+def test_columns_with_the_names_of_other_arguments_are_refused(spark: Any) -> None:
+    df = pd.DataFrame({"left": [1.0, 2.0], "right": [3.0, 5.0], "y": [0.0, 0.0]})
+    options: dict[str, Any] = {"loss": nn.MSELoss(), "optimizer": partial(torch.optim.SGD, lr=0.0)}
+    by_place = Trainer(Minus(), progress=False, **options)
+    refused = pytest.raises(ConfigError, match=r"\['right', 'left'\] are given by position to Minus.forward")
+    with refused:
+        by_place.fit(df, features=["right", "left"], label="y")
+    with Dataset.from_dataframe(df, features=["right", "left"], label="y") as data, refused:
+        by_place.fit(data)
+    losses = [
+        by_place.fit(df, features=features, label="y").history[0]["loss"]
+        for features in (
+            ["left", "right"],
+            {"right": "right", "left": "left"},
+            {"left": "right", "right": "left"},
+        )
+    ]
+    assert losses == [6.5, 6.5, 6.5], "of differences of -2 and -3, and of 2 and 3"
+    found = by_place.predict(df.rename(columns={"left": "a", "right": "b"}), features=["b", "a"])
+    assert found.tolist() == [2.0, 3.0]

@@ -35,6 +35,7 @@ from sparkdl.nn.losses import binary_cross_entropy, cross_entropy, squared_error
 from sparkdl.nn.models.mlp import MLP
 from sparkdl.nn.models.sparse import SparseMLP
 from sparkdl.nn.models.tabular import Tabular
+from sparkdl.nn.signature import check_outputs_order
 from sparkdl.saved.source import ModuleSource
 from sparkdl.train.given import knows_loss
 
@@ -124,6 +125,8 @@ class TorchEstimator(FitsTorch, HasOutputs, Estimator[TorchModel]):
             raise ConfigError(
                 f"outputCols: the module returns {len(signature.outputs)} tensors; name a column for each"
             )
+        if names is not None:
+            check_outputs_order(names, [output.key for output in signature.outputs])
         return FitPlan(
             module=module, source=source, signature=signature, loss=self.loss, label=self._label_to_look_at()
         )

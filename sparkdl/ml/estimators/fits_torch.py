@@ -24,7 +24,7 @@ from sparkdl.ml.params.attributes import Factory
 from sparkdl.ml.params.columns import HasInputs, value_of
 from sparkdl.ml.params.training import HasTrainingSetters
 from sparkdl.nn.batch import group
-from sparkdl.nn.signature import Signature
+from sparkdl.nn.signature import Signature, check_inputs_order
 from sparkdl.saved.source import ModuleSource
 from sparkdl.table.encoding import TableEncoding
 from sparkdl.train.leaving import ErrorsCarryResult
@@ -229,6 +229,8 @@ class FitsTorch(FitsModule, HasTrainingSetters, HasInputs):
         return self._build(**tables.layout(rows.encoding, self.module, **arguments))
 
     def _signature(self, module: nn.Module, rows: FitRows) -> Signature:
+        if rows.encoding is None and not self._arguments():
+            check_inputs_order(module, self.featuresNames())
         with building:  # the module's mode changes for a moment, and other fits may share it
             try:
                 plans = rows.first.plan.columns[: len(rows.tensors)]

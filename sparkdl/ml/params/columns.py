@@ -23,6 +23,7 @@ from sparkdl.exceptions import ConfigError
 from sparkdl.hf.outputs import takes_by_name
 from sparkdl.ml.params import converters
 from sparkdl.ml.params.entries import HasEntries, ParamEntry, accessors, getter, setter
+from sparkdl.nn.signature import check_inputs_order
 
 T = TypeVar("T")
 _MAY_BE_EMPTY = "an empty name leaves the column out"
@@ -177,6 +178,8 @@ class HasInputs(HasEntries, HasFeaturesCol, HasHandleInvalid):
         names, several = value_of(self, self.inputNames), value_of(self, self.featuresCols)
         if names is None and several and takes_by_name(getattr(self, "module", None), several):
             return list(several)
+        if names is None and several:
+            check_inputs_order(getattr(self, "module", None), several)
         return [] if names is None else list(_one_each("inputNames", names, self.featuresNames()))
 
     def _columns(self) -> list[Column]:

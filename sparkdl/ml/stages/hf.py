@@ -24,6 +24,7 @@ from sparkdl.ml.persistence.stored import StoredStage
 from sparkdl.ml.stages.forgiving import ERROR, ForgivingScorer
 from sparkdl.ml.stages.rowwise import HandleInvalid, Settable, defined, find_field
 from sparkdl.ml.stages.udf import by_rows, has_arrow_udf, has_udt, make_udf
+from sparkdl.nn.signature import check_outputs_order
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -196,6 +197,7 @@ class HFTokenizer(_Tokenizing, HandleInvalid, HasErrorCol, HasOutputCols):
             raise ConfigError(
                 f"outputCols={columns}: expected two or three different names, for {', '.join(INPUTS)}"
             )
+        check_outputs_order(columns, INPUTS)
         if length < 1:
             raise ConfigError(f"maxLength={length}: expected a positive number of tokens")
         pairs = self.isDefined(self.pairCol)

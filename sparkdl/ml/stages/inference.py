@@ -33,7 +33,7 @@ from sparkdl.ml.stages.shipped import ship
 from sparkdl.ml.stages.udf import by_rows, has_arrow_udf, has_udt, make_udf
 from sparkdl.nn.batch import group
 from sparkdl.nn.int8 import quantize as quantized
-from sparkdl.nn.signature import Signature, TensorSpec
+from sparkdl.nn.signature import Signature, TensorSpec, check_outputs_order
 from sparkdl.table.encoding import TableEncoding
 
 if TYPE_CHECKING:
@@ -397,6 +397,7 @@ def _module_outputs(model: Any, df: DataFrame | None) -> list[OutputColumn]:
         raise ConfigError(
             f"outputCols={names}: the module returns {len(specs)} tensors; name as many columns"
         )
+    check_outputs_order(names, [spec.key for spec in specs])
     outputs = []
     for name, spec in zip(names, specs, strict=True):
         shape = spec.shape or ()
