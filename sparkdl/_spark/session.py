@@ -25,6 +25,11 @@ def is_connect(spark_or_df: Any) -> bool:
     return type(spark_or_df).__module__.startswith("pyspark.sql.connect")
 
 
+def is_deterministic(df: Any) -> bool:
+    """Return whether a query has no expression that may give another value each time; Connect cannot tell."""
+    return not is_classic(df) or bool(df._jdf.queryExecution().analyzed().deterministic())
+
+
 def is_alive(sc: Any) -> bool:
     """Return whether a SparkContext can run jobs: neither stopped nor its JVM gone."""
     try:

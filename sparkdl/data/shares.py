@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparkdl import seeding
+from sparkdl._spark.session import is_deterministic
 from sparkdl.access.base import Access, Frames
 from sparkdl.data.columns import TablePlan, quoted
 from sparkdl.data.dataset import Dataset
@@ -139,12 +140,50 @@ def split_by_fraction(df: DataFrame, fraction: float, seed: int) -> tuple[DataFr
 
     The same rows go to the same side in whatever order they come, equal rows together: both sides are
     computed on their own, and a row that changed sides in between would be lost or seen twice.
+
+    Raises:
+        DataError: if the query gives other rows each time.
     """
     from pyspark.sql import functions as F
 
+    check_repeats(df)
     hashed = F.pmod(F.xxhash64(F.lit(seed), *(quoted(name) for name in df.columns)), F.lit(_HASHES))
     chosen = hashed < F.lit(round(fraction * _HASHES))
     return df.filter(~chosen), df.filter(chosen)
+
+
+def check_repeats(df: DataFrame, side: str = "") -> None:
+    """Check that a query gives the same rows each time, by running it twice where Spark does not know.
+
+    Args:
+        df: the query.
+        side: column that says which part a row is in; other columns may change. Empty if all columns do.
+
+    Raises:
+        DataError: naming the columns that change.
+    """
+    from pyspark.sql import functions as F
+
+    if is_deterministic(df):
+        return
+    keys = [(name,) for name in df.columns] + [(name, side) for name in df.columns if side not in ("", name)]
+    found = []
+    for _ in range(2):  # queries of their own: one would find its own shuffle files again
+        hashes = [F.sum(F.pmod(F.xxhash64(*map(quoted, key)), F.lit(_HASHES))) for key in keys]
+        found.append(df.agg(*hashes).collect()[0])
+    same = {key for key, first, again in zip(keys, *found, strict=True) if first == again}
+    if side:  # as many rows may be in each part, but others: beside a column that stays, this is seen
+        moved = any((name,) in same and (name, side) not in same for name in df.columns if name != side)
+        changed = [side] if moved or (side,) not in same else []
+    else:
+        changed = [name for name in df.columns if (name,) not in same]
+    if changed:
+        raise DataError(
+            f"the query gives other values of {', '.join(changed)} each time it runs, and rows for training "
+            "and for validation are read one after the other: some would be in both parts, others in none. "
+            "Put it behind a cache(), a checkpoint() or a file",
+            code="data-value",
+        )
 
 
 def split_pandas(df: Any, fraction: float, seed: int) -> tuple[Any, Any]:

@@ -1,6 +1,7 @@
 """Fitting: what is chosen, what is checked, and what the Trainer is told."""
 
 import math
+import random
 from functools import partial
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 from pyspark.ml.feature import StringIndexer, VectorAssembler
 from pyspark.ml.linalg import Vectors
+from pyspark.sql import functions as F
 from torch import nn
 from torchmetrics.classification import MulticlassAccuracy
 
@@ -444,6 +446,24 @@ def test_several_inputs_outputs_and_labels(spark):
     model = est.fit(df)
     assert model.outputNames() == ["p", "q"]
     assert [spec.key for spec in model.signature.outputs] == ["a", "b"]
+
+
+@pytest.mark.jvm
+def test_rows_that_change_sides_are_refused(spark):
+    """Both parts are queries of their own: of 2,000 rows 1,409 were trained on, and 605 others validated."""
+    draw = F.udf(lambda _: random.random(), "double").asNondeterministic()
+    df = spark.range(200).select("id", draw("id").alias("x"), F.rand(1).alias("y"))
+    with pytest.raises(DataError, match="the query gives other values of x each time it runs"):
+        split_by_fraction(df, 0.3, 5)
+    for kept in (df.drop("x"), df.cache()):  # the numbers of rand(1) follow from the partitions
+        train, held = split_by_fraction(kept, 0.3, 5)
+        assert sorted(row.id for part in (train, held) for row in part.collect()) == [*range(200)]
+    df.unpersist()
+    flagged = df.select("id", (F.col("x") < 0.3).alias("held"))
+    with pytest.raises(DataError, match="the query gives other values of held"):
+        fitting.split_by_indicator(flagged, "held", ["id"])
+    known = df.select("id", "x", (F.col("id") < 9).alias("held"))  # the features alone change
+    assert [part.count() for part in fitting.split_by_indicator(known, "held", ["id", "x"])] == [191, 9]
 
 
 def test_columns_with_the_names_of_other_inputs_or_outputs(spark):

@@ -153,7 +153,7 @@ class FitsTorch(FitsModule, HasTrainingSetters, HasInputs):
         needed = list(dict.fromkeys([*read, *([indicator] if indicator else [])]))
         validation: DataFrame | None = None
         if indicator:
-            train, validation = fitting.split_by_indicator(df, indicator)
+            train, validation = fitting.split_by_indicator(df, indicator, needed)
         elif (fraction := self.getValidationFraction()) and not path:
             df = df.select(*map(quoted, needed))
             train, validation = split_by_fraction(df, fraction, self.getSeed())

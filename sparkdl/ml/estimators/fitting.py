@@ -20,6 +20,7 @@ from sparkdl.data.collate import tensor_of
 from sparkdl.data.columns import name_id, quoted
 from sparkdl.data.dataset import Dataset
 from sparkdl.data.schema import check_dataframe, check_no_stream, check_unambiguous
+from sparkdl.data.shares import check_repeats
 from sparkdl.exceptions import DataError
 from sparkdl.wire.frame import Array
 
@@ -115,8 +116,14 @@ def with_values(df: DataFrame, names: Sequence[str]) -> DataFrame:
     return df
 
 
-def split_by_indicator(df: DataFrame, name: str) -> tuple[DataFrame, DataFrame]:
-    """Split rows into training and validation by a boolean column."""
+def split_by_indicator(df: DataFrame, name: str, beside: Sequence[str] = ()) -> tuple[DataFrame, DataFrame]:
+    """Split rows into training and validation by a boolean column.
+
+    Args:
+        df: the rows.
+        name: the column.
+        beside: other columns that tell rows apart.
+    """
     types = dict(df.dtypes)
     if name not in types:
         raise DataError(
@@ -128,6 +135,7 @@ def split_by_indicator(df: DataFrame, name: str) -> tuple[DataFrame, DataFrame]:
         raise DataError(
             f"validation indicator column {name!r} has type {types[name]}: expected boolean", code="data-type"
         )
+    check_repeats(df.select(*map(quoted, dict.fromkeys([*beside, name]))), side=name)
     chosen = F.coalesce(quoted(name), F.lit(False))
     return df.filter(~chosen), df.filter(chosen)
 
