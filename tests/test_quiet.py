@@ -8,8 +8,11 @@ import os
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
+from zipimport import zipimporter
 
 import pytest
 
@@ -235,6 +238,23 @@ def test_the_daemon_does_without_what_is_not_there(monkeypatch: Any) -> None:
     monkeypatch.setattr(os, "register_at_fork", lambda **_: None)
     daemon.warm_up()
     assert (froze, gc.isenabled()) == ([True], True)
+
+
+def test_the_daemon_lets_workers_read_no_archive_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "modules.zip"
+    with ZipFile(archive, "w") as file:
+        file.writestr("of_an_archive/__init__.py", "")
+        file.writestr("of_an_archive/first.py", "")
+        file.writestr("of_an_archive/second.py", "number = 2")
+    monkeypatch.syspath_prepend(str(archive))
+    import_module("of_an_archive.first")
+    daemon.forget_archives()
+    assert not [path for path, finder in sys.path_importer_cache.items() if isinstance(finder, zipimporter)]
+    assert import_module("of_an_archive.second").number == 2
+    for name in [name for name in sys.modules if name.startswith("of_an_archive")]:
+        del sys.modules[name]
 
 
 def test_sessions_of_tests_leave_no_path_behind(spark: Any) -> None:

@@ -11,15 +11,29 @@ from importlib import import_module
 
 from pyspark import daemon
 
-from sparkdl.daemon import quiet
+from sparkdl.daemon import forget_archives, quiet
 
 NAME = "support.forking"
-MODULES = ("pandas", "pyarrow", "pyspark.worker", "sparkdl.ml", "sparkdl.train", "torchmetrics")
+# Torch imports its compiler with the first optimizer: more than a second in each worker.
+MODULES = (
+    "pandas",
+    "pyarrow.pandas_compat",
+    "pyspark.worker",
+    "sparkdl.access.classic",
+    "sparkdl.ml",
+    "sparkdl.ml.stages.scorer",
+    "sparkdl.nn.models.mlp",
+    "sparkdl.train",
+    "torch._dynamo",
+    "torch.utils.serialization",
+    "torchmetrics",
+)
 
 
 if __name__ == "__main__":
     for module in MODULES:  # and nothing runs, for threads do not survive a fork
         import_module(module)
+    forget_archives()
     # PySpark looks at all objects after each task.
     gc.collect()
     gc.freeze()
