@@ -22,8 +22,9 @@ from sparkdl import session
 
 LOCAL = "local[2]"
 CLUSTER = "local-cluster[2,1,2048]"
-# JVMs that live for minutes on few cores do nothing but compile, unless they are told to compile little.
-JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# JVMs that live for minutes on few cores do nothing but compile, unless they are told to compile little. Then
+# they have room for 48 MB of compiled code, which Spark fills: what is thrown out runs interpreted.
+JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
 CLASSES = Path(sys.prefix, "spark.jsa")  # of scripts/setup: a JVM begins in half the time
 if CLASSES.exists():
     JVM_OPTIONS += f" -XX:SharedArchiveFile={CLASSES} -Xlog:disable"
