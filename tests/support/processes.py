@@ -173,7 +173,13 @@ class Processes:
     def __init__(self, folder: Path, executors: int, slots: int = 1) -> None:
         self._context = multiprocessing.get_context("forkserver")
         # Torch imports its compiler with the first optimizer: a second and a half in each process.
-        preload = ["support.processes", "support.ranks", "sparkdl.train.trainer", "torch._dynamo"]
+        preload = [
+            "support.processes",
+            "support.ranks",
+            "sparkdl.train.trainer",
+            "torch._dynamo",
+            "support.frozen",
+        ]
         self._context.set_forkserver_preload(preload)
         self._folder = folder
         self.slots = slots
