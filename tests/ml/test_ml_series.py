@@ -17,6 +17,7 @@ from torchmetrics import MeanAbsoluteError, MeanSquaredError, SymmetricMeanAbsol
 from sparkdl.data import sampler
 from sparkdl.exceptions import ConfigError, DataError
 from sparkdl.ml import TimeSeriesEstimator, TimeSeriesModel
+from sparkdl.ml.series import stage
 from sparkdl.nn import Forecaster
 from sparkdl.nn.models.forecaster import absolute_error
 from sparkdl.series.source import windows_dataset
@@ -98,12 +99,16 @@ def test_training_on_one_partition_has_the_bits_of_plain_torch(real: Any, archit
     assert_bit_equal(fitted.module, expected)
 
 
-def test_few_windows_are_seen_more_often_unless_a_param_says_how_often(real: Any) -> None:
+def test_few_windows_are_seen_more_often_unless_a_param_says_how_often(
+    real: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert stage._LEAST_ITERATIONS == 500  # as docs/series.md has it
+    monkeypatch.setattr(stage, "_LEAST_ITERATIONS", 50)
     df = real.createDataFrame(frame())
     free = TimeSeriesEstimator(horizon=HORIZON, inputLength=STEPS, seasonality=4, verbose=False)
     steps = [len(est.fit(df).summary.history) for est in (free, free.copy().setMaxEpochs(2))]
     windows = steps[1] // 2
-    assert steps[0] == -(-500 // windows) * windows
+    assert steps[0] == -(-50 // windows) * windows
     assert len(free.copy().setMaxIter(3).fit(df).summary.history) == 3
 
 
