@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -107,6 +108,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         groups[group(item)].append(item)
     processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     items[:] = chain.from_iterable(groups) if processes == 1 else _dealt(groups, processes)
+
+
+def pytest_collection_finish() -> None:
+    """Exempt all objects so far from garbage collection, which takes a second to look at them."""
+    gc.collect()
+    gc.freeze()
 
 
 def _dealt(groups: list[list[pytest.Item]], processes: int) -> list[pytest.Item]:
