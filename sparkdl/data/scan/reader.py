@@ -275,6 +275,9 @@ class Reader:
         if cursor.is_at_end:
             cursor.close(is_whole=True)
             return
+        if cursor.next in self._cursors:  # of a chunk that made room before its turn, and was read again
+            cursor.close()
+            return
         self._cursors[cursor.next] = cursor
         while len(self._cursors) > self.manifest.open_groups:
             self._cursors.popitem(last=False)[1].close()
