@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import threading
@@ -20,6 +19,7 @@ from support import forking, no_jvm, on_connect
 from support.stores import store_files
 
 from sparkdl import session
+from sparkdl.compute.memory import exempt_objects
 
 LOCAL = "local[2]"
 CLUSTER = "local-cluster[2,1,2048]"
@@ -112,8 +112,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     """Exempt all objects so far from garbage collection, which takes a second to look at them."""
-    gc.collect()
-    gc.freeze()
+    exempt_objects()
 
 
 def _dealt(groups: list[list[pytest.Item]], processes: int) -> list[pytest.Item]:

@@ -25,8 +25,8 @@ class Member:
         metric: the metric, which is updated.
 
     Attributes:
-        name: see above.
-        metric: see above.
+        name: as given.
+        metric: as given.
     """
 
     def __init__(self, name: str, metric: Metric) -> None:

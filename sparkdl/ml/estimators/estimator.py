@@ -176,8 +176,16 @@ class TorchClassifier(FitsTorch, HasClassOutputs, HasScaling, ProbabilisticClass
         return self.getLabelCol()
 
     def _index_labels(self, df: DataFrame, known: tuple[str, ...]) -> tuple[DataFrame, tuple[str, ...]]:
-        named = () if known or not fitting.is_text(df, self.getLabelCol()) else self._class_names(df)
-        return fitting.index_strings(df, self.getLabelCol(), known, named)
+        name = self.getLabelCol()
+        path: str | None = value_of(self, self.parquetPath)
+        has_strings = fitting.is_text(df, name)
+        if has_strings and path:
+            raise ConfigError(
+                f"parquetPath: label column {name!r} holds strings, which are numbered in a copy of the "
+                "rows; write numbers, or leave parquetPath out"
+            )
+        named = self._class_names(df) if has_strings and not known else ()
+        return fitting.index_strings(df, name, known, named)
 
     def _class_names(self, df: DataFrame) -> tuple[str, ...]:
         """Return the names that a module of Hugging Face has for its classes."""

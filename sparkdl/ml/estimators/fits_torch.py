@@ -65,12 +65,6 @@ class FitsTorch(FitsModule, HasTrainingSetters, HasInputs):
         self._check()
         before = continued.earlier(self)
         indexed, labels = self._index_labels(dataset, before.labels if before else ())
-        path: str | None = value_of(self, self.parquetPath)
-        if labels and path:
-            raise ConfigError(
-                f"parquetPath: label column {self._label_to_look_at()!r} holds strings, which are numbered "
-                "in a copy of the rows; write numbers, or leave parquetPath out"
-            )
         rows = self._rows(indexed, before)
         if labels:
             continued.check_told(self, before, "which label is which")
