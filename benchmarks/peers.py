@@ -18,6 +18,8 @@ Every mode trains the same module on the same rows with the same batch size and 
     groups bf16     groups with gradient_codec="bf16"
     local 8         groups with local_steps=8: a row's time is that of a step, an eighth of a round
     local 64        the same with local_steps=64
+    direct local 8  direct with local_steps=8
+    direct local 64 the same with local_steps=64
 
 A step has equally many rows in all modes, ``rows_per_step``, and a time is that of a step: equal numbers of
 rows are equal numbers of steps. Local steps are to be compared with DDP's (``ratio_to_ddp_local``) as well as
@@ -76,6 +78,8 @@ SPARKDL: Mapping[str, Mapping[str, Any]] = {
     "groups bf16": {**_SHUFFLE, "gradient_codec": "bf16"},
     "local 8": {**_SHUFFLE, "local_steps": 8},
     "local 64": {**_SHUFFLE, "local_steps": 64},
+    "direct local 8": {"exchange": "replicated", "transport": "direct", "local_steps": 8},
+    "direct local 64": {"exchange": "replicated", "transport": "direct", "local_steps": 64},
 }
 DDP = {"ddp": 1, "ddp local 8": 8, "ddp local 64": 64}
 """Steps between two exchanges, by mode."""
@@ -261,7 +265,7 @@ def table(work: str, batch: int, times: Mapping[str, float]) -> list[dict[str, A
             "time_over_ddp": round(took / times["ddp"], 3) if "ddp" in times else None,
             "ratio_to_torch": ratio(times, "torch", took),
             "ratio_to_ddp": ratio(times, "ddp", took),
-            "ratio_to_ddp_local": ratio(times, f"ddp {mode}", took),
+            "ratio_to_ddp_local": ratio(times, f"ddp {mode.removeprefix('direct ')}", took),
         }
         for mode, took in times.items()
     ]
