@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from sparkdl.data.columns import TablePlan
-from sparkdl.data.rows import Rows
+from sparkdl.data.sampler import Rows
 from sparkdl.nn.batch import Batch, tensors_of
 from sparkdl.wire.frame import Array
 

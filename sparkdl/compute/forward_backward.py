@@ -28,8 +28,7 @@ from sparkdl.compute.stragglers import Allowance
 from sparkdl.compute.worker import Worker
 from sparkdl.data.collate import Collate, collated
 from sparkdl.data.columns import Structure
-from sparkdl.data.rows import Rows
-from sparkdl.data.sampler import Place
+from sparkdl.data.sampler import Place, Rows
 from sparkdl.data.store import partition as store
 from sparkdl.data.store.manifest import Manifest
 from sparkdl.exceptions import DataError, ModelError

@@ -11,7 +11,7 @@ import torch
 
 from sparkdl.compute.culprit import find_culprit
 from sparkdl.data.columns import ColumnPlan, Structure, TablePlan
-from sparkdl.data.rows import StoredRows
+from sparkdl.data.sampler import StoredRows
 from sparkdl.data.store.partition import write_partition
 from sparkdl.nn.batch import Batch
 

@@ -71,7 +71,7 @@ class _Chunk:
 
 @dataclass(frozen=True)
 class ScanRows:
-    """Some rows of a scan; see :class:`sparkdl.data.rows.Rows`."""
+    """Some rows of a scan; see :class:`sparkdl.data.sampler.Rows`."""
 
     reader: Reader
     order: Order
@@ -82,23 +82,23 @@ class ScanRows:
 
     @cached_property
     def numbers(self) -> Array:
-        """See :class:`sparkdl.data.rows.Rows`."""
+        """See :class:`sparkdl.data.sampler.Rows`."""
         return self.order.numbers(self.parts)
 
     def read(self, keys: Collection[str] | None = None) -> dict[str, Array]:
-        """See :class:`sparkdl.data.rows.Rows`."""
+        """See :class:`sparkdl.data.sampler.Rows`."""
         return self.reader.read(self.order, self.parts, keys)
 
     def positions(self) -> Array:
-        """See :class:`sparkdl.data.rows.Rows`."""
+        """See :class:`sparkdl.data.sampler.Rows`."""
         return self.numbers
 
     def name(self, plan: TablePlan, index: int) -> str:
-        """See :class:`sparkdl.data.rows.Rows`."""
+        """See :class:`sparkdl.data.sampler.Rows`."""
         return self.reader.manifest.name_row(int(self.numbers[index]))
 
     def file_bytes(self) -> int:
-        """See :class:`sparkdl.data.rows.Rows`."""
+        """See :class:`sparkdl.data.sampler.Rows`."""
         return self.reader.bytes_since()
 
 

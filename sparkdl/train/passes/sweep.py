@@ -20,7 +20,7 @@ from sparkdl.compute.worker import Worker
 from sparkdl.data.collate import Collate
 from sparkdl.data.columns import Structure
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.rows import Rows, in_order
+from sparkdl.data.sampler import Rows, in_order
 from sparkdl.data.scan.reader import Reading
 from sparkdl.data.store import partition as store
 from sparkdl.data.store.build import MAX_REBUILDS

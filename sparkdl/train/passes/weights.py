@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from sparkdl.data.dataset import Dataset
-from sparkdl.data.rows import in_order
+from sparkdl.data.sampler import in_order
 from sparkdl.data.store import partition as store
 from sparkdl.exceptions import DataError
 from sparkdl.metrics import LOSS

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from sparkdl._spark.tasks import task_resources
 from sparkdl.compute.forward_backward import make_batch
 from sparkdl.compute.worker import FitRef
-from sparkdl.data.rows import in_order
+from sparkdl.data.sampler import in_order
 from sparkdl.data.store.partition import Token
 from sparkdl.nn.batch import Batch
 from sparkdl.nn.flat import FlatModule

@@ -26,7 +26,7 @@ from sparkdl.data import ragged
 from sparkdl.data.collate import Collate
 from sparkdl.data.columns import ColumnPlan, TablePlan
 from sparkdl.data.dataset import Dataset, Transform
-from sparkdl.data.rows import in_order
+from sparkdl.data.sampler import in_order
 from sparkdl.data.scan.source import ScanSource
 from sparkdl.data.scan.tasks import PlaceManifest
 from sparkdl.data.store import partition as store
