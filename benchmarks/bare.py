@@ -24,8 +24,8 @@ import numpy as np
 from sparkdl import Dataset, session
 from sparkdl._spark.frames import key
 from sparkdl._spark.jobs import FrameJobs
-from sparkdl.access.chain import StageChain
 from sparkdl.access.in_pieces import RESULT
+from sparkdl.access.stages import StageChain
 from sparkdl.compute.memory import exempt_objects, keep_freed_memory
 from sparkdl.wire import frame
 from sparkdl.wire.frame import Parts

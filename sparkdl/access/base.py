@@ -21,8 +21,7 @@ from sparkdl.wire.frame import Buffer, Packed, Parts
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from sparkdl.access.chain import GatheredStages
-    from sparkdl.access.sync import ShuffledSync
+    from sparkdl.access.stages import GatheredStages, ShuffledSync
 
 T = TypeVar("T")
 

@@ -18,9 +18,8 @@ from sparkdl._spark.frames import JavaObject, Task, frames_of, key
 from sparkdl._spark.jobs import FrameJobs, SubmittedJob
 from sparkdl._spark.tasks import broadcast_id
 from sparkdl.access.base import DYNAMIC, BytesRef, Published
-from sparkdl.access.chain import StageChain, staying
 from sparkdl.access.in_pieces import RESULT, STATE, ChainTask, InPieces
-from sparkdl.access.sync import ShuffledSync
+from sparkdl.access.stages import ShuffledSync, StageChain, staying
 from sparkdl.session import Executors
 from sparkdl.wire.frame import Parts
 

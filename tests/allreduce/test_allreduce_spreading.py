@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sparkdl.access.chain import Host
+from sparkdl.access.stages import Host
 from sparkdl.allreduce import messages
 from sparkdl.allreduce.messages import Problems
 from sparkdl.allreduce.plans.base import LONGEST_GROUP

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparkdl.access.base import Access, Chain, RunningJob
-from sparkdl.access.chain import Host
+from sparkdl.access.stages import Host
 from sparkdl.allreduce.transport.direct.task import GetReady
 from sparkdl.data.store.build import PartitionStore
 

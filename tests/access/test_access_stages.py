@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from sparkdl._spark.frames import key, keyed_by
-from sparkdl.access.chain import LACKING, AtHome, Gathered, by_executor
 from sparkdl.access.in_pieces import RESULT, STATE
+from sparkdl.access.stages import LACKING, AtHome, Gathered, by_executor
 from sparkdl.wire import frame
 from sparkdl.wire.pieces import PIECE_BYTES, joined
 
