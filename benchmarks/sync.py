@@ -47,7 +47,7 @@ from torch import Tensor, multiprocessing, nn
 from workloads import OPTIMIZERS
 
 from sparkdl import Dataset, Trainer, session
-from sparkdl.allreduce.shards import MAX_SHARD_BYTES
+from sparkdl.allreduce.plans.driver import MAX_SHARD_BYTES
 from sparkdl.exceptions import SparkdlError
 from sparkdl.train import Hook, MaxIteration, MaxSeconds, Run
 from sparkdl.train.history import PHASES
@@ -254,7 +254,7 @@ def digits(number: float) -> float:
 
 
 def shards_of(numel: int, partitions: int) -> int:
-    """Return the number of shards that the trainer chooses (``allreduce/shards.py``)."""
+    """Return the number of shards that the trainer chooses (``allreduce/plans/driver.py``)."""
     return min(max(partitions, -(-_FLOAT * numel // MAX_SHARD_BYTES)), numel)
 
 

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from sparkdl.access.base import Access
-from sparkdl.allreduce import shards
 from sparkdl.allreduce.engine import Route
 from sparkdl.allreduce.plans.base import LONGEST_GROUP, Plan
 from sparkdl.allreduce.plans.driver import ThroughDriver, count_shards
@@ -140,7 +139,7 @@ class Wanted:
         """Return the exchange that is wanted, or the one that suits the size."""
         self.check(access)
         wanted, nbytes = self._exchange, self.layout.nbytes
-        most_of_shard = shards.largest(self.layout, ranks)
+        most_of_shard = self.layout.largest_shard(ranks)
         fits = nbytes <= ranks * _MOST_SHARD_BYTES and most_of_shard <= _MOST_SHARD_BYTES
         if wanted == "sharded" and not fits and nbytes <= ranks * _MOST_SHARD_BYTES:
             raise ConfigError(

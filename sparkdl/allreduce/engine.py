@@ -23,7 +23,7 @@ from sparkdl.allreduce.row_layers import RowLayers
 from sparkdl.allreduce.spreading import Spreading
 from sparkdl.allreduce.state import ModelState, Weights
 from sparkdl.allreduce.transport.base import Group, GroupResult, Transport
-from sparkdl.allreduce.update.buffers import average_buffers
+from sparkdl.allreduce.update.combine import average_buffers
 from sparkdl.compute.problems import (
     FailedModel,
     Fatal,

@@ -7,8 +7,12 @@ buffers in a second one. This vocabulary is shared by every package: ``nn`` fill
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import prod
+from operator import itemgetter
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,23 @@ class ParamLayout:
         """Bytes of the flat vector of trainable scalars."""
         return self.numel * self.itemsize
 
+    def shards(self, count: int) -> list[tuple[int, int]]:
+        """Return [start, stop) of each of so many shards.
+
+        The first ``numel % count`` are one element longer. A border within a stretch that may not be cut
+        moves to the nearer of its ends, so that shards may be empty.
+        """
+        size, longer = divmod(self.numel, count)
+        starts = [n * size + min(n, longer) for n in range(count + 1)]
+        return list(pairwise(_moved(self.uncut, start) for start in starts))
+
+    def largest_shard(self, count: int) -> int:
+        """Return the bytes of the largest shard, about: of an even share, if shards may end anywhere."""
+        even = self.nbytes // count
+        if not self.uncut:
+            return even
+        return max(even, *((stop - start) * self.itemsize for start, stop in self.shards(count)))
+
     def param_at(self, index: int) -> TensorPlace:
         """Return the parameter that owns element ``index`` of the flat vector."""
         for spec in self.params:
@@ -91,3 +112,13 @@ def lay_out(entries: list[tuple[str, tuple[int, ...], int]]) -> tuple[TensorPlac
         specs.append(spec)
         offset = spec.end
     return tuple(specs)
+
+
+def _moved(uncut: Sequence[tuple[int, int]], border: int) -> int:
+    index = bisect_right(uncut, border, key=itemgetter(0)) - 1
+    if index < 0:
+        return border
+    start, stop = uncut[index]
+    if border >= stop:
+        return border
+    return start if border - start <= stop - border else stop

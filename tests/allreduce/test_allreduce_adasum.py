@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkdl.allreduce import shards
 from sparkdl.allreduce.update import adasum
-from sparkdl.allreduce.update.gradients import PartitionGradient
+from sparkdl.allreduce.update.combine import WeightedPart
 from sparkdl.wire.held import Shared
 from sparkdl.wire.layout import ParamLayout, lay_out
 
@@ -18,8 +17,8 @@ SHARDS = [1, 3]
 def run(gradients, count, layout=LAYOUT):
     """Adasum in shards, as the tasks and the driver do it."""
     grams, jobs = [], []
-    for lo, hi in shards.bounds(layout, count):
-        parts = [PartitionGradient(i, 1.0, Shared(g[lo:hi])) for i, g in enumerate(gradients)]
+    for lo, hi in layout.shards(count):
+        parts = [WeightedPart(i, 1.0, Shared(g[lo:hi])) for i, g in enumerate(gradients)]
         grams.append(adasum.gram_partials(parts, layout, lo, hi))
         jobs.append((parts, lo, hi))
     factors = adasum.coefficients(np.sum(grams, axis=0))
@@ -126,7 +125,7 @@ def test_long_vectors_go_in_blocks(monkeypatch):
 
 
 def test_shapes_also_of_a_shard_without_elements():
-    parts = [PartitionGradient(i, 1.0, Shared(np.zeros(0, np.float32))) for i in range(3)]
+    parts = [WeightedPart(i, 1.0, Shared(np.zeros(0, np.float32))) for i in range(3)]
     gram = adasum.gram_partials(parts, LAYOUT, LAYOUT.numel, LAYOUT.numel)
     assert gram.shape == (4, 3, 3)
     assert gram.dtype == np.float64
@@ -140,9 +139,9 @@ def test_a_cut_inside_of_a_parameter_changes_rounding_only():
     cuts = (0, 1, 5, 11, 22)
     grams = [
         adasum.gram_partials(
-            [PartitionGradient(i, 1.0, Shared(g[lo:hi])) for i, g in enumerate(gradients)], LAYOUT, lo, hi
+            [WeightedPart(i, 1.0, Shared(g[lo:hi])) for i, g in enumerate(gradients)], LAYOUT, lo, hi
         )
         for lo, hi in pairwise(cuts)
     ]
-    whole = [PartitionGradient(i, 1.0, Shared(g)) for i, g in enumerate(gradients)]
+    whole = [WeightedPart(i, 1.0, Shared(g)) for i, g in enumerate(gradients)]
     np.testing.assert_allclose(sum(grams), adasum.gram_partials(whole, LAYOUT, 0, 22), rtol=1e-12)

@@ -5,15 +5,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from support.data import read_only
 
-from sparkdl.allreduce.update import gradients
-from sparkdl.allreduce.update.buffers import weighted_drift
-from sparkdl.allreduce.update.gradients import NonFiniteMeanError, PartitionGradient, weighted_mean
+from sparkdl.allreduce.update import combine as combining
+from sparkdl.allreduce.update.combine import NonFiniteMeanError, WeightedPart, weighted_drift, weighted_mean
 from sparkdl.wire.held import Owned, Shared
 
 
 def part_of(source, weight, values):
     """A part that may be overwritten where its memory may."""
-    return PartitionGradient(source, weight, Owned(values) if values.flags.writeable else Shared(values))
+    return WeightedPart(source, weight, Owned(values) if values.flags.writeable else Shared(values))
 
 
 VALUES = st.floats(-1e6, 1e6, width=32)
@@ -109,7 +108,7 @@ def test_means_keep_the_dtype_and_the_parts(dtype):
 @pytest.mark.parametrize("place", [0, 4, 5, 22])
 @pytest.mark.parametrize("writable", [True, False])
 def test_an_infinite_or_nan_gradient_is_not_hidden(monkeypatch, bad, place, writable):
-    monkeypatch.setattr(gradients, "_BLOCK", 5)
+    monkeypatch.setattr(combining, "_BLOCK", 5)
     sources = [np.ones(23, np.float32) for _ in range(3)]
     sources[1][place:] = bad
     for values in sources:
@@ -127,13 +126,13 @@ def test_numbers_with_too_large_a_sum_are_numbers():
 @pytest.mark.parametrize("writable", range(8))
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_mean_takes_the_memory_of_what_may_be_overwritten(monkeypatch, writable, count):
-    monkeypatch.setattr(gradients, "_BLOCK", 5)
+    monkeypatch.setattr(combining, "_BLOCK", 5)
     rng = np.random.default_rng(0)
     values = [rng.standard_normal(23).astype(np.float32) for _ in range(count)]
     fresh = COMBINE["mean"]([part_of(n, float(n + 1), own) for n, own in enumerate(values)])
     before = [own.copy() for own in values]
     sources = [
-        PartitionGradient(n, float(n + 1), Owned(own) if writable >> n & 1 else Shared(own))
+        WeightedPart(n, float(n + 1), Owned(own) if writable >> n & 1 else Shared(own))
         for n, own in enumerate(values)
     ]
     found = weighted_mean(sources)
@@ -150,6 +149,6 @@ def test_more_numbers_than_a_block_has_are_summed_alike(monkeypatch):
     values = [read_only(rng.standard_normal(23).astype(np.float32)) for _ in range(3)]
     sources = [part_of(n, float(n + 1), own) for n, own in enumerate(values)]
     whole = weighted_mean(sources)
-    monkeypatch.setattr(gradients, "_BLOCK", 5)
+    monkeypatch.setattr(combining, "_BLOCK", 5)
     np.testing.assert_array_equal(weighted_mean(sources), whole)
     assert not np.shares_memory(whole, sources[0].values)

@@ -10,7 +10,7 @@ from sparkdl.allreduce import messages
 from sparkdl.allreduce.directives import Directives
 from sparkdl.allreduce.messages import Report, Shard, State
 from sparkdl.allreduce.update import shard as shard_update
-from sparkdl.allreduce.update.buffers import combine_reports
+from sparkdl.allreduce.update.combine import combine_reports
 from sparkdl.allreduce.update.shard import ShardUpdate
 from sparkdl.compute.problems import NonFiniteGradient, ProblemError
 from sparkdl.optim import OptimizerSpec

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparkdl.access.base import BytesRef
-from sparkdl.allreduce import shards
 from sparkdl.allreduce.directives import Directives, Step
 from sparkdl.allreduce.kept import Kept
 from sparkdl.allreduce.messages import (
@@ -29,7 +28,7 @@ from sparkdl.allreduce.messages import (
 )
 from sparkdl.allreduce.plans import contribute
 from sparkdl.allreduce.plans.base import Inbox, Participant, Phase, PlanTraits, Send, Stay, ToDriver, ToRank
-from sparkdl.allreduce.update.buffers import combine_reports
+from sparkdl.allreduce.update.combine import combine_reports
 from sparkdl.allreduce.update.shard import Finished, ShardUpdate, update_shard
 from sparkdl.compute.forward_backward import ForwardBackward
 from sparkdl.compute.start import Start
@@ -37,6 +36,10 @@ from sparkdl.wire import frame
 from sparkdl.wire.frame import Array, Packed
 from sparkdl.wire.held import Shared, own_tensor
 from sparkdl.wire.layout import ParamLayout
+
+MAX_SHARD_BYTES = 64 << 20
+"""An executor's heap holds several frames of a shard at a time, its moments among them: with shards of
+200 MB, 4 GiB were not enough. And no frame comes near the 2 GiB that a JVM array can hold."""
 
 _ONE_SHARD_BYTES = 4 << 20
 """Up to this size an update that needs reductions runs as one shard: nothing is left to reduce, and
@@ -62,7 +65,7 @@ class ThroughDriver:
     @property
     def traits(self) -> PlanTraits:
         """Each iteration is a group, whose weights pass through the driver."""
-        shard = shards.largest(self.layout, self.shards)
+        shard = self.layout.largest_shard(self.shards)
         return PlanTraits(
             shards=self.shards,
             message_bytes=shard,
@@ -129,7 +132,7 @@ class _ForwardBackward:
         contribution = self.forward(
             me.worker, me.token, lambda: frame.unpack(self.weights.read()).arrays, me.clock
         )
-        bounds = shards.bounds(me.worker.spec.layout, self.shards)
+        bounds = me.worker.spec.layout.shards(self.shards)
         for n, shard in enumerate(contribute.shards(me, self.forward, contribution, bounds)):
             yield ToRank(n, shard)
         yield ToRank(0, contribute.report(me, contribution))
@@ -150,7 +153,7 @@ class _Sync:
         """Send the shard, or partial sums, to the driver; keep its state."""
         spec = me.worker.spec
         received = me.clock.lap("receive")
-        start, stop = shards.bounds(spec.layout, self.shards)[me.rank]
+        start, stop = spec.layout.shards(self.shards)[me.rank]
         before = frame.unpack(self.weights.read()).arrays
         states, averages = inbox.of(State), inbox.of(Average)
         update = ShardUpdate(
@@ -183,9 +186,10 @@ class _Sync:
 
 
 def count_shards(layout: ParamLayout, ranks: int, wanted: int | None, reductions: int) -> int:
-    """Return the number of parameter-sync tasks: as wanted, or what suits the size."""
+    """Return the number of parameter-sync tasks: as wanted, or one per rank, more if shards are too large."""
     if wanted is not None:
         return wanted
     if reductions and layout.nbytes <= _ONE_SHARD_BYTES:
         return 1
-    return shards.count(layout, ranks)
+    needed = -(-layout.nbytes // MAX_SHARD_BYTES)
+    return min(max(ranks, needed), layout.numel)

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from sparkdl.allreduce import shards
 from sparkdl.allreduce.directives import Directives, Step
 from sparkdl.allreduce.kept import Kept, cut_kept, unpacked
 from sparkdl.allreduce.messages import (
@@ -45,7 +44,7 @@ from sparkdl.allreduce.plans.base import (
     ToOthers,
     ToSelf,
 )
-from sparkdl.allreduce.update.buffers import combine_reports
+from sparkdl.allreduce.update.combine import combine_reports
 from sparkdl.allreduce.update.shard import Finished, ShardUpdate, update_shard
 from sparkdl.compute import live_model
 from sparkdl.compute.forward_backward import ForwardBackward
@@ -92,7 +91,7 @@ class Replicated:
         return PlanTraits(
             shards=self.shards,
             message_bytes=self.message_bytes,
-            shard_bytes=shards.largest(self.layout, self.shards),
+            shard_bytes=self.layout.largest_shard(self.shards),
             weights_bytes=0,
             group_seconds=self.group_seconds,
             longest_group=self.longest_group,
@@ -102,7 +101,7 @@ class Replicated:
 
     def seed(self, fetch: Callable[[], Kept]) -> list[Packed]:
         """Return the state of all weights, in one piece."""
-        (whole,) = cut_kept(unpacked(fetch()), shards.bounds(self.layout, 1))
+        (whole,) = cut_kept(unpacked(fetch()), self.layout.shards(1))
         return [frame.join(encode(whole))]
 
     def phases(self, start: Start, steps: Sequence[Step]) -> list[Phase]:
@@ -158,7 +157,7 @@ class _UpdateAll:
         contribution = contribute.compute(me, self.forward, live.loadable)
         live.unsent = contribution.gradient if _stays_here(me) else None
         if not _stays_here(me):
-            whole = shards.bounds(me.worker.spec.layout, 1)
+            whole = me.worker.spec.layout.shards(1)
             for shard in contribute.shards(me, self.forward, contribution, whole):
                 yield ToOthers(shard)
                 yield ToSelf(self._after(0).part(f"gradient-{me.rank}"), [shard], lent=True)
@@ -256,7 +255,7 @@ class _UpdateAll:
             yield ToDriver(GroupReport(steps, live.buffers, live.counters, params, live.gradient))
         if not self.keeps:
             return
-        start, stop = shards.bounds(layout, me.ranks)[me.rank]
+        start, stop = layout.shards(me.ranks)[me.rank]
         if not self.returns_weights:
             yield Stay(Master(live.weights[start:stop].cpu().numpy()))
         yield Stay(State(Shared(frame.unpack(live.optimizer.state_frame_of(start, stop)))))

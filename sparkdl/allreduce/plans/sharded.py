@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from sparkdl.allreduce import messages as told
-from sparkdl.allreduce import shards
 from sparkdl.allreduce.directives import Directives, Step
 from sparkdl.allreduce.kept import Kept
 from sparkdl.allreduce.messages import (
@@ -60,7 +59,7 @@ from sparkdl.allreduce.plans.sharded_files import (
     shard_part,
     write_weights,
 )
-from sparkdl.allreduce.update.buffers import combine_reports
+from sparkdl.allreduce.update.combine import combine_reports
 from sparkdl.allreduce.update.shard import Finished, ShardUpdate, update_shard
 from sparkdl.compute.forward_backward import ForwardBackward
 from sparkdl.compute.local_store import encode
@@ -93,7 +92,7 @@ class Sharded:
     @property
     def traits(self) -> PlanTraits:
         """Weights stay with their owners, and go from them to all executors in each step."""
-        shard = shards.largest(self.layout, self.shards)
+        shard = self.layout.largest_shard(self.shards)
         return PlanTraits(
             shards=self.shards,
             message_bytes=shard,
@@ -155,7 +154,7 @@ class _Gather:
         me.clock.lap("weights_in")
         loadable: dict[str, Any] = {"params": weights, **model.arrays}
         contribution = contribute.compute(me, self.forward, loadable)
-        bounds = shards.bounds(me.worker.spec.layout, me.ranks)
+        bounds = me.worker.spec.layout.shards(me.ranks)
         version = self.start.after(self.done)
         for n, shard in enumerate(contribute.shards(me, self.forward, contribution, bounds)):
             if n == me.rank:
@@ -183,7 +182,7 @@ class _Gather:
         model = ModelFiles({name: np.array(sent.arrays[name]) for name in ("buffers", "counters")}, [])
         model.leave(files, start, 0)
         params, codec = sent.arrays["params"], spec.weights_codec
-        bounds = shards.bounds(spec.layout, me.ranks)
+        bounds = spec.layout.shards(me.ranks)
         return model, [rounded(codec, params[begin:end]) for begin, end in bounds]
 
     def _arrived(self, me: Participant, inbox: Inbox, spec: FitSpec) -> tuple[ModelFiles, Sequence[Array]]:
@@ -260,7 +259,7 @@ class _UpdateShard:
         if self.number:
             partials = sorted(inbox.of(Partials), key=lambda message: message.start)
             totals.append(add_up(message.sums for message in partials))
-        bounds = shards.bounds(me.worker.spec.layout, me.ranks)[n]
+        bounds = me.worker.spec.layout.shards(me.ranks)[n]
         buffers, weights = model_before(self.start, self.done, n, files, bounds)
         mine = OwnShard.read(files, self.start, self.done, n, take=self.last)
         if mine.weights is not None:

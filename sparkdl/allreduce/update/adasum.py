@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl.allreduce.update.gradients import PartitionGradient
+from sparkdl.allreduce.update.combine import WeightedPart
 from sparkdl.optim.segments import segments
 from sparkdl.wire.frame import Array
 from sparkdl.wire.layout import ParamLayout
@@ -28,7 +28,7 @@ _BLOCK = 1 << 16  # elements of each gradient that are converted to double preci
 _ROUNDING = 1e-14  # a squared norm below this share of its summands is what rounding left of zero
 
 
-def gram_partials(parts: Sequence[PartitionGradient], layout: ParamLayout, start: int, stop: int) -> Float64:
+def gram_partials(parts: Sequence[WeightedPart], layout: ParamLayout, start: int, stop: int) -> Float64:
     """Return a shard's part of the dot products of all pairs of gradients, per parameter.
 
     Args:
@@ -67,7 +67,7 @@ def coefficients(gram: Float64) -> Float64:
 
 
 def combine(
-    parts: Sequence[PartitionGradient], factors: Float64, layout: ParamLayout, start: int, stop: int
+    parts: Sequence[WeightedPart], factors: Float64, layout: ParamLayout, start: int, stop: int
 ) -> Array:
     """Return the combined gradient of a shard, as a fresh array.
 

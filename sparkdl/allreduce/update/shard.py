@@ -27,7 +27,7 @@ from sparkdl.allreduce.messages import (
     nbytes,
 )
 from sparkdl.allreduce.update import adasum
-from sparkdl.allreduce.update.gradients import Gradients, checksum
+from sparkdl.allreduce.update.combine import Gradients, checksum
 from sparkdl.compute.problems import ProblemError
 from sparkdl.compute.spec import Combine
 from sparkdl.compute.stopwatch import Stopwatch

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from sparkdl.allreduce import shards
 from sparkdl.allreduce.kept import Kept, Snapshot, check_kept, cut_kept, state_names, unpacked
 from sparkdl.exceptions import ConfigError
 from sparkdl.saved.identity import Identity
@@ -214,7 +213,7 @@ class ResumePoint:
         """Return what stays with each of ``count`` shards; cut anew if there were others."""
         if len(self.kept) in (0, count):
             return self.kept
-        cut = cut_kept(unpacked(self.kept), shards.bounds(layout, count))
+        cut = cut_kept(unpacked(self.kept), layout.shards(count))
         return [[frame.join(parts) for parts in frames] for frames in cut]
 
 

@@ -1,4 +1,4 @@
-"""The gradients of one shard: one per source, or one after their mean.
+"""Gradients of a shard, and changed buffers, of all ranks: combined in the order of the ranks.
 
 Frames arrive in any order, and floating-point addition is not associative. Sorting by source first is what
 makes two runs equal to the bit.
@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from sparkdl.allreduce.messages import Shard
+from sparkdl.allreduce.messages import Report, Reports, Shard
 from sparkdl.compute.problems import NonFiniteGradient
 from sparkdl.compute.spec import Combine
 from sparkdl.nn.gradient import Gradient
 from sparkdl.optim.staleness import Staleness
 from sparkdl.wire import buffers
 from sparkdl.wire.frame import Array
-from sparkdl.wire.held import Held, Owned
+from sparkdl.wire.held import Held, Owned, Shared
 from sparkdl.wire.layout import ParamLayout
 from sparkdl.wire.touched_rows import TouchedRows
 
@@ -30,8 +30,8 @@ _BLOCK = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionGradient:
-    """What one source partition contributes.
+class WeightedPart:
+    """What one source partition contributes to a mean.
 
     Attributes:
         source: source partition.
@@ -74,7 +74,7 @@ class Gradients:
 
     layout: ParamLayout
     start: int
-    parts: list[PartitionGradient]
+    parts: list[WeightedPart]
     used: NDArray[np.bool_]
     touched: dict[int, NDArray[np.bool_]]
     late: Array | None = field(default=None)
@@ -91,7 +91,7 @@ class Gradients:
         """Decode at least one source's gradient."""
         shards = sorted(shards, key=lambda shard: shard.source)
         sparse = [shard.rows(layout) for shard in shards]
-        parts = [PartitionGradient(s.source, s.weight, s.values(layout, start, stop)) for s in shards]
+        parts = [WeightedPart(s.source, s.weight, s.values(layout, start, stop)) for s in shards]
         used = np.logical_or.reduce([shard.used for shard in shards])
         # A source that has used a table without naming rows may have touched them all.
         tables = {index for rows in sparse for index in rows.tables}
@@ -120,9 +120,7 @@ class Gradients:
                     mean, self.late = (self._share_of(late, which) for which in (False, True))
             except NonFiniteMeanError as error:
                 return self._non_finite(iteration, error.index, error.sources)
-            self.parts = [
-                PartitionGradient(self.parts[0].source, sum(p.weight for p in self.parts), Owned(mean))
-            ]
+            self.parts = [WeightedPart(self.parts[0].source, sum(p.weight for p in self.parts), Owned(mean))]
             return None
         for part in self.parts:
             bad = first_non_finite(part.array)
@@ -158,7 +156,7 @@ def checksum(sources: Iterable[tuple[int, float]]) -> int:
     return zlib.crc32(np.array(sorted(sources), np.float64).tobytes())
 
 
-def weighted_mean(parts: Sequence[PartitionGradient], total: float | None = None) -> Array:
+def weighted_mean(parts: Sequence[WeightedPart], total: float | None = None) -> Array:
     """Return the mean of the parts by weight, summed in source order; the caller may overwrite it.
 
     A single part is returned as it is, bit for bit.
@@ -213,6 +211,56 @@ def first_non_finite_of(values: torch.Tensor) -> int | None:
     return int(bad[0]) if len(bad) else None
 
 
-def non_finite_sources(parts: Sequence[PartitionGradient], index: int) -> list[int]:
+def non_finite_sources(parts: Sequence[WeightedPart], index: int) -> list[int]:
     """Return the sources in whose values an element is NaN or infinite."""
     return [part.source for part in parts if not np.isfinite(part.array[index])]
+
+
+def combine_reports(reports: Sequence[Report], buffers: Array, counters: Array) -> Reports:
+    """Put the reports of all partitions together, and average the buffers that they have changed.
+
+    Args:
+        reports: in any order.
+        buffers: floating-point buffers before the step.
+        counters: integer and boolean buffers before the step; the largest are taken.
+    """
+    reports = sorted(reports, key=lambda report: report.source)
+    active = [report for report in reports if report.weight > 0]
+    arrays: dict[str, Array] = {}
+    if any("buffers" in report.buffers for report in active):
+        parts = [WeightedPart(r.source, r.weight, Shared(r.buffers.get("buffers", buffers))) for r in active]
+        arrays["buffers"] = weighted_drift(buffers, parts)
+    if any("counters" in report.buffers for report in active):
+        arrays["counters"] = np.maximum.reduce([r.buffers.get("counters", counters) for r in active])
+    return Reports([report.told() for report in reports], arrays)
+
+
+def weighted_drift(start: Array, parts: Sequence[WeightedPart]) -> Array:
+    """Average buffers as ``x0 + sum(w·(x - x0))``: equal parts stay equal to the bit.
+
+    Args:
+        start: values before the iteration; the result if there are no parts.
+        parts: values after it, by source.
+    """
+    if not parts:
+        return start
+    ordered = sorted(parts, key=lambda part: part.source)
+    total = sum(part.weight for part in ordered)
+    first = np.array(ordered[0].array)
+    result = first.copy()
+    for part in ordered[1:]:
+        # Where equal, also where both are infinite, there is no difference to add.
+        drift = np.zeros_like(first)
+        np.subtract(part.array, first, out=drift, where=part.array != first)
+        result += drift * result.dtype.type(part.weight / total)
+    return result
+
+
+def average_buffers(before: Array | None, buffers: Array, weight: float) -> Array | None:
+    """Let new buffers enter their average; they are small and at hand on the driver."""
+    if not weight:
+        return before
+    if before is None or weight == 1.0:
+        return buffers
+    average: Array = before + before.dtype.type(weight) * (buffers - before)
+    return average
