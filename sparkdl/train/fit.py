@@ -12,7 +12,7 @@ from sparkdl.data.dataset import Dataset
 from sparkdl.exceptions import ConfigError
 from sparkdl.optim.spec import OptimizerSpec
 from sparkdl.train.checkpoint.resume import ResumePoint
-from sparkdl.train.epochs import Epochs
+from sparkdl.train.groups import Epochs
 from sparkdl.train.history import History
 from sparkdl.train.hooks.checkpoint import Resume, find_resume_point, of_attempt
 from sparkdl.train.hooks.of_run import hooks_of

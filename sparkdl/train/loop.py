@@ -20,8 +20,7 @@ from sparkdl.keyed.entries import Entries
 from sparkdl.saved.identity import Identity
 from sparkdl.train.checkpoint.resume import ResumePoint
 from sparkdl.train.demand import Demand
-from sparkdl.train.epochs import Epochs
-from sparkdl.train.groups import Ahead, Forecast
+from sparkdl.train.groups import Ahead, Epochs, Forecast
 from sparkdl.train.hooks.base import Hook
 from sparkdl.train.hooks.calls import HookCalls
 from sparkdl.train.keyed import Counters

@@ -21,7 +21,7 @@ from sparkdl.data.store.build import PartitionStore
 from sparkdl.data.store.partition import Token
 from sparkdl.exceptions import ConfigError, TaskError
 from sparkdl.train import Checkpoint, Elastic, EveryIterations, Hook, MaxEpoch, MaxIteration, Run
-from sparkdl.train.epochs import Epochs
+from sparkdl.train.groups import Epochs
 from sparkdl.train.options.elastic import PartitionWatch
 from sparkdl.train.state import TrainState
 
