@@ -1,4 +1,4 @@
-"""Messages that carry a shard: its gradient, its new weights, and sums over all shards in between."""
+"""Messages of a step: how it went, a shard's gradient, sums and new weights, and what stays of it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,148 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from sparkdl.allreduce.messages.reports import Reports
+from sparkdl.compute import problems
+from sparkdl.compute.problems import Problem
 from sparkdl.wire import buffers
 from sparkdl.wire.codec import Cast, Codec, Encoded, rounded
 from sparkdl.wire.codec import decode as decode_values
 from sparkdl.wire.codec import encode as encode_values
 from sparkdl.wire.frame import Array, Frame, under
-from sparkdl.wire.held import Held, Owned, held
+from sparkdl.wire.held import Held, Owned, Shared, held
 from sparkdl.wire.layout import ParamLayout
 from sparkdl.wire.touched_rows import TouchedRows
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How a partition's forward and backward pass went.
+
+    Attributes:
+        source: the partition.
+        rows: rows of its share, without those that were left out.
+        other: whether they have other values than when they were built first.
+        dropped: rows that were left out.
+        lost: 1 if it began with a fresh state of its own because that was lost.
+        weight: sum of its rows' weights.
+        divisor: what its loss has been divided by.
+        loss: mean loss.
+        extras: further scalars that a training step returned.
+        task: place, start, seconds and phases of its task.
+        buffers: the buffers that the forward pass has changed, by kind.
+    """
+
+    kind: ClassVar[str] = "report"
+    source: int
+    rows: int
+    other: bool
+    dropped: int
+    lost: int
+    weight: float
+    divisor: float
+    loss: float
+    extras: Mapping[str, float]
+    task: Mapping[str, Any]
+    buffers: Mapping[str, Array] = field(default_factory=dict)
+
+    def told(self) -> dict[str, Any]:
+        """Return the scalars, JSON-compatible."""
+        return {name: getattr(self, name) for name in self.__slots__ if name != "buffers"}
+
+    def frame(self) -> Frame:
+        """Return the message as a frame."""
+        return Frame({"kind": self.kind, **self.told()}, self.buffers)
+
+    @classmethod
+    def read(cls, message: Frame, mine: bool) -> Report:
+        """Read what :meth:`frame` returned."""
+        fields = {name: value for name, value in message.meta.items() if name != "kind"}
+        return cls(**fields, buffers=message.arrays)
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """The reports of all partitions, in their order, and the combined buffers.
+
+    Attributes:
+        reports: what :meth:`Report.told` returns, of each.
+        buffers: buffers that have changed, by kind.
+    """
+
+    kind: ClassVar[str] = "reports"
+    reports: Sequence[Mapping[str, Any]]
+    buffers: Mapping[str, Array] = field(default_factory=dict)
+
+    def frame(self) -> Frame:
+        """Return the message as a frame."""
+        return Frame({"kind": self.kind, "reports": list(self.reports)}, self.buffers)
+
+    @classmethod
+    def read(cls, message: Frame, mine: bool) -> Reports:
+        """Read what :meth:`frame` returned."""
+        return cls(message.meta["reports"], message.arrays)
+
+
+@dataclass(frozen=True, slots=True)
+class Problems:
+    """Why a step cannot be completed.
+
+    Attributes:
+        problems: the reasons.
+        processes: Python processes that take turns on the tasks of the executor that tells it.
+    """
+
+    kind: ClassVar[str] = "problems"
+    problems: Sequence[Problem]
+    processes: int = 1
+
+    def frame(self) -> Frame:
+        """Return the message as a frame."""
+        reasons = [problems.to_json(problem) for problem in self.problems]
+        return Frame({"kind": self.kind, "problems": reasons, "processes": self.processes})
+
+    @classmethod
+    def read(cls, message: Frame, mine: bool) -> Problems:
+        """Read what :meth:`frame` returned."""
+        meta = message.meta
+        return cls([problems.from_json(values) for values in meta["problems"]], meta["processes"])
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReport:
+    """What a group of iterations tells the driver.
+
+    Attributes:
+        steps: of each iteration, what its updates and its partitions have to report, JSON-compatible.
+        buffers: new floating-point buffers.
+        counters: new integer and boolean buffers.
+        params: new weights; ``None`` if they stay on the executors.
+        gradient: combined gradient of the last iteration, if the driver wants it.
+    """
+
+    kind: ClassVar[str] = "group"
+    steps: Sequence[Mapping[str, Any]]
+    buffers: Array
+    counters: Array
+    params: Array | None = None
+    gradient: Array | None = None
+
+    def frame(self) -> Frame:
+        """Return the message as a frame."""
+        arrays = {name: getattr(self, name) for name in ("buffers", "counters", "params", "gradient")}
+        present = {name: array for name, array in arrays.items() if array is not None}
+        return Frame({"kind": self.kind, "steps": list(self.steps)}, present)
+
+    @classmethod
+    def read(cls, message: Frame, mine: bool) -> GroupReport:
+        """Read what :meth:`frame` returned."""
+        arrays = message.arrays
+        return cls(
+            message.meta["steps"],
+            arrays["buffers"],
+            arrays["counters"],
+            arrays.get("params"),
+            arrays.get("gradient"),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,3 +371,55 @@ class Totals:
     def read(cls, message: Frame, mine: bool) -> Totals:
         """Read what :meth:`frame` returned."""
         return cls(list(message.arrays.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Optimizer state of a shard, or of all weights, as :mod:`sparkdl.optim.shard.run` writes it."""
+
+    kind: ClassVar[str] = "state"
+    state: Held[Frame]
+
+    def frame(self) -> Frame:
+        """Return the message as a frame."""
+        return self.state.value
+
+    @classmethod
+    def read(cls, message: Frame, mine: bool) -> State:
+        """Read what :meth:`frame` returned."""
+        mine = mine and all(array.flags.writeable for array in message.arrays.values())
+        return cls(Owned(message) if mine else Shared(message))
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """Averaged weights of a shard, or of all weights."""
+
+    kind: ClassVar[str] = "average"
+    params: Held[Array]
+
+    def frame(self) -> Frame:
+        """Return the message as a frame."""
+        return Frame({"kind": self.kind}, {"params": self.params.value})
+
+    @classmethod
+    def read(cls, message: Frame, mine: bool) -> Average:
+        """Read what :meth:`frame` returned."""
+        return cls(held(message.arrays["params"], mine=mine))
+
+
+@dataclass(frozen=True, slots=True)
+class Master:
+    """A shard's weights, where the driver does not have them."""
+
+    kind: ClassVar[str] = "master"
+    params: Array
+
+    def frame(self) -> Frame:
+        """Return the message as a frame."""
+        return Frame({"kind": self.kind}, {"params": self.params})
+
+    @classmethod
+    def read(cls, message: Frame, mine: bool) -> Master:
+        """Read what :meth:`frame` returned."""
+        return cls(message.arrays["params"])
