@@ -17,8 +17,7 @@ from sparkdl.allreduce.plans.tabled import Tabled
 from sparkdl.allreduce.transport.base import Transport
 from sparkdl.allreduce.transport.direct.task import Rendezvous
 from sparkdl.allreduce.transport.direct.transport import DirectTransport
-from sparkdl.allreduce.transport.shuffle import ShuffleTransport
-from sparkdl.allreduce.transport.two_jobs import TwoJobTransport
+from sparkdl.allreduce.transport.stages import ShuffleTransport, TwoJobTransport
 from sparkdl.compute.live_model import changes_to_keep
 from sparkdl.compute.worker import FitRef
 from sparkdl.data.store.build import PartitionStore

@@ -215,7 +215,7 @@ def test_embedding_variables_need_direct_exchange_of_several_executors(
     access = access_to(session)  # type: ignore[arg-type]
     monkeypatch.setattr(type(access), "count_executors", lambda *_, look=False: 2)
     monkeypatch.setattr(type(access), "executors", lambda _: Executors(2, 1))
-    monkeypatch.setattr("sparkdl.allreduce.transport.shuffle._PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("sparkdl.allreduce.transport.stages._PAUSE_SECONDS", 0.0)
     with rows(session, 3) as data:  # more than slots
         with pytest.raises(ConfigError, match=r"'table' needs tasks that exchange directly"):
             trainer(transport="shuffle", **options).fit(data)

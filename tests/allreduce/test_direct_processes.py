@@ -23,7 +23,7 @@ from torch import nn
 from sparkdl.allreduce.transport.base import Group, GroupResult, Transport
 from sparkdl.allreduce.transport.direct.task import Rendezvous
 from sparkdl.allreduce.transport.direct.transport import DirectTransport
-from sparkdl.allreduce.transport.shuffle import ShuffleTransport
+from sparkdl.allreduce.transport.stages import ShuffleTransport
 from sparkdl.optim import LAMB, ClipByNorm
 from sparkdl.wire.codec import TopK
 

@@ -27,7 +27,7 @@ from pyspark import broadcast
 from sparkdl._spark.frames import keyed_by
 from sparkdl.access.in_pieces import RESULT, STATE
 from sparkdl.access.stages import Host, by_executor
-from sparkdl.allreduce.transport import task as shuffled
+from sparkdl.allreduce.transport import stages as shuffled
 from sparkdl.allreduce.transport.direct import endpoint, mesh
 from sparkdl.allreduce.transport.direct import task as direct
 from sparkdl.compute.worker import forget_fit

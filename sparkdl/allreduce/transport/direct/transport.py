@@ -17,7 +17,7 @@ from sparkdl.allreduce.transport.direct.membership import Membership
 from sparkdl.allreduce.transport.direct.peer import KIND, Peer
 from sparkdl.allreduce.transport.direct.placement import Placement
 from sparkdl.allreduce.transport.direct.task import GroupTask, Rendezvous
-from sparkdl.allreduce.transport.shuffle import ShuffleTransport
+from sparkdl.allreduce.transport.stages import ShuffleTransport
 from sparkdl.compute.problems import FailedModel, LostPeer
 from sparkdl.compute.worker import FitRef
 from sparkdl.data.store.build import PartitionStore
